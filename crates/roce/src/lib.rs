@@ -1,0 +1,38 @@
+//! RoCEv2 as state machines: packet formats, queue pairs, reliability and key checks.
+//!
+//! Nothing in here touches an operating system: no clock, no socket, no thread, no randomness. Time
+//! comes in as [`Time`], packets as parsed headers, and whatever has to be done comes out of
+//! `poll_*`. The crate moves *descriptors*, never payload bytes (contract C1): where payload has to
+//! be placed or gathered, the one loop in [`world`] does it through the [`world::Memory`] it was given.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
+//! | [`verbs`] | work requests, completions and the [`verbs::Verbs`] trait that programs speak |
+//! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
+//! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
+//!
+//! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification, volume 1.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod counters;
+mod cq;
+mod deadlines;
+pub mod endpoint;
+mod qp;
+mod region;
+mod rng;
+mod sg;
+mod slab;
+pub mod time;
+pub mod verbs;
+pub mod wire;
+pub mod world;
+
+pub use time::{Duration, Time};

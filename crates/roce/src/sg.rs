@@ -1,0 +1,128 @@
+//! Scatter/gather lists: the stretch of a message that one packet carries, as checked addresses.
+//!
+//! Gathering and placing are the same walk over the list; only the purpose of the check differs.
+
+use arrayvec::ArrayVec;
+
+use crate::region::{Purpose, Range, Refusal, RegionTable};
+use crate::verbs::{MAX_SGE, PdId, Sge};
+
+/// Bytes of registered memory that a packet's payload comes from or goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes, never 0.
+    pub len: u32,
+}
+
+/// Where one packet's payload lies, in order.
+pub type Placements = ArrayVec<Placement, MAX_SGE>;
+
+/// Length of the whole list in bytes.
+pub(crate) fn total_bytes(sges: &[Sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.len)).sum()
+}
+
+/// Length of all pieces in bytes.
+pub(crate) fn placed_bytes(pieces: &[Placement]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.len)).sum()
+}
+
+/// Whether every element may be used for `purpose`.
+pub(crate) fn check_all(
+    regions: &RegionTable,
+    pd: PdId,
+    purpose: Purpose,
+    sges: &[Sge],
+) -> Result<(), Refusal> {
+    sges.iter().try_for_each(|sge| {
+        regions.check(pd, purpose, Range { key: sge.lkey, addr: sge.addr, len: sge.len })
+    })
+}
+
+/// The `len` bytes from `offset` of the message that `sges` describe, each piece checked, into
+/// `pieces`; none of them if one is refused.
+///
+/// The caller has made sure that the list is long enough.
+pub(crate) fn stretch(
+    regions: &RegionTable,
+    pd: PdId,
+    purpose: Purpose,
+    sges: &[Sge],
+    extent: Extent,
+    pieces: &mut Placements,
+) -> Result<(), Refusal> {
+    pieces.clear();
+    let Extent { offset: mut skip, len: mut left } = extent;
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        if skip >= sge.len {
+            skip -= sge.len;
+            continue;
+        }
+        let len = left.min(sge.len - skip);
+        let checked =
+            sge.addr.checked_add(u64::from(skip)).ok_or(Refusal::Bounds).and_then(|addr| {
+                regions.check(pd, purpose, Range { key: sge.lkey, addr, len }).map(|()| addr)
+            });
+        let addr = checked.inspect_err(|_| pieces.clear())?;
+        pieces.push(Placement { addr, len });
+        skip = 0;
+        left -= len;
+    }
+    Ok(())
+}
+
+/// Part of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::SplitMix64;
+    use crate::verbs::Access;
+
+    #[test]
+    fn stretches_cross_elements_and_skip_empty_ones() {
+        let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
+        let lkey = regions.register(PdId(0), 0, 1000, Access::LOCAL).unwrap().lkey;
+        let sge = |addr, len| Sge { addr, len, lkey };
+        let sges = [sge(0, 10), sge(500, 0), sge(100, 5), sge(200, 20)];
+        let cut = |offset, len| {
+            let mut pieces = Placements::new();
+            let extent = Extent { offset, len };
+            let purpose = Purpose::LocalRead;
+            stretch(&regions, PdId(0), purpose, &sges, extent, &mut pieces).unwrap();
+            pieces
+        };
+        let at = |addr, len| Placement { addr, len };
+        assert_eq!(cut(8, 10)[..], [at(8, 2), at(100, 5), at(200, 3)]);
+        assert_eq!(cut(10, 5)[..], [at(100, 5)]);
+        assert_eq!(cut(34, 1)[..], [at(219, 1)]);
+        assert!(cut(3, 0).is_empty());
+    }
+
+    #[test]
+    fn a_bad_element_is_refused_only_where_it_is_used() {
+        let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
+        let lkey = regions.register(PdId(0), 0, 100, Access::LOCAL).unwrap().lkey;
+        let sges = [Sge { addr: 0, len: 50, lkey }, Sge { addr: 90, len: 20, lkey }];
+        let cut = |offset, len| {
+            let mut pieces = Placements::new();
+            let extent = Extent { offset, len };
+            let done = stretch(&regions, PdId(0), Purpose::LocalWrite, &sges, extent, &mut pieces);
+            assert!(done.is_ok() || pieces.is_empty());
+            done
+        };
+        assert!(cut(0, 60).is_ok());
+        assert_eq!(cut(0, 61), Err(Refusal::Bounds));
+        assert_eq!(check_all(&regions, PdId(0), Purpose::LocalRead, &sges), Err(Refusal::Bounds));
+    }
+}

@@ -1,0 +1,334 @@
+//! Whole packets as they stand on a link: Ethernet, IP, UDP, and the RoCE packet inside.
+//!
+//! For captures, traces and raw sockets; queue pairs never see a [`Frame`]. Decoding keeps every bit
+//! that the sender was free to choose, so [`Packet::emit`] and [`Frame::emit`] give back exactly the
+//! bytes that were parsed; fields that follow from others (lengths, the IPv4 header checksum) are
+//! computed again, and a packet in which they differ is refused. Refused too are shapes that no RoCE
+//! sender makes: IPv4 options, fragments, IPv6 extension headers. Traffic that is something else
+//! altogether is told apart from that: [`FrameError::NotRoce`].
+//!
+//! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending
+//! host show it before the NIC has filled it in. [`Packet::udp_checksum`] says which it is.
+
+mod ip;
+
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use super::icrc::{Icrc, Pseudo};
+use super::{Headers, ICRC_BYTES, WireError};
+use ip::{PROTOCOL_UDP, Split, fold, sum};
+
+pub use ip::{Ip, IpVersion, Ipv4, Ipv6};
+
+/// EtherType of IPv4.
+const ETHERTYPE_IPV4: u16 = 0x0800;
+/// EtherType of IPv6.
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// EtherType of an 802.1Q tag.
+const ETHERTYPE_VLAN: u16 = 0x8100;
+/// EtherType of RoCE version 1.
+const ETHERTYPE_ROCE_V1: u16 = 0x8915;
+/// Length of a UDP header.
+const UDP_BYTES: usize = 8;
+/// What traffic is that is not RoCEv2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+pub enum NotRoce {
+    /// Too short to hold the UDP ports.
+    #[error("too short to tell")]
+    TooShort,
+    /// RoCE version 1, without IP.
+    #[error("RoCE version 1")]
+    RoceV1,
+    /// Another EtherType.
+    #[error("not IP")]
+    NotIp,
+    /// IP of another version than announced.
+    #[error("IP version wrong")]
+    IpVersion,
+    /// Another protocol over IP (IPv6 extension headers included).
+    #[error("not UDP")]
+    NotUdp,
+    /// A fragment without the UDP header.
+    #[error("later fragment")]
+    LaterFragment,
+    /// Another UDP destination port.
+    #[error("other UDP port")]
+    OtherPort,
+}
+
+/// Why bytes are not a frame that can be represented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FrameError {
+    /// Not RoCEv2 at all.
+    #[error("{0}")]
+    NotRoce(#[from] NotRoce),
+    /// The IPv4 header has options, or says so.
+    #[error("IPv4 header of {0} bytes instead of 20")]
+    IpOptions(usize),
+    /// First fragment of a fragmented packet.
+    #[error("IPv4 packet is fragmented")]
+    Fragment,
+    /// The reserved IPv4 flag is set.
+    #[error("reserved IPv4 flag is set")]
+    ReservedFlag,
+    /// A length field says something else than the bytes there.
+    #[error("{layer} length {claimed} does not fit the {have} bytes there")]
+    Length {
+        /// "IPv4", "IPv6" or "UDP".
+        layer: &'static str,
+        /// What the field says.
+        claimed: usize,
+        /// What there is.
+        have: usize,
+    },
+    /// The IPv4 header checksum is wrong.
+    #[error("IPv4 header checksum {have:#06x} is wrong, {want:#06x} expected")]
+    Ipv4Checksum {
+        /// Checksum in the packet.
+        have: u16,
+        /// The right one.
+        want: u16,
+    },
+    /// The transport headers are refused.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Too long for the length fields (only when encoding).
+    #[error("{0} bytes of UDP payload do not fit an IP packet")]
+    TooLong(usize),
+}
+
+/// Ethernet II header, with an 802.1Q tag or without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ethernet {
+    /// Destination address.
+    pub dst: [u8; 6],
+    /// Source address.
+    pub src: [u8; 6],
+    /// Tag control information: priority (3 bits), drop eligible (1), VLAN (12).
+    pub vlan_tci: Option<u16>,
+}
+
+/// What a sender chooses in a UDP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Udp {
+    /// Source port: entropy for load balancing.
+    pub src_port: u16,
+    /// Destination port, 4791 when decoded.
+    pub dst_port: u16,
+    /// Checksum as it stands in the packet; 0 says that there is none.
+    pub checksum: u16,
+}
+
+/// What the UDP checksum of a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpChecksum {
+    /// Zero: not used.
+    Unused,
+    /// Right.
+    Right,
+    /// Wrong, or not filled in yet when it was captured.
+    Wrong,
+}
+
+/// A RoCEv2 packet from the IP header to the ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// IP header.
+    pub ip: Ip,
+    /// UDP header.
+    pub udp: Udp,
+    /// Transport headers.
+    pub headers: Headers,
+    /// Payload without pad.
+    pub payload: &'a [u8],
+    /// Pad bytes, of which as many count as the BTH says. Normally zero.
+    pub pad: [u8; 3],
+    /// The ICRC it carries, right or wrong.
+    pub icrc: [u8; ICRC_BYTES],
+}
+
+/// A RoCEv2 packet in an Ethernet frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// Ethernet header.
+    pub ethernet: Ethernet,
+    /// What it carries.
+    pub packet: Packet<'a>,
+    /// Bytes after the IP packet: padding up to 60 bytes, a captured frame check sequence.
+    pub trailer: &'a [u8],
+}
+
+impl Ethernet {
+    /// Decodes the header at the start of `bytes`; returns it with the EtherType and what follows.
+    pub fn parse(bytes: &[u8]) -> Result<(Ethernet, u16, &[u8]), NotRoce> {
+        let (dst, rest) = bytes.split_first_chunk().ok_or(NotRoce::TooShort)?;
+        let (src, rest) = rest.split_first_chunk().ok_or(NotRoce::TooShort)?;
+        let (ethertype, rest) = be16(rest)?;
+        let untagged = Ethernet { dst: *dst, src: *src, vlan_tci: None };
+        if ethertype != ETHERTYPE_VLAN {
+            return Ok((untagged, ethertype, rest));
+        }
+        let (tci, rest) = be16(rest)?;
+        let (ethertype, rest) = be16(rest)?;
+        Ok((Ethernet { vlan_tci: Some(tci), ..untagged }, ethertype, rest))
+    }
+
+    fn emit(&self, version: IpVersion, out: &mut Vec<u8>) {
+        out.extend(self.dst);
+        out.extend(self.src);
+        if let Some(tci) = self.vlan_tci {
+            out.extend(ETHERTYPE_VLAN.to_be_bytes());
+            out.extend(tci.to_be_bytes());
+        }
+        let ethertype = match version {
+            IpVersion::V4 => ETHERTYPE_IPV4,
+            IpVersion::V6 => ETHERTYPE_IPV6,
+        };
+        out.extend(ethertype.to_be_bytes());
+    }
+}
+
+/// Splits a 16-bit field off the front.
+fn be16(bytes: &[u8]) -> Result<(u16, &[u8]), NotRoce> {
+    let (field, rest) = bytes.split_first_chunk().ok_or(NotRoce::TooShort)?;
+    Ok((u16::from_be_bytes(*field), rest))
+}
+
+/// The 16-bit field at `at` of a header that is known to reach so far.
+fn field<const N: usize>(header: &[u8; N], at: usize) -> u16 {
+    u16::from_be_bytes([header[at], header[at + 1]])
+}
+
+impl<'a> Packet<'a> {
+    /// Decodes the IP packet at the start of `bytes`; returns it with the bytes that follow it.
+    pub fn parse(bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
+        match bytes.first().map(|first| first >> 4) {
+            Some(4) => Packet::assemble(Ipv4::split(bytes)?),
+            Some(6) => Packet::assemble(Ipv6::split(bytes)?),
+            Some(_) => Err(NotRoce::NotIp.into()),
+            None => Err(NotRoce::TooShort.into()),
+        }
+    }
+
+    /// The same where the link has announced what follows.
+    pub fn parse_as(ethertype: u16, bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
+        match ethertype {
+            ETHERTYPE_IPV4 => Packet::assemble(Ipv4::split(bytes)?),
+            ETHERTYPE_IPV6 => Packet::assemble(Ipv6::split(bytes)?),
+            ETHERTYPE_ROCE_V1 => Err(NotRoce::RoceV1.into()),
+            _ => Err(NotRoce::NotIp.into()),
+        }
+    }
+
+    fn assemble(split: Split<'a>) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
+        let short = FrameError::NotRoce(NotRoce::TooShort);
+        let (header, body) = split.udp.split_first_chunk::<UDP_BYTES>().ok_or(short)?;
+        let claimed = usize::from(field(header, 4));
+        if claimed != split.udp.len() {
+            return Err(FrameError::Length { layer: "UDP", claimed, have: split.udp.len() });
+        }
+        let udp = Udp {
+            src_port: field(header, 0),
+            dst_port: field(header, 2),
+            checksum: field(header, 6),
+        };
+        let (headers, payload) = Headers::parse(body)?;
+        let mut pad = [0; 3];
+        let behind = &body[headers.encoded_len() + payload.len()..];
+        let (pad_bytes, icrc) = behind.split_last_chunk().ok_or(short)?;
+        pad[..pad_bytes.len()].copy_from_slice(pad_bytes);
+        Ok((Packet { ip: split.ip, udp, headers, payload, pad, icrc: *icrc }, split.rest))
+    }
+
+    /// The pad bytes that count.
+    pub fn pad(&self) -> &[u8] {
+        &self.pad[..usize::from(self.headers.bth().pad)]
+    }
+
+    /// Bytes after the UDP header: headers, payload, pad and ICRC.
+    pub fn udp_payload_len(&self) -> usize {
+        self.headers.encoded_len() + self.payload.len() + self.pad().len() + ICRC_BYTES
+    }
+
+    /// What the ICRC covers of the IP and UDP headers.
+    pub fn pseudo(&self) -> Pseudo {
+        let Udp { src_port, dst_port, .. } = self.udp;
+        match self.ip {
+            Ip::V4(Ipv4 { src, dst, id, dont_fragment, .. }) => {
+                Pseudo::V4 { src, dst, id, dont_fragment, src_port, dst_port }
+            }
+            Ip::V6(Ipv6 { src, dst, .. }) => Pseudo::V6 { src, dst, src_port, dst_port },
+        }
+    }
+
+    /// The ICRC that the packet should carry.
+    pub fn computed_icrc(&self) -> [u8; ICRC_BYTES] {
+        let mut icrc = Icrc::new(&self.pseudo(), self.udp_payload_len());
+        icrc.headers(&self.headers.emit());
+        icrc.update(self.payload);
+        icrc.update(self.pad());
+        icrc.finish()
+    }
+
+    /// Whether it carries the right ICRC.
+    pub fn icrc_is_right(&self) -> bool {
+        self.icrc == self.computed_icrc()
+    }
+
+    /// Whether the UDP checksum is used and right.
+    pub fn udp_checksum(&self) -> Result<UdpChecksum, FrameError> {
+        if self.udp.checksum == 0 {
+            return Ok(UdpChecksum::Unused);
+        }
+        let mut datagram = Vec::new();
+        self.emit_udp(&mut datagram)?;
+        let protocol_and_len = u64::from(PROTOCOL_UDP) + datagram.len() as u64;
+        let pseudo = self.ip.sum_of_addresses() + protocol_and_len;
+        let right = fold(pseudo + sum(&datagram)) == 0xffff;
+        Ok(if right { UdpChecksum::Right } else { UdpChecksum::Wrong })
+    }
+
+    /// Appends the packet to `out`. On an error nothing is appended.
+    pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        self.ip.emit(self.udp_len()?, out);
+        self.emit_udp(out)
+    }
+
+    /// Length of UDP header and payload, if the length field of the IP header can count it.
+    fn udp_len(&self) -> Result<u16, FrameError> {
+        let udp_len = self.udp_payload_len() + UDP_BYTES;
+        let fits = udp_len + self.ip.counted_bytes() <= usize::from(u16::MAX);
+        if fits { Ok(udp_len as u16) } else { Err(FrameError::TooLong(self.udp_payload_len())) }
+    }
+
+    fn emit_udp(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        let udp_len = self.udp_len()?;
+        for word in [self.udp.src_port, self.udp.dst_port, udp_len, self.udp.checksum] {
+            out.extend(word.to_be_bytes());
+        }
+        out.extend(self.headers.emit());
+        out.extend(self.payload);
+        out.extend(self.pad());
+        out.extend(self.icrc);
+        Ok(())
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Decodes an Ethernet frame.
+    pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>, FrameError> {
+        let (ethernet, ethertype, rest) = Ethernet::parse(bytes)?;
+        let (packet, trailer) = Packet::parse_as(ethertype, rest)?;
+        Ok(Frame { ethernet, packet, trailer })
+    }
+
+    /// Appends the frame to `out`. On an error nothing of the IP packet is appended.
+    pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+        self.ethernet.emit(self.packet.ip.version(), out);
+        self.packet.emit(out)?;
+        out.extend(self.trailer);
+        Ok(())
+    }
+}

@@ -1,0 +1,485 @@
+//! Transport headers: the base header and the extension headers that opcodes call for (IBA chapter 9).
+//!
+//! [`Headers`] is what the rest of the crate works with: it can only hold headers that belong
+//! together. [`Headers::parse`] never panics, whatever it is given; [`Headers::emit`] gives back
+//! exactly the bytes that were parsed. Bits that senders clear and receivers ignore (six and seven
+//! in the BTH, a byte in the DETH) are therefore carried along, unseen by queue pairs; reserved
+//! *codes* (version, opcode, syndrome) and a filled congestion notification are refused.
+//! The byte views beneath are in [`views`](super::views).
+
+use arrayvec::ArrayVec;
+use thiserror::Error;
+
+use super::opcode::ExtKind;
+use super::views::{AethView, AtomicEthView, BthView, DethView, RethView};
+use super::{Opcode, Psn};
+use crate::verbs::Qpn;
+use crate::world::MAX_HEADER_BYTES;
+
+/// Length of the base transport header.
+pub const BTH_BYTES: usize = 12;
+
+/// Length of the invariant CRC that ends every packet.
+pub const ICRC_BYTES: usize = 4;
+
+/// Base transport header, 12 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event.
+    pub solicited: bool,
+    /// Migration state.
+    pub mig_req: bool,
+    /// Zero bytes after the payload, 0–3.
+    pub pad: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward explicit congestion notification (not in the ICRC).
+    pub fecn: bool,
+    /// Backward explicit congestion notification (not in the ICRC).
+    pub becn: bool,
+    /// Destination queue pair.
+    pub dest_qp: Qpn,
+    /// The sender wants an acknowledgement.
+    pub ack_req: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+/// RDMA extended transport header, 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// First byte in the responder's region.
+    pub addr: u64,
+    /// Key of that region.
+    pub rkey: u32,
+    /// Length of the whole message in bytes.
+    pub len: u32,
+}
+
+/// What an acknowledgement says (IBA table 47: AETH syndrome).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Everything up to the PSN arrived; 5 bits of encoded credit count (31: no credits are given).
+    Ack {
+        /// Encoded credit count, 0–31.
+        credits: u8,
+    },
+    /// No receive is posted: try again after the delay that the 5-bit code stands for.
+    RnrNak {
+        /// Timer code, 0–31 (IBA table 45).
+        timer: u8,
+    },
+    /// A packet is missing: the PSN is the one expected.
+    SequenceError,
+    /// NAK code 1.
+    InvalidRequest,
+    /// NAK code 2.
+    RemoteAccess,
+    /// NAK code 3.
+    RemoteOperation,
+    /// NAK code 4.
+    InvalidRdRequest,
+}
+
+/// ACK extended transport header, 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// Positive or negative.
+    pub syndrome: Syndrome,
+    /// Message sequence number, 24 bits: messages completed by the responder.
+    pub msn: u32,
+}
+
+/// Atomic extended transport header, 28 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicEth {
+    /// Address of the 64-bit operand, in the responder's region.
+    pub addr: u64,
+    /// Key of that region.
+    pub rkey: u32,
+    /// Value to add, or to store if the comparison holds.
+    pub swap_or_add: u64,
+    /// Value to compare with.
+    pub compare: u64,
+}
+
+/// Atomic acknowledgement header, 8 bytes: the operand's former value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicAckEth {
+    /// Former value.
+    pub original: u64,
+}
+
+/// Datagram extended transport header, 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deth {
+    /// Queue key.
+    pub qkey: u32,
+    /// The sender's queue pair.
+    pub src_qp: Qpn,
+}
+
+/// The extension headers of a packet. Which variant is legal follows from the opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants name the headers they hold")]
+pub enum Ext {
+    None,
+    Imm(u32),
+    /// The rkey to invalidate.
+    Ieth(u32),
+    Reth(Reth),
+    RethImm(Reth, u32),
+    Aeth(Aeth),
+    AtomicEth(AtomicEth),
+    AethAtomicAck(Aeth, AtomicAckEth),
+    Deth(Deth),
+    DethImm(Deth, u32),
+    /// 16 reserved bytes of a congestion notification packet.
+    Cnp,
+}
+
+/// Why bytes are not a packet, or a representation is not legal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// Too short for its own headers.
+    #[error("packet of {have} bytes is too short, {need} needed")]
+    Truncated {
+        /// Bytes there.
+        have: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// Opcode that no supported service defines.
+    #[error("opcode {0:#04x} is not defined")]
+    UnknownOpcode(u8),
+    /// Transport header version other than 0.
+    #[error("transport header version {0} is not 0")]
+    Version(u8),
+    /// AETH syndrome in a reserved range.
+    #[error("AETH syndrome {0:#04x} is reserved")]
+    Syndrome(u8),
+    /// Pad count larger than the payload, or payload and pad not a multiple of four.
+    #[error("pad count {pad} does not fit {len} bytes of payload and pad")]
+    Pad {
+        /// Pad count in the BTH.
+        pad: u8,
+        /// Payload and pad bytes in the packet.
+        len: usize,
+    },
+    /// Reserved bits that must be zero are set.
+    #[error("reserved bits of {0} are set")]
+    Reserved(&'static str),
+    /// A number does not fit the bits that the header has for it.
+    #[error("{field} {value} is out of range")]
+    Range {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+    },
+    /// The extension headers are not those of the opcode.
+    #[error("extension headers do not belong to {0:?}")]
+    ExtMismatch(Opcode),
+}
+
+impl Syndrome {
+    /// Decodes the first byte of an AETH.
+    pub const fn from_u8(byte: u8) -> Option<Syndrome> {
+        let low = byte & 0x1f;
+        match (byte >> 5, low) {
+            (0, _) => Some(Syndrome::Ack { credits: low }),
+            (1, _) => Some(Syndrome::RnrNak { timer: low }),
+            (3, 0) => Some(Syndrome::SequenceError),
+            (3, 1) => Some(Syndrome::InvalidRequest),
+            (3, 2) => Some(Syndrome::RemoteAccess),
+            (3, 3) => Some(Syndrome::RemoteOperation),
+            (3, 4) => Some(Syndrome::InvalidRdRequest),
+            _ => None,
+        }
+    }
+
+    /// The first byte of the AETH; credit counts and timer codes are cut to five bits.
+    pub const fn as_u8(self) -> u8 {
+        match self {
+            Syndrome::Ack { credits } => credits & 0x1f,
+            Syndrome::RnrNak { timer } => 0x20 | timer & 0x1f,
+            Syndrome::SequenceError => 0x60,
+            Syndrome::InvalidRequest => 0x61,
+            Syndrome::RemoteAccess => 0x62,
+            Syndrome::RemoteOperation => 0x63,
+            Syndrome::InvalidRdRequest => 0x64,
+        }
+    }
+
+    /// Refuses codes that five bits cannot hold.
+    fn check(self) -> Result<(), WireError> {
+        match self {
+            Syndrome::Ack { credits } => in_range("credit count", credits.into(), 0x1f),
+            Syndrome::RnrNak { timer } => in_range("RNR timer code", timer.into(), 0x1f),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Aeth {
+    fn check(self) -> Result<(), WireError> {
+        self.syndrome.check()?;
+        in_range("message sequence number", self.msn, 0x00ff_ffff)
+    }
+}
+
+impl Ext {
+    /// Which headers these are.
+    pub const fn kind(&self) -> ExtKind {
+        match self {
+            Ext::None => ExtKind::None,
+            Ext::Imm(_) => ExtKind::Imm,
+            Ext::Ieth(_) => ExtKind::Ieth,
+            Ext::Reth(_) => ExtKind::Reth,
+            Ext::RethImm(..) => ExtKind::RethImm,
+            Ext::Aeth(_) => ExtKind::Aeth,
+            Ext::AtomicEth(_) => ExtKind::AtomicEth,
+            Ext::AethAtomicAck(..) => ExtKind::AethAtomicAck,
+            Ext::Deth(_) => ExtKind::Deth,
+            Ext::DethImm(..) => ExtKind::DethImm,
+            Ext::Cnp => ExtKind::Cnp,
+        }
+    }
+
+    /// The RETH, if there is one.
+    pub const fn reth(&self) -> Option<&Reth> {
+        match self {
+            Ext::Reth(reth) | Ext::RethImm(reth, _) => Some(reth),
+            _ => None,
+        }
+    }
+
+    /// The AETH, if there is one.
+    pub const fn aeth(&self) -> Option<&Aeth> {
+        match self {
+            Ext::Aeth(aeth) | Ext::AethAtomicAck(aeth, _) => Some(aeth),
+            _ => None,
+        }
+    }
+
+    /// The DETH, if there is one.
+    pub const fn deth(&self) -> Option<&Deth> {
+        match self {
+            Ext::Deth(deth) | Ext::DethImm(deth, _) => Some(deth),
+            _ => None,
+        }
+    }
+
+    /// The immediate data, if there is some.
+    pub const fn imm(&self) -> Option<u32> {
+        match self {
+            Ext::Imm(imm) | Ext::RethImm(_, imm) | Ext::DethImm(_, imm) => Some(*imm),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        self.aeth().map_or(Ok(()), |aeth| aeth.check())
+    }
+}
+
+fn in_range(field: &'static str, value: u32, max: u32) -> Result<(), WireError> {
+    if value <= max { Ok(()) } else { Err(WireError::Range { field, value }) }
+}
+
+/// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ignored {
+    /// Low six bits of BTH byte 4, beside FECN and BECN.
+    bth_flags: u8,
+    /// Low seven bits of BTH byte 8, beside the acknowledge request.
+    bth_ack: u8,
+    /// DETH byte 4, before the source queue pair.
+    deth: u8,
+}
+
+/// All transport headers of a packet, in legal combination only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    bth: Bth,
+    ext: Ext,
+    ignored: Ignored,
+}
+
+impl Headers {
+    /// Joins the two if the opcode calls for exactly these extension headers and every number fits
+    /// its bits (`pad` 0–3, credit count and timer code 0–31, MSN 24 bits).
+    pub fn new(bth: Bth, ext: Ext) -> Result<Headers, WireError> {
+        if bth.opcode.ext_kind() != ext.kind() {
+            return Err(WireError::ExtMismatch(bth.opcode));
+        }
+        in_range("pad count", bth.pad.into(), 3)?;
+        ext.check()?;
+        Ok(Headers { bth, ext, ignored: Ignored::default() })
+    }
+
+    /// The base header.
+    pub fn bth(&self) -> &Bth {
+        &self.bth
+    }
+
+    /// The extension headers.
+    pub fn ext(&self) -> &Ext {
+        &self.ext
+    }
+
+    /// Length of the encoded headers in bytes.
+    pub fn encoded_len(&self) -> usize {
+        BTH_BYTES + self.ext.kind().len()
+    }
+
+    /// Whether the packet came with bits set that senders are to clear. They mean nothing to a
+    /// receiver, and [`emit`](Headers::emit) writes them again.
+    pub fn has_ignored_bits(&self) -> bool {
+        self.ignored != Ignored::default()
+    }
+
+    /// Decodes the headers at the start of `packet` (BTH up to and including the ICRC) and returns
+    /// them with the payload, without pad and ICRC. Neither the ICRC nor the value of the pad bytes
+    /// is looked at.
+    pub fn parse(packet: &[u8]) -> Result<(Headers, &[u8]), WireError> {
+        let view = BthView::new(packet)?;
+        let bth = view.decode()?;
+        let headers_len = BTH_BYTES + bth.opcode.ext_kind().len();
+        let need = headers_len + ICRC_BYTES;
+        if packet.len() < need {
+            return Err(WireError::Truncated { have: packet.len(), need });
+        }
+        let (ext_bytes, rest) = packet[BTH_BYTES..].split_at(headers_len - BTH_BYTES);
+        let payload = strip_pad(&rest[..rest.len() - ICRC_BYTES], bth.pad)?;
+        let ext = decode_ext(bth.opcode.ext_kind(), ext_bytes)?;
+        let ignored = Ignored {
+            bth_flags: view.reserved_flags(),
+            bth_ack: view.reserved_ack(),
+            deth: if ext.deth().is_some() { DethView::new(ext_bytes)?.reserved() } else { 0 },
+        };
+        Ok((Headers { bth, ext, ignored }, payload))
+    }
+
+    /// Encodes the headers.
+    pub fn emit(&self) -> ArrayVec<u8, MAX_HEADER_BYTES> {
+        let mut out = ArrayVec::new();
+        out.extend(self.emit_bth());
+        emit_ext(&self.ext, self.ignored.deth, &mut out);
+        out
+    }
+
+    fn emit_bth(&self) -> [u8; BTH_BYTES] {
+        let Bth { opcode, solicited, mig_req, pad, pkey, fecn, becn, dest_qp, ack_req, psn } =
+            self.bth;
+        let mut out = [0; BTH_BYTES];
+        out[0] = opcode.as_u8();
+        out[1] = u8::from(solicited) << 7 | u8::from(mig_req) << 6 | pad << 4;
+        out[2..4].copy_from_slice(&pkey.to_be_bytes());
+        out[4..8].copy_from_slice(&dest_qp.get().to_be_bytes());
+        out[4] = u8::from(fecn) << 7 | u8::from(becn) << 6 | self.ignored.bth_flags;
+        out[8..12].copy_from_slice(&psn.get().to_be_bytes());
+        out[8] = u8::from(ack_req) << 7 | self.ignored.bth_ack;
+        out
+    }
+}
+
+/// Emitting cannot overflow: the longest stack is BTH and AtomicETH.
+const _: () = assert!(BTH_BYTES + ExtKind::AtomicEth.len() <= MAX_HEADER_BYTES);
+
+/// Takes `pad` bytes off the end of what stands between headers and ICRC.
+fn strip_pad(body: &[u8], pad: u8) -> Result<&[u8], WireError> {
+    match body.len().checked_sub(pad.into()) {
+        Some(len) if body.len().is_multiple_of(4) => Ok(&body[..len]),
+        _ => Err(WireError::Pad { pad, len: body.len() }),
+    }
+}
+
+/// The 32-bit field at `at`, zero where the bytes end before it.
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |&word| u32::from_be_bytes(word))
+}
+
+/// Decodes `kind.len()` bytes of extension headers.
+fn decode_ext(kind: ExtKind, bytes: &[u8]) -> Result<Ext, WireError> {
+    Ok(match kind {
+        ExtKind::None => Ext::None,
+        ExtKind::Imm => Ext::Imm(word(bytes, 0)),
+        ExtKind::Ieth => Ext::Ieth(word(bytes, 0)),
+        ExtKind::Reth => Ext::Reth(RethView::new(bytes)?.decode()),
+        ExtKind::RethImm => Ext::RethImm(RethView::new(bytes)?.decode(), word(bytes, 16)),
+        ExtKind::Aeth => Ext::Aeth(AethView::new(bytes)?.decode()?),
+        ExtKind::AtomicEth => Ext::AtomicEth(AtomicEthView::new(bytes)?.decode()),
+        ExtKind::AethAtomicAck => {
+            let original = u64::from(word(bytes, 4)) << 32 | u64::from(word(bytes, 8));
+            Ext::AethAtomicAck(AethView::new(bytes)?.decode()?, AtomicAckEth { original })
+        }
+        ExtKind::Deth => Ext::Deth(DethView::new(bytes)?.decode()),
+        ExtKind::DethImm => Ext::DethImm(DethView::new(bytes)?.decode(), word(bytes, 8)),
+        ExtKind::Cnp if bytes.iter().all(|&byte| byte == 0) => Ext::Cnp,
+        ExtKind::Cnp => return Err(WireError::Reserved("the CNP payload")),
+    })
+}
+
+fn emit_ext(ext: &Ext, deth_reserved: u8, out: &mut ArrayVec<u8, MAX_HEADER_BYTES>) {
+    match ext {
+        Ext::None => {}
+        Ext::Imm(value) | Ext::Ieth(value) => out.extend(value.to_be_bytes()),
+        Ext::Reth(reth) => out.extend(reth.emit()),
+        Ext::RethImm(reth, imm) => {
+            out.extend(reth.emit());
+            out.extend(imm.to_be_bytes());
+        }
+        Ext::Aeth(aeth) => out.extend(aeth.emit()),
+        Ext::AtomicEth(atomic) => out.extend(atomic.emit()),
+        Ext::AethAtomicAck(aeth, ack) => {
+            out.extend(aeth.emit());
+            out.extend(ack.original.to_be_bytes());
+        }
+        Ext::Deth(deth) => out.extend(deth.emit(deth_reserved)),
+        Ext::DethImm(deth, imm) => {
+            out.extend(deth.emit(deth_reserved));
+            out.extend(imm.to_be_bytes());
+        }
+        Ext::Cnp => out.extend([0; 16]),
+    }
+}
+
+impl Reth {
+    fn emit(&self) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+}
+
+impl Aeth {
+    fn emit(&self) -> [u8; 4] {
+        (u32::from(self.syndrome.as_u8()) << 24 | self.msn & 0x00ff_ffff).to_be_bytes()
+    }
+}
+
+impl AtomicEth {
+    fn emit(&self) -> [u8; 28] {
+        let mut out = [0; 28];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        out[12..20].copy_from_slice(&self.swap_or_add.to_be_bytes());
+        out[20..].copy_from_slice(&self.compare.to_be_bytes());
+        out
+    }
+}
+
+impl Deth {
+    fn emit(&self, reserved: u8) -> [u8; 8] {
+        let mut out = [0; 8];
+        out[..4].copy_from_slice(&self.qkey.to_be_bytes());
+        out[4..].copy_from_slice(&self.src_qp.get().to_be_bytes());
+        out[4] = reserved;
+        out
+    }
+}

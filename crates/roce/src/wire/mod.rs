@@ -1,0 +1,34 @@
+//! RoCEv2 on the wire: opcodes, headers, ICRC, and captures of them.
+//!
+//! Two levels: byte *views* (a checked constructor, then named fields) and *representations* that can
+//! only hold legal values. [`Headers`] is the representation the rest of the crate uses.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`views`] | byte views of the transport headers |
+//! | [`icrc`] | the invariant CRC, and the identification that a packet must have had |
+//! | [`frame`] | whole packets: Ethernet, IP, UDP and RoCE, byte for byte in both directions |
+//! | [`capture`] | pcap files, and the check of every RoCE packet in one |
+//!
+//! Everything that arrives is hostile until parsed: no function here panics on any bytes (C7).
+
+pub mod capture;
+pub mod frame;
+mod headers;
+pub mod icrc;
+mod opcode;
+pub mod psn;
+pub mod views;
+
+pub use headers::{
+    Aeth, AtomicAckEth, AtomicEth, BTH_BYTES, Bth, Deth, Ext, Headers, ICRC_BYTES, Reth, Syndrome,
+    WireError,
+};
+pub use opcode::{ExtKind, Opcode, Operation, Place, Service};
+pub use psn::Psn;
+
+/// UDP destination port of RoCEv2 (IBA annex A17).
+pub const ROCE_PORT: u16 = 4791;
+
+/// The default partition key: full member of the default partition.
+pub const DEFAULT_PKEY: u16 = 0xffff;

@@ -1,0 +1,184 @@
+//! The lower seam, and the one loop that joins an endpoint to it.
+//!
+//! A [`Wire`] carries whole RoCE packets: it owns IP, UDP and the ICRC, because the ICRC covers IP
+//! fields that only the wire knows. A [`Memory`] turns the addresses in work requests into bytes.
+//! [`drain`] is the only code that lets the two meet (C1): real drivers and simulated ones call it
+//! alike, so even the order of calls is shared.
+
+use core::net::SocketAddr;
+
+use arrayvec::ArrayVec;
+
+use crate::endpoint::{Endpoint, Transmit};
+use crate::time::Time;
+use crate::verbs::MAX_SGE;
+use crate::wire::Headers;
+
+/// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
+pub const MAX_HEADER_BYTES: usize = 64;
+
+/// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
+/// sends loses part of a send at each end of a burst, so bursts are long.
+pub const BURST_PACKETS: usize = 128;
+
+/// Explicit congestion notification, the two low bits of the traffic class (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Ecn {
+    /// Not capable.
+    #[default]
+    NotEct,
+    /// Capable, codepoint 1.
+    Ect1,
+    /// Capable, codepoint 0 (what RoCE senders set).
+    Ect0,
+    /// Congestion experienced.
+    Ce,
+}
+
+/// Where packets of a queue pair go and how they are marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Path {
+    /// The peer's address; the port is 4791 unless both sides agreed on another.
+    pub remote: SocketAddr,
+    /// DiffServ codepoint, 0–63.
+    pub dscp: u8,
+    /// ECN codepoint to send with.
+    pub ecn: Ecn,
+}
+
+/// A packet to send, payload still in registered memory.
+#[derive(Debug)]
+pub struct TxFrame<'a> {
+    /// Where to.
+    pub path: Path,
+    /// Encoded transport headers, BTH first.
+    pub header: ArrayVec<u8, MAX_HEADER_BYTES>,
+    /// Payload, in order. Never empty slices.
+    pub payload: ArrayVec<&'a [u8], MAX_SGE>,
+    /// Zero bytes after the payload, 0–3 (as the BTH says).
+    pub pad: u8,
+}
+
+impl TxFrame<'_> {
+    /// Bytes after the UDP header: headers, payload, pad and ICRC.
+    pub fn udp_payload_len(&self) -> usize {
+        let payload: usize = self.payload.iter().map(|piece| piece.len()).sum();
+        self.header.len() + payload + usize::from(self.pad) + 4
+    }
+}
+
+/// A packet that arrived and whose ICRC the wire has verified.
+#[derive(Debug)]
+pub struct RxFrame<'a> {
+    /// Who sent it (source address and UDP source port).
+    pub source: SocketAddr,
+    /// ECN codepoint it arrived with.
+    pub ecn: Ecn,
+    /// Decoded transport headers.
+    pub headers: Headers,
+    /// Payload without pad and ICRC.
+    pub payload: &'a [u8],
+}
+
+/// Carries RoCE packets.
+pub trait Wire {
+    /// Sends the frames in order. A wire may lose packets, so there is nothing to return; one that
+    /// cannot take more counts what it dropped.
+    fn send(&mut self, frames: &[TxFrame<'_>]);
+
+    /// Hands the packets that have arrived to `sink`, a bounded number of them, and returns how many.
+    /// Those that do not parse or whose ICRC is wrong are counted by the wire and go no further.
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
+}
+
+/// Registered memory, by the addresses that regions were registered with.
+///
+/// The endpoint asks only for ranges inside registered regions; an implementation panics on others,
+/// because then a check in this crate is broken (C3).
+pub trait Memory {
+    /// The bytes at `addr`.
+    fn bytes(&self, addr: u64, len: usize) -> &[u8];
+
+    /// The bytes at `addr`, to be written.
+    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8];
+}
+
+/// What one [`drain`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Packets received.
+    pub received: usize,
+    /// Packets sent.
+    pub sent: usize,
+}
+
+impl Progress {
+    /// Whether there was nothing to do.
+    pub const fn is_idle(self) -> bool {
+        self.received == 0 && self.sent == 0
+    }
+}
+
+/// Most packets that one [`drain`] sends: receiving is not to starve while a long message leaves.
+const MAX_SENT: usize = 2 * BURST_PACKETS;
+
+/// Receives once, carries out what is due, and sends what there is to send, up to a bound.
+///
+/// Call it again at once while it reports progress; else when the wire has packets, when the
+/// endpoint's `poll_timeout` is due, or when work was posted.
+pub fn drain<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &mut M,
+    now: Time,
+) -> Progress {
+    let received = wire.receive(&mut |frame| accept(endpoint, memory, now, frame));
+    endpoint.handle_timeout(now);
+    let mut sent = 0;
+    while sent < MAX_SENT {
+        let burst = send_burst(endpoint, wire, memory, now);
+        sent += burst;
+        if burst < BURST_PACKETS {
+            break;
+        }
+    }
+    Progress { received, sent }
+}
+
+fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: &RxFrame<'_>) {
+    let mut rest = frame.payload;
+    for piece in endpoint.handle_packet(now, frame.source, &frame.headers, rest.len()) {
+        let (bytes, later) = rest.split_at(piece.len as usize);
+        memory.bytes_mut(piece.addr, bytes.len()).copy_from_slice(bytes);
+        rest = later;
+    }
+}
+
+/// The frames borrow registered memory: nothing is copied on this side of the wire.
+fn send_burst<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &M,
+    now: Time,
+) -> usize {
+    let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
+    while !frames.is_full()
+        && let Some(transmit) = endpoint.poll_transmit(now)
+    {
+        frames.push(frame_of(&transmit, memory));
+    }
+    if !frames.is_empty() {
+        wire.send(&frames);
+    }
+    frames.len()
+}
+
+fn frame_of<'m, M: Memory>(transmit: &Transmit, memory: &'m M) -> TxFrame<'m> {
+    let bytes = |piece: &crate::endpoint::Placement| memory.bytes(piece.addr, piece.len as usize);
+    TxFrame {
+        path: transmit.path,
+        header: transmit.headers.emit(),
+        payload: transmit.payload.iter().map(bytes).collect(),
+        pad: transmit.pad,
+    }
+}

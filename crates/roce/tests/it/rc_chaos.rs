@@ -1,0 +1,912 @@
+//! Random programs over a failing fabric, checked against a reference model.
+//!
+//! A seed draws a scenario: queue pairs, MTUs, windows, credits, PSNs near their wrap, a mix of
+//! faults, and for each side a list of SENDs, WRITEs and READs of 0 to 64 KiB. The faults go on for
+//! a while and then heal; from then on everything has to finish.
+//!
+//! Checked, by contract:
+//! - C2: completions come in posting order, once for each signaled work request, with the right
+//!   length and immediate; the bytes are there when the completion is;
+//! - C3: at the end both arenas equal the model to the last byte, guard gaps between regions
+//!   included, although memory was only ever written through the transport.
+//!
+//! A connection may break under heavy faults (its retries run out). Then every outstanding work
+//! request has to come out flushed, in order, on both sides.
+//!
+//! One seed: `DQUANT_SEED=17 cargo test -p roce --test it rc_chaos -- --nocapture`.
+//! A range: `DQUANT_SEEDS=0..100000`.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use roce::Duration;
+use roce::endpoint::{Connect, EndpointConfig, Mtu, QpState};
+use roce::verbs::{
+    Access, Completion, MAX_SGE, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
+    WcOpcode, WcStatus,
+};
+use roce::wire::Psn;
+
+use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, FaultCounts, FaultMix, Node};
+
+const DEFAULT_SEEDS: Range<u64> = 0..2_000;
+const ARENA_BYTES: usize = 1_300_000;
+const WQ_DEPTH: u32 = 16;
+
+type Checked<T> = Result<T, String>;
+
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(format!($($message)+));
+        }
+    };
+}
+
+/// What a part of an arena is for; also the index into [`Pools`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    SourceA,
+    SourceB,
+    SinkA,
+    SinkB,
+    /// Target of WRITEs, and of READs of what was written.
+    Window,
+    /// Target of READs only.
+    Library,
+}
+
+const POOLS: [(Use, u64, Access); 6] = [
+    (Use::SourceA, 150_000, Access::LOCAL_READ),
+    (Use::SourceB, 150_000, Access::LOCAL_READ),
+    (Use::SinkA, 260_000, Access::LOCAL),
+    (Use::SinkB, 260_000, Access::LOCAL),
+    (Use::Window, 300_000, Access::ALL),
+    (Use::Library, 80_000, Access { local_write: false, remote_write: false, remote_read: true }),
+];
+
+/// A node's regions, handed out front to back.
+struct Pools {
+    regions: Vec<MemoryRegion>,
+    used: [u64; POOLS.len()],
+}
+
+impl Pools {
+    fn new(node: &mut Node, draw: &mut Draw) -> Pools {
+        let mut at = BASE + draw.between(1, 4096);
+        let regions = POOLS
+            .iter()
+            .map(|&(_, len, access)| {
+                let region = node.register(at, len, access);
+                at += len + draw.between(1, 4096);
+                region
+            })
+            .collect();
+        Pools { regions, used: [0; POOLS.len()] }
+    }
+
+    fn region(&self, of: Use) -> MemoryRegion {
+        self.regions[of as usize]
+    }
+
+    /// `len` fresh bytes, a random gap after the last ones.
+    fn take(&mut self, of: Use, len: u32, draw: &mut Draw) -> Option<Sge> {
+        let region = self.region(of);
+        let start = self.used[of as usize] + draw.below(40);
+        let end = start + u64::from(len);
+        if end > region.len {
+            return None;
+        }
+        self.used[of as usize] = end;
+        Some(Sge { addr: region.addr + start, len, lkey: region.lkey })
+    }
+
+    fn take_either(&mut self, of: [Use; 2], len: u32, draw: &mut Draw) -> Option<Sge> {
+        let first = draw.below(2) as usize;
+        self.take(of[first], len, draw).or_else(|| self.take(of[1 - first], len, draw))
+    }
+
+    /// `len` fresh bytes in up to [`MAX_SGE`] pieces, some of them empty.
+    fn take_list(&mut self, of: [Use; 2], len: u32, draw: &mut Draw) -> Option<SgList> {
+        let pieces = draw.pick(&[1, 1, 2, 3, MAX_SGE as u64]);
+        let mut left = len;
+        let mut list = SgList::new();
+        for piece in 1..=pieces {
+            let take = if piece == pieces { left } else { draw.below(u64::from(left) + 1) as u32 };
+            list.push(self.take_either(of, take, draw)?);
+            left -= take;
+        }
+        Some(list)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+}
+
+impl Kind {
+    fn takes_receive(self) -> bool {
+        matches!(self, Kind::Send | Kind::SendImm | Kind::WriteImm)
+    }
+}
+
+/// A message to come.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    kind: Kind,
+    len: u32,
+}
+
+fn draw_plan(draw: &mut Draw, kinds: &[Kind]) -> Plan {
+    let ceiling = draw.pick(&[1, 300, 300, 300, 5_000, 5_000, 20_000, 65_536]);
+    Plan { kind: draw.pick(kinds), len: draw.below(ceiling + 1) as u32 }
+}
+
+struct PostedSend {
+    wr_id: u64,
+    signaled: bool,
+    opcode: WcOpcode,
+    /// For READ: where the bytes go, and what they are.
+    result: Option<(SgList, Vec<u8>)>,
+}
+
+/// A message under way that the peer will hear of.
+struct Announced {
+    opcode: WcOpcode,
+    imm: Option<u32>,
+    bytes: Vec<u8>,
+    /// For WRITE: where the bytes are.
+    target: Option<u64>,
+}
+
+/// A range that was written, and whether a READ relies on it.
+struct Written {
+    addr: u64,
+    len: u32,
+    is_sealed: bool,
+}
+
+/// One side of a connection: its program, and what is known of its progress.
+struct Side {
+    end: End,
+    plans: VecDeque<Plan>,
+    sends: VecDeque<PostedSend>,
+    receives: VecDeque<RecvWr>,
+    /// Lengths of the peer's messages for which receives are still to be posted.
+    expected: VecDeque<u32>,
+    announced: VecDeque<Announced>,
+    written: Vec<Written>,
+    /// Chance of posting receives when there is an opportunity, in per mille.
+    eagerness: u64,
+    next_id: u64,
+    send_errors: u64,
+    receive_errors: u64,
+    is_broken: bool,
+}
+
+impl Side {
+    fn is_done(&self) -> bool {
+        self.plans.is_empty()
+            && self.sends.is_empty()
+            && self.receives.is_empty()
+            && self.expected.is_empty()
+    }
+
+    fn fresh_id(&mut self, draw: &mut Draw) -> u64 {
+        self.next_id += 1;
+        draw.word() << 16 | self.next_id
+    }
+}
+
+/// What a run did; sums over seeds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stats {
+    seeds: u64,
+    /// Connections that broke, where faults were harsh and where they were not.
+    broken: [u64; 2],
+    work_requests: u64,
+    bytes: u64,
+    packets: u64,
+    retransmitted: u64,
+    timeouts: u64,
+    seq_naks: u64,
+    rnr_naks: u64,
+    implied_naks: u64,
+    duplicates: u64,
+    duplicate_reads: u64,
+    credit_probes: u64,
+    refused: u64,
+    harmless: u64,
+    faults: FaultCounts,
+}
+
+impl Stats {
+    fn add(&mut self, other: Stats) {
+        self.seeds += other.seeds;
+        self.broken[0] += other.broken[0];
+        self.broken[1] += other.broken[1];
+        self.work_requests += other.work_requests;
+        self.bytes += other.bytes;
+        self.packets += other.packets;
+        self.retransmitted += other.retransmitted;
+        self.timeouts += other.timeouts;
+        self.seq_naks += other.seq_naks;
+        self.rnr_naks += other.rnr_naks;
+        self.implied_naks += other.implied_naks;
+        self.duplicates += other.duplicates;
+        self.duplicate_reads += other.duplicate_reads;
+        self.credit_probes += other.credit_probes;
+        self.refused += other.refused;
+        self.harmless += other.harmless;
+        self.faults.add(other.faults);
+    }
+
+    fn add_node(&mut self, node: &Node) {
+        let counters = node.endpoint.counters();
+        self.bytes += counters.bytes_received;
+        self.packets += counters.packets_sent;
+        self.retransmitted += counters.retransmitted_packets;
+        self.timeouts += counters.timeouts;
+        self.seq_naks += counters.seq_naks_received;
+        self.rnr_naks += counters.rnr_naks_received;
+        self.implied_naks += counters.implied_naks;
+        self.duplicates += counters.duplicates;
+        self.duplicate_reads += counters.duplicate_reads;
+        self.credit_probes += counters.credit_probes;
+        self.refused += node.port.refused;
+        self.harmless += node.port.harmless;
+    }
+
+    fn print(&self) {
+        println!("{} seeds, {} work requests checked", self.seeds, self.work_requests);
+        println!("  packets {}, retransmitted {}", self.packets, self.retransmitted);
+        println!("  bytes placed {}", self.bytes);
+        println!("  faults injected: {}", self.faults);
+        println!("  damaged packets refused {}, harmless {}", self.refused, self.harmless);
+        println!("  timeouts {}, sequence NAKs {}", self.timeouts, self.seq_naks);
+        println!("  RNR NAKs {}, credit probes {}", self.rnr_naks, self.credit_probes);
+        println!("  duplicates {}, READs again {}", self.duplicates, self.duplicate_reads);
+        println!("  implied NAKs {}", self.implied_naks);
+        println!("  connections broken: {} where faults were harsh", self.broken[0]);
+    }
+}
+
+/// Deliberate damage, to see that it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sabotage {
+    None,
+    /// A payload bit turns after the ICRC was checked.
+    Payload,
+    /// A completion is lost on its way to the program.
+    Completion,
+    /// Two completions change places.
+    Order,
+    /// A byte between two regions changes.
+    Guard,
+}
+
+/// One seed's world: fabric, programs and model.
+struct Run {
+    fabric: Fabric,
+    draw: Draw,
+    pools: Vec<Pools>,
+    model: Vec<Vec<u8>>,
+    /// Connections, two sides each.
+    sides: Vec<[Side; 2]>,
+    /// Ranges whose contents are open because their connection broke, by node.
+    open: Vec<Vec<Range<u64>>>,
+    /// Faults are frequent and retries few: connections may break.
+    is_harsh: bool,
+    sabotage: Sabotage,
+    stats: Stats,
+}
+
+impl Run {
+    fn new(seed: u64, sabotage: Sabotage) -> Run {
+        let mut draw = Draw::new(seed);
+        let endpoint =
+            EndpointConfig { burst_packets: draw.pick(&[1, 4, 32]), ..EndpointConfig::default() };
+        let config = FabricConfig {
+            arena_bytes: ARENA_BYTES,
+            ipv6: draw.chance(300),
+            batch: draw.pick(&[1, 5, 64]),
+            latency: Duration::from_nanos(draw.between(500, 20_000)),
+            endpoint,
+            seed,
+            ..FabricConfig::default()
+        };
+        let mut fabric = Fabric::new(&config);
+        let is_harsh = draw.chance(100);
+        fabric.mix = FaultMix::draw(&mut draw, if is_harsh { 8 } else { 1 });
+        if sabotage == Sabotage::Payload {
+            fabric.nodes[0].port.corrupt_every = 3;
+            fabric.nodes[1].port.corrupt_every = 3;
+        }
+        let pools = fabric.nodes.iter_mut().map(|node| Pools::new(node, &mut draw)).collect();
+        let model = fabric.nodes.iter().map(|node| node.arena.bytes.clone()).collect();
+        let sides =
+            (0..draw.between(1, 3)).map(|_| connect(&mut fabric, &mut draw, is_harsh)).collect();
+        let stats = Stats { seeds: 1, ..Stats::default() };
+        Run {
+            fabric,
+            draw,
+            pools,
+            model,
+            sides,
+            open: vec![vec![], vec![]],
+            sabotage,
+            stats,
+            is_harsh,
+        }
+    }
+
+    fn go(mut self) -> Checked<Stats> {
+        let faulty_events = self.draw.between(50, 3_000);
+        for event in 0..2_000_000_u64 {
+            if event == faulty_events {
+                self.fabric.mix = FaultMix::default();
+            }
+            let posted = self.post_some(event > faulty_events);
+            let moved = self.fabric.advance();
+            self.collect()?;
+            if self.is_done() {
+                return self.finish();
+            }
+            if !posted && !moved {
+                // Nothing is under way: whoever was waiting for its program gets its turn.
+                self.fabric.mix = FaultMix::default();
+                ensure!(self.post_some(true), "stuck: {}", self.describe());
+            }
+        }
+        Err(format!("not done after two million events: {}", self.describe()))
+    }
+
+    fn describe(&self) -> String {
+        self.sides
+            .iter()
+            .flatten()
+            .map(|side| {
+                let node = &self.fabric.nodes[side.end.node];
+                format!(
+                    "{:?} {:?}: {} plans, {} sends, {} receives, {} to post; {:?}",
+                    side.end.qpn,
+                    node.endpoint.qp_state(side.end.qpn),
+                    side.plans.len(),
+                    side.sends.len(),
+                    side.receives.len(),
+                    side.expected.len(),
+                    node.endpoint.qp_counters(side.end.qpn),
+                )
+            })
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    fn is_done(&self) -> bool {
+        self.sides.iter().flatten().all(Side::is_done)
+    }
+
+    // ---- programs ------------------------------------------------------------------------------
+
+    /// Each side posts a little of what it plans to; all it can if `eager`.
+    fn post_some(&mut self, eager: bool) -> bool {
+        let mut posted = false;
+        for connection in 0..self.sides.len() {
+            for side in 0..2 {
+                let rounds = if eager { WQ_DEPTH.into() } else { self.draw.below(3) };
+                for _ in 0..rounds {
+                    posted |= self.post_send(connection, side);
+                    if eager || self.draw.chance(self.sides[connection][side].eagerness) {
+                        posted |= self.post_receive(connection, side);
+                    }
+                }
+            }
+        }
+        posted
+    }
+
+    fn is_alive(&self, end: End) -> bool {
+        self.fabric.nodes[end.node].endpoint.qp_state(end.qpn) == Some(QpState::Rts)
+    }
+
+    fn post_receive(&mut self, connection: usize, side: usize) -> bool {
+        let Run { fabric, draw, pools, sides, .. } = self;
+        let this = &mut sides[connection][side];
+        if this.receives.len() >= WQ_DEPTH as usize {
+            return false;
+        }
+        let Some(len) = this.expected.pop_front() else {
+            return false;
+        };
+        let slack = draw.pick(&[0, 0, 1, 77]);
+        let sinks = [Use::SinkA, Use::SinkB];
+        let sges = pools[this.end.node]
+            .take_list(sinks, len + slack, draw)
+            .expect("plans leave room for receives");
+        let wr = RecvWr { wr_id: this.fresh_id(draw), sges };
+        fabric.nodes[this.end.node].endpoint.post_recv(this.end.qpn, wr.clone()).unwrap();
+        this.receives.push_back(wr);
+        true
+    }
+
+    fn post_send(&mut self, connection: usize, side: usize) -> bool {
+        let this = &self.sides[connection][side];
+        let end = this.end;
+        if this.sends.len() >= WQ_DEPTH as usize || !self.is_alive(end) {
+            return false;
+        }
+        let Some(plan) = self.sides[connection][side].plans.pop_front() else {
+            return false;
+        };
+        let (op, sges, posted, announced) = self.compose(connection, side, plan);
+        let this = &mut self.sides[connection][side];
+        let is_last = this.plans.is_empty();
+        let signaled = is_last || self.draw.chance(600);
+        let wr_id = this.fresh_id(&mut self.draw);
+        let solicited = self.draw.chance(100);
+        this.sends.push_back(PostedSend { wr_id, signaled, ..posted });
+        this.announced.extend(announced);
+        let wr = SendWr { wr_id, op, sges, signaled, solicited };
+        self.fabric.nodes[end.node].endpoint.post_send(end.qpn, wr).unwrap();
+        self.stats.work_requests += 1;
+        true
+    }
+
+    /// Turns a plan into a work request, and notes in the model what it will do.
+    fn compose(
+        &mut self,
+        connection: usize,
+        side: usize,
+        plan: Plan,
+    ) -> (SendOp, SgList, PostedSend, Option<Announced>) {
+        let imm = self.draw.word() as u32;
+        match plan.kind {
+            Kind::Send | Kind::SendImm => {
+                let (sges, bytes) = self.source(connection, side, plan.len);
+                let imm = (plan.kind == Kind::SendImm).then_some(imm);
+                let op = imm.map_or(SendOp::Send, SendOp::SendImm);
+                let announced = Announced { opcode: WcOpcode::Recv, imm, bytes, target: None };
+                (op, sges, unposted(WcOpcode::Send, None), Some(announced))
+            }
+            Kind::Write | Kind::WriteImm => self.compose_write(connection, side, plan, imm),
+            Kind::Read => self.compose_read(connection, side, plan),
+        }
+    }
+
+    fn compose_write(
+        &mut self,
+        connection: usize,
+        side: usize,
+        plan: Plan,
+        imm: u32,
+    ) -> (SendOp, SgList, PostedSend, Option<Announced>) {
+        let (sges, bytes) = self.source(connection, side, plan.len);
+        let with_imm = plan.kind == Kind::WriteImm;
+        let remote_addr = self.write_target(connection, side, plan.len, with_imm);
+        let peer = self.sides[connection][1 - side].end.node;
+        let rkey = self.pools[peer].region(Use::Window).rkey;
+        put(&mut self.model[peer], remote_addr, &bytes);
+        let posted = unposted(WcOpcode::Write, None);
+        if !with_imm {
+            return (SendOp::Write { remote_addr, rkey }, sges, posted, None);
+        }
+        let target = Some(remote_addr);
+        let announced = Announced { opcode: WcOpcode::RecvWriteImm, imm: Some(imm), bytes, target };
+        (SendOp::WriteImm { remote_addr, rkey, imm }, sges, posted, Some(announced))
+    }
+
+    fn compose_read(
+        &mut self,
+        connection: usize,
+        side: usize,
+        plan: Plan,
+    ) -> (SendOp, SgList, PostedSend, Option<Announced>) {
+        let (node, peer) =
+            (side_node(self, connection, side), side_node(self, connection, 1 - side));
+        let (remote_addr, len, rkey) = self.read_source(connection, side, plan.len);
+        let sinks = [Use::SinkA, Use::SinkB];
+        let sges = self.pools[node].take_list(sinks, len, &mut self.draw);
+        let sges = sges.expect("plans leave room for READs");
+        let bytes = get(&self.model[peer], remote_addr, len).to_vec();
+        scatter(&mut self.model[node], &sges, &bytes);
+        let result = Some((sges.clone(), bytes));
+        (SendOp::Read { remote_addr, rkey }, sges, unposted(WcOpcode::Read, result), None)
+    }
+
+    /// Local bytes to send.
+    fn source(&mut self, connection: usize, side: usize, len: u32) -> (SgList, Vec<u8>) {
+        let node = side_node(self, connection, side);
+        let sources = [Use::SourceA, Use::SourceB];
+        let sges = self.pools[node]
+            .take_list(sources, len, &mut self.draw)
+            .expect("plans leave room for sources");
+        let bytes = gather(&self.model[node], &sges);
+        (sges, bytes)
+    }
+
+    /// Where a WRITE goes: fresh memory, or over an earlier WRITE that nobody looks at.
+    fn write_target(&mut self, connection: usize, side: usize, len: u32, announced: bool) -> u64 {
+        let peer = side_node(self, connection, 1 - side);
+        let Run { draw, pools, sides, .. } = self;
+        let written = &mut sides[connection][side].written;
+        let reusable =
+            written.iter().find(|slot| !slot.is_sealed && slot.len >= len).map(|slot| slot.addr);
+        if let Some(addr) = reusable.filter(|_| !announced && draw.chance(500)) {
+            return addr;
+        }
+        let sge = pools[peer].take(Use::Window, len, draw).expect("plans leave room for WRITEs");
+        written.push(Written { addr: sge.addr, len, is_sealed: announced });
+        sge.addr
+    }
+
+    /// Where a READ gets its bytes: constant memory, or what this side wrote before.
+    fn read_source(&mut self, connection: usize, side: usize, len: u32) -> (u64, u32, u32) {
+        let peer = side_node(self, connection, 1 - side);
+        let Run { draw, pools, sides, .. } = self;
+        let written = &mut sides[connection][side].written;
+        if let Some(slot) = written.last_mut().filter(|slot| slot.len <= len && draw.chance(500)) {
+            slot.is_sealed = true;
+            return (slot.addr, slot.len, pools[peer].region(Use::Window).rkey);
+        }
+        let library = pools[peer].region(Use::Library);
+        let addr = library.addr + draw.below(library.len - u64::from(len) + 1);
+        (addr, len, library.rkey)
+    }
+
+    // ---- checks --------------------------------------------------------------------------------
+
+    fn collect(&mut self) -> Checked<()> {
+        for connection in 0..self.sides.len() {
+            self.collect_connection(connection)?;
+            if self.spread_errors(connection) {
+                self.collect_connection(connection)?;
+                self.check_flushed(connection)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What has not completed by now was unsignaled, and had succeeded before the connection broke.
+    fn check_flushed(&mut self, connection: usize) -> Checked<()> {
+        for side in &mut self.sides[connection] {
+            let silent = side.sends.iter().all(|posted| !posted.signaled);
+            ensure!(silent, "{:?}: signaled sends were not flushed", side.end.qpn);
+            ensure!(side.receives.is_empty(), "{:?}: receives were not flushed", side.end.qpn);
+            side.sends.clear();
+        }
+        Ok(())
+    }
+
+    fn collect_connection(&mut self, connection: usize) -> Checked<()> {
+        for side in 0..2 {
+            let end = self.sides[connection][side].end;
+            let mut sent = self.fabric.sent_by(end);
+            self.sabotage_completions(&mut sent);
+            for completion in sent {
+                self.check_sent(connection, side, completion)?;
+            }
+            for completion in self.fabric.received_by(end) {
+                self.check_received(connection, side, completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sabotage_completions(&mut self, sent: &mut Vec<Completion>) {
+        match self.sabotage {
+            Sabotage::Completion if self.draw.chance(200) => drop(sent.pop()),
+            Sabotage::Order => sent.reverse(),
+            _ => {}
+        }
+    }
+
+    fn check_sent(&mut self, connection: usize, side: usize, done: Completion) -> Checked<()> {
+        let Run { fabric, sides, stats, open, .. } = self;
+        let this = &mut sides[connection][side];
+        ensure!(done.qpn == this.end.qpn, "completion of another queue pair: {done:?}");
+        let posted = loop {
+            let Some(posted) = this.sends.pop_front() else {
+                return Err(format!("nothing was posted for {done:?}"));
+            };
+            if posted.wr_id == done.wr_id {
+                break posted;
+            }
+            ensure!(!posted.signaled, "{:#x} did not complete before {done:?}", posted.wr_id);
+            ensure!(this.send_errors == 0, "{:#x} was not flushed", posted.wr_id);
+        };
+        if done.status != WcStatus::Success {
+            let first = this.send_errors == 0;
+            let legal = match done.status {
+                WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded => first,
+                WcStatus::WrFlushError => true,
+                _ => false,
+            };
+            ensure!(legal, "unexpected end of a work request: {done:?}");
+            this.send_errors += 1;
+            let landing = posted.result.iter().flat_map(|(sges, _)| sges);
+            open[this.end.node].extend(landing.map(range_of));
+            return Ok(());
+        }
+        stats.bytes += u64::from(done.byte_len);
+        ensure!(this.send_errors == 0, "success after an error: {done:?}");
+        ensure!(posted.signaled, "completion of an unsignaled request: {done:?}");
+        ensure!(posted.opcode == done.opcode, "wrong opcode: {done:?}");
+        let Some((sges, bytes)) = posted.result else {
+            return Ok(());
+        };
+        ensure!(done.byte_len as usize == bytes.len(), "wrong length: {done:?}");
+        let there = gather(&fabric.nodes[this.end.node].arena.bytes, &sges);
+        ensure!(there == bytes, "READ brought wrong bytes: {done:?}");
+        Ok(())
+    }
+
+    fn check_received(&mut self, connection: usize, side: usize, done: Completion) -> Checked<()> {
+        let [left, right] = &mut self.sides[connection];
+        let (this, peer) = if side == 0 { (left, right) } else { (right, left) };
+        let Some(receive) = this.receives.pop_front() else {
+            return Err(format!("no receive was posted for {done:?}"));
+        };
+        ensure!(receive.wr_id == done.wr_id, "receives out of order: {done:?}");
+        if done.status != WcStatus::Success {
+            ensure!(done.status == WcStatus::WrFlushError, "unexpected end of a receive: {done:?}");
+            this.receive_errors += 1;
+            self.open[this.end.node].extend(receive.sges.iter().map(range_of));
+            return Ok(());
+        }
+        ensure!(this.receive_errors == 0, "success after an error: {done:?}");
+        let Some(message) = peer.announced.pop_front() else {
+            return Err(format!("nothing was sent for {done:?}"));
+        };
+        let told = (done.opcode, done.imm, done.byte_len as usize);
+        let wanted = (message.opcode, message.imm, message.bytes.len());
+        ensure!(told == wanted, "{done:?} should be {wanted:?}");
+        let arena = &self.fabric.nodes[this.end.node].arena;
+        let there = match message.target {
+            Some(addr) => arena.peek(addr, message.bytes.len()).to_vec(),
+            None => gather_prefix(&arena.bytes, &receive.sges, message.bytes.len()),
+        };
+        ensure!(there == message.bytes, "wrong bytes in {done:?}");
+        if message.target.is_none() {
+            scatter(&mut self.model[this.end.node], &receive.sges, &message.bytes);
+        }
+        Ok(())
+    }
+
+    /// When one side has broken, its program stops the other, and both give up their plans.
+    fn spread_errors(&mut self, connection: usize) -> bool {
+        let ends = [0, 1].map(|side| self.sides[connection][side].end);
+        let dead = ends.map(|end| !self.is_alive(end));
+        if dead == [false, false] {
+            return false;
+        }
+        if !std::mem::replace(&mut self.sides[connection][0].is_broken, true) {
+            self.stats.broken[usize::from(!self.is_harsh)] += 1;
+            self.open_written(connection);
+        }
+        for (side, end) in ends.into_iter().enumerate() {
+            self.fabric.nodes[end.node].endpoint.modify_to_error(end.qpn).unwrap();
+            self.sides[connection][side].plans.clear();
+            self.sides[connection][side].expected.clear();
+        }
+        true
+    }
+
+    /// What this side wrote before its connection broke may have arrived, in part, or not.
+    fn open_written(&mut self, connection: usize) {
+        for side in 0..2 {
+            let peer = side_node(self, connection, 1 - side);
+            let written = self.sides[connection][side].written.iter();
+            self.open[peer].extend(written.map(|slot| slot.addr..slot.addr + u64::from(slot.len)));
+        }
+    }
+
+    fn finish(mut self) -> Checked<Stats> {
+        // What is still flying, or sent again, must not change anything any more.
+        self.fabric.run(1_000_000);
+        self.collect()?;
+        if self.sabotage == Sabotage::Guard {
+            let guard = self.pools[0].region(Use::SourceB).addr - 1;
+            let arena = &mut self.fabric.nodes[0].arena;
+            let byte = arena.peek(guard, 1)[0];
+            arena.poke(guard, &[!byte]);
+        }
+        for node in 0..self.fabric.nodes.len() {
+            self.check_arena(node)?;
+            self.stats.add_node(&self.fabric.nodes[node]);
+        }
+        self.stats.faults = self.fabric.injected;
+        Ok(self.stats)
+    }
+
+    fn check_arena(&mut self, node: usize) -> Checked<()> {
+        let arena = &self.fabric.nodes[node].arena;
+        for range in &self.open[node] {
+            let now = arena.peek(range.start, (range.end - range.start) as usize).to_vec();
+            put(&mut self.model[node], range.start, &now);
+        }
+        let differs = arena.bytes.iter().zip(&self.model[node]).position(|(a, b)| a != b);
+        match differs {
+            None => Ok(()),
+            Some(at) => {
+                Err(format!("node {node}: byte {:#x} is not as in the model", BASE + at as u64))
+            }
+        }
+    }
+}
+
+fn range_of(sge: &Sge) -> Range<u64> {
+    sge.addr..sge.addr + u64::from(sge.len)
+}
+
+fn side_node(run: &Run, connection: usize, side: usize) -> usize {
+    run.sides[connection][side].end.node
+}
+
+fn unposted(opcode: WcOpcode, result: Option<(SgList, Vec<u8>)>) -> PostedSend {
+    PostedSend { wr_id: 0, signaled: false, opcode, result }
+}
+
+/// Plans of one side, within what the pools of a node can give if three connections share them.
+fn draw_plans(draw: &mut Draw) -> VecDeque<Plan> {
+    const BUDGET: u32 = 75_000;
+    let all = [Kind::Send, Kind::SendImm, Kind::Write, Kind::WriteImm, Kind::Read];
+    let kinds =
+        if draw.chance(600) { all.to_vec() } else { vec![draw.pick(&all), draw.pick(&all)] };
+    let mut left = BUDGET;
+    (0..draw.between(1, 30))
+        .map(|_| draw_plan(draw, &kinds))
+        .filter(|plan| {
+            let cost = plan.len + 700;
+            let fits = cost <= left;
+            left -= if fits { cost } else { 0 };
+            fits
+        })
+        .collect()
+}
+
+fn connect(fabric: &mut Fabric, draw: &mut Draw, is_harsh: bool) -> [Side; 2] {
+    let ends = [0, 1].map(|node| fabric.create_end(node, WQ_DEPTH, 4 * WQ_DEPTH));
+    for end in ends {
+        if draw.chance(500) {
+            let corner = draw.pick(&[Psn::new(0), Psn::new(1 << 23)]);
+            let psn = corner.minus(draw.below(100) as u32);
+            fabric.nodes[end.node].endpoint.set_initial_psn(end.qpn, psn).unwrap();
+        }
+    }
+    let common = Connect {
+        mtu: draw.pick(&Mtu::ALL),
+        timeout: draw.between(8, 12) as u8,
+        retry_count: if is_harsh { draw.below(3) as u8 } else { 7 },
+        rnr_retry: if is_harsh { draw.pick(&[0, 2, 7]) } else { 7 },
+        min_rnr_timer: draw.between(1, 14) as u8,
+        max_rd_atomic: draw.between(1, 4) as u8,
+        max_dest_rd_atomic: 4,
+        window_packets: draw.pick(&[1, 2, 3, 8, 32, 128]),
+        ..Connect::new(fabric.nodes[0].path(), ends[0].qpn, Psn::default())
+    };
+    fabric.connect(ends[0], ends[1], |connect| {
+        *connect = Connect {
+            path: connect.path,
+            dest_qp: connect.dest_qp,
+            remote_psn: connect.remote_psn,
+            ..common
+        };
+    });
+    let plans = [draw_plans(draw), draw_plans(draw)];
+    let lengths = [1, 0].map(|peer: usize| {
+        plans[peer].iter().filter(|plan| plan.kind.takes_receive()).map(|plan| plan.len).collect()
+    });
+    let mut sides = ends.into_iter().zip(plans).zip(lengths).map(|((end, plans), expected)| Side {
+        end,
+        plans,
+        sends: VecDeque::new(),
+        receives: VecDeque::new(),
+        expected,
+        announced: VecDeque::new(),
+        written: Vec::new(),
+        eagerness: draw.pick(&[5, 100, 700, 1000]),
+        next_id: 0,
+        send_errors: 0,
+        receive_errors: 0,
+        is_broken: false,
+    });
+    [sides.next().unwrap(), sides.next().unwrap()]
+}
+
+fn put(arena: &mut [u8], addr: u64, bytes: &[u8]) {
+    let at = (addr - BASE) as usize;
+    arena[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn get(arena: &[u8], addr: u64, len: u32) -> &[u8] {
+    let at = (addr - BASE) as usize;
+    &arena[at..at + len as usize]
+}
+
+fn gather(arena: &[u8], sges: &[Sge]) -> Vec<u8> {
+    sges.iter().flat_map(|sge| get(arena, sge.addr, sge.len)).copied().collect()
+}
+
+fn gather_prefix(arena: &[u8], sges: &[Sge], len: usize) -> Vec<u8> {
+    let mut bytes = gather(arena, sges);
+    bytes.truncate(len);
+    bytes
+}
+
+fn scatter(arena: &mut [u8], sges: &[Sge], bytes: &[u8]) {
+    let mut rest = bytes;
+    for sge in sges {
+        let (piece, later) = rest.split_at(rest.len().min(sge.len as usize));
+        put(arena, sge.addr, piece);
+        rest = later;
+    }
+}
+
+/// Says how to run this seed alone if it fails by a panic.
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay: {}", replay(self.0));
+        }
+    }
+}
+
+fn replay(seed: u64) -> String {
+    format!("DQUANT_SEED={seed} cargo test -p roce --test it rc_chaos -- --nocapture")
+}
+
+fn seeds() -> Range<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().expect("seeds are numbers");
+    if let Ok(seed) = std::env::var("DQUANT_SEED") {
+        let seed = number(&seed);
+        return seed..seed + 1;
+    }
+    match std::env::var("DQUANT_SEEDS") {
+        Err(_) => DEFAULT_SEEDS,
+        Ok(range) => {
+            let (first, end) = range.split_once("..").expect("DQUANT_SEEDS=FIRST..END");
+            number(first)..number(end)
+        }
+    }
+}
+
+#[test]
+fn every_work_request_completes_once_in_order_with_the_right_bytes() {
+    let mut sum = Stats::default();
+    for seed in seeds() {
+        let _replay = Replay(seed);
+        match Run::new(seed, Sabotage::None).go() {
+            Ok(stats) => sum.add(stats),
+            Err(violation) => panic!("seed {seed}: {violation}\nreplay: {}", replay(seed)),
+        }
+    }
+    sum.print();
+    assert_eq!(sum.broken[1], 0, "connections broke although retries were plenty");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in 0..20 {
+        let [first, second] = [(); 2].map(|()| {
+            let stats = Run::new(seed, Sabotage::None).go().unwrap();
+            format!("{stats:?}")
+        });
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+/// The checker has to notice each kind of damage on most seeds, or it proves nothing.
+#[test]
+fn sabotage_is_noticed() {
+    for sabotage in [Sabotage::Payload, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {
+        let noticed = (0..20).filter(|&seed| Run::new(seed, sabotage).go().is_err()).count();
+        assert!(noticed >= 15, "{sabotage:?} was noticed on {noticed} of 20 seeds only");
+    }
+}

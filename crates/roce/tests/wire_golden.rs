@@ -1,0 +1,160 @@
+//! Captures of the Linux kernel's soft-RoCE decode, verify and encode again byte for byte.
+//!
+//! The captures beside this file are always checked. A directory with more is named by
+//! `DQUANT_GOLDEN`; without it, `shared/rxelab/golden` beside the workspace is used if it exists.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use roce::wire::capture::{Capture, CaptureReport, check};
+use roce::wire::frame::{Frame, Ip, IpVersion, Ipv4};
+use roce::wire::{Ext, Opcode, ROCE_PORT, Syndrome, icrc};
+
+fn manifest() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn committed(name: &str) -> Vec<u8> {
+    let path = manifest().join("tests/golden").join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn captures_in(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut captures: Vec<_> =
+        paths.filter(|path| path.extension().is_some_and(|ext| ext == "pcap")).collect();
+    captures.sort();
+    captures
+}
+
+fn assert_clean(path: &Path, report: &CaptureReport) {
+    assert!(report.is_clean(), "{}:\n{report}", path.display());
+    assert_ne!(report.roce, 0, "{}: no RoCE packet", path.display());
+    assert_eq!(report.icrc_right, report.roce, "{}", path.display());
+    assert_eq!(report.reproduced, report.roce, "{}", path.display());
+}
+
+#[test]
+fn committed_captures_are_clean() {
+    let captures = captures_in(&manifest().join("tests/golden"));
+    assert_eq!(captures.len(), 6);
+    for path in captures {
+        let bytes = fs::read(&path).expect("listed a moment ago");
+        assert_clean(&path, &check(&bytes));
+    }
+}
+
+#[test]
+fn every_capture_at_hand_is_clean() {
+    let directory = std::env::var_os("DQUANT_GOLDEN").map(PathBuf::from);
+    let named = directory.is_some();
+    let directory = directory.unwrap_or_else(|| manifest().join("../../../shared/rxelab/golden"));
+    let captures = captures_in(&directory);
+    if captures.is_empty() {
+        assert!(!named, "DQUANT_GOLDEN={} has no pcap file", directory.display());
+        println!("skipped: no captures in {}; set DQUANT_GOLDEN", directory.display());
+        return;
+    }
+    for path in captures {
+        let bytes = fs::read(&path).expect("listed a moment ago");
+        let report = check(&bytes);
+        println!("{}\n{report}\n", path.display());
+        assert_clean(&path, &report);
+    }
+}
+
+/// Counts as an independent decoder gives them.
+#[test]
+fn opcodes_are_counted() {
+    use IpVersion::{V4, V6};
+    let expect = |name: &str, counts: &[((IpVersion, Opcode), u64)]| {
+        let counts: BTreeMap<_, _> = counts.iter().copied().collect();
+        assert_eq!(check(&committed(name)).by_opcode, counts, "{name}");
+    };
+    expect("rc_small.pcap", &[((V4, Opcode::RcSendOnly), 10), ((V4, Opcode::RcAcknowledge), 10)]);
+    expect("ud_v6.pcap", &[((V6, Opcode::UdSendOnly), 6)]);
+    expect(
+        "uc.pcap",
+        &[
+            ((V4, Opcode::UcSendFirst), 6),
+            ((V4, Opcode::UcSendMiddle), 6),
+            ((V4, Opcode::UcSendLast), 6),
+        ],
+    );
+    expect(
+        "fetch_add.pcap",
+        &[((V4, Opcode::RcFetchAdd), 5), ((V4, Opcode::RcAtomicAcknowledge), 5)],
+    );
+    expect(
+        "read_only.pcap",
+        &[((V4, Opcode::RcReadRequest), 5), ((V4, Opcode::RcReadResponseOnly), 5)],
+    );
+    expect(
+        "rping_cm.pcap",
+        &[
+            ((V4, Opcode::RcSendOnly), 8),
+            ((V4, Opcode::RcWriteOnly), 2),
+            ((V4, Opcode::RcReadRequest), 2),
+            ((V4, Opcode::RcReadResponseOnly), 2),
+            ((V4, Opcode::RcAcknowledge), 10),
+            ((V4, Opcode::UdSendOnly), 5),
+        ],
+    );
+}
+
+fn frames(capture: &[u8]) -> Vec<Frame<'_>> {
+    let capture = Capture::parse(capture).expect("a committed capture");
+    capture
+        .records()
+        .map(|record| Frame::parse(record.expect("complete").bytes).expect("a RoCE frame"))
+        .collect()
+}
+
+#[test]
+fn fields_of_a_send_and_its_acknowledgement() {
+    let bytes = committed("rc_small.pcap");
+    let frames = frames(&bytes);
+    let send = &frames[0].packet;
+    assert_eq!(send.udp.dst_port, ROCE_PORT);
+    assert!(matches!(send.ip, Ip::V4(ip) if ip.id == 0xb5f3 && ip.dont_fragment && ip.ttl == 64));
+    let bth = send.headers.bth();
+    assert_eq!((bth.opcode, bth.pad, bth.pkey), (Opcode::RcSendOnly, 3, 0xffff));
+    assert_eq!((bth.dest_qp.get(), bth.psn.get(), bth.ack_req), (0x11, 0xfe_d06e, true));
+    assert_eq!((bth.mig_req, bth.solicited, bth.fecn, bth.becn), (false, false, false, false));
+    assert_eq!(send.payload, [b'{'; 101]);
+
+    let aeth = frames.iter().find_map(|frame| frame.packet.headers.ext().aeth());
+    let aeth = aeth.expect("the capture has acknowledgements");
+    assert_eq!((aeth.syndrome, aeth.msn), (Syndrome::Ack { credits: 31 }, 1));
+}
+
+#[test]
+fn fields_of_a_datagram_to_the_connection_manager() {
+    let bytes = committed("rping_cm.pcap");
+    let frames = frames(&bytes);
+    let request = &frames[0].packet;
+    assert_eq!(request.headers.bth().dest_qp.get(), 1);
+    assert!(matches!(request.headers.ext(), Ext::Deth(deth)
+        if deth.qkey == 0x8001_0000 && deth.src_qp.get() == 1));
+    assert_eq!(request.payload.len(), 256);
+}
+
+/// The identification that a UDP socket would not see is found from the ICRC alone.
+#[test]
+fn hidden_identifications_are_solved() {
+    for name in ["rc_small.pcap", "uc.pcap", "rping_cm.pcap"] {
+        let bytes = committed(name);
+        for frame in frames(&bytes) {
+            let Ip::V4(ip) = frame.packet.ip else { panic!("{name} is IPv4") };
+            let mut encoded = Vec::new();
+            frame.packet.emit(&mut encoded).expect("it was parsed");
+            let mut blind = frame.packet;
+            blind.ip = Ip::V4(Ipv4 { id: 0, ..ip });
+            assert_eq!(icrc::solve_id(&blind.pseudo(), &encoded[28..]), Some(ip.id), "{name}");
+        }
+    }
+}
