@@ -1,0 +1,364 @@
+//! The header of a NumPy `.npy` file, format versions 1.0, 2.0 and 3.0.
+//!
+//! Six magic bytes, major and minor version, the header length (`u16` in version 1, `u32` later),
+//! then a Python dictionary literal with the keys `descr`, `fortran_order` and `shape`, then the
+//! array. The reader below accepts that literal and nothing else: no expression, no other key, no
+//! nesting, so a hostile header can waste at most [`MAX_HEADER_BYTES`] of attention.
+//!
+//! An array of any number of axes is read as one run of tokens in C order.
+
+use alloc::string::String;
+
+use super::{DatasetError, Dtype, Format, TokenFile, exact_len};
+
+/// First bytes of every `.npy` file.
+pub const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Bytes needed by [`header_bytes`].
+pub const PREFIX_BYTES: usize = 12;
+
+/// Longest header text accepted, in bytes. NumPy itself warns above 10,000.
+pub const MAX_HEADER_BYTES: u64 = 65_536;
+
+/// Bytes in front of the array, told from the first [`PREFIX_BYTES`] of the file. A caller reads
+/// that many bytes and passes them to [`parse`].
+pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
+    let (text_at, text_len, _) = preamble(prefix)?;
+    Ok(text_at as u64 + text_len)
+}
+
+/// Describes a `.npy` file of `file_len` bytes from its first bytes, at least [`header_bytes`] of
+/// them.
+pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
+    let (text_at, text_len, version) = preamble(head)?;
+    let data_offset = text_at as u64 + text_len;
+    let text = usize::try_from(data_offset).ok().and_then(|end| head.get(text_at..end)).ok_or(
+        DatasetError::Truncated { what: "npy header", have: head.len() as u64, need: data_offset },
+    )?;
+    let header = Header::parse(text)?;
+    let dtype = Dtype::from_npy(&header.descr)?.token()?;
+    if header.fortran_order {
+        return Err(DatasetError::FortranOrder);
+    }
+    let bytes = u64::from(dtype.bytes());
+    let end = header.elements.checked_mul(bytes).and_then(|len| len.checked_add(data_offset));
+    let end = end.ok_or(DatasetError::TooLarge { field: "shape", value: header.elements })?;
+    exact_len("npy file", file_len, end)?;
+    Ok(TokenFile { dtype, data_offset, tokens: header.elements, format: Format::Npy { version } })
+}
+
+/// Offset and length of the header text, and the major version.
+fn preamble(head: &[u8]) -> Result<(usize, u64, u8), DatasetError> {
+    let short = |need| DatasetError::Truncated {
+        what: "npy header",
+        have: head.len() as u64,
+        need: need as u64,
+    };
+    if !head.starts_with(&MAGIC[..MAGIC.len().min(head.len())]) {
+        return Err(DatasetError::Magic { format: "npy" });
+    }
+    let &[major, minor] = head.get(6..8).and_then(|v| v.as_array()).ok_or(short(PREFIX_BYTES))?;
+    let (text_at, text_len) = match (major, minor) {
+        (1, 0) => (10, head.get(8..10).map(|b| u64::from(b[0]) | u64::from(b[1]) << 8)),
+        (2 | 3, 0) => {
+            let len = head.get(8..12).and_then(|b| b.as_array());
+            (12, len.map(|b| u64::from(u32::from_le_bytes(*b))))
+        }
+        _ => {
+            let version = u64::from(major);
+            return Err(DatasetError::Version { format: "npy", version, known: "1.0, 2.0, 3.0" });
+        }
+    };
+    let text_len = text_len.ok_or(short(text_at))?;
+    if text_len > MAX_HEADER_BYTES {
+        return Err(DatasetError::HeaderTooLong { len: text_len, max: MAX_HEADER_BYTES });
+    }
+    Ok((text_at, text_len, major))
+}
+
+/// The three fields of the dictionary.
+struct Header {
+    descr: String,
+    fortran_order: bool,
+    elements: u64,
+}
+
+impl Header {
+    fn parse(text: &[u8]) -> Result<Header, DatasetError> {
+        let mut reader = Reader { text, at: 0 };
+        let (mut descr, mut fortran_order, mut elements) = (None, None, None);
+        reader.expect(b'{', "expected `{`")?;
+        while !reader.accept(b'}') {
+            let key_at = reader.at;
+            let key = reader.string()?;
+            reader.expect(b':', "expected `:`")?;
+            match key {
+                b"descr" => once("descr", &mut descr, reader.descr()?)?,
+                b"fortran_order" => once("fortran_order", &mut fortran_order, reader.boolean()?)?,
+                b"shape" => once("shape", &mut elements, reader.shape()?)?,
+                _ => {
+                    return Err(DatasetError::HeaderSyntax { at: key_at, why: "unknown key" });
+                }
+            }
+            if !reader.accept(b',') {
+                reader.expect(b'}', "expected `,` or `}`")?;
+                break;
+            }
+        }
+        reader.end()?;
+        let missing = |field| DatasetError::HeaderField { field, state: "missing" };
+        Ok(Header {
+            descr: descr.ok_or(missing("descr"))?,
+            fortran_order: fortran_order.ok_or(missing("fortran_order"))?,
+            elements: elements.ok_or(missing("shape"))?,
+        })
+    }
+}
+
+fn once<T>(field: &'static str, slot: &mut Option<T>, value: T) -> Result<(), DatasetError> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(DatasetError::HeaderField { field, state: "repeated" }),
+    }
+}
+
+/// A cursor over the dictionary text.
+struct Reader<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn error(&self, why: &'static str) -> DatasetError {
+        DatasetError::HeaderSyntax { at: self.at, why }
+    }
+
+    /// The next byte that is not white space.
+    fn peek(&mut self) -> Option<u8> {
+        while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
+            self.at += 1;
+        }
+        self.text.get(self.at).copied()
+    }
+
+    fn accept(&mut self, byte: u8) -> bool {
+        let hit = self.peek() == Some(byte);
+        self.at += usize::from(hit);
+        hit
+    }
+
+    fn expect(&mut self, byte: u8, why: &'static str) -> Result<(), DatasetError> {
+        match self.accept(byte) {
+            true => Ok(()),
+            false => Err(self.error(why)),
+        }
+    }
+
+    /// The run of bytes that `keep` accepts, from here.
+    fn run(&mut self, keep: impl Fn(u8) -> bool) -> &'a [u8] {
+        let rest = &self.text[self.at..];
+        let len = rest.iter().position(|&b| !keep(b)).unwrap_or(rest.len());
+        self.at += len;
+        &rest[..len]
+    }
+
+    fn string(&mut self) -> Result<&'a [u8], DatasetError> {
+        let quote = self.peek().filter(|b| matches!(b, b'\'' | b'"'));
+        let quote = quote.ok_or_else(|| self.error("expected a quoted string"))?;
+        self.at += 1;
+        let body = self.run(|b| b != quote && b != b'\\');
+        self.expect(quote, "string without an end, or with an escape")?;
+        Ok(body)
+    }
+
+    fn descr(&mut self) -> Result<String, DatasetError> {
+        if self.peek() == Some(b'[') {
+            return Err(DatasetError::NotInteger { descr: "a structure".into(), kind: '[' });
+        }
+        Ok(String::from_utf8_lossy(self.string()?).into_owned())
+    }
+
+    fn boolean(&mut self) -> Result<bool, DatasetError> {
+        self.peek();
+        match self.run(|b| b.is_ascii_alphabetic()) {
+            b"True" => Ok(true),
+            b"False" => Ok(false),
+            _ => Err(self.error("expected True or False")),
+        }
+    }
+
+    /// The product of the axes of a tuple such as `(3, 5)`, `(7,)`.
+    fn shape(&mut self) -> Result<u64, DatasetError> {
+        self.expect(b'(', "expected `(`")?;
+        let (mut axes, mut empty, mut elements) = (0u32, false, 1u64);
+        while !self.accept(b')') {
+            let axis = self.integer()?;
+            axes += 1;
+            empty |= axis == 0;
+            // A zero axis makes the array empty whatever the others are, so those need not fit.
+            elements = match elements.checked_mul(axis.max(1)) {
+                Some(product) => product,
+                None => {
+                    return Err(DatasetError::TooLarge { field: "shape", value: axis });
+                }
+            };
+            if !self.accept(b',') {
+                self.expect(b')', "expected `,` or `)`")?;
+                break;
+            }
+        }
+        match (axes, empty) {
+            (0, _) => Err(DatasetError::Scalar),
+            (_, true) => Ok(0),
+            (_, false) => Ok(elements),
+        }
+    }
+
+    fn integer(&mut self) -> Result<u64, DatasetError> {
+        self.peek();
+        let digits = self.run(|b| b.is_ascii_digit());
+        let text = core::str::from_utf8(digits).unwrap_or_default();
+        let value = text.parse().map_err(|_| self.error("expected an axis length below 2^64"))?;
+        // Python 2 wrote long integers with this letter.
+        self.accept(b'L');
+        Ok(value)
+    }
+
+    /// Only padding may follow the dictionary.
+    fn end(&mut self) -> Result<(), DatasetError> {
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.error("bytes behind the dictionary")),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::{format, vec::Vec};
+
+    fn file(version: u8, dict: &str) -> Vec<u8> {
+        let mut out = Vec::from(MAGIC);
+        out.extend([version, 0]);
+        match version {
+            1 => out.extend((dict.len() as u16).to_le_bytes()),
+            _ => out.extend((dict.len() as u32).to_le_bytes()),
+        }
+        out.extend(dict.as_bytes());
+        out
+    }
+
+    fn dict(descr: &str, fortran: &str, shape: &str) -> String {
+        format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}     \n")
+    }
+
+    #[test]
+    fn headers_as_numpy_writes_them() {
+        for version in 1..=3 {
+            let head = file(version, &dict("<u2", "False", "(1000,)"));
+            let parsed = parse(&head, head.len() as u64 + 2_000).unwrap();
+            assert_eq!(parsed.dtype, Dtype::U16);
+            assert_eq!(parsed.tokens, 1_000);
+            assert_eq!(parsed.data_offset, head.len() as u64);
+            assert_eq!(parsed.format, Format::Npy { version });
+            assert_eq!(header_bytes(&head[..12]).unwrap(), head.len() as u64);
+        }
+        let head = file(1, &dict("<i8", "False", "(3, 5, 7)"));
+        assert_eq!(parse(&head, head.len() as u64 + 840).unwrap().tokens, 105);
+        let head = file(1, &dict("<i4", "False", "(12L,)"));
+        assert_eq!(parse(&head, head.len() as u64 + 48).unwrap().tokens, 12);
+        let head = file(1, &dict("<i4", "False", "(18446744073709551615, 0)"));
+        assert_eq!(parse(&head, head.len() as u64).unwrap().tokens, 0);
+    }
+
+    /// What NumPy 2.4 wrote for `numpy.arange(5, dtype='<u2')` and others.
+    #[test]
+    fn files_written_by_numpy() {
+        let file = |head: &[u8], dict: &str, data: usize| {
+            let padding = 127 - head.len() - dict.len();
+            let text = format!("{dict}{:padding$}\n", "");
+            let bytes = [head, text.as_bytes(), &std::vec![0; data]].concat();
+            parse(&bytes, bytes.len() as u64)
+        };
+        let one = b"\x93NUMPY\x01\x00v\x00";
+        let two = b"\x93NUMPY\x02\x00t\x00\x00\x00";
+        let three = b"\x93NUMPY\x03\x00t\x00\x00\x00";
+        let vector = file(one, "{'descr': '<u2', 'fortran_order': False, 'shape': (5,), }", 10);
+        let vector = vector.unwrap();
+        assert_eq!((vector.dtype, vector.tokens, vector.data_offset), (Dtype::U16, 5, 128));
+        let matrix = file(two, "{'descr': '<i4', 'fortran_order': False, 'shape': (2, 3), }", 24);
+        assert_eq!((matrix.as_ref().unwrap().dtype, matrix.unwrap().tokens), (Dtype::I32, 6));
+        let empty = file(three, "{'descr': '<u4', 'fortran_order': False, 'shape': (0, 7), }", 0);
+        assert_eq!(empty.unwrap().tokens, 0);
+        let columns = file(one, "{'descr': '<u2', 'fortran_order': True, 'shape': (2, 3), }", 12);
+        assert_eq!(columns, Err(DatasetError::FortranOrder));
+    }
+
+    #[test]
+    fn refusals_by_reason() {
+        let cases = [
+            (dict("<f4", "False", "(4,)"), "not-integer"),
+            (dict(">u4", "False", "(4,)"), "big-endian"),
+            (dict("|u1", "False", "(4,)"), "not-tokens"),
+            (dict("<u4", "True", "(4,)"), "fortran-order"),
+            (dict("<u4", "False", "()"), "scalar"),
+            (dict("<u4", "False", "(5,)"), "truncated"),
+            (dict("<u4", "False", "(3,)"), "excess"),
+            (dict("<u4", "False", "(4294967296, 4294967296)"), "too-large"),
+            (dict("<u4", "False", "(9223372036854775807,)"), "too-large"),
+            (dict("<u4", "False", "(-4,)"), "header-syntax"),
+            (dict("<u4", "False", "(99999999999999999999,)"), "header-syntax"),
+            (dict("<u4", "Maybe", "(4,)"), "header-syntax"),
+            (
+                "{'descr': [('a', '<u4')], 'fortran_order': False, 'shape': (4,)}".into(),
+                "not-integer",
+            ),
+            ("{'descr': '<u4', 'descr': '<u4'}".into(), "header-field"),
+            ("{'descr': '<u4', 'shape': (4,)}".into(), "header-field"),
+            ("{'descr': '<u4', 'colour': 3}".into(), "header-syntax"),
+            ("{} trailing".into(), "header-syntax"),
+            ("__import__('os')".into(), "header-syntax"),
+            ("".into(), "header-syntax"),
+        ];
+        for (text, reason) in cases {
+            let head = file(1, &text);
+            let error = parse(&head, head.len() as u64 + 16).unwrap_err();
+            assert_eq!(error.reason(), reason, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_prefix_of_a_header_is_refused_without_panic() {
+        let head = file(2, &dict("<u4", "False", "(4,)"));
+        for len in 0..head.len() {
+            let error = parse(&head[..len], head.len() as u64 + 16).unwrap_err();
+            assert!(matches!(error, DatasetError::Truncated { .. }), "{len}: {error}");
+        }
+        let mut long = file(2, "");
+        long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(parse(&long, u64::MAX).unwrap_err().reason(), "header-too-long");
+        let mut version = head.clone();
+        version[6] = 4;
+        assert_eq!(parse(&version, 0).unwrap_err().reason(), "version");
+        assert_eq!(parse(b"PK\x03\x04", 4).unwrap_err().reason(), "magic");
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_panics_and_what_is_accepted_fits(
+            text in prop_oneof![
+                "[{}'a-z_:(), 0-9FTLu<>|]{0,80}",
+                "\\{'descr': '[<>|][uif][1248]', 'fortran_order': (True|False), 'shape': \\([0-9]{1,20},\\)\\}",
+            ],
+            len in any::<u32>(),
+        ) {
+            let head = file(1, &text);
+            if let Ok(parsed) = parse(&head, len.into()) {
+                prop_assert_eq!(parsed.data_offset + parsed.data_bytes(), u64::from(len));
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The work done on every byte: narrowing tokens, scanning their range, CRC32C.
+//!
+//! The loops are plain Rust that the compiler turns into vector code. For the baseline of x86-64
+//! that means SSE2; a driver that knows its processor compiles the same loops again for more. To
+//! that end the bodies are `#[inline(always)]` functions in [`body`], and the pipeline calls them
+//! through [`Kernels`], a table of function pointers that defaults to [`Kernels::PORTABLE`]:
+//!
+//! ```text
+//! #[target_feature(enable = "avx2")]
+//! fn narrow_avx2(..) -> .. { xio::kernel::body::narrow_in_place(..) }
+//! ```
+//!
+//! Narrowing and its range check are one pass: the bits that may not be set are OR-accumulated over
+//! a chunk, and only a chunk that fails is searched for the offender. A value that does not fit is
+//! never stored shortened and handed on: the call fails and names it (C5).
+
+pub mod body;
+mod crc;
+
+use thiserror::Error;
+
+use crate::dataset::Dtype;
+
+pub use crc::crc32c;
+
+/// Narrows little-endian tokens in place: see [`narrow_in_place`].
+pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;
+
+/// Continues the CRC32C of bytes seen so far (0 at the start) over more bytes: see [`crc32c`].
+pub type Crc32c = fn(u32, &[u8]) -> u32;
+
+/// The per-byte functions the data plane calls, chosen once by whoever knows the processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels {
+    /// Narrowing with a range check.
+    pub narrow: Narrow,
+    /// Checksum of a block.
+    pub crc32c: Crc32c,
+}
+
+impl Kernels {
+    /// Runs anywhere.
+    pub const PORTABLE: Kernels = Kernels { narrow: narrow_in_place, crc32c };
+}
+
+/// Why tokens were not narrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NarrowError {
+    /// A token that `to` cannot represent; the first one in the buffer.
+    #[error("token {index} of the block is {value}, which {to} cannot represent")]
+    Overflow {
+        /// Position in the buffer, in tokens.
+        index: usize,
+        /// The token as stored.
+        value: i128,
+        /// The type asked for.
+        to: Dtype,
+    },
+    /// `to` is neither `u16` nor `u32`, or is wider than `from`, or `from` holds no tokens.
+    #[error("narrowing from {from} to {to} is not defined")]
+    Unsupported {
+        /// Type of the source.
+        from: Dtype,
+        /// Type asked for.
+        to: Dtype,
+    },
+    /// The buffer is not a whole number of source tokens.
+    #[error("buffer of {len} bytes is no multiple of {from}")]
+    Ragged {
+        /// Type of the source.
+        from: Dtype,
+        /// Length of the buffer in bytes.
+        len: usize,
+    },
+}
+
+/// Whether [`narrow_in_place`] knows how to go from one type to the other. Equal widths count:
+/// `i32` to `u32` moves nothing but refuses negative tokens.
+pub const fn can_narrow(from: Dtype, to: Dtype) -> bool {
+    from.is_token() && matches!(to, Dtype::U16 | Dtype::U32) && to.bytes() <= from.bytes()
+}
+
+/// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and
+/// returns how many bytes they take. The bytes behind are left as they are. After an error the
+/// contents of `buf` are unspecified (but initialised), and must not be delivered.
+pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
+    body::narrow_in_place(buf, from, to)
+}
+
+/// What [`scan`] saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// Number of whole tokens.
+    pub tokens: usize,
+    /// Smallest and largest token; none if there was no token.
+    pub range: Option<(i128, i128)>,
+}
+
+impl Scan {
+    /// Nothing seen.
+    pub const EMPTY: Scan = Scan { tokens: 0, range: None };
+
+    /// Both taken together, for files scanned in pieces.
+    pub fn merge(self, other: Scan) -> Scan {
+        let range = match (self.range, other.range) {
+            (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+            (a, b) => a.or(b),
+        };
+        Scan { tokens: self.tokens + other.tokens, range }
+    }
+
+    /// The narrowest type among `u16`, `u32` and `u64` that holds every token seen; none if one is
+    /// negative.
+    pub fn narrowest(&self) -> Option<Dtype> {
+        let (low, high) = self.range.unwrap_or((0, 0));
+        let fits = |dtype: &Dtype| low >= dtype.range().0 && high <= dtype.range().1;
+        [Dtype::U16, Dtype::U32, Dtype::U64].into_iter().find(fits)
+    }
+}
+
+/// Counts the tokens of a buffer and finds their range. Bytes behind the last whole token are
+/// ignored.
+pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {
+    body::scan(buf, dtype)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

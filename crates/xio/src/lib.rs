@@ -1,0 +1,32 @@
+//! Near-data I/O as pure code: what a token file is, what a plan says, in which order samples come.
+//!
+//! Nothing in here touches an operating system: no file, no clock, no thread, no randomness but the
+//! seeds passed in. A batch is a pure function of the dataset bytes, the plan and the batch number
+//! (contract C4); everything that decides *which* bytes make up a batch lives in this crate, so a
+//! target, a DPU and a host that run it agree without talking.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`dataset`] | token files described from their header bytes: flat, NumPy, Megatron |
+//! | [`plan`] | the plan language, its errors, and where each action runs |
+//! | [`order`] | blend and shuffle as arithmetic over the global sample index |
+//! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Verbs` and [`disk`] |
+//! | [`capsule`] | what the two say to each other |
+//! | [`kernel`] | the per-byte work: narrowing with a range check, range scan, CRC32C |
+//! | [`mod@reference`] | the same batches by slow and obvious code, to check the fast path against |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod capsule;
+pub mod dataset;
+pub mod disk;
+pub mod kernel;
+pub mod order;
+pub mod plan;
+pub mod reader;
+pub mod reference;
+pub mod target;

@@ -1,0 +1,315 @@
+//! In which order samples come: pure functions of (seed, epoch, global sample index).
+//!
+//! A *sample* is one window of tokens. Global sample `n` is `n` samples from the start of training,
+//! over all datasets, epochs and ranks. Two maps answer what it is:
+//!
+//! ```text
+//! n --Blend--> (dataset, k)                 k-th sample drawn from that dataset, ever
+//! k --BlockShuffle--> (epoch, group, block, sample in block)
+//! ```
+//!
+//! Nothing is tabulated: the state is a few numbers for each dataset. Resuming, changing the number
+//! of ranks and skipping ahead are therefore arithmetic, and every machine that evaluates the maps
+//! gets the same batches (C4). The maps are frozen: tests pin their values, because a change would
+//! silently reorder every training run that resumes across it.
+//!
+//! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications a sample; seeking costs what
+//! [`Blend::cursor_at`] costs.
+
+mod blend;
+mod mix;
+mod permutation;
+mod shuffle;
+
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::dataset::{Dtype, TokenFile};
+use crate::plan::Plan;
+
+pub use blend::{Blend, BlendCursor, MAX_DATASETS, MAX_TOTAL_WEIGHT};
+pub use permutation::Permutation;
+pub use shuffle::{Block, BlockShuffle, Epoch, Group, MAX_GROUP_BLOCKS, Place, Quality};
+pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
+
+/// Most bytes of a block: what is read from a file, and staged, at once.
+pub const BLOCK_BYTES: u32 = 1 << 20;
+
+/// Why an order cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OrderError {
+    /// Nothing to take samples from.
+    #[error("no dataset is given")]
+    NoDataset,
+    /// More datasets than [`MAX_DATASETS`].
+    #[error("{datasets} datasets are blended, at most {MAX_DATASETS} can be")]
+    TooManyDatasets {
+        /// How many were given.
+        datasets: usize,
+    },
+    /// No dataset has a weight above zero.
+    #[error("all {datasets} weights are zero")]
+    AllZero {
+        /// How many were given.
+        datasets: usize,
+    },
+    /// The weights, without their common divisor, add up to more than [`MAX_TOTAL_WEIGHT`].
+    #[error("weights add up to {total} parts, at most {MAX_TOTAL_WEIGHT} can be told apart")]
+    TotalTooLarge {
+        /// Sum of the weights after division by their greatest common divisor.
+        total: u64,
+    },
+    /// As many weights as datasets are needed.
+    #[error("{weights} weights for {datasets} datasets")]
+    Count {
+        /// Weights given.
+        weights: usize,
+        /// Datasets given.
+        datasets: usize,
+    },
+    /// A file that does not fill one window.
+    #[error("{tokens} tokens do not fill one window of {window}")]
+    NoSample {
+        /// Tokens in the file.
+        tokens: u64,
+        /// Tokens of a window.
+        window: u32,
+    },
+    /// A window without tokens, or one that does not fit a block.
+    #[error("a window of {window} {dtype} tokens does not fit a block of {BLOCK_BYTES} bytes")]
+    Window {
+        /// Tokens of a window.
+        window: u32,
+        /// Element type of the file.
+        dtype: Dtype,
+    },
+    /// A dataset without samples, or a block without room for one.
+    #[error("{samples} samples in blocks of {per_block}: neither may be zero")]
+    Empty {
+        /// Samples of the dataset.
+        samples: u64,
+        /// Samples of a block.
+        per_block: u32,
+    },
+    /// A shuffle over no block, or over more than [`MAX_GROUP_BLOCKS`].
+    #[error("a shuffle over {blocks} blocks is outside 1 to {MAX_GROUP_BLOCKS}")]
+    GroupBlocks {
+        /// Blocks of a group.
+        blocks: u32,
+    },
+}
+
+/// How a token file is cut into samples, and those into blocks.
+///
+/// Windows do not overlap: sample `i` is tokens `i * window .. (i + 1) * window`. Tokens behind the
+/// last whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) says how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleLayout {
+    /// The file.
+    pub file: TokenFile,
+    /// Tokens of a sample.
+    pub window: u32,
+    /// Whole samples in the file, at least one.
+    pub samples: u64,
+    /// Samples of a full block, at least one; as many as fit [`BLOCK_BYTES`].
+    pub samples_per_block: u32,
+}
+
+impl SampleLayout {
+    /// Cuts `file` into windows of `window` tokens.
+    pub fn new(file: TokenFile, window: u32) -> Result<SampleLayout, OrderError> {
+        let per_block = match window.checked_mul(file.dtype.bytes()) {
+            Some(bytes @ 1..=BLOCK_BYTES) => BLOCK_BYTES / bytes,
+            _ => {
+                return Err(OrderError::Window { window, dtype: file.dtype });
+            }
+        };
+        let samples = file.tokens / u64::from(window);
+        if samples == 0 {
+            return Err(OrderError::NoSample { tokens: file.tokens, window });
+        }
+        Ok(SampleLayout { file, window, samples, samples_per_block: per_block })
+    }
+
+    /// Bytes of a sample in the file.
+    pub const fn sample_bytes(&self) -> u32 {
+        self.window * self.file.dtype.bytes()
+    }
+
+    /// Number of blocks, the last of which may hold fewer samples.
+    pub const fn blocks(&self) -> u64 {
+        self.samples.div_ceil(self.samples_per_block as u64)
+    }
+
+    /// Offset and length in bytes of a block in the data file; none past the last block.
+    pub fn block_range(&self, block: u64) -> Option<(u64, u32)> {
+        let first =
+            block.checked_mul(self.samples_per_block.into()).filter(|s| *s < self.samples)?;
+        let count = (self.samples - first).min(self.samples_per_block.into());
+        let bytes = u64::from(self.sample_bytes());
+        Some((self.file.data_offset + first * bytes, (count * bytes) as u32))
+    }
+
+    /// Tokens behind the last whole window, which are never delivered.
+    pub const fn tail_tokens(&self) -> u64 {
+        self.file.tokens % self.window as u64
+    }
+}
+
+/// Where global sample `n` lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Which dataset, in the order of the blend.
+    pub dataset: usize,
+    /// Where in it.
+    pub place: Place,
+}
+
+/// The whole order: a blend of datasets, each shuffled on its own.
+#[derive(Clone, Debug)]
+pub struct Order {
+    blend: Blend,
+    shuffles: Vec<BlockShuffle>,
+}
+
+impl Order {
+    /// Joins a blend with one shuffle for each of its datasets.
+    pub fn new(blend: Blend, shuffles: Vec<BlockShuffle>) -> Result<Order, OrderError> {
+        match (blend.weights().len(), shuffles.len()) {
+            (weights, datasets) if weights == datasets => Ok(Order { blend, shuffles }),
+            (weights, datasets) => Err(OrderError::Count { weights, datasets }),
+        }
+    }
+
+    /// The order a plan asks for over datasets given in the order of its blend (see
+    /// [`Plan::bind`]); without a blend there is one dataset.
+    pub fn from_plan(plan: &Plan, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
+        let weights: Vec<u32> = match plan.blend() {
+            [] => Vec::from([1]),
+            parts => parts.iter().map(|part| part.weight).collect(),
+        };
+        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| match plan.shuffle() {
+            Some(shuffle) => BlockShuffle::new(
+                layout.samples,
+                layout.samples_per_block,
+                shuffle.blocks,
+                shuffle.seed,
+                dataset as u64,
+            ),
+            None => BlockShuffle::sequential(layout.samples, layout.samples_per_block),
+        });
+        Order::new(Blend::new(&weights)?, shuffles.collect::<Result<_, _>>()?)
+    }
+
+    /// The blend of the datasets.
+    pub fn blend(&self) -> &Blend {
+        &self.blend
+    }
+
+    /// The shuffle of a dataset, in the order of the blend.
+    pub fn shuffle(&self, dataset: usize) -> Option<&BlockShuffle> {
+        self.shuffles.get(dataset)
+    }
+
+    /// The shuffle of a dataset that is known to be one of the order's.
+    pub(crate) fn shuffle_of(&self, dataset: usize) -> &BlockShuffle {
+        &self.shuffles[dataset]
+    }
+
+    /// Global sample `n`. Costs a seek: use a cursor for a run of samples.
+    pub fn at(&self, n: u64) -> Sample {
+        let (dataset, k) = self.blend.pick(n);
+        Sample { dataset, place: self.shuffles[dataset].at(k) }
+    }
+
+    /// Iterates from global sample `n` on, without end.
+    pub fn cursor_at(&self, n: u64) -> OrderCursor {
+        let caches = self.shuffles.iter().map(|shuffle| ShuffleCache::new(*shuffle)).collect();
+        OrderCursor { blend: self.blend.cursor_at(n), caches }
+    }
+}
+
+/// Yields samples in order. Holds the epoch and group each dataset is in, so a step derives no keys
+/// except where a dataset enters a new group.
+#[derive(Clone, Debug)]
+pub struct OrderCursor {
+    blend: BlendCursor,
+    caches: Vec<ShuffleCache>,
+}
+
+impl OrderCursor {
+    /// The global index of the sample that comes next.
+    pub fn position(&self) -> u64 {
+        self.blend.position()
+    }
+
+    /// The next sample as dataset, position of its block in fetch order, and sample in that block.
+    pub(crate) fn step_position(&mut self) -> (usize, u64, u32) {
+        let (dataset, k) = self.blend.step();
+        let (position, sample) = self.caches[dataset].position_of(k);
+        (dataset, position, sample)
+    }
+
+    /// Samples drawn from a dataset before the next one.
+    pub fn drawn(&self, dataset: usize) -> u64 {
+        self.blend.drawn(dataset)
+    }
+
+    /// The next sample. There always is one: datasets start over when they end.
+    pub fn step(&mut self) -> Sample {
+        let (dataset, k) = self.blend.step();
+        Sample { dataset, place: self.caches[dataset].at(k) }
+    }
+}
+
+impl Iterator for OrderCursor {
+    type Item = Sample;
+
+    fn next(&mut self) -> Option<Sample> {
+        Some(self.step())
+    }
+}
+
+/// A shuffle and the epoch and group that were asked for last.
+#[derive(Clone, Debug)]
+struct ShuffleCache {
+    shuffle: BlockShuffle,
+    epoch: Epoch,
+    group: Group,
+}
+
+impl ShuffleCache {
+    fn new(shuffle: BlockShuffle) -> ShuffleCache {
+        let epoch = shuffle.epoch(0);
+        ShuffleCache { shuffle, epoch, group: epoch.group(0) }
+    }
+
+    fn at(&mut self, k: u64) -> Place {
+        let index = self.enter(k);
+        self.group.at(index)
+    }
+
+    /// Position of the block of the `k`-th sample in fetch order over all epochs, and the sample in it.
+    fn position_of(&mut self, k: u64) -> (u64, u32) {
+        let index = self.enter(k);
+        let (slot, sample) = self.group.slot_at(index);
+        (self.epoch.number() * self.shuffle.blocks() + slot, sample)
+    }
+
+    /// Makes the epoch and group of the `k`-th sample current; its index in the epoch.
+    fn enter(&mut self, k: u64) -> u64 {
+        let (epoch, index) = self.shuffle.split(k);
+        if epoch != self.epoch.number() {
+            self.epoch = self.shuffle.epoch(epoch);
+            self.group = self.epoch.group(self.epoch.group_of(index));
+        } else if !self.group.indices().contains(&index) {
+            self.group = self.epoch.group(self.epoch.group_of(index));
+        }
+        index
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,344 @@
+//! Shuffling one dataset block by block.
+//!
+//! Storage gives its bandwidth to large reads, so the unit of reading is a *block* of consecutive
+//! samples. In each epoch the blocks are permuted, consecutive ones of that order form a *group*,
+//! and the samples of a group are permuted among each other. A group is what must be in memory at
+//! once.
+//!
+//! ```text
+//! epoch   |----------------- N samples ------------------|
+//! slots   | 7 | 2 | 9 | 4 | 0 | T | 5 | 1 | 8 | 3 | 6 |     blocks in keyed order; T the short last block
+//! groups  |     0     |     1     |     2     |   3   |     `blocks` slots each; samples mixed inside
+//! ```
+//!
+//! The short block goes to a keyed slot of its own; all other slots are full, so offsets are
+//! products. Everything is evaluated at a point: the state is the key. Groups never cross epochs:
+//! each epoch holds every sample exactly once.
+
+use core::ops::Range;
+
+use super::mix::{key, mix, scale};
+use super::{OrderError, Permutation};
+
+/// Most blocks in a group: 1 GiB of blocks in memory for one dataset.
+pub const MAX_GROUP_BLOCKS: u32 = 1_024;
+
+/// What a key is for, so that keys of different use are unrelated.
+const FOR_BLOCKS: u64 = 1;
+const FOR_TAIL: u64 = 2;
+const FOR_SAMPLES: u64 = 3;
+
+/// The key of a dataset, from which all others of it come.
+pub(crate) fn dataset_key(seed: u64, dataset: u64) -> u64 {
+    key(&[seed, dataset])
+}
+
+/// In which order an epoch takes its full blocks.
+pub(crate) fn block_permutation(own: u64, epoch: u64, full_blocks: u64) -> Permutation {
+    Permutation::new(key(&[own, FOR_BLOCKS, epoch]), full_blocks)
+}
+
+/// The slot of the short block among those of the full ones.
+pub(crate) fn tail_slot(own: u64, epoch: u64, full_blocks: u64) -> u64 {
+    scale(mix(key(&[own, FOR_TAIL, epoch])), full_blocks + 1)
+}
+
+/// In which order a group delivers its samples.
+pub(crate) fn sample_permutation(own: u64, epoch: u64, group: u64, samples: u64) -> Permutation {
+    Permutation::new(key(&[own, FOR_SAMPLES, epoch, group]), samples)
+}
+
+/// The order of the samples of one dataset, over all epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockShuffle {
+    samples: u64,
+    per_block: u64,
+    group_blocks: u64,
+    /// None: file order.
+    key: Option<u64>,
+}
+
+/// A block of a group, in the order in which the group fetches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Which block of the file.
+    pub block: u64,
+    /// Samples in it.
+    pub samples: u32,
+}
+
+/// Where a sample lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// How many times the dataset was delivered in full before.
+    pub epoch: u64,
+    /// Group of that epoch.
+    pub group: u64,
+    /// Which of the group's blocks, in fetch order.
+    pub slot: u32,
+    /// Which block of the file that is.
+    pub block: u64,
+    /// Sample inside the block.
+    pub sample: u32,
+}
+
+impl BlockShuffle {
+    /// Shuffles `samples` samples in blocks of `per_block` and groups of `group_blocks`; `seed` and
+    /// `dataset` name the order.
+    pub fn new(
+        samples: u64,
+        per_block: u32,
+        group_blocks: u32,
+        seed: u64,
+        dataset: u64,
+    ) -> Result<BlockShuffle, OrderError> {
+        if !(1..=MAX_GROUP_BLOCKS).contains(&group_blocks) {
+            return Err(OrderError::GroupBlocks { blocks: group_blocks });
+        }
+        let sequential = BlockShuffle::sequential(samples, per_block)?;
+        Ok(BlockShuffle {
+            group_blocks: group_blocks.into(),
+            key: Some(dataset_key(seed, dataset)),
+            ..sequential
+        })
+    }
+
+    /// File order, with groups of one block.
+    pub fn sequential(samples: u64, per_block: u32) -> Result<BlockShuffle, OrderError> {
+        match samples == 0 || per_block == 0 {
+            true => Err(OrderError::Empty { samples, per_block }),
+            false => Ok(BlockShuffle {
+                samples,
+                per_block: per_block.into(),
+                group_blocks: 1,
+                key: None,
+            }),
+        }
+    }
+
+    /// Samples of an epoch.
+    pub const fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Blocks of a group, except perhaps the last of an epoch.
+    pub const fn group_blocks(&self) -> u64 {
+        self.group_blocks
+    }
+
+    /// Blocks of an epoch, the short one included.
+    pub const fn blocks(&self) -> u64 {
+        self.samples.div_ceil(self.per_block)
+    }
+
+    /// Groups of an epoch; the last may have fewer blocks.
+    pub const fn groups(&self) -> u64 {
+        self.blocks().div_ceil(self.group_blocks)
+    }
+
+    /// The epoch of the `k`-th sample ever drawn, and its index in it.
+    pub const fn split(&self, k: u64) -> (u64, u64) {
+        (k / self.samples, k % self.samples)
+    }
+
+    /// Where the `k`-th sample ever drawn lies.
+    pub fn at(&self, k: u64) -> Place {
+        let (number, index) = self.split(k);
+        let epoch = self.epoch(number);
+        epoch.group(epoch.group_of(index)).at(index)
+    }
+
+    /// The order of one epoch.
+    pub fn epoch(&self, number: u64) -> Epoch {
+        let full = self.samples / self.per_block;
+        let tail_samples = self.samples % self.per_block;
+        let (blocks, tail_slot) = match self.key {
+            None => (Permutation::identity(full), full),
+            Some(own) => (block_permutation(own, number, full), tail_slot(own, number, full)),
+        };
+        let tail = (tail_samples > 0).then_some(Tail { slot: tail_slot, samples: tail_samples });
+        Epoch { shuffle: *self, number, blocks, tail }
+    }
+
+    /// How far an epoch's order is from file order, judged by `probes` samples spread over it.
+    pub fn quality(&self, epoch: u64, probes: u64) -> Quality {
+        let pairs = self.samples - 1;
+        let probes = probes.clamp(1, pairs.max(1));
+        let order = self.epoch(epoch);
+        let (mut displacement, mut adjacent) = (0.0, 0u64);
+        for probe in 0..probes.min(pairs) {
+            let index = scale_index(probe, pairs, probes);
+            let (here, next) = (order.file_sample(index), order.file_sample(index + 1));
+            displacement += here.abs_diff(index) as f64 / self.samples as f64;
+            adjacent += u64::from(here.abs_diff(next) == 1);
+        }
+        Quality {
+            mean_displacement: displacement / probes as f64,
+            adjacency: adjacent as f64 / probes as f64,
+        }
+    }
+}
+
+/// `probe * pairs / probes` without overflow.
+fn scale_index(probe: u64, pairs: u64, probes: u64) -> u64 {
+    (u128::from(probe) * u128::from(pairs) / u128::from(probes)) as u64
+}
+
+/// How well shuffled an epoch is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quality {
+    /// Mean distance between where a sample stands in the file and where it is delivered, as a
+    /// share of the epoch: 0 in file order, 1/3 for a perfect shuffle.
+    pub mean_displacement: f64,
+    /// How often two samples delivered in a row are neighbours in the file: 1 in file order, `2 /
+    /// N` for a perfect shuffle, about `2 / samples of a group` here.
+    pub adjacency: f64,
+}
+
+/// The short last block of the file.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    slot: u64,
+    samples: u64,
+}
+
+/// The order of one epoch of one dataset.
+#[derive(Clone, Copy, Debug)]
+pub struct Epoch {
+    shuffle: BlockShuffle,
+    number: u64,
+    /// Over the full blocks.
+    blocks: Permutation,
+    tail: Option<Tail>,
+}
+
+impl Epoch {
+    /// Which epoch this is.
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The group in which the sample at `index` of this epoch is delivered.
+    pub fn group_of(&self, index: u64) -> u64 {
+        let per_group = self.shuffle.group_blocks * self.shuffle.per_block;
+        match self.tail {
+            // Behind the short block every index is short by what that block lacks.
+            Some(tail) if index >= self.first_index(tail.slot / self.shuffle.group_blocks + 1) => {
+                (index + self.shuffle.per_block - tail.samples) / per_group
+            }
+            _ => index / per_group,
+        }
+    }
+
+    /// Index of the first sample of a group, or of the end of the epoch for the group past the
+    /// last.
+    fn first_index(&self, group: u64) -> u64 {
+        let slot = (group * self.shuffle.group_blocks).min(self.shuffle.blocks());
+        let missing = match self.tail {
+            Some(tail) if tail.slot < slot => self.shuffle.per_block - tail.samples,
+            _ => 0,
+        };
+        slot * self.shuffle.per_block - missing
+    }
+
+    /// One group. A group past the last has no samples.
+    pub fn group(&self, number: u64) -> Group {
+        let shuffle = &self.shuffle;
+        let number = number.min(shuffle.groups());
+        let (first_index, end) = (self.first_index(number), self.first_index(number + 1));
+        let samples = match shuffle.key {
+            None => Permutation::identity(end - first_index),
+            Some(own) => sample_permutation(own, self.number, number, end - first_index),
+        };
+        Group { epoch: *self, number, first_index, samples }
+    }
+
+    /// The block that stands in a slot, counted over the epoch.
+    pub fn block_in(&self, slot: u64) -> Block {
+        let full =
+            |slot| Block { block: self.blocks.apply(slot), samples: self.shuffle.per_block as u32 };
+        match self.tail {
+            Some(tail) if slot == tail.slot => {
+                Block { block: self.blocks.n(), samples: tail.samples as u32 }
+            }
+            Some(tail) if slot > tail.slot => full(slot - 1),
+            _ => full(slot),
+        }
+    }
+
+    /// Which sample of the file is delivered at `index` of this epoch.
+    fn file_sample(&self, index: u64) -> u64 {
+        let place = self.group(self.group_of(index)).at(index);
+        place.block * self.shuffle.per_block + u64::from(place.sample)
+    }
+}
+
+/// One group of one epoch.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    epoch: Epoch,
+    number: u64,
+    first_index: u64,
+    /// Over the samples of the group.
+    samples: Permutation,
+}
+
+impl Group {
+    /// Which group of its epoch this is.
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The indices of this epoch that are delivered from this group.
+    pub const fn indices(&self) -> Range<u64> {
+        self.first_index..self.first_index + self.samples.n()
+    }
+
+    /// The slots of the epoch that make up this group.
+    fn slots(&self) -> Range<u64> {
+        let shuffle = &self.epoch.shuffle;
+        let first = (self.number * shuffle.group_blocks).min(shuffle.blocks());
+        first..(first + shuffle.group_blocks).min(shuffle.blocks())
+    }
+
+    /// The blocks of this group, in the order to fetch them.
+    pub fn blocks(&self) -> impl ExactSizeIterator<Item = Block> + use<> {
+        let (epoch, slots) = (self.epoch, self.slots());
+        let count = (slots.end - slots.start) as u32;
+        (0..count).map(move |slot| epoch.block_in(slots.start + u64::from(slot)))
+    }
+
+    /// Where the sample at `index` of this epoch lies; `index` must be one of
+    /// [`indices`](Group::indices).
+    pub fn at(&self, index: u64) -> Place {
+        let (slot, sample) = self.slot_at(index);
+        Place {
+            epoch: self.epoch.number,
+            group: self.number,
+            slot: (slot - self.slots().start) as u32,
+            block: self.epoch.block_in(slot).block,
+            sample,
+        }
+    }
+
+    /// The same as slot of the epoch and sample of the block in it: all that someone needs who has
+    /// the blocks at hand.
+    pub(crate) fn slot_at(&self, index: u64) -> (u64, u32) {
+        let per_block = self.epoch.shuffle.per_block;
+        let inside = self.samples.apply(index - self.first_index);
+        let first_slot = self.slots().start;
+        let slot_of = |inside: u64| (first_slot + inside / per_block, inside % per_block);
+        let (slot, sample) = match self.epoch.tail {
+            Some(tail) if tail.slot >= first_slot => {
+                let before = (tail.slot - first_slot) * per_block;
+                match inside.checked_sub(before) {
+                    None => slot_of(inside),
+                    Some(rest) if rest < tail.samples => (tail.slot, rest),
+                    Some(_) => slot_of(inside + per_block - tail.samples),
+                }
+            }
+            _ => slot_of(inside),
+        };
+        (slot, sample as u32)
+    }
+}

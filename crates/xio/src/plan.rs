@@ -1,0 +1,225 @@
+//! The plan language: what is done to the data between the file and the trainer.
+//!
+//! ```text
+//! window(2048) | shuffle(seed, blocks=8) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
+//! ```
+//!
+//! | action | meaning | default |
+//! |---|---|---|
+//! | `window(N)` | samples are N tokens long and do not overlap | required |
+//! | `shuffle(SEED, blocks=B)` | mix samples inside groups of B blocks of 1 MiB, blocks over the file | file order |
+//! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
+//! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
+//! | `batch(N)` | samples of a batch | 32 |
+//!
+//! The actions may stand in any order: each says something about the result, not about a step. A
+//! [`Plan`] holds only legal values; it is made by [`Plan::parse`], which points at the place of a
+//! mistake, and prints itself in one canonical form that parses back to an equal plan.
+//!
+//! Names in `blend` need quotes only around characters other than letters, digits and `_-./:@+~%`;
+//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are decimal numbers with up to six
+//! digits behind the point, kept exactly, as integers without a common divisor. In place of a
+//! number the word `seed` means the seed given beside the plan.
+
+mod error;
+mod lexer;
+mod parse;
+mod placement;
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use thiserror::Error;
+
+use crate::dataset::Dtype;
+
+pub use error::{PlanError, Problem};
+pub use placement::{Placement, PlacementError, Row, Site};
+
+/// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
+pub const MAX_WINDOW: u32 = 131_072;
+
+/// Most samples of a batch.
+pub const MAX_BATCH: u32 = 65_536;
+
+/// Most tokens of a batch: 1 GiB of `u32`.
+pub const MAX_BATCH_TOKENS: u64 = 1 << 28;
+
+/// Samples of a batch, unless the plan says otherwise.
+pub const DEFAULT_BATCH: u32 = 32;
+
+/// Blocks of a shuffle group, unless the plan says otherwise.
+pub const DEFAULT_GROUP_BLOCKS: u32 = 8;
+
+/// Longest plan in bytes: enough for a full blend with long names.
+pub const MAX_PLAN_BYTES: usize = 256 << 10;
+
+/// What is done to the data. Legal values only; see the [module](self) for their meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    window: u32,
+    shuffle: Option<Shuffle>,
+    blend: Vec<Part>,
+    narrow: Option<Dtype>,
+    batch: u32,
+}
+
+/// The `shuffle` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shuffle {
+    /// Names the order.
+    pub seed: u64,
+    /// Blocks of a group.
+    pub blocks: u32,
+}
+
+/// One dataset of the `blend` action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which dataset.
+    pub name: String,
+    /// Its share, in parts of the sum over all datasets; no common divisor.
+    pub weight: u32,
+}
+
+impl Plan {
+    /// Reads a plan. `seed` is what the word `seed` stands for.
+    pub fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
+        parse::parse(text, seed)
+    }
+
+    /// Tokens of a sample.
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// The shuffle, if there is one.
+    pub fn shuffle(&self) -> Option<Shuffle> {
+        self.shuffle
+    }
+
+    /// The datasets drawn from; empty if the plan does not blend.
+    pub fn blend(&self) -> &[Part] {
+        &self.blend
+    }
+
+    /// The type tokens are narrowed to, if they are.
+    pub fn narrow(&self) -> Option<Dtype> {
+        self.narrow
+    }
+
+    /// Samples of a batch.
+    pub fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// Finds the datasets of the blend among `names`: the result holds, in the order of the blend,
+    /// their positions. Each name must be used once; without a blend there must be one.
+    pub fn bind(&self, names: &[&str]) -> Result<Vec<usize>, BindError> {
+        if self.blend.is_empty() {
+            return match names {
+                [] => Err(BindError::NoDataset),
+                [_] => Ok(Vec::from([0])),
+                _ => Err(BindError::NeedsBlend { datasets: names.len() }),
+            };
+        }
+        if let Some((_, twice)) = names.iter().enumerate().find(|(i, n)| names[..*i].contains(n)) {
+            return Err(BindError::Repeated { name: String::from(*twice) });
+        }
+        let position = |part: &Part| names.iter().position(|name| *name == part.name);
+        let unknown = |part: &Part| BindError::Unknown { name: part.name.clone() };
+        let bound: Result<Vec<usize>, _> =
+            self.blend.iter().map(|part| position(part).ok_or_else(|| unknown(part))).collect();
+        let unused = names.iter().find(|name| self.blend.iter().all(|part| part.name != **name));
+        match unused {
+            Some(name) if bound.is_ok() => Err(BindError::Unused { name: String::from(*name) }),
+            _ => bound,
+        }
+    }
+}
+
+/// Why the datasets given do not go with the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum BindError {
+    /// There is nothing to read.
+    #[error("no dataset is given")]
+    NoDataset,
+    /// Several datasets, and no ratio.
+    #[error("{datasets} datasets are given, but the plan has no blend(…) to say in what ratio")]
+    NeedsBlend {
+        /// How many were given.
+        datasets: usize,
+    },
+    /// The blend names a dataset that is not given.
+    #[error("blend names `{name}`, but no such dataset is given")]
+    Unknown {
+        /// The name in the plan.
+        name: String,
+    },
+    /// A dataset is given that the blend does not name.
+    #[error("dataset `{name}` is given, but the blend does not name it (weight 0 leaves it out)")]
+    Unused {
+        /// The name given.
+        name: String,
+    },
+    /// Two datasets are given under one name.
+    #[error("two datasets are called `{name}`")]
+    Repeated {
+        /// The name given.
+        name: String,
+    },
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "window({})", self.window)?;
+        if let Some(Shuffle { seed, blocks }) = self.shuffle {
+            write!(f, " | shuffle({seed}, blocks={blocks})")?;
+        }
+        if !self.blend.is_empty() {
+            write!(f, " | {}", BlendText(&self.blend))?;
+        }
+        if let Some(dtype) = self.narrow {
+            write!(f, " | narrow({dtype})")?;
+        }
+        write!(f, " | batch({})", self.batch)
+    }
+}
+
+/// Prints `blend(…)`.
+struct BlendText<'a>(&'a [Part]);
+
+impl fmt::Display for BlendText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("blend(")?;
+        for (i, part) in self.0.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            match lexer::is_bare(&part.name) {
+                true => write!(f, "{comma}{}={}", part.name, part.weight)?,
+                false => write!(f, "{comma}{}={}", Quoted(&part.name), part.weight)?,
+            }
+        }
+        f.write_str(")")
+    }
+}
+
+/// Prints a name in quotes.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for c in self.0.chars() {
+            match c {
+                '"' | '\\' => write!(f, "\\{c}")?,
+                _ => write!(f, "{c}")?,
+            }
+        }
+        f.write_str("\"")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,193 @@
+//! What can be wrong with a plan, where, and what to do about it.
+//!
+//! A [`PlanError`] knows the bytes of the plan it speaks of. [`PlanError::render`] shows them:
+//!
+//! ```text
+//! unknown action `windw`
+//!     windw(2048) | narrow(u16)
+//!     ^^^^^
+//! hint: did you mean `window`?
+//! ```
+
+use alloc::string::{String, ToString};
+use core::fmt::{self, Write};
+use core::ops::Range;
+
+use thiserror::Error;
+
+use super::{MAX_BATCH_TOKENS, MAX_PLAN_BYTES};
+use crate::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
+
+/// Characters of the plan shown on each side of a mistake.
+const CONTEXT_CHARS: usize = 48;
+
+/// A mistake in a plan and its place.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{problem}")]
+pub struct PlanError {
+    /// What is wrong.
+    pub problem: Problem,
+    /// The bytes of the plan it is about; empty at the end of the plan.
+    pub span: Range<usize>,
+}
+
+/// What is wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Problem {
+    #[error("the plan has {bytes} bytes, at most {MAX_PLAN_BYTES} are read")]
+    TooLong { bytes: usize },
+    #[error("the plan is empty")]
+    Empty,
+    #[error("unexpected character `{}`", c.escape_debug())]
+    Character { c: char },
+    #[error("quoted name without an end")]
+    OpenQuote,
+    #[error("control character or unknown escape in a quoted name")]
+    Escape,
+    #[error("expected {expected}, found {found}")]
+    Expected { expected: &'static str, found: String },
+    #[error("unknown action `{name}`")]
+    UnknownAction { name: String, similar: Option<&'static str> },
+    #[error("`{action}` stands here a second time")]
+    RepeatedAction { action: &'static str },
+    #[error("{action} has no argument `{name}`")]
+    UnknownArgument { action: &'static str, name: String, known: &'static str },
+    #[error("argument `{name}` stands here a second time")]
+    RepeatedArgument { name: String },
+    #[error("{action} takes no further argument")]
+    ExtraArgument { action: &'static str, usage: &'static str },
+    #[error("{action} needs its argument `{argument}`")]
+    MissingArgument { action: &'static str, argument: &'static str, usage: &'static str },
+    #[error("`{argument}` must be a whole number, found {found}")]
+    NotANumber { argument: &'static str, found: String },
+    #[error("`{argument}` is {value}, outside {min} to {max}")]
+    OutOfRange { argument: &'static str, value: u64, min: u64, max: u64 },
+    #[error("the plan asks for the seed given beside it, but none is given")]
+    NoSeed,
+    #[error("narrow cannot deliver {found}")]
+    NarrowType { found: String },
+    #[error("blend needs NAME=WEIGHT, found {found} alone")]
+    NoWeight { found: String },
+    #[error("the weight of `{name}` is {found}: {why}")]
+    Weight { name: String, found: String, why: WeightProblem },
+    #[error("all weights are zero")]
+    AllZero,
+    #[error("the weights need {total} parts to be exact, at most {MAX_TOTAL_WEIGHT} can be kept")]
+    TotalTooLarge { total: u64 },
+    #[error("the blend names more than {MAX_DATASETS} datasets")]
+    TooManyDatasets,
+    #[error("the plan does not say how long a sample is")]
+    NoWindow,
+    #[error("a batch of {batch} windows of {window} tokens exceeds {MAX_BATCH_TOKENS} tokens")]
+    BatchTooLarge { batch: u32, window: u32 },
+}
+
+/// What is wrong with a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum WeightProblem {
+    /// Not of the form `12.5`.
+    #[error("not a decimal number")]
+    NotDecimal,
+    /// Below zero.
+    #[error("a share cannot be negative")]
+    Negative,
+    /// More digits behind the point than are kept.
+    #[error("more than six digits behind the point")]
+    TooPrecise,
+    /// Larger than any sum of weights.
+    #[error("larger than 1000000")]
+    TooLarge,
+}
+
+impl PlanError {
+    pub(super) fn new(problem: Problem, span: Range<usize>) -> PlanError {
+        PlanError { problem, span }
+    }
+
+    /// What to try next, if there is something to say.
+    pub fn hint(&self) -> Option<String> {
+        self.problem.hint()
+    }
+
+    /// The message, the line of `plan` it is about with the place marked, and the hint. `plan` is
+    /// the text that was parsed.
+    pub fn render(&self, plan: &str) -> String {
+        let mut out = self.to_string();
+        let (excerpt, marks) = excerpt(plan, &self.span);
+        // Writing to a string cannot fail.
+        let _ = write!(out, "\n    {excerpt}\n    {marks}");
+        if let Some(hint) = self.hint() {
+            let _ = write!(out, "\nhint: {hint}");
+        }
+        out
+    }
+}
+
+/// The part of the plan around `span` on one line, and a line of carets below it.
+fn excerpt(plan: &str, span: &Range<usize>) -> (String, String) {
+    let clamp =
+        |at: usize| (0..=at.min(plan.len())).rev().find(|i| plan.is_char_boundary(*i)).unwrap_or(0);
+    let (start, end) = (clamp(span.start), clamp(span.end.max(span.start)));
+    let line_start = plan[..start].rfind('\n').map_or(0, |i| i + 1);
+    let line_end = plan[start..].find('\n').map_or(plan.len(), |i| start + i);
+    let (before, at, after) = (
+        &plan[line_start..start],
+        &plan[start..end.min(line_end)],
+        &plan[end.min(line_end)..line_end],
+    );
+
+    let skipped = before.chars().count().saturating_sub(CONTEXT_CHARS);
+    let dots = |cut: bool| if cut { "…" } else { "" };
+    let mut line = String::from(dots(skipped > 0));
+    line.extend(before.chars().skip(skipped));
+    let indent = line.chars().count();
+    line.extend(at.chars().take(CONTEXT_CHARS));
+    let width = line.chars().count() - indent;
+    line.push_str(dots(at.chars().count() > CONTEXT_CHARS));
+    line.extend(after.chars().take(CONTEXT_CHARS));
+    line.push_str(dots(after.chars().count() > CONTEXT_CHARS));
+    let line = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    (line, alloc::format!("{:indent$}{:^>width$}", "", "", width = width.max(1)))
+}
+
+impl Problem {
+    fn hint(&self) -> Option<String> {
+        let hint: &dyn fmt::Display = match self {
+            Problem::Empty | Problem::NoWindow => &"begin with window(2048)",
+            Problem::TooLong { .. } | Problem::Expected { .. } => return None,
+            Problem::Character { .. } => {
+                &"names with other characters go in quotes: blend(\"my file\"=1)"
+            }
+            Problem::OpenQuote => &"close it with the quote it began with",
+            Problem::Escape => &r#"inside quotes only \\, \" and \' are escapes"#,
+            Problem::UnknownAction { similar: Some(name), .. } => {
+                return Some(alloc::format!("did you mean `{name}`?"));
+            }
+            Problem::UnknownAction { .. } => &"actions are window, shuffle, blend, narrow, batch",
+            Problem::RepeatedAction { .. } => &"keep one of them",
+            Problem::UnknownArgument { known, .. } => known,
+            Problem::RepeatedArgument { .. } => &"keep one of them",
+            Problem::ExtraArgument { usage, .. } | Problem::MissingArgument { usage, .. } => usage,
+            Problem::NotANumber { .. } => &"write digits only, such as 2048",
+            Problem::OutOfRange { min, max, value, .. } => {
+                let nearest = value.clamp(min, max);
+                return Some(alloc::format!("the nearest allowed value is {nearest}"));
+            }
+            Problem::NoSeed => &"give a seed beside the plan, or write a number: shuffle(42)",
+            Problem::NarrowType { .. } => {
+                &"narrow(u16) holds ids below 65536, narrow(u32) the rest"
+            }
+            Problem::NoWeight { .. } => &"blend(web=0.7, code=0.3)",
+            Problem::Weight { why: WeightProblem::Negative, .. } => &"use 0 to leave a dataset out",
+            Problem::Weight { .. } => &"weights look like 3, 0.5 or 0.125000",
+            Problem::AllZero => &"give at least one dataset a weight above zero",
+            Problem::TotalTooLarge { .. } => {
+                &"round the weights to fewer digits; the ratio is then kept to within one sample for ever"
+            }
+            Problem::TooManyDatasets => &"join small files into one dataset",
+            Problem::BatchTooLarge { .. } => &"lower batch(…) or window(…)",
+        };
+        Some(hint.to_string())
+    }
+}

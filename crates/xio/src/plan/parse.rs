@@ -1,0 +1,398 @@
+//! From tokens to a [`Plan`]: first the shape `name(arguments) | …`, then each action on its own.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::error::{PlanError, Problem, WeightProblem};
+use super::lexer::{self, Kind, Token};
+use super::{
+    DEFAULT_BATCH, DEFAULT_GROUP_BLOCKS, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PLAN_BYTES, MAX_WINDOW,
+    Part, Plan, Shuffle,
+};
+use crate::dataset::Dtype;
+use crate::order::{MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_TOTAL_WEIGHT};
+
+const ACTIONS: [&str; 5] = ["window", "shuffle", "blend", "narrow", "batch"];
+
+/// Digits behind the point of a weight.
+const WEIGHT_DIGITS: usize = 6;
+
+/// Weights are read as multiples of one millionth.
+const WEIGHT_UNIT: u64 = 1_000_000;
+
+pub(super) fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
+    if text.len() > MAX_PLAN_BYTES {
+        return Err(PlanError::new(Problem::TooLong { bytes: text.len() }, 0..0));
+    }
+    let tokens = lexer::tokens(text)?;
+    if tokens.len() == 1 {
+        return Err(PlanError::new(Problem::Empty, 0..0));
+    }
+    let mut draft = Draft::default();
+    for action in (Syntax { tokens: &tokens, at: 0 }).actions()? {
+        draft.add(&action, seed)?;
+    }
+    draft.finish(text)
+}
+
+/// A name or value and its place.
+struct Piece {
+    text: String,
+    quoted: bool,
+    span: Range<usize>,
+}
+
+impl Piece {
+    fn describe(&self) -> String {
+        match self.quoted {
+            true => alloc::format!("\"{}\"", self.text),
+            false => alloc::format!("`{}`", self.text),
+        }
+    }
+
+    fn refuse<T>(&self, problem: Problem) -> Result<T, PlanError> {
+        Err(PlanError::new(problem, self.span.clone()))
+    }
+
+    /// A whole number between `min` and `max`. Underscores between digits are allowed.
+    fn number(&self, argument: &'static str, min: u64, max: u64) -> Result<u64, PlanError> {
+        let not_a_number = Problem::NotANumber { argument, found: self.describe() };
+        let digits = self.text.replace('_', "");
+        let plain = !self.quoted && digits.starts_with(|c: char| c.is_ascii_digit());
+        match digits.parse() {
+            Ok(value) if plain && (min..=max).contains(&value) => Ok(value),
+            Ok(value) if plain => self.refuse(Problem::OutOfRange { argument, value, min, max }),
+            _ => self.refuse(not_a_number),
+        }
+    }
+}
+
+/// `name = value`, or a value alone.
+struct Argument {
+    key: Option<Piece>,
+    value: Piece,
+}
+
+impl Argument {
+    fn span(&self) -> Range<usize> {
+        self.key.as_ref().map_or(self.value.span.start, |key| key.span.start)..self.value.span.end
+    }
+}
+
+/// `name(arguments)`.
+struct Action {
+    name: Piece,
+    arguments: Vec<Argument>,
+    span: Range<usize>,
+}
+
+impl Action {
+    /// The one argument of an action that has no other, with or without its name.
+    fn only(
+        &self,
+        action: &'static str,
+        argument: &'static str,
+        usage: &'static str,
+    ) -> Result<&Piece, PlanError> {
+        match self.arguments.as_slice() {
+            [] => Err(PlanError::new(
+                Problem::MissingArgument { action, argument, usage },
+                self.span.clone(),
+            )),
+            [only] => match &only.key {
+                Some(key) if key.text != argument => {
+                    let name = key.text.clone();
+                    key.refuse(Problem::UnknownArgument { action, name, known: usage })
+                }
+                _ => Ok(&only.value),
+            },
+            [_, extra, ..] => {
+                Err(PlanError::new(Problem::ExtraArgument { action, usage }, extra.span()))
+            }
+        }
+    }
+}
+
+/// Reads the shape of a plan.
+struct Syntax<'a> {
+    /// Ends in [`Kind::End`], which is never passed.
+    tokens: &'a [Token],
+    at: usize,
+}
+
+impl<'a> Syntax<'a> {
+    fn peek(&self) -> &'a Token {
+        // `at` stops at the last token, which exists: the lexer always adds the end.
+        &self.tokens[self.at.min(self.tokens.len() - 1)]
+    }
+
+    fn accept(&mut self, mark: char) -> bool {
+        let hit = self.peek().kind == Kind::Mark(mark);
+        self.at += usize::from(hit);
+        hit
+    }
+
+    fn expected<T>(&self, expected: &'static str) -> Result<T, PlanError> {
+        let token = self.peek();
+        let found = token.kind.describe();
+        Err(PlanError::new(Problem::Expected { expected, found }, token.span.clone()))
+    }
+
+    fn piece(&mut self, expected: &'static str) -> Result<Piece, PlanError> {
+        let token = self.peek();
+        let (text, quoted) = match &token.kind {
+            Kind::Word(text) => (text.clone(), false),
+            Kind::Quoted(text) => (text.clone(), true),
+            _ => return self.expected(expected),
+        };
+        self.at += 1;
+        Ok(Piece { text, quoted, span: token.span.clone() })
+    }
+
+    fn actions(mut self) -> Result<Vec<Action>, PlanError> {
+        let mut actions = Vec::new();
+        loop {
+            actions.push(self.action()?);
+            if self.peek().kind == Kind::End {
+                return Ok(actions);
+            }
+            if !self.accept('|') {
+                return self.expected("`|` or the end of the plan");
+            }
+        }
+    }
+
+    fn action(&mut self) -> Result<Action, PlanError> {
+        let name = self.piece("an action")?;
+        let arguments = if self.accept('(') { self.arguments()? } else { Vec::new() };
+        // At least the name was passed.
+        let end = self.tokens[self.at - 1].span.end;
+        Ok(Action { span: name.span.start..end, name, arguments })
+    }
+
+    fn arguments(&mut self) -> Result<Vec<Argument>, PlanError> {
+        let mut arguments = Vec::new();
+        while !self.accept(')') {
+            arguments.push(self.argument()?);
+            if !self.accept(',') && self.peek().kind != Kind::Mark(')') {
+                return self.expected("`,` or `)`");
+            }
+        }
+        Ok(arguments)
+    }
+
+    fn argument(&mut self) -> Result<Argument, PlanError> {
+        let first = self.piece("an argument")?;
+        match self.accept('=') {
+            true => Ok(Argument { key: Some(first), value: self.piece("a value")? }),
+            false => Ok(Argument { key: None, value: first }),
+        }
+    }
+}
+
+/// The actions read so far.
+#[derive(Default)]
+struct Draft {
+    window: Option<u32>,
+    shuffle: Option<Shuffle>,
+    blend: Option<Vec<Part>>,
+    narrow: Option<Dtype>,
+    batch: Option<(u32, Range<usize>)>,
+}
+
+impl Draft {
+    fn add(&mut self, action: &Action, seed: Option<u64>) -> Result<(), PlanError> {
+        let once = |fresh: bool, name: &'static str| match fresh {
+            true => Ok(()),
+            false => action.name.refuse(Problem::RepeatedAction { action: name }),
+        };
+        match action.name.text.as_str() {
+            "window" => once(self.window.replace(window(action)?).is_none(), "window"),
+            "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
+            "blend" => once(self.blend.replace(blend(action)?).is_none(), "blend"),
+            "narrow" => once(self.narrow.replace(narrow(action)?).is_none(), "narrow"),
+            "batch" => {
+                let batch = (batch(action)?, action.span.clone());
+                once(self.batch.replace(batch).is_none(), "batch")
+            }
+            other => {
+                let similar = similar(other);
+                action.name.refuse(Problem::UnknownAction { name: other.to_string(), similar })
+            }
+        }
+    }
+
+    fn finish(self, text: &str) -> Result<Plan, PlanError> {
+        let end = text.trim_end().len();
+        let window = self.window.ok_or(PlanError::new(Problem::NoWindow, end..end))?;
+        let (batch, span) = self.batch.unwrap_or((DEFAULT_BATCH, end..end));
+        if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
+            return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
+        }
+        Ok(Plan {
+            window,
+            shuffle: self.shuffle,
+            blend: self.blend.unwrap_or_default(),
+            narrow: self.narrow,
+            batch,
+        })
+    }
+}
+
+fn window(action: &Action) -> Result<u32, PlanError> {
+    let tokens = action.only("window", "tokens", "window(2048): tokens of a sample")?;
+    Ok(tokens.number("tokens", 1, MAX_WINDOW.into())? as u32)
+}
+
+fn batch(action: &Action) -> Result<u32, PlanError> {
+    let samples = action.only("batch", "samples", "batch(32): samples of a batch")?;
+    Ok(samples.number("samples", 1, MAX_BATCH.into())? as u32)
+}
+
+fn narrow(action: &Action) -> Result<Dtype, PlanError> {
+    let to = action.only("narrow", "to", "narrow(u16): the type to deliver")?;
+    match Dtype::from_name(&to.text) {
+        Some(dtype @ (Dtype::U16 | Dtype::U32)) => Ok(dtype),
+        _ => to.refuse(Problem::NarrowType { found: to.describe() }),
+    }
+}
+
+fn shuffle(action: &Action, default_seed: Option<u64>) -> Result<Shuffle, PlanError> {
+    const USAGE: &str = "shuffle(SEED) or shuffle(seed=SEED, blocks=8)";
+    let (mut seed, mut blocks) = (None, None);
+    for (position, argument) in action.arguments.iter().enumerate() {
+        let (name, at) = match &argument.key {
+            Some(key) => (key.text.as_str(), key),
+            None if position == 0 => ("seed", &argument.value),
+            None => {
+                let extra = Problem::ExtraArgument { action: "shuffle", usage: USAGE };
+                return argument.value.refuse(extra);
+            }
+        };
+        let before = match name {
+            "seed" => seed.replace(seed_value(&argument.value, default_seed)?),
+            "blocks" => {
+                blocks.replace(argument.value.number("blocks", 1, MAX_GROUP_BLOCKS.into())?)
+            }
+            _ => {
+                let name = name.to_string();
+                return at.refuse(Problem::UnknownArgument {
+                    action: "shuffle",
+                    name,
+                    known: USAGE,
+                });
+            }
+        };
+        if before.is_some() {
+            return at.refuse(Problem::RepeatedArgument { name: name.to_string() });
+        }
+    }
+    let missing = Problem::MissingArgument { action: "shuffle", argument: "seed", usage: USAGE };
+    let seed = seed.ok_or(PlanError::new(missing, action.span.clone()))?;
+    Ok(Shuffle { seed, blocks: blocks.unwrap_or(DEFAULT_GROUP_BLOCKS.into()) as u32 })
+}
+
+fn seed_value(value: &Piece, default_seed: Option<u64>) -> Result<u64, PlanError> {
+    match value.text.as_str() {
+        "seed" => default_seed.ok_or(PlanError::new(Problem::NoSeed, value.span.clone())),
+        _ => value.number("seed", 0, u64::MAX),
+    }
+}
+
+fn blend(action: &Action) -> Result<Vec<Part>, PlanError> {
+    if action.arguments.is_empty() {
+        let usage = "blend(web=0.7, code=0.3): datasets and their share";
+        let missing = Problem::MissingArgument { action: "blend", argument: "NAME=WEIGHT", usage };
+        return Err(PlanError::new(missing, action.span.clone()));
+    }
+    let mut shares: Vec<(String, u64)> = Vec::new();
+    for Argument { key, value } in &action.arguments {
+        let Some(name) = key else {
+            return value.refuse(Problem::NoWeight { found: value.describe() });
+        };
+        if shares.len() == MAX_DATASETS {
+            return name.refuse(Problem::TooManyDatasets);
+        }
+        if shares.iter().any(|(other, _)| *other == name.text) {
+            return name.refuse(Problem::RepeatedArgument { name: name.text.clone() });
+        }
+        shares.push((name.text.clone(), weight(name, value)?));
+    }
+    reduce(shares).map_err(|problem| PlanError::new(problem, action.span.clone()))
+}
+
+/// A decimal number in millionths, exactly.
+fn weight(name: &Piece, value: &Piece) -> Result<u64, PlanError> {
+    let refuse = |why| {
+        value.refuse(Problem::Weight { name: name.text.clone(), found: value.describe(), why })
+    };
+    let (whole, fraction) = value.text.split_once('.').unwrap_or((&value.text, ""));
+    let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
+    if let Some(positive) = value.text.strip_prefix('-')
+        && positive.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+    {
+        return refuse(WeightProblem::Negative);
+    }
+    if value.quoted || whole.len() + fraction.len() == 0 || !digits(whole) || !digits(fraction) {
+        return refuse(WeightProblem::NotDecimal);
+    }
+    let fraction = fraction.trim_end_matches('0');
+    if fraction.len() > WEIGHT_DIGITS {
+        return refuse(WeightProblem::TooPrecise);
+    }
+    let whole = whole.trim_start_matches('0');
+    if whole.len() > 7 {
+        return refuse(WeightProblem::TooLarge);
+    }
+    // Digits only and few of them: parsing fails for no digits, which means zero.
+    let number = |digits: &str| digits.parse().unwrap_or(0u64);
+    let scale = 10u64.pow((WEIGHT_DIGITS - fraction.len()) as u32);
+    match number(whole) {
+        ..=MAX_TOTAL_WEIGHT => Ok(number(whole) * WEIGHT_UNIT + number(fraction) * scale),
+        _ => refuse(WeightProblem::TooLarge),
+    }
+}
+
+/// Removes the common divisor of the weights.
+fn reduce(shares: Vec<(String, u64)>) -> Result<Vec<Part>, Problem> {
+    let divisor = shares.iter().fold(0, |a, (_, share)| gcd(a, *share));
+    if divisor == 0 {
+        return Err(Problem::AllZero);
+    }
+    let total = shares.iter().map(|(_, share)| share / divisor).sum();
+    if total > MAX_TOTAL_WEIGHT {
+        return Err(Problem::TotalTooLarge { total });
+    }
+    // Each weight is at most the total, far inside 32 bits.
+    let part = |(name, share)| Part { name, weight: (share / divisor) as u32 };
+    Ok(shares.into_iter().map(part).collect())
+}
+
+const fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The action closest to a misspelt name, if one is close.
+fn similar(name: &str) -> Option<&'static str> {
+    let distance = |action: &&str| edit_distance(action, &name.to_lowercase());
+    // Longer names than this are no misspelling, and the distance is quadratic.
+    let best = (name.len() <= 32).then(|| ACTIONS.into_iter().min_by_key(distance))??;
+    (distance(&best) <= best.len() / 2).then_some(best)
+}
+
+/// Insertions, deletions and replacements from one word to the other (Levenshtein).
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replace = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replace.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}

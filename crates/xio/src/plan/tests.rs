@@ -1,0 +1,270 @@
+//! Plans that print back, mistakes that point at their place, and where actions run.
+
+use proptest::prelude::*;
+use std::{format, string::ToString, vec, vec::Vec};
+
+use super::*;
+
+const FULL: &str =
+    "window(2048) | shuffle(seed, blocks=8) | blend(a=0.5,b=0.3,c=0.2) | narrow(u16)";
+
+fn plan(text: &str) -> Plan {
+    Plan::parse(text, Some(7)).unwrap_or_else(|error| panic!("{}", error.render(text)))
+}
+
+#[test]
+fn a_full_plan_is_read_and_printed() {
+    let full = plan(FULL);
+    assert_eq!((full.window(), full.batch(), full.narrow()), (2_048, 32, Some(Dtype::U16)));
+    assert_eq!(full.shuffle(), Some(Shuffle { seed: 7, blocks: 8 }));
+    let weights: Vec<_> = full.blend().iter().map(|p| (p.name.as_str(), p.weight)).collect();
+    assert_eq!(weights, [("a", 5), ("b", 3), ("c", 2)]);
+    let canonical =
+        "window(2048) | shuffle(7, blocks=8) | blend(a=5, b=3, c=2) | narrow(u16) | batch(32)";
+    assert_eq!(full.to_string(), canonical);
+}
+
+#[test]
+fn the_same_plan_in_other_words() {
+    for (text, same) in [
+        ("narrow(u16)|blend(a=.5 ,b=0.30, c=0.2)|shuffle(blocks=8,seed=seed)|window(2_048)", FULL),
+        (
+            "batch(samples=32,) | narrow(to=uint16)\n| blend(a=5,b=3.0,c=2)|shuffle(7)|window(tokens=2048)",
+            FULL,
+        ),
+        ("window(1)", "window(1) | batch(32)"),
+        ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
+        ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
+        ("window(9) | blend(a=1000000, b=0)", "window(9) | blend(a=7., b=0)"),
+    ] {
+        assert_eq!(plan(text), plan(same), "{text}");
+    }
+    assert_eq!(plan("window(9)").shuffle(), None);
+    assert!(plan("window(9)").blend().is_empty());
+}
+
+#[test]
+fn names_with_and_without_quotes() {
+    let text = r#"window(4) | blend(s3://bucket/a-b_c.bin=1, "my \"file\", \\ (2)=|.bin"=2, '日本 x'=3, "2048"=4, 日本=5)"#;
+    let names: Vec<String> = plan(text).blend().iter().map(|part| part.name.clone()).collect();
+    let expected = ["s3://bucket/a-b_c.bin", r#"my "file", \ (2)=|.bin"#, "日本 x", "2048", "日本"];
+    assert_eq!(names, expected);
+    assert_eq!(plan(&plan(text).to_string()), plan(text));
+}
+
+/// The text that `render` marks, and the whole message.
+fn mistake(text: &str) -> (String, String) {
+    let error = Plan::parse(text, None).expect_err(text);
+    (String::from(&text[error.span.clone()]), error.render(text))
+}
+
+/// Mistakes of form: the text, the part that is marked, and words of the message.
+const SHAPE: &[(&str, &str, &str)] = &[
+    ("", "", "the plan is empty"),
+    ("  \t", "", "the plan is empty"),
+    ("windw(2048)", "windw", "did you mean `window`"),
+    ("window(4) | Shufle(1)", "Shufle", "did you mean `shuffle`"),
+    ("window(4) | compress(zstd)", "compress", "actions are window"),
+    ("window(4", "", "expected `,` or `)`, found the end of the plan"),
+    ("window 4", "4", "expected `|` or the end of the plan"),
+    ("window(4) |", "", "expected an action"),
+    ("window(4) || narrow(u16)", "|", "expected an action, found `|`"),
+    ("window(4) | blend(a=)", ")", "expected a value"),
+    ("window(4) | blend(,)", ",", "expected an argument"),
+    ("window(4))", ")", "expected `|`"),
+    ("window(4) ; narrow(u16)", ";", "unexpected character `;`"),
+    ("window(4) | blend(\"a=1)", "\"a=1)", "without an end"),
+    ("window(4) | blend(\"a\\n\"=1)", "\\", "unknown escape"),
+];
+
+/// Mistakes in arguments.
+const ARGUMENTS: &[(&str, &str, &str)] = &[
+    ("window(4) | window(5)", "window", "a second time"),
+    ("window(4) | narrow(u16) | narrow(u32)", "narrow", "a second time"),
+    ("window", "window", "needs its argument `tokens`"),
+    ("window()", "window()", "needs its argument `tokens`"),
+    ("window(0)", "0", "outside 1 to 131072"),
+    ("window(131073)", "131073", "nearest allowed value is 131072"),
+    ("window(two)", "two", "must be a whole number, found `two`"),
+    ("window(-1)", "-1", "must be a whole number"),
+    ("window(+1)", "+1", "must be a whole number"),
+    ("window(2.5)", "2.5", "must be a whole number"),
+    ("window(\"4\")", "\"4\"", "must be a whole number, found \"4\""),
+    ("window(99999999999999999999999)", "99999999999999999999999", "must be a whole number"),
+    ("window(4, 5)", "5", "takes no further argument"),
+    ("window(size=4)", "size", "has no argument `size`"),
+    ("window(4) | shuffle", "shuffle", "needs its argument `seed`"),
+    ("window(4) | shuffle(blocks=4)", "shuffle(blocks=4)", "needs its argument `seed`"),
+    ("window(4) | shuffle(seed)", "seed", "hint: give a seed beside the plan"),
+    ("window(4) | shuffle(1, 8)", "8", "takes no further argument"),
+    ("window(4) | shuffle(1, blocks=0)", "0", "outside 1 to 1024"),
+    ("window(4) | shuffle(1, seed=2)", "seed", "a second time"),
+    ("window(4) | shuffle(1, block=2)", "block", "has no argument `block`"),
+    ("window(4) | narrow(u8)", "u8", "narrow(u16) holds ids below 65536"),
+    ("window(4) | narrow(f16)", "f16", "cannot deliver `f16`"),
+    ("narrow(u16)", "", "does not say how long a sample is"),
+    ("window(131072) | batch(65536)", "batch(65536)", "exceeds 268435456 tokens"),
+];
+
+/// Mistakes in the weights of a blend.
+const WEIGHTS: &[(&str, &str, &str)] = &[
+    ("window(4) | blend()", "blend()", "needs its argument `NAME=WEIGHT`"),
+    ("window(4) | blend(0.5, 0.5)", "0.5", "needs NAME=WEIGHT"),
+    ("window(4) | blend(a=1, a=2)", "a", "a second time"),
+    ("window(4) | blend(a=-0.5)", "-0.5", "cannot be negative"),
+    ("window(4) | blend(a=NaN)", "NaN", "not a decimal number"),
+    ("window(4) | blend(a=-inf)", "-inf", "not a decimal number"),
+    ("window(4) | blend(a=1e3)", "1e3", "not a decimal number"),
+    ("window(4) | blend(a=.)", ".", "not a decimal number"),
+    ("window(4) | blend(a=1.2.3)", "1.2.3", "not a decimal number"),
+    ("window(4) | blend(a=0.0000001)", "0.0000001", "six digits"),
+    ("window(4) | blend(a=1000001)", "1000001", "larger than"),
+    ("window(4) | blend(a=0, b=0.0)", "blend(a=0, b=0.0)", "all weights are zero"),
+    ("window(4) | blend(a=0.123457, b=1)", "blend(a=0.123457, b=1)", "need 1123457 parts"),
+];
+
+#[test]
+fn mistakes_point_at_their_place() {
+    let many = (0..1_025).map(|i| format!("d{i}=1")).collect::<Vec<_>>().join(",");
+    let many = format!("window(4) | blend({many})");
+    let too_many = [(many.as_str(), "d1024", "more than 1024 datasets")];
+    for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, &too_many].concat() {
+        let (marked, rendered) = mistake(text);
+        assert_eq!(marked, place, "{rendered}");
+        assert!(rendered.contains(message), "{message:?} is not in:\n{rendered}");
+    }
+}
+
+#[test]
+fn a_message_shows_line_carets_and_hint() {
+    let (_, text) = mistake("window(2048)\n| blend(日本=1, b=x)\n| narrow(u16)");
+    let expected = "the weight of `b` is `x`: not a decimal number\n    | blend(日本=1, b=x)\n                    ^\n\
+                    hint: weights look like 3, 0.5 or 0.125000";
+    assert_eq!(text, expected);
+    let (_, text) = mistake("windw(2048) | narrow(u16)");
+    let expected = "unknown action `windw`\n    windw(2048) | narrow(u16)\n    ^^^^^\n\
+                    hint: did you mean `window`?";
+    assert_eq!(text, expected);
+    let (_, text) = mistake("window(4");
+    assert!(text.ends_with("\n    window(4\n            ^"), "{text}");
+}
+
+#[test]
+fn a_long_plan_is_shown_in_part() {
+    let blend = (0..200).map(|i| format!("dataset{i}=1")).collect::<Vec<_>>().join(", ");
+    let text = format!("window(4) | blend({blend}, bad=-1, {blend})");
+    let (marked, rendered) = mistake(&text);
+    assert_eq!(marked, "-1");
+    let lines: Vec<&str> = rendered.lines().collect();
+    assert!(lines[1].chars().count() < 120, "{rendered}");
+    let caret = lines[2].chars().position(|c| c == '^').unwrap();
+    assert_eq!(lines[1].chars().skip(caret).take(2).collect::<String>(), "-1", "{rendered}");
+    let error = PlanError { problem: Problem::Empty, span: 3..900 };
+    assert!(error.render("日").contains('^'), "a span from elsewhere is no crash");
+    assert!(Plan::parse(&" ".repeat(MAX_PLAN_BYTES + 1), None).is_err());
+}
+
+#[test]
+fn datasets_are_found_by_name() {
+    let blended = plan(FULL);
+    assert_eq!(blended.bind(&["c", "a", "b"]), Ok(vec![1, 2, 0]));
+    let name = |name: &str| String::from(name);
+    assert_eq!(blended.bind(&["a", "b"]), Err(BindError::Unknown { name: name("c") }));
+    assert_eq!(blended.bind(&["a", "b", "c", "d"]), Err(BindError::Unused { name: name("d") }));
+    assert_eq!(blended.bind(&["a", "a", "b", "c"]), Err(BindError::Repeated { name: name("a") }));
+    let single = plan("window(4)");
+    assert_eq!(single.bind(&["anything"]), Ok(vec![0]));
+    assert_eq!(single.bind(&["a", "b"]), Err(BindError::NeedsBlend { datasets: 2 }));
+    assert_eq!(single.bind(&[]), Err(BindError::NoDataset));
+}
+
+#[test]
+fn actions_run_where_they_move_the_fewest_bytes() {
+    let full = plan(FULL);
+    let placed = full.place(&[Dtype::U32, Dtype::U16, Dtype::I64], true).unwrap();
+    let sites: Vec<_> = placed.rows.iter().map(|row| (row.action.as_str(), row.site)).collect();
+    let expected = [
+        ("narrow(u16)", Site::Target),
+        ("window(2048)", Site::Dpu),
+        ("shuffle(7, blocks=8)", Site::Dpu),
+        ("blend(a=5, b=3, c=2)", Site::Dpu),
+        ("batch(32)", Site::Dpu),
+    ];
+    assert_eq!(sites, expected);
+    assert_eq!((placed.samples, placed.dtype), (10, Dtype::U16));
+    assert_eq!(placed.disk_bytes, 2_048 * (5 * 4 + 3 * 2 + 2 * 8));
+    assert_eq!(placed.wire_bytes, 2_048 * 10 * 2);
+    assert_eq!(placed.delivered_bytes, placed.wire_bytes);
+
+    let host = full.place(&[Dtype::U32; 3], false).unwrap();
+    assert!(host.rows.iter().all(|row| row.site == Site::Host));
+    assert_eq!(host.wire_bytes, host.disk_bytes);
+    let nothing_to_save = full.place(&[Dtype::U16; 3], true).unwrap();
+    assert_eq!(nothing_to_save.rows[0].site, Site::Dpu);
+
+    let table = "\
+action                site      B/sample         out  why
+narrow(u16)           target      8601.6        4096  shrinks bytes: done before they cross the wire
+window(2048)          dpu           4096        4096  cuts blocks into samples
+shuffle(7, blocks=8)  dpu           4096        4096  needs several blocks at once
+blend(a=5, b=3, c=2)  dpu           4096        4096  needs several files at once
+batch(32)             dpu           4096        4096  fills one slot of the host's ring
+disk 8601.6 B/sample, wire 4096 B/sample (53 % saved), u16 delivered";
+    assert_eq!(placed.to_string(), table);
+}
+
+#[test]
+fn types_that_do_not_go_together_are_refused() {
+    let narrow = plan("window(4) | narrow(u32) | blend(a=1, b=1)");
+    let from_u16 = PlacementError::Narrow { dataset: 1, from: Dtype::U16, to: Dtype::U32 };
+    assert_eq!(narrow.delivered_dtype(&[Dtype::U32, Dtype::U16]), Err(from_u16));
+    assert_eq!(narrow.delivered_dtype(&[Dtype::U64, Dtype::I32]), Ok(Dtype::U32));
+    let raw = plan("window(4) | blend(a=1, b=1)");
+    let mixed = PlacementError::MixedTypes { first: Dtype::U32, dataset: 1, other: Dtype::I32 };
+    assert_eq!(raw.delivered_dtype(&[Dtype::U32, Dtype::I32]), Err(mixed));
+    assert_eq!(raw.delivered_dtype(&[Dtype::I64; 2]), Ok(Dtype::I64));
+    let count = PlacementError::Count { sources: 1, datasets: 2 };
+    assert_eq!(raw.place(&[Dtype::U16], true), Err(count));
+}
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let shuffle = (any::<u64>(), 1..=crate::order::MAX_GROUP_BLOCKS);
+    let shuffle = shuffle.prop_map(|(seed, blocks)| Shuffle { seed, blocks });
+    let names = prop::collection::btree_map("[^\\p{C}]{0,12}|[a-z0-9./-]{1,20}", 0u32..1_000, 0..8);
+    let blend = names.prop_map(|names| {
+        let divisor = names.values().fold(0, |a: u32, b| {
+            let (mut a, mut b) = (a, *b);
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        });
+        let part = |(name, weight)| Part { name, weight: weight / divisor.max(1) };
+        if divisor == 0 { Vec::new() } else { names.into_iter().map(part).collect() }
+    });
+    let narrow = prop::option::of(prop::sample::select(vec![Dtype::U16, Dtype::U32]));
+    (1..=MAX_WINDOW, prop::option::of(shuffle), blend, narrow, 1..=2_048u32).prop_map(
+        |(window, shuffle, blend, narrow, batch)| Plan { window, shuffle, blend, narrow, batch },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_printed_plan_reads_back(plan in any_plan()) {
+        let text = plan.to_string();
+        prop_assert_eq!(Plan::parse(&text, None).map_err(|e| e.render(&text)), Ok(plan));
+    }
+
+    #[test]
+    fn no_text_panics(
+        text in prop_oneof![
+            any::<String>(),
+            "((window|shuffle|blend|narrow|batch|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+        ],
+    ) {
+        if let Err(error) = Plan::parse(&text, None) {
+            prop_assert!(!error.render(&text).is_empty());
+            prop_assert!(text.get(error.span.clone()).is_some(), "{:?}", error);
+        }
+    }
+}

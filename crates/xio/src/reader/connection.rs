@@ -1,0 +1,232 @@
+//! One connection of a reader to a storage target: request slots, credits, answers.
+//!
+//! Every credit is a slot with a request capsule, an answer capsule and a posted receive. A slot is
+//! busy until its answer came *and* its own SEND completed, because until then the transport may still
+//! gather the request from it.
+
+use alloc::vec::Vec;
+
+use roce::verbs::{
+    Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError, WcStatus,
+};
+use roce::world::Memory;
+
+use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
+use crate::kernel::Crc32c;
+use crate::target::received;
+
+/// Registered memory of a connection for each of its credits: a capsule out and a capsule in.
+pub const CREDIT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
+
+/// Memory a connection brings: one region of `credits *` [`CREDIT_BYTES`], local write.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionMemory {
+    /// Region for capsules.
+    pub capsules: MemoryRegion,
+    /// Requests that the target lets us have outstanding.
+    pub credits: u32,
+}
+
+/// Which block a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) lane: u32,
+    pub(super) position: u64,
+}
+
+/// What an answer capsule means.
+#[derive(Debug)]
+pub(super) enum Answer {
+    To(Asked, Outcome),
+    Bad,
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    Free,
+    Waiting {
+        asked: Asked,
+        seq: u64,
+        sent: bool,
+    },
+    /// Answered, but the SEND of the request has not completed.
+    Answered,
+}
+
+#[derive(Debug)]
+struct Open {
+    qpn: Qpn,
+    memory: ConnectionMemory,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    next_seq: u64,
+    lost: Option<WcStatus>,
+}
+
+/// A connection, open or not.
+#[derive(Debug, Default)]
+pub(super) struct Connection(Option<Open>);
+
+impl Open {
+    fn request_addr(&self, slot: u32) -> u64 {
+        self.memory.capsules.addr + u64::from(slot) * CREDIT_BYTES
+    }
+
+    fn sge(&self, addr: u64) -> SgList {
+        let len = CAPSULE_BYTES as u32;
+        SgList::from_iter([Sge { addr, len, lkey: self.memory.capsules.lkey }])
+    }
+
+    fn receive(&self, slot: u32) -> RecvWr {
+        let addr = self.request_addr(slot) + CAPSULE_BYTES as u64;
+        RecvWr { wr_id: u64::from(slot), sges: self.sge(addr) }
+    }
+
+    fn release(&mut self, slot: u32) {
+        self.slots[slot as usize] = Slot::Free;
+        self.free.push(slot);
+    }
+
+    /// The slot whose request has this number, found by the mark that the target echoes.
+    fn answered(&mut self, response: &ReadResponse) -> Option<Asked> {
+        let slot = self.slots.get(response.tag as usize).copied()?;
+        let Slot::Waiting { asked, seq, sent } = slot else {
+            return None;
+        };
+        if seq != response.seq {
+            return None;
+        }
+        self.slots[response.tag as usize] = Slot::Answered;
+        if sent {
+            self.release(response.tag);
+        }
+        Some(asked)
+    }
+}
+
+impl Connection {
+    pub(super) fn open<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        qpn: Qpn,
+        memory: ConnectionMemory,
+    ) -> Result<(), VerbsError> {
+        let slots = (0..memory.credits).map(|_| Slot::Free).collect();
+        let free = (0..memory.credits).rev().collect();
+        let open = Open { qpn, memory, slots, free, next_seq: 1, lost: None };
+        for slot in 0..memory.credits {
+            verbs.post_recv(qpn, open.receive(slot))?;
+        }
+        self.0 = Some(open);
+        Ok(())
+    }
+
+    pub(super) fn qpn(&self) -> Option<Qpn> {
+        self.0.as_ref().map(|open| open.qpn)
+    }
+
+    pub(super) fn can_ask(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.lost.is_none() && !open.free.is_empty())
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.0.as_ref().is_some_and(|open| open.lost.is_some())
+    }
+
+    pub(super) fn lose(&mut self, why: WcStatus) {
+        if let Some(open) = &mut self.0 {
+            open.lost.get_or_insert(why);
+        }
+    }
+
+    pub(super) fn take_lost(&mut self) -> Option<(Qpn, WcStatus)> {
+        let open = self.0.as_ref()?;
+        Some((open.qpn, open.lost?))
+    }
+
+    /// Forgets everything outstanding and closes.
+    pub(super) fn forget_requests(&mut self) -> Vec<Asked> {
+        let Some(open) = self.0.take() else {
+            return Vec::new();
+        };
+        let waiting = open.slots.iter().filter_map(|slot| match slot {
+            Slot::Waiting { asked, .. } => Some(*asked),
+            _ => None,
+        });
+        waiting.collect()
+    }
+
+    /// Sends a request; `false` if the transport refused it.
+    pub(super) fn ask<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        asked: Asked,
+        mut request: ReadRequest,
+        crc: Crc32c,
+    ) -> bool {
+        let Some(open) = &mut self.0 else {
+            return false;
+        };
+        let Some(slot) = open.free.pop() else {
+            return false;
+        };
+        (request.seq, request.tag) = (open.next_seq, slot);
+        let addr = open.request_addr(slot);
+        memory.bytes_mut(addr, CAPSULE_BYTES).copy_from_slice(&request.encode(crc));
+        let sges = open.sge(addr);
+        let wr_id = u64::from(slot);
+        let wr = SendWr { wr_id, op: SendOp::Send, sges, signaled: true, solicited: true };
+        if verbs.post_send(open.qpn, wr).is_err() {
+            open.free.push(slot);
+            open.lost.get_or_insert(WcStatus::LocalQpError);
+            return false;
+        }
+        open.slots[slot as usize] = Slot::Waiting { asked, seq: request.seq, sent: false };
+        open.next_seq += 1;
+        true
+    }
+
+    pub(super) fn handle_sent(&mut self, done: &Completion) {
+        let Some(open) = &mut self.0 else { return };
+        if done.status != WcStatus::Success {
+            open.lost.get_or_insert(done.status);
+            return;
+        }
+        let slot = done.wr_id as u32;
+        match open.slots.get_mut(slot as usize) {
+            Some(Slot::Waiting { sent, .. }) => *sent = true,
+            Some(Slot::Answered) => open.release(slot),
+            _ => {}
+        }
+    }
+
+    pub(super) fn handle_answer<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &M,
+        done: &Completion,
+        crc: Crc32c,
+    ) -> Answer {
+        let Some(open) = &mut self.0 else {
+            return Answer::Lost;
+        };
+        if done.status != WcStatus::Success {
+            open.lost.get_or_insert(done.status);
+            return Answer::Lost;
+        }
+        let buffer = done.wr_id as u32;
+        let addr = open.request_addr(buffer) + CAPSULE_BYTES as u64;
+        let decoded = received(memory, addr, done).and_then(|b| ReadResponse::decode(b, crc).ok());
+        if verbs.post_recv(open.qpn, open.receive(buffer)).is_err() {
+            open.lost.get_or_insert(WcStatus::LocalQpError);
+        }
+        let answer = decoded.and_then(|r| Some(Answer::To(open.answered(&r)?, r.outcome)));
+        answer.unwrap_or_else(|| {
+            // Nothing the target says can be trusted any more: begin afresh.
+            open.lost.get_or_insert(WcStatus::BadResponse);
+            Answer::Bad
+        })
+    }
+}

@@ -1,0 +1,352 @@
+//! A lane: one dataset of a stream, its registers and the blocks that lie in them.
+//!
+//! Blocks are named by *position*, their number in fetch order over all epochs. The lane holds a run of
+//! positions, the oldest in front; each has a register of its own until its last sample is consumed.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::capsule::ReadRequest;
+use crate::dataset::Dtype;
+use crate::target::IO_ALIGN;
+
+use super::course::{Course, Cut};
+use super::{ReaderSource, StreamError, registers_per_lane};
+
+/// No sample has this number: a block holds at most as many as tokens.
+const NO_SAMPLE: u32 = u32::MAX;
+
+/// Where a block, or a sample of it, stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resident {
+    /// To be asked for (again).
+    Wanted,
+    /// Asked for.
+    Asked,
+    /// In its register, checked and converted.
+    Ready,
+    /// Cannot be had.
+    Failed(StreamError),
+}
+
+/// How the samples of a block are had.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// All at once, which is the rule.
+    Whole(Resident),
+    /// One of the samples spoils the block: each is asked for by itself when the order reaches it, so
+    /// that all before the bad one are delivered. Holds the sample that was reached last, at the
+    /// start of the register.
+    Single { sample: u32, state: Resident },
+}
+
+impl Load {
+    fn state(&mut self) -> &mut Resident {
+        match self {
+            Load::Whole(state) | Load::Single { state, .. } => state,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    load: Load,
+    register: u32,
+    first_token: u64,
+    tokens: u32,
+    samples_left: u32,
+    damaged: u32,
+}
+
+/// A block to ask for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub(super) position: u64,
+    addr: u64,
+    first_token: u64,
+    tokens: u32,
+}
+
+impl Want {
+    pub(super) fn request(&self, source: &ReaderSource, rkey: u32) -> ReadRequest {
+        ReadRequest {
+            seq: 0,
+            tag: 0,
+            source: source.source,
+            first_token: self.first_token,
+            tokens: self.tokens,
+            deliver: source.on_wire,
+            remote_addr: self.addr,
+            rkey,
+        }
+    }
+}
+
+/// The part of a dataset that a stream delivers.
+#[derive(Clone, Debug)]
+pub(super) struct Stretch {
+    pub(super) start: Cut,
+    pub(super) end: Option<Cut>,
+}
+
+impl Stretch {
+    /// How many of a block's samples are to be delivered.
+    fn samples(&self, position: u64, samples: u32) -> u32 {
+        let end = self.end.as_ref();
+        let until = end.map_or(samples, |end| end.drawn(position, samples));
+        until.saturating_sub(self.start.drawn(position, samples))
+    }
+
+    /// Whether no block from `position` on is needed.
+    fn ends_before(&self, position: u64) -> bool {
+        self.end.as_ref().is_some_and(|end| end.is_before(position))
+    }
+}
+
+impl Block {
+    /// First token and number of tokens of what is loaded now.
+    fn range(&self, window: u32) -> (u64, u32) {
+        match self.load {
+            Load::Whole(_) => (self.first_token, self.tokens),
+            Load::Single { sample, .. } => {
+                (self.first_token + u64::from(sample) * u64::from(window), window)
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Lane {
+    dataset: u32,
+    window: u32,
+    on_wire: Dtype,
+    base_addr: u64,
+    register_bytes: u64,
+    free: Vec<u32>,
+    /// Position of `blocks[0]`.
+    front: u64,
+    blocks: VecDeque<Block>,
+    registers: u32,
+    stretch: Stretch,
+    wanted: u32,
+}
+
+impl Lane {
+    fn register_bytes(course: &Course, lane: u32, source: &ReaderSource) -> u64 {
+        let bytes = course.most_tokens(lane) * u64::from(source.on_wire.bytes());
+        bytes.next_multiple_of(u64::from(IO_ALIGN))
+    }
+
+    fn registers(course: &Course, lane: u32) -> u32 {
+        match course.has_weight(lane) {
+            true => registers_per_lane(course.group_blocks(lane)),
+            false => 0,
+        }
+    }
+
+    pub(super) fn bytes_needed(course: &Course, lane: u32, source: &ReaderSource) -> u64 {
+        let registers = Lane::registers(course, lane);
+        Lane::register_bytes(course, lane, source) * u64::from(registers)
+    }
+
+    pub(super) fn new(
+        course: &Course,
+        dataset: u32,
+        source: &ReaderSource,
+        base_addr: u64,
+        stretch: Stretch,
+    ) -> Lane {
+        let registers = Lane::registers(course, dataset);
+        Lane {
+            dataset,
+            window: source.layout.window,
+            on_wire: source.on_wire,
+            base_addr,
+            register_bytes: Lane::register_bytes(course, dataset, source),
+            free: (0..registers).rev().collect(),
+            front: stretch.start.first,
+            blocks: VecDeque::new(),
+            registers,
+            stretch,
+            wanted: 0,
+        }
+    }
+
+    pub(super) fn free_registers(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn register_count(&self) -> usize {
+        self.registers as usize
+    }
+
+    fn block(&mut self, position: u64) -> Option<&mut Block> {
+        let index = position.checked_sub(self.front)?;
+        self.blocks.get_mut(usize::try_from(index).ok()?)
+    }
+
+    /// The next block to ask for: one wanted again, else the next in fetch order if a register is free.
+    pub(super) fn next_request(&mut self, course: &Course) -> Option<Want> {
+        if self.wanted == 0 {
+            self.admit(course)?;
+        }
+        let wants = |block: &mut Block| *block.load.state() == Resident::Wanted;
+        let index = self.blocks.iter_mut().position(wants)?;
+        let block = &mut self.blocks[index];
+        *block.load.state() = Resident::Asked;
+        self.wanted -= 1;
+        let (first_token, tokens) = block.range(self.window);
+        Some(Want {
+            position: self.front + index as u64,
+            addr: self.base_addr + u64::from(block.register) * self.register_bytes,
+            first_token,
+            tokens,
+        })
+    }
+
+    /// Gives the next block in fetch order a register. Blocks that this stream delivers nothing of get
+    /// none and are passed over.
+    fn admit(&mut self, course: &Course) -> Option<()> {
+        loop {
+            let position = self.front + self.blocks.len() as u64;
+            if self.stretch.ends_before(position) {
+                return None;
+            }
+            let register = *self.free.last()?;
+            let span = course.block(self.dataset, position);
+            let samples_left = self.stretch.samples(position, span.samples);
+            self.blocks.push_back(Block {
+                load: Load::Whole(Resident::Wanted),
+                register,
+                first_token: span.first_token,
+                tokens: span.tokens,
+                samples_left,
+                damaged: 0,
+            });
+            if samples_left > 0 {
+                self.free.pop();
+                self.wanted += 1;
+                return Some(());
+            }
+            self.pass(position);
+        }
+    }
+
+    pub(super) fn ask_again(&mut self, position: u64) {
+        let Some(block) = self.block(position) else {
+            return;
+        };
+        let state = block.load.state();
+        if *state == Resident::Asked {
+            *state = Resident::Wanted;
+            self.wanted += 1;
+        }
+    }
+
+    pub(super) fn settle(&mut self, position: u64, state: Resident) {
+        if let Some(block) = self.block(position) {
+            *block.load.state() = state;
+        }
+    }
+
+    /// What was asked for cannot be had. If a token of a block is at fault, its other samples still can.
+    pub(super) fn fail(&mut self, position: u64, error: StreamError) {
+        let Some(block) = self.block(position) else {
+            return;
+        };
+        let one_token =
+            matches!(error, StreamError::Overflow { .. } | StreamError::Truncated { .. });
+        match block.load {
+            Load::Whole(_) if one_token => {
+                block.load = Load::Single { sample: NO_SAMPLE, state: Resident::Ready };
+            }
+            _ => *block.load.state() = Resident::Failed(error),
+        }
+    }
+
+    /// Counts a damaged arrival; how many there were.
+    pub(super) fn damaged(&mut self, position: u64) -> u32 {
+        self.block(position).map_or(0, |block| {
+            block.damaged += 1;
+            block.damaged
+        })
+    }
+
+    /// Address and length of what was asked for.
+    pub(super) fn place(&mut self, position: u64) -> Option<(u64, u32)> {
+        let (base, size, width) = (self.base_addr, self.register_bytes, self.on_wire.bytes());
+        let window = self.window;
+        let block = self.block(position)?;
+        let asked = *block.load.state() == Resident::Asked;
+        asked.then(|| (base + u64::from(block.register) * size, block.range(window).1 * width))
+    }
+
+    /// The tokens that were asked for.
+    pub(super) fn tokens(&mut self, position: u64) -> Option<Range<u64>> {
+        let window = self.window;
+        let (first_token, tokens) = self.block(position)?.range(window);
+        Some(first_token..first_token + u64::from(tokens))
+    }
+
+    /// Where a sample stands that the order has reached.
+    pub(super) fn resident(&mut self, position: u64, sample: u32) -> Resident {
+        let Some(block) = self.block(position) else {
+            return Resident::Wanted;
+        };
+        match block.load {
+            Load::Whole(state) => state,
+            Load::Single { sample: loaded, state } if loaded == sample => state,
+            // While an answer is on its way the register is not free for another sample.
+            Load::Single { state: Resident::Asked | Resident::Wanted, .. } => Resident::Asked,
+            Load::Single { .. } => {
+                block.load = Load::Single { sample, state: Resident::Wanted };
+                self.wanted += 1;
+                Resident::Wanted
+            }
+        }
+    }
+
+    pub(super) fn sample_addr(&mut self, position: u64, sample: u32, sample_bytes: u64) -> u64 {
+        let (base, size) = (self.base_addr, self.register_bytes);
+        let Some(block) = self.block(position) else {
+            return base;
+        };
+        let register = base + u64::from(block.register) * size;
+        match block.load {
+            Load::Whole(_) => register + u64::from(sample) * sample_bytes,
+            Load::Single { .. } => register,
+        }
+    }
+
+    /// Marks one sample of the block as delivered.
+    pub(super) fn consume(&mut self, position: u64) {
+        let Some(block) = self.block(position) else {
+            return;
+        };
+        block.samples_left = block.samples_left.saturating_sub(1);
+        if block.samples_left == 0 {
+            self.retire(position);
+        }
+    }
+
+    /// Frees the register of a finished block.
+    fn retire(&mut self, position: u64) {
+        if let Some(block) = self.block(position) {
+            let register = block.register;
+            self.free.push(register);
+            self.pass(position);
+        }
+    }
+
+    /// Marks a block as done with; blocks leave the run from the front only.
+    fn pass(&mut self, position: u64) {
+        if let Some(block) = self.block(position) {
+            block.load = Load::Whole(Resident::Ready);
+        }
+        while self.blocks.front().is_some_and(|block| block.samples_left == 0) {
+            self.blocks.pop_front();
+            self.front += 1;
+        }
+    }
+}

@@ -1,0 +1,683 @@
+//! The reader: what a DPU (or, without offload, the host itself) does for one stream.
+//!
+//! It walks the global order of samples, asks storage targets for the blocks those samples lie in,
+//! ahead of need and within its registers, and writes finished batches into the host's ring. The order
+//! decides everything: in which sequence answers arrive, how often a connection is lost or who converts
+//! the tokens changes nothing in the bytes delivered (C4).
+//!
+//! ```text
+//! order ── next sample ──> lane (dataset) ── block resident? ── copy ──> slot of the ring
+//!             │                 │ free register                             │ full
+//!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + answer └─ publish
+//! ```
+//!
+//! Memory is the registers of the lanes, fixed at the start (C6). A slow host leaves no free slot, so
+//! nothing is copied, no register comes free and nothing more is asked of the disk. A stream that has
+//! an end asks for nothing behind it: undisturbed, every block that is needed is read exactly once.
+//!
+//! A token that does not fit, or that is missing because the file was cut short, surfaces when the
+//! order reaches its sample: every batch before that one is delivered first. To that end a block with
+//! such a token is asked for again sample by sample. A lost connection is not an error of the
+//! stream: the reader reports it through [`Reader::lost_connection`], keeps what it has, and asks again
+//! for what is missing once [`Reader::connect`] gives it a new queue pair.
+//!
+//! Order of calls: [`Reader::new`], [`Reader::connect`] for every connection, then [`Reader::poll`] as
+//! long as it returns `true`.
+
+mod connection;
+mod course;
+mod lane;
+
+use alloc::vec::Vec;
+
+use roce::verbs::{CqId, MemoryRegion, Qpn, Verbs, VerbsError, WcStatus};
+use roce::world::Memory;
+use thiserror::Error;
+
+use crate::capsule::{Outcome, Refusal};
+use crate::dataset::Dtype;
+use crate::kernel::{Kernels, NarrowError};
+use crate::order::{Order, SampleLayout};
+
+use connection::{Answer, Asked, Connection};
+pub use connection::{CREDIT_BYTES, ConnectionMemory};
+use course::Course;
+use lane::{Lane, Resident, Stretch};
+
+/// Bytes copied into the ring per [`Reader::poll`]: small enough that the wire is looked at often.
+const COPY_BYTES_PER_POLL: u64 = 256 << 10;
+
+/// How often a block whose CRC-32C does not match is asked for again before the stream fails.
+const CRC_RETRIES: u32 = 3;
+
+/// Where finished batches go: the ring shared with the host.
+pub trait Sink {
+    /// A slot to fill, or `None` while the host holds them all.
+    fn acquire(&mut self) -> Option<u32>;
+
+    /// Copies into the slot.
+    fn write(&mut self, slot: u32, offset: u32, bytes: &[u8]);
+
+    /// Hands the slot to the host.
+    fn publish(&mut self, slot: u32, meta: SlotMeta);
+
+    /// Ends the stream with an error, after everything published.
+    fn fail(&mut self, error: &StreamError);
+
+    /// Ends the stream: there are no more batches.
+    fn finish(&mut self);
+}
+
+/// What a published slot holds: whole batches, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotMeta {
+    /// Number of the first batch.
+    pub first_batch: u64,
+    /// Batches in the slot.
+    pub batches: u32,
+    /// Bytes of each.
+    pub batch_bytes: u32,
+}
+
+/// A dataset as the reader sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReaderSource {
+    /// Which connection serves it.
+    pub connection: u32,
+    /// Its index in that connection's session.
+    pub source: u32,
+    /// The file, and how it is cut into samples.
+    pub layout: SampleLayout,
+    /// Token type on the wire: what the target is asked to deliver.
+    pub on_wire: Dtype,
+}
+
+/// What to deliver, and from where on.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// Tokens per sample.
+    pub window_tokens: u32,
+    /// Samples per batch.
+    pub batch_samples: u32,
+    /// Token type of the batches.
+    pub dtype: Dtype,
+    /// First batch to deliver: resuming is starting at another number.
+    pub first_batch: u64,
+    /// Batches to deliver before the stream ends; without it the stream goes on for ever.
+    pub batches: Option<u64>,
+    /// Bytes of a ring slot.
+    pub slot_bytes: u32,
+}
+
+impl Delivery {
+    /// Bytes of one batch.
+    pub fn batch_bytes(&self) -> u64 {
+        self.sample_bytes() * u64::from(self.batch_samples)
+    }
+
+    fn sample_bytes(&self) -> u64 {
+        u64::from(self.window_tokens) * u64::from(self.dtype.bytes())
+    }
+
+    /// The global sample that a batch begins with.
+    fn first_sample(&self, batch: u64) -> u64 {
+        batch.saturating_mul(u64::from(self.batch_samples))
+    }
+
+    /// The batch before which the stream ends.
+    fn end_batch(&self) -> Option<u64> {
+        Some(self.first_batch.saturating_add(self.batches?))
+    }
+
+    /// The global sample before which the stream ends.
+    fn end_sample(&self) -> Option<u64> {
+        self.end_batch().map(|end| self.first_sample(end))
+    }
+
+    /// Whole batches that fit a slot.
+    pub fn batches_per_slot(&self) -> u64 {
+        u64::from(self.slot_bytes) / self.batch_bytes().max(1)
+    }
+}
+
+/// Why a stream ended early. `dataset` is the index in the plan's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StreamError {
+    /// A token does not fit the type to deliver (C5).
+    #[error(
+        "dataset {dataset}: value {value} of token {token} (byte {byte}) does not fit the type to deliver"
+    )]
+    Overflow {
+        /// Which dataset.
+        dataset: u32,
+        /// Index of the token.
+        token: u64,
+        /// Where it stands in the file.
+        byte: u64,
+        /// Its value.
+        value: i128,
+    },
+    /// The file became shorter while it was read.
+    #[error(
+        "dataset {dataset}: the file ends at byte {at_byte}, it was longer when the stream began"
+    )]
+    Truncated {
+        /// Which dataset.
+        dataset: u32,
+        /// First missing byte.
+        at_byte: u64,
+    },
+    /// The target's storage failed.
+    #[error("dataset {dataset}: storage error {errno} at the target")]
+    Storage {
+        /// Which dataset.
+        dataset: u32,
+        /// Error number at the target.
+        errno: i32,
+    },
+    /// The target refused a request.
+    #[error("dataset {dataset}: the target refused a request: {reason}")]
+    Refused {
+        /// Which dataset.
+        dataset: u32,
+        /// Its reason.
+        reason: Refusal,
+    },
+    /// A block arrived damaged each time it was asked for.
+    #[error("dataset {dataset}: a block of tokens arrived damaged {CRC_RETRIES} times (CRC-32C)")]
+    Damaged {
+        /// Which dataset.
+        dataset: u32,
+    },
+    /// A connection could not be restored.
+    #[error("connection {connection} to a target was lost and could not be restored")]
+    Lost {
+        /// Which connection.
+        connection: u32,
+    },
+}
+
+/// What a reader did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReaderCounters {
+    /// Batches published.
+    pub batches: u64,
+    /// Bytes that targets read from storage for this stream.
+    pub source_bytes: u64,
+    /// Payload bytes that arrived from targets.
+    pub wire_bytes: u64,
+    /// Bytes written into the ring.
+    pub delivered_bytes: u64,
+    /// Times a block with a wrong CRC-32C was asked for again.
+    pub damaged_blocks: u64,
+    /// Answers that were refused: undecodable, or to no request of ours.
+    pub bad_answers: u64,
+    /// Requests repeated after a lost connection.
+    pub repeated_requests: u64,
+    /// Connections lost.
+    pub lost_connections: u64,
+    /// Polls that found the next block not yet there.
+    pub waits_for_data: u64,
+    /// Polls that found no free slot.
+    pub waits_for_host: u64,
+}
+
+/// The slot being filled.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    slot: u32,
+    bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Streaming,
+    Ended,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub struct Reader {
+    course: Course,
+    sources: Vec<ReaderSource>,
+    lanes: Vec<Lane>,
+    connections: Vec<Connection>,
+    delivery: Delivery,
+    data: MemoryRegion,
+    send_cq: CqId,
+    recv_cq: CqId,
+    kernels: Kernels,
+    filling: Option<Filling>,
+    next_batch: u64,
+    phase: Phase,
+    first_lane: usize,
+    counters: ReaderCounters,
+}
+
+/// Registered memory and queues that a reader works with.
+#[derive(Clone, Copy, Debug)]
+pub struct ReaderResources {
+    /// Registers of all lanes: [`Reader::memory_needed`] bytes, remote write.
+    pub data: MemoryRegion,
+    /// Completion queue of sends, this reader's alone.
+    pub send_cq: CqId,
+    /// Completion queue of receives, this reader's alone.
+    pub recv_cq: CqId,
+}
+
+/// Registers a lane gets: the group being consumed and the next, or enough to keep a disk busy.
+pub fn registers_per_lane(group_blocks: u32) -> u32 {
+    (2 * group_blocks).max(8)
+}
+
+/// Whether a type can represent a value.
+fn holds(dtype: Dtype, value: i128) -> bool {
+    let (low, high) = dtype.range();
+    (low..=high).contains(&value)
+}
+
+fn layouts(sources: &[ReaderSource]) -> Vec<SampleLayout> {
+    sources.iter().map(|source| source.layout).collect()
+}
+
+impl Reader {
+    /// Bytes of registers that a stream over these sources needs.
+    pub fn memory_needed(order: &Order, sources: &[ReaderSource]) -> u64 {
+        let course = Course::new(order.clone(), layouts(sources), 0);
+        let lanes = sources.iter().enumerate();
+        lanes.map(|(lane, source)| Lane::bytes_needed(&course, lane as u32, source)).sum()
+    }
+
+    /// A reader that starts at `delivery.first_batch`, with room for `connections` connections.
+    pub fn new(
+        order: Order,
+        sources: Vec<ReaderSource>,
+        connections: u32,
+        delivery: Delivery,
+        resources: ReaderResources,
+        kernels: Kernels,
+    ) -> Reader {
+        let first_sample = delivery.first_sample(delivery.first_batch);
+        let course = Course::new(order, layouts(&sources), first_sample);
+        let mut addr = resources.data.addr;
+        let mut lanes = Vec::with_capacity(sources.len());
+        for (index, source) in (0..).zip(&sources) {
+            let stretch = Stretch {
+                start: course.cut(index, first_sample),
+                end: delivery.end_sample().map(|end| course.cut(index, end)),
+            };
+            lanes.push(Lane::new(&course, index, source, addr, stretch));
+            addr += Lane::bytes_needed(&course, index, source);
+        }
+        Reader {
+            course,
+            lanes,
+            sources,
+            connections: (0..connections).map(|_| Connection::default()).collect(),
+            next_batch: delivery.first_batch,
+            delivery,
+            data: resources.data,
+            send_cq: resources.send_cq,
+            recv_cq: resources.recv_cq,
+            kernels,
+            filling: None,
+            phase: Phase::Streaming,
+            first_lane: 0,
+            counters: ReaderCounters::default(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> &ReaderCounters {
+        &self.counters
+    }
+
+    /// Registers that hold no block; all of them once the last batch is written.
+    pub fn free_registers(&self) -> usize {
+        self.lanes.iter().map(Lane::free_registers).sum()
+    }
+
+    /// Registers in all.
+    pub fn register_count(&self) -> usize {
+        self.lanes.iter().map(Lane::register_count).sum()
+    }
+
+    /// Number of the next batch to be written.
+    pub fn next_batch(&self) -> u64 {
+        self.next_batch
+    }
+
+    /// Whether the stream has ended, well or not.
+    pub fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// Gives connection `index` a queue pair: a first one, or a new one in place of one that was
+    /// lost. The caller has destroyed that one, so that nothing it still carries reaches our memory.
+    pub fn connect<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        index: u32,
+        qpn: Qpn,
+        memory: ConnectionMemory,
+    ) -> Result<(), VerbsError> {
+        if index as usize >= self.connections.len() {
+            return Ok(());
+        }
+        self.ask_again(index as usize);
+        self.connections[index as usize].open(verbs, qpn, memory)
+    }
+
+    /// Wants anew whatever was asked on a connection, and closes it.
+    fn ask_again(&mut self, index: usize) {
+        for asked in self.connections[index].forget_requests() {
+            self.counters.repeated_requests += 1;
+            self.lanes[asked.lane as usize].ask_again(asked.position);
+        }
+    }
+
+    /// A connection whose queue pair failed since the last call; the caller destroys that queue pair.
+    pub fn lost_connection(&mut self) -> Option<(u32, Qpn, WcStatus)> {
+        let index = self.connections.iter().position(Connection::is_lost)?;
+        let (qpn, why) = self.connections[index].take_lost()?;
+        self.ask_again(index);
+        self.counters.lost_connections += 1;
+        Some((index as u32, qpn, why))
+    }
+
+    /// Declares the connection lost, as when its control channel closed.
+    pub fn drop_connection(&mut self, index: u32) {
+        if let Some(connection) = self.connections.get_mut(index as usize) {
+            connection.lose(WcStatus::RemoteOperationError);
+        }
+    }
+
+    /// Gives up on a connection that could not be restored: the stream ends with an error, unless it
+    /// has ended before.
+    pub fn abandon<S: Sink>(&mut self, sink: &mut S, connection: u32) {
+        self.end_with(sink, &StreamError::Lost { connection });
+    }
+
+    /// Does what can be done now; `true` if there was something to do.
+    pub fn poll<V: Verbs, M: Memory, S: Sink>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        sink: &mut S,
+    ) -> bool {
+        if self.phase == Phase::Ended {
+            return false;
+        }
+        let mut busy = self.take_completions(verbs, memory);
+        busy |= self.ask(verbs, memory);
+        busy |= self.copy(memory, sink);
+        // Copying frees registers, and reaches samples that have to be asked for by themselves.
+        busy |= self.phase == Phase::Streaming && self.ask(verbs, memory);
+        busy
+    }
+
+    fn take_completions<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+        let mut busy = false;
+        while let Some(done) = verbs.poll_cq(self.send_cq) {
+            busy = true;
+            if let Some(index) = self.connection_of(done.qpn) {
+                self.connections[index].handle_sent(&done);
+            }
+        }
+        while let Some(done) = verbs.poll_cq(self.recv_cq) {
+            busy = true;
+            let Some(index) = self.connection_of(done.qpn) else {
+                continue;
+            };
+            match self.connections[index].handle_answer(verbs, memory, &done, self.kernels.crc32c) {
+                Answer::To(asked, outcome) => self.settle(memory, index, &asked, outcome),
+                Answer::Bad => self.counters.bad_answers += 1,
+                Answer::Lost => {}
+            }
+        }
+        busy
+    }
+
+    fn connection_of(&self, qpn: Qpn) -> Option<usize> {
+        self.connections.iter().position(|connection| connection.qpn() == Some(qpn))
+    }
+
+    /// Takes the outcome of a request into the block it was for.
+    fn settle<M: Memory>(&mut self, memory: &mut M, index: usize, asked: &Asked, outcome: Outcome) {
+        match outcome {
+            Outcome::Done { bytes, crc32c, source_bytes } => {
+                self.counters.source_bytes += u64::from(source_bytes);
+                self.counters.wire_bytes += u64::from(bytes);
+                self.arrived(memory, asked, bytes, crc32c);
+            }
+            // The target and we disagree on the state of the connection.
+            Outcome::Refused(Refusal::BadCapsule | Refusal::Replayed | Refusal::NoCredit) => {
+                self.begin_afresh(index, asked, WcStatus::RemoteInvalidRequest);
+            }
+            told => match self.error_of(asked, told) {
+                Some(error) => self.lanes[asked.lane as usize].fail(asked.position, error),
+                None => {
+                    self.counters.bad_answers += 1;
+                    self.begin_afresh(index, asked, WcStatus::BadResponse);
+                }
+            },
+        }
+    }
+
+    fn begin_afresh(&mut self, index: usize, asked: &Asked, why: WcStatus) {
+        self.lanes[asked.lane as usize].ask_again(asked.position);
+        self.connections[index].lose(why);
+    }
+
+    /// The error that an answer tells of; none if it cannot be true of the block asked for.
+    fn error_of(&mut self, asked: &Asked, told: Outcome) -> Option<StreamError> {
+        let dataset = asked.lane;
+        let tokens = self.lanes[dataset as usize].tokens(asked.position)?;
+        let source = &self.sources[dataset as usize];
+        match told {
+            Outcome::Overflow { token, value } => {
+                let (stored, wanted) = (source.layout.file.dtype, source.on_wire);
+                let possible =
+                    tokens.contains(&token) && holds(stored, value) && !holds(wanted, value);
+                possible.then(|| StreamError::Overflow {
+                    dataset,
+                    token,
+                    byte: self.byte_of(dataset, token),
+                    value,
+                })
+            }
+            Outcome::Truncated { at_byte } => (at_byte < self.byte_of(dataset, tokens.end))
+                .then_some(StreamError::Truncated { dataset, at_byte }),
+            Outcome::Storage { errno } => Some(StreamError::Storage { dataset, errno }),
+            Outcome::Refused(reason) => Some(StreamError::Refused { dataset, reason }),
+            Outcome::Done { .. } => None,
+        }
+    }
+
+    fn byte_of(&self, dataset: u32, token: u64) -> u64 {
+        let file = &self.sources[dataset as usize].layout.file;
+        file.data_offset + token * u64::from(file.dtype.bytes())
+    }
+
+    /// Checks a block that was written into our memory and makes it ready.
+    fn arrived<M: Memory>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
+        let source = self.sources[asked.lane as usize];
+        let lane = &mut self.lanes[asked.lane as usize];
+        let Some((addr, expected)) = lane.place(asked.position) else {
+            return;
+        };
+        let whole = bytes == expected
+            && (self.kernels.crc32c)(0, memory.bytes(addr, expected as usize)) == crc32c;
+        if !whole {
+            self.counters.damaged_blocks += 1;
+            let error = StreamError::Damaged { dataset: asked.lane };
+            match lane.damaged(asked.position) {
+                tries if tries < CRC_RETRIES => lane.ask_again(asked.position),
+                _ => lane.fail(asked.position, error),
+            }
+            return;
+        }
+        let first_token = lane.tokens(asked.position).map_or(0, |tokens| tokens.start);
+        let block = memory.bytes_mut(addr, expected as usize);
+        let finished = self.finish_block(block, asked.lane, source.on_wire, first_token);
+        let lane = &mut self.lanes[asked.lane as usize];
+        match finished {
+            Ok(()) => lane.settle(asked.position, Resident::Ready),
+            Err(error) => lane.fail(asked.position, error),
+        }
+    }
+
+    /// Converts a block in place where the target did not.
+    fn finish_block(
+        &self,
+        block: &mut [u8],
+        dataset: u32,
+        on_wire: Dtype,
+        first: u64,
+    ) -> Result<(), StreamError> {
+        if on_wire == self.delivery.dtype {
+            return Ok(());
+        }
+        match (self.kernels.narrow)(block, on_wire, self.delivery.dtype) {
+            Ok(_) => Ok(()),
+            Err(NarrowError::Overflow { index, value, .. }) => {
+                let token = first + index as u64;
+                let byte = self.byte_of(dataset, token);
+                Err(StreamError::Overflow { dataset, token, byte, value })
+            }
+            Err(_) => Err(StreamError::Refused { dataset, reason: Refusal::BadType }),
+        }
+    }
+
+    /// Sends requests for blocks that have a register, lanes in turn.
+    fn ask<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+        let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
+        while idle < count {
+            let index = self.first_lane;
+            self.first_lane = (self.first_lane + 1) % count;
+            idle = if self.ask_one(verbs, memory, index) { 0 } else { idle + 1 };
+            asked |= idle == 0;
+        }
+        asked
+    }
+
+    fn ask_one<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        index: usize,
+    ) -> bool {
+        let source = self.sources[index];
+        let connection = &mut self.connections[source.connection as usize];
+        if !connection.can_ask() {
+            return false;
+        }
+        let Some(want) = self.lanes[index].next_request(&self.course) else {
+            return false;
+        };
+        let asked = Asked { lane: index as u32, position: want.position };
+        let request = want.request(&source, self.data.rkey);
+        if connection.ask(verbs, memory, asked, request, self.kernels.crc32c) {
+            return true;
+        }
+        self.lanes[index].ask_again(want.position);
+        false
+    }
+
+    /// Copies samples, in order, into the slot being filled.
+    fn copy<M: Memory, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
+        let mut copied = 0;
+        while copied < COPY_BYTES_PER_POLL && self.phase == Phase::Streaming {
+            let Some(mut filling) = self.slot_to_fill(sink) else {
+                break;
+            };
+            let pick = self.course.peek();
+            let lane = &mut self.lanes[pick.dataset as usize];
+            match lane.resident(pick.position, pick.sample) {
+                Resident::Ready => {}
+                Resident::Failed(error) => {
+                    self.end_with(sink, &error);
+                    return true;
+                }
+                Resident::Wanted | Resident::Asked => {
+                    self.counters.waits_for_data += 1;
+                    break;
+                }
+            }
+            let bytes = self.delivery.sample_bytes();
+            let from = lane.sample_addr(pick.position, pick.sample, bytes);
+            sink.write(filling.slot, filling.bytes, memory.bytes(from, bytes as usize));
+            lane.consume(pick.position);
+            self.course.advance();
+            filling.bytes += bytes as u32;
+            copied += bytes;
+            self.filling = Some(filling);
+            self.publish_if_full(sink);
+        }
+        self.counters.delivered_bytes += copied;
+        copied > 0
+    }
+
+    fn slot_to_fill<S: Sink>(&mut self, sink: &mut S) -> Option<Filling> {
+        if let Some(filling) = self.filling {
+            return Some(filling);
+        }
+        if self.batches_left() == Some(0) {
+            self.phase = Phase::Ended;
+            sink.finish();
+            return None;
+        }
+        match sink.acquire() {
+            Some(slot) => self.filling = Some(Filling { slot, bytes: 0 }),
+            None => self.counters.waits_for_host += 1,
+        }
+        self.filling
+    }
+
+    fn batches_left(&self) -> Option<u64> {
+        let end = self.delivery.end_batch()?;
+        Some(end.saturating_sub(self.next_batch))
+    }
+
+    /// Batches that the slot being filled is to hold.
+    fn batches_in_slot(&self) -> u64 {
+        let fit = self.delivery.batches_per_slot();
+        self.batches_left().map_or(fit, |left| left.min(fit))
+    }
+
+    fn publish_if_full<S: Sink>(&mut self, sink: &mut S) {
+        let full = self.batches_in_slot() * self.delivery.batch_bytes();
+        if self.filling.is_some_and(|filling| u64::from(filling.bytes) >= full) {
+            self.publish(sink);
+        }
+    }
+
+    /// Publishes the whole batches of the slot being filled, if there are any.
+    fn publish<S: Sink>(&mut self, sink: &mut S) {
+        let Some(filling) = self.filling.take() else {
+            return;
+        };
+        let batch_bytes = self.delivery.batch_bytes();
+        let batches = u64::from(filling.bytes) / batch_bytes;
+        if batches == 0 {
+            return;
+        }
+        let meta = SlotMeta {
+            first_batch: self.next_batch,
+            batches: batches as u32,
+            batch_bytes: batch_bytes as u32,
+        };
+        sink.publish(filling.slot, meta);
+        self.next_batch += batches;
+        self.counters.batches += batches;
+    }
+
+    fn end_with<S: Sink>(&mut self, sink: &mut S, error: &StreamError) {
+        if self.phase == Phase::Ended {
+            return;
+        }
+        self.publish(sink);
+        sink.fail(error);
+        self.phase = Phase::Ended;
+    }
+}

@@ -1,0 +1,227 @@
+//! Batches by slow and obvious code, to check the fast path against.
+//!
+//! This is the definition of a batch, written for reading: the blend is simulated from sample zero
+//! by its rule, the shuffle is built as a table of all samples of the epoch, tokens are read one at
+//! a time as whole numbers and range-checked one at a time. It shares with [`order`](crate::order)
+//! only the keyed permutations, which have tests of their own; the block arithmetic, the seeking,
+//! the caching and the narrowing loops have no counterpart here. Where the two disagree, one has a
+//! bug.
+//!
+//! A batch is laid out as follows. Batch `b` holds global samples `b * batch .. (b + 1) * batch`,
+//! row after row; a row is one window of tokens, little-endian, in the delivered type. Sample `i`
+//! of a file is its tokens `i * window .. (i + 1) * window`; tokens behind the last whole window
+//! are not delivered.
+//!
+//! Cost: O(datasets) for each sample since sample zero (or since the last batch asked for, going
+//! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
+
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::dataset::{Dtype, TokenFile};
+use crate::order::{
+    OrderError, SampleLayout, block_permutation, dataset_key, sample_permutation, tail_slot,
+};
+use crate::plan::{PlacementError, Plan};
+
+/// Reads single tokens as whole numbers.
+pub trait TokenReader {
+    /// The token at `index`, counted from the first of the file; none if it cannot be read.
+    fn token(&mut self, index: u64) -> Option<i128>;
+}
+
+impl<F: FnMut(u64) -> Option<i128>> TokenReader for F {
+    fn token(&mut self, index: u64) -> Option<i128> {
+        self(index)
+    }
+}
+
+/// Why the reference has no batch. Datasets are counted in the order of the blend.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReferenceError {
+    /// The files do not go with the plan.
+    #[error(transparent)]
+    Types(#[from] PlacementError),
+    /// A file cannot be cut as the plan says.
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    /// A token could not be read.
+    #[error("token {token} of dataset {dataset} cannot be read")]
+    Unreadable {
+        /// Which dataset.
+        dataset: usize,
+        /// Index of the token in the file.
+        token: u64,
+    },
+    /// A token that the delivered type cannot represent.
+    #[error("token {token} of dataset {dataset} is {value}, which {to} cannot represent")]
+    Overflow {
+        /// Which dataset.
+        dataset: usize,
+        /// Index of the token in the file.
+        token: u64,
+        /// Its value.
+        value: i128,
+        /// The delivered type.
+        to: Dtype,
+    },
+    /// A batch so far out that its samples have no number.
+    #[error("batch {batch} lies beyond the last sample that can be counted")]
+    BatchNumber {
+        /// The batch asked for.
+        batch: u64,
+    },
+}
+
+/// Makes batches the slow way.
+#[derive(Debug)]
+pub struct Reference<R> {
+    plan: Plan,
+    dtype: Dtype,
+    datasets: Vec<Dataset<R>>,
+    /// Samples drawn so far, over all datasets.
+    drawn: u64,
+}
+
+#[derive(Debug)]
+struct Dataset<R> {
+    layout: SampleLayout,
+    reader: R,
+    weight: i128,
+    /// Samples drawn so far from this dataset.
+    drawn: u64,
+    /// An epoch and the file samples it delivers, in order.
+    table: Option<(u64, Vec<u64>)>,
+}
+
+impl<R: TokenReader> Reference<R> {
+    /// Takes the files in the order of the blend.
+    pub fn new(plan: &Plan, files: Vec<(TokenFile, R)>) -> Result<Reference<R>, ReferenceError> {
+        let sources: Vec<Dtype> = files.iter().map(|(file, _)| file.dtype).collect();
+        let dtype = plan.delivered_dtype(&sources)?;
+        let mut datasets = Vec::new();
+        for (i, (file, reader)) in files.into_iter().enumerate() {
+            let weight = plan.blend().get(i).map_or(1, |part| part.weight.into());
+            let layout = SampleLayout::new(file, plan.window())?;
+            datasets.push(Dataset { layout, reader, weight, drawn: 0, table: None });
+        }
+        Ok(Reference { plan: plan.clone(), dtype, datasets, drawn: 0 })
+    }
+
+    /// Type of the delivered tokens.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The bytes of batch `batch`.
+    pub fn batch(&mut self, batch: u64) -> Result<Vec<u8>, ReferenceError> {
+        let samples = u64::from(self.plan.batch());
+        let first = batch.checked_mul(samples).filter(|first| first.checked_add(samples).is_some());
+        let first = first.ok_or(ReferenceError::BatchNumber { batch })?;
+        if first < self.drawn {
+            self.drawn = 0;
+            self.datasets.iter_mut().for_each(|dataset| dataset.drawn = 0);
+        }
+        while self.drawn < first {
+            self.draw();
+        }
+        let mut bytes = Vec::new();
+        for _ in 0..samples {
+            let (dataset, k) = self.draw();
+            self.append_sample(dataset, k, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Draws the next sample: its dataset, and how many were drawn from that before.
+    fn draw(&mut self) -> (usize, u64) {
+        let pick = self.due();
+        let k = self.datasets[pick].drawn;
+        self.datasets[pick].drawn += 1;
+        self.drawn += 1;
+        (pick, k)
+    }
+
+    /// The dataset whose turn it is, by Tijdeman's rule. With `e = 1/(2D - 2)`, a dataset may be
+    /// drawn as step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose
+    /// count, left as it is, soonest falls below `n * p/Q - (1 - e)`; of several, the first.
+    fn due(&self) -> usize {
+        let total: i128 = self.datasets.iter().map(|d| d.weight).sum();
+        let weighted = self.datasets.iter().filter(|d| d.weight > 0).count() as i128;
+        let slack = 2 * weighted - 2;
+        let step = i128::from(self.drawn) + 1;
+        let may = |d: &Dataset<R>| {
+            let after = i128::from(d.drawn) + 1;
+            slack == 0 || (after * total - step * d.weight) * slack <= total * (slack - 1)
+        };
+        let safe_until = |d: &Dataset<R>| match slack {
+            0 => 0,
+            _ => (i128::from(d.drawn) * slack + slack - 1) * total / (d.weight * slack),
+        };
+        let open = self.datasets.iter().enumerate().filter(|(_, d)| d.weight > 0 && may(d));
+        open.min_by_key(|(_, d)| safe_until(d)).map_or(0, |(i, _)| i)
+    }
+
+    fn append_sample(
+        &mut self,
+        dataset: usize,
+        k: u64,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), ReferenceError> {
+        let sample = self.file_sample(dataset, k);
+        let to = self.dtype;
+        let window = u64::from(self.plan.window());
+        for token in sample * window..(sample + 1) * window {
+            let value = self.datasets[dataset].reader.token(token);
+            let value = value.ok_or(ReferenceError::Unreadable { dataset, token })?;
+            let (low, high) = to.range();
+            if value < low || value > high {
+                return Err(ReferenceError::Overflow { dataset, token, value, to });
+            }
+            bytes.extend_from_slice(&value.to_le_bytes()[..to.bytes() as usize]);
+        }
+        Ok(())
+    }
+
+    /// The sample of the file that is the `k`-th drawn from a dataset.
+    fn file_sample(&mut self, dataset: usize, k: u64) -> u64 {
+        let samples = self.datasets[dataset].layout.samples;
+        let (epoch, index) = (k / samples, k % samples);
+        let stale = self.datasets[dataset].table.as_ref().is_none_or(|(known, _)| *known != epoch);
+        if stale {
+            let table = self.epoch_table(dataset, epoch);
+            self.datasets[dataset].table = Some((epoch, table));
+        }
+        self.datasets[dataset].table.as_ref().map_or(0, |(_, table)| table[index as usize])
+    }
+
+    /// All samples of an epoch in the order of delivery.
+    fn epoch_table(&self, dataset: usize, epoch: u64) -> Vec<u64> {
+        let layout = &self.datasets[dataset].layout;
+        let Some(shuffle) = self.plan.shuffle() else {
+            return (0..layout.samples).collect();
+        };
+        let own = dataset_key(shuffle.seed, dataset as u64);
+        let per_block = u64::from(layout.samples_per_block);
+        let full = layout.samples / per_block;
+
+        let permutation = block_permutation(own, epoch, full);
+        let mut blocks: Vec<u64> = (0..full).map(|slot| permutation.apply(slot)).collect();
+        if !layout.samples.is_multiple_of(per_block) {
+            blocks.insert(tail_slot(own, epoch, full) as usize, full);
+        }
+        let samples_of = |block: &u64| {
+            let first = block * per_block;
+            first..(first + per_block).min(layout.samples)
+        };
+        let mut table = Vec::new();
+        for (group, blocks) in blocks.chunks(shuffle.blocks as usize).enumerate() {
+            let samples: Vec<u64> = blocks.iter().flat_map(samples_of).collect();
+            let count = samples.len() as u64;
+            let permutation = sample_permutation(own, epoch, group as u64, count);
+            table.extend((0..count).map(|i| samples[permutation.apply(i) as usize]));
+        }
+        table
+    }
+}

@@ -1,0 +1,639 @@
+//! The storage target as a state machine: requests in, disk reads, conversions, RDMA WRITEs out.
+//!
+//! One [`Target`] serves many sessions, each on a queue pair of its own, from one set of registers.
+//! A request holds a register from the disk read until the answer is acknowledged:
+//!
+//! ```text
+//! capsule -> pending -> Reading (the disk owns the register) -> convert, CRC -> WRITE + SEND -> free
+//! ```
+//!
+//! Memory is bounded by the registers and by the credits of each session (C6). Sessions take turns, and
+//! part of the registers is kept for sessions that hold none, so that one whose reader takes no answers
+//! does not starve the others. Every refusal is answered and counted by reason (C7).
+//!
+//! Order of calls: [`Target::open`] after the queue pair exists and before it is connected, then
+//! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
+//! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
+//! the two: the registers it frees may still stand in the queue pair's work requests. No socket, file
+//! or clock may enter: they are behind `Verbs`, `Memory` and `Disk`.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use roce::verbs::{
+    Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
+    WcOpcode, WcStatus,
+};
+use roce::world::Memory;
+
+use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
+use crate::dataset::Dtype;
+use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
+use crate::kernel::{Kernels, NarrowError, can_narrow};
+
+/// Alignment of direct I/O; a register carries this much slack at either end.
+pub const IO_ALIGN: u32 = 4096;
+
+/// Most source bytes a request may ask for.
+pub const BLOCK_BYTES: u32 = 1 << 20;
+
+/// Bytes of one target register: a block and the slack of aligned reads.
+pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
+
+/// Places for a request and its answer that a credit gives. A reader that got an answer asks again at
+/// once, and its request may come before we know that the answer arrived: with one place for each
+/// credit it would find no receive posted, and wait for the RNR timer.
+const SLOTS_PER_CREDIT: u32 = 2;
+
+/// A capsule in and a capsule out.
+const SLOT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
+
+/// Registered memory of a session for each of its credits.
+pub const CREDIT_BYTES: u64 = SLOTS_PER_CREDIT as u64 * SLOT_BYTES;
+
+/// Work requests of a session's queue pair, in each direction, for each of its credits: every slot may
+/// hold a WRITE and a SEND.
+pub const WORK_PER_CREDIT: u32 = 2 * SLOTS_PER_CREDIT;
+
+/// A dataset of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// The open file.
+    pub file: FileId,
+    /// Token type in the file.
+    pub dtype: Dtype,
+    /// Byte where the first token stands.
+    pub data_offset: u64,
+    /// Tokens in the file when the session began.
+    pub tokens: u64,
+}
+
+/// What the target did, and what it refused.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TargetCounters {
+    /// Requests answered with data.
+    pub done: u64,
+    /// Bytes read from storage.
+    pub source_bytes: u64,
+    /// Bytes given to RDMA WRITE.
+    pub written_bytes: u64,
+    /// Requests that ended with a token that does not fit.
+    pub overflow: u64,
+    /// Requests that ran into the end of a file cut short.
+    pub truncated: u64,
+    /// Requests that storage failed.
+    pub storage_errors: u64,
+    /// Requests refused, by [`Refusal`] code minus one.
+    pub refused: [u64; Refusal::ALL.len()],
+    /// Work requests that ended in error (the session's queue pair failed).
+    pub failed_work: u64,
+}
+
+/// Where a register stands.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Free,
+    Reading(Job),
+    /// Reading for a session that was closed: freed when the disk lets go of it.
+    Orphan,
+    Sending(Qpn),
+}
+
+/// A request on its way through a register.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    qpn: Qpn,
+    slot: u32,
+    request: ReadRequest,
+    source: Source,
+}
+
+impl Job {
+    fn first_byte(&self) -> u64 {
+        self.source.data_offset + self.request.first_token * u64::from(self.source.dtype.bytes())
+    }
+
+    fn len(&self) -> u32 {
+        self.request.tokens * self.source.dtype.bytes()
+    }
+
+    /// Slack between the aligned start of the read and the first token.
+    fn head(&self) -> u32 {
+        (self.first_byte() % u64::from(IO_ALIGN)) as u32
+    }
+
+    fn read(&self, addr: u64, tag: u64) -> DiskRead {
+        let len = (self.head() + self.len()).next_multiple_of(IO_ALIGN);
+        let offset = self.first_byte() - u64::from(self.head());
+        DiskRead { file: self.source.file, offset, len, addr, tag }
+    }
+}
+
+/// What became of a session's turn to start a read.
+enum Turn {
+    Taken,
+    /// Nothing to read, or enough registers held.
+    Passed,
+    DiskFull,
+}
+
+#[derive(Debug)]
+struct Session {
+    sources: Vec<Source>,
+    capsules: MemoryRegion,
+    credits: u32,
+    next_seq: u64,
+    /// Requests without a register.
+    pending: VecDeque<Job>,
+    /// Registers held.
+    registers: u32,
+    /// Requests received and not answered.
+    outstanding: u32,
+    failed: bool,
+}
+
+impl Session {
+    fn request_addr(&self, slot: u32) -> u64 {
+        self.capsules.addr + u64::from(slot) * SLOT_BYTES
+    }
+
+    fn response_addr(&self, slot: u32) -> u64 {
+        self.request_addr(slot) + CAPSULE_BYTES as u64
+    }
+
+    fn receive(&self, slot: u32) -> RecvWr {
+        let len = CAPSULE_BYTES as u32;
+        let sge = Sge { addr: self.request_addr(slot), len, lkey: self.capsules.lkey };
+        RecvWr { wr_id: u64::from(slot), sges: SgList::from_iter([sge]) }
+    }
+
+    /// Checks a request against the session; the source it names.
+    fn admit(&mut self, request: &ReadRequest) -> Result<Source, Refusal> {
+        if request.seq != self.next_seq {
+            return Err(Refusal::Replayed);
+        }
+        self.next_seq += 1;
+        let source = *self.sources.get(request.source as usize).ok_or(Refusal::UnknownSource)?;
+        let end = request.first_token.checked_add(u64::from(request.tokens));
+        if end.is_none_or(|end| end > source.tokens) {
+            return Err(Refusal::OutOfRange);
+        }
+        let bytes = u64::from(request.tokens) * u64::from(source.dtype.bytes());
+        if bytes == 0 || bytes > u64::from(BLOCK_BYTES) {
+            return Err(Refusal::BadLength);
+        }
+        if source.dtype != request.deliver && !can_narrow(source.dtype, request.deliver) {
+            return Err(Refusal::BadType);
+        }
+        Ok(source)
+    }
+}
+
+/// The memory a session brings: one region of `credits *` [`CREDIT_BYTES`].
+#[derive(Clone, Copy, Debug)]
+pub struct SessionMemory {
+    /// Region for capsules, local write.
+    pub capsules: MemoryRegion,
+    /// Requests the reader may have outstanding.
+    pub credits: u32,
+}
+
+/// The storage target.
+#[derive(Debug)]
+pub struct Target {
+    registers: Vec<State>,
+    base: MemoryRegion,
+    free: Vec<u32>,
+    sessions: BTreeMap<Qpn, Session>,
+    turns: VecDeque<Qpn>,
+    /// Open sessions that hold no register.
+    empty_handed: usize,
+    /// Sessions that failed and were not reported yet.
+    failed: VecDeque<Qpn>,
+    send_cq: CqId,
+    recv_cq: CqId,
+    kernels: Kernels,
+    counters: TargetCounters,
+}
+
+const NO_REGISTER: u32 = u32::MAX;
+const DATA_WRITE: u64 = u64::MAX;
+
+impl Target {
+    /// A target whose registers fill `base` ([`REGISTER_BYTES`] each, 4096-aligned), on the two
+    /// completion queues that the queue pairs of its sessions use.
+    pub fn new(base: MemoryRegion, send_cq: CqId, recv_cq: CqId, kernels: Kernels) -> Target {
+        let count = (base.len / u64::from(REGISTER_BYTES)).min(u64::from(u32::MAX - 1)) as u32;
+        Target {
+            registers: (0..count).map(|_| State::Free).collect(),
+            base,
+            free: (0..count).rev().collect(),
+            sessions: BTreeMap::new(),
+            turns: VecDeque::new(),
+            empty_handed: 0,
+            failed: VecDeque::new(),
+            send_cq,
+            recv_cq,
+            kernels,
+            counters: TargetCounters::default(),
+        }
+    }
+
+    /// What was done and refused so far.
+    pub fn counters(&self) -> &TargetCounters {
+        &self.counters
+    }
+
+    /// Sessions open.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Registers not in use; all of them when no session is open and the disk is idle.
+    pub fn free_registers(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Registers in all.
+    pub fn register_count(&self) -> usize {
+        self.registers.len()
+    }
+
+    /// Begins a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each
+    /// credit: posts its receives.
+    pub fn open<V: Verbs>(
+        &mut self,
+        verbs: &mut V,
+        qpn: Qpn,
+        sources: Vec<Source>,
+        memory: SessionMemory,
+    ) -> Result<(), VerbsError> {
+        let SessionMemory { capsules, credits } = memory;
+        let pending = VecDeque::with_capacity(credits as usize);
+        let session = Session {
+            sources,
+            capsules,
+            credits,
+            next_seq: 1,
+            pending,
+            registers: 0,
+            outstanding: 0,
+            failed: false,
+        };
+        for slot in 0..credits * SLOTS_PER_CREDIT {
+            verbs.post_recv(qpn, session.receive(slot))?;
+        }
+        self.sessions.insert(qpn, session);
+        self.turns.push_back(qpn);
+        self.empty_handed += 1;
+        Ok(())
+    }
+
+    /// Ends the session on `qpn`. Its registers come back, those the disk still fills a little later.
+    pub fn close(&mut self, qpn: Qpn) {
+        let Some(session) = self.sessions.remove(&qpn) else {
+            return;
+        };
+        self.empty_handed -= usize::from(session.registers == 0);
+        self.turns.retain(|turn| *turn != qpn);
+        self.failed.retain(|failed| *failed != qpn);
+        for index in 0..self.registers.len() {
+            match self.registers[index] {
+                State::Reading(job) if job.qpn == qpn => self.registers[index] = State::Orphan,
+                State::Sending(owner) if owner == qpn => self.release(index as u32, None),
+                _ => {}
+            }
+        }
+    }
+
+    /// A session whose queue pair failed since the last call. The caller closes it and tells the
+    /// reader, which may be waiting for answers with nothing of its own on the way, and then no
+    /// transport tells it.
+    pub fn failed_session(&mut self) -> Option<Qpn> {
+        self.failed.pop_front()
+    }
+
+    /// Does what can be done now, one conversion at most; `true` if there was something to do.
+    pub fn poll<V: Verbs, M: Memory, D: Disk>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        disk: &mut D,
+    ) -> bool {
+        let mut busy = false;
+        while let Some(done) = verbs.poll_cq(self.send_cq) {
+            busy = true;
+            self.handle_sent(verbs, &done);
+        }
+        while let Some(done) = verbs.poll_cq(self.recv_cq) {
+            busy = true;
+            self.handle_capsule(verbs, memory, &done);
+        }
+        busy |= self.start_reads(disk);
+        if let Some(done) = disk.poll() {
+            busy = true;
+            self.handle_read(verbs, memory, done);
+        }
+        busy
+    }
+
+    fn handle_sent<V: Verbs>(&mut self, verbs: &mut V, done: &Completion) {
+        if done.status != WcStatus::Success {
+            self.fail(done.qpn);
+        }
+        if done.wr_id == DATA_WRITE {
+            return;
+        }
+        let (slot, register) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
+        if let Some(State::Sending(owner)) = self.registers.get(register as usize)
+            && *owner == done.qpn
+        {
+            self.release(register, Some(done.qpn));
+        }
+        let Some(session) = self.sessions.get_mut(&done.qpn) else {
+            return;
+        };
+        if done.status == WcStatus::Success {
+            let receive = session.receive(slot);
+            let posted = verbs.post_recv(done.qpn, receive);
+            self.check(done.qpn, posted);
+        }
+    }
+
+    fn handle_capsule<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        done: &Completion,
+    ) {
+        let Some(session) = self.sessions.get_mut(&done.qpn) else {
+            return;
+        };
+        if done.status != WcStatus::Success {
+            return self.fail(done.qpn);
+        }
+        if session.failed {
+            return;
+        }
+        let slot = done.wr_id as u32;
+        session.outstanding += 1;
+        let Some(request) = received(memory, session.request_addr(slot), done)
+            .and_then(|bytes| ReadRequest::decode(bytes, self.kernels.crc32c).ok())
+        else {
+            return self.refuse(verbs, memory, done.qpn, slot, Refusal::BadCapsule);
+        };
+        if session.outstanding > session.credits {
+            return self.answer(verbs, memory, done.qpn, slot, &request, Refusal::NoCredit);
+        }
+        match session.admit(&request) {
+            Ok(source) => session.pending.push_back(Job { qpn: done.qpn, slot, request, source }),
+            Err(reason) => self.answer(verbs, memory, done.qpn, slot, &request, reason),
+        }
+    }
+
+    /// Gives free registers to sessions in turn. One that finds the disk full keeps its turn.
+    fn start_reads<D: Disk>(&mut self, disk: &mut D) -> bool {
+        let (mut started, mut passed) = (false, 0);
+        while passed < self.turns.len() && !self.free.is_empty() {
+            match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
+                Some(Turn::Taken) => (started, passed) = (true, 0),
+                Some(Turn::Passed) => passed += 1,
+                Some(Turn::DiskFull) | None => break,
+            }
+            self.turns.rotate_left(1);
+        }
+        started
+    }
+
+    fn start_read<D: Disk>(&mut self, qpn: Qpn, disk: &mut D) -> Turn {
+        let kept = self.empty_handed.min(self.registers.len() / 2);
+        let Some(session) = self.sessions.get_mut(&qpn) else {
+            return Turn::Passed;
+        };
+        let may = session.registers == 0 || self.free.len() > kept;
+        let (Some(job), Some(register)) = (session.pending.front(), self.free.last().copied())
+        else {
+            return Turn::Passed;
+        };
+        if !may {
+            return Turn::Passed;
+        }
+        let (job, addr) = (*job, self.base.addr + offset_of(register));
+        if disk.submit(job.read(addr, u64::from(register))).is_err() {
+            return Turn::DiskFull;
+        }
+        session.pending.pop_front();
+        self.empty_handed -= usize::from(session.registers == 0);
+        session.registers += 1;
+        self.free.pop();
+        self.registers[register as usize] = State::Reading(job);
+        Turn::Taken
+    }
+
+    fn handle_read<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M, done: DiskDone) {
+        let register = done.tag as u32;
+        match self.registers.get(register as usize) {
+            Some(State::Reading(job)) => {
+                let job = *job;
+                if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
+                    return self.release(register, Some(job.qpn));
+                }
+                let outcome = self.convert(memory, register, &job, done.result);
+                self.respond(verbs, memory, register, &job, outcome);
+            }
+            Some(State::Orphan) => self.release(register, None),
+            _ => {}
+        }
+    }
+
+    /// Checks that every byte came, converts in place, and sums what will be sent.
+    fn convert<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        register: u32,
+        job: &Job,
+        read: Result<u32, DiskFault>,
+    ) -> Outcome {
+        let got = match read {
+            Ok(got) => got,
+            Err(DiskFault::Io(errno)) => return Outcome::Storage { errno },
+        };
+        self.counters.source_bytes += u64::from(got);
+        if got < job.head() + job.len() {
+            let start = job.first_byte() - u64::from(job.head());
+            return Outcome::Truncated { at_byte: start + u64::from(got) };
+        }
+        let addr = self.register_addr(register) + u64::from(job.head());
+        let block = memory.bytes_mut(addr, job.len() as usize);
+        let (from, to) = (job.source.dtype, job.request.deliver);
+        let converted = match from == to {
+            true => Ok(block.len()),
+            false => (self.kernels.narrow)(block, from, to),
+        };
+        match converted {
+            Ok(bytes) => {
+                let crc32c = (self.kernels.crc32c)(0, &block[..bytes]);
+                Outcome::Done { bytes: bytes as u32, crc32c, source_bytes: got }
+            }
+            Err(NarrowError::Overflow { index, value, .. }) => {
+                Outcome::Overflow { token: job.request.first_token + index as u64, value }
+            }
+            Err(_) => Outcome::Refused(Refusal::BadType),
+        }
+    }
+
+    fn respond<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        register: u32,
+        job: &Job,
+        outcome: Outcome,
+    ) {
+        let mut held = NO_REGISTER;
+        match outcome {
+            Outcome::Done { bytes, .. } => {
+                let posted = verbs.post_send(job.qpn, self.data_write(register, job, bytes));
+                if !self.check(job.qpn, posted) {
+                    return self.release(register, Some(job.qpn));
+                }
+                self.counters.done += 1;
+                self.counters.written_bytes += u64::from(bytes);
+                self.registers[register as usize] = State::Sending(job.qpn);
+                held = register;
+            }
+            Outcome::Overflow { .. } => self.counters.overflow += 1,
+            Outcome::Truncated { .. } => self.counters.truncated += 1,
+            Outcome::Storage { .. } => self.counters.storage_errors += 1,
+            Outcome::Refused(_) => {}
+        }
+        if held == NO_REGISTER {
+            self.release(register, Some(job.qpn));
+        }
+        let ReadRequest { seq, tag, .. } = job.request;
+        let response = ReadResponse { seq, tag, outcome };
+        // If this fails the WRITE may still leave: the register comes back when the session closes.
+        self.send(verbs, memory, job.qpn, job.slot, held, &response);
+    }
+
+    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> SendWr {
+        let addr = self.register_addr(register) + u64::from(job.head());
+        let ReadRequest { remote_addr, rkey, .. } = job.request;
+        SendWr {
+            wr_id: DATA_WRITE,
+            op: SendOp::Write { remote_addr, rkey },
+            sges: SgList::from_iter([Sge { addr, len: bytes, lkey: self.base.lkey }]),
+            signaled: false,
+            solicited: false,
+        }
+    }
+
+    fn answer<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        qpn: Qpn,
+        slot: u32,
+        request: &ReadRequest,
+        reason: Refusal,
+    ) {
+        self.counters.refused[reason as usize - 1] += 1;
+        let outcome = Outcome::Refused(reason);
+        let response = ReadResponse { seq: request.seq, tag: request.tag, outcome };
+        self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
+    }
+
+    fn refuse<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        qpn: Qpn,
+        slot: u32,
+        reason: Refusal,
+    ) {
+        self.counters.refused[reason as usize - 1] += 1;
+        let response = ReadResponse { seq: 0, tag: u32::MAX, outcome: Outcome::Refused(reason) };
+        self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
+    }
+
+    fn send<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        qpn: Qpn,
+        slot: u32,
+        register: u32,
+        response: &ReadResponse,
+    ) {
+        let Some(session) = self.sessions.get_mut(&qpn) else {
+            return;
+        };
+        session.outstanding = session.outstanding.saturating_sub(1);
+        let addr = session.response_addr(slot);
+        memory
+            .bytes_mut(addr, CAPSULE_BYTES)
+            .copy_from_slice(&response.encode(self.kernels.crc32c));
+        let wr = SendWr {
+            wr_id: (u64::from(slot) << 32) | u64::from(register),
+            op: SendOp::Send,
+            sges: SgList::from_iter([Sge {
+                addr,
+                len: CAPSULE_BYTES as u32,
+                lkey: session.capsules.lkey,
+            }]),
+            signaled: true,
+            solicited: true,
+        };
+        let posted = verbs.post_send(qpn, wr);
+        self.check(qpn, posted);
+    }
+
+    /// Whether a work request was taken; a session that cannot post is of no more use.
+    fn check(&mut self, qpn: Qpn, posted: Result<(), VerbsError>) -> bool {
+        if posted.is_err() {
+            self.fail(qpn);
+        }
+        posted.is_ok()
+    }
+
+    /// Counts failed work, and gives up what the session had still to do.
+    fn fail(&mut self, qpn: Qpn) {
+        self.counters.failed_work += 1;
+        if let Some(session) = self.sessions.get_mut(&qpn)
+            && !session.failed
+        {
+            session.failed = true;
+            session.pending.clear();
+            self.failed.push_back(qpn);
+        }
+    }
+
+    fn register_addr(&self, register: u32) -> u64 {
+        self.base.addr + offset_of(register)
+    }
+
+    /// Frees a register that the session `owner` held, if that is still open.
+    fn release(&mut self, register: u32, owner: Option<Qpn>) {
+        self.registers[register as usize] = State::Free;
+        self.free.push(register);
+        if let Some(session) = owner.and_then(|qpn| self.sessions.get_mut(&qpn)) {
+            session.registers -= 1;
+            self.empty_handed += usize::from(session.registers == 0);
+        }
+    }
+}
+
+/// What a SEND of the peer put into the receive at `addr`. A WRITE with immediate data completes a
+/// receive too, but puts nothing there, and its length is that of the WRITE.
+pub(crate) fn received<'m, M: Memory>(
+    memory: &'m M,
+    addr: u64,
+    done: &Completion,
+) -> Option<&'m [u8]> {
+    let sent = done.opcode == WcOpcode::Recv && done.byte_len as usize <= CAPSULE_BYTES;
+    sent.then(|| memory.bytes(addr, done.byte_len as usize))
+}
+
+fn offset_of(register: u32) -> u64 {
+    u64::from(register) * u64::from(REGISTER_BYTES)
+}

@@ -1,0 +1,222 @@
+//! Whatever breaks, the same bytes are delivered (C4), within bounded memory (C6).
+
+use roce::endpoint::Mtu;
+use xio::dataset::Dtype;
+use xio::plan::Plan;
+use xio::reference::Reference;
+
+use super::corpus::{Corpus, Shape};
+use super::draw::{Draw, Replay, seeds};
+use super::net::Faults;
+use super::world::{Kill, Setup, World};
+
+/// What happened over all seeds, so that paths nobody takes are noticed.
+#[derive(Debug, Default)]
+struct Tally {
+    kills: u64,
+    packets_lost: u64,
+    connections_lost: u64,
+    repeated_requests: u64,
+    waits_for_host: u64,
+    waits_for_data: u64,
+    epochs_crossed: u64,
+    full_disk: u64,
+    most_outstanding: usize,
+    receiver_not_ready: u64,
+}
+
+impl Tally {
+    fn add(&mut self, world: &World) {
+        self.kills += world.kills;
+        self.packets_lost += world.net.lost;
+        let nodes = world.net.nodes.iter();
+        let naks = nodes.map(|node| node.endpoint.counters().rnr_naks_sent);
+        self.receiver_not_ready += naks.sum::<u64>();
+        self.full_disk += world.target.disk.refused;
+        for host in &world.readers {
+            let counters = host.reader.counters();
+            let per_batch = u64::from(world.corpus().batch_samples);
+            let spec = host.spec;
+            let last = (spec.first_batch + spec.batches.unwrap_or(0)) * per_batch - 1;
+            let epoch_of = |n| world.corpus().order.at(n).place.epoch;
+            let first = spec.first_batch * per_batch;
+            self.epochs_crossed += u64::from(epoch_of(first) < epoch_of(last));
+            self.waits_for_data += counters.waits_for_data;
+            self.connections_lost += counters.lost_connections;
+            self.repeated_requests += counters.repeated_requests;
+            self.waits_for_host += counters.waits_for_host;
+            self.most_outstanding = self.most_outstanding.max(host.ledger.most);
+        }
+    }
+}
+
+impl Tally {
+    fn assert_every_path_was_taken(&self) {
+        for taken in [
+            self.kills,
+            self.packets_lost,
+            self.connections_lost,
+            self.repeated_requests,
+            self.waits_for_host,
+            self.waits_for_data,
+            self.epochs_crossed,
+            self.full_disk,
+        ] {
+            assert!(taken > 100, "a path is hardly taken: {self:?}");
+        }
+    }
+}
+
+fn run(corpus: &Corpus, setup: &Setup, kills: &[(u64, Kill)]) -> World {
+    let mut world = World::new(corpus, setup);
+    for (within_ns, kill) in kills {
+        world.plan_kill(*within_ns, *kill);
+    }
+    world.run();
+    world.assert_delivered();
+    for host in &world.readers {
+        let counters = host.reader.counters();
+        assert_eq!(counters.damaged_blocks, 0, "nothing damages memory here");
+        assert_eq!(counters.bad_answers, 0, "the target is honest");
+    }
+    world.tear_down();
+    world
+}
+
+#[test]
+fn any_corpus_any_faults() {
+    let mut tally = Tally::default();
+    for seed in seeds(0..300) {
+        let _replay = Replay { test: "any_corpus_any_faults", seed };
+        let mut draw = Draw::new(seed);
+        let corpus = Corpus::draw(&mut draw);
+        for narrow_at_target in [true, false] {
+            let setup = Setup { narrow_at_target, ..Setup::draw(&corpus, &mut draw) };
+            let count = draw.pick(&[0, 0, 1, 3, 8]);
+            let span = draw.pick(&[100_000, 3_000_000, 20_000_000]);
+            let kills: Vec<(u64, Kill)> =
+                (0..count).map(|_| (span, draw.pick(&Kill::ALL))).collect();
+            tally.add(&run(&corpus, &setup, &kills));
+        }
+    }
+    println!("{tally:?}");
+    // With a single seed not every path is taken.
+    if std::env::var_os("PIPELINE_SEED").is_none() {
+        tally.assert_every_path_was_taken();
+    }
+}
+
+/// A stream that nothing disturbs asks once for every block that it needs, and for no other.
+#[test]
+fn nothing_is_read_twice_or_for_nothing() {
+    for seed in seeds(0..60) {
+        let _replay = Replay { test: "nothing_is_read_twice_or_for_nothing", seed };
+        let mut draw = Draw::new(seed);
+        let corpus = Corpus::draw(&mut draw);
+        let setup = Setup {
+            narrow_at_target: false,
+            faults: Faults::default(),
+            ..Setup::draw(&corpus, &mut draw)
+        };
+        let world = run(&corpus, &setup, &[]);
+        for host in &world.readers {
+            let spec = host.spec;
+            let needed = corpus.blocks(spec.first_batch, spec.batches.unwrap());
+            assert_eq!((host.ledger.requests, host.ledger.asked_bytes), needed);
+        }
+    }
+}
+
+/// Plans in the language that users write, blocks of 1 MiB, and the crate's own reference.
+#[test]
+fn plans_deliver_what_the_reference_says() {
+    let plans = [
+        ("window(40000) | batch(3)", &[(Dtype::U32, 128, 13, 77)][..]),
+        (
+            "window(2048) | shuffle(9, blocks=2) | narrow(u16) | batch(64)",
+            &[(Dtype::U32, 80, 1_400, 0)],
+        ),
+        (
+            "window(30000) | shuffle(7, blocks=3) | blend(a=5, b=2, c=1) | narrow(u16) | batch(4)",
+            &[(Dtype::U32, 0, 40, 5), (Dtype::I64, 128, 9, 29_999), (Dtype::U16, 4_095, 70, 1)],
+        ),
+        (
+            "window(131072) | shuffle(3, blocks=8) | blend(a=1, b=1) | narrow(u32) | batch(1)",
+            &[(Dtype::I32, 64, 5, 1), (Dtype::U32, 1, 3, 9)],
+        ),
+    ];
+    for (index, (text, files)) in (0..).zip(plans) {
+        let _replay = Replay { test: "plans_deliver_what_the_reference_says", seed: index };
+        let mut draw = Draw::new(index);
+        let plan = Plan::parse(text, None).unwrap();
+        let shape = |&(dtype, data_offset, samples, tail_tokens): &(Dtype, u64, u64, u64)| Shape {
+            dtype,
+            data_offset,
+            samples,
+            tail_tokens,
+            per_block: 1,
+        };
+        let shapes: Vec<Shape> = files.iter().map(shape).collect();
+        let corpus = Corpus::of_plan(&plan, &shapes, &mut draw);
+        let mut reference = Reference::new(&plan, corpus.token_readers()).unwrap();
+        for narrow_at_target in [true, false] {
+            let mut setup = Setup {
+                narrow_at_target,
+                mtu: Mtu::M4096,
+                faults: Faults { loss: 1, duplicate: 1, reorder: 1 },
+                ..Setup::plain(&corpus, 9)
+            };
+            setup.streams[0].first_batch = draw.below(40);
+            let world = run(&corpus, &setup, &[(20_000_000, Kill::Control)]);
+            let first = setup.streams[0].first_batch;
+            let batches = (first..first + 9).map(|batch| reference.batch(batch).unwrap());
+            assert!(world.readers[0].ring.seen == batches.flatten().collect::<Vec<u8>>());
+        }
+    }
+}
+
+/// A dataset of no weight costs neither memory nor a request.
+#[test]
+fn a_dataset_of_no_weight_costs_nothing() {
+    let corpus = Corpus::draw_with_weights(&mut Draw::new(11), &[0, 3, 0, 1]);
+    let alone = Corpus::draw_with_weights(&mut Draw::new(11), &[3, 1]);
+    let setup = Setup::plain(&corpus, 30);
+    let world = run(&corpus, &setup, &[]);
+    let read: Vec<u32> = world.target.disk.log.iter().map(|read| read.file.0).collect();
+    assert!(read.iter().all(|file| [1, 3].contains(file)), "{read:?}");
+    let registers = world.readers[0].reader.register_count();
+    let two = World::new(&alone, &setup);
+    assert_eq!(registers, two.readers[0].reader.register_count());
+}
+
+#[test]
+fn a_stream_of_no_batches_ends_at_once() {
+    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let world = run(&corpus, &Setup::plain(&corpus, 0), &[]);
+    assert_eq!(world.readers[0].ledger.requests, 0);
+}
+
+/// Starting in the middle of any group of any epoch gives what a stream from the start gives there.
+#[test]
+fn every_first_batch_gives_the_same_batches() {
+    let corpus = Corpus::one_file(&mut Draw::new(1));
+    for first_batch in (0..230).chain([100_000, 1 << 40]) {
+        let mut setup = Setup::plain(&corpus, 7);
+        setup.streams[0].first_batch = first_batch;
+        run(&corpus, &setup, &[]);
+    }
+}
+
+#[test]
+fn a_request_always_finds_a_receive() {
+    for seed in seeds(0..30) {
+        let _replay = Replay { test: "a_request_always_finds_a_receive", seed };
+        let mut draw = Draw::new(seed);
+        let corpus = Corpus::draw(&mut draw);
+        let setup = Setup { faults: Faults::default(), ..Setup::draw(&corpus, &mut draw) };
+        let world = run(&corpus, &setup, &[]);
+        for node in &world.net.nodes {
+            assert_eq!(node.endpoint.counters().rnr_naks_sent, 0);
+        }
+    }
+}

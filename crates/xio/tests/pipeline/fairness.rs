@@ -1,0 +1,201 @@
+//! Sessions share a target: nobody starves, whatever the others do.
+
+use roce::Time;
+use xio::capsule::Outcome;
+use xio::disk::{Disk, DiskDone, DiskRead, FileId};
+
+use super::corpus::Corpus;
+use super::draw::{Draw, Replay, seeds};
+use super::net::Faults;
+use super::raw::{Raw, request};
+use super::world::{READER, Setup, StreamSpec, TARGET, World};
+use xio::target::WORK_PER_CREDIT;
+
+/// Reads of each file number, in the order of the numbers.
+fn reads_by_file(world: &World) -> Vec<usize> {
+    let log = &world.target.disk.log;
+    let count = |file: u32| log.iter().filter(|read| read.file.0 == file).count();
+    let files = log.iter().map(|read| read.file.0 + 1).max().unwrap_or(0);
+    (0..files).map(count).collect()
+}
+
+/// Readers that never end, over one dataset each.
+fn crowded(corpus: &Corpus, readers: usize) -> Setup {
+    let plain = Setup::plain(corpus, 0);
+    let endless = StreamSpec { batches: None, pace_ns: 0, slots: 8, ..plain.streams[0] };
+    Setup { streams: vec![endless; readers], credits: 8, ..plain }
+}
+
+fn assert_even(corpus: &Corpus, setup: &Setup) {
+    let mut world = World::new(corpus, setup);
+    let readers = setup.streams.len();
+    assert!(world.run_until(|world| world.target.disk.log.len() >= 200 * readers));
+    let reads = reads_by_file(&world);
+    assert_eq!(reads.len(), readers, "a file each");
+    assert!(reads.iter().all(|count| (180..=220).contains(count)), "uneven: {reads:?}");
+}
+
+#[test]
+fn a_busy_disk_serves_sessions_in_turn() {
+    let corpus = Corpus::one_file(&mut Draw::new(1));
+    for (readers, disk_depth) in [(2, 1), (3, 1), (3, 2), (4, 3)] {
+        let setup = Setup { disk_depth, registers: 12, ..crowded(&corpus, readers) };
+        assert_even(&corpus, &setup);
+    }
+}
+
+/// Takes one read, and has done it when asked next.
+#[derive(Debug, Default)]
+struct InstantDisk {
+    taken: Option<DiskRead>,
+    log: Vec<FileId>,
+}
+
+impl Disk for InstantDisk {
+    fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead> {
+        match self.taken {
+            Some(_) => Err(read),
+            None => {
+                self.log.push(read.file);
+                self.taken = Some(read);
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Option<DiskDone> {
+        let DiskRead { tag, len, .. } = self.taken.take()?;
+        let result = Ok(len);
+        Some(DiskDone { tag, result })
+    }
+}
+
+/// The session that finds the disk full keeps its turn.
+#[test]
+fn a_full_disk_costs_no_turn() {
+    let corpus = Corpus::one_file(&mut Draw::new(4));
+    let setup = Setup { streams: Vec::new(), credits: 16, registers: 32, ..crowded(&corpus, 0) };
+    let mut world = World::new(&corpus, &setup);
+    let mut raws: Vec<Raw> = (0..2).map(|_| world.raw_session(16)).collect();
+    for raw in &mut raws {
+        for seq in 1..=8 {
+            let capsule = request(raw, seq, &corpus).encode(xio::kernel::crc32c);
+            raw.send(&mut world.net, &capsule);
+        }
+    }
+    world.net.run_for(1_000_000);
+    let mut disk = InstantDisk::default();
+    let node = &mut world.net.nodes[TARGET];
+    for _ in 0..16 {
+        world.target.target.poll(&mut node.endpoint, &mut node.arena, &mut disk);
+    }
+    assert_eq!(disk.log.len(), 16);
+    for pair in disk.log.chunks(2) {
+        assert_ne!(pair[0], pair[1], "out of turn: {:?}", disk.log);
+    }
+}
+
+/// Every work request that the sessions may have posted fails at once: the completion queues hold them
+/// all, each session is reported once, and every register comes back.
+#[test]
+fn completions_of_all_sessions_fit() {
+    let (sessions, credits) = (4, 4);
+    let corpus = Corpus::one_file(&mut Draw::new(5));
+    let depth = sessions * credits * WORK_PER_CREDIT;
+    let setup = Setup {
+        streams: Vec::new(),
+        credits,
+        registers: 2 * sessions * credits,
+        cq_depth: depth,
+        ..crowded(&corpus, 0)
+    };
+    let mut world = World::new(&corpus, &setup);
+    world.net.rnr_retry = 7;
+    let mut raws: Vec<Raw> = (0..sessions).map(|_| world.raw_session(0)).collect();
+    // Readers that take no answer, but ask as if they had.
+    for half in 0..2 {
+        for raw in &mut raws {
+            for seq in half * credits + 1..=(half + 1) * credits {
+                let capsule = request(raw, seq.into(), &corpus).encode(xio::kernel::crc32c);
+                raw.send(&mut world.net, &capsule);
+            }
+        }
+        for _ in 0..200 {
+            world.step();
+        }
+    }
+    assert_eq!(world.target.target.counters().done, u64::from(2 * sessions * credits));
+    assert_eq!(world.target.target.free_registers(), 0);
+
+    let node = &mut world.net.nodes[TARGET];
+    for qpn in world.target.session_qpns() {
+        node.endpoint.modify_to_error(qpn).unwrap();
+    }
+    for cq in [world.target.cqs.send, world.target.cqs.recv] {
+        assert_eq!(node.endpoint.cq_overrun(cq), Some(false));
+    }
+    let mut failed = Vec::new();
+    while world.target.target.poll(&mut node.endpoint, &mut node.arena, &mut world.target.disk) {}
+    failed.extend(std::iter::from_fn(|| world.target.target.failed_session()));
+    assert_eq!(failed, world.target.session_qpns());
+    world.tear_down();
+}
+
+#[test]
+fn scarce_registers_go_to_sessions_in_turn() {
+    let corpus = Corpus::one_file(&mut Draw::new(2));
+    for (readers, registers) in [(2, 1), (3, 2), (3, 4), (4, 3)] {
+        let setup = Setup { disk_depth: 8, registers, ..crowded(&corpus, readers) };
+        assert_even(&corpus, &setup);
+    }
+}
+
+/// Readers that take no answer keep registers of the target busy; they must not get them all.
+#[test]
+fn readers_that_take_no_answer_hold_nobody_up() {
+    for seed in seeds(0..20) {
+        let _replay = Replay { test: "readers_that_take_no_answer_hold_nobody_up", seed };
+        let mut draw = Draw::new(seed);
+        let corpus = Corpus::draw(&mut draw);
+        let hoarders = draw.within(1..4);
+        let setup = Setup {
+            registers: hoarders as u32 + draw.within(1..4) as u32 + 3,
+            credits: 12,
+            faults: Faults::default(),
+            ..Setup::draw(&corpus, &mut draw)
+        };
+        let mut world = World::new(&corpus, &setup);
+        world.net.rnr_retry = 7;
+        let mut raws: Vec<Raw> = (0..hoarders).map(|_| world.raw_session(0)).collect();
+        for raw in &mut raws {
+            for seq in 1..=12 {
+                let capsule = request(raw, seq, &corpus).encode(xio::kernel::crc32c);
+                raw.send(&mut world.net, &capsule);
+            }
+        }
+        world.run();
+        world.assert_delivered();
+    }
+}
+
+/// A session opened while others are at work gets its turn.
+#[test]
+fn a_latecomer_is_served() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let setup = Setup { disk_depth: 1, registers: 4, ..crowded(&corpus, 3) };
+    let mut world = World::new(&corpus, &setup);
+    world.run_until(|world| world.net.now > Time::from_nanos(2_000_000));
+    let mut late = world.raw_session(4);
+    let capsule = request(&late, 1, &corpus).encode(xio::kernel::crc32c);
+    late.send(&mut world.net, &capsule);
+    let before = world.target.disk.log.len();
+    let answered = |world: &mut World| {
+        late.poll(&mut world.net);
+        !late.received.is_empty()
+    };
+    assert!(world.run_until(answered));
+    assert!(world.target.disk.log.len() - before < 20, "served too late");
+    let answers = late.answers();
+    assert!(matches!(answers[0].outcome, Outcome::Done { .. }));
+    assert_eq!(world.net.nodes[READER].endpoint.counters().rnr_naks_sent, 0);
+}

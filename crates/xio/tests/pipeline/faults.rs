@@ -1,0 +1,270 @@
+//! Data that cannot be delivered, and connections that do not come back: the stream ends with an error
+//! that names the place, after every batch before it.
+
+use roce::Time;
+use roce::verbs::Verbs;
+use xio::reader::StreamError;
+
+use super::corpus::Corpus;
+use super::disk::{EIO, SimFile};
+use super::draw::{Draw, Replay, seeds};
+use super::ring::End;
+use super::world::{Kill, READER, Setup, World};
+
+/// The first sample at or after `first` that holds a token.
+fn first_use(corpus: &Corpus, first: u64, dataset: usize, token: u64) -> u64 {
+    let holds = |n: &u64| {
+        let (of, start) = corpus.sample(*n);
+        of == dataset && (start..start + u64::from(corpus.window)).contains(&token)
+    };
+    (first..).find(holds).unwrap()
+}
+
+/// The stream delivers whole batches up to sample `until`, and then this error.
+fn assert_fails(mut world: World, corpus: &Corpus, until: u64, error: StreamError) {
+    world.run();
+    let host = &world.readers[0];
+    assert_eq!(host.ring.end(), Some(End::Failed(error)));
+    let first = host.spec.first_batch;
+    let batches = until / u64::from(corpus.batch_samples) - first;
+    assert_eq!(host.ring.batches_seen, batches);
+    assert!(host.ring.seen == corpus.expected(first, batches));
+    world.tear_down();
+}
+
+/// A corpus and a setup in which every dataset is drawn from, with a stream long enough to meet any
+/// token, and one token of it.
+fn any_place(draw: &mut Draw) -> (Corpus, Setup, usize, u64) {
+    let corpus = Corpus::draw(draw);
+    let mut setup = Setup::draw(&corpus, draw);
+    setup.streams.truncate(1);
+    setup.streams[0].batches = None;
+    let used = |index: &usize| corpus.order.blend().weights()[*index] > 0;
+    let used: Vec<usize> = (0..corpus.datasets.len()).filter(used).collect();
+    let dataset = draw.pick(&used);
+    let layout = corpus.datasets[dataset].layout;
+    let token = draw.below(layout.samples * u64::from(layout.window));
+    (corpus, setup, dataset, token)
+}
+
+fn first_sample(corpus: &Corpus, setup: &Setup) -> u64 {
+    setup.streams[0].first_batch * u64::from(corpus.batch_samples)
+}
+
+#[test]
+fn a_token_that_does_not_fit_is_named() {
+    let mut tried = 0;
+    for seed in seeds(0..120) {
+        let _replay = Replay { test: "a_token_that_does_not_fit_is_named", seed };
+        let mut draw = Draw::new(seed);
+        let (mut corpus, setup, dataset, token) = any_place(&mut draw);
+        let from = corpus.datasets[dataset].layout.file.dtype;
+        let (low, high) = (from.range().0, from.range().1);
+        let value = match from.is_signed() && draw.chance(500) {
+            true => low,
+            false => high,
+        };
+        if from == corpus.deliver || value <= corpus.deliver.range().1 && value >= 0 {
+            continue;
+        }
+        tried += 1;
+        corpus.datasets[dataset].set_token(token, value);
+        let until = first_use(&corpus, first_sample(&corpus, &setup), dataset, token);
+        let byte = corpus.datasets[dataset].byte_of(token);
+        for narrow_at_target in [true, false] {
+            let setup = Setup { narrow_at_target, ..setup.clone() };
+            let error = StreamError::Overflow { dataset: dataset as u32, token, byte, value };
+            let mut world = World::new(&corpus, &setup);
+            for _ in 0..draw.below(3) {
+                world.plan_kill(3_000_000, draw.pick(&Kill::ALL));
+            }
+            assert_fails(world, &corpus, until, error);
+        }
+    }
+    assert!(tried > 40, "only {tried} seeds had a type that is too wide");
+}
+
+#[test]
+fn a_file_cut_short_is_named() {
+    for seed in seeds(0..60) {
+        let _replay = Replay { test: "a_file_cut_short_is_named", seed };
+        let mut draw = Draw::new(seed);
+        let (corpus, setup, dataset, _) = any_place(&mut draw);
+        let layout = corpus.datasets[dataset].layout;
+        let file = &corpus.datasets[dataset];
+        let whole = file.byte_of(layout.samples * u64::from(layout.window));
+        let at_byte = draw.below(whole);
+        let mut files = corpus.files();
+        files[dataset].cut = Some((Time::ZERO, at_byte));
+        let broken = |n: &u64| {
+            let (of, start) = corpus.sample(*n);
+            of == dataset && file.byte_of(start + u64::from(corpus.window)) > at_byte
+        };
+        let until = (first_sample(&corpus, &setup)..).find(broken).unwrap();
+        // A read that begins behind the end hears where it began.
+        let page = file.byte_of(corpus.sample(until).1) / 4096 * 4096;
+        let error = StreamError::Truncated { dataset: dataset as u32, at_byte: at_byte.max(page) };
+        let world = World::with_files(&corpus, &setup, files);
+        assert_fails(world, &corpus, until, error);
+    }
+}
+
+/// What was read before a file is cut is delivered; what comes later fails.
+#[test]
+fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
+    for seed in seeds(0..40) {
+        let _replay = Replay { test: "a_file_cut_while_it_is_read_never_gives_other_bytes", seed };
+        let mut draw = Draw::new(seed);
+        let (corpus, mut setup, dataset, token) = any_place(&mut draw);
+        setup.streams[0].batches = Some(400);
+        let mut files = corpus.files();
+        let at = Time::from_nanos(draw.below(5_000_000));
+        let len = corpus.datasets[dataset].byte_of(token);
+        files[dataset].cut = Some((at, len));
+        let mut world = World::with_files(&corpus, &setup, files);
+        world.run();
+        let ring = &world.readers[0].ring;
+        let first = setup.streams[0].first_batch;
+        assert!(ring.seen == corpus.expected(first, ring.batches_seen));
+        match ring.end() {
+            Some(End::Failed(StreamError::Truncated { .. }) | End::Finished) => {}
+            other => panic!("{other:?}"),
+        }
+        world.tear_down();
+    }
+}
+
+#[test]
+fn a_storage_error_is_named() {
+    for seed in seeds(0..60) {
+        let _replay = Replay { test: "a_storage_error_is_named", seed };
+        let mut draw = Draw::new(seed);
+        let (corpus, setup, dataset, token) = any_place(&mut draw);
+        let bad_byte = corpus.datasets[dataset].byte_of(token);
+        let mut files: Vec<SimFile> = corpus.files();
+        files[dataset].bad_byte = Some(bad_byte);
+        // Reads are of whole pages, so neighbours fail too.
+        let layout = corpus.datasets[dataset].layout;
+        let block = u64::from(layout.samples_per_block) * u64::from(layout.window);
+        let file = &corpus.datasets[dataset];
+        let pages = |start: u64| {
+            let end = (start + block).min(layout.samples * u64::from(layout.window));
+            let first = file.byte_of(start) / 4096 * 4096;
+            first..file.byte_of(end).next_multiple_of(4096)
+        };
+        let broken = |n: &u64| {
+            let (of, start) = corpus.sample(*n);
+            of == dataset && pages(start / block * block).contains(&bad_byte)
+        };
+        let until = (first_sample(&corpus, &setup)..).find(broken).unwrap();
+        let error = StreamError::Storage { dataset: dataset as u32, errno: EIO };
+        let world = World::with_files(&corpus, &setup, files);
+        assert_fails(world, &corpus, until, error);
+    }
+}
+
+/// Memory that goes bad between the WRITE and the reader's look at it.
+#[test]
+fn memory_that_flips_is_noticed() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 20));
+    let mut flips = 0;
+    let flipped = |world: &mut World| {
+        let region = world.readers[0].data;
+        // Every register's first byte, at one instant in which blocks are on their way.
+        if world.readers[0].ledger.outstanding() == 4 && flips < 3 {
+            flips += 1;
+            world.run_target_only();
+            for at in (0..region.len).step_by(4096) {
+                world.net.nodes[READER].arena.raw(region.addr + at, 1)[0] ^= 0x80;
+            }
+        }
+        flips == 3
+    };
+    assert!(world.run_until(flipped));
+    world.run();
+    // Blocks that were checked before the flip are past help; what is asked for again is not.
+    assert!(world.readers[0].reader.counters().damaged_blocks > 0);
+}
+
+#[test]
+fn an_abandoned_connection_ends_the_stream_once() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 2_000));
+    world.readers[0].reconnects = false;
+    assert!(world.run_until(|world| world.readers[0].ring.batches_seen >= 10));
+    world.readers[0].reader.drop_connection(0);
+    assert!(world.run_until(|world| world.readers[0].lines[0].is_none()));
+    let host = &mut world.readers[0];
+    host.reader.abandon(&mut host.ring, 0);
+    // The control plane may give up twice, or on a stream that has ended.
+    host.reader.abandon(&mut host.ring, 0);
+    world.run();
+    let host = &world.readers[0];
+    let error = StreamError::Lost { connection: 0 };
+    assert_eq!(host.ring.end(), Some(End::Failed(error)));
+    assert!(host.ring.seen == corpus.expected(0, host.ring.batches_seen));
+    world.tear_down();
+}
+
+#[test]
+fn giving_up_a_finished_stream_changes_nothing() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 5));
+    world.run();
+    let host = &mut world.readers[0];
+    host.reader.abandon(&mut host.ring, 0);
+    world.assert_delivered();
+}
+
+/// Answers to a connection that was given up find its queue pair gone.
+#[test]
+fn late_answers_of_a_lost_connection_touch_nothing() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 60));
+    for round in 0..6 {
+        let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
+        assert!(world.run_until(full), "round {round}");
+        // The control plane is quick: the new connection stands before the old answers come.
+        world.readers[0].reconnects = false;
+        world.readers[0].reader.drop_connection(0);
+        world.settle();
+        world.readers[0].reconnects = true;
+        world.connect(0, 0);
+    }
+    world.run();
+    world.assert_delivered();
+    assert!(world.net.nodes[READER].endpoint.counters().unknown_qp > 0, "nothing came late");
+    let counters = world.readers[0].reader.counters();
+    assert_eq!((counters.damaged_blocks, counters.bad_answers), (0, 0));
+    assert_eq!(counters.lost_connections, 6);
+}
+
+/// A new queue pair takes the place of one whose loss nobody has reported.
+#[test]
+fn connecting_anew_asks_again_for_what_was_outstanding() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 20));
+    let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
+    assert!(world.run_until(full));
+    world.replace(0, 0);
+    world.run();
+    world.assert_delivered();
+    assert_eq!(world.readers[0].reader.counters().repeated_requests, 4);
+}
+
+#[test]
+fn keys_of_a_stream_are_useless_once_it_is_gone() {
+    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let mut world = World::new(&corpus, &Setup::plain(&corpus, 2_000));
+    let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
+    assert!(world.run_until(full));
+    // The stream's memory goes away under the target's hands.
+    let data = world.readers[0].data;
+    world.net.nodes[READER].endpoint.deregister(data.lkey).unwrap();
+    let failed = |world: &mut World| world.target.target.counters().failed_work > 0;
+    assert!(world.run_until(failed));
+    assert!(world.net.nodes[READER].endpoint.counters().bad_key > 0);
+    world.readers[0].reconnects = false;
+    world.tear_down();
+}

@@ -1,0 +1,20 @@
+//! The storage target and the reader, joined by RDMA queue pairs in a deterministic world.
+//!
+//! `net` carries packets between two endpoints in virtual time, `disk` and `ring` are the second
+//! implementations of the crate's traits, `corpus` knows which bytes must come out, and `world` is the
+//! control plane. `delivery` holds the properties, the other modules directed tests.
+#![allow(clippy::unwrap_used)]
+
+mod corpus;
+mod delivery;
+mod disk;
+mod draw;
+mod fairness;
+mod faults;
+mod hostile_reader;
+mod hostile_target;
+mod ledger;
+mod net;
+mod raw;
+mod ring;
+mod world;
