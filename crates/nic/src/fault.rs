@@ -1,0 +1,145 @@
+//! Loss on a real wire, for diagnosis: what does this job do on a network that drops one in a hundred?
+//!
+//! The wrapper stands on the receiving side, so packets have really been sent and travelled; it throws
+//! away what the wire has already verified, and counts it. Which packets those are follows from the
+//! seed and the order of arrival alone.
+
+use roce::world::{RxFrame, TxFrame, Wire};
+
+/// A million: probabilities are given in parts of it.
+pub const PPM: u32 = 1_000_000;
+
+/// A wire that loses received packets with a fixed probability.
+#[derive(Debug)]
+pub struct LossyWire<W> {
+    inner: W,
+    /// A draw below this loses the packet.
+    threshold: u64,
+    state: u64,
+    dropped: u64,
+}
+
+impl<W> LossyWire<W> {
+    /// Loses `loss_ppm` packets in a million (10,000 is 1 %; a million or more loses all).
+    pub fn new(inner: W, loss_ppm: u32, seed: u64) -> LossyWire<W> {
+        let threshold = (1u64 << 32) * u64::from(loss_ppm.min(PPM)) / u64::from(PPM);
+        LossyWire { inner, threshold, state: seed, dropped: 0 }
+    }
+
+    /// Packets thrown away so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The wire below.
+    pub fn inner(&self) -> &W {
+        &self.inner
+    }
+
+    /// The wire below, to be changed.
+    pub fn inner_mut(&mut self) -> &mut W {
+        &mut self.inner
+    }
+}
+
+impl<W: Wire> Wire for LossyWire<W> {
+    fn send(&mut self, frames: &[TxFrame<'_>]) {
+        self.inner.send(frames);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let LossyWire { inner, threshold, state, dropped } = self;
+        let before = *dropped;
+        let arrived = inner.receive(&mut |frame| {
+            if draw(state) < *threshold {
+                *dropped += 1;
+            } else {
+                sink(frame);
+            }
+        });
+        arrived - (*dropped - before) as usize
+    }
+}
+
+/// 32 uniform bits: the upper half of SplitMix64 (Steele, Lea, Flood 2014).
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)) >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use roce::verbs::Qpn;
+    use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
+    use roce::world::Ecn;
+
+    use super::*;
+
+    /// Receives `0..BURST` numbered packets in every call.
+    struct Source;
+
+    const BURST: usize = 1000;
+
+    impl Wire for Source {
+        fn send(&mut self, _frames: &[TxFrame<'_>]) {}
+
+        fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+            (0..BURST as u32).for_each(|psn| sink(&numbered(psn)));
+            BURST
+        }
+    }
+
+    fn numbered(psn: u32) -> RxFrame<'static> {
+        let bth = Bth {
+            opcode: Opcode::RcWriteMiddle,
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            dest_qp: Qpn::new(2),
+            ack_req: false,
+            psn: Psn::new(psn),
+        };
+        let headers = Headers::new(bth, Ext::None).expect("legal");
+        let source = SocketAddr::from(([127, 0, 0, 1], 4791));
+        RxFrame { source, ecn: Ecn::NotEct, headers, payload: &[] }
+    }
+
+    fn survivors(loss_ppm: u32, seed: u64, rounds: usize) -> (Vec<u32>, u64) {
+        let mut wire = LossyWire::new(Source, loss_ppm, seed);
+        let mut seen = Vec::new();
+        for _ in 0..rounds {
+            let before = seen.len();
+            let got = wire.receive(&mut |frame| seen.push(frame.headers.bth().psn.get()));
+            assert_eq!(got, seen.len() - before);
+        }
+        (seen, wire.dropped())
+    }
+
+    #[test]
+    fn nothing_and_everything_are_exact() {
+        assert_eq!(survivors(0, 1, 3).1, 0);
+        assert_eq!(survivors(PPM, 1, 3), (vec![], 3 * BURST as u64));
+        assert_eq!(survivors(u32::MAX, 1, 1).0, []);
+    }
+
+    #[test]
+    fn one_percent_is_about_one_percent() {
+        let (seen, dropped) = survivors(10_000, 7, 100);
+        assert_eq!(seen.len() as u64 + dropped, 100_000);
+        assert!((850..1150).contains(&dropped), "{dropped}");
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        assert_eq!(survivors(500_000, 3, 2), survivors(500_000, 3, 2));
+        assert_ne!(survivors(500_000, 3, 2), survivors(500_000, 4, 2));
+    }
+}

@@ -1,0 +1,373 @@
+//! The writing side: fill free slots, publish them in order, ring late, never trust a credit.
+//!
+//! Order of calls: [`free_slot`](Producer::free_slot), [`write`](Producer::write) or
+//! [`slot_mut`](Producer::slot_mut), [`publish`](Producer::publish), and after each round of work
+//! [`doorbell_if_needed`](Producer::doorbell_if_needed). With nothing to do, ring what waits
+//! ([`doorbell_now`](Producer::doorbell_now)); with no free slot,
+//! [`arm_credit_wakeup`](Producer::arm_credit_wakeup) (which rings too) and poll
+//! [`credit_fd`](Producer::credit_fd).
+//!
+//! Invariants:
+//! - A slot is written only while FILLING in `states`, which no other process can see or change.
+//! - What the consumer wrote is only ever *compared*: with 1 + the sequence that a slot was published
+//!   under, and with the range of sleeps that are possible. It never becomes an index or a length.
+//! - No call blocks, whatever the consumer does with the words or with the eventfd.
+
+use std::io::IoSliceMut;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::event::EventfdFlags;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::ReadWriteFlags;
+use rustix::thread::futex;
+
+use super::layout::{self, Descriptor, Header, RingFile};
+use super::map::{self, Access, Region, os};
+use super::wake::{self, Bell, Doorbell, SlotWords};
+use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta};
+
+/// A slot that [`Producer::free_slot`] handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotIndex(u32);
+
+impl SlotIndex {
+    /// Position in the ring.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// What the producer knows about one slot.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    state: State,
+    /// Release word last seen, so that each odd value is counted once.
+    seen: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Filling,
+    /// Published under this sequence and not yet given back.
+    Published(u64),
+}
+
+/// What a producer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProducerCounters {
+    /// Slots published.
+    pub slots: u64,
+    /// Payload bytes published.
+    pub bytes: u64,
+    /// Futex calls made to wake the consumer.
+    pub doorbells: u64,
+    /// Times a sleeping consumer was left asleep because too few slots were ready.
+    pub doorbells_held: u64,
+    /// Waits for credits announced.
+    pub credit_waits: u64,
+    /// Waits for credits that ended although no slot had come back.
+    pub credit_wakeups_empty: u64,
+    /// Release words that no honest consumer writes.
+    pub bad_release_words: u64,
+    /// Sleep words that no honest consumer writes.
+    pub bad_sleep_words: u64,
+}
+
+/// The producer's end of a ring.
+#[derive(Debug)]
+pub struct Producer {
+    geometry: Geometry,
+    data: Region,
+    credit: Region,
+    credit_fd: OwnedFd,
+    slots: Box<[Slot]>,
+    produced: u64,
+    bell: Doorbell,
+    /// Sleep word last counted as bad.
+    bad_sleep: u64,
+    armed: bool,
+    ended: bool,
+    counters: ProducerCounters,
+}
+
+impl Producer {
+    /// Creates a ring with all its memory reserved and faulted in. Send the [`RingFds`] to the
+    /// consumer; they may be dropped afterwards.
+    pub fn create(config: RingConfig) -> Result<(Producer, RingFds), RingError> {
+        let geometry = Geometry::new(config.slots, config.slot_bytes)?;
+        let data = map::create_file("dquant-ring-data", geometry.data_bytes())?;
+        let credit = map::create_file("dquant-ring-credit", geometry.credit_bytes())?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let doorbell = rustix::event::eventfd(0, flags).map_err(|e| os("eventfd", e))?;
+        let producer = Producer::over(geometry, data.as_fd(), credit.as_fd(), &doorbell)?;
+        map::seal(&data, true)?;
+        map::seal(&credit, false)?;
+        Ok((producer, RingFds { data, credit, doorbell }))
+    }
+
+    fn over(
+        geometry: Geometry,
+        data: BorrowedFd<'_>,
+        credit: BorrowedFd<'_>,
+        doorbell: &OwnedFd,
+    ) -> Result<Producer, RingError> {
+        let doorbell = doorbell.try_clone().map_err(|_| os("dup", rustix::io::Errno::MFILE))?;
+        let producer = Producer {
+            geometry,
+            data: Region::map(data, geometry.data_bytes(), Access::ReadWrite)?,
+            credit: Region::map(credit, geometry.credit_bytes(), Access::ReadWrite)?,
+            credit_fd: doorbell,
+            slots: vec![Slot { state: State::Free, seen: 0 }; geometry.slots() as usize].into(),
+            produced: 0,
+            bell: Doorbell::default(),
+            bad_sleep: 0,
+            armed: false,
+            ended: false,
+            counters: ProducerCounters::default(),
+        };
+        producer.write_headers()?;
+        Ok(producer)
+    }
+
+    fn write_headers(&self) -> Result<(), RingError> {
+        let mut nonce = [0; 8];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| os("getrandom", e))?;
+        let header = Header { geometry: self.geometry, nonce: u64::from_ne_bytes(nonce) };
+        // SAFETY: the files have not been shared yet, so nobody else touches them.
+        unsafe {
+            self.data.copy_in(0, &header.encode(RingFile::Data));
+            self.credit.copy_in(0, &header.encode(RingFile::Credit));
+        }
+        Ok(())
+    }
+
+    /// Size of the ring.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> ProducerCounters {
+        self.counters
+    }
+
+    /// Slots published so far.
+    pub fn produced(&self) -> u64 {
+        self.produced
+    }
+
+    /// Takes a free slot for filling, `None` when the consumer holds or has yet to read all others.
+    pub fn free_slot(&mut self) -> Option<SlotIndex> {
+        // The lowest: with a quick consumer a few slots take turns and stay in the processor's cache.
+        let slot = (0..self.geometry.slots()).find(|&slot| self.is_free(slot))?;
+        self.slots[slot as usize].state = State::Filling;
+        Some(SlotIndex(slot))
+    }
+
+    /// Whether a slot could be taken now.
+    pub fn has_free_slot(&mut self) -> bool {
+        (0..self.geometry.slots()).any(|slot| self.is_free(slot))
+    }
+
+    fn is_free(&mut self, slot: u32) -> bool {
+        match self.slots[slot as usize].state {
+            State::Free => true,
+            State::Filling => false,
+            State::Published(sequence) => self.reclaim(slot, sequence),
+        }
+    }
+
+    /// Looks whether the consumer gave `slot` back. Acquire: its reads lie before our next writes.
+    fn reclaim(&mut self, slot: u32, sequence: u64) -> bool {
+        let word = self.credit.u64_at(self.geometry.released_at(slot)).load(Ordering::Acquire);
+        let known = &mut self.slots[slot as usize];
+        let released = word == sequence.wrapping_add(1);
+        if released {
+            known.state = State::Free;
+        } else if word != known.seen {
+            self.counters.bad_release_words += 1;
+        }
+        known.seen = word;
+        released
+    }
+
+    /// Copies `bytes` into a slot that is being filled, `offset` bytes from its start.
+    pub fn write(&mut self, slot: SlotIndex, offset: usize, bytes: &[u8]) -> Result<(), RingError> {
+        let at = self.filling(slot)?;
+        let slot_bytes = self.geometry.slot_bytes();
+        if offset > slot_bytes || bytes.len() > slot_bytes - offset {
+            let len = bytes.len();
+            return Err(RingError::OutOfSlot { slot: slot.0, offset, len, slot_bytes });
+        }
+        // SAFETY: the slot is FILLING, so the consumer does not read it by the rules; the file is
+        // sealed, so nobody else can write it; `&mut self` keeps our own references out.
+        unsafe { self.data.copy_in(at + offset, bytes) };
+        Ok(())
+    }
+
+    /// The bytes of a slot that is being filled, for actions that write their result in place.
+    pub fn slot_mut(&mut self, slot: SlotIndex) -> Result<&mut [u8], RingError> {
+        let at = self.filling(slot)?;
+        // SAFETY: this process is the only one that can write the file: it was sealed against new
+        // writable mappings, and against write(2), after ours was made. `&mut self` makes the
+        // reference exclusive here. A consumer that reads a slot it does not hold gets torn bytes,
+        // in its own process.
+        Ok(unsafe { self.data.bytes_mut(at, self.geometry.slot_bytes()) })
+    }
+
+    /// Offset in the data file of a slot that is being filled.
+    fn filling(&self, slot: SlotIndex) -> Result<usize, RingError> {
+        match self.slots.get(slot.0 as usize) {
+            Some(Slot { state: State::Filling, .. }) => Ok(self.geometry.slot_at(slot.0)),
+            _ => Err(RingError::NotFilling { slot: slot.0 }),
+        }
+    }
+
+    /// Puts a slot back that was taken and will not be published.
+    pub fn abandon(&mut self, slot: SlotIndex) -> Result<(), RingError> {
+        self.filling(slot)?;
+        self.slots[slot.0 as usize].state = State::Free;
+        Ok(())
+    }
+
+    /// Hands a filled slot to the consumer and returns its sequence. Does not wake the consumer:
+    /// call [`doorbell_if_needed`](Self::doorbell_if_needed).
+    pub fn publish(&mut self, slot: SlotIndex, meta: SlotMeta) -> Result<u64, RingError> {
+        self.filling(slot)?;
+        if self.ended {
+            return Err(RingError::Ended);
+        }
+        meta.check(self.geometry.slot_bytes() as u64)
+            .map_err(|fault| RingError::BadMeta { slot: slot.0, fault })?;
+        let sequence = self.produced;
+        self.write_descriptor(&Descriptor { sequence, slot: slot.0, meta });
+        self.slots[slot.0 as usize].state = State::Published(sequence);
+        self.produced += 1;
+        self.words().publish(self.produced);
+        self.counters.slots += 1;
+        self.counters.bytes += meta.bytes;
+        Ok(sequence)
+    }
+
+    /// The entry at `sequence mod slots` is not in use: every unread publication keeps a slot of its
+    /// own from being free, and the slot of this one was free.
+    fn write_descriptor(&self, descriptor: &Descriptor) {
+        let at = self.geometry.descriptor_at(descriptor.sequence);
+        for (i, word) in descriptor.encode().into_iter().enumerate() {
+            self.data.u64_at(at + 8 * i).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends the stream after what is published: the consumer's `next` returns `None`.
+    pub fn finish(&mut self) {
+        self.end(layout::END_FINISHED);
+    }
+
+    /// Ends the stream with an error that the consumer sees after what is published. `message` is cut
+    /// to [`MAX_END_TEXT_BYTES`](super::MAX_END_TEXT_BYTES). The first ending counts.
+    pub fn fail(&mut self, code: u32, message: &str) {
+        if self.ended {
+            return;
+        }
+        let text = &message[..message.floor_char_boundary(layout::MAX_END_TEXT_BYTES)];
+        self.data.u32_at(layout::END_CODE_AT).store(code, Ordering::Relaxed);
+        self.data.u32_at(layout::END_TEXT_LEN_AT).store(text.len() as u32, Ordering::Relaxed);
+        // SAFETY: the text area is ours alone to write, and is read only after `end` below.
+        unsafe { self.data.copy_in(layout::END_TEXT_AT, text.as_bytes()) };
+        self.end(layout::END_FAILED);
+    }
+
+    fn end(&mut self, how: u32) {
+        if self.ended {
+            return;
+        }
+        self.ended = true;
+        self.data.u32_at(layout::END_AT).store(how, Ordering::Release);
+        self.ring();
+    }
+
+    /// Wakes the consumer if it sleeps and at least `min_ready` slots (0 counts as 1) wait for it.
+    /// Returns whether it was woken. A larger `min_ready` saves wake-ups; the consumer then sees the
+    /// first slot later, at the latest when the producer goes idle and calls
+    /// [`doorbell_now`](Self::doorbell_now).
+    pub fn doorbell_if_needed(&mut self, min_ready: u32) -> bool {
+        let sleep = self.words().sleep_word();
+        let verdict = self.bell.judge(sleep, self.produced, self.geometry.slots(), min_ready);
+        match verdict {
+            Bell::Ring => self.ring(),
+            Bell::Hold => self.counters.doorbells_held += 1,
+            Bell::Bad => self.count_bad_sleep(sleep),
+            Bell::Quiet => {}
+        }
+        verdict == Bell::Ring
+    }
+
+    /// Wakes the consumer if it sleeps and anything is ready. Call before going idle.
+    pub fn doorbell_now(&mut self) -> bool {
+        self.doorbell_if_needed(1)
+    }
+
+    fn count_bad_sleep(&mut self, sleep: u64) {
+        self.counters.bad_sleep_words += u64::from(sleep != self.bad_sleep);
+        self.bad_sleep = sleep;
+    }
+
+    fn ring(&mut self) {
+        self.words().ring();
+        self.counters.doorbells += 1;
+        // Nothing to do about an error, and none is possible for a word that is mapped: the
+        // consumer looks again by itself in any case.
+        let _ = futex::wake(self.data.u32_at(layout::BELL_AT), futex::Flags::empty(), 1);
+    }
+
+    pub(super) fn words(&self) -> SlotWords<'_, AtomicU32, AtomicU64> {
+        SlotWords {
+            produced: self.data.u64_at(layout::PRODUCED_AT),
+            bell: self.data.u32_at(layout::BELL_AT),
+            end: self.data.u32_at(layout::END_AT),
+            sleep: self.credit.u64_at(layout::SLEEP_AT),
+        }
+    }
+
+    /// Says that the producer is about to sleep until a slot comes back, and rings the consumer if
+    /// anything is ready. `true`: poll [`credit_fd`](Self::credit_fd) for input, then
+    /// [`disarm_credit_wakeup`](Self::disarm_credit_wakeup). `false`: a slot is free already, go on.
+    pub fn arm_credit_wakeup(&mut self) -> bool {
+        self.doorbell_now();
+        self.counters.credit_waits += 1;
+        let wait = self.counters.credit_waits;
+        wake::announce_credit_wait(self.data.u64_at(layout::CREDIT_WAIT_AT), wait);
+        self.armed = !self.has_free_slot();
+        if !self.armed {
+            wake::end_credit_wait(self.data.u64_at(layout::CREDIT_WAIT_AT));
+        }
+        self.armed
+    }
+
+    /// Ends the wait for credits and drains the eventfd. Call after each wait, whatever ended it.
+    pub fn disarm_credit_wakeup(&mut self) {
+        if !self.armed {
+            return;
+        }
+        self.armed = false;
+        wake::end_credit_wait(self.data.u64_at(layout::CREDIT_WAIT_AT));
+        self.drain_credit_fd();
+        self.counters.credit_wakeups_empty += u64::from(!self.has_free_slot());
+    }
+
+    /// `RWF_NOWAIT` and not just the eventfd's own flag: the consumer shares the open file and could
+    /// clear `O_NONBLOCK` on it.
+    fn drain_credit_fd(&self) {
+        let mut count = [0; 8];
+        let mut into = [IoSliceMut::new(&mut count)];
+        let _ = rustix::io::preadv2(&self.credit_fd, &mut into, u64::MAX, ReadWriteFlags::NOWAIT);
+    }
+
+    /// Readable when a slot came back while a wait for credits was announced. Poll it only then: at
+    /// other times it may be readable for no reason.
+    pub fn credit_fd(&self) -> BorrowedFd<'_> {
+        self.credit_fd.as_fd()
+    }
+}

@@ -1,0 +1,124 @@
+//! What a UDP wire has counted. Plain numbers that only grow; nobody resets them.
+
+use roce::wire::WireError;
+
+/// Everything a [`UdpWire`](super::UdpWire) counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpCounters {
+    /// Sending side.
+    pub tx: TxCounters,
+    /// Receiving side.
+    pub rx: RxCounters,
+}
+
+/// Sending side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TxCounters {
+    /// Packets that the kernel took.
+    pub packets: u64,
+    /// Their UDP payload bytes, BTH to ICRC.
+    pub bytes: u64,
+    /// Sends that carried more than one packet (UDP_SEGMENT).
+    pub gso_batches: u64,
+    /// Calls of `sendmmsg`.
+    pub syscalls: u64,
+    /// Times the socket buffer was full and the wire waited.
+    pub waits: u64,
+    /// Packets that were not sent.
+    pub dropped: TxDropped,
+}
+
+/// Packets that were not sent, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TxDropped {
+    /// The socket buffer stayed full.
+    pub full: u64,
+    /// Longer than the path's MTU, or than any datagram.
+    pub too_long: u64,
+    /// The destination belongs to the other IP version.
+    pub family: u64,
+    /// Any other refusal of the kernel (no route, firewall, no memory).
+    pub refused: u64,
+    /// The latest such refusal, an errno; 0 when there was none.
+    pub last_errno: i32,
+}
+
+impl TxDropped {
+    /// All of them.
+    pub const fn total(&self) -> u64 {
+        self.full + self.too_long + self.family + self.refused
+    }
+}
+
+/// Receiving side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxCounters {
+    /// Datagrams that arrived, good or bad.
+    pub packets: u64,
+    /// Their UDP payload bytes.
+    pub bytes: u64,
+    /// Buffers in which the kernel had joined several datagrams (UDP_GRO).
+    pub gro_batches: u64,
+    /// Calls of `recvmmsg`.
+    pub syscalls: u64,
+    /// Packets handed on.
+    pub accepted: u64,
+    /// Of those, packets with an IPv4 identification other than the expected one.
+    pub id_solved: u64,
+    /// Packets whose ICRC is wrong.
+    pub bad_icrc: u64,
+    /// Buffers that the kernel cut off, or that came without a sender's address.
+    pub truncated: u64,
+    /// Packets that are no RoCE packet.
+    pub unparsable: Unparsable,
+    /// Refusals of the kernel when asked for datagrams.
+    pub errors: u64,
+}
+
+/// Packets that do not parse, by [`WireError`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unparsable {
+    /// Shorter than their headers.
+    pub too_short: u64,
+    /// Undefined opcode.
+    pub opcode: u64,
+    /// Transport version other than 0.
+    pub version: u64,
+    /// Reserved AETH syndrome.
+    pub syndrome: u64,
+    /// Impossible pad count.
+    pub pad: u64,
+    /// Reserved bits set.
+    pub reserved: u64,
+    /// Extension headers of another opcode.
+    pub extension: u64,
+    /// A field holds a value that it must not.
+    pub range: u64,
+}
+
+impl Unparsable {
+    pub(super) fn count(&mut self, error: WireError) {
+        *match error {
+            WireError::Truncated { .. } => &mut self.too_short,
+            WireError::UnknownOpcode(_) => &mut self.opcode,
+            WireError::Version(_) => &mut self.version,
+            WireError::Syndrome(_) => &mut self.syndrome,
+            WireError::Pad { .. } => &mut self.pad,
+            WireError::Reserved(_) => &mut self.reserved,
+            WireError::ExtMismatch(_) => &mut self.extension,
+            WireError::Range { .. } => &mut self.range,
+        } += 1;
+    }
+
+    /// All of them.
+    pub const fn total(&self) -> u64 {
+        self.too_short
+            + self.opcode
+            + self.version
+            + self.syndrome
+            + self.pad
+            + self.reserved
+            + self.extension
+            + self.range
+    }
+}

@@ -1,0 +1,206 @@
+//! The C side of a datagram: socket addresses and control messages as the kernel lays them out.
+//!
+//! Nothing here does I/O. Everything that reads memory the kernel has filled checks the lengths that
+//! the kernel reported with it.
+
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// Room for one IPv4 or IPv6 socket address.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) union Name {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Name {
+    pub(super) const BYTES: libc::socklen_t = size_of::<Name>() as libc::socklen_t;
+
+    pub(super) fn empty() -> Name {
+        // SAFETY: both variants are plain integers, for which zero is a value.
+        unsafe { std::mem::zeroed() }
+    }
+
+    /// The address in C form, and how many bytes of it count.
+    pub(super) fn encode(addr: SocketAddr) -> (Name, libc::socklen_t) {
+        let mut name = Name::empty();
+        match addr {
+            SocketAddr::V4(addr) => {
+                name.v4.sin_family = libc::AF_INET as libc::sa_family_t;
+                name.v4.sin_port = addr.port().to_be();
+                name.v4.sin_addr.s_addr = u32::from_ne_bytes(addr.ip().octets());
+                (name, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            }
+            SocketAddr::V6(addr) => {
+                name.v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: addr.port().to_be(),
+                    sin6_flowinfo: addr.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: addr.ip().octets() },
+                    sin6_scope_id: addr.scope_id(),
+                };
+                (name, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            }
+        }
+    }
+
+    /// What the kernel wrote, if it is an Internet address. `len` bytes of it are valid.
+    pub(super) fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
+        let len = len as usize;
+        // SAFETY: the union holds plain integers and was zeroed before the kernel wrote to it, so every
+        // variant is initialised whatever was written; the family tells which one is meant.
+        let (v4, v6) = unsafe { (self.v4, self.v6) };
+        match c_int::from(v4.sin_family) {
+            libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
+                let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                let port = u16::from_be(v6.sin6_port);
+                Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of control messages: two integers and room to spare.
+const CONTROL_BYTES: usize = 64;
+
+/// Control messages that travel with a datagram.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub(super) struct Control {
+    bytes: [u8; CONTROL_BYTES],
+}
+
+impl Control {
+    pub(super) const EMPTY: Control = Control { bytes: [0; CONTROL_BYTES] };
+    pub(super) const BYTES: usize = CONTROL_BYTES;
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+        self.bytes.as_mut_ptr().cast()
+    }
+
+    /// Writes `messages` (level, type, value; the segment size as 16 bits) and returns their length.
+    pub(super) fn encode(&mut self, tos: (c_int, c_int, c_int), segment: Option<u16>) -> usize {
+        let (level, kind, value) = tos;
+        let mut used = self.put(0, level, kind, &value.to_ne_bytes());
+        if let Some(bytes) = segment {
+            used = self.put(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+        }
+        used
+    }
+
+    fn put(&mut self, at: usize, level: c_int, kind: c_int, data: &[u8]) -> usize {
+        // SAFETY: CMSG_SPACE and CMSG_LEN are arithmetic.
+        let (space, len) = unsafe {
+            let len = data.len() as u32;
+            (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize)
+        };
+        let place = &mut self.bytes[at..at + space];
+        place.fill(0);
+        let header = place.as_mut_ptr().cast::<libc::cmsghdr>();
+        // SAFETY: `place` holds a header and the data (CMSG_SPACE), and is aligned for a header: the
+        // buffer is 8-aligned and every message before took a multiple of that (CMSG_SPACE).
+        unsafe {
+            (*header).cmsg_len = len as _;
+            (*header).cmsg_level = level;
+            (*header).cmsg_type = kind;
+            libc::CMSG_DATA(header).copy_from_nonoverlapping(data.as_ptr(), data.len());
+        }
+        at + space
+    }
+}
+
+/// What the kernel tells about a received datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Arrival {
+    /// Traffic class byte: DSCP and ECN.
+    pub(super) tos: u8,
+    /// Length of each datagram but the last, when several were joined.
+    pub(super) segment: Option<usize>,
+}
+
+impl Arrival {
+    /// Reads the control messages of `header`.
+    ///
+    /// # Safety
+    /// `msg_control` must point to `msg_controllen` bytes as a receive call left them.
+    pub(super) unsafe fn decode(header: &libc::msghdr) -> Arrival {
+        let mut arrival = Arrival::default();
+        // SAFETY: by this function's contract the buffer is readable for `msg_controllen` bytes, which
+        // bounds every header that the two macros return.
+        unsafe {
+            let mut next = libc::CMSG_FIRSTHDR(header);
+            while let Some(message) = next.as_ref() {
+                arrival.note(message.cmsg_level, message.cmsg_type, data_of(message));
+                next = libc::CMSG_NXTHDR(header, message);
+            }
+        }
+        arrival
+    }
+
+    fn note(&mut self, level: c_int, kind: c_int, data: &[u8]) {
+        let int = || data.try_into().map(c_int::from_ne_bytes);
+        match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = data.first().copied().unwrap_or(0),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => self.tos = int().unwrap_or(0) as u8,
+            (libc::IPPROTO_UDP, libc::UDP_GRO) => {
+                self.segment = int().ok().and_then(|bytes| usize::try_from(bytes).ok());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The bytes of a control message.
+///
+/// # Safety
+/// `message` must be followed by as many bytes as its length says.
+#[allow(clippy::unnecessary_cast, reason = "the length's type differs between C libraries")]
+unsafe fn data_of(message: &libc::cmsghdr) -> &[u8] {
+    // SAFETY: CMSG_LEN is arithmetic; the data starts behind the header and, by the contract, has the
+    // length that the header states.
+    unsafe {
+        let len = (message.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+        std::slice::from_raw_parts(libc::CMSG_DATA(message), len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_survive_the_round_trip() {
+        for text in ["127.3.2.1:4791", "[::1]:4791", "[fe80::1%7]:65535"] {
+            let addr: SocketAddr = text.parse().expect("literal");
+            let (name, len) = Name::encode(addr);
+            assert_eq!(name.decode(len), Some(addr));
+            assert_eq!(name.decode(len - 1), None);
+        }
+        assert_eq!(Name::empty().decode(Name::BYTES), None);
+    }
+
+    #[test]
+    fn control_messages_survive_the_round_trip() {
+        let mut control = Control::EMPTY;
+        let tclass = (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0xb9);
+        let len = control.encode(tclass, Some(4112));
+        // SAFETY: all zeroes is a valid msghdr.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_control = control.as_mut_ptr();
+        header.msg_controllen = len as _;
+        // SAFETY: the header points to `len` bytes just written.
+        let arrival = unsafe { Arrival::decode(&header) };
+        assert_eq!(arrival, Arrival { tos: 0xb9, segment: None });
+        let mut received = Arrival::default();
+        received.note(libc::IPPROTO_UDP, libc::UDP_GRO, &4112i32.to_ne_bytes());
+        received.note(libc::IPPROTO_UDP, libc::UDP_GRO + 1, &[]);
+        received.note(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
+        assert_eq!(received, Arrival { tos: 3, segment: Some(4112) });
+    }
+}

@@ -1,0 +1,260 @@
+//! The UDP wire: RoCEv2 packets through an ordinary socket, without privilege.
+//!
+//! A call to `send` turns runs of equal-length packets for one destination into single segmented sends
+//! (UDP_SEGMENT) that gather headers, payload and ICRC from where they lie; a call to `receive` takes
+//! what the kernel has joined (UDP_GRO) apart again. Both make one system call for many packets, which
+//! is what makes a socket carry tens of gigabits a second.
+//!
+//! - The wire owns IP, UDP and the ICRC. It computes the ICRC with the addresses, ports and
+//!   identification that the kernel is going to send, and verifies it with those it can see. The IPv4
+//!   identification of a received packet is not visible through a socket: it is expected to be the
+//!   place in the joined buffer, and solved for otherwise ([`roce::wire::icrc::solve_id`]).
+//! - The local address must be a specific one, because the ICRC covers it.
+//! - Nothing queues here. A packet that the kernel does not take within [`SEND_WAIT`] is dropped and
+//!   counted, as on any network.
+//! - Whatever arrives is untrusted: it is counted by reason and never panics (C7).
+//! - Segmentation is given up, once and with a reason, on kernels or devices that refuse it.
+
+mod counters;
+mod message;
+mod receive;
+mod route;
+mod send;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use roce::Duration;
+use roce::wire::ROCE_PORT;
+use roce::wire::icrc::Pseudo;
+use roce::world::{RxFrame, TxFrame, Wire};
+use thiserror::Error;
+
+pub use counters::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
+
+use receive::Receiver;
+pub use route::payload_limit;
+use send::Sender;
+use socket::Socket;
+
+/// How long one call of `send` waits for room in the socket buffer, in all.
+pub const SEND_WAIT: Duration = Duration::from_millis(2);
+
+/// What to do about the ICRC of arriving packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IcrcCheck {
+    /// Drop packets whose ICRC is wrong.
+    #[default]
+    Verify,
+    /// Take them all: only for finding out why a peer's packets are refused.
+    Off,
+}
+
+/// How to open a wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpConfig {
+    /// Address and port to bind. The address must be one of this machine's, not a wildcard.
+    pub local: SocketAddr,
+    /// What to do about wrong ICRCs.
+    pub check: IcrcCheck,
+    /// Socket buffer to ask for in each direction, in bytes as the kernel accounts them. The kernel
+    /// may give less: see [`UdpWire::socket_buffer_bytes`].
+    pub socket_buffer_bytes: u32,
+    /// Use segmented sends where the kernel has them.
+    pub gso: bool,
+    /// Let the kernel join datagrams where it can.
+    pub gro: bool,
+}
+
+impl UdpConfig {
+    /// RoCEv2's port on `ip`, everything else at its default.
+    pub fn new(ip: IpAddr) -> UdpConfig {
+        UdpConfig::at(SocketAddr::new(ip, ROCE_PORT))
+    }
+
+    /// The same on any port; 0 lets the kernel choose.
+    pub fn at(local: SocketAddr) -> UdpConfig {
+        UdpConfig {
+            local,
+            check: IcrcCheck::Verify,
+            socket_buffer_bytes: 16 << 20,
+            gso: true,
+            gro: true,
+        }
+    }
+}
+
+/// Why a wire could not be opened.
+#[derive(Debug, Error)]
+pub enum UdpError {
+    /// A wildcard or multicast address.
+    #[error(
+        "cannot use {0} as RoCE address; hint: name one address of this machine, because the packets' checksum (ICRC) covers it"
+    )]
+    NotSpecific(SocketAddr),
+    /// No socket at all.
+    #[error("no UDP socket: {0}")]
+    Socket(io::Error),
+    /// The kernel lacks something that RoCE needs.
+    #[error("{local}: the kernel refused {option}: {source}")]
+    Option {
+        /// The address to be bound.
+        local: SocketAddr,
+        /// The socket option.
+        option: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+    /// The address is taken or foreign.
+    #[error("cannot bind {local}: {source}; hint: {hint}")]
+    Bind {
+        /// The address to be bound.
+        local: SocketAddr,
+        /// The kernel's error.
+        source: io::Error,
+        /// What to try.
+        hint: &'static str,
+    },
+}
+
+impl UdpError {
+    fn bind(local: SocketAddr, source: io::Error) -> UdpError {
+        let hint = match source.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another process serves RoCE there (ss -ulpn); stop it, or use another address or port"
+            }
+            io::ErrorKind::AddrNotAvailable => "use an address of this machine (ip address)",
+            io::ErrorKind::PermissionDenied => "use a port above 1023",
+            _ => "check the address",
+        };
+        UdpError::Bind { local, source, hint }
+    }
+}
+
+/// A RoCEv2 wire over a UDP socket.
+#[derive(Debug)]
+pub struct UdpWire {
+    socket: Socket,
+    endpoints: Endpoints,
+    sender: Sender,
+    receiver: Receiver,
+    counters: UdpCounters,
+}
+
+impl UdpWire {
+    /// Opens the socket.
+    pub fn bind(config: &UdpConfig) -> Result<UdpWire, UdpError> {
+        let socket = Socket::open(config)?;
+        Ok(UdpWire {
+            endpoints: Endpoints { local: socket.local },
+            sender: Sender::new(config.gso),
+            receiver: Receiver::new(config.check),
+            socket,
+            counters: UdpCounters::default(),
+        })
+    }
+
+    /// The address that peers send to, its port filled in.
+    pub fn local(&self) -> SocketAddr {
+        self.socket.local
+    }
+
+    /// Readable when packets wait.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd.as_fd()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &UdpCounters {
+        &self.counters
+    }
+
+    /// Datagrams, or runs of them that the kernel had joined, that were lost because the receive buffer
+    /// was full: this side is too slow, or the sender's window larger than the buffer. `None` when the
+    /// kernel does not say. A system call.
+    pub fn overrun(&self) -> Option<u32> {
+        socket::overrun(&self.socket.fd)
+    }
+
+    /// Effective socket buffers in bytes: sending, receiving.
+    pub fn socket_buffer_bytes(&self) -> (u64, u64) {
+        (self.socket.send_buffer_bytes, self.socket.receive_buffer_bytes)
+    }
+
+    /// Bytes of IP and UDP header that each packet has on the wire besides its UDP payload.
+    pub fn ip_udp_header_bytes(&self) -> u64 {
+        if self.socket.local.is_ipv4() { 20 + 8 } else { 40 + 8 }
+    }
+
+    /// Why packets are sent one by one, if they are.
+    pub fn why_no_gso(&self) -> Option<&str> {
+        self.sender.why_no_gso()
+    }
+
+    /// Why packets arrive one by one, if they do.
+    pub fn why_no_gro(&self) -> Option<&str> {
+        self.socket.why_no_gro.as_deref()
+    }
+}
+
+impl fmt::Display for UdpWire {
+    /// The path taken and why no faster one: one line for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (send, receive) = self.socket_buffer_bytes();
+        write!(f, "udp {}, buffers {send} out and {receive} in", self.local())?;
+        match self.why_no_gso() {
+            None => write!(f, ", segmented sends")?,
+            Some(why) => write!(f, ", single sends ({why})")?,
+        }
+        match self.why_no_gro() {
+            None => write!(f, ", joined receives"),
+            Some(why) => write!(f, ", single receives ({why})"),
+        }
+    }
+}
+
+impl Wire for UdpWire {
+    fn send(&mut self, frames: &[TxFrame<'_>]) {
+        let UdpWire { socket, endpoints, sender, counters, .. } = self;
+        sender.send(&socket.fd, endpoints, frames, &mut counters.tx);
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let UdpWire { socket, endpoints, receiver, counters, .. } = self;
+        receiver.receive(&socket.fd, endpoints, &mut counters.rx, sink)
+    }
+}
+
+/// Our side of every pseudo header.
+#[derive(Clone, Copy, Debug)]
+struct Endpoints {
+    local: SocketAddr,
+}
+
+impl Endpoints {
+    /// What the ICRC of a packet to `remote` covers; `None` when it belongs to the other IP version.
+    fn outgoing(&self, remote: SocketAddr, id: u16) -> Option<Pseudo> {
+        pseudo(self.local, remote, id)
+    }
+
+    /// What the ICRC of a packet from `remote` covers.
+    fn incoming(&self, remote: SocketAddr, id: u16) -> Option<Pseudo> {
+        pseudo(remote, self.local, id)
+    }
+}
+
+fn pseudo(from: SocketAddr, to: SocketAddr, id: u16) -> Option<Pseudo> {
+    let (src_port, dst_port) = (from.port(), to.port());
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            Some(Pseudo::V4 { src, dst, id, dont_fragment: true, src_port, dst_port })
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Pseudo::V6 { src, dst, src_port, dst_port }),
+        _ => None,
+    }
+}

@@ -1,0 +1,149 @@
+//! The socket under a UDP wire: which options it needs, which it would like, and what it got.
+//!
+//! Unconnected with path-MTU discovery on: only then does Linux send IPv4 identification 0 (and 0, 1,
+//! 2 … within one segmented send) with DF set, which the sender must know because the ICRC covers
+//! both. IPv6 has no such field, but RDMA devices send UDP checksum 0 over it, which a socket refuses
+//! unless told otherwise.
+
+use std::ffi::c_int;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+
+use super::{UdpConfig, UdpError};
+
+/// A bound socket and the options that took effect.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) fd: OwnedFd,
+    /// As bound, the port filled in.
+    pub(super) local: SocketAddr,
+    /// Effective sizes in bytes, as the kernel reports them (it doubles what was asked for).
+    pub(super) send_buffer_bytes: u64,
+    pub(super) receive_buffer_bytes: u64,
+    /// Why datagrams arrive one by one, if they do.
+    pub(super) why_no_gro: Option<String>,
+}
+
+impl Socket {
+    pub(super) fn open(config: &UdpConfig) -> Result<Socket, UdpError> {
+        let local = config.local;
+        if local.ip().is_unspecified() || local.ip().is_multicast() {
+            return Err(UdpError::NotSpecific(local));
+        }
+        let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, SocketType::DGRAM, flags, None)
+            .map_err(|errno| UdpError::Socket(errno.into()))?;
+        require(&fd, local)?;
+        let send_buffer_bytes = enlarge(&fd, &SEND_BUFFER, config.socket_buffer_bytes);
+        let receive_buffer_bytes = enlarge(&fd, &RECEIVE_BUFFER, config.socket_buffer_bytes);
+        let why_no_gro = turn_on_gro(&fd, config.gro).err();
+        let local = bind_to(&fd, local)?;
+        Ok(Socket { fd, local, send_buffer_bytes, receive_buffer_bytes, why_no_gro })
+    }
+}
+
+/// Options without which packets would be wrong or unseen.
+fn require(fd: &OwnedFd, local: SocketAddr) -> Result<(), UdpError> {
+    let v4: &[(&'static str, c_int, c_int, c_int)] = &[
+        ("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+        ("IP_RECVTOS", libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
+    ];
+    let v6: &[(&'static str, c_int, c_int, c_int)] = &[
+        ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
+        ("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+        ("IPV6_RECVTCLASS", libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
+        ("UDP_NO_CHECK6_RX", libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1),
+    ];
+    for &(name, level, option, value) in if local.is_ipv4() { v4 } else { v6 } {
+        set(fd, level, option, value).map_err(|source| UdpError::Option {
+            local,
+            option: name,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<SocketAddr, UdpError> {
+    bind(fd, &local).map_err(|errno| UdpError::bind(local, errno.into()))?;
+    let bound = rustix::net::getsockname(fd).map_err(|errno| UdpError::Socket(errno.into()))?;
+    SocketAddr::try_from(bound).map_err(|errno| UdpError::Socket(errno.into()))
+}
+
+fn turn_on_gro(fd: &OwnedFd, wanted: bool) -> Result<(), String> {
+    if !wanted {
+        return Err(String::from("turned off by configuration"));
+    }
+    set(fd, libc::IPPROTO_UDP, libc::UDP_GRO, 1)
+        .map_err(|error| format!("the kernel refused UDP_GRO: {error}"))
+}
+
+/// A buffer size: the option that privilege unlocks, then the one with a system-wide limit.
+struct BufferOption {
+    force: c_int,
+    plain: c_int,
+}
+
+const SEND_BUFFER: BufferOption =
+    BufferOption { force: libc::SO_SNDBUFFORCE, plain: libc::SO_SNDBUF };
+const RECEIVE_BUFFER: BufferOption =
+    BufferOption { force: libc::SO_RCVBUFFORCE, plain: libc::SO_RCVBUF };
+
+/// Asks for `bytes` and returns what the kernel made of it, 0 when it does not say.
+fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX) / 2;
+    let forced = set(fd, libc::SOL_SOCKET, option.force, bytes);
+    // Without privilege the plain option is cut to net.core.*mem_max; it refuses nothing.
+    let _ = forced.or_else(|_| set(fd, libc::SOL_SOCKET, option.plain, bytes));
+    get(fd, libc::SOL_SOCKET, option.plain).map_or(0, |value| value.max(0) as u64)
+}
+
+/// Index of the drop count among the values of SO_MEMINFO (`SK_MEMINFO_DROPS`), and how many there are.
+const DROPS: usize = 8;
+const MEMINFO_VALUES: usize = 9;
+
+/// Datagrams, or joined runs of them, that did not fit the receive buffer so far; `None` when the kernel
+/// does not say (before 4.12).
+pub(super) fn overrun(fd: &OwnedFd) -> Option<u32> {
+    let mut values = [0u32; MEMINFO_VALUES];
+    let mut len = size_of_val(&values) as libc::socklen_t;
+    // SAFETY: `values` is writable for `len` bytes; both live through the call.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            values.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0 && len as usize == size_of_val(&values)).then_some(values[DROPS])
+}
+
+pub(super) fn set(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: `value` is a readable int of the length given, for the time of the call.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn get(fd: &OwnedFd, level: c_int, option: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: `value` is a writable int and `len` says so; both live through the call.
+    let rc = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len)
+    };
+    if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}

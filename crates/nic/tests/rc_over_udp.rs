@@ -1,0 +1,202 @@
+//! Reliable-connection queue pairs over real sockets: what the protocol crate proves over a simulated
+//! wire has to hold over UDP too, with and without loss.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use nic::clock;
+use nic::fault::LossyWire;
+use nic::pool::{Pool, PoolRange};
+use nic::udp::{UdpConfig, UdpWire};
+use nic::waiter::Waiter;
+use roce::Duration;
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::verbs::{
+    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
+    WcOpcode, WcStatus,
+};
+use roce::world::{Ecn, Memory, Path, drain};
+
+const MIB: u64 = 1 << 20;
+
+/// How long a test may take before it is called stuck.
+const LIMIT: Duration = Duration::from_millis(60_000);
+
+/// An endpoint with one queue pair, its wire and its memory.
+struct Host {
+    endpoint: Endpoint,
+    wire: LossyWire<UdpWire>,
+    pool: Pool,
+    region: MemoryRegion,
+    cq: CqId,
+    qpn: Qpn,
+}
+
+impl Host {
+    fn new(local: &str, loss_ppm: u32, seed: u64) -> Host {
+        let local: SocketAddr = local.parse().expect("literal");
+        let wire = UdpWire::bind(&UdpConfig::at(local)).expect("bind");
+        let pool = Pool::new(16 * MIB).expect("pool");
+        let mut endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
+        let pd = endpoint.alloc_pd();
+        let cq = endpoint.create_cq(64).expect("cq");
+        let region = endpoint.register(pd, pool.base(), pool.len(), Access::ALL).expect("region");
+        let config = QpConfig { pd, send_cq: cq, recv_cq: cq, max_send_wr: 32, max_recv_wr: 32 };
+        let qpn = endpoint.create_qp(config).expect("qp");
+        Host { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), pool, region, cq, qpn }
+    }
+
+    fn connect(&mut self, peer: &Host) {
+        let remote = peer.wire.inner().local();
+        let path = Path { remote, dscp: 26, ecn: Ecn::Ect0 };
+        let psn = peer.endpoint.initial_psn(peer.qpn).expect("qp");
+        let attributes = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, psn) };
+        self.endpoint.connect(self.qpn, &attributes).expect("connect");
+    }
+
+    fn range(&mut self, len: u64) -> PoolRange {
+        self.pool.alloc(len, 4096).expect("room")
+    }
+
+    fn fill(&mut self, range: PoolRange, seed: u64) {
+        let bytes = self.pool.bytes_mut(range.addr, range.len as usize);
+        bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = content(seed, i));
+    }
+
+    fn assert_filled(&self, range: PoolRange, seed: u64, context: &str) {
+        let bytes = self.pool.bytes(range.addr, range.len as usize);
+        let wrong = bytes.iter().enumerate().find(|(i, byte)| **byte != content(seed, *i));
+        assert_eq!(wrong, None, "{context}: first wrong byte");
+    }
+
+    fn sges(&self, range: PoolRange) -> SgList {
+        let sge = Sge { addr: range.addr, len: range.len as u32, lkey: self.region.lkey };
+        [sge].into_iter().collect()
+    }
+
+    fn post(&mut self, wr_id: u64, op: SendOp, range: PoolRange) {
+        let wr = SendWr { wr_id, op, sges: self.sges(range), signaled: true, solicited: false };
+        self.endpoint.post_send(self.qpn, wr).expect("post");
+    }
+
+    fn post_receive(&mut self, wr_id: u64, range: PoolRange) {
+        let wr = RecvWr { wr_id, sges: self.sges(range) };
+        self.endpoint.post_recv(self.qpn, wr).expect("post");
+    }
+
+    fn step(&mut self, done: &mut BTreeMap<u64, Completion>) -> bool {
+        let progress = drain(&mut self.endpoint, &mut self.wire, &mut self.pool, clock::now());
+        while let Some(completion) = self.endpoint.poll_cq(self.cq) {
+            assert_eq!(completion.status, WcStatus::Success, "{completion:?}");
+            assert!(done.insert(completion.wr_id, completion).is_none(), "completed twice");
+        }
+        !progress.is_idle()
+    }
+
+    /// Time until something is due without any packet.
+    fn next_due(&self) -> Duration {
+        let due = self.endpoint.poll_timeout().map(|(at, _)| at.since(clock::now()));
+        due.unwrap_or(Duration::from_millis(100))
+    }
+}
+
+fn content(seed: u64, i: usize) -> u8 {
+    let mixed = (i as u64 + 1).wrapping_mul(seed | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+/// Runs both until `count` work requests have completed, asleep when both are idle.
+fn run(a: &mut Host, b: &mut Host, count: usize) -> BTreeMap<u64, Completion> {
+    let waiter = Waiter::new().expect("eventfd");
+    let deadline = clock::now() + LIMIT;
+    let mut done = BTreeMap::new();
+    while done.len() < count {
+        assert!(clock::now() < deadline, "stuck with {} of {count} done", done.len());
+        let busy = [a.step(&mut done), b.step(&mut done)];
+        if !busy.contains(&true) && done.len() < count {
+            let fds = [a.wire.inner().fd(), b.wire.inner().fd()];
+            waiter.wait(&fds, Some(a.next_due().min(b.next_due()))).expect("poll");
+        }
+    }
+    done
+}
+
+fn pair(v6: bool, loss_ppm: u32) -> (Host, Host) {
+    let locals = if v6 { ["[::1]:0"; 2] } else { ["127.9.2.1:0", "127.9.2.2:0"] };
+    let mut a = Host::new(locals[0], loss_ppm, 1);
+    let mut b = Host::new(locals[1], loss_ppm, 2);
+    a.connect(&b);
+    b.connect(&a);
+    (a, b)
+}
+
+/// WRITEs, READs and SENDs of some MiB in both directions at once; every byte is compared.
+fn transfer(v6: bool, loss_ppm: u32) -> (Host, Host) {
+    let context = format!("v6 {v6}, loss {loss_ppm} ppm");
+    let (mut a, mut b) = pair(v6, loss_ppm);
+    let (written, read, sent) = (a.range(2 * MIB + 13), a.range(2 * MIB), a.range(MIB + 1));
+    let (target, source, inbox) = (b.range(2 * MIB + 13), b.range(2 * MIB), b.range(MIB + 1));
+    let (back, back_target) = (b.range(MIB), a.range(MIB));
+    a.fill(written, 3);
+    a.fill(sent, 5);
+    b.fill(source, 7);
+    b.fill(back, 11);
+    let rkey = b.region.rkey;
+    b.post_receive(100, inbox);
+    a.post(1, SendOp::Write { remote_addr: target.addr, rkey }, written);
+    a.post(2, SendOp::Read { remote_addr: source.addr, rkey }, read);
+    a.post(3, SendOp::SendImm(0xfeed), sent);
+    let rkey = a.region.rkey;
+    b.post(101, SendOp::Write { remote_addr: back_target.addr, rkey }, back);
+    let done = run(&mut a, &mut b, 5);
+    b.assert_filled(target, 3, &context);
+    a.assert_filled(read, 7, &context);
+    b.assert_filled(inbox, 5, &context);
+    a.assert_filled(back_target, 11, &context);
+    let received = done[&100];
+    assert_eq!((received.opcode, received.imm), (WcOpcode::Recv, Some(0xfeed)), "{context}");
+    assert_eq!(u64::from(received.byte_len), sent.len, "{context}");
+    (a, b)
+}
+
+#[test]
+fn a_clean_wire_carries_every_operation() {
+    for v6 in [false, true] {
+        let (a, b) = transfer(v6, 0);
+        for host in [&a, &b] {
+            let counters = host.wire.inner().counters();
+            assert_eq!(counters.tx.dropped.total(), 0);
+            assert_eq!((counters.rx.bad_icrc, counters.rx.id_solved), (0, 0));
+            assert!(counters.tx.gso_batches > 0 && counters.rx.gro_batches > 0);
+        }
+    }
+}
+
+#[test]
+fn one_percent_loss_is_repaired() {
+    let (a, b) = transfer(false, 10_000);
+    assert!(a.wire.dropped() + b.wire.dropped() > 5, "the loss was real");
+}
+
+#[test]
+fn a_wrong_key_is_refused_across_the_wire() {
+    let (mut a, mut b) = pair(false, 0);
+    let (from, to) = (a.range(64), b.range(64));
+    let rkey = b.region.rkey ^ 1;
+    let sges = a.sges(from);
+    let op = SendOp::Write { remote_addr: to.addr, rkey };
+    let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false };
+    a.endpoint.post_send(a.qpn, wr).expect("post");
+    let deadline = clock::now() + LIMIT;
+    let status = loop {
+        assert!(clock::now() < deadline, "stuck");
+        for host in [&mut a, &mut b] {
+            drain(&mut host.endpoint, &mut host.wire, &mut host.pool, clock::now());
+        }
+        if let Some(completion) = a.endpoint.poll_cq(a.cq) {
+            break completion.status;
+        }
+    };
+    assert_eq!(status, WcStatus::RemoteAccessError);
+    assert_eq!(b.pool.bytes(to.addr, 64), [0; 64]);
+}
