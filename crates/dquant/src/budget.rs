@@ -1,0 +1,72 @@
+//! A bound on memory that clients choose the size of: the rings of a DPU (C6).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::exit::CliError;
+use crate::units::Bytes;
+
+/// Bytes that rings may take together.
+#[derive(Clone, Debug)]
+pub struct RingBudget {
+    limit: u64,
+    used: Arc<Mutex<u64>>,
+}
+
+/// A part of a budget, given back when dropped.
+#[derive(Debug)]
+pub struct RingLease {
+    bytes: u64,
+    used: Arc<Mutex<u64>>,
+}
+
+impl RingBudget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> RingBudget {
+        RingBudget { limit, used: Arc::default() }
+    }
+
+    /// Takes `bytes` out of the budget.
+    ///
+    /// # Errors
+    /// When less is left.
+    pub fn take(&self, bytes: u64) -> Result<RingLease, CliError> {
+        // A number cannot be left half changed, so a panic elsewhere does not spoil it.
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.limit.saturating_sub(*used);
+        if bytes > left {
+            let (need, left, limit) = (Bytes(bytes), Bytes(left), Bytes(self.limit));
+            return Err(CliError::usage(format!("a ring of {need}: {left} of {limit} are left"))
+                .hint("use fewer --slots or a smaller --slot-size, or start the DPU with more --rings"));
+        }
+        *used += bytes;
+        Ok(RingLease { bytes, used: Arc::clone(&self.used) })
+    }
+}
+
+impl Drop for RingLease {
+    fn drop(&mut self) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        *used = used.saturating_sub(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_can_be_taken_again() {
+        let budget = RingBudget::new(100);
+        let first = budget.take(60).expect("room");
+        assert!(budget.take(41).is_err());
+        let second = budget.take(40).expect("exactly the rest");
+        drop(first);
+        assert!(budget.take(60).is_ok());
+        drop(second);
+    }
+
+    #[test]
+    fn a_size_beyond_all_numbers_is_refused() {
+        assert!(RingBudget::new(100).take(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! `dquant cat`: a stream into a file or to stdout.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::stream_args::StreamArgs;
+use super::{Console, Report};
+use crate::client::{self, Stream};
+use crate::exit::{CliError, Exit};
+
+/// Write the batches of a stream to a file or to standard output
+///
+/// Batches follow one another without headers: samples in order, tokens little-endian. Without
+/// --batches the stream has no end.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Plans are actions joined by `|`, in any order:
+  window(N)               samples of N tokens; required
+  shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
+  blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
+  narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
+  batch(N)                samples of a batch [default: 32]
+
+Examples:
+  dquant cat dq://127.0.0.1/web.bin --batches 100 -o web.u16
+  dquant cat dq://10.0.0.5/corpora --batches 1000 -o blend.u16 \\
+      --plan 'window(2048) | shuffle(7) | blend(web=0.5,code=0.3,books=0.2) | narrow(u16)'
+  dquant cat dq://10.0.0.5/web --offload false --batches 1 | od -An -tu2 | head"
+)]
+pub(super) struct Cat {
+    /// `dq://HOST[:PORT]/NAME`; with a blend, NAME is the folder of the datasets it names
+    #[arg(value_name = "URL")]
+    url: String,
+
+    /// What to do with the tokens, see below
+    #[arg(long, value_name = "PLAN", default_value = "window(2048) | narrow(u16)")]
+    plan: String,
+
+    /// File to write; standard output when not given
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    stream: StreamArgs,
+}
+
+/// What was written.
+#[derive(Debug, Serialize)]
+struct Written {
+    batches: u64,
+    bytes: u64,
+    seconds: f64,
+    plan: String,
+    offload: bool,
+}
+
+impl Report for Written {
+    const SCHEMA: &'static str = "dquant.cat/1";
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Written { batches, bytes, seconds, plan, .. } = self;
+        write!(f, "{batches} batches, {bytes} bytes in {seconds:.2} s: {plan}")
+    }
+}
+
+impl Cat {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let options = self.stream.options()?;
+        let offload = self.stream.offload;
+        let started = Instant::now();
+        let mut stream = client::open(&self.url, &self.plan, offload, &options)?;
+        let plan = stream.opened().plan.clone();
+        let (batches, bytes) = match &self.output {
+            Some(path) => {
+                let failed = |error| CliError::usage(format!("{}: {error}", path.display()));
+                let file = File::create(path).map_err(failed)?;
+                copy(&mut stream, &mut BufWriter::new(file), failed)?
+            }
+            None => {
+                copy(&mut stream, &mut io::stdout().lock(), |error| CliError::from_output(&error))?
+            }
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let written = Written { batches, bytes, seconds, plan, offload };
+        match self.output {
+            Some(_) => console.report(&written)?,
+            None => console.note(&written),
+        }
+        Ok(Exit::Good)
+    }
+}
+
+fn copy(
+    stream: &mut Stream,
+    out: &mut impl Write,
+    failed: impl Fn(io::Error) -> CliError,
+) -> Result<(u64, u64), CliError> {
+    let (mut batches, mut bytes) = (0, 0);
+    for batch in stream.batches() {
+        let batch = batch?;
+        out.write_all(batch.bytes()).map_err(&failed)?;
+        batches += 1;
+        bytes += batch.bytes().len() as u64;
+    }
+    out.flush().map_err(failed)?;
+    Ok((batches, bytes))
+}

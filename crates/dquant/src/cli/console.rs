@@ -1,0 +1,125 @@
+//! Where a command writes: results on stdout, narration on stderr.
+//!
+//! A result is a [`Report`]: one value that knows both its text for people and its JSON for programs, so the two
+//! cannot tell different stories. Colour appears on a terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured.
+//! A reader that closes the pipe ends the command quietly ([`CliError::PipeClosed`]).
+
+use std::env;
+use std::fmt::Display;
+use std::io::{self, BufWriter, IsTerminal, Stderr, Stdout, Write};
+
+use serde::Serialize;
+
+use crate::exit::CliError;
+
+/// A result: `Display` is what people read, `Serialize` what programs read.
+pub trait Report: Display + Serialize {
+    /// Name and version of the JSON object. The version goes up when a field changes its meaning or goes away.
+    const SCHEMA: &'static str;
+}
+
+/// A report in its JSON form: the schema first, then its own fields.
+#[derive(Serialize)]
+struct Envelope<'a, R> {
+    schema: &'static str,
+    #[serde(flatten)]
+    report: &'a R,
+}
+
+/// The two output streams of a command.
+#[derive(Debug)]
+pub struct Console {
+    out: BufWriter<Stdout>,
+    err: Stderr,
+    json: bool,
+    colour: bool,
+    /// Whether a progress line stands on the terminal and must be cleared first.
+    progress_shown: bool,
+}
+
+impl Console {
+    /// The streams of this process; `json` chooses the form of results.
+    pub fn new(json: bool) -> Console {
+        let err = io::stderr();
+        let colour = wants_colour(err.is_terminal());
+        Console { out: BufWriter::new(io::stdout()), err, json, colour, progress_shown: false }
+    }
+
+    /// Writes one result.
+    ///
+    /// # Errors
+    /// When stdout cannot be written; a closed pipe is [`CliError::PipeClosed`].
+    pub fn report<R: Report>(&mut self, report: &R) -> Result<(), CliError> {
+        self.clear_progress();
+        if !self.json {
+            return self.line(report);
+        }
+        let envelope = Envelope { schema: R::SCHEMA, report };
+        let text = serde_json::to_string(&envelope)
+            .map_err(|error| CliError::usage(format_args!("cannot write JSON: {error}")))?;
+        self.line(&text)
+    }
+
+    fn line(&mut self, text: &dyn Display) -> Result<(), CliError> {
+        let written = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
+        written.map_err(|error| CliError::from_output(&error))
+    }
+
+    /// Says something beside the results. A lost narration is no reason to stop.
+    pub fn note(&mut self, text: impl Display) {
+        self.clear_progress();
+        let _ = writeln!(self.err, "{text}");
+    }
+
+    /// Replaces the progress line; nothing happens where stderr is no terminal.
+    pub fn progress(&mut self, text: impl Display) {
+        if self.err.is_terminal() {
+            let _ = write!(self.err, "\r\x1b[K{text}");
+            let _ = self.err.flush();
+            self.progress_shown = true;
+        }
+    }
+
+    /// Says why the command stops.
+    pub fn error(&mut self, error: &CliError) {
+        let CliError::Failed { message, hint, .. } = error else {
+            return;
+        };
+        let label = self.paint("error:", "1;31");
+        self.note(format_args!("{label} {message}"));
+        if let Some(hint) = hint {
+            let label = self.paint("hint:", "1;36");
+            self.note(format_args!("{label} {hint}"));
+        }
+    }
+
+    /// Writes what is still buffered.
+    ///
+    /// # Errors
+    /// As [`Console::report`].
+    pub fn finish(&mut self) -> Result<(), CliError> {
+        self.clear_progress();
+        self.out.flush().map_err(|error| CliError::from_output(&error))
+    }
+
+    fn paint(&self, text: &str, style: &str) -> String {
+        if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn clear_progress(&mut self) {
+        if self.progress_shown {
+            let _ = write!(self.err, "\r\x1b[K");
+            self.progress_shown = false;
+        }
+    }
+}
+
+fn wants_colour(terminal: bool) -> bool {
+    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    if is_set("NO_COLOR") {
+        return false;
+    }
+    let forced =
+        env::var_os("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0");
+    forced || terminal
+}

@@ -1,0 +1,140 @@
+//! What the commands that run or call daemons share: tokens, addresses, the line that says "ready".
+
+use std::fmt;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use roce::wire::ROCE_PORT;
+use serde::Serialize;
+
+use super::Report;
+use crate::daemon::Ready;
+use crate::engine::{HostConfig, is_specific};
+use crate::exit::CliError;
+use crate::units;
+
+/// A time as people write it.
+pub(super) fn span(text: &str) -> Result<Duration, units::UnitError> {
+    units::duration(text).map(|span| Duration::from_nanos(span.as_nanos()))
+}
+
+/// Longest token that is read from a file.
+const MAX_TOKEN_BYTES: u64 = 4096;
+
+/// Where the token comes from.
+#[derive(Debug, Args)]
+pub(super) struct TokenArgs {
+    /// Bearer token of the control plane
+    ///
+    /// Prefer the file or the variable: other users of the machine can see arguments.
+    #[arg(long, value_name = "TOKEN", env = "DQUANT_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+
+    /// File that holds the token; goes before --token and the variable
+    #[arg(long, value_name = "PATH")]
+    token_file: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    /// The token, if one was given.
+    pub(super) fn given(&self) -> Result<Option<String>, CliError> {
+        let Some(path) = &self.token_file else {
+            return Ok(self.token.clone());
+        };
+        let failed = |error| CliError::usage(format!("token file {}: {error}", path.display()));
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map_err(failed)?;
+        Ok(Some(text.trim().to_owned()))
+    }
+
+    /// The token; a daemon does not start without one.
+    pub(super) fn required(&self) -> Result<String, CliError> {
+        match self.given()? {
+            Some(token) if token.len() >= 8 && token.is_ascii() => Ok(token),
+            Some(_) => Err(CliError::usage("the token is shorter than 8 characters or not ASCII")
+                .hint(
+                    "make one with `openssl rand -hex 16` or `head -c 16 /dev/urandom | xxd -p`",
+                )),
+            None => Err(CliError::usage("no token given").hint(
+                "set DQUANT_TOKEN or --token-file: whoever has the token may read what is exported",
+            )),
+        }
+    }
+}
+
+/// The RoCE endpoint of a daemon.
+#[derive(Debug, Args)]
+pub(super) struct WireArgs {
+    /// Address of the RoCE endpoint [default: the control address, port 4791]
+    #[arg(long, value_name = "ADDR")]
+    roce: Option<SocketAddr>,
+
+    /// Drop this share of received packets, for tests: 1%, 0.1%
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
+    loss: u32,
+
+    /// Seed of keys, queue pair numbers and losses [default: from the process and the time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl WireArgs {
+    pub(super) fn host(&self, control: IpAddr, memory: u64) -> Result<HostConfig, CliError> {
+        let roce = self.roce.unwrap_or(SocketAddr::new(control, ROCE_PORT));
+        if !is_specific(roce.ip()) {
+            return Err(CliError::usage(format!("{roce} is not the address of one interface"))
+                .hint(
+                    "name the interface's own address with --roce: the packet checksum covers it",
+                ));
+        }
+        let seed = self.seed.unwrap_or_else(fresh_seed);
+        Ok(HostConfig { roce, memory, loss_ppm: self.loss, seed })
+    }
+}
+
+/// Asks the kernel to end this process when the one that started it ends.
+pub(super) fn die_with_parent() -> Result<(), CliError> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .map_err(|error| CliError::usage(format!("cannot follow the starting process: {error}")))
+}
+
+/// A seed that differs between processes and starts, so that keys and numbers of an earlier life of a
+/// daemon mean nothing to the next. Not a secret: guessing keys is not what they protect against.
+pub(crate) fn fresh_seed() -> u64 {
+    let now = nic::clock::now().as_nanos();
+    now.rotate_left(20) ^ u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Says that a daemon serves.
+#[derive(Debug, Serialize)]
+pub(super) struct ReadyReport {
+    event: &'static str,
+    #[serde(flatten)]
+    ready: Ready,
+}
+
+pub(super) fn ready_report(ready: &Ready) -> ReadyReport {
+    ReadyReport { event: "ready", ready: ready.clone() }
+}
+
+impl Report for ReadyReport {
+    const SCHEMA: &'static str = "dquant.ready/1";
+}
+
+impl fmt::Display for ReadyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ready { role, control, roce, socket, notes, .. } = &self.ready;
+        write!(f, "{role} ready: control {control}, RoCE {roce}")?;
+        if let Some(socket) = socket {
+            write!(f, ", socket {}", socket.display())?;
+        }
+        for note in notes {
+            write!(f, "\n  {note}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! `dquant dpu`: a software DPU.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Console;
+use super::daemons::{TokenArgs, WireArgs, die_with_parent, ready_report, span};
+use crate::client::default_socket;
+use crate::control::CONTROL_PORT;
+use crate::daemon::{self, DpuConfig};
+use crate::exit::{CliError, Exit};
+use crate::units;
+
+/// Run a software DPU: fetch, blend and shuffle token data for the processes of this machine
+///
+/// Host processes find it by its local socket. Its memory is bounded by --memory and by the rings
+/// of its streams. Runs until SIGTERM.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant dpu --roce 10.0.0.7:4791 --token-file token
+  dquant dpu --roce 127.0.0.2:4791 --token-file token    beside a target on this machine
+  dquant dpu --socket /run/dquant/dpu.sock --roce 10.0.0.7:4791 --memory 256MiB
+  dquant dpu --control 127.0.0.1:0 --json                any free port for the control plane"
+)]
+pub(super) struct DpuCommand {
+    /// Local socket [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
+    socket: Option<PathBuf>,
+
+    /// Address of the control plane
+    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), CONTROL_PORT + 2))]
+    control: SocketAddr,
+
+    /// Registered memory for blocks on their way
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = units::size_bytes)]
+    memory: u64,
+
+    /// Memory for the rings of all streams together
+    #[arg(long, value_name = "SIZE", default_value = "96MiB", value_parser = units::size_bytes)]
+    rings: u64,
+
+    /// How long a lost target may stay away before its streams fail
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
+    reconnect: Duration,
+
+    #[command(flatten)]
+    wire: WireArgs,
+
+    #[command(flatten)]
+    token: TokenArgs,
+
+    /// End when the starting process ends
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
+}
+
+impl DpuCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.die_with_parent {
+            die_with_parent()?;
+        }
+        let token = self.token.required()?;
+        let config = DpuConfig {
+            socket: self.socket.unwrap_or_else(default_socket),
+            host: self.wire.host(self.control.ip(), self.memory)?,
+            control: self.control,
+            token,
+            reconnect: self.reconnect,
+            rings: self.rings,
+        };
+        daemon::run_dpu(config, |ready| console.report(&ready_report(ready)))?;
+        Ok(Exit::Good)
+    }
+}

@@ -1,0 +1,129 @@
+//! The command line: one verb per file, and what all verbs share.
+//!
+//! A command is a type of arguments with a `run` that writes through a [`Console`] and ends with an [`Exit`] or a
+//! [`CliError`]. Adding one takes a file here, a line in [`Command`] and a line in its `run`. What a command *does*
+//! belongs into the library behind it; here is only what a person types and reads.
+//!
+//! Everywhere: results on stdout and narration on stderr, `--json` for one object per line, exit codes from
+//! [`crate::exit`], help that ends with examples, and silence when the reader of a pipe goes away.
+
+mod capture;
+mod cat;
+mod console;
+mod daemons;
+mod demo;
+mod dpu;
+mod inspect;
+mod serve;
+mod status;
+mod stream_args;
+mod tokenize;
+mod trainer;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub use console::{Console, Report};
+pub(crate) use daemons::fresh_seed;
+
+use crate::exit::{CliError, Exit};
+
+/// Streams, blends and narrows training data over RoCE into host memory.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dquant",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
+Exit codes: 0 good, 1 ran but a check failed, 2 usage or environment, 3 peer unreachable.
+
+Examples:
+  dquant demo
+  dquant serve --root /data/tokens --token-file token
+  dquant dpu --roce 127.0.0.2:4791 --token-file token
+  dquant cat dq://127.0.0.1/web.bin --batches 100 -o web.u16
+  dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
+  dquant inspect corpus.bin --dtype u32
+  dquant capture check run.pcap
+  dquant COMMAND --help    options and examples of one command"
+)]
+struct Cli {
+    /// Print results as JSON, one object per line.
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Serve(serve::Serve),
+    Dpu(dpu::DpuCommand),
+    Cat(cat::Cat),
+    Status(status::StatusCommand),
+    Tokenize(tokenize::Tokenize),
+    Inspect(inspect::Inspect),
+    Capture(capture::Capture),
+    #[command(hide = true)]
+    Trainer(trainer::Trainer),
+}
+
+impl Command {
+    fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        match self {
+            Command::Demo(command) => command.run(console),
+            Command::Serve(command) => command.run(console),
+            Command::Dpu(command) => command.run(console),
+            Command::Cat(command) => command.run(console),
+            Command::Status(command) => command.run(console),
+            Command::Tokenize(command) => command.run(console),
+            Command::Inspect(command) => command.run(console),
+            Command::Capture(command) => command.run(console),
+            Command::Trainer(command) => command.run(console),
+        }
+    }
+}
+
+/// Runs the program with these arguments, the program's own name first.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let exit = match Cli::try_parse_from(args) {
+        Ok(cli) => execute(cli),
+        Err(error) => explain(&error),
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn execute(cli: Cli) -> Exit {
+    let mut console = Console::new(cli.json);
+    let result = cli.command.run(&mut console).and_then(|exit| console.finish().map(|()| exit));
+    match result {
+        Ok(exit) => exit,
+        Err(error) => {
+            console.error(&error);
+            error.exit()
+        }
+    }
+}
+
+/// Prints what clap has to say: help and version are results, everything else is a usage error.
+fn explain(error: &clap::Error) -> Exit {
+    // Whoever asked for help and closed the pipe got what they wanted.
+    let _ = error.print();
+    if error.use_stderr() { Exit::Usage } else { Exit::Good }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,109 @@
+//! `dquant serve`: a storage target.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::Args;
+use nic::disk::IoChoice;
+
+use super::Console;
+use super::daemons::{TokenArgs, WireArgs, die_with_parent, ready_report};
+use crate::control::CONTROL_PORT;
+use crate::daemon::{self, ServeConfig};
+use crate::exit::{CliError, Exit};
+
+/// Run a storage target: serve the token files below some folders over RoCE
+///
+/// Nothing outside the folders is opened, whatever a name is made of. Whoever has the token may
+/// read what is inside. Runs until SIGTERM.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant serve --root /data/tokens --token-file token
+  dquant serve --root /data --control 10.0.0.5:4790 --token-file token
+  dquant serve --root . --io buffered --json     read through the page cache"
+)]
+pub(super) struct Serve {
+    /// Folder to export; may be given more than once
+    #[arg(long = "root", required = true, value_name = "DIR")]
+    roots: Vec<PathBuf>,
+
+    /// Address of the control plane
+    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), CONTROL_PORT))]
+    control: SocketAddr,
+
+    /// Registers of 1 MiB that all sessions share
+    ///
+    /// As many reads are in flight. Few registers stay in the processor's cache.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=4096))]
+    registers: u32,
+
+    /// How files are read
+    ///
+    /// Auto reads directly where the file system allows it.
+    #[arg(long, value_enum, default_value = "auto")]
+    io: Io,
+
+    #[command(flatten)]
+    wire: WireArgs,
+
+    #[command(flatten)]
+    token: TokenArgs,
+
+    /// End when the starting process ends
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
+}
+
+/// How files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Io {
+    /// Direct where the file system allows it
+    Auto,
+    /// Past the page cache, or not at all
+    Direct,
+    /// Through the page cache
+    Buffered,
+}
+
+impl Io {
+    /// The word on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Io::Auto => "auto",
+            Io::Direct => "direct",
+            Io::Buffered => "buffered",
+        }
+    }
+}
+
+impl From<Io> for IoChoice {
+    fn from(io: Io) -> IoChoice {
+        match io {
+            Io::Auto => IoChoice::Auto,
+            Io::Direct => IoChoice::Direct,
+            Io::Buffered => IoChoice::Buffered,
+        }
+    }
+}
+
+impl Serve {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.die_with_parent {
+            die_with_parent()?;
+        }
+        let token = self.token.required()?;
+        let config = ServeConfig {
+            roots: self.roots,
+            host: self.wire.host(self.control.ip(), 0)?,
+            control: self.control,
+            registers: self.registers,
+            io: self.io.into(),
+            token,
+        };
+        daemon::serve(config, |ready| console.report(&ready_report(ready)))?;
+        Ok(Exit::Good)
+    }
+}

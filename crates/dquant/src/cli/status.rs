@@ -1,0 +1,100 @@
+//! `dquant status`: what a daemon is doing and what it counted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::daemons::TokenArgs;
+use super::{Console, Report};
+use crate::control::CONTROL_PORT;
+use crate::control::proto::StatusReply;
+use crate::control::status::daemon_status;
+use crate::exit::{CliError, Exit};
+use crate::units::{Bytes, Count};
+
+/// Say what a storage target or a DPU is doing, and everything it counted.
+///
+/// Counters that stand at zero are left out for people; --json has them all.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dquant status --token-file token
+  dquant status --control 10.0.0.5:4790
+  dquant status --control 127.0.0.1:4792 --json | jq '.counters[\"dpu.memory_free_bytes\"]'")]
+pub(super) struct StatusCommand {
+    /// Control address of the daemon
+    #[arg(long, value_name = "HOST[:PORT]", default_value_t = format!("127.0.0.1:{CONTROL_PORT}"))]
+    control: String,
+
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+/// The daemon's answer.
+#[derive(Debug, Serialize)]
+struct DaemonStatus {
+    role: String,
+    version: String,
+    control: String,
+    roce: String,
+    sessions: u32,
+    cpu_user_ns: u64,
+    cpu_system_ns: u64,
+    resident_bytes: u64,
+    counters: BTreeMap<String, u64>,
+    notes: Vec<String>,
+}
+
+impl DaemonStatus {
+    fn new(control: String, reply: StatusReply) -> DaemonStatus {
+        DaemonStatus {
+            role: reply.role,
+            version: reply.version,
+            control,
+            roce: reply.roce_address,
+            sessions: reply.sessions,
+            cpu_user_ns: reply.cpu_user_ns,
+            cpu_system_ns: reply.cpu_system_ns,
+            resident_bytes: reply.resident_bytes,
+            counters: reply.counters.into_iter().collect(),
+            notes: reply.notes,
+        }
+    }
+}
+
+impl Report for DaemonStatus {
+    const SCHEMA: &'static str = "dquant.status/1";
+}
+
+impl fmt::Display for DaemonStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DaemonStatus { role, version, control, roce, sessions, .. } = self;
+        writeln!(f, "{role} {version}: control {control}, RoCE {roce}, {sessions} open")?;
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let (user, system) = (seconds(self.cpu_user_ns), seconds(self.cpu_system_ns));
+        writeln!(f, "  CPU          {user:.2} s user, {system:.2} s system")?;
+        write!(f, "  resident     {}", Bytes(self.resident_bytes))?;
+        for note in &self.notes {
+            write!(f, "\n  {note}")?;
+        }
+        for (name, value) in self.counters.iter().filter(|(_, value)| **value > 0) {
+            write!(f, "\n  {name:<36} {:>20}", Count(*value))?;
+        }
+        Ok(())
+    }
+}
+
+impl StatusCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let token = self.token.given()?.unwrap_or_default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))?;
+        let reply = runtime.block_on(daemon_status(&self.control, &token))?;
+        console.report(&DaemonStatus::new(self.control, reply))?;
+        Ok(Exit::Good)
+    }
+}

@@ -1,0 +1,90 @@
+//! Options of the commands that open a stream.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+
+use super::daemons::{TokenArgs, span};
+use crate::client::Options;
+use crate::exit::CliError;
+use crate::units;
+
+/// How to open a stream.
+#[derive(Debug, Args)]
+pub(super) struct StreamArgs {
+    /// Whether the DPU does the work, or this process
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub(super) offload: bool,
+
+    /// Local socket of the DPU [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
+    dpu: Option<PathBuf>,
+
+    /// Token type of flat files, which do not say it themselves
+    #[arg(long, value_name = "TYPE", default_value = "u32")]
+    dtype: String,
+
+    /// Seed that the word `seed` in the plan stands for
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// First batch to deliver: resume at any number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first_batch: u64,
+
+    /// Batches to deliver; without it the stream has no end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    batches: Option<u64>,
+
+    /// Slots of the ring between DPU and this process
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    slots: u32,
+
+    /// Size of a slot; it must hold a batch
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = units::size_bytes)]
+    slot_size: u64,
+
+    /// Without offload: address of this process's RoCE endpoint
+    #[arg(long, value_name = "ADDR")]
+    roce: Option<SocketAddr>,
+
+    /// Without offload: registered memory
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = units::size_bytes)]
+    memory: u64,
+
+    /// Without offload: drop this share of received packets, for tests
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
+    loss: u32,
+
+    /// Without offload: how long a lost target may stay away
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
+    reconnect: Duration,
+
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+impl StreamArgs {
+    pub(super) fn options(&self) -> Result<Options, CliError> {
+        let slot_bytes = u32::try_from(self.slot_size).map_err(|_| {
+            CliError::usage("a slot is larger than 4 GiB").hint("use --slot-size 1MiB")
+        })?;
+        let defaults = Options::from_env();
+        Ok(Options {
+            dpu: self.dpu.clone().unwrap_or(defaults.dpu),
+            token: self.token.given()?.unwrap_or(defaults.token),
+            dtype: self.dtype.clone(),
+            seed: self.seed,
+            first_batch: self.first_batch,
+            batches: self.batches,
+            slots: self.slots,
+            slot_bytes,
+            roce: self.roce,
+            memory: self.memory,
+            loss_ppm: self.loss,
+            reconnect: self.reconnect,
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! Bearer tokens: who may call a daemon.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::{Request, Status};
+
+/// Calls refused for a missing or wrong token, by this process.
+static REFUSED: LazyLock<AtomicU64> = LazyLock::new(AtomicU64::default);
+
+/// Calls refused so far for a missing or wrong token.
+pub fn refused_calls() -> u64 {
+    REFUSED.load(Ordering::Relaxed)
+}
+
+/// Checks the token of every call to a daemon.
+#[derive(Clone)]
+pub struct CheckToken {
+    expected: Arc<str>,
+}
+
+impl CheckToken {
+    /// Lets in who brings `token`.
+    pub fn new(token: &str) -> CheckToken {
+        CheckToken { expected: format!("Bearer {token}").into() }
+    }
+}
+
+impl Interceptor for CheckToken {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        let given = request.metadata().get("authorization").map(MetadataValue::as_bytes);
+        if given.is_some_and(|given| same(given, self.expected.as_bytes())) {
+            return Ok(request);
+        }
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+        Err(Status::unauthenticated(match given {
+            Some(_) => "the token is not the one this daemon was started with",
+            None => "the call carries no token",
+        }))
+    }
+}
+
+/// Compares without telling by its duration where the two differ.
+fn same(given: &[u8], expected: &[u8]) -> bool {
+    let differing = given.iter().zip(expected).fold(0, |bits, (a, b)| bits | (a ^ b));
+    given.len() == expected.len() && std::hint::black_box(differing) == 0
+}
+
+/// Adds a token to every call.
+#[derive(Clone)]
+pub struct AddToken(Option<MetadataValue<Ascii>>);
+
+impl AddToken {
+    /// Calls with `token`; one that cannot stand in a header is left out and so refused by the daemon,
+    /// and so is an empty one.
+    pub fn new(token: &str) -> AddToken {
+        let value = format!("Bearer {token}").parse().ok();
+        AddToken(value.filter(|_| !token.is_empty()))
+    }
+}
+
+impl Interceptor for AddToken {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(token: &str) -> Request<()> {
+        AddToken::new(token).call(Request::new(())).expect("adding never refuses")
+    }
+
+    #[test]
+    fn only_the_exact_token_gets_in() {
+        let mut check = CheckToken::new("secret");
+        assert!(check.call(with("secret")).is_ok());
+        let before = refused_calls();
+        for wrong in ["", "secre", "secrett", "Secret", "other"] {
+            assert!(check.call(with(wrong)).is_err(), "{wrong:?}");
+        }
+        assert!(check.call(Request::new(())).is_err());
+        assert!(refused_calls() >= before + 6);
+    }
+}

@@ -1,0 +1,115 @@
+//! A daemon as its callers see it: where it is, whether it answers, what it refuses.
+//!
+//! Every call has an end ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
+//! becomes an error of ours with the hint it sent along; silence and a closed connection are
+//! [`Exit::PeerUnreachable`](crate::exit::Exit::PeerUnreachable).
+
+use std::fmt;
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::{CALL_TIMEOUT, CONTROL_PORT};
+use crate::exit::CliError;
+
+/// How often an idle connection is looked at, so that a dead machine is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// `host[:port]` with the default port filled in.
+pub fn with_port(host: &str) -> String {
+    let bare_v6 = host.starts_with('[') && host.ends_with(']');
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{CONTROL_PORT}") }
+}
+
+/// A daemon that took our connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    role: &'static str,
+    name: String,
+    pub(super) channel: Channel,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.role, self.name)
+    }
+}
+
+impl Peer {
+    /// Connects to `host[:port]`. `role` is what errors call it, `command` what starts one.
+    pub(super) async fn connect(
+        role: &'static str,
+        host: &str,
+        command: &str,
+    ) -> Result<Peer, CliError> {
+        let name = with_port(host);
+        let endpoint = Endpoint::from_shared(format!("http://{name}"))
+            .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
+            .connect_timeout(CALL_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(CALL_TIMEOUT)
+            .keep_alive_while_idle(true);
+        let channel = endpoint.connect().await.map_err(|error| {
+            let cause = root_cause(&error);
+            CliError::peer_unreachable(format!("{role} {name}: {cause}"))
+                .hint(format!("is {command} running there? start it with --control {name}"))
+        })?;
+        Ok(Peer { role, name, channel })
+    }
+
+    /// `host:port`.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for an answer, with an end.
+    pub(super) async fn within<R>(
+        &self,
+        call: impl Future<Output = Result<R, Status>>,
+    ) -> Result<R, CliError> {
+        self.answer(call).await?.map_err(|status| self.refused(&status))
+    }
+
+    /// As [`Peer::within`], but a refusal is for the caller to judge.
+    pub(super) async fn answer<R>(
+        &self,
+        call: impl Future<Output = Result<R, Status>>,
+    ) -> Result<Result<R, Status>, CliError> {
+        let seconds = CALL_TIMEOUT.as_secs();
+        let late = |_| CliError::peer_unreachable(format!("{self} gave no answer in {seconds} s"));
+        tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(late)
+    }
+
+    /// A refusal as an error of ours. Refusals carry their hint after a line break.
+    pub(super) fn refused(&self, status: &Status) -> CliError {
+        let (message, hint) = match status.message().split_once('\n') {
+            Some((message, hint)) => (message, Some(hint)),
+            None => (status.message(), None),
+        };
+        let text = format!("{self}: {message}");
+        let error = match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled => {
+                CliError::peer_unreachable(text)
+            }
+            Code::Unauthenticated => CliError::usage(text)
+                .hint("give the daemon's token with --token, --token-file or DQUANT_TOKEN"),
+            _ => CliError::usage(text),
+        };
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}
+
+/// The innermost message of an error: what the operating system said.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,293 @@
+//! Control of a storage target: its gRPC service, and the client that readers use.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use nic::clock;
+use roce::verbs::Qpn;
+use roce::wire::Psn;
+use tokio::sync::oneshot;
+use tokio_stream::Stream;
+use tonic::codegen::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::auth::AddToken;
+use super::peer::Peer;
+use super::proto::target_client::TargetClient;
+use super::proto::target_server::Target;
+use super::proto::{
+    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
+    SessionRequest, StatusReply, StatusRequest,
+};
+use crate::catalog::{Catalog, Found};
+use crate::engine::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::engine::{Commands, EngineError, QpAddress, is_specific, mtu_towards, path_mtu};
+use crate::exit::CliError;
+use crate::status::Counters;
+
+/// The gRPC service of a storage target.
+#[derive(Clone, Debug)]
+pub struct TargetService {
+    catalog: Arc<Catalog>,
+    commands: Commands<Command>,
+    roce: SocketAddr,
+    notes: Arc<[String]>,
+}
+
+impl TargetService {
+    /// Serves what `catalog` finds, through the engine behind `commands`.
+    pub fn new(
+        catalog: Catalog,
+        commands: Commands<Command>,
+        roce: SocketAddr,
+        notes: Vec<String>,
+    ) -> TargetService {
+        TargetService { catalog: Arc::new(catalog), commands, roce, notes: notes.into() }
+    }
+
+    /// File work blocks, so it runs beside the async threads.
+    async fn find(&self, refs: Vec<DatasetRef>) -> Result<Vec<Found>, Status> {
+        let catalog = Arc::clone(&self.catalog);
+        let found = tokio::task::spawn_blocking(move || catalog.find_all(&refs)).await;
+        found.map_err(|error| Status::internal(error.to_string()))?
+    }
+
+    async fn begin(&self, first: SessionRequest) -> Result<(SessionReply, Open), Status> {
+        let reader = first.reader.ok_or_else(|| Status::invalid_argument("no queue pair given"))?;
+        let offered = reader.mtu;
+        let reader = qp_address(&reader, self.roce).map_err(Status::invalid_argument)?;
+        let ours = mtu_towards(self.roce.ip(), reader.address);
+        let mtu = path_mtu(ours, offered)
+            .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
+        let credits = first.credits.clamp(1, MAX_CREDITS);
+        let found = self.find(first.datasets).await?;
+        let datasets = found.iter().map(|found| found.info.clone()).collect();
+        let sources = found
+            .into_iter()
+            .map(|found| SessionSource { file: found.file, layout: found.layout })
+            .collect();
+        let (sender, ended) = oneshot::channel();
+        let spec = SessionSpec { sources, reader, mtu, credits, ended: sender };
+        let (ours, guard) = self.open(spec).await?;
+        let target = Some(queue_pair(&ours, mtu.bytes()));
+        let mtu = mtu.bytes();
+        Ok((SessionReply { target, credits, mtu, datasets }, Open { ended, _guard: guard }))
+    }
+
+    /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
+    /// both, and the session ends.
+    async fn open(&self, spec: SessionSpec) -> Result<(QpAddress, Guard), Status> {
+        let commands = self.commands.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let ours = commands.call(|reply| Command::Open(spec, reply));
+            ours.map(|ours| ours.map(|ours| (ours, Guard { commands, qpn: ours.qpn })))
+        });
+        opened
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map_err(|error| Status::unavailable(error.to_string()))?
+            .map_err(engine_status)
+    }
+
+    async fn call<R: Send + 'static>(
+        &self,
+        make: impl FnOnce(std::sync::mpsc::SyncSender<R>) -> Command + Send + 'static,
+    ) -> Result<R, Status> {
+        let commands = self.commands.clone();
+        let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
+        answered
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map_err(|error| Status::unavailable(error.to_string()))
+    }
+}
+
+/// An open session, as its control stream holds it.
+struct Open {
+    /// Comes when the engine has ended the session.
+    ended: oneshot::Receiver<()>,
+    _guard: Guard,
+}
+
+/// Closes the session when its control stream ends, however that happens.
+struct Guard {
+    commands: Commands<Command>,
+    qpn: Qpn,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // A stopped engine has closed every session itself.
+        let _ = self.commands.send(Command::Close(self.qpn));
+    }
+}
+
+fn engine_status(error: EngineError) -> Status {
+    match error {
+        EngineError::Limit { .. } | EngineError::Pool(_) => {
+            Status::resource_exhausted(error.to_string())
+        }
+        other => Status::internal(other.to_string()),
+    }
+}
+
+type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Target for TargetService {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
+        let found = self.find(request.into_inner().datasets).await?;
+        let datasets = found.into_iter().map(|found| found.info).collect();
+        Ok(Response::new(DescribeReply { datasets }))
+    }
+
+    type SessionStream = SessionStream;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        let mut inbound = request.into_inner();
+        let first = inbound.message().await?;
+        let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
+        let (reply, open) = self.begin(first).await?;
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            let Open { ended, _guard } = open;
+            if send.send(Ok(reply)).await.is_err() {
+                return;
+            }
+            // Only the end of the stream matters; it comes as an error when the peer was killed.
+            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
+            // A reader that waits for answers does not hear that our queue pair failed, unless the
+            // stream ends on our side.
+            tokio::select! {
+                () = closed => {}
+                _ = ended => {}
+            }
+        });
+        let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
+        Ok(Response::new(Box::pin(outbound)))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let counters = self.call(Command::Status).await?;
+        let sessions = counters.get("target.sessions") as u32;
+        Ok(Response::new(status_reply("target", self.roce, sessions, counters, &self.notes)))
+    }
+}
+
+/// Fills in what every daemon reports about its process.
+pub fn status_reply(
+    role: &str,
+    roce: SocketAddr,
+    sessions: u32,
+    mut counters: Counters,
+    notes: &[String],
+) -> StatusReply {
+    let cpu = clock::process_cpu();
+    counters.set("control.refused_tokens", super::auth::refused_calls());
+    StatusReply {
+        role: role.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        roce_address: roce.to_string(),
+        sessions,
+        cpu_user_ns: cpu.user_ns,
+        cpu_system_ns: cpu.system_ns,
+        resident_bytes: clock::resident_bytes().unwrap_or(0),
+        counters: counters.0,
+        notes: notes.to_vec(),
+    }
+}
+
+/// A queue pair as a message.
+pub fn queue_pair(ours: &QpAddress, mtu: u32) -> QueuePair {
+    QueuePair { address: ours.address.to_string(), qpn: ours.qpn.get(), psn: ours.psn.get(), mtu }
+}
+
+/// A queue pair from a message, checked: numbers in range, and an address that our endpoint at `ours`
+/// can send to.
+pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, String> {
+    let address: SocketAddr = message
+        .address
+        .parse()
+        .map_err(|_| format!("{:?} is not an IP address and port", message.address))?;
+    if !is_specific(address.ip()) || address.is_ipv4() != ours.is_ipv4() {
+        return Err(format!("an endpoint at {ours} has no way to one at {address}"));
+    }
+    if message.qpn < 2 || message.qpn > 0x00ff_ffff || message.psn > 0x00ff_ffff {
+        return Err(format!("queue pair {} / PSN {} out of range", message.qpn, message.psn));
+    }
+    Ok(QpAddress { address, qpn: Qpn::new(message.qpn), psn: Psn::new(message.psn) })
+}
+
+/// A session held open at a target: it ends when this is dropped.
+#[derive(Debug)]
+pub struct Session {
+    /// What the target agreed to.
+    pub reply: SessionReply,
+    /// Nothing more is ever sent, but dropping it ends the session.
+    _requests: tokio::sync::mpsc::Sender<SessionRequest>,
+    replies: Streaming<SessionReply>,
+}
+
+impl Session {
+    /// Returns when the target ends the session or cannot be reached any more.
+    pub async fn ended(&mut self) {
+        while let Ok(Some(_)) = self.replies.message().await {}
+    }
+}
+
+/// A client of one target's control plane.
+#[derive(Clone, Debug)]
+pub struct TargetControl {
+    peer: Peer,
+    client: TargetClient<InterceptedService<Channel, AddToken>>,
+}
+
+impl TargetControl {
+    /// Connects to the target at `host[:port]`.
+    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, CliError> {
+        let peer = Peer::connect("target", host, "`dquant serve`").await?;
+        let client = TargetClient::with_interceptor(peer.channel.clone(), AddToken::new(token));
+        Ok(TargetControl { peer, client })
+    }
+
+    /// `host:port`, for messages.
+    pub fn name(&self) -> &str {
+        self.peer.name()
+    }
+
+    /// What the datasets are.
+    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, CliError> {
+        let mut client = self.client.clone();
+        let call = client.describe(DescribeRequest { datasets });
+        let reply = self.peer.within(call).await?;
+        Ok(reply.into_inner().datasets)
+    }
+
+    /// Begins a session.
+    pub async fn session(&self, request: SessionRequest) -> Result<Session, CliError> {
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        // The channel is empty, so there is room for the first message.
+        let _ = send.try_send(request);
+        let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
+        let mut client = self.client.clone();
+        let mut replies = self.peer.within(client.session(outbound)).await?.into_inner();
+        let first = self.peer.within(replies.message()).await?;
+        let reply = first.ok_or_else(|| {
+            CliError::peer_unreachable(format!("{} ended the session", self.peer))
+        })?;
+        Ok(Session { reply, _requests: send, replies })
+    }
+
+    /// The target's counters.
+    pub async fn status(&self) -> Result<StatusReply, CliError> {
+        let mut client = self.client.clone();
+        Ok(self.peer.within(client.status(StatusRequest {})).await?.into_inner())
+    }
+}

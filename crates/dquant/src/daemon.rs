@@ -1,0 +1,303 @@
+//! The two daemons: storage target and DPU. Each starts its engine, its control plane, says once what it
+//! is and where, and runs until SIGTERM or SIGINT.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nic::attach::Listener;
+use nic::disk::IoChoice;
+use nic::root::Root;
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use crate::budget::RingBudget;
+use crate::catalog::Catalog;
+use crate::control::auth::CheckToken;
+use crate::control::peer::root_cause;
+use crate::control::proto::dpu_server::{Dpu, DpuServer};
+use crate::control::proto::target_server::TargetServer;
+use crate::control::proto::{StatusReply, StatusRequest};
+use crate::control::target::{TargetService, status_reply};
+use crate::engine::dpu::{self, DpuEngine};
+use crate::engine::target::{self, TargetEngine};
+use crate::engine::{Commands, HostConfig};
+use crate::exit::CliError;
+use crate::stream::{DpuContext, engine_error, refuse_client, serve_client};
+
+/// How often the DPU's accept loop looks whether it is to end.
+const ACCEPT_LOOK: Duration = Duration::from_millis(200);
+
+/// How often a daemon looks whether its engine lives.
+const ENGINE_LOOK: Duration = Duration::from_millis(500);
+
+/// How long a shutdown waits for control calls under way.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// Clients whose requests are being served at once; streams have a limit of their own.
+const MAX_CLIENTS: usize = 64;
+
+/// How to run a storage target.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Folders to export.
+    pub roots: Vec<PathBuf>,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Engine settings; registers come on top of its memory.
+    pub host: HostConfig,
+    /// Registers of 1 MiB.
+    pub registers: u32,
+    /// Direct or buffered reads.
+    pub io: IoChoice,
+    /// Token that callers must bring.
+    pub token: String,
+}
+
+/// How to run a DPU.
+#[derive(Clone, Debug)]
+pub struct DpuConfig {
+    /// Local socket for host processes.
+    pub socket: PathBuf,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Engine settings.
+    pub host: HostConfig,
+    /// Token that callers of the control plane must bring.
+    pub token: String,
+    /// How long a lost target may stay away.
+    pub reconnect: Duration,
+    /// Bytes for the rings of all streams.
+    pub rings: u64,
+}
+
+/// Printed once a daemon serves.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ready {
+    /// "target" or "dpu".
+    pub role: &'static str,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Address of the RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Local socket, for a DPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Process number.
+    pub pid: u32,
+    /// Paths chosen, and why.
+    pub notes: Vec<String>,
+}
+
+fn runtime() -> Result<Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))
+}
+
+async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), CliError> {
+    let bound = async {
+        let listener = TcpListener::bind(control).await?;
+        let address = listener.local_addr()?;
+        Ok::<_, std::io::Error>((listener, address))
+    };
+    bound.await.map_err(|error| {
+        CliError::usage(format!("cannot listen on {control}: {error}"))
+            .hint("choose another address or port with --control")
+    })
+}
+
+/// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
+/// daemon says that it is ready.
+struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignals {
+    fn listen() -> Result<EndSignals, CliError> {
+        let listen = |kind| signal(kind).map_err(CliError::usage);
+        let (terminate, interrupt) =
+            (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        Ok(EndSignals { terminate, interrupt })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
+/// that can only say so is better started anew by whoever watches over it.
+async fn engine_died(has_stopped: impl Fn() -> bool) -> CliError {
+    while !has_stopped() {
+        tokio::time::sleep(ENGINE_LOOK).await;
+    }
+    CliError::usage("the engine stopped unexpectedly")
+        .hint("what it printed before this line belongs into a bug report")
+}
+
+/// Runs a storage target until it is asked to end. `ready` hears where it serves.
+pub fn serve(
+    config: ServeConfig,
+    ready: impl FnOnce(&Ready) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let open = |dir: &PathBuf| {
+        Root::new(dir).map_err(|error| {
+            CliError::usage(format!("root {}: {error}", dir.display()))
+                .hint("--root takes a folder that exists")
+        })
+    };
+    let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
+    let runtime = runtime()?;
+    let served = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let (listener, control) = listen(config.control).await?;
+        let (roce, notes) = (engine.roce, engine.notes.clone());
+        let pid = std::process::id();
+        ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
+        let catalog = Catalog::new(roots, config.io);
+        let service = TargetService::new(catalog, engine.commands.clone(), roce, notes);
+        let check = CheckToken::new(&config.token);
+        let service = InterceptedService::new(TargetServer::new(service), check);
+        let server = Server::builder()
+            .http2_keepalive_interval(Some(Duration::from_secs(2)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+            .add_service(service)
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        tokio::select! {
+            ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
+            () = signals.received() => Ok(()),
+            error = engine_died(|| engine.thread.is_finished()) => Err(error),
+        }
+    });
+    runtime.shutdown_timeout(SHUTDOWN);
+    let _ = engine.commands.send(target::Command::Stop);
+    let _ = engine.thread.join();
+    served
+}
+
+/// The gRPC service of a DPU.
+#[derive(Debug)]
+struct DpuService {
+    commands: Commands<dpu::Command>,
+    roce: SocketAddr,
+    notes: Vec<String>,
+}
+
+#[tonic::async_trait]
+impl Dpu for DpuService {
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let commands = self.commands.clone();
+        let counters =
+            tokio::task::spawn_blocking(move || commands.call(dpu::Command::Status)).await;
+        let counters = counters
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let streams = counters.get("dpu.streams") as u32;
+        Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
+    }
+}
+
+/// Runs a DPU until it is asked to end. `ready` hears where it serves.
+pub fn run_dpu(
+    config: DpuConfig,
+    ready: impl FnOnce(&Ready) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let listener = Listener::bind(&config.socket).map_err(|error| {
+        CliError::usage(format!("socket {}: {error}", config.socket.display()))
+            .hint("another DPU may serve there; choose another --socket")
+    })?;
+    let engine = DpuEngine::start(config.host).map_err(engine_error)?;
+    let runtime = runtime()?;
+    let context = DpuContext {
+        commands: engine.commands.clone(),
+        roce: engine.roce,
+        runtime: runtime.handle().clone(),
+        reconnect: config.reconnect,
+        offload: true,
+        rings: RingBudget::new(config.rings),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
+    let served = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let (listener, control) = listen(config.control).await?;
+        let (roce, notes) = (engine.roce, engine.notes.clone());
+        let socket = Some(config.socket.clone());
+        let pid = std::process::id();
+        ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
+        let service = DpuService { commands: engine.commands.clone(), roce, notes };
+        let check = CheckToken::new(&config.token);
+        let service = InterceptedService::new(DpuServer::new(service), check);
+        let server = Server::builder()
+            .add_service(service)
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        tokio::select! {
+            ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
+            () = signals.received() => Ok(()),
+            error = engine_died(|| engine.has_stopped()) => Err(error),
+        }
+    });
+    stop.store(true, Ordering::Relaxed);
+    // Ends the listener's thread and removes the socket file.
+    let _ = accepting.join();
+    drop(engine);
+    runtime.shutdown_timeout(SHUTDOWN);
+    served
+}
+
+/// Accepts host processes, a thread for each.
+fn accept_clients(
+    listener: Listener,
+    context: DpuContext,
+    stop: Arc<AtomicBool>,
+) -> Result<JoinHandle<()>, CliError> {
+    let clients = Arc::new(AtomicUsize::new(0));
+    let accept = move || {
+        while !stop.load(Ordering::Relaxed) {
+            let connection = match listener.accept(ACCEPT_LOOK) {
+                Ok(Some(connection)) => connection,
+                Ok(None) => continue,
+                Err(error) => {
+                    eprintln!("dquant: a client was not accepted: {error}");
+                    // Out of descriptors, most likely: the client still waits, do not spin on it.
+                    std::thread::sleep(ACCEPT_LOOK);
+                    continue;
+                }
+            };
+            if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
+                let text = format!("the DPU serves {MAX_CLIENTS} clients already");
+                refuse_client(connection, &CliError::usage(text).hint("try again later"));
+                continue;
+            }
+            let (context, clients) = (context.clone(), Arc::clone(&clients));
+            clients.fetch_add(1, Ordering::Relaxed);
+            let client = std::thread::Builder::new().name("dquant-client".into());
+            let counted = Arc::clone(&clients);
+            let started = client.spawn(move || {
+                serve_client(&context, connection);
+                clients.fetch_sub(1, Ordering::Relaxed);
+            });
+            if started.is_err() {
+                counted.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(CliError::usage)
+}

@@ -1,0 +1,152 @@
+//! Token files for the demo: made here, or the user's own.
+//!
+//! The made ones look like language to a storage system: ids drawn by a power law over a vocabulary of
+//! 50,257, in documents closed by an end-of-text token. They are read twice before the run, because
+//! memory that was not used for a while is slow on first touch on many virtual machines, and the run is
+//! to measure Dquant, not the hypervisor.
+
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use xio::dataset::{Dtype, TokenFile};
+
+use super::children::Workspace;
+use super::{Config, Watch};
+use crate::exit::CliError;
+use crate::inspect::TokenSource;
+
+/// Names and weights of the corpora that are made.
+const MADE: [(&str, &str); 3] = [("web", "0.5"), ("code", "0.3"), ("books", "0.2")];
+
+/// Tokens of a made corpus: 96 MiB of u32, so that three of them do not fit a processor's cache.
+const MADE_TOKENS: u64 = 24 << 20;
+
+/// Vocabulary of the made corpora, as r50k_base.
+const VOCABULARY: u32 = 50_257;
+
+/// A token file of the blend.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    /// Its name below the target's root.
+    pub name: String,
+    /// Its weight, as written.
+    pub weight: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is in it.
+    pub file: TokenFile,
+}
+
+/// Makes or finds the corpora.
+pub fn prepare(
+    config: &Config,
+    workspace: &Workspace,
+    watch: &mut dyn Watch,
+) -> Result<Vec<Corpus>, CliError> {
+    let corpora = match config.data.is_empty() {
+        true => make_all(config, workspace, watch)?,
+        false => config.data.iter().map(|given| take(config, given)).collect::<Result<_, _>>()?,
+    };
+    for corpus in &corpora {
+        heat(&corpus.path)?;
+    }
+    Ok(corpora)
+}
+
+fn make_all(
+    config: &Config,
+    workspace: &Workspace,
+    watch: &mut dyn Watch,
+) -> Result<Vec<Corpus>, CliError> {
+    let count = config.corpora.clamp(1, MADE.len());
+    watch.note(&format!("making {count} corpora of {} million tokens", MADE_TOKENS / 1_000_000));
+    let mut corpora = Vec::with_capacity(count);
+    for (index, (name, weight)) in (0..).zip(&MADE[..count]) {
+        let path = workspace.path().join(format!("{name}.bin"));
+        make(&path, config.seed ^ (index << 32))
+            .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+        corpora.push(describe(config, &path, (*name).to_owned(), (*weight).to_owned())?);
+    }
+    Ok(corpora)
+}
+
+fn take(config: &Config, (path, weight): &(PathBuf, String)) -> Result<Corpus, CliError> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| CliError::usage(format!("{}: no file name", path.display())))?;
+    describe(config, path, name.to_owned(), weight.clone())
+}
+
+fn describe(
+    config: &Config,
+    path: &Path,
+    name: String,
+    weight: String,
+) -> Result<Corpus, CliError> {
+    let dtype = Dtype::from_name(&config.dtype).ok_or_else(|| {
+        CliError::usage(format!("token type {:?} is unknown", config.dtype)).hint("try u32")
+    })?;
+    let path = path
+        .canonicalize()
+        .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+    let file = layout_of(&path, dtype)?;
+    Ok(Corpus { name, weight, file, path })
+}
+
+/// What is in a token file; `flat` is the type of tokens when the file does not say it.
+pub(super) fn layout_of(path: &Path, flat: Dtype) -> Result<TokenFile, CliError> {
+    let says_itself = path.extension().is_some_and(|ending| ending == "npy")
+        || path.with_extension("idx").exists();
+    let source = TokenSource::open(path, (!says_itself).then_some(flat));
+    source.map(|source| source.description).map_err(CliError::usage)
+}
+
+/// Writes a corpus.
+fn make(path: &Path, seed: u64) -> std::io::Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    let mut random = Random(seed ^ 0x5851_f42d_4c95_7f2d);
+    let mut left_in_document = 0u32;
+    for _ in 0..MADE_TOKENS {
+        let token = if left_in_document == 0 {
+            left_in_document = 64 + (random.next() % 2_000) as u32;
+            VOCABULARY - 1
+        } else {
+            left_in_document -= 1;
+            power_law(random.next())
+        };
+        out.write_all(&token.to_le_bytes())?;
+    }
+    out.into_inner()?.sync_data()
+}
+
+/// Small ids often, large ids seldom: the fourth power of a uniform number.
+fn power_law(draw: u64) -> u32 {
+    let uniform = draw >> 32;
+    let square = (uniform * uniform) >> 32;
+    let fourth = (square * square) >> 32;
+    ((fourth * u64::from(VOCABULARY - 1)) >> 32) as u32
+}
+
+/// SplitMix64: enough for data that only has to look like data.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Reads the file twice.
+fn heat(path: &Path) -> Result<(), CliError> {
+    let failed = |error| CliError::usage(format!("{}: {error}", path.display()));
+    let mut buffer = vec![0; 1 << 20];
+    for _ in 0..2 {
+        let mut file = File::open(path).map_err(failed)?;
+        while file.read(&mut buffer).map_err(failed)? > 0 {}
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The ring as the reader's sink: copies into slots, doorbells, and the text of errors.
+
+use std::os::fd::BorrowedFd;
+
+use nic::ring::{Producer, SlotIndex, SlotMeta as RingMeta};
+use xio::reader::{Sink, SlotMeta, StreamError};
+
+/// Error codes in the ring, stable because clients of another version may read them.
+pub(crate) mod codes {
+    /// A token does not fit the type to deliver.
+    pub(crate) const DATA: u32 = 1;
+    /// The target cannot deliver the file any more.
+    pub(crate) const STORAGE: u32 = 2;
+    /// A target could not be reached any more.
+    pub(crate) const PEER: u32 = 3;
+}
+
+/// A stream's ring.
+#[derive(Debug)]
+pub(crate) struct RingSink {
+    producer: Producer,
+    names: Vec<String>,
+    targets: Vec<String>,
+    /// Why a target could not be reached again.
+    loss: String,
+    doorbell_slots: u32,
+    taken: Option<SlotIndex>,
+    waits_for_credit: bool,
+    armed: bool,
+}
+
+impl RingSink {
+    pub(crate) fn new(
+        producer: Producer,
+        names: Vec<String>,
+        targets: Vec<String>,
+        doorbell_slots: u32,
+    ) -> RingSink {
+        RingSink {
+            producer,
+            names,
+            targets,
+            loss: String::new(),
+            doorbell_slots,
+            taken: None,
+            waits_for_credit: false,
+            armed: false,
+        }
+    }
+
+    /// Readies the ring for our sleep; `false` if a credit came meanwhile and there is work to do.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.producer.doorbell_now();
+        if !self.waits_for_credit {
+            return true;
+        }
+        self.armed = self.producer.arm_credit_wakeup();
+        self.armed
+    }
+
+    /// To watch while asleep, if the stream waits for the host.
+    pub(crate) fn credit_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.armed.then(|| self.producer.credit_fd())
+    }
+
+    pub(crate) fn after_sleep(&mut self) {
+        if self.armed {
+            self.producer.disarm_credit_wakeup();
+            self.armed = false;
+        }
+    }
+
+    /// Notes why a target is given up, for the error that follows.
+    pub(crate) fn set_loss(&mut self, why: String) {
+        self.loss = why;
+    }
+
+    fn name(&self, dataset: u32) -> &str {
+        self.names.get(dataset as usize).map_or("?", String::as_str)
+    }
+
+    /// The error in words that name the file.
+    fn describe(&self, error: &StreamError) -> String {
+        match *error {
+            StreamError::Overflow { dataset, token, byte, value } => {
+                let name = self.name(dataset);
+                format!(
+                    "{name}: token {token} (byte {byte}) is {value}: it does not fit the type to deliver"
+                )
+            }
+            StreamError::Truncated { dataset, at_byte } => {
+                let name = self.name(dataset);
+                format!(
+                    "{name}: the file now ends at byte {at_byte}: it was cut short while it was read"
+                )
+            }
+            StreamError::Storage { dataset, errno } => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                format!("{}: storage error at the target: {error}", self.name(dataset))
+            }
+            StreamError::Refused { dataset, reason } => {
+                format!("{}: the target refused a request: {reason}", self.name(dataset))
+            }
+            StreamError::Damaged { dataset } => {
+                format!("{}: a block arrived damaged again and again (CRC-32C)", self.name(dataset))
+            }
+            StreamError::Lost { connection } => {
+                let target = self.targets.get(connection as usize).map_or("?", String::as_str);
+                format!("target {target} was lost and did not come back: {}", self.loss)
+            }
+        }
+    }
+}
+
+impl Sink for RingSink {
+    fn acquire(&mut self) -> Option<u32> {
+        let slot = self.producer.free_slot();
+        self.waits_for_credit = slot.is_none();
+        self.taken = slot;
+        slot.map(SlotIndex::get)
+    }
+
+    fn write(&mut self, _slot: u32, offset: u32, bytes: &[u8]) {
+        let Some(slot) = self.taken else { return };
+        let written = self.producer.write(slot, offset as usize, bytes);
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
+
+    fn publish(&mut self, _slot: u32, meta: SlotMeta) {
+        let Some(slot) = self.taken.take() else {
+            return;
+        };
+        let meta = RingMeta {
+            bytes: u64::from(meta.batches) * u64::from(meta.batch_bytes),
+            first_batch: meta.first_batch,
+            batch_count: meta.batches,
+            batch_bytes: u64::from(meta.batch_bytes),
+            crc32c: None,
+        };
+        let published = self.producer.publish(slot, meta);
+        debug_assert!(published.is_ok(), "{published:?}");
+        self.producer.doorbell_if_needed(self.doorbell_slots);
+    }
+
+    fn fail(&mut self, error: &StreamError) {
+        let code = match error {
+            StreamError::Lost { .. } => codes::PEER,
+            StreamError::Overflow { .. } => codes::DATA,
+            _ => codes::STORAGE,
+        };
+        let text = self.describe(error);
+        self.producer.fail(code, &text);
+    }
+
+    fn finish(&mut self) {
+        self.producer.finish();
+    }
+}

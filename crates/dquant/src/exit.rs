@@ -1,0 +1,139 @@
+//! How a command ends: its exit code, and what it says when it did not work.
+//!
+//! The four exit codes of the program stand here and nowhere else. An error of the command line says what failed, on
+//! which object and why; where there is a next thing to try, a `hint:` line says that. Libraries below keep their own
+//! error enums; a command turns them into a [`CliError`] where it knows what the user wanted.
+
+use std::{fmt, io};
+
+/// Exit codes of every command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything went well.
+    Good = 0,
+    /// The command ran and a check failed: bytes differ, a value does not fit, a limit was missed.
+    CheckFailed = 1,
+    /// The command line is wrong, or this machine or its files are not as needed.
+    Usage = 2,
+    /// The other side did not answer.
+    PeerUnreachable = 3,
+}
+
+/// Why a command stops early.
+#[derive(Debug)]
+pub enum CliError {
+    /// The reader of our output went away (`dquant … | head`): nothing to say, and no failure.
+    PipeClosed,
+    /// Something to tell the user.
+    Failed {
+        /// What failed, on which object, why; without a full stop.
+        message: String,
+        /// The next thing to try.
+        hint: Option<String>,
+        /// The exit code it leads to.
+        exit: Exit,
+    },
+}
+
+impl CliError {
+    /// The command line is wrong, or this machine or its files are not as needed.
+    pub fn usage(message: impl fmt::Display) -> CliError {
+        CliError::failed(Exit::Usage, message)
+    }
+
+    /// The command did its work and a check failed.
+    pub fn check_failed(message: impl fmt::Display) -> CliError {
+        CliError::failed(Exit::CheckFailed, message)
+    }
+
+    /// The other side did not answer.
+    pub fn peer_unreachable(message: impl fmt::Display) -> CliError {
+        CliError::failed(Exit::PeerUnreachable, message)
+    }
+
+    /// Errors of the libraries may carry a hint behind their message; it gets a line of its own.
+    fn failed(exit: Exit, message: impl fmt::Display) -> CliError {
+        let text = message.to_string();
+        let (message, hint) = match text.rsplit_once("; hint: ") {
+            Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
+            None => (text, None),
+        };
+        CliError::Failed { message, hint, exit }
+    }
+
+    /// Adds the next thing to try.
+    #[must_use]
+    pub fn hint(self, text: impl fmt::Display) -> CliError {
+        match self {
+            CliError::Failed { message, exit, .. } => {
+                CliError::Failed { message, hint: Some(text.to_string()), exit }
+            }
+            CliError::PipeClosed => CliError::PipeClosed,
+        }
+    }
+
+    /// Message and hint, for passing the error on to another process.
+    pub fn parts(&self) -> (String, Option<String>) {
+        match self {
+            CliError::PipeClosed => (String::from("the output was closed"), None),
+            CliError::Failed { message, hint, .. } => (message.clone(), hint.clone()),
+        }
+    }
+
+    /// The exit code it leads to.
+    pub fn exit(&self) -> Exit {
+        match self {
+            CliError::PipeClosed => Exit::Good,
+            CliError::Failed { exit, .. } => *exit,
+        }
+    }
+
+    /// A failure to write results.
+    pub fn from_output(error: &io::Error) -> CliError {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return CliError::PipeClosed;
+        }
+        CliError::usage(format_args!("cannot write to standard output: {error}"))
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (message, hint) = self.parts();
+        f.write_str(&message)?;
+        hint.map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
+    }
+}
+
+impl std::error::Error for CliError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_pipe_is_quiet_success() {
+        let error = CliError::from_output(&io::ErrorKind::BrokenPipe.into());
+        assert_eq!(error.hint("none").exit(), Exit::Good);
+    }
+
+    #[test]
+    fn a_hint_of_a_library_becomes_ours() {
+        let error = CliError::usage("no io_uring: EPERM; hint: allow it in the container");
+        let hint = Some("allow it in the container".to_owned());
+        assert_eq!(error.parts(), ("no io_uring: EPERM".to_owned(), hint));
+        let better = error.hint("run as root");
+        assert_eq!(better.parts().1.as_deref(), Some("run as root"));
+    }
+
+    #[test]
+    fn the_codes_are_the_documented_ones() {
+        let codes = [
+            CliError::check_failed("a").exit(),
+            CliError::usage("b").exit(),
+            CliError::peer_unreachable("c").hint("d").exit(),
+        ];
+        assert_eq!(codes.map(|exit| exit as u8), [1, 2, 3]);
+    }
+}

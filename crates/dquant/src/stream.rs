@@ -1,0 +1,385 @@
+//! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
+//!
+//! A client brings an [`OpenRequest`] over a local socket and gets the ring's descriptors back on the
+//! same socket; from then on the socket only says that the client is alive, and carries requests for
+//! counters. One thread serves one client. Beside it a control task holds the session with the target:
+//! when the target goes away the stream pauses, the task connects anew with growing delays, and the
+//! stream goes on where it was (C4); when the target stays away too long the stream ends with an error
+//! that names it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nic::attach::Connection;
+use nic::ring::{Producer, RingConfig, RingFds};
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::budget::{RingBudget, RingLease};
+use crate::control::proto::{
+    DatasetInfo, DatasetRef, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    open_reply,
+};
+use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
+use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamSpec};
+use crate::engine::{Commands, EngineError, LARGEST_MTU, mtu_towards, path_mtu};
+use crate::exit::{CliError, Exit};
+use crate::layout::{self, Layout};
+
+/// Largest message on the local socket, in bytes.
+pub const MAX_MESSAGE: usize = 64 << 10;
+
+/// First and longest delay between attempts to reach a lost target.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+
+/// A connection that lived so long was good, even if the host was too slow for anything to arrive.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// How long a client may take to say what it wants.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What streams of one DPU share.
+#[derive(Clone, Debug)]
+pub struct DpuContext {
+    /// The engine.
+    pub commands: Commands<Command>,
+    /// Address of our RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Where control calls run.
+    pub runtime: Handle,
+    /// How long a lost target may stay away before the stream fails.
+    pub reconnect: Duration,
+    /// Whether actions that shrink bytes run at the target.
+    pub offload: bool,
+    /// Memory for the rings of all streams.
+    pub rings: RingBudget,
+}
+
+/// Closes the stream in the engine when its client is gone.
+struct OpenStream {
+    id: StreamId,
+    commands: Commands<Command>,
+    task: Option<tokio::task::JoinHandle<()>>,
+    _ring: RingLease,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        // A stopped engine has closed it already.
+        let _ = self.commands.send(Command::Close(self.id));
+    }
+}
+
+/// Serves one client until it hangs up.
+pub fn serve_client(context: &DpuContext, mut connection: Connection) {
+    connection.set_timeout(OPEN_TIMEOUT);
+    let opened = receive_request(&connection).and_then(|request| open(context, &request));
+    match opened {
+        Ok((stream, opened, fds)) => {
+            let reply = OpenReply { result: Some(open_reply::Result::Opened(opened)) };
+            if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
+                attend(&connection, &stream);
+            }
+        }
+        Err(error) => {
+            let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
+            // A client that went away needs no answer.
+            let _ = connection.send(&reply.encode_to_vec(), &[]);
+        }
+    }
+}
+
+/// Turns a client away without waiting for what it wants.
+pub fn refuse_client(mut connection: Connection, error: &CliError) {
+    connection.set_timeout(Duration::ZERO);
+    let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
+    // A client that went away needs no answer.
+    let _ = connection.send(&reply.encode_to_vec(), &[]);
+}
+
+fn failure(error: &CliError) -> Failure {
+    let (message, hint) = error.parts();
+    Failure { message, hint: hint.unwrap_or_default(), code: error.exit() as u32 }
+}
+
+fn receive_request(connection: &Connection) -> Result<OpenRequest, CliError> {
+    let message = connection
+        .recv(MAX_MESSAGE)
+        .map_err(|error| CliError::usage(format!("cannot read the request: {error}")))?;
+    OpenRequest::decode(message.bytes.as_slice())
+        .map_err(|error| CliError::usage(format!("the request is not understood: {error}")))
+}
+
+/// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
+/// client tells it.
+fn attend(connection: &Connection, stream: &OpenStream) {
+    loop {
+        let mut fds = [PollFd::new(connection, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let polled = poll(&mut fds, Some(&timeout));
+        if connection.hung_up() {
+            return;
+        }
+        let Some(status) = stream_status(stream) else { return };
+        if polled.is_ok_and(|ready| ready > 0) {
+            let Ok(_request) = connection.recv(MAX_MESSAGE) else { return };
+            if connection.send(&status.encode_to_vec(), &[]).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What the stream did so far; `None` when the engine does not know it any more.
+fn stream_status(stream: &OpenStream) -> Option<StreamStatus> {
+    let counters = stream.commands.call(|reply| Command::Stream(stream.id, reply));
+    let counters = counters.ok().flatten()?;
+    Some(StreamStatus {
+        batches: counters.batches,
+        source_bytes: counters.source_bytes,
+        wire_bytes: counters.wire_bytes,
+        delivered_bytes: counters.delivered_bytes,
+        counters: crate::status::reader_counters(&counters)
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+    })
+}
+
+/// An engine's refusal in words for the client.
+pub fn engine_error(error: EngineError) -> CliError {
+    let usage = CliError::usage(&error);
+    match error {
+        EngineError::Limit { what: "bytes of registers", .. } => usage.hint(
+            "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
+        ),
+        EngineError::Limit { what: "streams", .. } => {
+            usage.hint("close another stream, or start a second `dquant dpu` on another socket")
+        }
+        _ => usage,
+    }
+}
+
+/// Plans the stream, starts it in the engine, and connects it to its target.
+fn open(
+    context: &DpuContext,
+    request: &OpenRequest,
+) -> Result<(OpenStream, Opened, RingFds), CliError> {
+    let control = TargetControl::connect(&request.target, &request.token);
+    let control = context.runtime.block_on(control)?;
+    let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
+    let layout = layout::plan(request, &infos, context.offload)?;
+    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
+    let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
+    let (producer, fds) = Producer::create(config)
+        .map_err(|error| CliError::usage(error).hint("choose other --slots or --slot-size"))?;
+    let (events, lost) = mpsc::channel(16);
+    let opened = Opened {
+        datasets: infos.clone(),
+        plan: layout.plan.clone(),
+        dtype: layout.delivery.dtype.to_string(),
+        batch_samples: layout.delivery.batch_samples,
+        window_tokens: layout.delivery.window_tokens,
+    };
+    let spec = spec(layout, producer, events, &control);
+    let id = context
+        .commands
+        .call(|reply| Command::Open(Box::new(spec), reply))
+        .and_then(|answer| answer)
+        .map_err(engine_error)?;
+    let mut stream = OpenStream { id, commands: context.commands.clone(), task: None, _ring: ring };
+    let mut keeper = Keeper { context: context.clone(), id, request: request.clone(), infos };
+    let session = context.runtime.block_on(keeper.connect(&control))?;
+    stream.task = Some(context.runtime.spawn(async move { keeper.keep(session, lost).await }));
+    Ok((stream, opened, fds))
+}
+
+fn spec(
+    layout: Layout,
+    producer: Producer,
+    events: mpsc::Sender<Event>,
+    control: &TargetControl,
+) -> StreamSpec {
+    StreamSpec {
+        order: layout.order,
+        sources: layout.sources,
+        names: layout.names,
+        targets: vec![control.name().to_owned()],
+        delivery: layout.delivery,
+        producer,
+        events,
+    }
+}
+
+/// How long a stream puts up with a target that is away, or that is there and delivers nothing: a
+/// connection that fails at once must not begin the time anew, or it would be tried for ever.
+struct Patience {
+    limit: Duration,
+    /// When the target was last known to be good.
+    since: Instant,
+    /// What had arrived by then.
+    arrived_bytes: u64,
+    delay: Duration,
+}
+
+impl Patience {
+    fn new(limit: Duration) -> Patience {
+        let (since, delay) = (Instant::now(), Duration::ZERO);
+        Patience { limit, since, arrived_bytes: 0, delay }
+    }
+
+    /// A connection was lost after it had `lived` for so long.
+    fn lose(&mut self, arrived_bytes: u64, lived: Duration) {
+        if arrived_bytes > self.arrived_bytes || lived >= SETTLED {
+            (self.since, self.delay) = (Instant::now(), Duration::ZERO);
+        }
+        self.arrived_bytes = arrived_bytes;
+    }
+
+    fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.limit
+    }
+
+    /// Waits before the next attempt: the first comes at once, later ones further and further apart.
+    async fn pause(&mut self) {
+        tokio::time::sleep(self.delay).await;
+        self.delay = (self.delay * 2).clamp(RETRY_FIRST, RETRY_LONGEST);
+    }
+}
+
+/// Keeps the session of a stream with its target.
+struct Keeper {
+    context: DpuContext,
+    id: StreamId,
+    request: OpenRequest,
+    infos: Vec<DatasetInfo>,
+}
+
+/// Connection 0 is the only one: a stream has one target.
+const CONNECTION: u32 = 0;
+
+impl Keeper {
+    /// Makes a queue pair, begins a session and joins the two.
+    async fn connect(&mut self, control: &TargetControl) -> Result<Session, CliError> {
+        let id = self.id;
+        let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
+        let request = SessionRequest {
+            datasets: self.request.datasets.clone(),
+            reader: Some(queue_pair(&ours, self.mtu().await)),
+            credits: crate::engine::target::MAX_CREDITS,
+        };
+        let session = control.session(request).await?;
+        self.check_unchanged(&session.reply.datasets, control.name())?;
+        let ours_at = self.context.roce;
+        let theirs = session.reply.target.as_ref().map(|pair| qp_address(pair, ours_at));
+        let theirs = theirs.unwrap_or_else(|| Err("it named no queue pair".into()));
+        let bad = |why: String| CliError::usage(format!("target {}: {why}", control.name()));
+        let theirs = theirs.map_err(bad)?;
+        let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
+            .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
+        let credits = session.reply.credits;
+        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits };
+        self.call(move |reply| Command::Connect(id, peer, reply)).await?;
+        Ok(session)
+    }
+
+    /// Payload bytes that our packets can carry towards the target's machine.
+    async fn mtu(&self) -> u32 {
+        let found = tokio::net::lookup_host(self.request.target.as_str()).await;
+        let same_version = |at: &SocketAddr| at.is_ipv4() == self.context.roce.is_ipv4();
+        let target = found.ok().and_then(|mut found| found.find(same_version));
+        target.map_or(LARGEST_MTU, |target| mtu_towards(self.context.roce.ip(), target))
+    }
+
+    /// The order of samples was made for the datasets as they were: others would give wrong batches.
+    fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), CliError> {
+        let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
+        match changed {
+            None if self.infos.len() == now.len() => Ok(()),
+            _ => {
+                let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
+                let text = format!("target {target}: {name} is no longer what it was");
+                Err(CliError::usage(text).hint("open the stream anew"))
+            }
+        }
+    }
+
+    async fn call<R: Send + 'static>(
+        &self,
+        make: impl FnOnce(std::sync::mpsc::SyncSender<Result<R, EngineError>>) -> Command
+        + Send
+        + 'static,
+    ) -> Result<R, CliError> {
+        let commands = self.context.commands.clone();
+        let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
+        answered.map_err(CliError::usage)?.and_then(|answer| answer).map_err(engine_error)
+    }
+
+    async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
+        let mut patience = Patience::new(self.context.reconnect);
+        loop {
+            let connected = Instant::now();
+            tokio::select! {
+                () = session.ended() => {
+                    // The engine answers with `Lost`, once it has taken the queue pair down.
+                    if self.context.commands.send(Command::Drop(self.id, CONNECTION)).is_err()
+                        || lost.recv().await.is_none()
+                    {
+                        return;
+                    }
+                }
+                event = lost.recv() => if event.is_none() { return },
+            }
+            drop(session);
+            patience.lose(self.arrived_bytes().await, connected.elapsed());
+            session = match self.reconnect(&mut patience).await {
+                Some(session) => session,
+                None => return,
+            };
+        }
+    }
+
+    /// Bytes of tokens that targets have sent so far.
+    async fn arrived_bytes(&self) -> u64 {
+        let (id, commands) = (self.id, self.context.commands.clone());
+        let ask = move || commands.call(|reply| Command::Stream(id, reply));
+        let counters = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
+        counters.map_or(0, |counters| counters.wire_bytes)
+    }
+
+    /// Tries until the target is back; gives the stream up when it stays away or has changed.
+    async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
+        let useless = format!("target {} takes connections, and all fail", self.request.target);
+        let mut error = CliError::peer_unreachable(useless);
+        while !patience.is_over() {
+            patience.pause().await;
+            match self.try_once().await {
+                Ok(session) => return Some(session),
+                Err(failed) => error = failed,
+            }
+            if error.exit() != Exit::PeerUnreachable {
+                break;
+            }
+        }
+        let abandon = Command::Abandon(self.id, CONNECTION, error.parts().0);
+        // A stopped engine has ended the stream already.
+        let _ = self.context.commands.send(abandon);
+        None
+    }
+
+    async fn try_once(&mut self) -> Result<Session, CliError> {
+        let control = TargetControl::connect(&self.request.target, &self.request.token).await?;
+        self.connect(&control).await
+    }
+}
+
+/// The datasets a plan names, or the one the URL names.
+pub fn dataset_refs(names: Vec<String>, dtype: &str) -> Vec<DatasetRef> {
+    names.into_iter().map(|name| DatasetRef { name, dtype: dtype.to_owned() }).collect()
+}

@@ -1,0 +1,443 @@
+//! Processes of a test: started on addresses of their own, waited for with patience and an end,
+//! killed with the test.
+//!
+//! A [`World`] is a folder, a source of loopback addresses and the token. Its daemons are children
+//! of the test, each in a process group of its own, and die with their [`Daemon`]; so does a
+//! [`Cat`]. Nothing is found by name and nothing survives a test that fails.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process_group};
+use serde_json::Value;
+
+/// No wait of any test is longer. Far above what a loaded machine needs, so that a test that runs
+/// into it has found something that hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a condition is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Everybody's token.
+pub(crate) const TOKEN: &str = "correct-horse-battery";
+
+/// A loopback address that no other test and no other run of the tests uses.
+pub(crate) fn fresh_ip() -> Ipv4Addr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count < 250, "the last byte of an address counts the addresses of a run");
+    // 127.0 and 127.1 are what people and other programs use.
+    let second = 2 + (high ^ middle) % 250;
+    Ipv4Addr::new(127, second, low, 1 + count as u8)
+}
+
+/// Waits until `look` finds something.
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(started.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Why nothing of this can run here, if so.
+fn obstacle() -> Option<&'static str> {
+    static OBSTACLE: OnceLock<Option<String>> = OnceLock::new();
+    let look = || {
+        let ip = fresh_ip();
+        let bound = std::net::UdpSocket::bind((ip, 0));
+        let loopback = bound.err().map(|error| format!("cannot bind {ip}: {error}"));
+        loopback.or_else(|| {
+            let pool = nic::pool::Pool::new(1 << 20).map_err(|error| error.to_string());
+            let disk = pool.and_then(|pool| {
+                nic::disk::UringDisk::new(&pool, 4).map_err(|error| error.to_string())
+            });
+            disk.err()
+        })
+    };
+    OBSTACLE.get_or_init(look).as_deref()
+}
+
+/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
+fn note_skip(test: &str, reason: &str) {
+    use std::io::Write;
+    eprintln!("skipped {test}: {reason}");
+    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
+        let log = File::options().create(true).append(true).open(path);
+        let noted = log.and_then(|mut log| writeln!(log, "{test}: {reason}"));
+        noted.expect("the log of skipped tests is writable");
+    }
+}
+
+/// Folder and names of one test.
+pub(crate) struct World {
+    dir: PathBuf,
+    sockets: PathBuf,
+}
+
+impl World {
+    /// `None`, and a line in the log of skips, where the tests cannot run.
+    pub(crate) fn new(test: &str) -> Option<World> {
+        if let Some(reason) = obstacle() {
+            note_skip(&format!("e2e::{test}"), reason);
+            return None;
+        }
+        let unique = format!("e2e-{}-{test}", std::process::id());
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&unique);
+        // Paths of sockets are at most 107 bytes long, and target folders may be deep.
+        let sockets = std::env::temp_dir().join(format!("dquant-{unique}"));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(dir.join("root")).expect("the folder for tests is writable");
+        fs::create_dir_all(&sockets).expect("the temporary folder is writable");
+        Some(World { dir, sockets })
+    }
+
+    /// The exported folder.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// A path in the exported folder.
+    pub(crate) fn data(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// A path beside the exported folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn fresh_file(&self, name: &str) -> PathBuf {
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        self.path(&format!("{}-{name}", FILES.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// The program with these arguments and the token, without the user's own settings.
+    pub(crate) fn program(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dquant"));
+        command.args(args).current_dir(&self.dir).stdin(Stdio::null());
+        command.env("DQUANT_TOKEN", TOKEN).env_remove("DQUANT_DPU");
+        command.env("XDG_RUNTIME_DIR", &self.sockets);
+        command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+        command
+    }
+
+    /// Runs the program to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
+        Cat::start(self, self.program(args)).finish()
+    }
+
+    /// A storage target on an address of its own.
+    pub(crate) fn target(&self, more: &[&str]) -> Daemon {
+        let (root, ip) = (self.root(), fresh_ip());
+        let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
+        let args = ["serve", "--json", "--root", path(&root), "--roce", &roce];
+        Daemon::start(
+            self,
+            [&args[..], &["--control", &control, "--registers", "8"], more].concat(),
+        )
+    }
+
+    /// A DPU on an address of its own.
+    pub(crate) fn dpu(&self, more: &[&str]) -> Daemon {
+        let ip = fresh_ip();
+        let socket = self.sockets.join(format!("{}.sock", ip.octets()[3]));
+        let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
+        let args = ["dpu", "--json", "--socket", path(&socket), "--roce", &roce];
+        Daemon::start(self, [&args[..], &["--control", &control], more].concat())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.sockets);
+    }
+}
+
+/// A path as an argument.
+pub(crate) fn path(path: &Path) -> &str {
+    path.to_str().expect("paths of tests are text")
+}
+
+/// A daemon that said it is ready.
+pub(crate) struct Daemon {
+    child: Child,
+    ready: Value,
+    args: Vec<String>,
+    err: PathBuf,
+}
+
+impl Daemon {
+    fn start(world: &World, args: Vec<&str>) -> Daemon {
+        let err = world.fresh_file("daemon.err");
+        let mut command = world.program(&args);
+        // A group of its own shows whether it leaves a child behind.
+        command.stdout(Stdio::piped()).process_group(0);
+        command.stderr(File::create(&err).expect("the folder is writable"));
+        let mut child = command.spawn().expect("the program starts");
+        let stdout = child.stdout.take().expect("it is piped");
+        let args = args.into_iter().map(str::to_owned).collect();
+        let mut daemon = Daemon { child, ready: Value::Null, args, err };
+        daemon.ready = daemon.wait_until_ready(stdout);
+        daemon
+    }
+
+    fn wait_until_ready(&self, stdout: ChildStdout) -> Value {
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let read = BufReader::new(stdout).read_line(&mut line);
+            // The test may have given up.
+            let _ = send.send(read.map(|_| line));
+        });
+        let line = receive.recv_timeout(PATIENCE).expect("a daemon says that it is ready");
+        let line = line.expect("its output can be read");
+        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|error| {
+            panic!("{:?}: {line:?}: {error}: {}", self.args, self.stderr())
+        });
+        assert_eq!(ready["event"], "ready");
+        ready
+    }
+
+    /// What it wrote on standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        fs::read_to_string(&self.err).unwrap_or_default()
+    }
+
+    /// Its control address.
+    pub(crate) fn control(&self) -> &str {
+        self.ready["control"].as_str().expect("the line says where it serves")
+    }
+
+    /// Its RoCE address.
+    pub(crate) fn roce(&self) -> SocketAddr {
+        let roce = self.ready["roce"].as_str().expect("the line says where it serves");
+        roce.parse().expect("an address")
+    }
+
+    /// The local socket of a DPU.
+    pub(crate) fn socket(&self) -> &Path {
+        Path::new(self.ready["socket"].as_str().expect("a DPU says where it listens"))
+    }
+
+    /// `dq://` and its control address, for a dataset.
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("dq://{}/{name}", self.control())
+    }
+
+    /// Everything it counts.
+    pub(crate) fn status(&self, world: &World) -> Status {
+        let ran = world.run(&["status", "--json", "--control", self.control()]).good();
+        let report = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+        Status(report)
+    }
+
+    /// `kill -9`, at once.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and waits.
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
+        kill_process(pid_of(&self.child), Signal::TERM).expect("it runs");
+        wait(&mut self.child)
+    }
+
+    /// Whether a process of its group is left.
+    pub(crate) fn left_children(&self) -> bool {
+        test_kill_process_group(pid_of(&self.child)).is_ok()
+    }
+
+    /// The same again, on the same addresses.
+    pub(crate) fn restart(&mut self, world: &World) {
+        let control = self.control().to_owned();
+        let mut args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        if let Some(at) = args.iter().position(|arg| *arg == "--control") {
+            args[at + 1] = &control;
+        }
+        *self = Daemon::start(world, args);
+    }
+
+    /// Open descriptors: what a process leaks first.
+    pub(crate) fn descriptors(&self) -> usize {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        entries.expect("it runs").count()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Fails when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("{:?} said:\n{}", self.args, self.stderr());
+        }
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    eventually("the end of a process", || child.try_wait().expect("it is our child"))
+}
+
+/// What `dquant status --json` said.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Status(pub(crate) Value);
+
+impl Status {
+    /// A counter by its name.
+    #[track_caller]
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let value = &self.0["counters"][name];
+        value.as_u64().unwrap_or_else(|| panic!("no counter {name} in {}", self.0))
+    }
+}
+
+/// A running command whose output the test reads as it likes.
+pub(crate) struct Cat {
+    child: Child,
+    stdout: Option<ChildStdout>,
+    err: PathBuf,
+}
+
+impl Cat {
+    /// Starts a command.
+    pub(crate) fn start(world: &World, mut command: Command) -> Cat {
+        let err = world.fresh_file("command.err");
+        command.stdout(Stdio::piped());
+        command.stderr(File::create(&err).expect("the folder is writable"));
+        let mut child = command.spawn().expect("the program starts");
+        let stdout = child.stdout.take();
+        Cat { child, stdout, err }
+    }
+
+    /// Starts `dquant cat` through a DPU.
+    pub(crate) fn through(world: &World, dpu: &Daemon, url: &str, args: &[&str]) -> Cat {
+        let cat = ["cat", url, "--dpu", path(dpu.socket())];
+        Cat::start(world, world.program(&[&cat, args].concat()))
+    }
+
+    /// Starts `dquant cat` without offload.
+    pub(crate) fn alone(world: &World, url: &str, args: &[&str]) -> Cat {
+        let roce = format!("{}:4791", fresh_ip());
+        let cat = ["cat", url, "--offload", "false", "--roce", &roce];
+        Cat::start(world, world.program(&[&cat, args].concat()))
+    }
+
+    /// Reads so many bytes and no more: then the stream stands as soon as the pipe is full.
+    pub(crate) fn read(&mut self, bytes: usize) -> Vec<u8> {
+        let mut data = vec![0; bytes];
+        let mut filled = 0;
+        while filled < bytes {
+            match self.read_some(&mut data[filled..]) {
+                0 => panic!("ended after {filled} of {bytes} bytes: {}", self.stderr()),
+                more => filled += more,
+            }
+        }
+        data
+    }
+
+    /// The bytes there are, 0 at the end.
+    fn read_some(&mut self, into: &mut [u8]) -> usize {
+        let mut stdout = self.stdout.take().expect("open until it hangs up");
+        let mut fds = [PollFd::from_borrowed_fd(stdout.as_fd(), PollFlags::IN)];
+        let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ready = poll(&mut fds, Some(&timeout)).expect("poll");
+        assert!(ready > 0, "no byte for {PATIENCE:?}: {}", self.stderr());
+        let read = stdout.read(into);
+        self.stdout = Some(stdout);
+        read.expect("a pipe can be read")
+    }
+
+    fn stderr(&self) -> String {
+        fs::read_to_string(&self.err).unwrap_or_default()
+    }
+
+    /// `kill -9`, at once.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        let _ = self.child.wait();
+    }
+
+    /// Reads what is left and waits for the end.
+    pub(crate) fn finish(mut self) -> Ran {
+        let mut stdout = Vec::new();
+        let mut chunk = vec![0; 64 << 10];
+        loop {
+            match self.read_some(&mut chunk) {
+                0 => break,
+                more => stdout.extend_from_slice(&chunk[..more]),
+            }
+        }
+        self.end(stdout)
+    }
+
+    /// Closes the pipe, as `head` does, and waits for the end.
+    pub(crate) fn hang_up(mut self) -> Ran {
+        self.stdout = None;
+        self.end(Vec::new())
+    }
+
+    fn end(&mut self, stdout: Vec<u8>) -> Ran {
+        let exit = wait(&mut self.child).code();
+        let stderr = self.stderr();
+        Ran { exit, stdout, stderr }
+    }
+}
+
+impl Drop for Cat {
+    fn drop(&mut self) {
+        // Fails when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a command ended.
+pub(crate) struct Ran {
+    pub(crate) exit: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    pub(crate) fn good(self) -> Ran {
+        assert_eq!(self.exit, Some(0), "{}", self.stderr);
+        self
+    }
+
+    /// It ended with this code, an error that says all of `parts`, and a hint that says `hint`.
+    #[track_caller]
+    pub(crate) fn failed(&self, exit: i32, parts: &[&str], hint: &str) {
+        assert_eq!(self.exit, Some(exit), "{}", self.stderr);
+        let (error, hints) = self.stderr.split_once("\nhint: ").unwrap_or((&self.stderr, ""));
+        assert!(error.starts_with("error: "), "{}", self.stderr);
+        for part in parts {
+            assert!(error.contains(part), "{part:?} is not in {}", self.stderr);
+        }
+        assert!(hints.contains(hint) && !hints.is_empty(), "no hint {hint:?} in {}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+    }
+}

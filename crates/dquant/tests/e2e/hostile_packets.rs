@@ -1,0 +1,288 @@
+//! Packets that nobody asked for, thrown at a target and a DPU while a stream runs between them: the
+//! stream is unharmed, and every packet is counted by the reason for which it was dropped (C3, C7).
+
+use std::net::SocketAddr;
+
+use dquant::control::proto::{DatasetRef, QueuePair, SessionRequest};
+use dquant::control::target::{Session, TargetControl};
+use roce::verbs::{Qpn, SendOp, WcStatus};
+use roce::wire::{Aeth, Deth, Ext, Opcode, Reth, Syndrome};
+use tokio::runtime::Runtime;
+use xio::capsule::{Outcome, ReadRequest, ReadResponse, Refusal};
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, Daemon, TOKEN, World, eventually, fresh_ip};
+use super::wire_kit::{Attacker, Noise, Rogue, request};
+
+const PLAN: &str = "window(1024) | narrow(u16) | batch(16)";
+const ARGS: &[&str] = &["--plan", PLAN, "--batches", "400", "--slots", "2", "--slot-size", "64KiB"];
+
+pub(crate) fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+fn session(runtime: &Runtime, target: &Daemon, reader: QueuePair, credits: u32) -> Session {
+    let dataset = DatasetRef { name: "web".into(), dtype: "u32".into() };
+    let request = SessionRequest { datasets: vec![dataset], reader: Some(reader), credits };
+    runtime.block_on(async {
+        let control = TargetControl::connect(target.control(), TOKEN).await.expect("reachable");
+        control.session(request).await.expect("a session")
+    })
+}
+
+/// Bytes of every length around the limits, with a wrong ICRC or without room for one.
+fn garbage(attacker: &Attacker) {
+    let mut noise = Noise(1);
+    for len in [0, 1, 3, 4, 11, 12, 15, 16, 17, 28, 60, 64, 1024, 1500, 4096, 4140, 9000, 65_000] {
+        let bytes = noise.bytes(len);
+        attacker.raw(&bytes);
+    }
+    for _ in 0..200 {
+        let len = noise.next() as usize % 200;
+        let bytes = noise.bytes(len);
+        attacker.raw(&bytes);
+    }
+}
+
+/// Headers without meaning, under a right ICRC.
+fn nonsense(attacker: &Attacker) {
+    let mut noise = Noise(2);
+    for _ in 0..300 {
+        let len = 12 + noise.next() as usize % 80;
+        let bytes = noise.bytes(len);
+        attacker.sealed(&bytes);
+    }
+    // No such opcode; no such version of the transport; a pad longer than the payload.
+    for (at, value) in [(0, 0x1f), (1, 0x4f), (1, 0x70)] {
+        let mut bytes = [0; 12];
+        bytes[0] = 0x04;
+        bytes[at] = value;
+        attacker.sealed(&bytes);
+    }
+}
+
+/// Well-formed packets for `victim`, with every kind of wrong number in them.
+fn forged(attacker: &Attacker, victim: Qpn) {
+    for turn in 0..16 {
+        let psn = turn << 20 | 0x5_a5a5;
+        let send = request(Opcode::RcSendOnly, victim, psn);
+        attacker.packet(send, Ext::None, &[0xee; 64]);
+        let reth = Reth { addr: 0x1000, rkey: 0xdead_beef, len: 64 };
+        let write = request(Opcode::RcWriteOnly, victim, psn);
+        attacker.packet(write, Ext::Reth(reth), &[0xee; 64]);
+        let read = request(Opcode::RcReadRequest, victim, psn);
+        attacker.packet(read, Ext::Reth(Reth { len: 4096, ..reth }), &[]);
+        let aeth = Aeth { syndrome: Syndrome::RemoteAccess, msn: 1 };
+        let nak = request(Opcode::RcAcknowledge, victim, psn);
+        attacker.packet(nak, Ext::Aeth(aeth), &[]);
+    }
+    let send = request(Opcode::RcSendOnly, victim, 1);
+    attacker.packet(roce::wire::Bth { pkey: 0x1234, ..send }, Ext::None, &[0; 8]);
+    let deth = Deth { qkey: 1, src_qp: Qpn::new(5) };
+    attacker.packet(request(Opcode::UdSendOnly, victim, 1), Ext::Deth(deth), &[0; 8]);
+}
+
+/// Throws everything at `daemon`, once from a stranger's address and once from the peer's own, and
+/// looks at its counters.
+fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn) {
+    let before = daemon.status(world);
+    let stranger = Attacker::new(fresh_ip(), daemon.roce());
+    let SocketAddr::V4(peer) = peer else { panic!("{peer} is not of this test") };
+    let masked = Attacker::new(*peer.ip(), daemon.roce());
+    for attacker in [&stranger, &masked] {
+        garbage(attacker);
+        nonsense(attacker);
+        forged(attacker, victim);
+        forged(attacker, Qpn::new(victim.get() ^ 0x80_0000));
+        attacker.packet(request(Opcode::RcSendOnly, Qpn::new(1), 0), Ext::None, &[0; 8]);
+    }
+    for name in [
+        "udp.rx.bad.too_short",
+        "udp.rx.bad_icrc",
+        "udp.rx.bad.opcode",
+        "udp.rx.bad.version",
+        "udp.rx.bad.pad",
+        "roce.unknown_qp",
+        "roce.wrong_source",
+        "roce.bad_pkey",
+        "roce.bad_opcode",
+        "roce.out_of_sequence",
+        "roce.duplicates",
+        "roce.bad_key",
+        "roce.bad_psn",
+    ] {
+        let rises = || (daemon.status(world).counter(name) > before.counter(name)).then_some(());
+        eventually(name, rises);
+    }
+    let after = daemon.status(world);
+    assert_eq!(after.counter("roce.qp_errors"), before.counter("roce.qp_errors"));
+}
+
+#[test]
+fn packets_thrown_at_both_ends_of_a_stream_change_nothing() {
+    let Some(world) = World::new("packets_thrown_at_both_ends") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let mut cat = Cat::through(&world, &dpu, &target.url("web"), ARGS);
+    let mut got = cat.read(1 << 20);
+
+    // Queue pair numbers are no secret: whoever gets one knows its neighbours'.
+    let runtime = runtime();
+    let rogue = Rogue::new(fresh_ip());
+    let neighbour = session(&runtime, &target, rogue.queue_pair(), 1);
+    let number = |pair: Option<&QueuePair>| pair.expect("the target names its end").qpn - 1;
+    attack(&world, &target, dpu.roce(), Qpn::new(number(neighbour.reply.target.as_ref())));
+
+    let second = super::hostile_target::FakeTarget::start(&runtime, Default::default());
+    let alike = Cat::through(&world, &dpu, &second.url("web"), ARGS);
+    let asked = eventually("a session", || second.reader());
+    alike.kill();
+    eventually("its end", || (dpu.status(&world).counter("dpu.streams") == 1).then_some(()));
+    let lost = dpu.status(&world).counter("stream.lost_connections");
+    attack(&world, &dpu, target.roce(), Qpn::new(number(Some(&asked))));
+
+    got.extend(cat.read(4 << 20));
+    got.extend(cat.finish().good().stdout);
+    assert_same(&got, &expected(PLAN, &[&corpus], 0..400));
+    let status = dpu.status(&world);
+    assert_eq!(status.counter("stream.lost_connections"), lost);
+    assert_eq!(status.counter("stream.damaged_blocks"), 0);
+}
+
+/// A request that the target would carry out.
+fn good_request(rogue: &Rogue, seq: u64) -> ReadRequest {
+    let (remote_addr, rkey) = rogue.memory();
+    ReadRequest {
+        seq,
+        tag: 7,
+        source: 0,
+        first_token: 0,
+        tokens: 1024,
+        deliver: Dtype::U16,
+        remote_addr,
+        rkey,
+    }
+}
+
+fn ask(rogue: &mut Rogue, request: &ReadRequest) -> Outcome {
+    let crc = nic::kernels::best().0.crc32c;
+    let sent = rogue.post(SendOp::Send, &request.encode(crc));
+    assert_eq!(sent.status, WcStatus::Success);
+    let answer = rogue.receive();
+    ReadResponse::decode(&answer, crc).expect("the target's answers are well formed").outcome
+}
+
+#[test]
+fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
+    let Some(world) = World::new("capsules_that_ask_for_too_much") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let runtime = runtime();
+    let mut rogue = Rogue::new(fresh_ip());
+    let session = session(&runtime, &target, rogue.queue_pair(), 4);
+    rogue.connect(session.reply.target.as_ref().expect("named"));
+
+    let good = good_request(&rogue, 0);
+    let done = ask(&mut rogue, &ReadRequest { seq: 1, ..good });
+    assert!(matches!(done, Outcome::Done { bytes: 2048, .. }), "{done:?}");
+    let hostile = [
+        (ReadRequest { seq: 1, ..good }, Refusal::Replayed),
+        (ReadRequest { seq: u64::MAX, ..good }, Refusal::Replayed),
+        (ReadRequest { seq: 2, source: 1, ..good }, Refusal::UnknownSource),
+        (ReadRequest { seq: 3, first_token: 99_999, ..good }, Refusal::OutOfRange),
+        (ReadRequest { seq: 4, first_token: u64::MAX, ..good }, Refusal::OutOfRange),
+        (ReadRequest { seq: 5, tokens: 0, ..good }, Refusal::BadLength),
+        (ReadRequest { seq: 6, tokens: u32::MAX, ..good }, Refusal::OutOfRange),
+        (ReadRequest { seq: 7, deliver: Dtype::U64, ..good }, Refusal::BadType),
+        (ReadRequest { seq: 8, deliver: Dtype::U8, ..good }, Refusal::BadType),
+    ];
+    for (request, reason) in hostile {
+        assert_eq!(ask(&mut rogue, &request), Outcome::Refused(reason), "{request:?}");
+    }
+    for bytes in [&[0; 64][..], &[0xff; 64], b"x", &[]] {
+        assert_eq!(rogue.post(SendOp::Send, bytes).status, WcStatus::Success);
+        let crc = nic::kernels::best().0.crc32c;
+        let answer = ReadResponse::decode(&rogue.receive(), crc).expect("well formed");
+        assert_eq!(answer.outcome, Outcome::Refused(Refusal::BadCapsule));
+    }
+    // After all that the session still serves what is right.
+    let done = ask(&mut rogue, &ReadRequest { seq: 9, ..good });
+    assert!(matches!(done, Outcome::Done { bytes: 2048, .. }), "{done:?}");
+    let status = target.status(&world);
+    for (reason, count) in [
+        ("replayed", 2),
+        ("unknown_source", 1),
+        ("out_of_range", 3),
+        ("bad_length", 1),
+        ("bad_type", 2),
+        ("bad_capsule", 4),
+    ] {
+        assert_eq!(status.counter(&format!("target.refused.{reason}")), count, "{reason}");
+    }
+
+    // Somewhere it may not write: our own endpoint says no, and the register comes back.
+    let crc = nic::kernels::best().0.crc32c;
+    let astray = ReadRequest { seq: 10, rkey: good.rkey ^ 0x100, ..good };
+    rogue.post(SendOp::Send, &astray.encode(crc));
+    eventually("the failed write", || {
+        rogue.drain();
+        let status = target.status(&world);
+        let free = status.counter("target.free_registers");
+        let idle = free == status.counter("target.registers");
+        (idle && status.counter("target.failed_work") > 0).then_some(())
+    });
+    drop(session);
+    served_as_ever(&world, &target, &dpu, &corpus);
+}
+
+#[test]
+fn nothing_of_a_target_can_be_read_or_written_from_outside() {
+    let Some(world) = World::new("nothing_of_a_target_can_be_read_or_written") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let runtime = runtime();
+    let write = SendOp::Write { remote_addr: 0x1000, rkey: 0x1234_5678 };
+    let read = SendOp::Read { remote_addr: 0x1000, rkey: 0x1234_5678 };
+    for (count, op) in [write, read].into_iter().enumerate() {
+        let mut rogue = Rogue::new(fresh_ip());
+        let session = session(&runtime, &target, rogue.queue_pair(), 4);
+        rogue.connect(session.reply.target.as_ref().expect("named"));
+        assert_eq!(rogue.post(op, &[1; 64]).status, WcStatus::RemoteAccessError);
+        let status = target.status(&world);
+        assert_eq!(status.counter("roce.bad_key"), count as u64 + 1);
+    }
+    served_as_ever(&world, &target, &dpu, &corpus);
+}
+
+/// A message longer than any receive, and a flood: only the session that sends it ends.
+#[test]
+fn a_message_too_long_ends_its_own_session_only() {
+    let Some(world) = World::new("a_message_too_long_ends_its_own_session_only") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let runtime = runtime();
+    let mut rogue = Rogue::new(fresh_ip());
+    let session = session(&runtime, &target, rogue.queue_pair(), 4);
+    rogue.connect(session.reply.target.as_ref().expect("named"));
+    let sent = rogue.post(SendOp::Send, &[1; 4000]);
+    assert_eq!(sent.status, WcStatus::RemoteInvalidRequest);
+    assert!(target.status(&world).counter("roce.receive_too_small") > 0);
+    served_as_ever(&world, &target, &dpu, &corpus);
+    drop(session);
+}
+
+fn served_as_ever(world: &World, target: &Daemon, dpu: &Daemon, corpus: &Corpus) {
+    let args = ["--plan", PLAN, "--batches", "5"];
+    let ran = Cat::through(world, dpu, &target.url("web"), &args).finish().good();
+    assert_same(&ran.stdout, &expected(PLAN, &[corpus], 0..5));
+}

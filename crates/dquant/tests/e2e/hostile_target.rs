@@ -1,0 +1,230 @@
+//! A target that lies: a DPU believes nothing that it has not checked.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use dquant::control::proto::target_server::{Target, TargetServer};
+use dquant::control::proto::{
+    DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
+    StatusReply, StatusRequest,
+};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, Streaming};
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, World, eventually, fresh_ip};
+use super::hostile_packets::runtime;
+use super::wire_kit::Rogue;
+
+const ARGS: &[&str] = &["--plan", "window(100) | narrow(u16)", "--batches", "3"];
+
+/// What a fake target says.
+#[derive(Clone)]
+pub(crate) struct Lies {
+    datasets: Vec<DatasetInfo>,
+    session_datasets: Vec<DatasetInfo>,
+    target: Option<QueuePair>,
+    mtu: u32,
+    credits: u32,
+}
+
+fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
+    let (name, format, dtype) = ("web.bin".into(), "flat".into(), dtype.into());
+    DatasetInfo { name, format, dtype, tokens, data_offset, fingerprint: 0 }
+}
+
+impl Default for Lies {
+    /// All is well, but nobody is at the queue pair.
+    fn default() -> Lies {
+        let address = format!("{}:4791", fresh_ip());
+        Lies {
+            datasets: vec![info("u32", 1_000_000, 0)],
+            session_datasets: vec![info("u32", 1_000_000, 0)],
+            target: Some(QueuePair { address, qpn: 77, psn: 1, mtu: 4096 }),
+            mtu: 4096,
+            credits: 8,
+        }
+    }
+}
+
+/// The control plane of a target without a data plane.
+pub(crate) struct FakeTarget {
+    control: String,
+    seen: Arc<Mutex<Vec<SessionRequest>>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Service {
+    lies: Lies,
+    seen: Arc<Mutex<Vec<SessionRequest>>>,
+}
+
+impl FakeTarget {
+    pub(crate) fn start(runtime: &Runtime, lies: Lies) -> FakeTarget {
+        let seen: Arc<Mutex<Vec<SessionRequest>>> = Arc::default();
+        let service = TargetServer::new(Service { lies, seen: Arc::clone(&seen) });
+        let listener = runtime.block_on(TcpListener::bind((fresh_ip(), 0))).expect("loopback");
+        let control = listener.local_addr().expect("it is bound").to_string();
+        let incoming = TcpListenerStream::new(listener);
+        let server = runtime.spawn(async move {
+            let served = Server::builder().add_service(service).serve_with_incoming(incoming);
+            served.await.expect("the fake target serves");
+        });
+        FakeTarget { control, seen, server }
+    }
+
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("dq://{}/{name}", self.control)
+    }
+
+    /// The queue pair of the first session.
+    pub(crate) fn reader(&self) -> Option<QueuePair> {
+        self.seen.lock().expect("no panic").first()?.reader.clone()
+    }
+
+    /// How many sessions there were.
+    fn sessions(&self) -> usize {
+        self.seen.lock().expect("no panic").len()
+    }
+}
+
+impl Drop for FakeTarget {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+type Replies = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Target for Service {
+    async fn describe(
+        &self,
+        _: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
+        Ok(Response::new(DescribeReply { datasets: self.lies.datasets.clone() }))
+    }
+
+    type SessionStream = Replies;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        let mut inbound = request.into_inner();
+        let first = inbound.message().await?.ok_or_else(|| Status::invalid_argument("empty"))?;
+        self.seen.lock().expect("no panic").push(first);
+        let Lies { session_datasets: datasets, target, mtu, credits, .. } = self.lies.clone();
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            let reply = SessionReply { target, credits, mtu, datasets };
+            if send.send(Ok(reply)).await.is_ok() {
+                while let Ok(Some(_)) = inbound.message().await {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Err(Status::unimplemented("a fake has no status"))
+    }
+}
+
+#[test]
+fn descriptions_are_checked() {
+    let Some(world) = World::new("descriptions_are_checked") else {
+        return;
+    };
+    let dpu = world.dpu(&[]);
+    let runtime = runtime();
+    let lies = |datasets: Vec<DatasetInfo>| Lies { datasets, ..Lies::default() };
+    for (lies, parts) in [
+        (lies(vec![]), ["0 datasets", ""]),
+        (lies(vec![info("u32", 1_000, 0), info("u32", 1_000, 0)]), ["2 datasets", ""]),
+        (lies(vec![info("f32", 1_000, 0)]), ["web.bin", "type"]),
+        (lies(vec![info("", 1_000, 0)]), ["web.bin", "type"]),
+        (lies(vec![info("u32", u64::MAX, 0)]), ["web.bin", "longer than"]),
+        (lies(vec![info("u32", 1 << 60, u64::MAX)]), ["web.bin", "longer than"]),
+        (lies(vec![info("u32", 0, 0)]), ["web.bin", "window"]),
+    ] {
+        let fake = FakeTarget::start(&runtime, lies);
+        let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
+        assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
+        assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{parts:?} {}", ran.stderr);
+    }
+    assert_eq!(dpu.status(&world).counter("dpu.streams"), 0);
+}
+
+#[test]
+fn sessions_are_checked() {
+    let Some(world) = World::new("sessions_are_checked") else {
+        return;
+    };
+    let dpu = world.dpu(&[]);
+    let before = dpu.status(&world).counter("dpu.memory_free_bytes");
+    let runtime = runtime();
+    let good = Lies::default().target.expect("there is one");
+    let pair = |target: QueuePair| Lies { target: Some(target), ..Lies::default() };
+    for (lies, part) in [
+        (Lies { target: None, ..Lies::default() }, "no queue pair"),
+        (pair(QueuePair { qpn: 0, ..good.clone() }), "out of range"),
+        (pair(QueuePair { qpn: 1 << 24, ..good.clone() }), "out of range"),
+        (pair(QueuePair { psn: 1 << 24, ..good.clone() }), "out of range"),
+        (pair(QueuePair { address: "nowhere".into(), ..good.clone() }), "nowhere"),
+        (pair(QueuePair { address: "[::1]:4791".into(), ..good.clone() }), "no way"),
+        (pair(QueuePair { address: "0.0.0.0:4791".into(), ..good.clone() }), "no way"),
+        (Lies { mtu: 1, ..Lies::default() }, "MTU"),
+        (Lies { session_datasets: vec![], ..Lies::default() }, "no longer what it was"),
+        (Lies { session_datasets: vec![info("u32", 9, 9)], ..Lies::default() }, "no longer"),
+    ] {
+        let fake = FakeTarget::start(&runtime, lies);
+        let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
+        assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(part), "{part:?} {}", ran.stderr);
+    }
+    eventually("the memory of refused streams", || {
+        (dpu.status(&world).counter("dpu.memory_free_bytes") == before).then_some(())
+    });
+}
+
+#[test]
+fn a_target_whose_connections_all_fail_is_given_up() {
+    let Some(world) = World::new("a_target_whose_connections_all_fail") else { return };
+    let dpu = world.dpu(&["--reconnect", "1s"]);
+    let runtime = runtime();
+    // Sessions are granted, and nobody is at the queue pair.
+    let fake = FakeTarget::start(&runtime, Lies::default());
+    let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
+    ran.failed(3, &["target", &fake.control, "all fail"], "--reconnect");
+    assert!((2..30).contains(&fake.sessions()), "{}", fake.sessions());
+}
+
+#[test]
+fn a_target_that_says_nothing_holds_its_own_stream_only() {
+    let Some(world) = World::new("a_target_that_says_nothing") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&["--reconnect", "1s"]));
+    let runtime = runtime();
+    let mut rogue = Rogue::new(fresh_ip());
+    let lies = Lies { target: Some(rogue.queue_pair()), credits: u32::MAX, ..Lies::default() };
+    let fake = FakeTarget::start(&runtime, lies);
+    let waiting = Cat::through(&world, &dpu, &fake.url("web"), ARGS);
+    let reader = eventually("a session", || fake.reader());
+    rogue.connect(&reader);
+    // It takes a request and gives no answer.
+    rogue.receive();
+    let other = Cat::through(&world, &dpu, &target.url("web"), ARGS).finish().good();
+    assert_same(&other.stdout, &expected(ARGS[1], &[&corpus], 0..3));
+    waiting.kill();
+    eventually("the end of the stream", || {
+        (dpu.status(&world).counter("dpu.streams") == 0).then_some(())
+    });
+    assert_eq!(fake.sessions(), 1);
+}

@@ -1,0 +1,31 @@
+//! The whole system as its users run it: `serve`, `dpu` and `cat` as processes of their own, on
+//! loopback, over real files.
+//!
+//! Every stream is compared byte for byte with [`xio::reference`], whatever happens on the way:
+//! losses, kills, restarts, hostile packets. Every refusal is provoked and its exit code, message
+//! and hint are looked at. No test measures time; every wait has an end (`harness::PATIENCE`).
+//!
+//! | module | what it tries |
+//! |---|---|
+//! | [`same`] | the same bytes with and without offload, with losses, from any batch on |
+//! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
+//! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
+//! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
+//! | [`lifecycle`] | several clients, status, the end of daemons |
+//! | [`harness`], [`corpus`], [`wire_kit`] | processes, files and packets of a test |
+
+mod access;
+mod bad_data;
+mod bad_names;
+mod bad_plans;
+mod corpus;
+mod dpu_dies;
+mod harness;
+mod hostile_packets;
+mod hostile_sockets;
+mod hostile_target;
+mod lifecycle;
+mod same;
+mod target_dies;
+mod trainer_dies;
+mod wire_kit;

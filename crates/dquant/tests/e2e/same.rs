@@ -1,0 +1,161 @@
+//! The bytes of a stream depend on data, plan and batch number, and on nothing else (C4).
+
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, Daemon, World};
+
+/// Loses one packet of a hundred on the receiving side of each endpoint.
+const LOSSY: &[&str] = &["--loss", "1%", "--seed", "7"];
+
+/// 3 MiB of 32-bit tokens: three blocks, so that a stream of some epochs takes no time.
+fn one_corpus(world: &World) -> Corpus {
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(800_000, 1))
+}
+
+/// A flat file, a NumPy file and a Megatron pair, of three token types.
+fn three_corpora(world: &World) -> [Corpus; 3] {
+    [
+        Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(700_000, 1)),
+        Corpus::npy(&world.data("code.npy"), tokens(300_000, 2)),
+        Corpus::megatron(&world.data("books.bin"), tokens(450_001, 3)),
+    ]
+}
+
+/// Reads `batches` with and without offload and compares both with `want`.
+fn both_ways(world: &World, target: &Daemon, dpu: &Daemon, args: &[&str], want: &[u8]) {
+    let through = Cat::through(world, dpu, &target.url(args[0]), &args[1..]).finish().good();
+    assert_same(&through.stdout, want);
+    let alone = Cat::alone(world, &target.url(args[0]), &args[1..]).finish().good();
+    assert_same(&alone.stdout, want);
+}
+
+/// Windows in the order of the file, by hand: what the reference is checked against.
+fn windows_in_order(corpus: &Corpus, window: usize, samples: usize) -> Vec<u8> {
+    let whole = corpus.tokens.len() / window * window;
+    let endless = corpus.tokens[..whole].iter().cycle().take(samples * window);
+    endless.flat_map(|token| (*token as u16).to_le_bytes()).collect()
+}
+
+#[test]
+fn one_corpus_in_order() {
+    let Some(world) = World::new("one_corpus_in_order") else {
+        return;
+    };
+    let corpus = one_corpus(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(1000) | narrow(u16) | batch(16)";
+    let want = expected(plan, &[&corpus], 0..120);
+    assert_same(&want, &windows_in_order(&corpus, 1000, 16 * 120));
+    let args = ["web", "--plan", plan, "--batches", "120"];
+    both_ways(&world, &target, &dpu, &args, &want);
+    let served = target.status(&world);
+    assert!(served.counter("target.requests_done") > 0);
+    assert_eq!(served.counter("control.refused_tokens"), 0);
+}
+
+#[test]
+fn three_corpora_blended_and_shuffled() {
+    let Some(world) = World::new("three_corpora_blended_and_shuffled") else {
+        return;
+    };
+    let [web, code, books] = three_corpora(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(500) | shuffle(7, blocks=2) | blend(web=0.5, code=0.3, books=0.2) \
+                | narrow(u16) | batch(24)";
+    let want = expected(plan, &[&web, &code, &books], 0..150);
+    let args = ["", "--plan", plan, "--batches", "150", "--slots", "3", "--slot-size", "64KiB"];
+    both_ways(&world, &target, &dpu, &args, &want);
+}
+
+#[test]
+fn other_placements_and_types() {
+    let Some(world) = World::new("other_placements_and_types") else {
+        return;
+    };
+    let [web, code, books] = three_corpora(&world);
+    let (target, dpu) = (world.target(&["--io", "buffered"]), world.dpu(&[]));
+    // As it is, narrowed to 32 bits, and with a window that fills a block on its own.
+    for (plan, name, corpus) in [
+        ("window(64) | shuffle(3) | batch(100)", "web", &web),
+        ("window(777) | narrow(u32) | batch(5)", "code.npy", &code),
+        ("window(4096) | shuffle(seed) | batch(2)", "books", &books),
+        ("window(131072) | narrow(u16) | batch(1)", "web.bin", &web),
+    ] {
+        let want = expected(plan, &[corpus], 0..40);
+        both_ways(&world, &target, &dpu, &[name, "--plan", plan, "--batches", "40"], &want);
+    }
+}
+
+#[test]
+fn lost_packets_change_nothing() {
+    let Some(world) = World::new("lost_packets_change_nothing") else {
+        return;
+    };
+    let [web, code, books] = three_corpora(&world);
+    let (target, dpu) = (world.target(LOSSY), world.dpu(LOSSY));
+    let plan = "window(512) | shuffle(9, blocks=3) | blend(web=2, code=1, books=1) \
+                | narrow(u16) | batch(32)";
+    let want = expected(plan, &[&web, &code, &books], 0..400);
+    let args = ["--plan", plan, "--batches", "400"];
+    let through = Cat::through(&world, &dpu, &target.url(""), &args).finish().good();
+    assert_same(&through.stdout, &want);
+    let with_loss = [&args[..], &["--loss", "1%"]].concat();
+    let alone = Cat::alone(&world, &target.url(""), &with_loss).finish().good();
+    assert_same(&alone.stdout, &want);
+    // A target hears little, so it may have lost nothing; a DPU hears all the data.
+    assert!(dpu.status(&world).counter("udp.dropped_on_purpose") > 0);
+    assert!(target.status(&world).counter("roce.retransmitted_packets") > 0);
+}
+
+#[test]
+fn a_stream_resumes_at_any_batch() {
+    let Some(world) = World::new("a_stream_resumes_at_any_batch") else {
+        return;
+    };
+    let [web, code, books] = three_corpora(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(256) | shuffle(5, blocks=2) | blend(web=0.6, code=0.1, books=0.3) \
+                | narrow(u16) | batch(50)";
+    let corpora = [&web, &code, &books];
+    let batch_bytes = 256 * 50 * 2;
+    let full = expected(plan, &corpora, 0..200);
+    // In the first and a later group, in later epochs of some corpora, and at the end.
+    for first in [1, 37, 111, 199_usize] {
+        let (from, count) = (first.to_string(), (200 - first).to_string());
+        let args = ["", "--plan", plan, "--first-batch", &from, "--batches", &count];
+        both_ways(&world, &target, &dpu, &args, &full[first * batch_bytes..]);
+    }
+    let far = expected(plan, &corpora, 2_000..2_005);
+    let args = ["", "--plan", plan, "--first-batch", "2000", "--batches", "5"];
+    both_ways(&world, &target, &dpu, &args, &far);
+}
+
+#[test]
+fn the_last_batch_that_can_be_counted() {
+    let Some(world) = World::new("the_last_batch_that_can_be_counted") else {
+        return;
+    };
+    let [web, ..] = three_corpora(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let first = (1_u64 << 53) / 8 - 3;
+    let from = first.to_string();
+    // In order: sample n is sample n modulo the samples of the file.
+    let plan = "window(1000) | narrow(u16) | batch(8)";
+    let samples = (first * 8..(first + 3) * 8).map(|sample| (sample % 700) as usize);
+    let tokens = samples.flat_map(|sample| web.tokens[sample * 1000..][..1000].iter());
+    let want: Vec<u8> = tokens.flat_map(|token| (*token as u16).to_le_bytes()).collect();
+    let args = ["web", "--plan", plan, "--first-batch", &from, "--batches", "3"];
+    both_ways(&world, &target, &dpu, &args, &want);
+    // Blended and shuffled, there is no formula; both ways agree.
+    let plan = "window(1000) | shuffle(1) | blend(web=0.7, code=0.2, books=0.1) | narrow(u16) \
+                | batch(8)";
+    let args = ["--plan", plan, "--first-batch", &from, "--batches", "3"];
+    let through = Cat::through(&world, &dpu, &target.url(""), &args).finish().good();
+    assert_eq!(through.stdout.len(), 3 * 8 * 1000 * 2);
+    let alone = Cat::alone(&world, &target.url(""), &args).finish().good();
+    assert_same(&alone.stdout, &through.stdout);
+    let beyond = ["--plan", plan, "--first-batch", &from, "--batches", "4"];
+    let ran = Cat::through(&world, &dpu, &target.url(""), &beyond).finish();
+    ran.failed(2, &[&from, "beyond the last"], "--first-batch");
+}

@@ -1,0 +1,147 @@
+//! `kill -9` of the storage target while a stream runs.
+//!
+//! The reader of the stream is held up after a few batches, so that the kill falls into the middle
+//! of it whatever the machine does: what is left is more than ring, pipe and registers hold.
+
+use std::time::{Duration, Instant};
+
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, World, eventually, fresh_ip};
+
+/// 64 KiB a batch; shuffled, so that a block asked for twice would show.
+const PLAN: &str = "window(1024) | shuffle(11, blocks=2) | narrow(u16) | batch(32)";
+const BATCHES: u64 = 300;
+const ARGS: &[&str] = &["--plan", PLAN, "--batches", "300", "--slots", "2", "--slot-size", "64KiB"];
+
+/// Three blocks of the disk.
+fn corpus(world: &World) -> Corpus {
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 4))
+}
+
+#[test]
+fn a_restarted_target_is_found_again() {
+    let Some(world) = World::new("a_restarted_target_is_found_again") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let want = expected(PLAN, &[&corpus], 0..BATCHES);
+    for kills in [1, 2] {
+        let mut cat = Cat::through(&world, &dpu, &target.url("web"), ARGS);
+        let mut got = Vec::new();
+        for _ in 0..kills {
+            got.extend(cat.read(5 << 20));
+            target.kill();
+            target.restart(&world);
+        }
+        let rest = cat.finish().good();
+        got.extend(rest.stdout);
+        assert_same(&got, &want);
+    }
+    let status = dpu.status(&world);
+    assert!(status.counter("stream.lost_connections") >= 3, "{status:?}");
+    assert_eq!(status.counter("stream.damaged_blocks"), 0);
+}
+
+#[test]
+fn without_offload_too() {
+    let Some(world) = World::new("target_dies::without_offload_too") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let mut target = world.target(&[]);
+    let want = expected(PLAN, &[&corpus], 0..BATCHES);
+    let mut cat = Cat::alone(&world, &target.url("web"), ARGS);
+    let mut got = cat.read(1 << 20);
+    target.kill();
+    // The reader meets a target that is not there before it meets the new one.
+    std::thread::sleep(Duration::from_millis(200));
+    target.restart(&world);
+    got.extend(cat.finish().good().stdout);
+    assert_same(&got, &want);
+}
+
+#[test]
+fn a_target_that_stays_away_ends_the_stream() {
+    let Some(world) = World::new("a_target_that_stays_away_ends_the_stream") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&["--reconnect", "2s"]));
+    let want = expected(PLAN, &[&corpus], 0..BATCHES);
+    let mut through = Cat::through(&world, &dpu, &target.url("web"), ARGS);
+    let alone_args = [ARGS, &["--reconnect", "2s"]].concat();
+    let mut alone = Cat::alone(&world, &target.url("web"), &alone_args);
+    let heads = [through.read(1 << 20), alone.read(1 << 20)];
+    let control = target.control().to_owned();
+    let died = Instant::now();
+    target.kill();
+    for (cat, head) in [through, alone].into_iter().zip(heads) {
+        let ran = cat.finish();
+        ran.failed(3, &["target", &control, "did not come back"], "--reconnect");
+        assert!(died.elapsed() >= Duration::from_secs(2), "it gave up before its time");
+        // Whole batches, and the right ones, up to where it ended.
+        let got = [head, ran.stdout].concat();
+        assert_eq!(got.len() % (64 << 10), 0);
+        assert_same(&got, &want[..got.len()]);
+    }
+    eventually("the end of the stream", || {
+        (dpu.status(&world).counter("dpu.streams") == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_dataset_that_changed_meanwhile_is_refused() {
+    let Some(world) = World::new("a_dataset_that_changed_meanwhile_is_refused") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let mut cat = Cat::through(&world, &dpu, &target.url("web"), ARGS);
+    let head = cat.read(1 << 20);
+    target.kill();
+    Corpus::flat(&corpus.path, Dtype::U32, tokens(400_000, 5));
+    target.restart(&world);
+    let ran = cat.finish();
+    ran.failed(3, &["web.bin", "no longer what it was", target.control()], "");
+    let got = [head, ran.stdout].concat();
+    assert_same(&got, &expected(PLAN, &[&corpus], 0..got.len() as u64 / (64 << 10)));
+}
+
+#[test]
+fn a_dataset_of_the_same_length_in_its_place_is_refused() {
+    let Some(world) = World::new("a_dataset_of_the_same_length") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let mut cat = Cat::through(&world, &dpu, &target.url("web"), ARGS);
+    let head = cat.read(1 << 20);
+    target.kill();
+    let other = world.data("other.part");
+    Corpus::flat(&other, Dtype::U32, tokens(786_432, 5));
+    std::fs::rename(&other, &corpus.path).expect("in the same folder");
+    target.restart(&world);
+    let ran = cat.finish();
+    ran.failed(3, &["web.bin", "no longer what it was", target.control()], "");
+    let got = [head, ran.stdout].concat();
+    assert_same(&got, &expected(PLAN, &[&corpus], 0..got.len() as u64 / (64 << 10)));
+}
+
+#[test]
+fn a_target_that_never_was_is_unreachable() {
+    let Some(world) = World::new("a_target_that_never_was_is_unreachable") else {
+        return;
+    };
+    let dpu = world.dpu(&[]);
+    let address = format!("{}:4790", fresh_ip());
+    let url = format!("dq://{address}/web");
+    for ran in [Cat::through(&world, &dpu, &url, &[]), Cat::alone(&world, &url, &[])] {
+        let ran = ran.finish();
+        ran.failed(3, &["target", &address, "refused"], "dquant serve");
+        assert!(ran.stdout.is_empty());
+    }
+    world.run(&["status", "--control", &address]).failed(3, &["daemon", &address], "dquant dpu");
+}

@@ -1,0 +1,206 @@
+//! What an attacker on the network has: packets made by hand, and a RoCE endpoint that says what it
+//! likes.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+
+use dquant::control::proto::QueuePair;
+use nic::clock;
+use nic::pool::{Pool, PoolRange};
+use nic::udp::{UdpConfig, UdpWire};
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::verbs::{
+    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
+    WcStatus,
+};
+use roce::wire::icrc::{self, Pseudo};
+use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
+use roce::world::{self, Ecn, Memory, Path};
+
+use super::harness::eventually;
+
+/// Requests that the endpoint has room for.
+const WORK: u32 = 16;
+
+/// Bytes of a message.
+const MESSAGE_BYTES: usize = 64;
+
+/// Sends datagrams from one address to one RoCE port.
+pub(crate) struct Attacker {
+    socket: UdpSocket,
+    from: SocketAddrV4,
+    to: SocketAddrV4,
+}
+
+/// A request packet that a queue pair would take for one of its peer's.
+pub(crate) fn request(opcode: Opcode, to: Qpn, psn: u32) -> Bth {
+    Bth {
+        opcode,
+        solicited: false,
+        mig_req: true,
+        pad: 0,
+        pkey: DEFAULT_PKEY,
+        fecn: false,
+        becn: false,
+        dest_qp: to,
+        ack_req: true,
+        psn: Psn::new(psn),
+    }
+}
+
+fn v4(address: SocketAddr) -> SocketAddrV4 {
+    match address {
+        SocketAddr::V4(address) => address,
+        SocketAddr::V6(address) => panic!("{address} is not of this test"),
+    }
+}
+
+impl Attacker {
+    /// At `ip`, on a port of its own.
+    pub(crate) fn new(ip: Ipv4Addr, to: SocketAddr) -> Attacker {
+        let socket = UdpSocket::bind((ip, 0)).expect("loopback addresses can be used");
+        let from = v4(socket.local_addr().expect("it is bound"));
+        Attacker { socket, from, to: v4(to) }
+    }
+
+    /// Any bytes.
+    pub(crate) fn raw(&self, bytes: &[u8]) {
+        self.socket.send_to(bytes, self.to).expect("loopback takes it");
+    }
+
+    /// Bytes that end with the right ICRC, whatever stands before it.
+    pub(crate) fn sealed(&self, bytes: &[u8]) {
+        let mut packet = [bytes, &[0; ICRC_BYTES]].concat();
+        let pseudo = Pseudo::V4 {
+            src: *self.from.ip(),
+            dst: *self.to.ip(),
+            id: 0,
+            dont_fragment: true,
+            src_port: self.from.port(),
+            dst_port: self.to.port(),
+        };
+        let sum = icrc::compute(&pseudo, &packet).expect("long enough for a BTH");
+        packet[bytes.len()..].copy_from_slice(&sum);
+        self.raw(&packet);
+    }
+
+    /// A well-formed packet.
+    pub(crate) fn packet(&self, bth: Bth, ext: Ext, payload: &[u8]) {
+        let headers = Headers::new(bth, ext).expect("headers that belong together");
+        self.sealed(&[headers.emit().as_slice(), payload].concat());
+    }
+}
+
+/// Random bytes that are the same in every run.
+pub(crate) struct Noise(pub(crate) u64);
+
+impl Noise {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        self.0 >> 20
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// An endpoint with one queue pair, driven by the test.
+pub(crate) struct Rogue {
+    endpoint: Endpoint,
+    wire: UdpWire,
+    pool: Pool,
+    range: PoolRange,
+    region: MemoryRegion,
+    send_cq: CqId,
+    recv_cq: CqId,
+    qpn: Qpn,
+}
+
+impl Rogue {
+    /// On the RoCE port of `ip`.
+    pub(crate) fn new(ip: Ipv4Addr) -> Rogue {
+        let address = SocketAddr::from((ip, ROCE_PORT));
+        let wire = UdpWire::bind(&UdpConfig::at(address)).expect("the address is free");
+        let mut pool = Pool::new(4 << 20).expect("memory");
+        let range = pool.alloc(2 << 20, 4096).expect("memory");
+        let mut endpoint = Endpoint::new(EndpointConfig { seed: 99, ..EndpointConfig::default() });
+        let pd = endpoint.alloc_pd();
+        let region = endpoint.register(pd, range.addr, range.len, Access::REMOTE_WRITE);
+        let cq = |endpoint: &mut Endpoint| endpoint.create_cq(4 * WORK).expect("room");
+        let (send_cq, recv_cq) = (cq(&mut endpoint), cq(&mut endpoint));
+        let work = QpConfig { pd, send_cq, recv_cq, max_send_wr: WORK, max_recv_wr: WORK };
+        let qpn = endpoint.create_qp(work).expect("room");
+        let region = region.expect("room");
+        Rogue { endpoint, wire, pool, range, region, send_cq, recv_cq, qpn }
+    }
+
+    /// As the control plane says it.
+    pub(crate) fn queue_pair(&self) -> QueuePair {
+        QueuePair {
+            address: self.wire.local().to_string(),
+            qpn: self.qpn.get(),
+            psn: self.endpoint.initial_psn(self.qpn).expect("it exists").get(),
+            mtu: 4096,
+        }
+    }
+
+    /// Where its peer may write, and with which key.
+    pub(crate) fn memory(&self) -> (u64, u32) {
+        (self.range.addr + (1 << 20), self.region.rkey)
+    }
+
+    pub(crate) fn connect(&mut self, peer: &QueuePair) {
+        for slot in 0..WORK / 2 {
+            self.post_receive(slot);
+        }
+        let remote = peer.address.parse().expect("an address");
+        let path = Path { remote, dscp: 0, ecn: Ecn::Ect0 };
+        let to = Connect::new(path, Qpn::new(peer.qpn), Psn::new(peer.psn));
+        let to = Connect { mtu: Mtu::M4096, timeout: 13, ..to };
+        self.endpoint.connect(self.qpn, &to).expect("it is new");
+    }
+
+    fn sge(&self, place: u64, len: u32) -> SgList {
+        SgList::from_iter([Sge { addr: self.range.addr + place, len, lkey: self.region.lkey }])
+    }
+
+    fn post_receive(&mut self, slot: u32) {
+        let place = 4096 + u64::from(slot) * MESSAGE_BYTES as u64;
+        let receive = RecvWr { wr_id: place, sges: self.sge(place, MESSAGE_BYTES as u32) };
+        self.endpoint.post_recv(self.qpn, receive).expect("room");
+    }
+
+    /// Sends a message, or writes it somewhere, and waits for how that ends.
+    pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) -> Completion {
+        self.pool.bytes_mut(self.range.addr, bytes.len()).copy_from_slice(bytes);
+        let sges = self.sge(0, bytes.len() as u32);
+        let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false };
+        self.endpoint.post_send(self.qpn, wr).expect("room");
+        eventually("the end of a work request", || {
+            self.drain();
+            self.endpoint.poll_cq(self.send_cq)
+        })
+    }
+
+    /// Waits for a message of the peer.
+    pub(crate) fn receive(&mut self) -> Vec<u8> {
+        let done = eventually("a message", || {
+            self.drain();
+            self.endpoint.poll_cq(self.recv_cq)
+        });
+        assert_eq!(done.status, WcStatus::Success);
+        let addr = self.range.addr + done.wr_id;
+        let bytes = self.pool.bytes(addr, done.byte_len as usize).to_vec();
+        self.post_receive(((done.wr_id - 4096) / MESSAGE_BYTES as u64) as u32);
+        bytes
+    }
+
+    /// Sends and receives what there is.
+    pub(crate) fn drain(&mut self) {
+        let now = clock::now();
+        while {
+            let done = world::drain(&mut self.endpoint, &mut self.wire, &mut self.pool, now);
+            done.received + done.sent > 0
+        } {}
+    }
+}
