@@ -1,0 +1,39 @@
+//! A program without an operating system that links the pure crates.
+//!
+//! It brings its own panic handler and its own allocator. The standard library brings both as well, so the moment
+//! any crate in the graph of `roce` or `xio` links `std`, the compiler refuses this package with a duplicate
+//! `panic_impl`. That makes "no clock, no socket, no file, no thread, no operating-system randomness" a fact that
+//! `cargo xtask check` establishes on every change, and not a promise. A second check reads the symbols that the
+//! archive imports: a crate that reaches past `std` to the C library is named there.
+//!
+//! Nothing in here runs. The package is its own workspace, so that the features other members switch on (`std` of
+//! `thiserror`, for one) cannot leak into the proof or hide from it.
+#![no_std]
+
+// Named so that they are linked even though nothing of them is called.
+extern crate roce;
+extern crate xio;
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::panic::PanicInfo;
+
+/// Serves nothing: the proof needs an allocator to exist, not to work.
+struct NoMemory;
+
+// SAFETY: `alloc` always reports failure by a null pointer, which the trait allows, so no block is ever handed out
+// and `dealloc` can never be called with one.
+unsafe impl GlobalAlloc for NoMemory {
+    unsafe fn alloc(&self, _: Layout) -> *mut u8 {
+        core::ptr::null_mut()
+    }
+
+    unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
+}
+
+#[global_allocator]
+static ALLOCATOR: NoMemory = NoMemory;
+
+#[panic_handler]
+fn halt(_: &PanicInfo<'_>) -> ! {
+    loop {}
+}

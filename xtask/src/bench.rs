@@ -1,0 +1,203 @@
+//! `cargo xtask bench`: figures that anyone can repeat.
+//!
+//! A benchmark here is the product itself, run as a user would run it: the release build of `dquant demo` in several
+//! configurations, round after round, so that a machine that slows down slows all of them. What is printed is the
+//! median and the spread of each figure, with the load the machine had before each run.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`data`] | the configurations, the rounds, and the check that all of them delivered the same bytes |
+//! | [`figures`] | what one run says, as numbers |
+//! | [`table`] | medians, spread and targets, for people and for programs |
+//! | [`process`] | runs the demo and watches the memory of its DPU from outside |
+//! | [`soak`] | one long stream: does memory stay where it is? |
+//! | [`machine`] | what the figures were taken on |
+//!
+//! Nothing in here decides how fast is fast enough: a missed target is printed, wrong bytes fail.
+
+mod data;
+mod figures;
+mod machine;
+mod process;
+mod soak;
+mod table;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::Command;
+use crate::shell::{self, Failure};
+use crate::workspace::{self, cargo};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "bench",
+    summary: "Figures of the main job: throughput, bytes and CPU per token, memory",
+    help: "\
+Usage: cargo xtask bench data [OPTIONS]
+
+Builds dquant in release mode and runs `dquant demo` over and over: with offload, without, with 1 % loss, and from one
+corpus. Prints medians with the lowest and highest value, and the target where there is one. Every run verifies its
+batches; all runs over the same corpora must deliver the same stream. docs/benchmarks.md explains each row.
+
+Options:
+  --runs N        rounds, each of which runs every configuration once [default: 5]
+  --seconds S     length of the measured part of a run [default: 5]
+  --io HOW        how the target reads files: auto, buffered or direct [default: auto]
+  --soak TIME     instead: one stream of that length, and whether the DPU's memory stays flat
+  --binary PATH   measure this dquant and build nothing
+  --json          one JSON object with every run
+
+Exit code: 0 good, 1 wrong bytes or a run that failed, 2 usage or environment. A missed target is no failure: it depends
+on the machine.
+
+Examples:
+  cargo xtask bench data                         five rounds, about four minutes
+  cargo xtask bench data --runs 1 --seconds 2    a quick look
+  cargo xtask bench data --soak 60s              one minute of streaming, memory watched",
+    run,
+};
+
+/// What the user asked for.
+#[derive(Clone, Debug, PartialEq)]
+struct Options {
+    runs: usize,
+    seconds: Duration,
+    io: String,
+    soak: Option<Duration>,
+    binary: Option<PathBuf>,
+    json: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            runs: 5,
+            seconds: Duration::from_secs(5),
+            io: "auto".to_owned(),
+            soak: None,
+            binary: None,
+            json: false,
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<(), Failure> {
+    let options = parse(args)?;
+    let program = match &options.binary {
+        Some(path) => path.clone(),
+        None => build()?,
+    };
+    match options.soak {
+        Some(length) => soak::run(&program, &options, length),
+        None => data::run(&program, &options),
+    }
+}
+
+fn build() -> Result<PathBuf, Failure> {
+    shell::run(&mut cargo(&["build", "--release", "--package", "dquant", "--bin", "dquant"]))?;
+    Ok(workspace::target_directory()?.join("release/dquant"))
+}
+
+fn parse(args: &[String]) -> Result<Options, Failure> {
+    let Some((subject, rest)) = args.split_first() else {
+        return Err(Failure::usage("what to measure? there is: data"));
+    };
+    if subject != "data" {
+        return Err(Failure::usage(format!(
+            "nothing called '{subject}' to measure; there is: data"
+        )));
+    }
+    let mut options = Options::default();
+    let mut rest = rest.iter();
+    while let Some(flag) = rest.next() {
+        if flag == "--json" {
+            options.json = true;
+            continue;
+        }
+        let value = rest.next().map(String::as_str);
+        set(&mut options, flag, value)?;
+    }
+    Ok(options)
+}
+
+fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Failure> {
+    let given = || value.ok_or_else(|| Failure::usage(format!("{flag} needs a value; see --help")));
+    match flag {
+        "--runs" => options.runs = runs(given()?)?,
+        "--seconds" => options.seconds = time(flag, given()?)?,
+        "--soak" => options.soak = Some(time(flag, given()?)?),
+        "--binary" => options.binary = Some(given()?.into()),
+        "--io" => match given()? {
+            how @ ("auto" | "buffered" | "direct") => options.io = how.to_owned(),
+            other => {
+                return Err(Failure::usage(format!(
+                    "--io is auto, buffered or direct, not '{other}'"
+                )));
+            }
+        },
+        _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+    }
+    Ok(())
+}
+
+/// More rounds than this say nothing new and take hours.
+const MAX_RUNS: usize = 1_000;
+
+fn runs(text: &str) -> Result<usize, Failure> {
+    match text.parse() {
+        Ok(runs @ 1..=MAX_RUNS) => Ok(runs),
+        _ => Err(Failure::usage(format!("--runs is a number from 1 to {MAX_RUNS}, not '{text}'"))),
+    }
+}
+
+/// A time of at most a day: `5`, `2.5s`, `10min`.
+fn time(flag: &str, text: &str) -> Result<Duration, Failure> {
+    let (number, unit_s) = match text.strip_suffix("min") {
+        Some(minutes) => (minutes, 60.0),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = number.parse().map_or(f64::NAN, |n: f64| n * unit_s);
+    if (0.1..=86_400.0).contains(&seconds) {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    Err(Failure::usage(format!("{flag} is a time such as 5, 2.5s or 10min, not '{text}'")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options, Failure> {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&args)
+    }
+
+    #[test]
+    fn options_are_parsed() {
+        let options = parsed("data --runs 3 --seconds 1.5s --io direct --json").expect("good");
+        assert_eq!(options.runs, 3);
+        assert_eq!(options.seconds, Duration::from_millis(1_500));
+        assert_eq!((options.io.as_str(), options.json), ("direct", true));
+        let soak = parsed("data --soak 2min").expect("good").soak;
+        assert_eq!(soak, Some(Duration::from_secs(120)));
+        assert_eq!(parsed("data").expect("good"), Options::default());
+    }
+
+    #[test]
+    fn mistakes_are_usage_errors() {
+        for line in [
+            "",
+            "dta",
+            "data --runs",
+            "data --runs 0",
+            "data --runs x",
+            "data --seconds -1",
+            "data --seconds nan",
+            "data --io fast",
+            "data --sok 1s",
+        ] {
+            let failure = parsed(line).expect_err(line);
+            assert_eq!(failure.exit_code(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `cargo xtask check`: what a change must pass before anyone reads it.
+//!
+//! The steps are a table, cheap ones first. All of them run even after one has failed, so that one round shows every
+//! complaint; the summary at the end names each with its time. A step that needs a tool which is not installed says so
+//! and is counted as skipped, never as passed.
+
+use std::time::{Duration, Instant};
+
+use crate::shell::{self, Failure};
+use crate::workspace::cargo;
+use crate::{Command, layers, no_os, tidy};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "check",
+    summary: "Formatting, lints, documentation, layering, the no-OS proof and house rules",
+    help: "\
+Usage: cargo xtask check [STEP…]
+
+Steps, in this order; all of them without arguments:
+  tidy     functions of at most 70 lines, module headers, no stray words
+  fmt      rustfmt leaves every file as it is
+  layers   who may depend on whom; what pure crates may depend on
+  clippy   no lint fires, tests and benches included
+  doc      rustdoc is silent, private items included
+  no-os    the pure crates link without an operating system
+  deny     licences, advisories and sources of dependencies (needs cargo-deny)
+
+Exit code: 0 all passed, 1 a step failed, 2 usage or environment.
+
+Examples:
+  cargo xtask check                everything
+  cargo xtask check tidy layers    two steps, in seconds",
+    run,
+};
+
+/// How a step ended when it did not fail.
+pub(crate) enum Outcome {
+    /// It ran and holds.
+    Passed,
+    /// It did not run, and why.
+    Skipped(String),
+}
+
+/// One step of the check.
+struct Step {
+    name: &'static str,
+    run: fn() -> Result<Outcome, Failure>,
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "tidy", run: tidy::check },
+    Step { name: "fmt", run: fmt },
+    Step { name: "layers", run: layers::check },
+    Step { name: "clippy", run: clippy },
+    Step { name: "doc", run: doc },
+    Step { name: "no-os", run: no_os::check },
+    Step { name: "deny", run: deny },
+];
+
+fn run(args: &[String]) -> Result<(), Failure> {
+    let mut report = Vec::new();
+    for step in select(args)? {
+        eprintln!("==> {}", step.name);
+        let started = Instant::now();
+        let result = (step.run)();
+        if let Err(failure) = &result {
+            eprintln!("    {failure}");
+        }
+        report.push((step.name, result, started.elapsed()));
+    }
+    summarise(&report)
+}
+
+fn select(names: &[String]) -> Result<Vec<&'static Step>, Failure> {
+    if names.is_empty() {
+        return Ok(STEPS.iter().collect());
+    }
+    names.iter().map(|name| find(name)).collect()
+}
+
+fn find(name: &str) -> Result<&'static Step, Failure> {
+    STEPS.iter().find(|step| step.name == name).ok_or_else(|| {
+        let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
+        Failure::usage(format!("no step '{name}'; there are: {}", known.join(", ")))
+    })
+}
+
+type Line = (&'static str, Result<Outcome, Failure>, Duration);
+
+fn summarise(report: &[Line]) -> Result<(), Failure> {
+    eprintln!();
+    for (name, result, elapsed) in report {
+        let verdict = match result {
+            Ok(Outcome::Passed) => "ok".to_owned(),
+            Ok(Outcome::Skipped(reason)) => format!("skipped: {reason}"),
+            Err(_) => "FAILED".to_owned(),
+        };
+        println!("{name:<8}{:>7.1} s  {verdict}", elapsed.as_secs_f64());
+    }
+    let failed: Vec<&str> =
+        report.iter().filter(|(_, result, _)| result.is_err()).map(|(name, ..)| *name).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::check(format!("failed: {}", failed.join(", "))))
+}
+
+fn fmt() -> Result<Outcome, Failure> {
+    shell::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    shell::run(&mut cargo(&["fmt", "--manifest-path", no_os::MANIFEST, "--check"]))?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy() -> Result<Outcome, Failure> {
+    shell::run(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--keep-going",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    Ok(Outcome::Passed)
+}
+
+fn doc() -> Result<Outcome, Failure> {
+    let mut command =
+        cargo(&["doc", "--workspace", "--no-deps", "--document-private-items", "--keep-going"]);
+    // Module tables link private rooms on purpose: the documentation is built with them.
+    let flags = "-D warnings -A rustdoc::private_intra_doc_links";
+    shell::run(command.env("RUSTDOCFLAGS", flags))?;
+    Ok(Outcome::Passed)
+}
+
+fn deny() -> Result<Outcome, Failure> {
+    if !shell::answers("cargo-deny", &["--version"]) {
+        let reason = "cargo-deny is not installed (cargo install --locked cargo-deny)";
+        return Ok(Outcome::Skipped(reason.to_owned()));
+    }
+    shell::run(&mut cargo(&["deny", "check"]))?;
+    Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_every_step() {
+        for step in STEPS {
+            assert!(COMMAND.help.contains(&format!("\n  {}", step.name)), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_before_anything_runs() {
+        let failure = run(&["fmt".to_owned(), "frmt".to_owned()]).expect_err("no such step");
+        assert_eq!(failure.exit_code(), 2);
+    }
+}

@@ -1,0 +1,91 @@
+//! Running other programs and telling what happened.
+//!
+//! A program that cannot be started is a fault of the machine (exit code 2); one that ran and failed is a failed check
+//! (exit code 1). The command line is printed before it runs, so that a failing step can be pasted and repeated.
+
+use std::fmt;
+use std::process::{Command, Stdio};
+
+/// Why a command of xtask stops.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line was wrong, or the machine lacks something that cannot be skipped.
+    Usage(String),
+    /// A check ran and did not pass.
+    Check(String),
+}
+
+impl Failure {
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure::Usage(message.into())
+    }
+
+    pub(crate) fn check(message: impl Into<String>) -> Failure {
+        Failure::Check(message.into())
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Check(_) => 1,
+            Failure::Usage(_) => 2,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(message) | Failure::Check(message) => f.write_str(message),
+        }
+    }
+}
+
+/// Runs a program with its output on this terminal.
+///
+/// # Errors
+/// [`Failure::Usage`] when it cannot be started, [`Failure::Check`] when it ends with a failure.
+pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
+    eprintln!("    $ {}", display(command));
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::check(format!("`{}` ended with {status}", display(command))))
+}
+
+/// Runs a program and returns what it wrote to stdout; its stderr stays on this terminal.
+///
+/// # Errors
+/// As [`run`], and [`Failure::Check`] when the output is not UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
+    let output =
+        command.stderr(Stdio::inherit()).output().map_err(|error| cannot_start(command, &error))?;
+    if !output.status.success() {
+        return Err(Failure::check(format!("`{}` ended with {}", display(command), output.status)));
+    }
+    String::from_utf8(output.stdout)
+        .map_err(|_| Failure::check(format!("`{}` wrote text that is not UTF-8", display(command))))
+}
+
+/// Whether a program starts and answers these arguments with success.
+pub(crate) fn answers(program: &str, args: &[&str]) -> bool {
+    Command::new(program)
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
+    Failure::usage(format!("cannot start `{}`: {error}", display(command)))
+}
+
+fn display(command: &Command) -> String {
+    let mut line = command.get_program().to_string_lossy().into_owned();
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&arg.to_string_lossy());
+    }
+    line
+}

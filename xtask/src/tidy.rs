@@ -1,0 +1,148 @@
+//! House rules that no compiler knows: short functions, module headers, no stray words.
+//!
+//! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
+//! clippy can say is left to them.
+
+use std::fs;
+use std::path::Path;
+
+use crate::check::Outcome;
+use crate::scan;
+use crate::shell::Failure;
+use crate::workspace::{self, root};
+
+/// The longest function that fits one screen with its surroundings.
+const MAX_FUNCTION_LINES: usize = 70;
+
+/// File types that people write by hand and that are read for stray words.
+const TEXT: &[&str] =
+    &["rs", "toml", "md", "py", "pyi", "proto", "sh", "yml", "yaml", "html", "js", "css"];
+
+/// Words that mean "not finished" or "only on my machine". Each is cut in two here, or this file would find itself.
+const STRAY_WORDS: &[(&str, &str)] = &[
+    (concat!("TO", "DO"), "finish it, or write an issue"),
+    (concat!("FIX", "ME"), "fix it, or write an issue"),
+    (concat!("XX", "X"), "say what is meant"),
+    (concat!("dbg", "!"), "left over from debugging"),
+    (concat!("/wo", "rk/"), "a path of one machine"),
+    (concat!("/tm", "p/h/"), "a path of one machine"),
+    (concat!("replace", "-with"), "where packages are fetched from is the user's own setting"),
+    (concat!("index", "-url"), "where packages are fetched from is the user's own setting"),
+    (concat!("sparse", "+http"), "where packages are fetched from is the user's own setting"),
+];
+
+pub(crate) fn check() -> Result<Outcome, Failure> {
+    let mut complaints = Vec::new();
+    for path in workspace::files()? {
+        let Some(extension) = path.extension().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if !TEXT.contains(&extension) {
+            continue;
+        }
+        // A file that git lists and that is not there was deleted in the work tree.
+        let Ok(text) = fs::read_to_string(root().join(&path)) else {
+            continue;
+        };
+        complaints.extend(judge(&path, extension, &text));
+    }
+    for complaint in &complaints {
+        eprintln!("    {complaint}");
+    }
+    match complaints.len() {
+        0 => Ok(Outcome::Passed),
+        n => Err(Failure::check(format!("{n} breaches of the house rules"))),
+    }
+}
+
+fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
+    let mut complaints = stray_words(path, text);
+    if extension == "rs" {
+        complaints.extend(missing_header(path, text));
+        complaints.extend(long_functions(path, text));
+    }
+    complaints
+}
+
+fn stray_words(path: &Path, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        for (word, remedy) in STRAY_WORDS {
+            if contains_word(line, word) {
+                found.push(format!("{}:{}: '{word}': {remedy}", path.display(), number + 1));
+            }
+        }
+    }
+    found
+}
+
+/// Whether `word` stands in the line and not inside a longer name.
+fn contains_word(line: &str, word: &str) -> bool {
+    let name_char = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        let inside_left = word.starts_with(name_char) && line[..at].ends_with(name_char);
+        let inside_right =
+            word.ends_with(name_char) && line[at + word.len()..].starts_with(name_char);
+        !inside_left && !inside_right
+    })
+}
+
+fn missing_header(path: &Path, text: &str) -> Option<String> {
+    let has_header = text.lines().find(|line| !line.trim().is_empty())?.starts_with("//!");
+    (!has_header).then(|| {
+        format!(
+            "{}:1: no `//!` header: say what belongs in this file and what does not",
+            path.display()
+        )
+    })
+}
+
+fn long_functions(path: &Path, text: &str) -> Vec<String> {
+    let functions = scan::functions(&scan::code_only(text));
+    let long = functions.into_iter().filter(|function| function.lines > MAX_FUNCTION_LINES);
+    long.map(|function| {
+        let (name, line, lines) = (function.name, function.line, function.lines);
+        format!(
+            "{}:{line}: `{name}` has {lines} lines, more than {MAX_FUNCTION_LINES}",
+            path.display()
+        )
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(text: &str) -> Vec<String> {
+        judge(Path::new("crates/a/src/b.rs"), "rs", text)
+    }
+
+    #[test]
+    fn a_long_function_is_named_with_its_line() {
+        let body = "    step();\n".repeat(MAX_FUNCTION_LINES - 2);
+        let fits = format!("//! a\nfn fits() {{\n{body}}}\n");
+        assert!(judged(&fits).is_empty());
+        let long = format!("//! a\nfn long() {{\n{body}    step();\n}}\n");
+        let complaints = judged(&long);
+        assert_eq!(complaints.len(), 1);
+        assert!(
+            complaints[0].starts_with("crates/a/src/b.rs:2: `long` has 71 lines"),
+            "{complaints:?}"
+        );
+    }
+
+    #[test]
+    fn a_file_begins_with_its_header() {
+        assert!(judged("//! What it is for.\n").is_empty());
+        assert!(judged("").is_empty());
+        assert_eq!(judged("use std::fmt;\n").len(), 1);
+    }
+
+    #[test]
+    fn stray_words_are_whole_words() {
+        let word = STRAY_WORDS[0].0;
+        assert_eq!(judged(&format!("//! a\n// {word}: later\n")).len(), 1);
+        assert!(judged(&format!("//! a\nconst {word}S: u8 = 1;\n")).is_empty());
+    }
+}
