@@ -272,7 +272,10 @@ impl fmt::Display for Summary {
             [&self.figures].into_iter().chain(&self.without_offload).collect();
         table(f, &columns)?;
         let Figures { stream_hash, stream_hash_batches, .. } = &self.figures;
-        writeln!(f, "\nhash of the first {stream_hash_batches} batches: {stream_hash}")?;
+        writeln!(f)?;
+        if *stream_hash_batches > 0 {
+            writeln!(f, "hash of the first {stream_hash_batches} batches: {stream_hash}")?;
+        }
         if !self.same_stream() {
             writeln!(f, "WRONG: with and without offload the first batches differ")?;
         }
