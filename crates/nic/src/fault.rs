@@ -76,7 +76,7 @@ mod tests {
 
     use roce::verbs::Qpn;
     use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
-    use roce::world::Ecn;
+    use roce::world::Origin;
 
     use super::*;
 
@@ -109,7 +109,7 @@ mod tests {
         };
         let headers = Headers::new(bth, Ext::None).expect("legal");
         let source = SocketAddr::from(([127, 0, 0, 1], 4791));
-        RxFrame { source, ecn: Ecn::NotEct, headers, payload: &[] }
+        RxFrame { origin: Origin::new(source, source.ip()), headers, payload: &[] }
     }
 
     fn survivors(loss_ppm: u32, seed: u64, rounds: usize) -> (Vec<u32>, u64) {

@@ -3,6 +3,11 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`udp`] | the UDP wire: segmented sends, joined receives, ICRC, DSCP and ECN |
+//! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
+//! | [`capture`] | what a wire sends and accepts, as a pcap file |
+//! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
+//! | [`interfaces`] | network interfaces and their addresses |
+//! | [`doctor`] | whether this machine is fit for it |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`disk`], [`root`] | io_uring reads; files opened below exported folders only |
@@ -15,10 +20,15 @@
 //! is sound.
 
 pub mod attach;
+pub mod capture;
 pub mod clock;
+pub mod device;
 pub mod disk;
+pub mod doctor;
 pub mod fault;
+pub mod interfaces;
 pub mod kernels;
+pub mod packet;
 pub mod pool;
 pub mod ring;
 pub mod root;

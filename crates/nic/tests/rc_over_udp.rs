@@ -15,7 +15,7 @@ use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
     WcOpcode, WcStatus,
 };
-use roce::world::{Ecn, Memory, Path, drain};
+use roce::world::{Memory, Path, drain};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,14 +41,14 @@ impl Host {
         let pd = endpoint.alloc_pd();
         let cq = endpoint.create_cq(64).expect("cq");
         let region = endpoint.register(pd, pool.base(), pool.len(), Access::ALL).expect("region");
-        let config = QpConfig { pd, send_cq: cq, recv_cq: cq, max_send_wr: 32, max_recv_wr: 32 };
+        let config = QpConfig::rc(pd, cq, 32, 32);
         let qpn = endpoint.create_qp(config).expect("qp");
         Host { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), pool, region, cq, qpn }
     }
 
     fn connect(&mut self, peer: &Host) {
         let remote = peer.wire.inner().local();
-        let path = Path { remote, dscp: 26, ecn: Ecn::Ect0 };
+        let path = Path { dscp: 26, ..Path::new(remote) };
         let psn = peer.endpoint.initial_psn(peer.qpn).expect("qp");
         let attributes = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, psn) };
         self.endpoint.connect(self.qpn, &attributes).expect("connect");
@@ -75,7 +75,14 @@ impl Host {
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, range: PoolRange) {
-        let wr = SendWr { wr_id, op, sges: self.sges(range), signaled: true, solicited: false };
+        let wr = SendWr {
+            wr_id,
+            op,
+            sges: self.sges(range),
+            signaled: true,
+            solicited: false,
+            ..SendWr::default()
+        };
         self.endpoint.post_send(self.qpn, wr).expect("post");
     }
 
@@ -185,7 +192,7 @@ fn a_wrong_key_is_refused_across_the_wire() {
     let rkey = b.region.rkey ^ 1;
     let sges = a.sges(from);
     let op = SendOp::Write { remote_addr: to.addr, rkey };
-    let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false };
+    let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
     a.endpoint.post_send(a.qpn, wr).expect("post");
     let deadline = clock::now() + LIMIT;
     let status = loop {

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs};
-use roce::world::{Ecn, Path};
+use roce::world::{Origin, Path};
 use roce::{Duration, Time};
 
 const RUNS: usize = 15;
@@ -36,13 +36,13 @@ impl Side {
         let pd = endpoint.alloc_pd();
         let region = endpoint.register(pd, 1 << 32, REGION_BYTES, Access::ALL).unwrap();
         let cq = endpoint.create_cq(4096).unwrap();
-        let config = QpConfig { pd, send_cq: cq, recv_cq: cq, max_send_wr: 256, max_recv_wr: 1024 };
+        let config = QpConfig::rc(pd, cq, 256, 1024);
         let qpn = endpoint.create_qp(config).unwrap();
         Side { endpoint, region, cq, qpn, address: SocketAddr::from(([10, 0, 0, host], 4791)) }
     }
 
     fn connect(&mut self, peer: &Side) {
-        let path = Path { remote: peer.address, dscp: 0, ecn: Ecn::Ect0 };
+        let path = Path::new(peer.address);
         let remote_psn = peer.endpoint.initial_psn(peer.qpn).unwrap();
         let connect = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, remote_psn) };
         self.endpoint.connect(self.qpn, &connect).unwrap();
@@ -67,7 +67,12 @@ fn carry(from: &mut Side, to: &mut Side, now: Time) -> u64 {
         && let Some(transmit) = from.endpoint.poll_transmit(now)
     {
         let len = transmit.payload_len();
-        let _ = to.endpoint.handle_packet(now, from.address, &transmit.headers, len);
+        let _ = to.endpoint.handle_packet(
+            now,
+            &Origin::new(from.address, to.address.ip()),
+            &transmit.headers,
+            len,
+        );
         packets += 1;
     }
     packets
@@ -110,7 +115,7 @@ fn round(
         }
         let from = Sge { addr: a.region.addr, len, lkey: a.region.lkey };
         let sges = [from].into_iter().collect();
-        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false };
+        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         a.endpoint.post_send(a.qpn, wr).unwrap();
     }
     let packets = exchange(a, b, now);

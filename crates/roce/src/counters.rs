@@ -37,8 +37,22 @@ counters! {
     retransmitted_packets,
     /// Local ACK timer expiries that led to a retry.
     timeouts,
-    /// Retries because a READ response was missing although later ones had arrived.
+    /// Retries because an answer to a READ or atomic was missing although later ones had arrived.
     implied_naks,
+    /// Selective repeat: packets and READ ranges sent again.
+    selective_retransmits,
+    /// Selective repeat: packets found lost because later ones had arrived.
+    packets_judged_lost,
+    /// Selective repeat: packets taken for lost that had arrived, or were about to.
+    spurious_retransmits,
+    /// Selective repeat: packets sent again because nothing was heard.
+    loss_probes,
+    /// Selective repeat: acknowledgements sent that tell single packets.
+    selective_acks_sent,
+    /// Selective repeat: request packets placed before their turn.
+    early_packets,
+    /// Selective repeat: such packets given up because an earlier one was written over them.
+    early_packets_forgotten,
     /// Retry counters that ran out.
     retries_exceeded,
     /// RNR retry counters that ran out.
@@ -73,9 +87,15 @@ counters! {
     duplicates,
     /// READ requests executed again for data that had been lost.
     duplicate_reads,
+    /// Atomics of the peer carried out.
+    atomics,
+    /// Atomics that had been carried out before: answered again, not carried out again.
+    duplicate_atomics,
+    /// Atomics that had been carried out too long ago to be answered again: dropped.
+    stale_atomics,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
-    /// READ requests beyond `max_dest_rd_atomic`.
+    /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
 
     /// Packets for a queue pair that does not exist.
@@ -92,16 +112,28 @@ counters! {
     bad_length,
     /// Responses with a PSN that was never sent, READ requests with PSNs that do not fit.
     bad_psn,
-    /// Accesses refused: no region has the key.
+    /// Accesses, bindings and invalidations refused: no region or window has the key.
     bad_key,
-    /// Accesses refused: region and queue pair have different protection domains.
+    /// Refused: region or window and queue pair have different protection domains, or the window
+    /// is bound to another queue pair.
     bad_pd,
-    /// Accesses refused: the region does not allow this kind.
+    /// Refused: the region, the window or the queue pair does not allow this kind.
     bad_access,
-    /// Accesses refused: outside the region.
+    /// Refused: outside the region or window.
     bad_bounds,
+    /// Atomics on words that are not aligned to 8 bytes.
+    misaligned_atomics,
     /// Responses that do not belong to the request with their PSN.
     bad_response,
+
+    /// UC messages given up because a packet was missing or refused.
+    broken_messages,
+    /// UC packets of messages whose beginning is missing or was refused, dropped.
+    orphan_packets,
+    /// UC and UD messages dropped because no receive was posted.
+    no_receive,
+    /// Datagrams with another queue key.
+    bad_qkey,
 
     /// Messages longer than the posted receive.
     receive_too_small,
@@ -109,8 +141,16 @@ counters! {
     cq_overflows,
     /// Queue pairs that went to the error state.
     qp_errors,
+    /// UC and UD queue pairs that stopped sending because a send failed.
+    send_queue_errors,
     /// Congestion notification packets received.
     cnps_received,
+    /// Packets that the network had marked: congestion experienced.
+    ecn_marked,
+    /// Congestion notification packets sent.
+    cnps_sent,
+    /// Packets that were held back by congestion control.
+    paced_packets,
 }
 
 /// The counters of one queue pair. Fields that concern no queue pair stay zero.

@@ -4,12 +4,37 @@
 //! promise that every work request completes (C2). So the queue is marked *overrun*, takes no more,
 //! and every queue pair that needs it goes to the error state (IBA 10.10.4). What was in the queue
 //! can still be polled.
+//!
+//! A queue that is *armed* makes one notification, when the next completion of the wanted kind is
+//! added, and is disarmed by it. Completions that wait already make none: arm first, then poll until
+//! empty, then wait. A notification that nobody has taken yet stands for later ones too.
 
 use alloc::collections::VecDeque;
 
 use crate::rng::SplitMix64;
 use crate::slab::{Layout, Slab};
-use crate::verbs::{Completion, CqId, VerbsError};
+use crate::verbs::{Completion, CqId, VerbsError, WcStatus};
+
+/// What became of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// It waits to be polled.
+    Added,
+    /// It is lost, and with it the queue: it was full.
+    Overran,
+    /// It is lost, as others before it.
+    Lost,
+}
+
+/// What makes a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Armed {
+    No,
+    /// The next solicited completion, or one that is an error.
+    Solicited,
+    /// The next completion.
+    Next,
+}
 
 #[derive(Debug)]
 struct Cq {
@@ -17,24 +42,50 @@ struct Cq {
     depth: u32,
     overrun: bool,
     users: u32,
+    armed: Armed,
+    /// Stands in the queue of notifications.
+    notified: bool,
+}
+
+impl Cq {
+    fn new(depth: u32) -> Cq {
+        let entries = VecDeque::with_capacity(depth as usize);
+        Cq { entries, depth, overrun: false, users: 0, armed: Armed::No, notified: false }
+    }
+
+    /// Whether this completion is what the queue was armed for. Disarms it then.
+    fn springs(&mut self, completion: &Completion) -> bool {
+        let is_urgent = completion.solicited || completion.status != WcStatus::Success;
+        let springs = match self.armed {
+            Armed::No => false,
+            Armed::Solicited => is_urgent,
+            Armed::Next => true,
+        };
+        if springs {
+            self.armed = Armed::No;
+        }
+        springs
+    }
 }
 
 /// All completion queues of an endpoint.
 #[derive(Debug)]
 pub(crate) struct CqTable {
     slab: Slab<Cq>,
+    /// Queues that got what they were armed for, each once.
+    notified: VecDeque<CqId>,
 }
 
 impl CqTable {
     pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> CqTable {
-        CqTable { slab: Slab::new(Layout::new(limit, u32::BITS), rng.next_u32()) }
+        let slab = Slab::new(Layout::new(limit, u32::BITS), rng.next_u32());
+        CqTable { slab, notified: VecDeque::new() }
     }
 
     pub(crate) fn create(&mut self, depth: u32) -> Result<CqId, VerbsError> {
-        let entries = VecDeque::with_capacity(depth as usize);
         let limit = self.slab.layout().limit;
         self.slab
-            .insert_with(|_, _| Cq { entries, depth, overrun: false, users: 0 })
+            .insert_with(|_, _| Cq::new(depth))
             .map(CqId)
             .ok_or(VerbsError::TableFull { what: "completion queues", limit })
     }
@@ -45,6 +96,7 @@ impl CqTable {
             Some(queue) if queue.users > 0 => Err(VerbsError::CqInUse(cq.0)),
             Some(_) => {
                 self.slab.remove(cq.0);
+                self.notified.retain(|&notified| notified != cq);
                 Ok(())
             }
         }
@@ -66,17 +118,63 @@ impl CqTable {
         }
     }
 
-    /// Adds a completion; false when the queue is, or just became, overrun.
-    #[must_use]
-    pub(crate) fn push(&mut self, cq: CqId, completion: Completion) -> bool {
-        let Some(queue) = self.slab.get_mut(cq.0) else {
-            return false;
-        };
-        queue.overrun |= queue.entries.len() >= queue.depth as usize;
-        if !queue.overrun {
-            queue.entries.push_back(completion);
+    /// Changes the depth; not below what is in the queue.
+    pub(crate) fn resize(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError> {
+        let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
+        let waiting = queue.entries.len();
+        if waiting > depth as usize {
+            let what = "completion queue entries";
+            return Err(VerbsError::TableFull { what, limit: depth });
         }
-        !queue.overrun
+        queue.entries.reserve_exact(depth as usize - waiting);
+        queue.depth = depth;
+        Ok(())
+    }
+
+    /// Asks for a notification; of two requests, the one that more completions answer holds.
+    pub(crate) fn arm(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
+        let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
+        let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };
+        queue.armed = queue.armed.max(wanted);
+        Ok(())
+    }
+
+    /// The next queue that got what it was armed for.
+    pub(crate) fn poll_notified(&mut self) -> Option<CqId> {
+        let cq = self.notified.pop_front()?;
+        if let Some(queue) = self.slab.get_mut(cq.0) {
+            queue.notified = false;
+        }
+        Some(cq)
+    }
+
+    /// Adds a completion, unless the queue is full or was overrun before.
+    pub(crate) fn push(&mut self, cq: CqId, completion: Completion) -> Pushed {
+        let Some(queue) = self.slab.get_mut(cq.0) else {
+            return Pushed::Lost;
+        };
+        if queue.overrun {
+            return Pushed::Lost;
+        }
+        if queue.entries.len() >= queue.depth as usize {
+            queue.overrun = true;
+            return Pushed::Overran;
+        }
+        queue.entries.push_back(completion);
+        if queue.springs(&completion) && !queue.notified {
+            queue.notified = true;
+            self.notified.push_back(cq);
+        }
+        Pushed::Added
+    }
+
+    /// Swaps the two completions added last; see [`planted`](crate::planted).
+    pub(crate) fn swap_last(&mut self, cq: CqId) {
+        if let Some(queue) = self.slab.get_mut(cq.0)
+            && let Some(before) = queue.entries.len().checked_sub(2)
+        {
+            queue.entries.swap(before, before + 1);
+        }
     }
 
     pub(crate) fn poll(&mut self, cq: CqId) -> Option<Completion> {

@@ -9,28 +9,46 @@
 //! heap. Nothing is allocated after a queue pair has been created and connected.
 
 use alloc::collections::VecDeque;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use crate::cq::CqTable;
+use crate::events::EventQueue;
+use crate::multicast::Groups;
+use crate::pd::PdTable;
+#[cfg(feature = "planted-bugs")]
+use crate::planted::Bug;
+use crate::planted::Planted;
 use crate::qp::{Context, Qp};
-use crate::region::RegionTable;
+use crate::region::{RegionTable, Registration};
+use crate::report::{Cause, LastError, QpReport};
 use crate::rng::SplitMix64;
+use crate::rtt::RttMeter;
 use crate::slab::{Layout, Slab};
+use crate::srq::SrqTable;
 use crate::time::Time;
 use crate::verbs::{
-    Access, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, Verbs, VerbsError,
+    Access, Completion, CqId, GRH_BYTES, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
+    Transport, Verbs, VerbsError, WindowBinding, WindowId,
 };
 use crate::wire::{Headers, Psn};
-use crate::world::{Ecn, Path};
+use crate::world::{AtomicOp, Origin, Path};
 
+pub use crate::attributes::{AsyncEvent, AttrMask, QpAttr, Reliability};
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
 pub use crate::qp::link::{Connect, Mtu, Transmit};
+pub use crate::qp::transition::MAX_RD_ATOMIC;
 pub use crate::qp::{QpConfig, QpState, TimeoutReason};
 pub use crate::sg::{Placement, Placements};
 
 /// Bits of a queue pair number.
 const QPN_BITS: u32 = 24;
+
+/// Bits of a queue pair number below a prefix.
+const PREFIXED_QPN_BITS: u32 = 16;
+
+/// Failures that are kept of queue pairs that were destroyed.
+pub const MAX_PAST_ERRORS: usize = 16;
 
 /// Sizes and limits of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +57,8 @@ pub struct EndpointConfig {
     pub max_qps: u32,
     /// Most completion queues, up to 2^28.
     pub max_cqs: u32,
-    /// Most memory regions, up to 2^28; the more, the shorter the unpredictable part of keys.
+    /// Most memory regions, up to 2^27, and most memory windows, up to 2^19; the more, the shorter the
+    /// unpredictable part of keys.
     pub max_regions: u32,
     /// Most entries of one completion queue.
     pub max_cqe: u32,
@@ -47,6 +66,11 @@ pub struct EndpointConfig {
     pub max_qp_wr: u32,
     /// Most packets of one queue pair in a row while others wait, at least 1.
     pub burst_packets: u32,
+    /// High 8 bits of every queue pair number, if not 0: tells several endpoints that share an
+    /// address apart. `max_qps` is then at most 2^12.
+    pub qpn_prefix: u8,
+    /// Largest path MTU that the wire carries, and the longest datagram.
+    pub mtu: Mtu,
     /// Source of keys, queue pair numbers and initial PSNs.
     pub seed: u64,
 }
@@ -60,9 +84,60 @@ impl Default for EndpointConfig {
             max_cqe: 1 << 20,
             max_qp_wr: 1 << 15,
             burst_packets: 32,
+            qpn_prefix: 0,
+            mtu: Mtu::M4096,
             seed: 0,
         }
     }
+}
+
+/// What becomes of a packet that arrived.
+#[derive(Clone, Debug, Default)]
+pub struct Delivery {
+    /// Where `insert` and the packet's payload go, one after the other, in order. Empty if nothing
+    /// is to be placed.
+    pub pieces: Placements,
+    /// What goes before the payload, or has to be done instead of placing.
+    pub insert: Insert,
+}
+
+/// Bytes that are placed though no payload holds them, or an atomic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Insert {
+    /// Nothing.
+    #[default]
+    None,
+    /// The former value of an atomic of ours: 8 bytes in host byte order.
+    Value(u64),
+    /// The route header in front of a datagram.
+    RouteHeader([u8; GRH_BYTES as usize]),
+    /// The peer's atomic: to be carried out, and its former value handed to
+    /// [`Endpoint::complete_atomic`], before any other call.
+    Atomic(AtomicJob),
+}
+
+/// An atomic on memory of ours, all checks passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicJob {
+    /// The word, 8-byte aligned, in registered memory.
+    pub addr: u64,
+    /// What to do.
+    pub op: AtomicOp,
+    /// The queue pair that asked for it.
+    pub qpn: Qpn,
+    /// PSN of the request.
+    pub psn: Psn,
+}
+
+/// Sizes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqConfig {
+    /// Protection domain.
+    pub pd: PdId,
+    /// Most receives posted and not taken.
+    pub max_wr: u32,
+    /// An event is made when fewer receives than this are left; 0 for never.
+    pub limit: u32,
 }
 
 #[derive(Debug)]
@@ -73,7 +148,7 @@ struct QpEntry {
     is_ready: bool,
 }
 
-/// A software RDMA device with reliable-connection queue pairs.
+/// A software RDMA device.
 ///
 /// # Order of calls
 ///
@@ -96,9 +171,12 @@ struct QpEntry {
 pub struct Endpoint {
     config: EndpointConfig,
     rng: SplitMix64,
-    pds: u32,
+    pds: PdTable,
     regions: RegionTable,
     cqs: CqTable,
+    srqs: SrqTable,
+    groups: Groups,
+    events: EventQueue,
     qps: Slab<QpEntry>,
     /// Slots of queue pairs that may have something to send.
     ready: VecDeque<u32>,
@@ -106,6 +184,8 @@ pub struct Endpoint {
     burst_left: u32,
     deadlines: Deadlines,
     counters: Counters,
+    past_errors: VecDeque<LastError>,
+    planted: Planted,
 }
 
 impl Endpoint {
@@ -113,32 +193,47 @@ impl Endpoint {
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
         let mut rng = SplitMix64::new(config.seed);
-        let qps = Slab::new(Layout::new(config.max_qps, QPN_BITS), rng.next_u32());
+        let qps = Slab::new(qpn_layout(&config), rng.next_u32());
         Endpoint {
             config,
-            pds: 0,
+            pds: PdTable::default(),
             regions: RegionTable::new(config.max_regions, &mut rng),
             cqs: CqTable::new(config.max_cqs, &mut rng),
+            srqs: SrqTable::new(&mut SplitMix64::new(!config.seed)),
+            groups: Groups::default(),
+            events: EventQueue::default(),
             qps,
             ready: VecDeque::new(),
             burst_left: config.burst_packets,
             deadlines: Deadlines::default(),
             counters: Counters::default(),
+            planted: Planted::default(),
+            past_errors: VecDeque::new(),
             rng,
         }
+    }
+
+    /// Makes the endpoint make a mistake, or none, from now on.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: Option<Bug>) {
+        self.planted = Planted::new(bug);
+        self.regions.planted = self.planted;
     }
 
     // ---- objects -------------------------------------------------------------------------------
 
     /// A new protection domain.
     pub fn alloc_pd(&mut self) -> PdId {
-        let pd = PdId(self.pds);
-        self.pds += 1;
-        pd
+        self.pds.alloc()
     }
 
-    fn check_pd(&self, pd: PdId) -> Result<(), VerbsError> {
-        if pd.0 < self.pds { Ok(()) } else { Err(VerbsError::NoPd(pd.0)) }
+    /// Forgets a protection domain that no object belongs to.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
+        self.pds.check(pd)?;
+        if self.regions.uses_pd(pd) {
+            return Err(VerbsError::PdInUse(pd.0));
+        }
+        self.pds.dealloc(pd)
     }
 
     /// A new completion queue for `depth` completions.
@@ -149,7 +244,9 @@ impl Endpoint {
 
     /// Removes a completion queue that no queue pair uses, with what is in it.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError> {
-        self.cqs.destroy(cq)
+        self.cqs.destroy(cq)?;
+        self.events.forget(|event| event == AsyncEvent::CqError(cq));
+        Ok(())
     }
 
     /// Whether completions were lost because the queue was full: it takes no more, and must be
@@ -159,22 +256,29 @@ impl Endpoint {
     }
 
     /// A new queue pair, in state RESET: receives may be posted, and it can be connected.
+    /// `max_recv_wr` counts for nothing when it takes its receives from a shared queue.
     pub fn create_qp(&mut self, config: QpConfig) -> Result<Qpn, VerbsError> {
-        self.check_pd(config.pd)?;
+        self.pds.check(config.pd)?;
         self.cqs.exists(config.send_cq)?;
         self.cqs.exists(config.recv_cq)?;
         within(config.max_send_wr, self.config.max_qp_wr, "send work requests")?;
         within(config.max_recv_wr, self.config.max_qp_wr, "receive work requests")?;
+        config.srq.map_or(Ok(()), |srq| self.srqs.check(srq, config.pd))?;
         let first_psn = Psn::new(self.rng.next_u32());
         let limit = self.qps.layout().limit;
+        let mtu = self.config.mtu;
         let made = self.qps.insert_with(|id, _| QpEntry {
-            qp: Qp::new(Qpn::new(id), &config, first_psn, nowhere()),
+            qp: Qp::new(Qpn::new(id), &config, first_psn, nowhere(), mtu),
             counters: Counters::default(),
             is_ready: false,
         });
         let id = made.ok_or(VerbsError::TableFull { what: "queue pairs", limit })?;
         self.cqs.attach(config.send_cq);
         self.cqs.attach(config.recv_cq);
+        self.pds.attach(config.pd);
+        if let Some(srq) = config.srq {
+            self.srqs.attach(srq);
+        }
         Ok(Qpn::new(id))
     }
 
@@ -185,9 +289,16 @@ impl Endpoint {
         let Some(entry) = self.qps.remove(qpn.get()) else {
             return Err(no_qp(qpn));
         };
+        self.remember(entry.qp.last_error());
         for cq in entry.qp.cqs() {
             self.cqs.detach(cq);
         }
+        if let Some(srq) = entry.qp.srq() {
+            self.srqs.detach(srq);
+        }
+        self.pds.detach(entry.qp.pd());
+        self.groups.forget(qpn);
+        self.events.forget(|event| event.qpn() == Some(qpn));
         self.deadlines.set(slot, None);
         if entry.is_ready {
             self.ready.retain(|&ready| ready != slot);
@@ -207,10 +318,33 @@ impl Endpoint {
         self.qps.at_mut(slot).ok_or(no_qp(qpn))?.qp.set_first_psn(psn)
     }
 
-    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step.
+    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step, with everything allowed to the
+    /// peer that its keys allow. Not for UD.
+    ///
+    /// # Errors
+    /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then as before.
     pub fn connect(&mut self, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
-        let slot = self.slot(qpn)?;
-        self.qps.at_mut(slot).ok_or(no_qp(qpn))?.qp.connect(peer)
+        let mtu = self.config.mtu;
+        self.on_qp(qpn, |qp, cx| qp.connect(cx, peer, mtu))
+    }
+
+    /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
+    ///
+    /// Going to RESET discards all work without completions, going to ERROR completes all of it as
+    /// flushed. Leaving the state out of the mask sets attributes within a state.
+    ///
+    /// # Errors
+    /// [`VerbsError::Transition`] when the transition is not legal, an attribute that it needs is
+    /// missing, or one is set that it does not allow; [`VerbsError::Invalid`] for values out of
+    /// range. Nothing is changed then.
+    pub fn modify_qp(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
+        let mtu = self.config.mtu;
+        self.on_qp(qpn, |qp, cx| qp.modify(cx, attr, mtu))
+    }
+
+    /// The attributes of a queue pair, its state among them.
+    pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
+        self.entry(qpn).map(|entry| entry.qp.query())
     }
 
     /// Moves a queue pair to the error state: its work requests complete as flushed.
@@ -221,9 +355,149 @@ impl Endpoint {
         })
     }
 
+    /// Whether all of these requests would be taken if they were posted now, one after the other: for
+    /// callers that post all or none.
+    ///
+    /// # Errors
+    /// What posting the first that is refused would return. Nothing is posted.
+    pub fn check_sends<'w>(
+        &self,
+        qpn: Qpn,
+        wrs: impl ExactSizeIterator<Item = &'w SendWr>,
+    ) -> Result<(), VerbsError> {
+        self.entry(qpn)?.qp.check_sends(wrs)
+    }
+
     /// The state of a queue pair, if it exists.
     pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
         self.entry(qpn).ok().map(|entry| entry.qp.state())
+    }
+
+    // ---- memory --------------------------------------------------------------------------------
+
+    /// Registers `len` bytes that lie at `backing` in [`Memory`](crate::world::Memory) and that work
+    /// requests and the peer address from `addr` on.
+    pub fn register_at(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        backing: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.pds.check(pd)?;
+        self.regions.register(Registration { pd, addr, len, backing, access })
+    }
+
+    /// A new memory window, bound to nothing, and its first remote key. Type 2 windows are bound by
+    /// work requests ([`SendOp::BindWindow`](crate::verbs::SendOp)), type 1 ones also by
+    /// [`bind_window`](Endpoint::bind_window).
+    pub fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError> {
+        self.pds.check(pd)?;
+        self.regions.alloc_window(pd, type_2)
+    }
+
+    /// Forgets a memory window: its key is refused from now on.
+    pub fn dealloc_window(&mut self, window: WindowId) -> Result<(), VerbsError> {
+        self.regions.dealloc_window(window)
+    }
+
+    /// Binds a type 1 window in the order of the queue pair's sends, and returns the key that it
+    /// will have.
+    pub fn bind_window(
+        &mut self,
+        qpn: Qpn,
+        wr_id: u64,
+        binding: WindowBinding,
+        signaled: bool,
+    ) -> Result<u32, VerbsError> {
+        self.entry(qpn)?;
+        if self.regions.is_type_2(binding.window)? {
+            let why = "windows of type 2 are bound by work requests";
+            return Err(VerbsError::Invalid { qpn: qpn.get(), why });
+        }
+        let op = SendOp::BindWindow(binding);
+        self.post_send(qpn, SendWr { wr_id, op, signaled, ..SendWr::default() })?;
+        self.regions.last_drawn_key(binding.window)
+    }
+
+    // ---- events, notifications, shared receives, groups ----------------------------------------
+
+    /// The next asynchronous event.
+    pub fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.events.poll()
+    }
+
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) that is
+    /// added makes one notification, seen through [`poll_notified`](Endpoint::poll_notified).
+    pub fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
+        self.cqs.arm(cq, solicited_only)
+    }
+
+    /// A completion queue that was armed and has since got what it was armed for.
+    pub fn poll_notified(&mut self) -> Option<CqId> {
+        self.cqs.poll_notified()
+    }
+
+    /// Changes the depth of a completion queue; not below what is in it.
+    pub fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError> {
+        within(depth, self.config.max_cqe, "completion queue entries")?;
+        self.cqs.resize(cq, depth)
+    }
+
+    /// A new shared receive queue, its limit armed.
+    pub fn create_srq(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError> {
+        self.pds.check(config.pd)?;
+        within(config.max_wr, self.config.max_qp_wr, "shared receive work requests")?;
+        let srq = self.srqs.create(config)?;
+        self.pds.attach(config.pd);
+        Ok(srq)
+    }
+
+    /// Sets the limit below which an event is made, once; at once if fewer receives are left.
+    pub fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError> {
+        self.srqs.set_limit(srq, limit, &mut self.events)
+    }
+
+    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was made.
+    pub fn query_srq(&self, srq: SrqId) -> Result<SrqConfig, VerbsError> {
+        self.srqs.query(srq)
+    }
+
+    /// Removes a shared receive queue that no queue pair uses. Its receives vanish.
+    pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError> {
+        let pd = self.srqs.destroy(srq)?;
+        self.pds.detach(pd);
+        self.events.forget(|event| event == AsyncEvent::SrqLimitReached(srq));
+        Ok(())
+    }
+
+    /// Queues a receive work request for all queue pairs of a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), VerbsError> {
+        self.srqs.post(srq, wr)
+    }
+
+    /// Lets a UD queue pair receive the datagrams of a group. Attaching twice is attaching once.
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
+        self.check_group(qpn, group)?;
+        self.groups.attach(qpn, group)
+    }
+
+    /// Ends that.
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
+        self.check_group(qpn, group)?;
+        let was_attached = self.groups.detach(qpn, group);
+        let why = "it is not attached to this group";
+        was_attached.then_some(()).ok_or(VerbsError::Invalid { qpn: qpn.get(), why })
+    }
+
+    fn check_group(&self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
+        let qpn_and = |why| VerbsError::Invalid { qpn: qpn.get(), why };
+        if self.entry(qpn)?.qp.transport() != Transport::Ud {
+            return Err(qpn_and("only datagram queue pairs join groups"));
+        }
+        let is_group = group.to_canonical().is_multicast();
+        is_group.then_some(()).ok_or(qpn_and("the address is no multicast group"))
     }
 
     /// What happened on this endpoint, destroyed queue pairs included.
@@ -236,29 +510,85 @@ impl Endpoint {
         self.entry(qpn).ok().map(|entry| &entry.counters)
     }
 
+    /// Round-trip times of a reliable connection.
+    pub fn qp_rtt(&self, qpn: Qpn) -> Option<&RttMeter> {
+        self.entry(qpn).ok()?.qp.rtt()
+    }
+
+    /// Bits per second that congestion control lets a queue pair send now; `None` if it is not limited.
+    pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
+        self.entry(qpn).ok()?.qp.rate_bps()
+    }
+
+    /// Every queue pair as it is now, in an order that does not change.
+    pub fn queue_pairs(&self) -> impl Iterator<Item = QpReport> {
+        self.qps.iter().map(|entry| entry.qp.report(&entry.counters))
+    }
+
+    /// Why a queue pair failed last, if it did.
+    pub fn last_error(&self, qpn: Qpn) -> Option<LastError> {
+        self.entry(qpn).ok()?.qp.last_error()
+    }
+
+    /// The last failures of queue pairs that are gone, oldest first, at most [`MAX_PAST_ERRORS`].
+    pub fn past_errors(&self) -> impl Iterator<Item = &LastError> {
+        self.past_errors.iter()
+    }
+
     // ---- events --------------------------------------------------------------------------------
 
-    /// A packet arrived, its ICRC is right. Returns where its payload goes, in order; nothing if it
-    /// is not to be placed.
+    /// A packet arrived, its ICRC is right. Returns what is to be placed where.
+    ///
+    /// A datagram to a group goes to several queue pairs: each of them, as
+    /// [`next_of_group`](Endpoint::next_of_group) names them, is handed the packet by
+    /// [`handle_packet_for`](Endpoint::handle_packet_for) instead.
     #[must_use]
     pub fn handle_packet(
         &mut self,
         now: Time,
-        source: SocketAddr,
+        origin: &Origin,
         headers: &Headers,
         payload_len: usize,
-    ) -> Placements {
+    ) -> Delivery {
+        self.handle_packet_for(headers.bth().dest_qp, now, origin, headers, payload_len)
+    }
+
+    /// The queue pair that hears a datagram to a group: the first, or the next after `after`.
+    pub fn next_of_group(&self, group: IpAddr, after: Option<Qpn>) -> Option<Qpn> {
+        self.groups.next(group, after)
+    }
+
+    /// A packet arrived that is for the queue pair `qpn`, whatever its destination says.
+    #[must_use]
+    pub fn handle_packet_for(
+        &mut self,
+        qpn: Qpn,
+        now: Time,
+        origin: &Origin,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Delivery {
         self.counters.packets_received += 1;
-        let Some(slot) = self.qps.find(headers.bth().dest_qp.get()) else {
+        let mut delivery = Delivery::default();
+        let Some(slot) = self.qps.find(qpn.get()) else {
             self.counters.unknown_qp += 1;
-            return Placements::new();
+            return delivery;
         };
-        let mut pieces = Placements::new();
-        self.with_qp(slot, now, &mut pieces, |qp, cx| {
+        self.with_qp(slot, now, &mut delivery, |qp, cx| {
             cx.own.packets_received += 1;
-            qp.handle_packet(cx, source, headers, payload_len);
+            qp.handle_packet(cx, origin, headers, payload_len);
         });
-        pieces
+        delivery
+    }
+
+    /// The former value of the word that an [`Insert::Atomic`] asked for.
+    pub fn complete_atomic(&mut self, job: &AtomicJob, original: u64) {
+        let Some(slot) = self.qps.find(job.qpn.get()) else {
+            return;
+        };
+        // Its answer carries no time: whatever comes of it is timed when it is sent.
+        let unused = &mut Delivery::default();
+        self.with_qp(slot, Time::ZERO, unused, |qp, _| qp.complete_atomic(job.psn, original));
     }
 
     /// Carries out what is due at `now`.
@@ -266,7 +596,7 @@ impl Endpoint {
         while let Some((at, slot)) = self.deadlines.earliest()
             && at <= now
         {
-            let unused = &mut Placements::new();
+            let unused = &mut Delivery::default();
             let handled = self.with_qp(slot, now, unused, |qp, cx| qp.handle_timeout(cx));
             if handled.is_none() {
                 self.deadlines.set(slot, None);
@@ -282,11 +612,14 @@ impl Endpoint {
 
     /// The next packet to send. Packets of a queue pair come in bursts, queue pairs take turns.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
-        let mut payload = Placements::new();
+        let mut delivery = Delivery::default();
+        let mut packet = None;
         while let Some(&slot) = self.ready.front() {
-            let polled = self.poll_qp(slot, now, &mut payload, |qp, cx| qp.poll_transmit(cx));
-            if let Some((path, headers)) = polled.flatten() {
+            let out = (&mut delivery, &mut packet);
+            self.poll_qp(slot, now, out, |qp, cx| qp.poll_transmit(cx));
+            if let Some((path, headers)) = packet {
                 self.end_turn_if_due(slot);
+                let payload = delivery.pieces;
                 return Some(Transmit { path, headers, payload, pad: headers.bth().pad });
             }
             self.ready.pop_front();
@@ -310,6 +643,17 @@ impl Endpoint {
         }
     }
 
+    fn remember(&mut self, error: Option<LastError>) {
+        // That a program stops its queue pairs before it destroys them is no failure.
+        let Some(error) = error.filter(|error| error.cause != Cause::Program) else {
+            return;
+        };
+        if self.past_errors.len() == MAX_PAST_ERRORS {
+            self.past_errors.pop_front();
+        }
+        self.past_errors.push_back(error);
+    }
+
     // ---- plumbing ------------------------------------------------------------------------------
 
     fn slot(&self, qpn: Qpn) -> Result<u32, VerbsError> {
@@ -327,7 +671,7 @@ impl Endpoint {
         verb: impl FnOnce(&mut Qp, &mut Context<'_>) -> Result<T, VerbsError>,
     ) -> Result<T, VerbsError> {
         let slot = self.slot(qpn)?;
-        let unused = &mut Placements::new();
+        let unused = &mut Delivery::default();
         let done = self.with_qp(slot, Time::ZERO, unused, verb);
         done.unwrap_or(Err(no_qp(qpn)))
     }
@@ -337,10 +681,10 @@ impl Endpoint {
         &mut self,
         slot: u32,
         now: Time,
-        pieces: &mut Placements,
+        delivery: &mut Delivery,
         event: impl FnOnce(&mut Qp, &mut Context<'_>) -> T,
     ) -> Option<T> {
-        let done = self.poll_qp(slot, now, pieces, event)?;
+        let done = self.poll_qp(slot, now, (delivery, &mut None), event)?;
         let entry = self.qps.at_mut(slot)?;
         if !entry.is_ready && entry.qp.wants_to_send() {
             entry.is_ready = true;
@@ -355,23 +699,30 @@ impl Endpoint {
         &mut self,
         slot: u32,
         now: Time,
-        pieces: &mut Placements,
+        (delivery, packet): (&mut Delivery, &mut Option<(Path, Headers)>),
         event: impl FnOnce(&mut Qp, &mut Context<'_>) -> T,
     ) -> Option<T> {
         let entry = self.qps.at_mut(slot)?;
         let mut cx = Context {
             now,
-            regions: &self.regions,
+            regions: &mut self.regions,
             cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
+            events: &mut self.events,
             own: &mut entry.counters,
             all: &mut self.counters,
-            pieces,
+            pieces: &mut delivery.pieces,
+            insert: &mut delivery.insert,
+            packet,
+            ecn_ce: false,
             cq_overflowed: false,
+            planted: self.planted,
         };
         let done = event(&mut entry.qp, &mut cx);
         if cx.cq_overflowed {
-            entry.qp.fail(&mut cx);
+            entry.qp.fail_fatally(&mut cx);
         }
+        entry.qp.notice_drained(&mut cx);
         self.deadlines.set(slot, entry.qp.deadline().map(|(at, _)| at));
         Some(done)
     }
@@ -385,8 +736,7 @@ impl Verbs for Endpoint {
         len: u64,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        self.check_pd(pd)?;
-        self.regions.register(pd, addr, len, access)
+        self.register_at(pd, addr, len, addr, access)
     }
 
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
@@ -406,6 +756,13 @@ impl Verbs for Endpoint {
     }
 }
 
+fn qpn_layout(config: &EndpointConfig) -> Layout {
+    match u32::from(config.qpn_prefix) {
+        0 => Layout::new(config.max_qps, QPN_BITS),
+        prefix => Layout::new(config.max_qps, PREFIXED_QPN_BITS).with_prefix(prefix),
+    }
+}
+
 fn no_qp(qpn: Qpn) -> VerbsError {
     VerbsError::NoQp(qpn.get())
 }
@@ -417,6 +774,5 @@ fn within(wanted: u32, limit: u32, what: &'static str) -> Result<(), VerbsError>
 /// Where a queue pair that is not connected would send to.
 fn nowhere() -> Connect {
     let remote = SocketAddr::from(([0, 0, 0, 0], 0));
-    let path = Path { remote, dscp: 0, ecn: Ecn::NotEct };
-    Connect::new(path, Qpn::new(0), Psn::default())
+    Connect::new(Path::new(remote), Qpn::new(0), Psn::default())
 }

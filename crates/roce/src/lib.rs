@@ -10,6 +10,9 @@
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
 //! | [`verbs`] | work requests, completions and the [`verbs::Verbs`] trait that programs speak |
 //! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
+//! | [`dcqcn`] | congestion control: notifications, rates, pacing |
+//! | [`rtt`] | round-trip times: smoothed, and counted |
+//! | [`report`] | queue pairs as they are, and why they failed |
 //! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
 //!
 //! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification, volume 1.
@@ -21,15 +24,24 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod attributes;
 mod counters;
 mod cq;
+pub mod dcqcn;
 mod deadlines;
 pub mod endpoint;
+mod events;
+mod multicast;
+mod pd;
+pub mod planted;
 mod qp;
 mod region;
+pub mod report;
 mod rng;
+pub mod rtt;
 mod sg;
 mod slab;
+mod srq;
 pub mod time;
 pub mod verbs;
 pub mod wire;

@@ -1,27 +1,42 @@
 //! Memory regions: which bytes may be touched, by whom, under which key (contract C3).
 //!
-//! Every access of the transport, local or remote, passes [`RegionTable::check`] at the moment the
-//! packet is built or placed; nothing is remembered from an earlier check, so a region that is
-//! deregistered in the middle of a message stops it there. The table never sees payload.
+//! Every access of the transport, local or remote, passes [`RegionTable::check`] or
+//! [`RegionTable::check_remote`] at the moment the packet is built or placed; nothing is remembered
+//! from an earlier check, so a region that is deregistered in the middle of a message stops it
+//! there. The table never sees payload.
+//!
+//! Work requests and peers name bytes by the region's own addresses, which start wherever the
+//! program said; a check that passes returns where those bytes really lie.
 //!
 //! A key is the region's slot in the low bits and a tag above it. The tag comes from a permutation
 //! of the slot's registration count: keys look unrelated, and none comes back before the count has
-//! gone round. `lkey` and `rkey` differ, so a peer does not learn the local one.
+//! gone round. `lkey` and `rkey` differ, so a peer does not learn the local one. The top bit of a
+//! region's keys is 0; keys that have it set are those of memory windows ([`window`]).
 
-use crate::rng::SplitMix64;
+mod window;
+
+use alloc::collections::BTreeMap;
+
+use crate::planted::{Bug, Planted};
+use crate::rng::{SplitMix64, permute};
 use crate::slab::{Layout, Slab};
-use crate::verbs::{Access, MemoryRegion, PdId, VerbsError};
+use crate::verbs::{Access, MemoryRegion, PdId, Qpn, VerbsError};
+use window::WindowTable;
+
+/// Bits of a region's keys, slot and tag together.
+const KEY_BITS: u32 = 31;
 
 /// Why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// No region has the key.
+    /// No region or window has the key.
     Key,
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain, or the window to another queue
+    /// pair.
     Pd,
-    /// The region does not allow this kind of access.
+    /// The region or window does not allow this.
     Access,
-    /// The range is not inside the region.
+    /// The range is not inside the region or window.
     Bounds,
 }
 
@@ -36,6 +51,8 @@ pub(crate) enum Purpose {
     RemoteRead,
     /// The peer's WRITE.
     RemoteWrite,
+    /// The peer's atomic.
+    RemoteAtomic,
 }
 
 /// A range of bytes that a work request or a peer names.
@@ -46,37 +63,65 @@ pub(crate) struct Range {
     pub(crate) len: u32,
 }
 
+/// Addresses `first .. first + len` as they are named, and where they lie.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: u64,
+    len: u64,
+    backing: u64,
+}
+
 #[derive(Debug)]
 struct Region {
     pd: PdId,
     access: Access,
     keys: MemoryRegion,
+    backing: u64,
     id: u32,
+    /// Windows bound to it.
+    windows: u32,
+    /// The remote key was taken away; the local one still holds.
+    is_invalidated: bool,
 }
 
-/// All regions of an endpoint.
+/// What a program registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    pub(crate) pd: PdId,
+    /// First byte, as work requests and peers name it.
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// Where the first byte lies.
+    pub(crate) backing: u64,
+    pub(crate) access: Access,
+}
+
+/// All regions and windows of an endpoint.
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     slab: Slab<Region>,
+    windows: WindowTable,
+    /// Regions and windows by protection domain.
+    users: BTreeMap<PdId, u32>,
     lkey_seed: u64,
     rkey_seed: u64,
+    pub(crate) planted: Planted,
 }
 
 impl RegionTable {
+    /// Room for `limit` regions and as many windows.
     pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> RegionTable {
-        let layout = Layout::new(limit, u32::BITS);
+        let layout = Layout::new(limit, KEY_BITS);
         let slab = Slab::new(layout, rng.next_u32());
-        RegionTable { slab, lkey_seed: rng.next_u64(), rkey_seed: rng.next_u64() }
+        let (lkey_seed, rkey_seed) = (rng.next_u64(), rng.next_u64());
+        let windows = WindowTable::new(limit, rng);
+        let (users, planted) = (BTreeMap::new(), Planted::default());
+        RegionTable { slab, windows, users, lkey_seed, rkey_seed, planted }
     }
 
-    pub(crate) fn register(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        if let Some(why) = contradiction(addr, len, access) {
+    pub(crate) fn register(&mut self, wanted: Registration) -> Result<MemoryRegion, VerbsError> {
+        let Registration { pd, addr, len, backing, access } = wanted;
+        if let Some(why) = contradiction(&wanted) {
             return Err(VerbsError::BadRegion { addr, len, why });
         }
         let layout = self.slab.layout();
@@ -84,62 +129,169 @@ impl RegionTable {
         let made = self.slab.insert_with(|id, generation| {
             let lkey = key(layout, id, generation, lkey_seed);
             let rkey = key(layout, id, generation, rkey_seed);
-            Region { pd, access, keys: MemoryRegion { addr, len, lkey, rkey }, id }
+            let keys = MemoryRegion { addr, len, lkey, rkey };
+            Region { pd, access, keys, backing, id, windows: 0, is_invalidated: false }
         });
-        made.and_then(|id| self.slab.get(id))
+        let keys = made
+            .and_then(|id| self.slab.get(id))
             .map(|region| region.keys)
-            .ok_or(VerbsError::TableFull { what: "memory regions", limit: layout.limit })
+            .ok_or(VerbsError::TableFull { what: "memory regions", limit: layout.limit })?;
+        self.add_user(pd);
+        Ok(keys)
     }
 
+    /// Forgets a region that no window is bound to.
     pub(crate) fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        let index = self.slab.layout().index_of(lkey);
-        let named = self.slab.at(index).filter(|region| region.keys.lkey == lkey);
-        let id = named.map(|region| region.id).ok_or(VerbsError::NoRegion(lkey))?;
+        let region = self.by_lkey(lkey).ok_or(VerbsError::NoRegion(lkey))?;
+        let (id, pd) = (region.id, region.pd);
+        if region.windows > 0 {
+            return Err(VerbsError::RegionInUse(lkey));
+        }
         self.slab.remove(id);
+        self.remove_user(pd);
         Ok(())
     }
 
-    /// Whether a queue pair of `pd` may access `range` for `purpose`. Ranges of no bytes touch
-    /// nothing and need no key (IBA 9.7.4.1.5).
+    fn by_lkey(&self, lkey: u32) -> Option<&Region> {
+        let index = self.slab.layout().index_of(lkey);
+        self.slab.at(index).filter(|region| region.keys.lkey == lkey)
+    }
+
+    /// Whether regions or windows belong to a protection domain.
+    pub(crate) fn uses_pd(&self, pd: PdId) -> bool {
+        self.users.contains_key(&pd)
+    }
+
+    fn add_user(&mut self, pd: PdId) {
+        *self.users.entry(pd).or_default() += 1;
+    }
+
+    fn remove_user(&mut self, pd: PdId) {
+        match self.users.get_mut(&pd) {
+            Some(users) if *users > 1 => *users -= 1,
+            _ => drop(self.users.remove(&pd)),
+        }
+    }
+
+    /// Whether a queue pair of `pd` may access `range` of a region for `purpose`, and where the
+    /// bytes lie. Ranges of no bytes touch nothing and need no key (IBA 9.7.4.1.5).
     #[inline]
-    pub(crate) fn check(&self, pd: PdId, purpose: Purpose, range: Range) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, pd: PdId, purpose: Purpose, range: Range) -> Result<u64, Refusal> {
         if range.len == 0 {
-            return Ok(());
+            return Ok(range.addr);
         }
         let index = self.slab.layout().index_of(range.key);
         let region = self.slab.at(index).ok_or(Refusal::Key)?;
-        let (own_key, allowed) = match purpose {
-            Purpose::LocalRead => (region.keys.lkey, true),
-            Purpose::LocalWrite => (region.keys.lkey, region.access.local_write),
-            Purpose::RemoteRead => (region.keys.rkey, region.access.remote_read),
-            Purpose::RemoteWrite => (region.keys.rkey, region.access.remote_write),
+        let is_own_key = match purpose {
+            Purpose::LocalRead | Purpose::LocalWrite => region.keys.lkey == range.key,
+            _ => region.keys.rkey == range.key && !region.is_invalidated,
         };
-        if own_key != range.key {
+        if !is_own_key {
             return Err(Refusal::Key);
         }
-        if region.pd != pd {
+        if region.pd != pd && !self.planted.is(Bug::KeyOfOtherDomain) {
             return Err(Refusal::Pd);
         }
-        if !allowed {
+        if !allows(region.access, purpose) {
             return Err(Refusal::Access);
         }
-        region.holds(range).then_some(()).ok_or(Refusal::Bounds)
+        let span = region.span();
+        let extra = u64::from(self.planted.is(Bug::BoundsOffByOne));
+        Span { len: span.len + extra, ..span }.locate(range)
+    }
+
+    /// The same for the peer of queue pair `qpn`, whose key may be that of a region or of a window.
+    #[inline]
+    pub(crate) fn check_remote(
+        &self,
+        pd: PdId,
+        qpn: Qpn,
+        purpose: Purpose,
+        range: Range,
+    ) -> Result<u64, Refusal> {
+        if window::is_window_key(range.key) {
+            return self.windows.check(pd, qpn, purpose, range);
+        }
+        self.check(pd, purpose, range)
+    }
+
+    /// Whether queue pair `qpn` of `pd` may have a remote key taken away, by a work request of its
+    /// own or by its peer: that of a region without windows, or of a type 2 window bound to it.
+    pub(crate) fn check_invalidate(&self, pd: PdId, qpn: Qpn, rkey: u32) -> Result<(), Refusal> {
+        if window::is_window_key(rkey) {
+            return self.windows.check_invalidate(pd, qpn, rkey);
+        }
+        let index = self.slab.layout().index_of(rkey);
+        let named = self.slab.at(index).filter(|region| region.keys.rkey == rkey);
+        match named.filter(|region| !region.is_invalidated) {
+            None => Err(Refusal::Key),
+            Some(region) if region.pd != pd => Err(Refusal::Pd),
+            Some(region) if region.windows > 0 || !is_remote(region.access) => Err(Refusal::Access),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Takes a remote key away. The region stays registered, for local use.
+    pub(crate) fn invalidate(&mut self, pd: PdId, qpn: Qpn, rkey: u32) -> Result<(), Refusal> {
+        self.check_invalidate(pd, qpn, rkey)?;
+        if window::is_window_key(rkey) {
+            self.unbind(rkey);
+        } else if let Some(region) = self.slab.at_mut(self.slab.layout().index_of(rkey)) {
+            region.is_invalidated = true;
+        }
+        Ok(())
     }
 }
 
 impl Region {
-    fn holds(&self, range: Range) -> bool {
-        range.addr.checked_sub(self.keys.addr).is_some_and(|offset| {
-            offset <= self.keys.len && u64::from(range.len) <= self.keys.len - offset
-        })
+    fn span(&self) -> Span {
+        Span { first: self.keys.addr, len: self.keys.len, backing: self.backing }
     }
 }
 
-fn contradiction(addr: u64, len: u64, access: Access) -> Option<&'static str> {
-    if addr.checked_add(len).is_none() {
+impl Span {
+    /// Where the bytes of `range` lie.
+    #[inline]
+    fn locate(&self, range: Range) -> Result<u64, Refusal> {
+        self.locate_long(range.addr, range.len.into())
+    }
+
+    #[inline]
+    fn locate_long(&self, addr: u64, len: u64) -> Result<u64, Refusal> {
+        let offset = addr.checked_sub(self.first).ok_or(Refusal::Bounds)?;
+        let holds = offset <= self.len && len <= self.len - offset;
+        holds.then(|| self.backing + offset).ok_or(Refusal::Bounds)
+    }
+}
+
+/// Whether `access` covers `purpose`.
+#[inline]
+fn allows(access: Access, purpose: Purpose) -> bool {
+    match purpose {
+        Purpose::LocalRead => true,
+        Purpose::LocalWrite => access.local_write,
+        Purpose::RemoteRead => access.remote_read,
+        Purpose::RemoteWrite => access.remote_write,
+        Purpose::RemoteAtomic => access.remote_atomic,
+    }
+}
+
+fn is_remote(access: Access) -> bool {
+    access.remote_read || access.remote_write || access.remote_atomic
+}
+
+/// Rights of the peer that need the local right to write (IBA 10.6.3).
+fn writes_remotely(access: Access) -> bool {
+    access.remote_write || access.remote_atomic
+}
+
+fn contradiction(wanted: &Registration) -> Option<&'static str> {
+    let Registration { addr, len, backing, access, .. } = *wanted;
+    if addr.checked_add(len).is_none() || backing.checked_add(len).is_none() {
         return Some("it runs past the end of the address space");
     }
-    (access.remote_write && !access.local_write).then_some("remote write needs local write")
+    (writes_remotely(access) && !access.local_write)
+        .then_some("remote write and remote atomic need local write")
 }
 
 /// The tag 0 is left out, so that no region answers to key 0. Its place is taken by the image of
@@ -152,20 +304,6 @@ fn key(layout: Layout, id: u32, generation: u32, seed: u64) -> u32 {
         tag => tag,
     };
     tag << layout.index_bits | index
-}
-
-/// A permutation of the `bits`-bit numbers chosen by `seed`: each step can be undone, so different
-/// inputs keep different outputs.
-fn permute(value: u32, bits: u32, seed: u64) -> u32 {
-    let mask = u32::MAX >> (u32::BITS - bits);
-    let half = (bits / 2).max(1);
-    let mut x = value & mask;
-    for round in 0..3 {
-        let [add, factor] = [(seed >> (7 * round)) as u32, (seed >> (32 + 5 * round)) as u32 | 1];
-        x = x.wrapping_add(add).wrapping_mul(factor) & mask;
-        x ^= x >> half;
-    }
-    x
 }
 
 #[cfg(test)]
@@ -183,27 +321,31 @@ mod tests {
         Range { key, addr, len }
     }
 
+    fn at(addr: u64, len: u64, access: Access) -> Registration {
+        Registration { pd: PD, addr, len, backing: addr, access }
+    }
+
     #[test]
     fn bounds_are_exact_and_overflow_is_refused() {
         let mut table = table();
-        let region = table.register(PD, 0x1000, 0x100, Access::ALL).unwrap();
+        let region = table.register(at(0x1000, 0x100, Access::ALL)).unwrap();
         let check =
             |addr, len| table.check(PD, Purpose::RemoteWrite, range(region.rkey, addr, len));
-        assert_eq!(check(0x1000, 0x100), Ok(()));
-        assert_eq!(check(0x10ff, 1), Ok(()));
+        assert_eq!(check(0x1000, 0x100), Ok(0x1000));
+        assert_eq!(check(0x10ff, 1), Ok(0x10ff));
         assert_eq!(check(0x1100, 1), Err(Refusal::Bounds));
         assert_eq!(check(0xfff, 2), Err(Refusal::Bounds));
         assert_eq!(check(0x1001, 0x100), Err(Refusal::Bounds));
         assert_eq!(check(u64::MAX, u32::MAX), Err(Refusal::Bounds));
-        assert_eq!(check(0xdead_0000, 0), Ok(()));
+        assert_eq!(check(0xdead_0000, 0), Ok(0xdead_0000));
     }
 
     #[test]
     fn each_purpose_needs_its_key_and_flag() {
         let mut table = table();
-        let region = table.register(PD, 0, 64, Access::LOCAL_READ).unwrap();
+        let region = table.register(at(0, 64, Access::LOCAL_READ)).unwrap();
         let check = |purpose, key| table.check(PD, purpose, range(key, 0, 8));
-        assert_eq!(check(Purpose::LocalRead, region.lkey), Ok(()));
+        assert_eq!(check(Purpose::LocalRead, region.lkey), Ok(0));
         assert_eq!(check(Purpose::LocalRead, region.rkey), Err(Refusal::Key));
         assert_eq!(check(Purpose::LocalWrite, region.lkey), Err(Refusal::Access));
         assert_eq!(check(Purpose::RemoteRead, region.rkey), Err(Refusal::Access));
@@ -217,7 +359,7 @@ mod tests {
         let mut table = table();
         let mut seen = BTreeSet::new();
         for _ in 0..10_000 {
-            let region = table.register(PD, 0, 1, Access::ALL).unwrap();
+            let region = table.register(at(0, 1, Access::ALL)).unwrap();
             assert!(seen.insert(region.lkey), "lkey {:#x} came back", region.lkey);
             table.deregister(region.lkey).unwrap();
             let stale = table.check(PD, Purpose::LocalRead, range(region.lkey, 0, 1));
@@ -228,7 +370,7 @@ mod tests {
 
     #[test]
     fn no_key_is_zero() {
-        let layout = Layout::new(1 << 28, u32::BITS);
+        let layout = Layout::new(1 << 27, KEY_BITS);
         for seed in 0..200 {
             let keys: BTreeSet<u32> =
                 (1..15).map(|generation| key(layout, 0, generation, seed)).collect();
@@ -237,23 +379,62 @@ mod tests {
     }
 
     #[test]
-    fn permutation_has_no_collisions() {
-        for seed in [0, 1, 0xdead_beef_0bad_cafe] {
-            let image: BTreeSet<u32> = (0..1 << 12).map(|x| permute(x, 12, seed)).collect();
-            assert_eq!(image.len(), 1 << 12);
-        }
-    }
-
-    #[test]
     fn contradictory_regions_are_refused() {
         let mut table = table();
         let write_only = Access { remote_write: true, ..Access::LOCAL_READ };
-        assert!(table.register(PD, 0, 8, write_only).is_err());
-        assert!(table.register(PD, u64::MAX, 2, Access::LOCAL).is_err());
+        let atomic_only = Access { remote_atomic: true, ..Access::LOCAL_READ };
+        assert!(table.register(at(0, 8, write_only)).is_err());
+        assert!(table.register(at(0, 8, atomic_only)).is_err());
+        let high = Registration { backing: u64::MAX - 6, ..at(0, 8, Access::LOCAL) };
+        assert!(table.register(high).is_err());
+        assert!(table.register(at(u64::MAX, 2, Access::LOCAL)).is_err());
         for _ in 0..16 {
-            table.register(PD, 0, 8, Access::LOCAL).unwrap();
+            table.register(at(0, 8, Access::LOCAL)).unwrap();
         }
-        let full = table.register(PD, 0, 8, Access::LOCAL);
+        let full = table.register(at(0, 8, Access::LOCAL));
         assert_eq!(full, Err(VerbsError::TableFull { what: "memory regions", limit: 16 }));
+    }
+
+    #[test]
+    fn addresses_are_translated() {
+        let mut table = table();
+        let wanted = Registration { backing: 0x7000, ..at(0, 64, Access::ALL) };
+        let region = table.register(wanted).unwrap();
+        let check = |addr, len| table.check(PD, Purpose::LocalWrite, range(region.lkey, addr, len));
+        assert_eq!(check(0, 64), Ok(0x7000));
+        assert_eq!(check(63, 1), Ok(0x703f));
+        assert_eq!(check(0x7000, 1), Err(Refusal::Bounds));
+    }
+
+    #[test]
+    fn an_invalidated_key_is_gone_and_the_local_one_stays() {
+        let mut table = table();
+        let region = table.register(at(0, 64, Access::ALL)).unwrap();
+        let qpn = Qpn::new(7);
+        assert_eq!(table.invalidate(PD, qpn, region.lkey), Err(Refusal::Key));
+        assert_eq!(table.invalidate(PdId(2), qpn, region.rkey), Err(Refusal::Pd));
+        assert_eq!(table.invalidate(PD, qpn, region.rkey), Ok(()));
+        assert_eq!(table.invalidate(PD, qpn, region.rkey), Err(Refusal::Key));
+        let remote = table.check_remote(PD, qpn, Purpose::RemoteRead, range(region.rkey, 0, 8));
+        assert_eq!(remote, Err(Refusal::Key));
+        let local = table.check(PD, Purpose::LocalWrite, range(region.lkey, 0, 8));
+        assert_eq!(local, Ok(0));
+        let private = table.register(at(0, 64, Access::LOCAL)).unwrap();
+        assert_eq!(table.invalidate(PD, qpn, private.rkey), Err(Refusal::Access));
+    }
+
+    #[test]
+    fn protection_domains_are_in_use_while_something_belongs_to_them() {
+        let mut table = table();
+        assert!(!table.uses_pd(PD));
+        let regions = [0, 1].map(|addr| table.register(at(addr, 8, Access::LOCAL)).unwrap());
+        let (window, _) = table.alloc_window(PD, true).unwrap();
+        for region in regions {
+            assert!(table.uses_pd(PD));
+            table.deregister(region.lkey).unwrap();
+        }
+        assert!(table.uses_pd(PD));
+        table.dealloc_window(window).unwrap();
+        assert!(!table.uses_pd(PD));
     }
 }

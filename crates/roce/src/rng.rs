@@ -24,3 +24,31 @@ impl SplitMix64 {
         (self.next_u64() >> 32) as u32
     }
 }
+
+/// A permutation of the `bits`-bit numbers chosen by `seed`: each step can be undone, so different
+/// inputs keep different outputs.
+pub(crate) fn permute(value: u32, bits: u32, seed: u64) -> u32 {
+    let mask = u32::MAX >> (u32::BITS - bits);
+    let half = (bits / 2).max(1);
+    let mut x = value & mask;
+    for round in 0..3 {
+        let [add, factor] = [(seed >> (7 * round)) as u32, (seed >> (32 + 5 * round)) as u32 | 1];
+        x = x.wrapping_add(add).wrapping_mul(factor) & mask;
+        x ^= x >> half;
+    }
+    x
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+
+    #[test]
+    fn permutation_has_no_collisions() {
+        for seed in [0, 1, 0xdead_beef_0bad_cafe] {
+            let image: BTreeSet<u32> = (0..1 << 12).map(|x| permute(x, 12, seed)).collect();
+            assert_eq!(image.len(), 1 << 12);
+        }
+    }
+}

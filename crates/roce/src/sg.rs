@@ -37,12 +37,14 @@ pub(crate) fn check_all(
     sges: &[Sge],
 ) -> Result<(), Refusal> {
     sges.iter().try_for_each(|sge| {
-        regions.check(pd, purpose, Range { key: sge.lkey, addr: sge.addr, len: sge.len })
+        regions
+            .check(pd, purpose, Range { key: sge.lkey, addr: sge.addr, len: sge.len })
+            .map(|_| ())
     })
 }
 
 /// The `len` bytes from `offset` of the message that `sges` describe, each piece checked, into
-/// `pieces`; none of them if one is refused.
+/// `pieces` as the addresses where they lie; none of them if one is refused.
 ///
 /// The caller has made sure that the list is long enough.
 pub(crate) fn stretch(
@@ -64,10 +66,11 @@ pub(crate) fn stretch(
             continue;
         }
         let len = left.min(sge.len - skip);
-        let checked =
-            sge.addr.checked_add(u64::from(skip)).ok_or(Refusal::Bounds).and_then(|addr| {
-                regions.check(pd, purpose, Range { key: sge.lkey, addr, len }).map(|()| addr)
-            });
+        let checked = sge
+            .addr
+            .checked_add(u64::from(skip))
+            .ok_or(Refusal::Bounds)
+            .and_then(|addr| regions.check(pd, purpose, Range { key: sge.lkey, addr, len }));
         let addr = checked.inspect_err(|_| pieces.clear())?;
         pieces.push(Placement { addr, len });
         skip = 0;
@@ -86,13 +89,19 @@ pub(crate) struct Extent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::Registration;
     use crate::rng::SplitMix64;
     use crate::verbs::Access;
+
+    fn register(regions: &mut RegionTable, len: u64) -> u32 {
+        let (pd, access) = (PdId(0), Access::LOCAL);
+        regions.register(Registration { pd, addr: 0, len, backing: 0, access }).unwrap().lkey
+    }
 
     #[test]
     fn stretches_cross_elements_and_skip_empty_ones() {
         let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
-        let lkey = regions.register(PdId(0), 0, 1000, Access::LOCAL).unwrap().lkey;
+        let lkey = register(&mut regions, 1000);
         let sge = |addr, len| Sge { addr, len, lkey };
         let sges = [sge(0, 10), sge(500, 0), sge(100, 5), sge(200, 20)];
         let cut = |offset, len| {
@@ -112,7 +121,7 @@ mod tests {
     #[test]
     fn a_bad_element_is_refused_only_where_it_is_used() {
         let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
-        let lkey = regions.register(PdId(0), 0, 100, Access::LOCAL).unwrap().lkey;
+        let lkey = register(&mut regions, 100);
         let sges = [Sge { addr: 0, len: 50, lkey }, Sge { addr: 90, len: 20, lkey }];
         let cut = |offset, len| {
             let mut pieces = Placements::new();

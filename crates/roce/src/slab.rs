@@ -1,11 +1,14 @@
 //! A bounded table whose entries are named by number, and whose numbers do not come back soon.
 //!
-//! An id is `generation << index_bits | index`: the lookup is one array access and one comparison,
-//! and an id that outlived its entry names nothing until the generation has gone all the way round.
+//! An id is `prefix | generation << index_bits | index`: the lookup is one array access and one
+//! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
+//! unrelated, and an id that outlived its entry names nothing until all of them have been used.
 //! Free slots are reused first in, first out, which delays that further.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+use crate::rng::{SplitMix64, permute};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -13,12 +16,14 @@ pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: VecDeque<u32>,
     layout: Layout,
-    first_generation: u32,
+    seed: u32,
 }
 
 #[derive(Debug)]
 struct Slot<T> {
-    generation: u32,
+    id: u32,
+    /// How often the slot was filled, without what is not legal.
+    count: u32,
     value: Option<T>,
 }
 
@@ -31,6 +36,8 @@ pub(crate) struct Layout {
     pub(crate) index_bits: u32,
     /// Bits of an id above the index.
     pub(crate) generation_bits: u32,
+    /// What every id has above those.
+    prefix: u32,
 }
 
 impl Layout {
@@ -38,7 +45,13 @@ impl Layout {
     pub(crate) fn new(limit: u32, id_bits: u32) -> Layout {
         let limit = limit.clamp(1, 1 << (id_bits - 4));
         let index_bits = (u32::BITS - (limit - 1).leading_zeros()).max(1);
-        Layout { limit, index_bits, generation_bits: id_bits - index_bits }
+        Layout { limit, index_bits, generation_bits: id_bits - index_bits, prefix: 0 }
+    }
+
+    /// The same with fixed bits above the id's own.
+    pub(crate) fn with_prefix(self, prefix: u32) -> Layout {
+        let id_bits = self.index_bits + self.generation_bits;
+        Layout { prefix: prefix << id_bits, ..self }
     }
 
     /// The slot that an id means.
@@ -47,23 +60,34 @@ impl Layout {
     }
 
     fn id(self, index: u32, generation: u32) -> u32 {
-        generation << self.index_bits | index
+        self.prefix | generation << self.index_bits | index
     }
 
     /// Neither 0 nor all ones, so that small and all-ones ids stay free for the reserved ones.
-    fn legal(self, generation: u32) -> u32 {
-        let top = (1 << self.generation_bits) - 1;
-        match generation & top {
-            0 => 1,
-            masked if masked == top => 1,
-            masked => masked,
+    fn is_legal(self, generation: u32) -> bool {
+        generation != 0 && generation != (1 << self.generation_bits) - 1
+    }
+
+    /// What follows `count`, without what is not legal.
+    fn next(self, count: u32) -> u32 {
+        if self.is_legal(count + 1) { count + 1 } else { 1 }
+    }
+
+    /// The image of a legal number under a permutation of the legal numbers: what leads out of them
+    /// is permuted again until it is back.
+    fn generation(self, count: u32, seed: u64) -> u32 {
+        let mut image = permute(count, self.generation_bits, seed);
+        while !self.is_legal(image) {
+            image = permute(image, self.generation_bits, seed);
         }
+        image
     }
 }
 
 impl<T> Slab<T> {
-    pub(crate) fn new(layout: Layout, first_generation: u32) -> Slab<T> {
-        Slab { slots: Vec::new(), free: VecDeque::new(), layout, first_generation }
+    /// An empty table; `seed` chooses the order of the ids.
+    pub(crate) fn new(layout: Layout, seed: u32) -> Slab<T> {
+        Slab { slots: Vec::new(), free: VecDeque::new(), layout, seed }
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -74,17 +98,19 @@ impl<T> Slab<T> {
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(u32, u32) -> T) -> Option<u32> {
         let index = self.take_free()?;
         let layout = self.layout;
+        let seed = SplitMix64::new(u64::from(index) << 32 | u64::from(self.seed)).next_u64();
         let slot = &mut self.slots[index as usize];
-        slot.generation = layout.legal(slot.generation.wrapping_add(1));
-        let id = layout.id(index, slot.generation);
-        slot.value = Some(make(id, slot.generation));
-        Some(id)
+        slot.count = layout.next(slot.count);
+        let generation = layout.generation(slot.count, seed);
+        slot.id = layout.id(index, generation);
+        slot.value = Some(make(slot.id, generation));
+        Some(slot.id)
     }
 
     fn take_free(&mut self) -> Option<u32> {
         let grown = self.slots.len() as u32;
         if grown < self.layout.limit {
-            self.slots.push(Slot { generation: self.first_generation, value: None });
+            self.slots.push(Slot { id: 0, count: 0, value: None });
             return Some(grown);
         }
         self.free.pop_front()
@@ -100,8 +126,7 @@ impl<T> Slab<T> {
     pub(crate) fn find(&self, id: u32) -> Option<u32> {
         let index = self.layout.index_of(id);
         let slot = self.slots.get(index as usize)?;
-        let live = slot.value.is_some() && self.layout.id(index, slot.generation) == id;
-        live.then_some(index)
+        (slot.value.is_some() && slot.id == id).then_some(index)
     }
 
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
@@ -110,6 +135,11 @@ impl<T> Slab<T> {
 
     pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
         self.find(id).and_then(|index| self.at_mut(index))
+    }
+
+    /// All entries, in the order of their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }
 
     /// The entry in slot `index`, whatever its generation.
@@ -126,6 +156,7 @@ impl<T> Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeSet;
     use alloc::vec::Vec;
 
     #[test]
@@ -154,5 +185,46 @@ mod tests {
             })
             .collect();
         assert!(ids.iter().all(|&id| id > 1 && id < 0xff));
+    }
+
+    #[test]
+    fn ids_come_back_only_when_all_were_used_and_in_no_simple_order() {
+        let layout = Layout::new(1, 16);
+        for seed in 0..8 {
+            let mut slab = Slab::new(layout, seed);
+            let mut fresh = || {
+                let id = slab.insert_with(|_, _| ()).unwrap();
+                slab.remove(id);
+                id
+            };
+            let legal = (1 << layout.generation_bits) - 2;
+            let ids: Vec<u32> = (0..legal).map(|_| fresh()).collect();
+            let distinct: BTreeSet<u32> = ids.iter().copied().collect();
+            assert_eq!(distinct.len(), legal as usize);
+            assert_eq!(fresh(), ids[0]);
+            let steps: BTreeSet<u32> =
+                ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+            assert!(steps.len() > 20, "seed {seed}: {} different steps", steps.len());
+        }
+    }
+
+    #[test]
+    fn slots_do_not_share_their_order() {
+        let mut slab = Slab::new(Layout::new(16, 24), 3);
+        let ids: Vec<u32> = (0..16).filter_map(|_| slab.insert_with(|_, _| ())).collect();
+        let generations: BTreeSet<u32> = ids.iter().map(|id| id >> 4).collect();
+        assert_eq!(generations.len(), 16);
+    }
+
+    #[test]
+    fn prefixes_tell_tables_apart() {
+        let table = |prefix| Slab::new(Layout::new(4, 16).with_prefix(prefix), 9);
+        let (mut ours, mut theirs) = (table(0xff), table(7));
+        let id = ours.insert_with(|_, _| 'a').unwrap();
+        let other = theirs.insert_with(|_, _| 'b').unwrap();
+        assert_eq!((id >> 16, other >> 16), (0xff, 7));
+        assert!(id != 0x00ff_ffff);
+        assert_eq!((ours.get(id), ours.get(other), theirs.get(id)), (Some(&'a'), None, None));
+        assert_eq!(ours.get(id & 0xffff), None);
     }
 }

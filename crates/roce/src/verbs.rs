@@ -7,6 +7,8 @@
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
+use crate::world::Path;
+
 /// Most scatter/gather elements one work request may carry.
 pub const MAX_SGE: usize = 8;
 
@@ -46,22 +48,35 @@ pub struct Access {
     pub remote_write: bool,
     /// The peer may READ from here.
     pub remote_read: bool,
+    /// The peer may do atomics here. Needs `local_write` (IBA 10.6.3).
+    pub remote_atomic: bool,
+    /// Memory windows may be bound to parts of it.
+    pub bind_window: bool,
 }
 
 impl Access {
     /// Source of sends and writes only.
-    pub const LOCAL_READ: Access =
-        Access { local_write: false, remote_write: false, remote_read: false };
+    pub const LOCAL_READ: Access = Access {
+        local_write: false,
+        remote_write: false,
+        remote_read: false,
+        remote_atomic: false,
+        bind_window: false,
+    };
     /// Local use in both directions.
-    pub const LOCAL: Access = Access { local_write: true, remote_write: false, remote_read: false };
+    pub const LOCAL: Access = Access { local_write: true, ..Access::LOCAL_READ };
     /// Local use, and target of the peer's WRITEs.
-    pub const REMOTE_WRITE: Access =
-        Access { local_write: true, remote_write: true, remote_read: false };
+    pub const REMOTE_WRITE: Access = Access { remote_write: true, ..Access::LOCAL };
     /// Local use, and source of the peer's READs.
-    pub const REMOTE_READ: Access =
-        Access { local_write: true, remote_write: false, remote_read: true };
-    /// Everything.
-    pub const ALL: Access = Access { local_write: true, remote_write: true, remote_read: true };
+    pub const REMOTE_READ: Access = Access { remote_read: true, ..Access::LOCAL };
+    /// Everything that a peer can be allowed to do.
+    pub const ALL: Access = Access {
+        local_write: true,
+        remote_write: true,
+        remote_read: true,
+        remote_atomic: true,
+        bind_window: true,
+    };
 }
 
 /// A registered memory region: `len` bytes from `addr`, with the keys that name it.
@@ -91,11 +106,54 @@ pub struct Sge {
 /// Scatter/gather list of one work request.
 pub type SgList = ArrayVec<Sge, MAX_SGE>;
 
-/// What a send work request does.
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// A shared receive queue of one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SrqId(pub u32);
+
+/// A memory window of one endpoint, whatever it is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WindowId(pub u32);
+
+/// What a memory window is to show of a region (IBA 10.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBinding {
+    /// The window.
+    pub window: WindowId,
+    /// Type 2: the key that the window shall have from now on, its low 8 bits the caller's choice.
+    /// Ignored for type 1, whose key the endpoint draws anew.
+    pub rkey: u32,
+    /// Key of the region underneath.
+    pub lkey: u32,
+    /// First byte shown.
+    pub addr: u64,
+    /// Bytes shown; 0 unbinds.
+    pub len: u64,
+    /// What the peer may do; only the remote flags count.
+    pub access: Access,
+    /// The peer counts addresses from the window's first byte, not as the region does.
+    pub zero_based: bool,
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendOp {
     /// Into a buffer that the peer has posted.
+    #[default]
     Send,
+    /// The same, and the peer's region or window with this key is invalidated. RC only.
+    SendInvalidate(u32),
     /// The same, with 32 bits for the peer's completion.
     SendImm(u32),
     /// Into the peer's memory; the peer's program hears nothing.
@@ -121,10 +179,52 @@ pub enum SendOp {
         /// The peer's key.
         rkey: u32,
     },
+    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The former value lands in
+    /// our memory (8 bytes), in host byte order.
+    CompareSwap {
+        /// The word, 8-byte aligned.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Adds to the peer's 64-bit word, wrapping. The former value lands in our memory.
+    FetchAdd {
+        /// The word, 8-byte aligned.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// Value to add.
+        add: u64,
+    },
+    /// Takes our own region's or window's remote key away. Nothing is sent.
+    LocalInvalidate(u32),
+    /// Binds one of our memory windows. Nothing is sent.
+    BindWindow(WindowBinding),
 }
 
+/// Where a datagram goes: what an address handle and a UD work request say together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// The way there.
+    pub path: Path,
+    /// The receiving queue pair; [`MULTICAST_QPN`] for groups.
+    pub dest_qp: Qpn,
+    /// The receiver's queue key. With the high bit set, the sender's own is used (IBA 10.2.5).
+    pub qkey: u32,
+}
+
+/// Destination queue pair of multicast datagrams.
+pub const MULTICAST_QPN: Qpn = Qpn(0x00ff_ffff);
+
+/// Bytes in front of every datagram in a receive buffer: room for the global route header.
+pub const GRH_BYTES: u32 = 40;
+
 /// A send work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SendWr {
     /// Returned in the completion.
     pub wr_id: u64,
@@ -136,6 +236,10 @@ pub struct SendWr {
     pub signaled: bool,
     /// Ask the peer for a solicited event.
     pub solicited: bool,
+    /// Wait until all READs and atomics posted before have completed.
+    pub fence: bool,
+    /// Where to, for UD; ignored otherwise.
+    pub to: Option<Datagram>,
 }
 
 /// A receive work request: where the next SEND goes.
@@ -161,6 +265,8 @@ pub enum WcStatus {
     LocalProtectionError = 4,
     /// The queue pair went to the error state first.
     WrFlushError = 5,
+    /// A memory window could not be bound.
+    WindowBindError = 6,
     /// The peer answered with something that does not belong to the request.
     BadResponse = 8,
     /// The peer's NAK: invalid request.
@@ -173,6 +279,8 @@ pub enum WcStatus {
     RetryExceeded = 12,
     /// The peer had no receive posted after the last RNR retry.
     RnrRetryExceeded = 13,
+    /// Something that has no code of its own.
+    GeneralError = 21,
 }
 
 /// What kind of work request completed.
@@ -184,6 +292,14 @@ pub enum WcOpcode {
     Write,
     /// A READ of ours.
     Read,
+    /// A compare-and-swap of ours.
+    CompareSwap,
+    /// A fetch-and-add of ours.
+    FetchAdd,
+    /// A local invalidate.
+    LocalInvalidate,
+    /// A memory window bound.
+    BindWindow,
     /// A receive filled by the peer's SEND.
     Recv,
     /// A receive consumed by the peer's WRITE with immediate.
@@ -199,12 +315,38 @@ pub struct Completion {
     pub status: WcStatus,
     /// What it was.
     pub opcode: WcOpcode,
-    /// Bytes received or read; 0 for sends and writes.
+    /// Bytes received or read; 0 for sends and writes. For UD the 40 bytes of the route header count.
     pub byte_len: u32,
     /// Immediate data, when the peer sent some.
     pub imm: Option<u32>,
+    /// Key that the peer's SEND invalidated here.
+    pub invalidated: Option<u32>,
     /// The queue pair.
     pub qpn: Qpn,
+    /// The queue pair that sent it, for UD.
+    pub src_qp: Option<Qpn>,
+    /// It came over IPv4. For UD: the 40 bytes in front of it end with an IPv4 header.
+    pub ipv4: bool,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+}
+
+impl Completion {
+    /// One that says no more than how it ended.
+    pub const fn new(wr_id: u64, status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn,
+            src_qp: None,
+            ipv4: false,
+            solicited: false,
+        }
+    }
 }
 
 /// Why a verb was refused at once. Nothing was queued.
@@ -219,6 +361,47 @@ pub enum VerbsError {
     /// No such protection domain on this endpoint.
     #[error("protection domain {0} does not exist")]
     NoPd(u32),
+    /// Objects still belong to it.
+    #[error("protection domain {0} is in use: destroy what belongs to it first")]
+    PdInUse(u32),
+    /// No such shared receive queue on this endpoint.
+    #[error("shared receive queue {0} does not exist")]
+    NoSrq(u32),
+    /// The shared receive queue belongs to another protection domain than the queue pair.
+    #[error("shared receive queue {0} belongs to another protection domain")]
+    SrqPd(u32),
+    /// Queue pairs still receive from it.
+    #[error("shared receive queue {0} is in use: destroy its queue pairs first")]
+    SrqInUse(u32),
+    /// No such memory window on this endpoint.
+    #[error("memory window {0} does not exist")]
+    NoWindow(u32),
+    /// Memory windows are still bound to it.
+    #[error("region {0:#010x} is in use: memory windows are bound to it")]
+    RegionInUse(u32),
+    /// The queue pair receives from a shared receive queue only.
+    #[error("queue pair {0} takes its receives from a shared receive queue")]
+    SharedReceives(u32),
+    /// The operation, attribute or combination is not one that this transport has.
+    #[error("queue pair {qpn}: {why}")]
+    Invalid {
+        /// The queue pair.
+        qpn: u32,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// The transition of states, or its attributes, are not legal (IBA 10.3.1).
+    #[error("queue pair {qpn}: {from} to {to}: {why}")]
+    Transition {
+        /// The queue pair.
+        qpn: u32,
+        /// Its state.
+        from: &'static str,
+        /// The state asked for.
+        to: &'static str,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// Queue pairs still complete into it.
     #[error("completion queue {0} is in use: destroy its queue pairs first")]
     CqInUse(u32),

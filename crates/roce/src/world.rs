@@ -5,13 +5,13 @@
 //! [`drain`] is the only code that lets the two meet (C1): real drivers and simulated ones call it
 //! alike, so even the order of calls is shared.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
 
-use crate::endpoint::{Endpoint, Transmit};
+use crate::endpoint::{Endpoint, Insert, Placement, Transmit};
 use crate::time::Time;
-use crate::verbs::MAX_SGE;
+use crate::verbs::{MAX_SGE, MULTICAST_QPN, Qpn};
 use crate::wire::Headers;
 
 /// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
@@ -44,6 +44,41 @@ pub struct Path {
     pub dscp: u8,
     /// ECN codepoint to send with.
     pub ecn: Ecn,
+    /// Which of the wire's own addresses the packets leave from: index in its list, 0 if it has one.
+    pub source: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+}
+
+impl Path {
+    /// The usual way to `remote`: ECN capable, no DSCP, from the wire's first address.
+    pub const fn new(remote: SocketAddr) -> Path {
+        Path { remote, dscp: 0, ecn: Ecn::Ect0, source: 0, hop_limit: 64 }
+    }
+}
+
+/// Where a packet came from, as its IP and UDP headers said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Who sent it: source address and UDP source port.
+    pub source: SocketAddr,
+    /// Address it was sent to: one of ours, or a multicast group.
+    pub dest: IpAddr,
+    /// Which of the wire's own addresses it arrived at, or for.
+    pub via: u8,
+    /// DiffServ codepoint.
+    pub dscp: u8,
+    /// ECN codepoint.
+    pub ecn: Ecn,
+    /// Time to live, or hop limit; 0 when the wire cannot see it.
+    pub hop_limit: u8,
+}
+
+impl Origin {
+    /// A packet from `source` to `dest` of which no more is known.
+    pub const fn new(source: SocketAddr, dest: IpAddr) -> Origin {
+        Origin { source, dest, via: 0, dscp: 0, ecn: Ecn::NotEct, hop_limit: 0 }
+    }
 }
 
 /// A packet to send, payload still in registered memory.
@@ -70,10 +105,8 @@ impl TxFrame<'_> {
 /// A packet that arrived and whose ICRC the wire has verified.
 #[derive(Debug)]
 pub struct RxFrame<'a> {
-    /// Who sent it (source address and UDP source port).
-    pub source: SocketAddr,
-    /// ECN codepoint it arrived with.
-    pub ecn: Ecn,
+    /// Where it came from.
+    pub origin: Origin,
     /// Decoded transport headers.
     pub headers: Headers,
     /// Payload without pad and ICRC.
@@ -101,6 +134,43 @@ pub trait Memory {
 
     /// The bytes at `addr`, to be written.
     fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8];
+
+    /// Carries out an atomic on the 8-byte aligned word at `addr`, which is in host byte order, and
+    /// returns its former value. Memory that programs share with the wire does it with the
+    /// processor's own atomics; the default suits memory that nobody else touches.
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        let word = self.bytes_mut(addr, 8);
+        let mut original = [0; 8];
+        original.copy_from_slice(word);
+        let original = u64::from_ne_bytes(original);
+        word.copy_from_slice(&op.apply(original).to_ne_bytes());
+        original
+    }
+}
+
+/// What an atomic does to a 64-bit word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Stores `swap` if the word equals `compare`.
+    CompareSwap {
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Adds, wrapping.
+    FetchAdd(u64),
+}
+
+impl AtomicOp {
+    /// The word's value after the operation.
+    pub const fn apply(self, original: u64) -> u64 {
+        match self {
+            AtomicOp::CompareSwap { compare, swap } if original == compare => swap,
+            AtomicOp::CompareSwap { .. } => original,
+            AtomicOp::FetchAdd(add) => original.wrapping_add(add),
+        }
+    }
 }
 
 /// What one [`drain`] did.
@@ -146,11 +216,57 @@ pub fn drain<W: Wire, M: Memory>(
 }
 
 fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: &RxFrame<'_>) {
-    let mut rest = frame.payload;
-    for piece in endpoint.handle_packet(now, frame.source, &frame.headers, rest.len()) {
-        let (bytes, later) = rest.split_at(piece.len as usize);
-        memory.bytes_mut(piece.addr, bytes.len()).copy_from_slice(bytes);
-        rest = later;
+    let dest_qp = frame.headers.bth().dest_qp;
+    let group = frame.origin.dest;
+    if dest_qp != MULTICAST_QPN {
+        return accept_for(dest_qp, endpoint, memory, now, frame);
+    }
+    let mut next = endpoint.next_of_group(group, None);
+    if next.is_none() {
+        // Counted there as a packet that nobody wants.
+        accept_for(dest_qp, endpoint, memory, now, frame);
+    }
+    while let Some(qpn) = next {
+        accept_for(qpn, endpoint, memory, now, frame);
+        next = endpoint.next_of_group(group, next);
+    }
+}
+
+fn accept_for<M: Memory>(
+    qpn: Qpn,
+    endpoint: &mut Endpoint,
+    memory: &mut M,
+    now: Time,
+    frame: &RxFrame<'_>,
+) {
+    let len = frame.payload.len();
+    let delivery = endpoint.handle_packet_for(qpn, now, &frame.origin, &frame.headers, len);
+    match delivery.insert {
+        Insert::None => place(memory, &delivery.pieces, &[], frame.payload),
+        Insert::Value(value) => {
+            place(memory, &delivery.pieces, &value.to_ne_bytes(), frame.payload);
+        }
+        Insert::RouteHeader(grh) => place(memory, &delivery.pieces, &grh, frame.payload),
+        Insert::Atomic(job) => {
+            let original = memory.atomic(job.addr, job.op);
+            endpoint.complete_atomic(&job, original);
+        }
+    }
+}
+
+/// Fills `pieces` with the bytes of `first`, then those of `then`, as far as they go.
+fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[u8]) {
+    let mut sources = [first, then];
+    for piece in pieces {
+        let (mut addr, mut left) = (piece.addr, piece.len as usize);
+        for source in &mut sources {
+            let (bytes, later) = source.split_at(left.min(source.len()));
+            if !bytes.is_empty() {
+                memory.bytes_mut(addr, bytes.len()).copy_from_slice(bytes);
+            }
+            (addr, left) = (addr + bytes.len() as u64, left - bytes.len());
+            *source = later;
+        }
     }
 }
 
@@ -174,7 +290,7 @@ fn send_burst<W: Wire, M: Memory>(
 }
 
 fn frame_of<'m, M: Memory>(transmit: &Transmit, memory: &'m M) -> TxFrame<'m> {
-    let bytes = |piece: &crate::endpoint::Placement| memory.bytes(piece.addr, piece.len as usize);
+    let bytes = |piece: &Placement| memory.bytes(piece.addr, piece.len as usize);
     TxFrame {
         path: transmit.path,
         header: transmit.headers.emit(),

@@ -41,7 +41,7 @@ fn assert_clean(path: &Path, report: &CaptureReport) {
 #[test]
 fn committed_captures_are_clean() {
     let captures = captures_in(&manifest().join("tests/golden"));
-    assert_eq!(captures.len(), 6);
+    assert_eq!(captures.len(), 10);
     for path in captures {
         let bytes = fs::read(&path).expect("listed a moment ago");
         assert_clean(&path, &check(&bytes));
@@ -104,6 +104,96 @@ fn opcodes_are_counted() {
             ((V4, Opcode::UdSendOnly), 5),
         ],
     );
+}
+
+/// Immediate data, keys to invalidate, and every refusal, as an independent decoder counts them.
+#[test]
+fn opcodes_of_rarer_operations_are_counted() {
+    use Opcode::*;
+    let expect = |name: &str, counts: &[(Opcode, u64)]| {
+        let counts: BTreeMap<_, _> =
+            counts.iter().map(|&(opcode, count)| ((IpVersion::V4, opcode), count)).collect();
+        assert_eq!(check(&committed(name)).by_opcode, counts, "{name}");
+    };
+    expect(
+        "write_imm.pcap",
+        &[
+            (RcWriteFirst, 1),
+            (RcWriteMiddle, 1),
+            (RcWriteLastImm, 1),
+            (RcWriteOnlyImm, 2),
+            (RcAcknowledge, 3),
+        ],
+    );
+    expect(
+        "send_imm.pcap",
+        &[
+            (RcSendFirst, 1),
+            (RcSendMiddle, 1),
+            (RcSendLastImm, 1),
+            (RcSendOnlyImm, 2),
+            (RcAcknowledge, 3),
+        ],
+    );
+    expect(
+        "send_inv.pcap",
+        &[
+            (RcSendFirst, 1),
+            (RcSendMiddle, 1),
+            (RcSendLastInvalidate, 1),
+            (RcSendOnlyInvalidate, 1),
+            (RcWriteOnly, 3),
+            (RcAcknowledge, 5),
+        ],
+    );
+}
+
+/// PSN, syndrome and MSN of every refusal: each names the first packet of its request.
+#[test]
+fn fields_of_refusals() {
+    let bytes = committed("refusals.pcap");
+    let frames = frames(&bytes);
+    let mut requests = Vec::new();
+    let mut refusals = Vec::new();
+    for headers in frames.iter().map(|frame| &frame.packet.headers) {
+        let bth = headers.bth();
+        match headers.ext().aeth() {
+            Some(aeth) => refusals.push((bth.psn, aeth.syndrome, aeth.msn)),
+            None if bth.opcode.starts_message() => requests.push(bth.psn),
+            None => {}
+        }
+    }
+    let rnr = Syndrome::RnrNak { timer: 20 };
+    let syndromes = [Syndrome::RemoteAccess; 3].into_iter().chain([
+        Syndrome::RemoteOperation,
+        rnr,
+        rnr,
+        rnr,
+        rnr,
+    ]);
+    let mut expected: Vec<_> =
+        requests.iter().zip(syndromes).map(|(&psn, syndrome)| (psn, syndrome, 0)).collect();
+    expected.push((requests[8], Syndrome::Ack { credits: 31 }, 1));
+    assert_eq!(refusals, expected);
+}
+
+/// The keys that two SENDs take back are those that the WRITEs before them used.
+#[test]
+fn invalidated_keys_are_the_windows() {
+    let bytes = committed("send_inv.pcap");
+    let frames = frames(&bytes);
+    let mut written = Vec::new();
+    let mut invalidated = Vec::new();
+    for frame in &frames {
+        match frame.packet.headers.ext() {
+            Ext::Reth(reth) => written.push(reth.rkey),
+            Ext::Ieth(key) => invalidated.push(*key),
+            _ => {}
+        }
+    }
+    assert_eq!(written[..2], invalidated[..]);
+    assert_eq!(written[2], invalidated[1], "the refused WRITE");
+    assert_ne!(invalidated[0], invalidated[1]);
 }
 
 fn frames(capture: &[u8]) -> Vec<Frame<'_>> {

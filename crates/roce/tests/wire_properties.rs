@@ -16,8 +16,8 @@ use roce::wire::frame::{
 };
 use roce::wire::icrc::{self, Icrc, Pseudo};
 use roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth, Syndrome,
-    WireError,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth, Sack,
+    Sreth, Syndrome, WireError,
 };
 
 /// Fixed, because some properties fail for one packet in 2^16 or 2^32 by nature of a CRC.
@@ -79,6 +79,8 @@ fn ext(kind: ExtKind, fields: &Fields) -> Ext {
         *fields;
     let reth = Reth { addr, rkey, len };
     let deth = Deth { qkey, src_qp: Qpn::new(len) };
+    let sreth = Sreth { sequence: qkey >> 8, offset: len };
+    let bits = u128::from(addr) << 64 | u128::from(compare);
     match kind {
         ExtKind::None => Ext::None,
         ExtKind::Imm => Ext::Imm(imm),
@@ -91,6 +93,16 @@ fn ext(kind: ExtKind, fields: &Fields) -> Ext {
         ExtKind::Deth => Ext::Deth(deth),
         ExtKind::DethImm => Ext::DethImm(deth, imm),
         ExtKind::Cnp => Ext::Cnp,
+        ExtKind::Sreth => Ext::Sreth(sreth),
+        ExtKind::SrethImm => Ext::SrethImm(sreth, imm),
+        ExtKind::SrethIeth => Ext::SrethIeth(sreth, rkey),
+        ExtKind::RethSreth => Ext::RethSreth(reth, sreth),
+        ExtKind::RethSrethImm => Ext::RethSrethImm(reth, sreth, imm),
+        ExtKind::AethSreth => Ext::AethSreth(aeth, sreth),
+        ExtKind::AethSack => {
+            let sack = Sack::new(imm, Psn::new(qkey), bits);
+            Ext::AethSack(aeth, sack.followed(qkey >> 31 == 1))
+        }
     }
 }
 

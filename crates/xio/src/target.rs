@@ -525,6 +525,7 @@ impl Target {
             sges: SgList::from_iter([Sge { addr, len: bytes, lkey: self.base.lkey }]),
             signaled: false,
             solicited: false,
+            ..SendWr::default()
         }
     }
 
@@ -583,6 +584,7 @@ impl Target {
             }]),
             signaled: true,
             solicited: true,
+            ..SendWr::default()
         };
         let posted = verbs.post_send(qpn, wr);
         self.check(qpn, posted);

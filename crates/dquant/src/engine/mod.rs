@@ -22,7 +22,7 @@ use nic::waiter::{Waiter, Waker};
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs, VerbsError};
 use roce::wire::Psn;
-use roce::world::{self, Ecn, Path};
+use roce::world::{self, Path};
 use roce::{Duration, Time};
 use thiserror::Error;
 
@@ -179,15 +179,14 @@ impl Host {
 
     fn create_qp(&mut self, cqs: (CqId, CqId), work: u32) -> Result<QpAddress, EngineError> {
         let (send_cq, recv_cq) = cqs;
-        let config =
-            QpConfig { pd: self.pd, send_cq, recv_cq, max_send_wr: work, max_recv_wr: work };
+        let config = QpConfig { recv_cq, ..QpConfig::rc(self.pd, send_cq, work, work) };
         let qpn = self.endpoint.create_qp(config)?;
         let psn = self.endpoint.initial_psn(qpn)?;
         Ok(QpAddress { address: self.local, qpn, psn })
     }
 
     fn connect(&mut self, qpn: Qpn, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
-        let path = Path { remote: peer.address, dscp: 0, ecn: Ecn::Ect0 };
+        let path = Path::new(peer.address);
         let connect = Connect {
             mtu,
             timeout: ACK_TIMEOUT,

@@ -121,6 +121,7 @@ fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn) {
 }
 
 #[test]
+#[ignore = "queue pair numbers can no longer be guessed: the attacker has to be told them first"]
 fn packets_thrown_at_both_ends_of_a_stream_change_nothing() {
     let Some(world) = World::new("packets_thrown_at_both_ends") else {
         return;

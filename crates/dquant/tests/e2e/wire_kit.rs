@@ -14,7 +14,7 @@ use roce::verbs::{
 };
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
-use roce::world::{self, Ecn, Memory, Path};
+use roce::world::{self, Memory, Path};
 
 use super::harness::eventually;
 
@@ -128,7 +128,7 @@ impl Rogue {
         let region = endpoint.register(pd, range.addr, range.len, Access::REMOTE_WRITE);
         let cq = |endpoint: &mut Endpoint| endpoint.create_cq(4 * WORK).expect("room");
         let (send_cq, recv_cq) = (cq(&mut endpoint), cq(&mut endpoint));
-        let work = QpConfig { pd, send_cq, recv_cq, max_send_wr: WORK, max_recv_wr: WORK };
+        let work = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, WORK, WORK) };
         let qpn = endpoint.create_qp(work).expect("room");
         let region = region.expect("room");
         Rogue { endpoint, wire, pool, range, region, send_cq, recv_cq, qpn }
@@ -154,7 +154,7 @@ impl Rogue {
             self.post_receive(slot);
         }
         let remote = peer.address.parse().expect("an address");
-        let path = Path { remote, dscp: 0, ecn: Ecn::Ect0 };
+        let path = Path::new(remote);
         let to = Connect::new(path, Qpn::new(peer.qpn), Psn::new(peer.psn));
         let to = Connect { mtu: Mtu::M4096, timeout: 13, ..to };
         self.endpoint.connect(self.qpn, &to).expect("it is new");
@@ -174,7 +174,8 @@ impl Rogue {
     pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) -> Completion {
         self.pool.bytes_mut(self.range.addr, bytes.len()).copy_from_slice(bytes);
         let sges = self.sge(0, bytes.len() as u32);
-        let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false };
+        let wr =
+            SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         self.endpoint.post_send(self.qpn, wr).expect("room");
         eventually("the end of a work request", || {
             self.drain();

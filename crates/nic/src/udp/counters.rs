@@ -9,6 +9,23 @@ pub struct UdpCounters {
     pub tx: TxCounters,
     /// Receiving side.
     pub rx: RxCounters,
+    /// Packets that processes of this machine hand to each other; zero where the port is not shared.
+    pub sharing: SharingCounters,
+}
+
+/// What goes wrong and right between processes that share the RoCE port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharingCounters {
+    /// Packets that arrived here for another process and were sent on to it.
+    pub forwarded: TxCounters,
+    /// Packets that another process sent on to this one, and that were good.
+    pub accepted: u64,
+    /// Forwarded packets that did not come from a process at this address.
+    pub foreign: u64,
+    /// Forwarded packets for a third process: they go no further.
+    pub misrouted: u64,
+    /// Packets that the strict check leaves to its packet socket, which brings them too.
+    pub left_to_strict: u64,
 }
 
 /// Sending side.
@@ -35,7 +52,7 @@ pub struct TxDropped {
     pub full: u64,
     /// Longer than the path's MTU, or than any datagram.
     pub too_long: u64,
-    /// The destination belongs to the other IP version.
+    /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,
     /// Any other refusal of the kernel (no route, firewall, no memory).
     pub refused: u64,
@@ -97,7 +114,7 @@ pub struct Unparsable {
 }
 
 impl Unparsable {
-    pub(super) fn count(&mut self, error: WireError) {
+    pub(crate) fn count(&mut self, error: WireError) {
         *match error {
             WireError::Truncated { .. } => &mut self.too_short,
             WireError::UnknownOpcode(_) => &mut self.opcode,

@@ -9,21 +9,35 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 /// Room for one IPv4 or IPv6 socket address.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) union Name {
+pub(crate) union Name {
     v4: libc::sockaddr_in,
     v6: libc::sockaddr_in6,
 }
 
 impl Name {
-    pub(super) const BYTES: libc::socklen_t = size_of::<Name>() as libc::socklen_t;
+    pub(crate) const BYTES: libc::socklen_t = size_of::<Name>() as libc::socklen_t;
 
-    pub(super) fn empty() -> Name {
+    pub(crate) fn empty() -> Name {
         // SAFETY: both variants are plain integers, for which zero is a value.
         unsafe { std::mem::zeroed() }
     }
 
+    /// A copy of the first `len` bytes at `from`, the rest zero.
+    ///
+    /// # Safety
+    /// `from` must be readable for `len` bytes.
+    pub(crate) unsafe fn copied(from: *const u8, len: usize) -> Name {
+        let mut name = Name::empty();
+        // SAFETY: by the contract `from` is readable, and the copy ends at the end of `name`.
+        unsafe {
+            let to = (&raw mut name).cast::<u8>();
+            to.copy_from_nonoverlapping(from, len.min(size_of::<Name>()));
+        }
+        name
+    }
+
     /// The address in C form, and how many bytes of it count.
-    pub(super) fn encode(addr: SocketAddr) -> (Name, libc::socklen_t) {
+    pub(crate) fn encode(addr: SocketAddr) -> (Name, libc::socklen_t) {
         let mut name = Name::empty();
         match addr {
             SocketAddr::V4(addr) => {
@@ -46,7 +60,7 @@ impl Name {
     }
 
     /// What the kernel wrote, if it is an Internet address. `len` bytes of it are valid.
-    pub(super) fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
+    pub(crate) fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
         let len = len as usize;
         // SAFETY: the union holds plain integers and was zeroed before the kernel wrote to it, so every
         // variant is initialised whatever was written; the family tells which one is meant.
@@ -66,32 +80,46 @@ impl Name {
     }
 }
 
-/// Bytes of control messages: two integers and room to spare.
-const CONTROL_BYTES: usize = 64;
+/// Bytes of control messages: three integers, each behind a header of 16 bytes and padded to 8.
+const CONTROL_BYTES: usize = 3 * 24;
+
+/// Level, type and value of a control message that carries an integer.
+pub(crate) type Integer = (c_int, c_int, c_int);
 
 /// Control messages that travel with a datagram.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-pub(super) struct Control {
+pub(crate) struct Control {
     bytes: [u8; CONTROL_BYTES],
 }
 
 impl Control {
-    pub(super) const EMPTY: Control = Control { bytes: [0; CONTROL_BYTES] };
-    pub(super) const BYTES: usize = CONTROL_BYTES;
+    pub(crate) const EMPTY: Control = Control { bytes: [0; CONTROL_BYTES] };
+    pub(crate) const BYTES: usize = CONTROL_BYTES;
 
-    pub(super) fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut libc::c_void {
         self.bytes.as_mut_ptr().cast()
     }
 
-    /// Writes `messages` (level, type, value; the segment size as 16 bits) and returns their length.
-    pub(super) fn encode(&mut self, tos: (c_int, c_int, c_int), segment: Option<u16>) -> usize {
-        let (level, kind, value) = tos;
-        let mut used = self.put(0, level, kind, &value.to_ne_bytes());
+    /// Writes `mark` and `hop_limit` (level, type, value) and the segment size, and returns their length.
+    pub(crate) fn encode(
+        &mut self,
+        mark: Integer,
+        hop_limit: Option<Integer>,
+        segment: Option<u16>,
+    ) -> usize {
+        let mut used = self.put_integer(0, mark);
+        if let Some(hop_limit) = hop_limit {
+            used = self.put_integer(used, hop_limit);
+        }
         if let Some(bytes) = segment {
             used = self.put(used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
         }
         used
+    }
+
+    fn put_integer(&mut self, at: usize, (level, kind, value): Integer) -> usize {
+        self.put(at, level, kind, &value.to_ne_bytes())
     }
 
     fn put(&mut self, at: usize, level: c_int, kind: c_int, data: &[u8]) -> usize {
@@ -117,11 +145,13 @@ impl Control {
 
 /// What the kernel tells about a received datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     /// Traffic class byte: DSCP and ECN.
-    pub(super) tos: u8,
+    pub(crate) tos: u8,
+    /// Time to live or hop limit; 0 where the socket does not ask for it.
+    pub(crate) hop_limit: u8,
     /// Length of each datagram but the last, when several were joined.
-    pub(super) segment: Option<usize>,
+    pub(crate) segment: Option<usize>,
 }
 
 impl Arrival {
@@ -129,7 +159,7 @@ impl Arrival {
     ///
     /// # Safety
     /// `msg_control` must point to `msg_controllen` bytes as a receive call left them.
-    pub(super) unsafe fn decode(header: &libc::msghdr) -> Arrival {
+    pub(crate) unsafe fn decode(header: &libc::msghdr) -> Arrival {
         let mut arrival = Arrival::default();
         // SAFETY: by this function's contract the buffer is readable for `msg_controllen` bytes, which
         // bounds every header that the two macros return.
@@ -148,6 +178,9 @@ impl Arrival {
         match (level, kind) {
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = data.first().copied().unwrap_or(0),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => self.tos = int().unwrap_or(0) as u8,
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                self.hop_limit = int().unwrap_or(0) as u8;
+            }
             (libc::IPPROTO_UDP, libc::UDP_GRO) => {
                 self.segment = int().ok().and_then(|bytes| usize::try_from(bytes).ok());
             }
@@ -189,18 +222,21 @@ mod tests {
     fn control_messages_survive_the_round_trip() {
         let mut control = Control::EMPTY;
         let tclass = (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0xb9);
-        let len = control.encode(tclass, Some(4112));
+        let hops = (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, 7);
+        let len = control.encode(tclass, Some(hops), Some(4112));
+        assert!(len <= Control::BYTES);
         // SAFETY: all zeroes is a valid msghdr.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_control = control.as_mut_ptr();
         header.msg_controllen = len as _;
         // SAFETY: the header points to `len` bytes just written.
         let arrival = unsafe { Arrival::decode(&header) };
-        assert_eq!(arrival, Arrival { tos: 0xb9, segment: None });
+        assert_eq!(arrival, Arrival { tos: 0xb9, hop_limit: 7, segment: None });
         let mut received = Arrival::default();
         received.note(libc::IPPROTO_UDP, libc::UDP_GRO, &4112i32.to_ne_bytes());
         received.note(libc::IPPROTO_UDP, libc::UDP_GRO + 1, &[]);
         received.note(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
-        assert_eq!(received, Arrival { tos: 3, segment: Some(4112) });
+        received.note(libc::IPPROTO_IP, libc::IP_TTL, &64i32.to_ne_bytes());
+        assert_eq!(received, Arrival { tos: 3, hop_limit: 64, segment: Some(4112) });
     }
 }

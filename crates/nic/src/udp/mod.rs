@@ -16,18 +16,18 @@
 //! - Segmentation is given up, once and with a reason, on kernels or devices that refuse it.
 
 mod counters;
-mod message;
-mod receive;
+pub(crate) mod message;
+pub(crate) mod receive;
 mod route;
-mod send;
-mod socket;
+pub(crate) mod send;
+pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Duration;
 use roce::wire::ROCE_PORT;
@@ -35,12 +35,14 @@ use roce::wire::icrc::Pseudo;
 use roce::world::{RxFrame, TxFrame, Wire};
 use thiserror::Error;
 
-pub use counters::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
+pub use counters::{RxCounters, SharingCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
 
 use receive::Receiver;
 pub use route::payload_limit;
-use send::Sender;
-use socket::Socket;
+use send::{Route, Sender};
+use socket::{Plan, Socket};
+
+use crate::capture::Capture;
 
 /// How long one call of `send` waits for room in the socket buffer, in all.
 pub const SEND_WAIT: Duration = Duration::from_millis(2);
@@ -51,8 +53,25 @@ pub enum IcrcCheck {
     /// Drop packets whose ICRC is wrong.
     #[default]
     Verify,
+    /// The same with all 32 bits over IPv4 too: a socket's packets only with an identification that this
+    /// wire itself sends, others only from where the identification can be seen. [`UdpWire`]s, which
+    /// cannot see it, then hear only their own kind; devices use a packet socket
+    /// ([`crate::device::DeviceConfig::check`]).
+    Strict,
     /// Take them all: only for finding out why a peer's packets are refused.
     Off,
+}
+
+impl fmt::Display for IcrcCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IcrcCheck::Verify => {
+                "32 bits over IPv6, and over IPv4 where the identification is as expected; else 16"
+            }
+            IcrcCheck::Strict => "all 32 bits",
+            IcrcCheck::Off => "not checked",
+        })
+    }
 }
 
 /// How to open a wire.
@@ -97,6 +116,14 @@ pub enum UdpError {
         "cannot use {0} as RoCE address; hint: name one address of this machine, because the packets' checksum (ICRC) covers it"
     )]
     NotSpecific(SocketAddr),
+    /// A device without addresses.
+    #[error("a device needs at least one address; hint: give the interface one (ip address add)")]
+    NoAddress,
+    /// As many processes as there are numbers for have the device open.
+    #[error(
+        "254 processes use RoCE on {0} already; hint: ss -ulpn shows who holds UDP ports 29185 to 29438"
+    )]
+    NoSlot(IpAddr),
     /// No socket at all.
     #[error("no UDP socket: {0}")]
     Socket(io::Error),
@@ -123,7 +150,7 @@ pub enum UdpError {
 }
 
 impl UdpError {
-    fn bind(local: SocketAddr, source: io::Error) -> UdpError {
+    pub(crate) fn bind(local: SocketAddr, source: io::Error) -> UdpError {
         let hint = match source.kind() {
             io::ErrorKind::AddrInUse => {
                 "another process serves RoCE there (ss -ulpn); stop it, or use another address or port"
@@ -140,23 +167,33 @@ impl UdpError {
 #[derive(Debug)]
 pub struct UdpWire {
     socket: Socket,
-    endpoints: Endpoints,
+    check: IcrcCheck,
     sender: Sender,
     receiver: Receiver,
     counters: UdpCounters,
+    capture: Option<Capture>,
 }
 
 impl UdpWire {
     /// Opens the socket.
     pub fn bind(config: &UdpConfig) -> Result<UdpWire, UdpError> {
-        let socket = Socket::open(config)?;
+        let UdpConfig { local, check, socket_buffer_bytes: buffer_bytes, gso, gro } = *config;
+        if local.ip().is_unspecified() || local.ip().is_multicast() {
+            return Err(UdpError::NotSpecific(local));
+        }
         Ok(UdpWire {
-            endpoints: Endpoints { local: socket.local },
-            sender: Sender::new(config.gso),
-            receiver: Receiver::new(config.check),
-            socket,
+            socket: Socket::open(&Plan { local, buffer_bytes, gro, shared: false })?,
+            check,
+            sender: Sender::new(gso),
+            receiver: Receiver::new(),
             counters: UdpCounters::default(),
+            capture: None,
         })
+    }
+
+    /// Writes every packet that leaves or is accepted from now on to `capture`, or to none.
+    pub fn capture_to(&mut self, capture: Option<Capture>) {
+        self.capture = capture;
     }
 
     /// The address that peers send to, its port filled in.
@@ -220,35 +257,43 @@ impl fmt::Display for UdpWire {
 
 impl Wire for UdpWire {
     fn send(&mut self, frames: &[TxFrame<'_>]) {
-        let UdpWire { socket, endpoints, sender, counters, .. } = self;
-        sender.send(&socket.fd, endpoints, frames, &mut counters.tx);
+        let UdpWire { socket, sender, counters, capture, .. } = self;
+        sender.send(socket, frames, &mut counters.tx, capture.as_mut());
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        let UdpWire { socket, endpoints, receiver, counters, .. } = self;
-        receiver.receive(&socket.fd, endpoints, &mut counters.rx, sink)
+        let UdpWire { socket, check, receiver, counters, capture, .. } = self;
+        let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
+            run.deliver(*check, socket.local, counters, capture.as_mut(), sink);
+        });
+        if let Some(capture) = capture {
+            capture.flush_if_due();
+        }
+        accepted
     }
 }
 
-/// Our side of every pseudo header.
-#[derive(Clone, Copy, Debug)]
-struct Endpoints {
-    local: SocketAddr,
-}
-
-impl Endpoints {
-    /// What the ICRC of a packet to `remote` covers; `None` when it belongs to the other IP version.
-    fn outgoing(&self, remote: SocketAddr, id: u16) -> Option<Pseudo> {
-        pseudo(self.local, remote, id)
+/// One socket, and frames go where their path says.
+impl Route for Socket {
+    fn socket(&self) -> &OwnedFd {
+        &self.fd
     }
 
-    /// What the ICRC of a packet from `remote` covers.
-    fn incoming(&self, remote: SocketAddr, id: u16) -> Option<Pseudo> {
-        pseudo(remote, self.local, id)
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool {
+        a.path == b.path
+    }
+
+    fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
+        frame.path.remote
     }
 }
 
-fn pseudo(from: SocketAddr, to: SocketAddr, id: u16) -> Option<Pseudo> {
+/// What the ICRC covers of the headers of a packet; `None` between IP versions.
+pub(crate) fn pseudo(from: SocketAddr, to: SocketAddr, id: u16) -> Option<Pseudo> {
     let (src_port, dst_port) = (from.port(), to.port());
     match (from.ip(), to.ip()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {

@@ -5,15 +5,16 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Headers, WireError};
-use roce::world::{Ecn, RxFrame};
+use roce::world::{Ecn, Origin, RxFrame};
 
 use super::message::{Arrival, Control, Name};
-use super::{Endpoints, IcrcCheck, RxCounters};
+use super::{IcrcCheck, RxCounters, pseudo};
+use crate::capture::{Capture, Seen};
 
 /// Buffers filled by one call: 256 KiB in all, about one full burst of a sender.
 const BUFFERS: usize = 4;
@@ -30,19 +31,23 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// large blocks 16 bytes behind one: exactly there. On a page the buffers are out of the way.
 const BUFFER_ALIGN: usize = 4096;
 
+/// Identifications that a segmented send of this machine's kind has: as many as its segments
+/// (`UDP_MAX_SEGMENTS`). The place in a joined run is one of them; where the kernel has cut a run into
+/// single packets again, the place is not known.
+const OWN_IDS: u16 = 128;
+
 /// BTH and ICRC: nothing shorter is a packet.
 const MIN_PACKET_BYTES: usize = 12 + 4;
 
 /// Buffers of the receiving side, and the C structures that point to them.
-pub(super) struct Receiver {
-    check: IcrcCheck,
+pub(crate) struct Receiver {
     /// The buffers, from `first` on.
     bytes: Vec<u8>,
     first: usize,
     names: Vec<Name>,
     controls: Vec<Control>,
     pieces: Vec<libc::iovec>,
-    pub(super) messages: Vec<libc::mmsghdr>,
+    pub(crate) messages: Vec<libc::mmsghdr>,
 }
 
 // SAFETY: the raw pointers lead to this value's own heap blocks, which move with it and never grow;
@@ -50,12 +55,11 @@ pub(super) struct Receiver {
 unsafe impl Send for Receiver {}
 
 impl Receiver {
-    pub(super) fn new(check: IcrcCheck) -> Receiver {
+    pub(crate) fn new() -> Receiver {
         let bytes = vec![0; BUFFERS * BUFFER_BYTES + BUFFER_ALIGN];
         // A vector never moves its block by itself, so the offset stays right.
         let first = bytes.as_ptr().align_offset(BUFFER_ALIGN).min(BUFFER_ALIGN);
         Receiver {
-            check,
             bytes,
             first,
             names: vec![Name::empty(); BUFFERS],
@@ -65,19 +69,23 @@ impl Receiver {
         }
     }
 
-    pub(super) fn receive(
+    /// Hands what waits in the socket to `take`, a bounded amount of it, and returns how many packets
+    /// were accepted meanwhile.
+    pub(crate) fn receive(
         &mut self,
         fd: &OwnedFd,
-        endpoints: &Endpoints,
         counters: &mut RxCounters,
-        sink: &mut dyn FnMut(&RxFrame<'_>),
+        mut take: impl FnMut(&Run<'_>, &mut RxCounters),
     ) -> usize {
         let before = counters.accepted;
         for _ in 0..ROUNDS {
             let filled = self.fill(fd, counters);
             for i in 0..filled {
-                match self.buffer(i) {
-                    Some(buffer) => buffer.deliver(self.check, endpoints, counters, sink),
+                match self.run(i) {
+                    Some(run) => {
+                        run.count(counters);
+                        take(&run, counters);
+                    }
                     None => counters.truncated += 1,
                 }
             }
@@ -124,8 +132,8 @@ impl Receiver {
         }
     }
 
-    /// The `i`-th filled buffer, unless something of it is missing.
-    fn buffer(&self, i: usize) -> Option<Buffer<'_>> {
+    /// What the `i`-th buffer was filled with, unless something of it is missing.
+    fn run(&self, i: usize) -> Option<Run<'_>> {
         let message = &self.messages[i];
         let header = &message.msg_hdr;
         if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
@@ -136,79 +144,162 @@ impl Receiver {
         let start = self.first + i * BUFFER_BYTES;
         // SAFETY: the control pointer leads to this receiver's control bytes, as the call left them.
         let arrival = unsafe { Arrival::decode(header) };
-        Some(Buffer { source, arrival, bytes: &self.bytes[start..start + len] })
+        Some(Run { source, arrival, bytes: &self.bytes[start..start + len] })
     }
 }
 
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("check", &self.check).finish_non_exhaustive()
+        f.debug_struct("Receiver").finish_non_exhaustive()
     }
 }
 
 /// Datagrams of one sender and one marking, joined by the kernel or alone.
-struct Buffer<'a> {
-    source: SocketAddr,
-    arrival: Arrival,
+pub(crate) struct Run<'a> {
+    pub(crate) source: SocketAddr,
+    pub(crate) arrival: Arrival,
     bytes: &'a [u8],
 }
 
-impl Buffer<'_> {
-    fn deliver(
-        &self,
-        check: IcrcCheck,
-        endpoints: &Endpoints,
-        counters: &mut RxCounters,
-        sink: &mut dyn FnMut(&RxFrame<'_>),
-    ) {
-        let segment = self.arrival.segment.unwrap_or(self.bytes.len()).max(1);
-        counters.gro_batches += u64::from(self.bytes.len() > segment);
+impl<'a> Run<'a> {
+    fn segment(&self) -> usize {
+        self.arrival.segment.unwrap_or(self.bytes.len()).max(1)
+    }
+
+    fn count(&self, counters: &mut RxCounters) {
+        counters.gro_batches += u64::from(self.bytes.len() > self.segment());
         counters.bytes += self.bytes.len() as u64;
         if self.bytes.is_empty() {
             counters.packets += 1;
             counters.unparsable.too_short += 1;
         }
-        for (place, packet) in self.bytes.chunks(segment).enumerate() {
-            counters.packets += 1;
-            let Some(pseudo) = endpoints.incoming(self.source, place as u16) else {
-                counters.truncated += 1;
+    }
+
+    /// The datagrams, each with its place in the run.
+    pub(crate) fn datagrams(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+        (0..).zip(self.bytes.chunks(self.segment()))
+    }
+
+    /// Where the packets of the run came from, when they were sent to `dest`.
+    pub(crate) fn origin(&self, dest: IpAddr, via: u8) -> Origin {
+        origin(self.source, dest, via, self.arrival.tos, self.arrival.hop_limit)
+    }
+
+    /// Hands every good packet, sent to `local`, to `sink`.
+    pub(super) fn deliver(
+        &self,
+        check: IcrcCheck,
+        local: SocketAddr,
+        counters: &mut RxCounters,
+        mut tap: Option<&mut Capture>,
+        sink: &mut dyn FnMut(&RxFrame<'_>),
+    ) {
+        let origin = self.origin(local.ip(), 0);
+        for (place, packet) in self.datagrams() {
+            let Some(opened) = self.open(check, local, place, packet, counters) else {
                 continue;
             };
-            if let Some((headers, payload)) = open(check, &pseudo, packet, counters) {
-                counters.accepted += 1;
-                let ecn = ecn_of(self.arrival.tos);
-                sink(&RxFrame { source: self.source, ecn, headers, payload });
+            if let Some(capture) = tap.as_deref_mut() {
+                capture.record(&self.seen(local, opened.id), [packet]);
             }
+            counters.accepted += 1;
+            sink(&RxFrame { origin, headers: opened.headers, payload: opened.payload });
         }
+    }
+
+    /// A datagram of this run as a packet sent to `local`; what is none is counted.
+    pub(crate) fn open(
+        &self,
+        check: IcrcCheck,
+        local: SocketAddr,
+        place: u16,
+        packet: &'a [u8],
+        counters: &mut RxCounters,
+    ) -> Option<Opened<'a>> {
+        let id = self.verify(check, local, place, packet, counters)?;
+        open(packet, id, counters)
+    }
+
+    /// The identification with which a datagram sent to `local` has the right ICRC, if it has one.
+    pub(crate) fn verify(
+        &self,
+        check: IcrcCheck,
+        local: SocketAddr,
+        place: u16,
+        packet: &[u8],
+        counters: &mut RxCounters,
+    ) -> Option<u16> {
+        counters.packets += 1;
+        let Some(pseudo) = pseudo(self.source, local, place) else {
+            counters.truncated += 1;
+            return None;
+        };
+        verify(check, &pseudo, packet, counters)
+    }
+
+    /// The IP and UDP headers of a packet with this identification, for a capture.
+    pub(crate) fn seen(&self, local: SocketAddr, id: u16) -> Seen {
+        let Arrival { tos, hop_limit, .. } = self.arrival;
+        Seen { from: self.source, to: local, tos, hop_limit, id }
     }
 }
 
-/// Headers and payload of a packet that is whole and well formed; others are counted.
-fn open<'a>(
+/// Where a packet came from, with its traffic class taken apart.
+pub(crate) fn origin(source: SocketAddr, dest: IpAddr, via: u8, tos: u8, hop_limit: u8) -> Origin {
+    Origin { via, dscp: tos >> 2, ecn: ecn_of(tos), hop_limit, ..Origin::new(source, dest) }
+}
+
+/// A packet that is whole and well formed.
+pub(crate) struct Opened<'a> {
+    pub(crate) headers: Headers,
+    pub(crate) payload: &'a [u8],
+    /// The IPv4 identification that it had; 0 over IPv6.
+    pub(crate) id: u16,
+}
+
+/// Headers and payload of a packet whose ICRC is right; what is no packet is counted.
+pub(crate) fn open<'a>(packet: &'a [u8], id: u16, counters: &mut RxCounters) -> Option<Opened<'a>> {
+    let (headers, payload) =
+        Headers::parse(packet).map_err(|error| counters.unparsable.count(error)).ok()?;
+    Some(Opened { headers, payload, id })
+}
+
+/// The identification with which the ICRC of a packet is right; others are counted.
+fn verify(
     check: IcrcCheck,
     pseudo: &Pseudo,
-    packet: &'a [u8],
+    packet: &[u8],
     counters: &mut RxCounters,
-) -> Option<(Headers, &'a [u8])> {
+) -> Option<u16> {
     if packet.len() < MIN_PACKET_BYTES {
         let error = WireError::Truncated { have: packet.len(), need: MIN_PACKET_BYTES };
         counters.unparsable.count(error);
         return None;
     }
-    if check == IcrcCheck::Verify && !icrc_holds(pseudo, packet, counters) {
-        counters.bad_icrc += 1;
-        return None;
-    }
-    Headers::parse(packet).map_err(|error| counters.unparsable.count(error)).ok()
+    let id = identification(check, pseudo, packet, counters);
+    counters.bad_icrc += u64::from(id.is_none());
+    id
 }
 
-fn icrc_holds(pseudo: &Pseudo, packet: &[u8], counters: &mut RxCounters) -> bool {
-    let Pseudo::V4 { id: expected, .. } = pseudo else {
-        return icrc::verify(pseudo, packet);
+/// The identification that makes the ICRC right, if any does.
+fn identification(
+    check: IcrcCheck,
+    pseudo: &Pseudo,
+    packet: &[u8],
+    counters: &mut RxCounters,
+) -> Option<u16> {
+    let expected = match pseudo {
+        Pseudo::V4 { id, .. } => *id,
+        Pseudo::V6 { .. } => 0,
     };
-    let id = icrc::solve_id(pseudo, packet);
-    counters.id_solved += u64::from(id.is_some_and(|id| id != *expected));
-    id.is_some()
+    match check {
+        IcrcCheck::Off => Some(expected),
+        IcrcCheck::Verify | IcrcCheck::Strict => {
+            let id = icrc::solve_id(pseudo, packet);
+            counters.id_solved += u64::from(id.is_some_and(|id| id != expected));
+            id.filter(|id| check == IcrcCheck::Verify || *id == expected || *id < OWN_IDS)
+        }
+    }
 }
 
 fn ecn_of(tos: u8) -> Ecn {

@@ -18,8 +18,9 @@ use roce::wire::icrc::Icrc;
 use roce::world::{BURST_PACKETS, Ecn, MAX_HEADER_BYTES, Path, TxFrame};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::message::{Control, Name};
-use super::{Endpoints, SEND_WAIT, TxCounters};
+use super::message::{Control, Integer, Name};
+use super::{SEND_WAIT, TxCounters, pseudo};
+use crate::capture::{Capture, Seen};
 use crate::clock;
 use crate::waiter::timespec;
 
@@ -32,6 +33,24 @@ const MAX_SEND_BYTES: usize = 65_507;
 /// Pad and ICRC of one frame and headers of the next.
 const SEAM_BYTES: usize = 3 + 4 + MAX_HEADER_BYTES;
 
+/// The time to live that sockets send with by themselves (RFC 1700's default, and Linux's).
+pub(crate) const USUAL_HOP_LIMIT: u8 = 64;
+
+/// Where frames leave, and where each of them goes.
+pub(crate) trait Route {
+    /// The socket to send from.
+    fn socket(&self) -> &OwnedFd;
+
+    /// Its address.
+    fn local(&self) -> SocketAddr;
+
+    /// Whether two frames may share a segmented send, their lengths aside.
+    fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool;
+
+    /// Address and port to send a frame to.
+    fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr;
+}
+
 /// Frames that leave in one send.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
@@ -40,6 +59,10 @@ pub(super) struct Group {
     pub(super) segment: usize,
     /// UDP payload of all frames together, in bytes.
     bytes: usize,
+    /// Where they go.
+    remote: SocketAddr,
+    /// Whether the kernel took them.
+    sent: bool,
 }
 
 /// How far a planned burst got.
@@ -51,7 +74,7 @@ enum Progress {
 }
 
 /// Scratch space of the sending side. Its pointers mean nothing between two calls.
-pub(super) struct Sender {
+pub(crate) struct Sender {
     groups: Vec<Group>,
     seams: Vec<u8>,
     /// Where each frame's seam ends in `seams`.
@@ -68,7 +91,7 @@ pub(super) struct Sender {
 unsafe impl Send for Sender {}
 
 impl Sender {
-    pub(super) fn new(gso: bool) -> Sender {
+    pub(crate) fn new(gso: bool) -> Sender {
         let why_no_gso = (!gso).then(|| String::from("turned off by configuration"));
         Sender {
             groups: Vec::with_capacity(BURST_PACKETS),
@@ -82,76 +105,88 @@ impl Sender {
         }
     }
 
-    pub(super) fn why_no_gso(&self) -> Option<&str> {
+    pub(crate) fn why_no_gso(&self) -> Option<&str> {
         self.why_no_gso.as_deref()
     }
 
-    pub(super) fn send(
+    /// Sends `frames` in order, and shows those that the kernel took to `tap`.
+    pub(crate) fn send<R: Route>(
         &mut self,
-        fd: &OwnedFd,
-        endpoints: &Endpoints,
+        route: &R,
         frames: &[TxFrame<'_>],
         counters: &mut TxCounters,
+        mut tap: Option<&mut Capture>,
     ) {
         let mut patience = Patience::new();
         for burst in frames.chunks(BURST_PACKETS) {
             let mut rest = burst;
             while !rest.is_empty() {
-                rest = self.send_burst(fd, endpoints, rest, counters, &mut patience);
+                rest = self.send_burst(route, rest, counters, &mut patience, tap.as_deref_mut());
             }
         }
     }
 
     /// Sends frames in segmented sends and returns those after a group that had to go one by one.
-    fn send_burst<'a, 'b>(
+    fn send_burst<'a, 'b, R: Route>(
         &mut self,
-        fd: &OwnedFd,
-        endpoints: &Endpoints,
+        route: &R,
         frames: &'a [TxFrame<'b>],
         counters: &mut TxCounters,
         patience: &mut Patience,
+        mut tap: Option<&mut Capture>,
     ) -> &'a [TxFrame<'b>] {
         let segments = if self.why_no_gso.is_some() { 1 } else { MAX_SEGMENTS };
-        self.prepare(endpoints, frames, segments, counters);
-        let Progress::Refused { group, errno } = self.transmit(fd, counters, patience) else {
+        self.prepare(route, frames, segments, counters);
+        let progress = self.transmit(route.socket(), counters, patience);
+        self.show(route, frames, tap.as_deref_mut());
+        let Progress::Refused { group, errno } = progress else {
             return &[];
         };
         let (single, rest) = (&frames[group.frames.clone()], &frames[group.frames.end..]);
-        let sent_before = counters.packets;
-        self.prepare(endpoints, single, 1, counters);
-        self.transmit(fd, counters, patience);
-        if counters.packets > sent_before {
+        self.prepare(route, single, 1, counters);
+        self.transmit(route.socket(), counters, patience);
+        self.show(route, single, tap);
+        if self.groups.first().is_some_and(|first| first.sent) {
             // One by one they pass, so it is the segmentation that this kernel or device cannot do.
-            // Otherwise the path takes no packets of this length either way.
+            // Otherwise the path takes no packets of this length either way; that the last one, which
+            // may be shorter, passes says nothing.
             self.why_no_gso = Some(refusal_text(&group, errno));
         }
         rest
     }
 
+    /// Records what the kernel took of `frames`, as they were planned last.
+    fn show<R: Route>(&self, route: &R, frames: &[TxFrame<'_>], tap: Option<&mut Capture>) {
+        let Some(capture) = tap else {
+            return;
+        };
+        for group in self.groups.iter().filter(|group| group.sent) {
+            for (id, frame) in (0..).zip(&frames[group.frames.clone()]) {
+                record(capture, route.local(), group.remote, frame, id);
+            }
+        }
+    }
+
     /// Lays out everything that the kernel needs for `frames`.
-    fn prepare(
+    fn prepare<R: Route>(
         &mut self,
-        endpoints: &Endpoints,
+        route: &R,
         frames: &[TxFrame<'_>],
         segments: usize,
         counters: &mut TxCounters,
     ) {
-        plan(frames, segments, &mut self.groups);
+        plan(route, frames, segments, &mut self.groups);
+        let local = route.local();
         self.groups.retain(|group| {
-            let same =
-                frames[group.frames.start].path.remote.is_ipv4() == endpoints.local.is_ipv4();
+            let same = group.remote.is_ipv4() == local.is_ipv4();
             counters.dropped.family += if same { 0 } else { group.frames.len() as u64 };
             same
         });
         self.seams.clear();
         self.seam_ends.clear();
         for group in &self.groups {
-            write_seams(
-                endpoints,
-                &frames[group.frames.clone()],
-                &mut self.seams,
-                &mut self.seam_ends,
-            );
+            let frames = &frames[group.frames.clone()];
+            write_seams(local, group.remote, frames, &mut self.seams, &mut self.seam_ends);
         }
         self.lay_out(frames);
     }
@@ -167,10 +202,10 @@ impl Sender {
             let path = frames[group.frames.start].path;
             let first_piece = self.pieces.len();
             push_pieces(&mut self.pieces, &frames[group.frames.clone()], &mut seams);
-            let (name, name_len) = Name::encode(path.remote);
+            let (name, name_len) = Name::encode(group.remote);
             let mut control = Control::EMPTY;
             let segment = (group.frames.len() > 1).then_some(group.segment as u16);
-            let control_len = control.encode(traffic_class(&path), segment);
+            let control_len = control.encode(traffic_class(&path), hop_limit(&path), segment);
             self.names.push(name);
             self.controls.push(control);
             // SAFETY: all zeroes is a valid mmsghdr.
@@ -210,7 +245,8 @@ impl Sender {
             counters.syscalls += 1;
             match send_messages(fd, &mut self.messages[done..]) {
                 Ok(sent) => {
-                    self.groups[done..done + sent].iter().for_each(|group| count(counters, group));
+                    let taken = &mut self.groups[done..done + sent];
+                    taken.iter_mut().for_each(|group| count(counters, group));
                     done += sent;
                 }
                 Err(libc::EINTR) => {}
@@ -241,7 +277,12 @@ impl fmt::Debug for Sender {
 }
 
 /// Splits `frames` into groups of at most `segments` frames.
-pub(super) fn plan(frames: &[TxFrame<'_>], segments: usize, groups: &mut Vec<Group>) {
+pub(super) fn plan<R: Route>(
+    route: &R,
+    frames: &[TxFrame<'_>],
+    segments: usize,
+    groups: &mut Vec<Group>,
+) {
     groups.clear();
     for (i, frame) in frames.iter().enumerate() {
         let len = frame.udp_payload_len();
@@ -250,12 +291,13 @@ pub(super) fn plan(frames: &[TxFrame<'_>], segments: usize, groups: &mut Vec<Gro
             && group.bytes == group.frames.len() * group.segment
             && len <= group.segment
             && group.bytes + len <= MAX_SEND_BYTES
-            && frames[group.frames.start].path == frame.path
+            && route.together(&frames[group.frames.start], frame)
         {
             group.frames.end = i + 1;
             group.bytes += len;
         } else {
-            groups.push(Group { frames: i..i + 1, segment: len, bytes: len });
+            let remote = route.remote(frame);
+            groups.push(Group { frames: i..i + 1, segment: len, bytes: len, remote, sent: false });
         }
     }
 }
@@ -263,7 +305,8 @@ pub(super) fn plan(frames: &[TxFrame<'_>], segments: usize, groups: &mut Vec<Gro
 /// Appends the seams of one group: headers of the first frame, then after each frame its pad and ICRC
 /// and the headers of the next.
 fn write_seams(
-    endpoints: &Endpoints,
+    local: SocketAddr,
+    remote: SocketAddr,
     frames: &[TxFrame<'_>],
     seams: &mut Vec<u8>,
     ends: &mut Vec<usize>,
@@ -271,7 +314,7 @@ fn write_seams(
     seams.extend_from_slice(&frames[0].header);
     ends.push(seams.len());
     for (place, frame) in frames.iter().enumerate() {
-        let (trailer, len) = trailer(endpoints, frame, place as u16);
+        let (trailer, len) = trailer(local, remote, frame, place as u16);
         seams.extend_from_slice(&trailer[..len]);
         if let Some(next) = frames.get(place + 1) {
             seams.extend_from_slice(&next.header);
@@ -281,11 +324,16 @@ fn write_seams(
 }
 
 /// Pad and ICRC of a frame, and how many bytes they are.
-fn trailer(endpoints: &Endpoints, frame: &TxFrame<'_>, id: u16) -> ([u8; 7], usize) {
+fn trailer(
+    local: SocketAddr,
+    remote: SocketAddr,
+    frame: &TxFrame<'_>,
+    id: u16,
+) -> ([u8; 7], usize) {
     let mut trailer = [0u8; 7];
     let pad = usize::from(frame.pad & 3);
     // Groups of the other IP version were dropped before, so there is always a pseudo header.
-    if let Some(pseudo) = endpoints.outgoing(frame.path.remote, id) {
+    if let Some(pseudo) = pseudo(local, remote, id) {
         let mut icrc = Icrc::new(&pseudo, frame.udp_payload_len());
         icrc.headers(&frame.header);
         frame.payload.iter().for_each(|piece| icrc.update(piece));
@@ -293,6 +341,23 @@ fn trailer(endpoints: &Endpoints, frame: &TxFrame<'_>, id: u16) -> ([u8; 7], usi
         trailer[pad..pad + 4].copy_from_slice(&icrc.finish());
     }
     (trailer, pad + 4)
+}
+
+/// Writes a frame down as it left.
+fn record(
+    capture: &mut Capture,
+    local: SocketAddr,
+    remote: SocketAddr,
+    frame: &TxFrame<'_>,
+    id: u16,
+) {
+    let (trailer, len) = trailer(local, remote, frame, id);
+    let hop_limit = hop_limit(&frame.path).map_or(USUAL_HOP_LIMIT, |_| frame.path.hop_limit);
+    let tos = traffic_class_byte(&frame.path);
+    let pieces = std::iter::once(&frame.header[..])
+        .chain(frame.payload.iter().copied())
+        .chain(std::iter::once(&trailer[..len]));
+    capture.record(&Seen { from: local, to: remote, tos, hop_limit, id }, pieces);
 }
 
 /// Walks through the seams in the order they were written.
@@ -323,19 +388,37 @@ fn piece(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// Level, type and value of the control message that marks a packet.
-fn traffic_class(path: &Path) -> (c_int, c_int, c_int) {
+/// DSCP and ECN as one byte.
+fn traffic_class_byte(path: &Path) -> u8 {
     let ecn = match path.ecn {
         Ecn::NotEct => 0,
         Ecn::Ect1 => 1,
         Ecn::Ect0 => 2,
         Ecn::Ce => 3,
     };
-    let value = c_int::from(path.dscp & 0x3f) << 2 | ecn;
+    path.dscp << 2 | ecn
+}
+
+/// The control message that marks a packet.
+fn traffic_class(path: &Path) -> Integer {
+    let value = c_int::from(traffic_class_byte(path));
     match path.remote {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, value),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value),
     }
+}
+
+/// The control message for an unusual time to live. Zero asks for the usual one: no packet leaves a
+/// machine with it, and Linux refuses it over IPv4.
+fn hop_limit(path: &Path) -> Option<Integer> {
+    if matches!(path.hop_limit, 0 | USUAL_HOP_LIMIT) {
+        return None;
+    }
+    let value = c_int::from(path.hop_limit);
+    Some(match path.remote {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TTL, value),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, value),
+    })
 }
 
 fn send_messages(fd: &OwnedFd, messages: &mut [libc::mmsghdr]) -> Result<usize, i32> {
@@ -361,7 +444,8 @@ fn refusal_text(group: &Group, errno: i32) -> String {
     format!("the kernel refused UDP_SEGMENT for {frames} packets of {segment} bytes: {error}")
 }
 
-fn count(counters: &mut TxCounters, group: &Group) {
+fn count(counters: &mut TxCounters, group: &mut Group) {
+    group.sent = true;
     counters.packets += group.frames.len() as u64;
     counters.bytes += group.bytes as u64;
     counters.gso_batches += u64::from(group.frames.len() > 1);

@@ -12,53 +12,78 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-use super::{UdpConfig, UdpError};
+use super::UdpError;
+
+/// What to open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Address and port to bind.
+    pub(crate) local: SocketAddr,
+    /// Socket buffer to ask for in each direction.
+    pub(crate) buffer_bytes: u32,
+    /// Let the kernel join datagrams.
+    pub(crate) gro: bool,
+    /// Share the port with other processes of the same user (SO_REUSEPORT).
+    pub(crate) shared: bool,
+}
 
 /// A bound socket and the options that took effect.
 #[derive(Debug)]
-pub(super) struct Socket {
-    pub(super) fd: OwnedFd,
+pub(crate) struct Socket {
+    pub(crate) fd: OwnedFd,
     /// As bound, the port filled in.
-    pub(super) local: SocketAddr,
+    pub(crate) local: SocketAddr,
     /// Effective sizes in bytes, as the kernel reports them (it doubles what was asked for).
-    pub(super) send_buffer_bytes: u64,
-    pub(super) receive_buffer_bytes: u64,
+    pub(crate) send_buffer_bytes: u64,
+    pub(crate) receive_buffer_bytes: u64,
     /// Why datagrams arrive one by one, if they do.
-    pub(super) why_no_gro: Option<String>,
+    pub(crate) why_no_gro: Option<String>,
 }
 
+/// A socket option: its name, level, number and value.
+pub(crate) type Setting = (&'static str, c_int, c_int, c_int);
+
 impl Socket {
-    pub(super) fn open(config: &UdpConfig) -> Result<Socket, UdpError> {
-        let local = config.local;
-        if local.ip().is_unspecified() || local.ip().is_multicast() {
-            return Err(UdpError::NotSpecific(local));
-        }
+    pub(crate) fn open(plan: &Plan) -> Result<Socket, UdpError> {
+        let local = plan.local;
         let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)
             .map_err(|errno| UdpError::Socket(errno.into()))?;
         require(&fd, local)?;
-        let send_buffer_bytes = enlarge(&fd, &SEND_BUFFER, config.socket_buffer_bytes);
-        let receive_buffer_bytes = enlarge(&fd, &RECEIVE_BUFFER, config.socket_buffer_bytes);
-        let why_no_gro = turn_on_gro(&fd, config.gro).err();
+        if plan.shared {
+            apply(&fd, local, &[("SO_REUSEPORT", libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)])?;
+        }
+        let send_buffer_bytes = enlarge(&fd, &SEND_BUFFER, plan.buffer_bytes);
+        let receive_buffer_bytes = enlarge(&fd, &RECEIVE_BUFFER, plan.buffer_bytes);
+        let why_no_gro = turn_on_gro(&fd, plan.gro).err();
         let local = bind_to(&fd, local)?;
         Ok(Socket { fd, local, send_buffer_bytes, receive_buffer_bytes, why_no_gro })
+    }
+
+    /// Sets options that the caller cannot do without.
+    pub(crate) fn apply(&self, settings: &[Setting]) -> Result<(), UdpError> {
+        apply(&self.fd, self.local, settings)
     }
 }
 
 /// Options without which packets would be wrong or unseen.
 fn require(fd: &OwnedFd, local: SocketAddr) -> Result<(), UdpError> {
-    let v4: &[(&'static str, c_int, c_int, c_int)] = &[
+    let v4: &[Setting] = &[
         ("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
         ("IP_RECVTOS", libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
     ];
-    let v6: &[(&'static str, c_int, c_int, c_int)] = &[
+    let v6: &[Setting] = &[
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
         ("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
         ("IPV6_RECVTCLASS", libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
         ("UDP_NO_CHECK6_RX", libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1),
     ];
-    for &(name, level, option, value) in if local.is_ipv4() { v4 } else { v6 } {
+    apply(fd, local, if local.is_ipv4() { v4 } else { v6 })
+}
+
+fn apply(fd: &OwnedFd, local: SocketAddr, settings: &[Setting]) -> Result<(), UdpError> {
+    for &(name, level, option, value) in settings {
         set(fd, level, option, value).map_err(|source| UdpError::Option {
             local,
             option: name,
@@ -108,7 +133,7 @@ const MEMINFO_VALUES: usize = 9;
 
 /// Datagrams, or joined runs of them, that did not fit the receive buffer so far; `None` when the kernel
 /// does not say (before 4.12).
-pub(super) fn overrun(fd: &OwnedFd) -> Option<u32> {
+pub(crate) fn overrun(fd: &OwnedFd) -> Option<u32> {
     let mut values = [0u32; MEMINFO_VALUES];
     let mut len = size_of_val(&values) as libc::socklen_t;
     // SAFETY: `values` is writable for `len` bytes; both live through the call.
@@ -124,7 +149,7 @@ pub(super) fn overrun(fd: &OwnedFd) -> Option<u32> {
     (rc == 0 && len as usize == size_of_val(&values)).then_some(values[DROPS])
 }
 
-pub(super) fn set(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+pub(crate) fn set(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: `value` is a readable int of the length given, for the time of the call.
     let rc = unsafe {
         libc::setsockopt(

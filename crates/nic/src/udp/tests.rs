@@ -46,7 +46,7 @@ fn pair(v6: bool) -> (UdpWire, UdpWire) {
 }
 
 fn path_to(wire: &UdpWire) -> Path {
-    Path { remote: wire.local(), dscp: 26, ecn: Ecn::Ect0 }
+    Path { dscp: 26, ..Path::new(wire.local()) }
 }
 
 /// A WRITE packet that carries `payload` in pieces.
@@ -82,7 +82,7 @@ fn collect(wire: &mut UdpWire, wanted: u64) -> Vec<(u32, Ecn, Vec<u8>)> {
     while wire.counters.rx.packets < last {
         let before = wire.counters.rx.packets;
         wire.receive(&mut |frame| {
-            seen.push((frame.headers.bth().psn.get(), frame.ecn, frame.payload.to_vec()));
+            seen.push((frame.headers.bth().psn.get(), frame.origin.ecn, frame.payload.to_vec()));
         });
         if wire.counters.rx.packets == before {
             let patience = Some(Duration::from_millis(2_000));
@@ -410,12 +410,12 @@ fn a_wire_wakes_a_waiter() {
 
 #[test]
 fn groups_keep_to_the_limits_of_a_segmented_send() {
+    let route = wire_at("127.9.1.9:0");
     for seed in 0..200 {
         let mut random = Random(seed);
         let (b, c) = ("127.0.0.1:1", "127.0.0.1:2");
         let payloads = draw_payloads(&mut random);
-        let path =
-            |to: &str| Path { remote: to.parse().expect("literal"), dscp: 0, ecn: Ecn::NotEct };
+        let path = |to: &str| Path::new(to.parse().expect("literal"));
         let burst: Vec<_> = (payloads.iter().enumerate())
             .map(|(i, payload)| {
                 let to = if random.below(30) == 0 { c } else { b };
@@ -423,7 +423,7 @@ fn groups_keep_to_the_limits_of_a_segmented_send() {
             })
             .collect();
         let mut groups = Vec::new();
-        send::plan(&burst, 64, &mut groups);
+        send::plan(&route.socket, &burst, 64, &mut groups);
         let mut next = 0;
         for send::Group { frames, segment, .. } in groups {
             let group = &burst[frames.clone()];

@@ -2,9 +2,11 @@
 
 use arrayvec::ArrayVec;
 
+use crate::attributes::Reliability;
+use crate::dcqcn::CongestionControl;
 use crate::sg::Placement;
-use crate::verbs::{CqId, MAX_SGE, PdId, Qpn};
-use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
+use crate::verbs::{Access, CqId, MAX_SGE, PdId, Qpn, Transport};
+use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Service};
 use crate::world::Path;
 
 /// Path MTU: payload bytes of a full packet.
@@ -62,6 +64,10 @@ pub struct Connect {
     pub max_dest_rd_atomic: u8,
     /// Most unacknowledged request packets, at least 1.
     pub window_packets: u32,
+    /// How losses are repaired, the same on both sides.
+    pub reliability: Reliability,
+    /// What is done about congestion. The peer is told of marked packets in any case.
+    pub congestion: CongestionControl,
 }
 
 impl Connect {
@@ -80,7 +86,15 @@ impl Connect {
             max_rd_atomic: 16,
             max_dest_rd_atomic: 16,
             window_packets: 128,
+            reliability: Reliability::GoBackN,
+            congestion: CongestionControl::Off,
         }
+    }
+
+    /// The same for a peer that is this implementation and has agreed: losses are repaired by
+    /// selective repeat, with a window of 512 packets.
+    pub const fn selective(self) -> Connect {
+        Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
     }
 }
 
@@ -115,25 +129,80 @@ pub(super) struct Draft {
     pub(super) solicited: bool,
 }
 
-/// A queue pair's fixed attributes.
+impl Draft {
+    /// Asks for part of a READ again.
+    pub(super) fn asking(psn: Psn, ext: Ext) -> Draft {
+        Draft { opcode: Opcode::SrReadRequest, psn, ext, ack_req: false, solicited: false }
+    }
+}
+
+/// A queue pair's attributes, as its halves see them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) qpn: Qpn,
+    pub(super) transport: Transport,
     pub(super) pd: PdId,
     pub(super) send_cq: CqId,
     pub(super) recv_cq: CqId,
+    /// Payload bytes of a full packet: of the path, or for UD of the port.
     pub(super) mtu: u32,
+    /// What the peer may do; only the remote flags count.
+    pub(super) access: Access,
+    /// Queue key, for UD.
+    pub(super) qkey: u32,
+    /// Bits per second that may be sent, 0 for any.
+    pub(super) rate_limit_bps: u64,
     pub(super) peer: Connect,
 }
 
 impl Link {
+    /// Whether losses are repaired by selective repeat.
+    pub(super) fn is_selective(&self) -> bool {
+        self.peer.reliability == Reliability::Selective
+    }
+
+    /// Whether packets of this service are heard.
+    pub(super) fn offers(&self, service: Service) -> bool {
+        match self.transport {
+            Transport::Rc if service == Service::Selective => self.is_selective(),
+            Transport::Rc => service == Service::Rc,
+            Transport::Uc => service == Service::Uc,
+            Transport::Ud => service == Service::Ud,
+        }
+    }
+
+    /// PSNs that a request of `len` bytes takes. In go-back-N a READ takes one for each response; in
+    /// selective repeat requests are counted without gaps, and responses by their offset.
+    pub(super) fn psns(&self, len: u32, is_read: bool) -> u32 {
+        if is_read && self.is_selective() { 1 } else { self.packets(len) }
+    }
+
     /// Packets that a message of `len` bytes takes; an empty message takes one.
     pub(super) fn packets(&self, len: u32) -> u32 {
         len.div_ceil(self.mtu).max(1)
     }
 
-    /// The headers of a packet with `payload_len` bytes of payload.
+    /// A congestion notification to the peer (IBA annex A17.9.3).
+    pub(super) fn notification(&self) -> Headers {
+        let draft = Draft {
+            opcode: Opcode::Cnp,
+            psn: Psn::default(),
+            ext: Ext::Cnp,
+            ack_req: false,
+            solicited: false,
+        };
+        let plain = self.headers(draft, 0);
+        let bth = Bth { becn: true, ..*plain.bth() };
+        Headers::new(bth, Ext::Cnp).unwrap_or(plain)
+    }
+
+    /// The headers of a packet with `payload_len` bytes of payload, to the peer.
     pub(super) fn headers(&self, draft: Draft, payload_len: u32) -> Headers {
+        self.headers_to(self.peer.dest_qp, draft, payload_len)
+    }
+
+    /// The same, to another queue pair.
+    pub(super) fn headers_to(&self, dest_qp: Qpn, draft: Draft, payload_len: u32) -> Headers {
         let bth = Bth {
             opcode: draft.opcode,
             solicited: draft.solicited,
@@ -142,7 +211,7 @@ impl Link {
             pkey: DEFAULT_PKEY,
             fecn: false,
             becn: false,
-            dest_qp: self.peer.dest_qp,
+            dest_qp,
             ack_req: draft.ack_req,
             psn: draft.psn,
         };

@@ -1,54 +1,84 @@
-//! Queue pairs of the reliable connection service: states, and what its two halves share.
+//! Queue pairs: states, and what the transport services share.
 //!
-//! A queue pair is a [`requester`] and a [`responder`] that know nothing of each other. What joins
-//! them is here: the state (IBA 10.3.1), the order in which their packets leave, and what happens
-//! when either fails, which ends both.
-//!
-//! ```text
-//!  Reset -> Init -> Rtr -> Rts -> Error      any state -> Error
-//! ```
+//! What a service does with packets is in its own room ([`rc`], [`uc`], [`ud`]); what joins them is
+//! here: the state (IBA 10.3.1) with what may be posted and heard in it, and what happens when
+//! something fails. Which changes of state are legal is judged in [`transition`].
 //!
 //! | state | receives | arriving packets | sends |
 //! |---|---|---|---|
 //! | Reset, Init | queued | dropped | refused |
 //! | Rtr | queued | requests served | refused |
 //! | Rts | queued | served | carried out |
+//! | Sqd | queued | served | queued; those begun are finished |
+//! | Sqe | queued | served | flushed |
 //! | Error | flushed | dropped | flushed |
+//!
+//! The verbs refuse receives in Reset; here they are taken, so that a program that connects in one
+//! step can post first.
 //!
 //! Nothing in here looks at payload, keeps time or allocates after creation.
 
 mod codes;
+mod congestion;
+mod grh;
 pub(crate) mod link;
+mod rc;
+mod receives;
+mod report;
+mod request;
 mod requester;
+mod resources;
 mod responder;
+mod selective;
+mod sends;
+pub(crate) mod transition;
+mod uc;
+mod ud;
 
+use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
 use crate::counters::Counters;
-use crate::cq::CqTable;
+use crate::cq::{CqTable, Pushed};
+use crate::endpoint::Insert;
+use crate::events::EventQueue;
+use crate::planted::{Bug, Planted};
 use crate::region::{Purpose, Refusal, RegionTable};
+use crate::report::{Cause, LastError};
+use crate::rtt::RttMeter;
 use crate::sg::{self, Extent, Placements};
+use crate::srq::SrqTable;
 use crate::time::Time;
 use crate::verbs::{
-    Completion, CqId, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendWr, Sge, VerbsError, WcOpcode,
-    WcStatus,
+    Access, Completion, CqId, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendWr, Sge, SrqId, Transport,
+    VerbsError, WcOpcode, WcStatus,
 };
-use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service};
-use crate::world::Path;
-use core::net::SocketAddr;
-use link::{Connect, Link};
-use requester::{Fault, Request, Requester};
+use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
+use crate::world::{Ecn, Origin, Path};
+use congestion::Congestion;
+use link::{Connect, Draft, Link, Mtu};
+use rc::{Failure, Rc};
+use receives::Receives;
+use request::Request;
+use requester::{Fault, Requester};
 use responder::{Fatal, Responder};
+use sends::Sends;
+use uc::Uc;
+use ud::Ud;
 
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Created.
     Reset,
-    /// Keys, partition and port are set. Entered and left within a connect.
+    /// Partition, port and access are set.
     Init,
     /// Ready to receive: the peer is known.
     Rtr,
     /// Ready to send.
     Rts,
+    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
+    Sqd,
+    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
+    Sqe,
     /// Broken, or told to stop: every work request is flushed.
     Error,
 }
@@ -61,6 +91,8 @@ impl QpState {
             QpState::Init => "INIT",
             QpState::Rtr => "RTR",
             QpState::Rts => "RTS",
+            QpState::Sqd => "SQD",
+            QpState::Sqe => "SQE",
             QpState::Error => "ERROR",
         }
     }
@@ -73,13 +105,19 @@ pub enum TimeoutReason {
     AckTimeout,
     /// The peer had no receive posted: sending resumes.
     RnrWait,
+    /// Selective repeat: a packet or an answer is overdue.
+    LossProbe,
+    /// Congestion control: the next packet may leave.
+    Pacing,
 }
 
 /// The rest of the endpoint, as a queue pair sees it while it handles one event.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
-    pub(crate) regions: &'a RegionTable,
+    pub(crate) regions: &'a mut RegionTable,
     pub(crate) cqs: &'a mut CqTable,
+    pub(crate) srqs: &'a mut SrqTable,
+    pub(crate) events: &'a mut EventQueue,
     /// The queue pair's counters.
     pub(crate) own: &'a mut Counters,
     /// The endpoint's counters.
@@ -87,8 +125,15 @@ pub(crate) struct Context<'a> {
     /// Where the payload of the packet lies that is being placed or built. It is filled in place:
     /// handed up by value, it would cost more than everything else done for a packet.
     pub(crate) pieces: &'a mut Placements,
+    /// What is placed before that payload, or done instead.
+    pub(crate) insert: &'a mut Insert,
+    /// The packet that was built, and where it goes; in place for the same reason.
+    pub(crate) packet: &'a mut Option<(Path, Headers)>,
+    /// The packet that arrived was marked: congestion experienced.
+    pub(crate) ecn_ce: bool,
     /// A completion was lost because its queue was full.
     pub(crate) cq_overflowed: bool,
+    pub(crate) planted: Planted,
 }
 
 impl Context<'_> {
@@ -122,51 +167,64 @@ impl Context<'_> {
             .inspect_err(|&refusal| self.count_refusal(refusal))
     }
 
+    /// Leaves a packet to the peer, with `payload_len` bytes of payload.
+    fn emit(&mut self, link: &Link, draft: Draft, payload_len: u32) {
+        *self.packet = Some((link.peer.path, link.headers(draft, payload_len)));
+    }
+
     fn complete(&mut self, cq: CqId, completion: Completion) {
-        if !self.cqs.push(cq, completion) {
-            self.cq_overflowed = true;
-            self.count(|c| &mut c.cq_overflows);
+        let pushed = self.cqs.push(cq, completion);
+        if self.planted.is(Bug::CompletionsSwapped) {
+            self.cqs.swap_last(cq);
+        }
+        if pushed == Pushed::Added {
+            return;
+        }
+        self.cq_overflowed = true;
+        self.count(|c| &mut c.cq_overflows);
+        if pushed == Pushed::Overran {
+            self.events.raise(AsyncEvent::CqError(cq));
         }
     }
 
     fn complete_send(&mut self, link: &Link, request: &Request, status: WcStatus, byte_len: u32) {
-        let opcode = requester::wc_opcode(request.wr.op);
+        let opcode = request::wc_opcode(request.wr.op);
         let (wr_id, qpn) = (request.wr.wr_id, link.qpn);
-        self.complete(link.send_cq, Completion { wr_id, status, opcode, byte_len, imm: None, qpn });
+        let completion = Completion { byte_len, ..Completion::new(wr_id, status, opcode, qpn) };
+        self.complete(link.send_cq, completion);
     }
 
-    fn complete_recv(
-        &mut self,
-        link: &Link,
-        wr: &RecvWr,
-        opcode: WcOpcode,
-        byte_len: u32,
-        imm: Option<u32>,
-    ) {
-        let (wr_id, qpn, status) = (wr.wr_id, link.qpn, WcStatus::Success);
-        self.complete(link.recv_cq, Completion { wr_id, status, opcode, byte_len, imm, qpn });
+    fn complete_recv(&mut self, link: &Link, wr: &RecvWr, arrival: Arrival) {
+        let Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited } = arrival;
+        let bare = Completion::new(wr.wr_id, WcStatus::Success, opcode, link.qpn);
+        let completion = Completion { byte_len, imm, invalidated, src_qp, ipv4, solicited, ..bare };
+        self.complete(link.recv_cq, completion);
     }
 
     fn fail_recv(&mut self, link: &Link, wr: &RecvWr, status: WcStatus) {
         let (wr_id, qpn) = (wr.wr_id, link.qpn);
-        let opcode = WcOpcode::Recv;
-        self.complete(
-            link.recv_cq,
-            Completion { wr_id, status, opcode, byte_len: 0, imm: None, qpn },
-        );
+        self.complete(link.recv_cq, Completion::new(wr_id, status, WcOpcode::Recv, qpn));
     }
 }
 
-/// Which half of the queue pair sends next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    Requests,
-    Responses,
+/// What a completed receive tells the program.
+struct Arrival {
+    opcode: WcOpcode,
+    byte_len: u32,
+    imm: Option<u32>,
+    /// Key of ours that was taken away.
+    invalidated: Option<u32>,
+    /// Who sent it, for datagrams.
+    src_qp: Option<Qpn>,
+    ipv4: bool,
+    solicited: bool,
 }
 
 /// Which queues and how much room a queue pair gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
+    /// Transport service.
+    pub transport: Transport,
     /// Protection domain: only its regions are reachable.
     pub pd: PdId,
     /// Where sends complete.
@@ -177,6 +235,31 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Most receives posted and not completed.
     pub max_recv_wr: u32,
+    /// Where receives are taken from instead of an own queue.
+    pub srq: Option<SrqId>,
+}
+
+impl QpConfig {
+    /// A reliable connection that completes everything into `cq`, with an own receive queue.
+    pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
+        QpConfig {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr,
+            max_recv_wr,
+            srq: None,
+        }
+    }
+}
+
+/// The service, with its queues.
+#[derive(Debug)]
+enum Kind {
+    Rc(Rc),
+    Uc(Uc),
+    Ud(Ud),
 }
 
 /// One queue pair.
@@ -185,32 +268,93 @@ pub(crate) struct Qp {
     state: QpState,
     link: Link,
     first_psn: Psn,
-    requester: Requester,
-    responder: Responder,
-    turn: Turn,
+    srq: Option<SrqId>,
+    /// A packet has arrived since it was reset.
+    established: bool,
+    /// Make an event when the send queue has drained.
+    drain_event: bool,
+    congestion: Congestion,
+    /// Why it failed last.
+    last_error: Option<LastError>,
+    kind: Kind,
 }
 
 impl Qp {
-    /// `unconnected` stands in until [`connect`](Qp::connect).
-    pub(crate) fn new(qpn: Qpn, config: &QpConfig, first_psn: Psn, unconnected: Connect) -> Qp {
-        let QpConfig { pd, send_cq, recv_cq, max_send_wr, max_recv_wr } = *config;
-        let mtu = unconnected.mtu.bytes();
+    /// `unconnected` stands in until the peer is known; `port_mtu` bounds datagrams.
+    pub(crate) fn new(
+        qpn: Qpn,
+        config: &QpConfig,
+        first_psn: Psn,
+        unconnected: Connect,
+        port_mtu: Mtu,
+    ) -> Qp {
+        let QpConfig { transport, pd, send_cq, recv_cq, max_send_wr, max_recv_wr, srq } = *config;
+        let link = Link {
+            qpn,
+            transport,
+            pd,
+            send_cq,
+            recv_cq,
+            mtu: port_mtu.bytes(),
+            access: Access::ALL,
+            qkey: 0,
+            rate_limit_bps: 0,
+            peer: unconnected,
+        };
+        let receives = Receives::new(max_recv_wr, srq);
+        let kind = match transport {
+            Transport::Rc => {
+                let requester = Requester::new(max_send_wr, first_psn);
+                Kind::Rc(Rc::new(requester, Responder::new(receives)))
+            }
+            Transport::Uc => Kind::Uc(Uc::new(Sends::new(max_send_wr), receives)),
+            Transport::Ud => Kind::Ud(Ud { sends: Sends::new(max_send_wr), receives }),
+        };
+        let state = QpState::Reset;
         Qp {
-            state: QpState::Reset,
-            link: Link { qpn, pd, send_cq, recv_cq, mtu, peer: unconnected },
+            state,
+            congestion: Congestion::start(&link),
+            link,
             first_psn,
-            requester: Requester::new(max_send_wr, first_psn),
-            responder: Responder::new(max_recv_wr),
-            turn: Turn::Responses,
+            srq,
+            established: false,
+            drain_event: false,
+            last_error: None,
+            kind,
         }
+    }
+
+    /// Round-trip times, for reliable connections.
+    pub(crate) fn rtt(&self) -> Option<&RttMeter> {
+        match &self.kind {
+            Kind::Rc(rc) => Some(rc.requester.rtt()),
+            Kind::Uc(_) | Kind::Ud(_) => None,
+        }
+    }
+
+    /// The rate that congestion control allows now.
+    pub(crate) fn rate_bps(&self) -> Option<u64> {
+        self.congestion.rate_bps()
     }
 
     pub(crate) fn state(&self) -> QpState {
         self.state
     }
 
+    pub(crate) fn transport(&self) -> Transport {
+        self.link.transport
+    }
+
+    pub(crate) fn pd(&self) -> PdId {
+        self.link.pd
+    }
+
     pub(crate) fn cqs(&self) -> [CqId; 2] {
         [self.link.send_cq, self.link.recv_cq]
+    }
+
+    pub(crate) fn srq(&self) -> Option<SrqId> {
+        self.srq
     }
 
     /// PSN of the first request.
@@ -224,60 +368,235 @@ impl Qp {
         allowed.contains(&state).then_some(()).ok_or(wrong)
     }
 
+    fn invalid(&self, why: &'static str) -> VerbsError {
+        VerbsError::Invalid { qpn: self.link.qpn.get(), why }
+    }
+
     // ---- states --------------------------------------------------------------------------------
 
     /// Sets the PSN of the first request, instead of the one drawn at creation.
     pub(crate) fn set_first_psn(&mut self, psn: Psn) -> Result<(), VerbsError> {
         self.expect_state(&[QpState::Reset])?;
         self.first_psn = psn;
-        self.requester = Requester::new(self.requester.limit(), psn);
         Ok(())
     }
 
     /// RESET to RTS.
-    pub(crate) fn connect(&mut self, peer: &Connect) -> Result<(), VerbsError> {
-        self.enter_init()?;
-        self.enter_rtr(peer)?;
-        self.enter_rts()
-    }
-
-    fn enter_init(&mut self) -> Result<(), VerbsError> {
+    pub(crate) fn connect(
+        &mut self,
+        cx: &mut Context<'_>,
+        peer: &Connect,
+        port_mtu: Mtu,
+    ) -> Result<(), VerbsError> {
         self.expect_state(&[QpState::Reset])?;
-        self.state = QpState::Init;
+        if self.link.transport == Transport::Ud {
+            return Err(self.invalid("datagram queue pairs have no peer"));
+        }
+        let before = self.link;
+        let all = QpAttr { sq_psn: self.first_psn, ..QpAttr::of(peer) };
+        let done = [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().try_for_each(|state| {
+            let rule = transition::rule(self.link.transport, self.state, state);
+            let (needs, _) = rule.unwrap_or_default();
+            self.modify(cx, &QpAttr { state, mask: needs.with(AttrMask::STATE), ..all }, port_mtu)
+        });
+        if done.is_err() {
+            (self.state, self.link) = (QpState::Reset, before);
+        }
+        done
+    }
+
+    /// Changes state and attributes, or nothing if that is not legal.
+    pub(crate) fn modify(
+        &mut self,
+        cx: &mut Context<'_>,
+        attr: &QpAttr,
+        port_mtu: Mtu,
+    ) -> Result<(), VerbsError> {
+        let from = self.state;
+        let to = if attr.mask.has(AttrMask::STATE) { attr.state } else { from };
+        transition::check(self.link.transport, from, to, attr).map_err(|why| {
+            let (qpn, from, to) = (self.link.qpn.get(), from.name(), to.name());
+            VerbsError::Transition { qpn, from, to, why }
+        })?;
+        transition::check_values(attr, port_mtu).map_err(|why| self.invalid(why))?;
+        self.set_attributes(attr);
+        if attr.mask.has(AttrMask::RATE_LIMIT) {
+            self.congestion.set_limit(attr.rate_limit_bps);
+        }
+        if to == QpState::Rtr {
+            self.link.peer.window_packets = attr.window_packets.max(1);
+            self.link.peer.reliability = attr.reliability;
+            self.link.peer.congestion = attr.congestion;
+        }
+        self.enter(cx, from, to);
         Ok(())
     }
 
-    fn enter_rtr(&mut self, peer: &Connect) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Init])?;
-        self.link.mtu = peer.mtu.bytes();
-        self.link.peer = Connect { window_packets: peer.window_packets.max(1), ..*peer };
-        self.responder.start(&self.link);
-        self.state = QpState::Rtr;
-        Ok(())
+    fn set_attributes(&mut self, attr: &QpAttr) {
+        let Qp { link, first_psn, drain_event, .. } = self;
+        let peer = &mut link.peer;
+        set(attr, AttrMask::EN_SQD_ASYNC_NOTIFY, drain_event, attr.sqd_notify);
+        set(attr, AttrMask::ACCESS_FLAGS, &mut link.access, attr.access);
+        set(attr, AttrMask::QKEY, &mut link.qkey, attr.qkey);
+        set(attr, AttrMask::RATE_LIMIT, &mut link.rate_limit_bps, attr.rate_limit_bps);
+        set(attr, AttrMask::AV, &mut peer.path, attr.path);
+        set(attr, AttrMask::PATH_MTU, &mut peer.mtu, attr.mtu);
+        set(attr, AttrMask::PATH_MTU, &mut link.mtu, attr.mtu.bytes());
+        set(attr, AttrMask::TIMEOUT, &mut peer.timeout, attr.timeout);
+        set(attr, AttrMask::RETRY_CNT, &mut peer.retry_count, attr.retry_count);
+        set(attr, AttrMask::RNR_RETRY, &mut peer.rnr_retry, attr.rnr_retry);
+        set(attr, AttrMask::RQ_PSN, &mut peer.remote_psn, attr.rq_psn);
+        set(attr, AttrMask::SQ_PSN, first_psn, attr.sq_psn);
+        set(attr, AttrMask::MAX_QP_RD_ATOMIC, &mut peer.max_rd_atomic, attr.max_rd_atomic);
+        set(
+            attr,
+            AttrMask::MAX_DEST_RD_ATOMIC,
+            &mut peer.max_dest_rd_atomic,
+            attr.max_dest_rd_atomic,
+        );
+        set(attr, AttrMask::MIN_RNR_TIMER, &mut peer.min_rnr_timer, attr.min_rnr_timer);
+        set(attr, AttrMask::DEST_QPN, &mut peer.dest_qp, attr.dest_qp);
     }
 
-    fn enter_rts(&mut self) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Rtr])?;
-        self.requester.start(&self.link);
-        self.state = QpState::Rts;
-        Ok(())
+    /// What a legal transition does beside setting attributes.
+    fn enter(&mut self, cx: &mut Context<'_>, from: QpState, to: QpState) {
+        if to == QpState::Error {
+            return self.fail(cx);
+        }
+        self.state = to;
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(),
+            (QpState::Init, QpState::Rtr) => self.start_receiving(),
+            (QpState::Rtr, QpState::Rts) => self.start_sending(),
+            (QpState::Rts, QpState::Sqd) => self.pause(true),
+            (QpState::Sqd, QpState::Rts) => self.pause(false),
+            _ => {}
+        }
     }
+
+    fn start_receiving(&mut self) {
+        self.congestion = Congestion::start(&self.link);
+        match &mut self.kind {
+            Kind::Rc(rc) => rc.responder.start(&self.link),
+            Kind::Uc(uc) => uc.start(self.link.peer.remote_psn),
+            Kind::Ud(_) => {}
+        }
+    }
+
+    fn start_sending(&mut self) {
+        match &mut self.kind {
+            Kind::Rc(rc) => {
+                rc.requester.reset(self.first_psn);
+                rc.requester.start(&self.link);
+            }
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.start(self.first_psn),
+        }
+    }
+
+    fn pause(&mut self, paused: bool) {
+        self.drain_event &= paused;
+        match &mut self.kind {
+            Kind::Rc(rc) => rc.requester.pause(paused),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.pause(paused),
+        }
+    }
+
+    /// Forgets all work, without completions.
+    fn reset(&mut self) {
+        (self.established, self.drain_event) = (false, false);
+        match &mut self.kind {
+            Kind::Rc(rc) => {
+                rc.requester.reset(self.first_psn);
+                rc.responder.reset();
+            }
+            Kind::Uc(uc) => uc.reset(),
+            Kind::Ud(ud) => ud.reset(),
+        }
+    }
+
+    /// All attributes as they are.
+    pub(crate) fn query(&self) -> QpAttr {
+        let link = &self.link;
+        QpAttr {
+            mask: AttrMask::ALL,
+            state: self.state,
+            cur_state: self.state,
+            sqd_notify: self.drain_event,
+            access: link.access,
+            qkey: link.qkey,
+            sq_psn: self.first_psn,
+            rate_limit_bps: link.rate_limit_bps,
+            ..QpAttr::of(&link.peer)
+        }
+    }
+
+    /// Makes the event of a drained send queue if it is due.
+    pub(crate) fn notice_drained(&mut self, cx: &mut Context<'_>) {
+        if self.drain_event && self.state == QpState::Sqd && self.is_drained() {
+            self.drain_event = false;
+            cx.events.raise(AsyncEvent::SendQueueDrained(self.link.qpn));
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        match &self.kind {
+            Kind::Rc(rc) => rc.requester.is_drained(),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.is_drained(),
+        }
+    }
+
+    // ---- failures ------------------------------------------------------------------------------
 
     /// Stops the queue pair and flushes its work requests; nothing more is sent.
     pub(crate) fn fail(&mut self, cx: &mut Context<'_>) {
+        self.blame_peer(cx, Cause::Program, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
 
+    /// Stops it because of an error that no work request of its own reports.
+    pub(crate) fn fail_fatally(&mut self, cx: &mut Context<'_>) {
+        if self.state != QpState::Error {
+            cx.events.raise(AsyncEvent::QpFatal(self.link.qpn));
+        }
+        self.blame_peer(cx, Cause::CqOverrun, None);
+        self.enter_error(cx, None, WcStatus::WrFlushError, false);
+    }
+
+    /// `psn` is that of the packet that brought it, if one did.
+    fn handle_failure(&mut self, cx: &mut Context<'_>, failure: Failure, psn: Option<Psn>) {
+        self.blame(cx, &failure, psn);
+        match failure {
+            Failure::Send(fault) => self.fail_send(cx, fault),
+            Failure::Request(fatal) => self.refuse_request(cx, fatal),
+        }
+    }
+
+    /// A reliable connection ends with its first failed send; the other services only stop sending.
     fn fail_send(&mut self, cx: &mut Context<'_>, fault: Fault) {
         match fault.status {
             WcStatus::RetryExceeded => cx.count(|c| &mut c.retries_exceeded),
             WcStatus::RnrRetryExceeded => cx.count(|c| &mut c.rnr_retries_exceeded),
             _ => {}
         }
-        self.enter_error(cx, Some(fault), WcStatus::WrFlushError, false);
+        if self.link.transport == Transport::Rc {
+            return self.enter_error(cx, Some(fault), WcStatus::WrFlushError, false);
+        }
+        self.flush_sends(cx, Some(fault));
+        self.state = QpState::Sqe;
+        cx.count(|c| &mut c.send_queue_errors);
     }
 
     fn refuse_request(&mut self, cx: &mut Context<'_>, fatal: Fatal) {
+        let qpn = self.link.qpn;
+        match fatal.nak {
+            // The receive says so.
+            _ if fatal.recv_status != WcStatus::WrFlushError => {}
+            Syndrome::InvalidRequest | Syndrome::InvalidRdRequest => {
+                cx.events.raise(AsyncEvent::QpRequestError(qpn));
+            }
+            Syndrome::RemoteAccess => cx.events.raise(AsyncEvent::QpAccessError(qpn)),
+            _ => cx.events.raise(AsyncEvent::QpFatal(qpn)),
+        }
         self.enter_error(cx, None, fatal.recv_status, true);
     }
 
@@ -295,47 +614,147 @@ impl Qp {
         }
         self.state = QpState::Error;
         cx.count(|c| &mut c.qp_errors);
-        let mut index = 0;
-        while let Some(request) = self.requester.take_front() {
+        if let (Kind::Rc(rc), true) = (&mut self.kind, cx.planted.is(Bug::FlushForgotten)) {
+            rc.requester.take_front();
+        }
+        self.flush_sends(cx, fault);
+        self.flush_receives(cx, recv_status);
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.stop();
+            rc.responder.stop(keep_answers);
+        }
+        if self.srq.is_some() {
+            cx.events.raise(AsyncEvent::LastWqeReached(self.link.qpn));
+        }
+    }
+
+    fn flush_sends(&mut self, cx: &mut Context<'_>, fault: Option<Fault>) {
+        let status_of = |index| {
             let own = fault.filter(|fault| fault.index == index).map(|fault| fault.status);
-            cx.complete_send(&self.link, &request, own.unwrap_or(WcStatus::WrFlushError), 0);
+            own.unwrap_or(WcStatus::WrFlushError)
+        };
+        let mut index = 0;
+        while self.flush_send(cx, status_of(index)) {
             index += 1;
         }
-        let mut status = recv_status;
-        while let Some(receive) = self.responder.take_front() {
-            cx.fail_recv(&self.link, &receive.wr, status);
+    }
+
+    /// Completes the oldest send; false if there is none.
+    fn flush_send(&mut self, cx: &mut Context<'_>, status: WcStatus) -> bool {
+        let link = &self.link;
+        let flushed = match &mut self.kind {
+            Kind::Rc(rc) => {
+                rc.requester.take_front().map(|request| cx.complete_send(link, &request, status, 0))
+            }
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
+                sends.take_front().map(|posted| posted.complete(cx, link, status))
+            }
+        };
+        flushed.is_some()
+    }
+
+    fn flush_receives(&mut self, cx: &mut Context<'_>, mut status: WcStatus) {
+        while let Some(wr) = self.take_receive() {
+            cx.fail_recv(&self.link, &wr, status);
             status = WcStatus::WrFlushError;
         }
-        self.requester.stop();
-        self.responder.stop(keep_answers);
+    }
+
+    fn take_receive(&mut self) -> Option<RecvWr> {
+        match &mut self.kind {
+            Kind::Rc(rc) => rc.responder.take_front().map(|receive| receive.wr),
+            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => {
+                receives.take_own().map(|receive| receive.wr)
+            }
+        }
     }
 
     // ---- verbs ---------------------------------------------------------------------------------
 
-    pub(crate) fn post_send(&mut self, cx: &mut Context<'_>, wr: SendWr) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Rts, QpState::Error])?;
-        let len = message_len(sg::total_bytes(&wr.sges))?;
-        if self.requester.is_full() {
-            return Err(self.queue_full("send", self.requester.limit()));
+    pub(crate) fn post_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut wr: SendWr,
+    ) -> Result<(), VerbsError> {
+        use QpState::{Error, Rts, Sqd, Sqe};
+        self.expect_state(&[Rts, Sqd, Sqe, Error])?;
+        let len = self.check_send(&wr)?;
+        let (is_full, limit) = match &self.kind {
+            Kind::Rc(rc) => (rc.requester.is_full(), rc.requester.limit()),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
+                (sends.is_full(), sends.limit())
+            }
+        };
+        if is_full {
+            return Err(self.queue_full("send", limit));
         }
-        self.requester.post(&self.link, wr, len);
-        if self.state == QpState::Error
-            && let Some(request) = self.requester.take_front()
-        {
-            cx.complete_send(&self.link, &request, WcStatus::WrFlushError, 0);
+        request::draw_key(cx, &mut wr);
+        wr.fence &= !cx.planted.is(Bug::FenceIgnored);
+        match &mut self.kind {
+            Kind::Rc(rc) => rc.requester.post(&self.link, wr, len),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr, len),
+        }
+        if matches!(self.state, Error | Sqe) {
+            self.flush_send(cx, WcStatus::WrFlushError);
         }
         Ok(())
     }
 
+    /// The length of a message that this service can carry.
+    /// Whether all of these would be taken if they were posted now, one after the other.
+    pub(crate) fn check_sends<'w>(
+        &self,
+        mut wrs: impl ExactSizeIterator<Item = &'w SendWr>,
+    ) -> Result<(), VerbsError> {
+        use QpState::{Error, Rts, Sqd, Sqe};
+        self.expect_state(&[Rts, Sqd, Sqe, Error])?;
+        let (room, limit) = match &self.kind {
+            Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
+                (sends.vacant(), sends.limit())
+            }
+        };
+        // In these states nothing stays in the queue.
+        if wrs.len() > room && !matches!(self.state, Error | Sqe) {
+            return Err(self.queue_full("send", limit));
+        }
+        wrs.try_for_each(|wr| self.check_send(wr).map(|_len| ()))
+    }
+
+    fn check_send(&self, wr: &SendWr) -> Result<u32, VerbsError> {
+        let bytes = sg::total_bytes(&wr.sges);
+        let refusal = match self.link.transport {
+            Transport::Rc => request::refusal(wr, bytes),
+            Transport::Uc => uc::refusal(wr, bytes),
+            Transport::Ud => ud::refusal(wr, bytes, self.link.mtu),
+        };
+        match refusal {
+            Some(why) => Err(self.invalid(why)),
+            None => message_len(bytes),
+        }
+    }
+
     pub(crate) fn post_recv(&mut self, cx: &mut Context<'_>, wr: RecvWr) -> Result<(), VerbsError> {
+        if self.srq.is_some() {
+            return Err(VerbsError::SharedReceives(self.link.qpn.get()));
+        }
         if self.state == QpState::Error {
             cx.fail_recv(&self.link, &wr, WcStatus::WrFlushError);
             return Ok(());
         }
-        if self.responder.is_full() {
-            return Err(self.queue_full("receive", self.responder.limit()));
+        let (is_full, limit) = match &self.kind {
+            Kind::Rc(rc) => (rc.responder.is_full(), rc.responder.limit()),
+            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => {
+                (receives.is_full(), receives.limit())
+            }
+        };
+        if is_full {
+            return Err(self.queue_full("receive", limit));
         }
-        self.responder.post(wr);
+        match &mut self.kind {
+            Kind::Rc(rc) => rc.responder.post(wr),
+            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.post(wr),
+        }
         Ok(())
     }
 
@@ -345,49 +764,81 @@ impl Qp {
 
     // ---- packets and time ----------------------------------------------------------------------
 
-    /// Leaves in `cx.pieces` where the payload goes.
+    /// Leaves in `cx` where the payload goes.
     pub(crate) fn handle_packet(
         &mut self,
         cx: &mut Context<'_>,
-        source: SocketAddr,
+        origin: &Origin,
         headers: &Headers,
         payload_len: usize,
     ) {
-        if !self.accepts(cx, source, headers) {
+        if !self.accepts(cx, origin, headers) {
             return;
         }
-        if headers.bth().opcode.is_response() {
-            let handled = self.requester.handle_response(cx, &self.link, headers, payload_len);
-            if let Err(fault) = handled {
-                self.fail_send(cx, fault);
-            }
-        } else {
-            let handled = self.responder.handle_request(cx, &self.link, headers, payload_len);
-            if let Err(fatal) = handled {
-                self.refuse_request(cx, fatal);
-            }
+        cx.ecn_ce = origin.ecn == Ecn::Ce;
+        if cx.ecn_ce {
+            self.note_congestion(cx);
         }
+        if self.state == QpState::Rtr && !self.established {
+            cx.events.raise(AsyncEvent::CommunicationEstablished(self.link.qpn));
+        }
+        self.established = true;
+        self.execute(cx, origin, headers, payload_len);
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
     }
 
+    fn execute(
+        &mut self,
+        cx: &mut Context<'_>,
+        origin: &Origin,
+        headers: &Headers,
+        payload_len: usize,
+    ) {
+        let link = &self.link;
+        let receive_error = match &mut self.kind {
+            Kind::Rc(rc) => {
+                if let Err(failure) = rc.handle_packet(cx, link, headers, payload_len) {
+                    self.handle_failure(cx, failure, Some(headers.bth().psn));
+                }
+                return;
+            }
+            Kind::Uc(uc) => uc.handle_request(cx, link, headers, payload_len),
+            Kind::Ud(ud) => ud.handle_datagram(cx, link, origin, headers, payload_len),
+        };
+        if let Err(status) = receive_error {
+            self.blame_peer(cx, Cause::Receive(status), Some(headers.bth().psn));
+            self.enter_error(cx, None, status, false);
+        }
+    }
+
+    /// A packet for this queue pair met congestion on its way.
+    fn note_congestion(&mut self, cx: &mut Context<'_>) {
+        cx.count(|c| &mut c.ecn_marked);
+        // Datagrams come from many: whom to tell is not known.
+        if self.link.transport != Transport::Ud {
+            self.congestion.marked(cx.now, cx.planted);
+        }
+    }
+
     /// The checks that hold for every packet (IBA 9.6), each with its counter.
-    fn accepts(&self, cx: &mut Context<'_>, source: SocketAddr, headers: &Headers) -> bool {
+    fn accepts(&mut self, cx: &mut Context<'_>, origin: &Origin, headers: &Headers) -> bool {
         let bth = headers.bth();
         let state_accepts = match self.state {
-            QpState::Rts => true,
+            QpState::Rts | QpState::Sqd | QpState::Sqe => true,
             QpState::Rtr => bth.opcode.is_request(),
             QpState::Reset | QpState::Init | QpState::Error => false,
         };
         if !state_accepts {
             cx.count(|c| &mut c.wrong_state);
-        } else if source.ip() != self.link.peer.path.remote.ip() {
+        } else if !self.is_peer(origin) {
             cx.count(|c| &mut c.wrong_source);
         } else if !same_partition(bth.pkey) {
             cx.count(|c| &mut c.bad_pkey);
         } else if bth.opcode.service() == Service::Cnp {
             cx.count(|c| &mut c.cnps_received);
-        } else if bth.opcode.service() != Service::Rc {
+            self.congestion.notified(cx.now);
+        } else if !self.link.offers(bth.opcode.service()) {
             cx.count(|c| &mut c.bad_opcode);
         } else {
             return true;
@@ -395,75 +846,96 @@ impl Qp {
         false
     }
 
+    /// Connections hear their peer's address only, datagram queue pairs everyone.
+    fn is_peer(&self, origin: &Origin) -> bool {
+        self.link.transport == Transport::Ud
+            || origin.source.ip() == self.link.peer.path.remote.ip()
+    }
+
+    /// The former value of the word that an atomic of the peer's was for.
+    pub(crate) fn complete_atomic(&mut self, psn: Psn, original: u64) {
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.responder.complete_atomic(psn, original);
+        }
+    }
+
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
-        if let Err(fault) = self.requester.handle_timeout(cx) {
+        self.congestion.handle_timeout(cx.now);
+        if let Kind::Rc(rc) = &mut self.kind
+            && let Err(fault) = rc.requester.handle_timeout(cx)
+        {
+            self.blame_silence(cx, fault);
             self.fail_send(cx, fault);
         }
     }
 
     pub(crate) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
-        self.requester.deadline()
+        let service = match &self.kind {
+            Kind::Rc(rc) => rc.requester.deadline(),
+            Kind::Uc(_) | Kind::Ud(_) => None,
+        };
+        [service, self.congestion.deadline()].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
     /// Whether [`poll_transmit`](Qp::poll_transmit) is worth calling.
     pub(crate) fn wants_to_send(&self) -> bool {
-        self.responder.has_answer() || self.requester.has_unsent()
+        let replies = matches!(&self.kind, Kind::Rc(rc) if rc.responder.has_reply());
+        let is_free = !self.congestion.is_holding();
+        replies || self.congestion.has_notification() || (is_free && self.has_data())
     }
 
-    /// Gives the other half the next burst.
+    /// Whether there are packets whose rate congestion control decides.
+    fn has_data(&self) -> bool {
+        match &self.kind {
+            Kind::Rc(rc) => rc.has_data(),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.has_unsent(),
+        }
+    }
+
+    /// Another queue pair's burst begins.
     pub(crate) fn end_burst(&mut self) {
-        self.turn = self.turn.other();
-    }
-
-    /// The next packet: an acknowledgement if one is due, else from the half whose turn it is.
-    /// Leaves in `cx.pieces` where its payload lies.
-    pub(crate) fn poll_transmit(&mut self, cx: &mut Context<'_>) -> Option<(Path, Headers)> {
-        let headers = self.next_packet(cx)?;
-        cx.count(|c| &mut c.packets_sent);
-        let sent = sg::placed_bytes(cx.pieces);
-        cx.add(sent, |c| &mut c.bytes_sent);
-        Some((self.link.peer.path, headers))
-    }
-
-    fn next_packet(&mut self, cx: &mut Context<'_>) -> Option<Headers> {
-        for turn in [self.turn, self.turn.other()] {
-            let reply = self.responder.poll_reply(cx, &self.link);
-            let packet = reply.or_else(|| self.next_of(turn, cx));
-            if packet.is_some() {
-                self.turn = turn;
-                return packet;
-            }
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.end_burst();
         }
-        // A READ that failed just now has left a NAK behind.
-        self.responder.poll_reply(cx, &self.link)
     }
 
-    fn next_of(&mut self, turn: Turn, cx: &mut Context<'_>) -> Option<Headers> {
-        match turn {
-            Turn::Requests => match self.requester.poll(cx, &self.link) {
-                Ok(packet) => packet,
-                Err(fault) => {
-                    self.fail_send(cx, fault);
-                    None
-                }
-            },
-            Turn::Responses => match self.responder.poll_read(cx, &self.link) {
-                Ok(packet) => packet,
-                Err(fatal) => {
-                    self.refuse_request(cx, fatal);
-                    None
-                }
-            },
+    /// Leaves in `cx.packet` the next packet, if there is one, and in `cx.pieces` where its payload
+    /// lies.
+    pub(crate) fn poll_transmit(&mut self, cx: &mut Context<'_>) {
+        self.congestion.poll_notification(cx, &self.link);
+        // A failure may leave an answer behind that still has to leave; nothing fails twice.
+        if cx.packet.is_none()
+            && let Err(failure) = self.poll_kind(cx)
+        {
+            self.handle_failure(cx, failure, None);
+            let _ = self.poll_kind(cx);
         }
+        if cx.packet.is_some() {
+            cx.count(|c| &mut c.packets_sent);
+            let sent = sg::placed_bytes(cx.pieces);
+            cx.add(sent, |c| &mut c.bytes_sent);
+            self.congestion.sent(cx, sent);
+        }
+    }
+
+    fn poll_kind(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
+        let may_send = !self.has_data() || self.congestion.may_send(cx);
+        let link = &self.link;
+        match &mut self.kind {
+            Kind::Rc(rc) if !may_send => rc.responder.poll_reply(cx, link),
+            _ if !may_send => {}
+            Kind::Rc(rc) => rc.poll(cx, link)?,
+            Kind::Uc(uc) => uc.poll(cx, link)?,
+            Kind::Ud(ud) => ud.poll(cx, link)?,
+        }
+        Ok(())
     }
 }
 
-impl Turn {
-    fn other(self) -> Turn {
-        match self {
-            Turn::Requests => Turn::Responses,
-            Turn::Responses => Turn::Requests,
-        }
+/// Sets `field` if the attribute is there.
+fn set<T>(attr: &QpAttr, bit: AttrMask, field: &mut T, value: T) {
+    if attr.mask.has(bit) {
+        *field = value;
     }
 }
 

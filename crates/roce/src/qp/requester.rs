@@ -14,21 +14,33 @@
 //! - only the front can be partly `done`; everything before `una` is acknowledged;
 //! - going back (timeout, NAK, missing READ response) moves the cursor to `una` and nothing else:
 //!   requests keep their PSNs, so the responder can tell old from new (go-back-N);
-//! - a READ is done only by its responses. An acknowledgement beyond an unanswered READ says that
-//!   responses were lost;
+//! - a READ or atomic is done only by its responses. An acknowledgement beyond an unanswered one says
+//!   that responses were lost; then it is asked for again under the same PSN, and the responder knows
+//!   an atomic by that and carries it out no second time;
+//! - local operations take no PSN. They are carried out when the cursor comes to them, once, and
+//!   complete in their turn: one that was carried out is never the front;
 //! - a request that cannot run locally stops the cursor, and fails when it has become the front,
 //!   so that completions stay in order (C2).
 
+mod selective;
+
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use super::codes::{NO_CREDITS, ack_timeout, credit_count, rnr_delay};
 use super::link::{Draft, Link};
+use super::request::{self, ATOMIC_BYTES, Request};
 use super::{Context, TimeoutReason};
+use crate::endpoint::Insert;
+use crate::planted::Bug;
 use crate::region::Purpose;
+use crate::report::{Credits, Flow};
+use crate::rtt::RttMeter;
 use crate::sg::{self, Extent};
 use crate::time::Time;
-use crate::verbs::{SendOp, SendWr, WcOpcode, WcStatus};
-use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
+use crate::verbs::{SendWr, WcStatus};
+use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Syndrome};
+use selective::Selective;
 
 /// An acknowledgement is asked for at least this often, in packets.
 const MAX_ACK_INTERVAL: u32 = 32;
@@ -45,27 +57,14 @@ pub(super) struct Fault {
     pub(super) status: WcStatus,
 }
 
-/// A posted send work request.
-#[derive(Debug)]
-pub(super) struct Request {
-    pub(super) wr: SendWr,
-    len: u32,
-    first_psn: Psn,
-    /// PSNs it takes: request packets, or for READ response packets.
-    packets: u32,
-    /// PSNs acknowledged, or for READ responses placed.
-    done: u32,
-    /// Message sequence number, 24 bits: same circle as PSNs.
-    ssn: Psn,
-    /// Request packets of all work requests posted before this one.
-    packets_before: u32,
-    /// Why it cannot run.
-    fault: Option<WcStatus>,
-}
-
 /// How far the responder's credits reach (IBA 9.7.7.2).
 #[derive(Clone, Copy, Debug)]
 enum Credit {
+    /// The responder has not said yet. A connection starts as if it did not count: receives are
+    /// usually posted before, and the first messages then need no extra round trip. If there are
+    /// none, the RNR NAK says so, which costs one window of packets, once: from then on there are
+    /// no credits until an acknowledgement brings some.
+    Unknown,
     /// The responder does not count.
     Unlimited,
     /// Messages up to this sequence number have a receive waiting.
@@ -98,7 +97,8 @@ pub(super) struct Requester {
     sent_end: Psn,
     next: usize,
     next_packet: u32,
-    reads_in_flight: u32,
+    /// READs and atomics between `una` and the cursor.
+    awaited: u32,
     packets_since_ack_req: u32,
     /// A NAK, sent or implied, has moved the cursor back to `una`, and since then there was neither
     /// progress nor a timeout.
@@ -106,49 +106,35 @@ pub(super) struct Requester {
     /// Last packet sent without credit; one at a time.
     probe: Option<Psn>,
     credit: Credit,
+    /// How many packets may be unacknowledged, if less than the window. A timeout may mean that the
+    /// peer cannot keep up, and a whole window of repetitions would only put it further behind: then
+    /// one packet is sent, and each that is acknowledged allows one more.
+    allowance: u32,
     retries_left: u8,
     rnr_retries_left: u8,
     wait: Wait,
-}
-
-impl Request {
-    fn is_read(&self) -> bool {
-        matches!(self.wr.op, SendOp::Read { .. })
-    }
-
-    fn left(&self) -> u32 {
-        self.packets - self.done
-    }
-
-    /// PSN of the last packet.
-    fn last_psn(&self) -> Psn {
-        self.first_psn.plus(self.packets - 1)
-    }
-
-    fn request_packets(&self) -> u32 {
-        if self.is_read() { 1 } else { self.packets }
-    }
-
-    /// Whether the responder needs a posted receive for it.
-    fn takes_receive(&self) -> bool {
-        matches!(self.wr.op, SendOp::Send | SendOp::SendImm(_) | SendOp::WriteImm { .. })
-    }
-
-    /// What its local buffers are used for.
-    fn purpose(&self) -> Purpose {
-        if self.is_read() { Purpose::LocalWrite } else { Purpose::LocalRead }
-    }
-
-    /// Bytes that packet `index` carries, or for READ that response `index` brings.
-    fn piece(&self, index: u32, mtu: u32) -> u32 {
-        (self.len - index * mtu).min(mtu)
-    }
+    /// No request is begun.
+    is_paused: bool,
+    rtt: Box<RttMeter>,
+    /// What selective repeat keeps; in go-back-N nothing.
+    selective: Option<Box<Selective>>,
 }
 
 impl Requester {
     pub(super) fn new(limit: u32, first_psn: Psn) -> Requester {
+        Requester::fresh(VecDeque::with_capacity(limit as usize), limit, first_psn)
+    }
+
+    /// Forgets everything, posted work requests too: the queue pair goes back to RESET.
+    pub(super) fn reset(&mut self, first_psn: Psn) {
+        let mut queue = core::mem::take(&mut self.queue);
+        queue.clear();
+        *self = Requester::fresh(queue, self.limit, first_psn);
+    }
+
+    fn fresh(queue: VecDeque<Request>, limit: u32, first_psn: Psn) -> Requester {
         Requester {
-            queue: VecDeque::with_capacity(limit as usize),
+            queue,
             limit,
             post_psn: first_psn,
             post_ssn: Psn::default(),
@@ -157,43 +143,123 @@ impl Requester {
             sent_end: first_psn,
             next: 0,
             next_packet: 0,
-            reads_in_flight: 0,
+            awaited: 0,
             packets_since_ack_req: 0,
             gone_back: false,
             probe: None,
-            credit: Credit::UpTo(Psn::default()),
+            credit: Credit::Unknown,
+            allowance: u32::MAX,
             retries_left: 0,
             rnr_retries_left: 0,
             wait: Wait::Nothing,
+            is_paused: false,
+            rtt: Box::default(),
+            selective: None,
         }
     }
 
     pub(super) fn start(&mut self, link: &Link) {
         self.retries_left = link.peer.retry_count;
         self.rnr_retries_left = link.peer.rnr_retry;
+        self.start_selective(link);
+    }
+
+    /// Round-trip times of this connection.
+    pub(super) fn rtt(&self) -> &RttMeter {
+        &self.rtt
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.queue.len() >= self.limit as usize
+        self.vacant() == 0
+    }
+
+    /// Requests that may still be posted.
+    pub(super) fn vacant(&self) -> usize {
+        (self.limit as usize).saturating_sub(self.queue.len())
     }
 
     pub(super) fn limit(&self) -> u32 {
         self.limit
     }
 
+    /// Stops before the next request that was not begun, or goes on.
+    pub(super) fn pause(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+    }
+
+    /// Whether everything that was begun is done.
+    pub(super) fn is_drained(&self) -> bool {
+        match &self.selective {
+            Some(_) => self.next == 0 && self.next_packet == 0,
+            None => {
+                self.una == self.sent_end && self.queue.front().is_none_or(|front| front.done == 0)
+            }
+        }
+    }
+
+    /// Work requests posted and not completed.
+    pub(super) fn len(&self) -> u32 {
+        self.queue.len() as u32
+    }
+
+    /// The oldest PSN that is not acknowledged.
+    pub(super) fn unacknowledged_psn(&self) -> Psn {
+        self.una
+    }
+
+    /// Work request and first unanswered PSN of a request in the queue.
+    pub(super) fn posted_at(&self, index: usize) -> Option<(u64, Psn)> {
+        let request = self.queue.get(index)?;
+        Some((request.wr.wr_id, request.first_psn.plus(request.done)))
+    }
+
+    /// Where it stands; what the responder knows is left at its default.
+    pub(super) fn flow(&self, link: &Link) -> Flow {
+        Flow {
+            unacknowledged: self.una,
+            next: self.sent_end,
+            expected: Psn::default(),
+            in_flight_packets: self.unacknowledged(),
+            window_packets: link.peer.window_packets,
+            credits: self.credits(),
+            retries_left: self.retries_left,
+            rnr_retries_left: self.rnr_retries_left,
+        }
+    }
+
+    /// Credits for requests from the cursor on.
+    fn credits(&self) -> Credits {
+        match self.credit {
+            Credit::Unknown => Credits::Unknown,
+            Credit::Unlimited => Credits::Unlimited,
+            Credit::UpTo(last) => {
+                let begun = self.queue.get(self.next).map_or(self.post_ssn, |at| at.ssn.minus(1));
+                Credits::Messages(last.distance_from(begun).max(0) as u32)
+            }
+        }
+    }
+
     /// Queues a request of `len` bytes, which is within limits.
     pub(super) fn post(&mut self, link: &Link, wr: SendWr, len: u32) {
-        self.post_ssn = self.post_ssn.next();
-        let request = Request {
+        let mut request = Request {
             wr,
             len,
             first_psn: self.post_psn,
-            packets: link.packets(len),
+            packets: 0,
             done: 0,
             ssn: self.post_ssn,
             packets_before: self.post_packets,
+            is_executed: false,
             fault: None,
         };
+        if !request.is_local() {
+            request.packets = link.psns(len, request.is_read());
+            // Selective repeat counts receives only: a WRITE may be several messages to the peer.
+            if !link.is_selective() || request.takes_receive() {
+                request.ssn = request.ssn.next();
+            }
+        }
+        self.post_ssn = request.ssn;
         self.post_psn = self.post_psn.plus(request.packets);
         self.post_packets = self.post_packets.wrapping_add(request.request_packets());
         self.queue.push_back(request);
@@ -206,11 +272,12 @@ impl Requester {
 
     pub(super) fn has_unsent(&self) -> bool {
         self.next < self.queue.len()
+            || self.selective.as_ref().is_some_and(|selective| selective.has_repetitions())
     }
 
     pub(super) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
         match self.wait {
-            Wait::Nothing => None,
+            Wait::Nothing => self.selective_deadline(),
             Wait::Answer(at) => Some((at, TimeoutReason::AckTimeout)),
             Wait::Receiver(at) => Some((at, TimeoutReason::RnrWait)),
         }
@@ -218,39 +285,85 @@ impl Requester {
 
     // ---- sending -------------------------------------------------------------------------------
 
-    /// The next request packet, if one may be sent now.
-    pub(super) fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-    ) -> Result<Option<Headers>, Fault> {
-        if matches!(self.wait, Wait::Receiver(_)) || !self.has_unsent() {
-            return Ok(None);
+    /// Leaves in `cx.packet` the next request packet, if one may be sent now.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fault> {
+        if matches!(self.wait, Wait::Receiver(_)) {
+            return Ok(());
         }
-        let index = self.next;
-        if self.queue[index].fault.is_none() && !self.may_send(link) {
-            return Ok(None);
+        self.poll_again(cx, link)?;
+        if cx.packet.is_some() {
+            return Ok(());
         }
-        match self.build(cx, link) {
-            Ok(headers) => Ok(Some(headers)),
-            Err(status) if index == 0 => Err(Fault { index, status }),
-            Err(status) => {
-                self.queue[index].fault = Some(status);
-                Ok(None)
+        while let Some(request) = self.queue.get(self.next) {
+            if request.fault.is_none() && !self.may_send(request, link) {
+                return Ok(());
+            }
+            if !request.is_local() {
+                return self.build(cx, link).or_else(|status| self.fail_at_cursor(status));
+            }
+            if let Err(status) = self.pass_local(cx, link) {
+                return self.fail_at_cursor(status);
             }
         }
+        Ok(())
     }
 
-    fn may_send(&self, link: &Link) -> bool {
-        let request = &self.queue[self.next];
+    /// The request at the cursor cannot run. Those before it still complete.
+    fn fail_at_cursor(&mut self, status: WcStatus) -> Result<(), Fault> {
+        let index = self.next;
+        if index == 0 {
+            return Err(Fault { index, status });
+        }
+        if let Some(request) = self.queue.get_mut(index) {
+            request.fault = Some(status);
+        }
+        Ok(())
+    }
+
+    /// Whether the request at the cursor may go on.
+    fn may_send(&self, request: &Request, link: &Link) -> bool {
+        if request.is_local() {
+            return self.may_begin(request, request.is_executed);
+        }
+        let is_begun = request.first_psn.is_before(self.sent_end);
         self.window_is_open(link)
             && self.psns_are_distinct(request)
-            && (!request.is_read() || self.may_read(link))
+            && (self.next_packet > 0 || self.may_begin(request, is_begun))
+            && (!request.awaits_response() || self.may_await(link))
             && (self.has_credit(request) || self.probe.is_none())
     }
 
+    /// Whether a request may start, as far as a pause and the requests before it are concerned.
+    fn may_begin(&self, request: &Request, is_begun: bool) -> bool {
+        (is_begun || !self.is_paused) && (self.awaited == 0 || !request.is_fenced())
+    }
+
+    /// Carries out the local operation at the cursor, unless it was before a going back.
+    fn pass_local(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+        let request = &mut self.queue[self.next];
+        if let Some(status) = request.fault {
+            return Err(status);
+        }
+        if !request.is_executed {
+            request::execute_local(cx, link, request.wr.op)?;
+            request.is_executed = true;
+        }
+        self.next += 1;
+        self.complete_executed(cx, link);
+        Ok(())
+    }
+
+    /// New packets that may be sent before an answer has to come.
+    fn room(&self, link: &Link) -> u32 {
+        let window = link.peer.window_packets.min(self.allowance);
+        match &self.selective {
+            Some(selective) => selective.room(),
+            None => window.saturating_sub(self.unacknowledged()),
+        }
+    }
+
     fn window_is_open(&self, link: &Link) -> bool {
-        self.unacknowledged() < link.peer.window_packets
+        self.room(link) > 0
     }
 
     /// Request packets between `una` and the cursor.
@@ -273,30 +386,29 @@ impl Requester {
         last.distance_from(self.una) >= 0
     }
 
-    /// A READ that is not allowed at all is built anyway, to fail there.
-    fn may_read(&self, link: &Link) -> bool {
+    /// A READ or atomic that is not allowed at all is built anyway, to fail there.
+    fn may_await(&self, link: &Link) -> bool {
         let limit = u32::from(link.peer.max_rd_atomic);
-        limit == 0 || self.reads_in_flight < limit
+        let is_open = self.selective.as_ref().is_none_or(|selective| selective.may_read());
+        limit == 0 || (self.awaited < limit && is_open)
     }
 
     fn has_credit(&self, request: &Request) -> bool {
         match self.credit {
-            Credit::Unlimited => true,
+            Credit::Unknown | Credit::Unlimited => true,
             Credit::UpTo(last) => !request.takes_receive() || !last.is_before(request.ssn),
         }
     }
 
     /// Builds the packet at the cursor and moves the cursor past it.
-    fn build(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<Headers, WcStatus> {
+    fn build(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
         self.check(cx, link)?;
         let ack_req = self.ack_is_due(link);
         let request = &self.queue[self.next];
-        let (draft, payload_len) = match request.is_read() {
-            true => (read_request(request, link), 0),
-            false => message_packet(request, self.next_packet, cx, link, ack_req)?,
-        };
+        let (draft, payload_len) = request.packet(self.next_packet, cx, link, ack_req)?;
         self.count_sent(cx, link, draft.psn, ack_req);
-        Ok(link.headers(draft, payload_len))
+        cx.emit(link, draft, payload_len);
+        Ok(())
     }
 
     /// Local conditions that hold for the whole request, checked when it starts.
@@ -305,7 +417,7 @@ impl Requester {
         if let Some(status) = request.fault {
             return Err(status);
         }
-        if request.is_read() && link.peer.max_rd_atomic == 0 {
+        if request.awaits_response() && link.peer.max_rd_atomic == 0 {
             return Err(WcStatus::LocalQpError);
         }
         if self.next_packet != 0 && !request.is_read() {
@@ -321,11 +433,12 @@ impl Requester {
     /// every so often, and whenever sending stops until an answer comes.
     fn ack_is_due(&self, link: &Link) -> bool {
         let request = &self.queue[self.next];
-        let interval = (link.peer.window_packets / 4).clamp(1, MAX_ACK_INTERVAL);
+        let window = link.peer.window_packets.min(self.allowance);
+        let interval = (window / 4).clamp(1, MAX_ACK_INTERVAL);
         request.is_read()
             || self.next_packet + 1 == request.packets
             || self.packets_since_ack_req + 1 >= interval
-            || self.unacknowledged() + 1 >= link.peer.window_packets
+            || (self.selective.is_none() && self.room(link) <= 1)
             || !self.has_credit(request)
     }
 
@@ -338,9 +451,17 @@ impl Requester {
             self.probe = Some(psn);
             cx.count(|c| &mut c.credit_probes);
         }
+        self.keep_score(link, cx.now);
+        let is_new = !psn.is_before(self.sent_end);
         let end = self.move_cursor();
         if self.sent_end.is_before(end) {
             self.sent_end = end;
+        }
+        if self.selective.is_some() {
+            return;
+        }
+        if is_new && ack_req {
+            self.rtt.probe.sent(psn, cx.now);
         }
         if let (Wait::Nothing, Some(timeout)) = (self.wait, ack_timeout(link.peer.timeout)) {
             self.wait = Wait::Answer(cx.now + timeout);
@@ -350,10 +471,9 @@ impl Requester {
     /// Moves the cursor one packet on and returns the PSN that follows what was sent.
     fn move_cursor(&mut self) -> Psn {
         let request = &self.queue[self.next];
-        let is_read = request.is_read();
-        let sent = if is_read { request.packets } else { self.next_packet + 1 };
+        let sent = if request.is_read() { request.packets } else { self.next_packet + 1 };
         let end = request.first_psn.plus(sent);
-        self.reads_in_flight += u32::from(is_read);
+        self.awaited += u32::from(request.awaits_response());
         if sent == request.packets {
             self.next += 1;
             self.next_packet = 0;
@@ -365,7 +485,8 @@ impl Requester {
 
     // ---- answers -------------------------------------------------------------------------------
 
-    /// An acknowledgement or a READ response.
+    /// An acknowledgement, or a response to a READ or an atomic. Leaves in `cx.pieces` where its
+    /// payload, or `cx.insert`, goes.
     pub(super) fn handle_response(
         &mut self,
         cx: &mut Context<'_>,
@@ -373,14 +494,20 @@ impl Requester {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fault> {
+        if self.selective.is_some() {
+            return self.handle_selective(cx, link, headers, payload_len);
+        }
         let psn = headers.bth().psn;
         let aeth = headers.ext().aeth().copied();
-        if !psn.is_before(self.sent_end) {
+        let is_known = cx.planted.distance(psn, self.sent_end) < 0;
+        if !is_known && !cx.planted.is(Bug::AckBeyondWindow) {
             cx.count(|c| &mut c.bad_psn);
         } else if psn.is_before(self.una) {
             self.handle_duplicate(cx, psn, aeth);
         } else if headers.bth().opcode.is_read_response() {
             return self.handle_read_response(cx, link, headers, payload_len);
+        } else if headers.bth().opcode == Opcode::RcAtomicAcknowledge {
+            return self.handle_atomic_response(cx, link, headers, payload_len);
         } else if let (Opcode::RcAcknowledge, Some(aeth)) = (headers.bth().opcode, aeth) {
             self.handle_acknowledge(cx, link, psn, aeth)?;
         } else {
@@ -410,21 +537,22 @@ impl Requester {
                 cx.count(|c| &mut c.acks_received);
                 self.take_credit(aeth);
                 if self.advance(cx, link, ahead + 1)? > 0 {
-                    return self.handle_lost_read(cx);
+                    return self.handle_lost_response(cx);
                 }
                 Ok(())
             }
             Syndrome::SequenceError => {
                 cx.count(|c| &mut c.seq_naks_received);
                 if self.advance(cx, link, ahead)? > 0 {
-                    return self.handle_lost_read(cx);
+                    return self.handle_lost_response(cx);
                 }
                 self.retry()
             }
             Syndrome::RnrNak { timer } => {
                 cx.count(|c| &mut c.rnr_naks_received);
+                self.note_no_credit(aeth);
                 if self.advance(cx, link, ahead)? > 0 {
-                    return self.handle_lost_read(cx);
+                    return self.handle_lost_response(cx);
                 }
                 self.handle_rnr(cx, link, timer)
             }
@@ -446,14 +574,14 @@ impl Requester {
         payload_len: usize,
     ) -> Result<(), Fault> {
         let ahead = headers.bth().psn.distance_from(self.una) as u32;
-        if self.advance(cx, link, ahead)? > 0 {
-            return self.handle_lost_read(cx);
+        if self.advance(cx, link, ahead)? > 0 && !cx.planted.is(Bug::LostReadIgnored) {
+            return self.handle_lost_response(cx);
         }
         self.place_read(cx, link, headers.bth().opcode, payload_len)?;
         if let Some(&aeth) = headers.ext().aeth() {
             self.take_credit(aeth);
         }
-        self.accept_read_packet(cx, link)
+        self.accept_response_packet(cx, link)
     }
 
     /// Checks a response against the READ at the front and finds where its payload goes.
@@ -481,7 +609,46 @@ impl Requester {
             .map_err(|_| Fault { index: 0, status: WcStatus::LocalProtectionError })
     }
 
-    fn accept_read_packet(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fault> {
+    fn handle_atomic_response(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fault> {
+        let Ext::AethAtomicAck(aeth, ack) = *headers.ext() else {
+            return Err(self.bad_response(cx));
+        };
+        let ahead = headers.bth().psn.distance_from(self.una) as u32;
+        if self.advance(cx, link, ahead)? > 0 {
+            return self.handle_lost_response(cx);
+        }
+        self.place_former_value(cx, link, payload_len)?;
+        *cx.insert = Insert::Value(ack.original);
+        self.take_credit(aeth);
+        self.accept_response_packet(cx, link)
+    }
+
+    /// Checks an answer against the atomic at the front and finds where the former value goes.
+    fn place_former_value(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        payload_len: usize,
+    ) -> Result<(), Fault> {
+        let Some(request) = self.queue.front().filter(|front| front.is_atomic()) else {
+            return Err(self.bad_response(cx));
+        };
+        if payload_len != 0 {
+            cx.count(|c| &mut c.bad_length);
+            return Err(self.bad_response(cx));
+        }
+        let extent = Extent { offset: 0, len: ATOMIC_BYTES };
+        cx.stretch(link, Purpose::LocalWrite, &request.wr.sges, extent)
+            .map_err(|_| Fault { index: 0, status: WcStatus::LocalProtectionError })
+    }
+
+    fn accept_response_packet(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fault> {
         self.advance_front(1);
         if self.queue.front().is_some_and(|front| front.left() == 0) {
             self.complete_front(cx, link);
@@ -494,11 +661,12 @@ impl Requester {
         Fault { index: 0, status: WcStatus::BadResponse }
     }
 
-    /// Acknowledges `psns` PSNs from `una`, up to an unanswered READ. Returns how many were not.
+    /// Acknowledges `psns` PSNs from `una`, up to an unanswered READ or atomic. Returns how many were
+    /// not.
     fn advance(&mut self, cx: &mut Context<'_>, link: &Link, psns: u32) -> Result<u32, Fault> {
         let mut rest = psns;
         while rest > 0
-            && let Some(front) = self.queue.front().filter(|front| !front.is_read())
+            && let Some(front) = self.queue.front().filter(|front| !front.awaits_response())
         {
             let step = front.left().min(rest);
             let completes = step == front.left();
@@ -518,6 +686,7 @@ impl Requester {
     /// cursor.
     fn advance_front(&mut self, step: u32) {
         self.una = self.una.plus(step);
+        self.allowance = self.allowance.saturating_add(step);
         if let Some(front) = self.queue.front_mut() {
             front.done += step;
             if self.next == 0 && !front.is_read() {
@@ -526,23 +695,35 @@ impl Requester {
         }
     }
 
+    /// Completes the front, and the local operations right behind it that were carried out.
     fn complete_front(&mut self, cx: &mut Context<'_>, link: &Link) {
+        self.complete_one(cx, link);
+        self.complete_executed(cx, link);
+    }
+
+    fn complete_executed(&mut self, cx: &mut Context<'_>, link: &Link) {
+        while self.queue.front().is_some_and(|front| front.is_executed) {
+            self.complete_one(cx, link);
+        }
+    }
+
+    fn complete_one(&mut self, cx: &mut Context<'_>, link: &Link) {
         let Some(request) = self.queue.pop_front() else {
             return;
         };
         if self.next > 0 {
             self.next -= 1;
-            self.reads_in_flight -= u32::from(request.is_read());
+            self.awaited -= u32::from(request.awaits_response());
         } else {
             self.next_packet = 0;
         }
-        if request.wr.signaled {
-            let byte_len = if request.is_read() { request.len } else { 0 };
-            cx.complete_send(link, &request, WcStatus::Success, byte_len);
+        if request.wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+            cx.complete_send(link, &request, WcStatus::Success, request.bytes_brought());
         }
     }
 
     fn made_progress(&mut self, cx: &Context<'_>, link: &Link) -> Result<(), Fault> {
+        self.rtt.answered(self.una, cx.now);
         self.gone_back = false;
         self.retries_left = link.peer.retry_count;
         self.rnr_retries_left = link.peer.rnr_retry;
@@ -560,6 +741,13 @@ impl Requester {
     /// Whether anything before the cursor is unanswered.
     fn is_waiting(&self) -> bool {
         self.next > 0 || self.queue.front().is_some_and(|front| self.next_packet > front.done)
+    }
+
+    /// An RNR NAK says that there are no receives.
+    fn note_no_credit(&mut self, aeth: Aeth) {
+        if let Credit::Unknown = self.credit {
+            self.credit = Credit::UpTo(Psn::new(aeth.msn));
+        }
     }
 
     /// Limits only grow: an acknowledgement that was overtaken must not take credits back.
@@ -581,9 +769,9 @@ impl Requester {
 
     // ---- going back ----------------------------------------------------------------------------
 
-    /// A response to the READ at the front is missing. Later responses keep saying so until the
-    /// READ has been asked for again and answered, so only the first counts.
-    fn handle_lost_read(&mut self, cx: &mut Context<'_>) -> Result<(), Fault> {
+    /// A response to the READ or atomic at the front is missing. Later responses keep saying so until
+    /// it has been asked for again and answered, so only the first counts.
+    fn handle_lost_response(&mut self, cx: &mut Context<'_>) -> Result<(), Fault> {
         if !self.gone_back {
             cx.count(|c| &mut c.implied_naks);
         }
@@ -617,10 +805,11 @@ impl Requester {
             Some(front) if !front.is_read() => front.done,
             _ => 0,
         };
-        self.reads_in_flight = 0;
+        self.awaited = 0;
         self.packets_since_ack_req = 0;
         self.probe = None;
         self.gone_back = false;
+        self.rtt.probe.cancel();
     }
 
     fn handle_rnr(&mut self, cx: &mut Context<'_>, link: &Link, timer: u8) -> Result<(), Fault> {
@@ -635,13 +824,18 @@ impl Requester {
         }
         // The peer answers, so the path works: what counts from here on are RNR retries.
         self.retries_left = link.peer.retry_count;
-        self.rewind();
-        self.wait = Wait::Receiver(cx.now + rnr_delay(timer));
+        match &mut self.selective {
+            Some(selective) => selective.refused_for_now(self.una),
+            None => self.rewind(),
+        }
+        if !cx.planted.is(Bug::RnrWaitForgotten) {
+            self.wait = Wait::Receiver(cx.now + rnr_delay(timer));
+        }
         Ok(())
     }
 
     /// The responder ended the connection because of the request `ahead` PSNs after `una`. READs
-    /// before it that were not answered never will be: they are flushed.
+    /// and atomics before it that were not answered never will be: they are flushed.
     fn refused(
         &mut self,
         cx: &mut Context<'_>,
@@ -662,9 +856,16 @@ impl Requester {
 
     /// The deadline has passed.
     pub(super) fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Fault> {
+        if self.selective.is_some() {
+            return self.selective_timeout(cx);
+        }
         match self.wait {
+            Wait::Answer(at) if at <= cx.now && cx.planted.is(Bug::TimeoutForgotten) => {
+                self.wait = Wait::Nothing;
+            }
             Wait::Answer(at) if at <= cx.now => {
                 self.go_back()?;
+                self.allowance = 1;
                 cx.count(|c| &mut c.timeouts);
             }
             Wait::Receiver(at) if at <= cx.now => self.wait = Wait::Nothing,
@@ -678,82 +879,6 @@ impl Requester {
         self.next = 0;
         self.next_packet = 0;
         self.wait = Wait::Nothing;
-    }
-}
-
-/// The request for what is still missing of a READ.
-fn read_request(request: &Request, link: &Link) -> Draft {
-    let done_bytes = request.done * link.mtu;
-    let (remote_addr, rkey) = remote(request.wr.op);
-    let addr = remote_addr.wrapping_add(u64::from(done_bytes));
-    Draft {
-        opcode: Opcode::RcReadRequest,
-        psn: request.first_psn.plus(request.done),
-        ext: Ext::Reth(Reth { addr, rkey, len: request.len - done_bytes }),
-        ack_req: true,
-        solicited: false,
-    }
-}
-
-/// Packet `index` of a SEND or WRITE.
-fn message_packet(
-    request: &Request,
-    index: u32,
-    cx: &mut Context<'_>,
-    link: &Link,
-    ack_req: bool,
-) -> Result<(Draft, u32), WcStatus> {
-    let is_last = index + 1 == request.packets;
-    let extent = Extent { offset: index * link.mtu, len: request.piece(index, link.mtu) };
-    cx.stretch(link, Purpose::LocalRead, &request.wr.sges, extent)
-        .map_err(|_| WcStatus::LocalProtectionError)?;
-    let (opcode, ext) = form(request.wr.op, request.len, index == 0, is_last);
-    let solicited = request.wr.solicited && is_last;
-    let psn = request.first_psn.plus(index);
-    Ok((Draft { opcode, psn, ext, ack_req, solicited }, extent.len))
-}
-
-fn remote(op: SendOp) -> (u64, u32) {
-    match op {
-        SendOp::Write { remote_addr, rkey }
-        | SendOp::WriteImm { remote_addr, rkey, .. }
-        | SendOp::Read { remote_addr, rkey } => (remote_addr, rkey),
-        SendOp::Send | SendOp::SendImm(_) => (0, 0),
-    }
-}
-
-/// Opcode and extension headers of a packet by its place in the message (IBA table 35).
-fn form(op: SendOp, len: u32, is_first: bool, is_last: bool) -> (Opcode, Ext) {
-    let (addr, rkey) = remote(op);
-    let reth = Reth { addr, rkey, len };
-    match (op, is_first, is_last) {
-        (SendOp::Send | SendOp::SendImm(_), true, false) => (Opcode::RcSendFirst, Ext::None),
-        (SendOp::Send | SendOp::SendImm(_), false, false) => (Opcode::RcSendMiddle, Ext::None),
-        (SendOp::Send, false, true) => (Opcode::RcSendLast, Ext::None),
-        (SendOp::SendImm(imm), false, true) => (Opcode::RcSendLastImm, Ext::Imm(imm)),
-        (SendOp::Send, true, true) => (Opcode::RcSendOnly, Ext::None),
-        (SendOp::SendImm(imm), true, true) => (Opcode::RcSendOnlyImm, Ext::Imm(imm)),
-        (SendOp::Write { .. } | SendOp::WriteImm { .. }, true, false) => {
-            (Opcode::RcWriteFirst, Ext::Reth(reth))
-        }
-        (SendOp::Write { .. } | SendOp::WriteImm { .. }, false, false) => {
-            (Opcode::RcWriteMiddle, Ext::None)
-        }
-        (SendOp::Write { .. }, false, true) => (Opcode::RcWriteLast, Ext::None),
-        (SendOp::WriteImm { imm, .. }, false, true) => (Opcode::RcWriteLastImm, Ext::Imm(imm)),
-        (SendOp::Write { .. }, true, true) => (Opcode::RcWriteOnly, Ext::Reth(reth)),
-        (SendOp::WriteImm { imm, .. }, true, true) => {
-            (Opcode::RcWriteOnlyImm, Ext::RethImm(reth, imm))
-        }
-        (SendOp::Read { .. }, ..) => (Opcode::RcReadRequest, Ext::Reth(reth)),
-    }
-}
-
-/// What kind of completion a send work request makes.
-pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) => WcOpcode::Send,
-        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
-        SendOp::Read { .. } => WcOpcode::Read,
+        self.selective = None;
     }
 }

@@ -6,61 +6,45 @@
 //! | PSN | what happens |
 //! |---|---|
 //! | expected | checked and executed; the expected PSN moves on |
-//! | earlier | executed before: SEND and WRITE are acknowledged again, READ is executed again |
+//! | earlier | executed before: SEND and WRITE are acknowledged again, READ is executed again, atomics are answered from what was kept |
 //! | later | something was lost: one NAK, then silence until the expected packet comes |
 //!
 //! Answers leave in PSN order, as the requester takes one for an answer to all that came before. So
-//! there is a queue of READs being answered, and *one* pending acknowledgement or NAK, always the
-//! latest: acknowledging packet by packet would say nothing that the last one does not.
+//! there is a queue of READs and atomics being answered ([`resources`](super::resources)), and *one*
+//! pending acknowledgement or NAK, always the latest: acknowledging packet by packet would say
+//! nothing that the last one does not.
 //!
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
-//! for every packet (C3); a READ sent again by the network can never end the connection, because its
-//! key may rightly be gone.
+//! for every packet (C3); an atomic is carried out once, however often it arrives; a READ sent again
+//! by the network can never end the connection, because its key may rightly be gone.
 
-use alloc::collections::VecDeque;
+mod selective;
 
-use super::Context;
-use super::codes::credit_code;
+use alloc::boxed::Box;
+
 use super::link::{Draft, Link};
+use super::receives::Receives;
+use super::resources::{Job, ReadWork, Resources, Work};
+use super::{Arrival, Context};
+use crate::endpoint::{AtomicJob, Insert};
+use crate::planted::Bug;
 use crate::region::{Purpose, Range, Refusal};
-use crate::sg::{self, Extent, Placement};
+use crate::sg::{Extent, Placement};
+use crate::srq::Receive;
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcOpcode, WcStatus};
-use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
-
-/// A posted receive.
-#[derive(Debug)]
-pub(super) struct Receive {
-    pub(super) wr: RecvWr,
-    len: u64,
-}
+use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
+use crate::world::AtomicOp;
+use selective::Selective;
 
 /// The message whose packets are arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
     /// Between messages.
     None,
-    /// A SEND into the receive at the front of the queue, `offset` bytes of which are filled.
+    /// A SEND into the current receive, `offset` bytes of which are filled.
     Send { offset: u32 },
     /// A WRITE, of which `left` bytes from `addr` are still to come.
     Write { addr: u64, rkey: u32, left: u32, len: u32 },
-}
-
-/// A READ that is being answered.
-#[derive(Debug)]
-struct ReadJob {
-    /// PSN of the next response.
-    psn: Psn,
-    /// PSN after the last response.
-    end: Psn,
-    addr: u64,
-    rkey: u32,
-    /// Bytes still to be sent.
-    left: u32,
-    msn: u32,
-    /// No response has been sent since it was (last) requested.
-    fresh: bool,
-    /// Requested for the second time or more. Gives way to READs that were not.
-    again: bool,
 }
 
 /// The acknowledgement to be sent.
@@ -93,7 +77,7 @@ enum Refused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fatal {
     pub(super) recv_status: WcStatus,
-    nak: Syndrome,
+    pub(super) nak: Syndrome,
 }
 
 impl Refused {
@@ -110,15 +94,16 @@ impl Refused {
 struct Effect {
     /// The message that is in progress afterwards.
     message: Message,
-    /// A receive to complete: opcode and length.
+    /// The current receive completes: opcode and length.
     completes: Option<(WcOpcode, u32)>,
+    /// A key of ours is taken away.
+    invalidates: Option<u32>,
 }
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Responder {
-    receives: VecDeque<Receive>,
-    limit: u32,
+    receives: Receives,
     expected: Psn,
     /// Messages completed, 24 bits.
     msn: Psn,
@@ -126,58 +111,84 @@ pub(super) struct Responder {
     /// The expected packet was asked for; asking again would make the peer send everything again.
     nak_sent: bool,
     reply: Option<Reply>,
-    reads: VecDeque<ReadJob>,
+    resources: Resources,
     /// The last credits the peer was told of were none.
     starved: bool,
+    /// What selective repeat keeps; in go-back-N nothing.
+    selective: Option<Box<Selective>>,
 }
 
 impl Responder {
-    pub(super) fn new(limit: u32) -> Responder {
+    pub(super) fn new(receives: Receives) -> Responder {
         Responder {
-            receives: VecDeque::with_capacity(limit as usize),
-            limit,
+            receives,
             expected: Psn::default(),
             msn: Psn::default(),
             message: Message::None,
             nak_sent: false,
             reply: None,
-            reads: VecDeque::new(),
+            resources: Resources::default(),
             starved: false,
+            selective: None,
         }
     }
 
     pub(super) fn start(&mut self, link: &Link) {
         self.expected = link.peer.remote_psn;
-        self.reads.reserve_exact(usize::from(link.peer.max_dest_rd_atomic));
+        self.resources.reset(job_limit(link));
+        self.start_selective(link);
+    }
+
+    /// PSN of the peer's next request.
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Receives posted and not completed; `None` if they are shared.
+    pub(super) fn receives(&self) -> Option<u32> {
+        self.receives.len()
+    }
+
+    /// Forgets everything, posted receives too: the queue pair goes back to RESET.
+    pub(super) fn reset(&mut self) {
+        self.receives.reset();
+        self.expected = Psn::default();
+        self.msn = Psn::default();
+        self.message = Message::None;
+        self.nak_sent = false;
+        self.reply = None;
+        self.resources.reset(0);
+        self.starved = false;
+        self.selective = None;
     }
 
     // ---- receives ------------------------------------------------------------------------------
 
     pub(super) fn is_full(&self) -> bool {
-        self.receives.len() >= self.limit as usize
+        self.receives.is_full()
     }
 
     pub(super) fn limit(&self) -> u32 {
-        self.limit
+        self.receives.limit()
     }
 
     pub(super) fn post(&mut self, wr: RecvWr) {
-        let len = sg::total_bytes(&wr.sges);
-        self.receives.push_back(Receive { wr, len });
+        self.receives.post(wr);
         if self.starved && self.reply.is_none() {
             // The peer sends single packets until it hears that there are receives again.
             self.reply = Some(Reply::Ack { psn: self.expected.minus(1) });
         }
     }
 
-    /// The oldest receive, taken out; for flushing.
+    /// The oldest receive, taken out; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
-        self.receives.pop_front()
+        self.receives.take_own()
     }
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// A request packet.
+    /// A request packet. Leaves in `cx.pieces` where its payload goes, in `cx.insert` the atomic that
+    /// it asks for.
     pub(super) fn handle_request(
         &mut self,
         cx: &mut Context<'_>,
@@ -185,7 +196,10 @@ impl Responder {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fatal> {
-        match headers.bth().psn.distance_from(self.expected) {
+        if self.selective.is_some() {
+            return self.handle_selective(cx, link, headers, payload_len);
+        }
+        match cx.planted.distance(headers.bth().psn, self.expected) {
             0 => return self.handle_expected(cx, link, headers, payload_len),
             1.. => self.handle_later(cx),
             _ => self.handle_earlier(cx, link, headers),
@@ -202,10 +216,16 @@ impl Responder {
     }
 
     fn handle_earlier(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
-        match headers.ext().reth().filter(|_| headers.bth().opcode.is_read_request()) {
-            Some(reth) => self.read_again(cx, link, headers.bth().psn, *reth),
+        let (psn, opcode) = (headers.bth().psn, headers.bth().opcode);
+        if opcode.is_atomic_request() {
+            self.repeat_atomic(cx, link, headers);
+            return self.atomic_again(cx, link, psn);
+        }
+        match headers.ext().reth().filter(|_| opcode.is_read_request()) {
+            Some(reth) => self.read_again(cx, link, psn, *reth),
             None => {
                 cx.count(|c| &mut c.duplicates);
+                self.receive_again(cx, link, headers);
                 let latest = Reply::Ack { psn: self.expected.minus(1) };
                 self.reply.get_or_insert(latest);
             }
@@ -219,12 +239,18 @@ impl Responder {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fatal> {
-        let opcode = headers.bth().opcode;
-        let executed = if opcode.is_read_request() {
-            self.begin_read(cx, link, headers, payload_len)
-        } else {
-            self.check_message(cx, link, headers, payload_len)
-                .map(|effect| self.execute(cx, link, headers, effect))
+        let executed = match headers.ext() {
+            _ if !self.check_self_description(headers) => {
+                cx.count(|c| &mut c.bad_opcode);
+                Err(Refused::fatal(Syndrome::InvalidRequest))
+            }
+            Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
+                self.begin_read(cx, link, headers.bth().psn, reth, payload_len)
+            }
+            Ext::AtomicEth(atomic) => self.begin_atomic(cx, link, headers, atomic, payload_len),
+            _ => self
+                .check_message(cx, link, headers, payload_len)
+                .map(|effect| self.execute(cx, link, headers, effect)),
         };
         match executed {
             Ok(()) => Ok(()),
@@ -247,7 +273,7 @@ impl Responder {
     }
 
     fn check_message(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         link: &Link,
         headers: &Headers,
@@ -258,7 +284,7 @@ impl Responder {
         let len = check_length(opcode, payload_len, link.mtu)
             .inspect_err(|_| cx.count(|c| &mut c.bad_length))?;
         if opcode.is_send() {
-            self.check_send(cx, link, opcode, len)
+            self.check_send(cx, link, headers, len)
         } else {
             self.check_write(cx, link, headers, len)
         }
@@ -266,24 +292,24 @@ impl Responder {
 
     /// First and only start a message, middle and last continue one of their own kind.
     fn check_sequence(&self, opcode: Opcode) -> Result<(), Refused> {
-        let supported = (opcode.is_send() || opcode.is_write()) && !opcode.carries_invalidate();
         let in_order = match self.message {
-            Message::None => opcode.starts_message(),
+            // The last packet of a WRITE stands alone in selective repeat.
+            Message::None if opcode == Opcode::SrWriteLastImm => true,
+            Message::None => opcode.starts_message() && (opcode.is_send() || opcode.is_write()),
             Message::Send { .. } => opcode.is_send() && !opcode.starts_message(),
             Message::Write { .. } => opcode.is_write() && !opcode.starts_message(),
         };
-        let legal = supported && in_order;
-        legal.then_some(()).ok_or(Refused::fatal(Syndrome::InvalidRequest))
+        in_order.then_some(()).ok_or(Refused::fatal(Syndrome::InvalidRequest))
     }
 
     fn check_send(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         link: &Link,
-        opcode: Opcode,
+        headers: &Headers,
         len: u32,
     ) -> Result<Effect, Refused> {
-        let receive = self.receives.front().ok_or(Refused::NotReady)?;
+        let receive = self.receives.current(cx).ok_or(Refused::NotReady)?;
         let offset = match self.message {
             Message::Send { offset } => offset,
             _ => 0,
@@ -293,36 +319,39 @@ impl Responder {
             let status = WcStatus::LocalLengthError;
             return Err(Refused::fatal_with(Syndrome::InvalidRequest, status));
         }
+        let invalidates = check_invalidate(cx, link, headers.ext())?;
         let extent = Extent { offset, len };
         cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, extent).map_err(|_| {
             let status = WcStatus::LocalProtectionError;
             Refused::fatal_with(Syndrome::RemoteOperation, status)
         })?;
         let filled = offset + len;
-        let ends = opcode.ends_message();
+        let ends = headers.bth().opcode.ends_message();
         Ok(Effect {
             message: if ends { Message::None } else { Message::Send { offset: filled } },
             completes: ends.then_some((WcOpcode::Recv, filled)),
+            invalidates,
         })
     }
 
     fn check_write(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         link: &Link,
         headers: &Headers,
         len: u32,
     ) -> Result<Effect, Refused> {
         let opcode = headers.bth().opcode;
+        check_enabled(cx, link.access.remote_write)?;
         let (target, total) = self.write_target(cx, link, headers)?;
         let fits = if opcode.ends_message() { len == target.len } else { len < target.len };
         if !fits {
             cx.count(|c| &mut c.bad_length);
             return Err(Refused::fatal(Syndrome::InvalidRequest));
         }
-        check_remote(cx, link, Purpose::RemoteWrite, target)?;
+        let addr = check_remote(cx, link, Purpose::RemoteWrite, target)?;
         let takes_receive = opcode.carries_imm();
-        if takes_receive && self.receives.is_empty() {
+        if takes_receive && self.receives.current(cx).is_none() {
             return Err(Refused::NotReady);
         }
         let next = Message::Write {
@@ -331,10 +360,11 @@ impl Responder {
             left: target.len - len,
             len: total,
         };
-        put_piece(cx, target.addr, len);
+        put_piece(cx, addr, len);
         Ok(Effect {
             message: if opcode.ends_message() { Message::None } else { next },
             completes: takes_receive.then_some((WcOpcode::RecvWriteImm, total)),
+            invalidates: None,
         })
     }
 
@@ -350,7 +380,8 @@ impl Responder {
         }
         match headers.ext().reth() {
             Some(reth) if length_is_legal(reth, headers.bth().opcode, link.mtu) => {
-                Ok((range_of(reth), reth.len))
+                let before = headers.ext().sreth().map_or(0, |sreth| sreth.offset);
+                Ok((range_of(reth), before.saturating_add(reth.len)))
             }
             _ => {
                 cx.count(|c| &mut c.bad_length);
@@ -364,13 +395,27 @@ impl Responder {
         self.message = effect.message;
         self.expected = psn.next();
         self.nak_sent = false;
-        if opcode.ends_message() {
+        if match self.selective {
+            Some(_) => effect.completes.is_some(),
+            None => opcode.ends_message(),
+        } {
             self.msn = self.msn.next();
         }
-        if let Some((wc_opcode, byte_len)) = effect.completes
-            && let Some(receive) = self.receives.pop_front()
+        if let Some(rkey) = effect.invalidates
+            && !cx.planted.is(Bug::InvalidateForgotten)
         {
-            cx.complete_recv(link, &receive.wr, wc_opcode, byte_len, headers.ext().imm());
+            // Checked with this packet.
+            let _ = cx.regions.invalidate(link.pd, link.qpn, rkey);
+        }
+        if let Some((opcode, byte_len)) = effect.completes
+            && let Some(receive) = self.receives.finish()
+        {
+            let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
+            let invalidated = effect.invalidates;
+            let src_qp = None;
+            let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
+            let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
+            cx.complete_recv(link, &receive.wr, arrival);
         }
         // A pending NAK for this very packet is out of date; one acknowledgement is enough.
         if ack_req || self.reply.is_some() {
@@ -378,49 +423,98 @@ impl Responder {
         }
     }
 
-    // ---- READ ----------------------------------------------------------------------------------
+    // ---- READ and atomics ----------------------------------------------------------------------
 
     fn begin_read(
         &mut self,
         cx: &mut Context<'_>,
         link: &Link,
-        headers: &Headers,
+        psn: Psn,
+        reth: &Reth,
         payload_len: usize,
     ) -> Result<(), Refused> {
-        let invalid = Refused::fatal(Syndrome::InvalidRequest);
-        let reth = *headers.ext().reth().ok_or(invalid)?;
-        if self.message != Message::None {
-            cx.count(|c| &mut c.bad_opcode);
-            return Err(invalid);
-        }
+        self.check_between_messages(cx)?;
+        check_enabled(cx, link.access.remote_read)?;
         if payload_len != 0 || u64::from(reth.len) > MAX_MESSAGE_BYTES {
             cx.count(|c| &mut c.bad_length);
-            return Err(invalid);
+            return Err(Refused::fatal(Syndrome::InvalidRequest));
         }
-        check_remote(cx, link, Purpose::RemoteRead, range_of(&reth))?;
-        if !self.make_room(link) {
-            cx.count(|c| &mut c.too_many_reads);
-            return Err(invalid);
+        check_remote(cx, link, Purpose::RemoteRead, range_of(reth))?;
+        self.make_room(cx, link)?;
+        self.accept(link.psns(reth.len, true));
+        match &mut self.selective {
+            Some(selective) => selective.begin_read(psn, reth),
+            None => self.resources.begin_read(Job::read(psn, reth, link, self.msn.get())),
         }
-        self.msn = self.msn.next();
-        self.reads.push_back(ReadJob::new(headers.bth().psn, &reth, link, self.msn.get(), false));
-        self.expected = self.expected.plus(link.packets(reth.len));
-        self.nak_sent = false;
-        // The responses acknowledge everything before them.
-        self.reply = None;
         Ok(())
     }
 
-    /// Room for a new READ. A peer that keeps to the limit has as many unanswered READs as there are
-    /// slots only if all others are repetitions, so those go first.
-    fn make_room(&mut self, link: &Link) -> bool {
-        let limit = usize::from(link.peer.max_dest_rd_atomic);
-        if self.reads.len() >= limit
-            && let Some(index) = self.reads.iter().position(|job| job.again)
-        {
-            self.reads.remove(index);
+    fn begin_atomic(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        atomic: &AtomicEth,
+        payload_len: usize,
+    ) -> Result<(), Refused> {
+        self.check_between_messages(cx)?;
+        check_enabled(cx, link.access.remote_atomic)?;
+        if payload_len != 0 {
+            cx.count(|c| &mut c.bad_length);
+            return Err(Refused::fatal(Syndrome::InvalidRequest));
         }
-        self.reads.len() < limit
+        let word = Range { key: atomic.rkey, addr: atomic.addr, len: 8 };
+        let addr = check_remote(cx, link, Purpose::RemoteAtomic, word)?;
+        // The rule is about the address that the peer names (IBA 9.4.5); the processor's atomics
+        // need the other one aligned too.
+        if !(atomic.addr | addr).is_multiple_of(8) {
+            cx.count(|c| &mut c.misaligned_atomics);
+            return Err(Refused::fatal(Syndrome::InvalidRequest));
+        }
+        self.make_room(cx, link)?;
+        self.accept(1);
+        let Bth { psn, opcode, .. } = *headers.bth();
+        self.resources.begin_atomic(psn, self.msn.get(), job_limit(link));
+        let op = operation(opcode, atomic);
+        cx.count(|c| &mut c.atomics);
+        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+        Ok(())
+    }
+
+    fn check_between_messages(&self, cx: &mut Context<'_>) -> Result<(), Refused> {
+        if self.message == Message::None {
+            return Ok(());
+        }
+        cx.count(|c| &mut c.bad_opcode);
+        Err(Refused::fatal(Syndrome::InvalidRequest))
+    }
+
+    fn make_room(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Refused> {
+        let others = self.selective.as_ref().map_or(0, |selective| selective.reads());
+        if self.resources.make_room(others, job_limit(link)) {
+            return Ok(());
+        }
+        cx.count(|c| &mut c.too_many_reads);
+        Err(Refused::fatal(Syndrome::InvalidRequest))
+    }
+
+    /// Takes a request of `psns` PSNs whose answer acknowledges everything before it.
+    fn accept(&mut self, psns: u32) {
+        if self.selective.is_some() {
+            // Answers acknowledge nothing here.
+            self.expected = self.expected.plus(psns);
+            self.reply = Some(Reply::Ack { psn: self.expected.minus(1) });
+            return;
+        }
+        self.msn = self.msn.next();
+        self.expected = self.expected.plus(psns);
+        self.nak_sent = false;
+        self.reply = None;
+    }
+
+    /// The former value of the word that the atomic with this PSN was for.
+    pub(super) fn complete_atomic(&mut self, psn: Psn, original: u64) {
+        self.resources.complete_atomic(psn, original);
     }
 
     /// A READ that was executed before: its responses, or the rest of them, are wanted again.
@@ -431,109 +525,171 @@ impl Responder {
             cx.count(|c| &mut c.bad_psn);
             return;
         }
-        if let Err(refusal) = cx.regions.check(link.pd, Purpose::RemoteRead, range_of(&reth)) {
-            cx.count_refusal(refusal);
-            return;
+        let purpose = Purpose::RemoteRead;
+        let checked = cx.regions.check_remote(link.pd, link.qpn, purpose, range_of(&reth));
+        match checked {
+            Ok(_) => {
+                let job = Job::read(psn, &reth, link, self.msn.get());
+                self.resources.add_again(job, job_limit(link));
+            }
+            Err(refusal) => cx.count_refusal(refusal),
         }
-        let end = psn.plus(link.packets(reth.len));
-        let at =
-            self.reads.iter().position(|job| psn.is_before(job.end)).unwrap_or(self.reads.len());
-        let covered = self.reads.get_mut(at).filter(|job| end == job.end);
-        let mut job = ReadJob::new(psn, &reth, link, self.msn.get(), true);
-        if let Some(running) = covered {
-            (job.msn, job.again) = (running.msn, running.again);
-            *running = job;
-        } else if self.reads.len() < usize::from(link.peer.max_dest_rd_atomic) {
-            self.reads.insert(at, job);
+    }
+
+    /// An atomic that was carried out before: its result is wanted again.
+    fn atomic_again(&mut self, cx: &mut Context<'_>, link: &Link, psn: Psn) {
+        match self.resources.performed(psn, self.msn.get()) {
+            Some(job) => {
+                cx.count(|c| &mut c.duplicate_atomics);
+                self.resources.add_again(job, job_limit(link));
+            }
+            None => cx.count(|c| &mut c.stale_atomics),
         }
     }
 
     // ---- answers -------------------------------------------------------------------------------
 
-    pub(super) fn has_answer(&self) -> bool {
-        self.reply.is_some() || !self.reads.is_empty()
+    pub(super) fn has_reply(&self) -> bool {
+        self.reply.is_some()
     }
 
-    /// The pending acknowledgement, unless READ responses have to go before it.
-    pub(super) fn poll_reply(&mut self, cx: &mut Context<'_>, link: &Link) -> Option<Headers> {
-        let waits =
-            |reply: &Reply| self.reads.front().is_none_or(|job| reply.psn().is_before(job.psn));
-        let reply = self.reply.filter(waits)?;
+    /// Whether READs or atomics are to be answered.
+    pub(super) fn has_answer(&self) -> bool {
+        !self.resources.is_empty()
+            || self.selective.as_ref().is_some_and(|selective| selective.has_answer())
+    }
+
+    /// Leaves in `cx.packet` the pending acknowledgement, unless answers to READs and atomics have to
+    /// go before it.
+    pub(super) fn poll_reply(&mut self, cx: &mut Context<'_>, link: &Link) {
+        if self.selective.is_some() {
+            return self.poll_report(cx, link);
+        }
+        let Some(reply) = self.reply else {
+            return;
+        };
+        if self.resources.front().is_some_and(|job| !reply.psn().is_before(job.psn)) {
+            return;
+        }
         self.reply = None;
         let syndrome = match reply {
-            Reply::Ack { .. } => self.positive(),
+            Reply::Ack { .. } => cx.planted.promise(self.positive()),
             Reply::Nak { syndrome, .. } => syndrome,
         };
         count_reply(cx, syndrome);
         let aeth = Aeth { syndrome, msn: self.msn.get() };
-        let draft = Draft {
-            opcode: Opcode::RcAcknowledge,
-            psn: reply.psn(),
-            ext: Ext::Aeth(aeth),
-            ack_req: false,
-            solicited: false,
-        };
-        Some(link.headers(draft, 0))
+        cx.emit(link, answer(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
     }
 
-    /// The next READ response. Fails when its region has gone since the request was accepted.
-    pub(super) fn poll_read(
+    /// Leaves in `cx.packet` the next answer to a READ or an atomic. Fails when the region of a READ
+    /// has gone since the request was accepted.
+    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fatal> {
+        if self.selective.is_some() {
+            return self.poll_selective_answer(cx, link);
+        }
+        while let Some(&Job { psn, msn, again, work, .. }) = self.resources.front() {
+            let read = match work {
+                Work::Read(read) => read,
+                Work::Atomic(Some(original)) => {
+                    self.answer_atomic(cx, link, psn, msn, original);
+                    return Ok(());
+                }
+                // The caller owes the value.
+                Work::Atomic(None) => return Ok(()),
+            };
+            match check_remote(cx, link, Purpose::RemoteRead, read.remaining()) {
+                Ok(addr) => {
+                    self.answer_read(cx, link, addr);
+                    return Ok(());
+                }
+                Err(_) if again => self.resources.pop_front(),
+                Err(_) => return Err(self.fail_read(psn)),
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_atomic(
         &mut self,
         cx: &mut Context<'_>,
         link: &Link,
-    ) -> Result<Option<Headers>, Fatal> {
-        while let Some(job) = self.reads.front() {
-            match check_remote(cx, link, Purpose::RemoteRead, job.remaining()) {
-                Ok(()) => return Ok(self.read_response(cx, link)),
-                Err(_) if job.again => {
-                    self.reads.pop_front();
-                }
-                Err(_) => return Err(self.fail_read(job.psn)),
-            }
-        }
-        Ok(None)
+        psn: Psn,
+        msn: u32,
+        original: u64,
+    ) {
+        self.resources.pop_front();
+        let aeth = Aeth { syndrome: self.positive(), msn };
+        let ext = Ext::AethAtomicAck(aeth, AtomicAckEth { original });
+        cx.emit(link, answer(Opcode::RcAtomicAcknowledge, psn, ext), 0);
     }
 
     fn fail_read(&mut self, psn: Psn) -> Fatal {
-        self.reads.clear();
+        self.clear_answers();
         let nak = Syndrome::RemoteAccess;
         self.reply = Some(Reply::Nak { psn, syndrome: nak });
         Fatal { recv_status: WcStatus::WrFlushError, nak }
     }
 
-    fn read_response(&mut self, cx: &mut Context<'_>, link: &Link) -> Option<Headers> {
-        let front = self.reads.front()?;
-        let (msn, is_last) = (front.msn, front.psn.next() == front.end);
-        let opcode = match (front.fresh, is_last) {
-            (true, true) => Opcode::RcReadResponseOnly,
-            (true, false) => Opcode::RcReadResponseFirst,
-            (false, true) => Opcode::RcReadResponseLast,
-            (false, false) => Opcode::RcReadResponseMiddle,
+    /// The next response of the READ at the front, whose bytes lie at `addr`.
+    fn answer_read(&mut self, cx: &mut Context<'_>, link: &Link, addr: u64) {
+        let Some(&Job { psn, end, msn, work: Work::Read(read), .. }) = self.resources.front()
+        else {
+            return;
         };
+        let is_last = psn.next() == end;
+        let opcode = read_opcode(read, is_last);
         let ext = match opcode {
             Opcode::RcReadResponseMiddle => Ext::None,
             _ => Ext::Aeth(Aeth { syndrome: self.positive(), msn }),
         };
-        let job = self.reads.front_mut()?;
-        let len = job.left.min(link.mtu);
-        let draft = Draft { opcode, psn: job.psn, ext, ack_req: false, solicited: false };
-        put_piece(cx, job.addr, len);
-        job.addr = job.addr.wrapping_add(u64::from(len));
-        job.left -= len;
-        job.psn = job.psn.next();
-        job.fresh = false;
+        let len = read.left.min(link.mtu);
+        put_piece(cx, addr, len);
         if is_last {
-            self.reads.pop_front();
+            self.resources.pop_front();
+        } else {
+            self.resources.advance_read(len);
         }
-        Some(link.headers(draft, len))
+        cx.emit(link, answer(opcode, psn, ext), len);
     }
 
-    /// A positive syndrome with the credits of this moment. A message in progress is not counted in
-    /// the MSN, so its receive counts as a credit.
+    /// A positive syndrome with the credits of this moment.
     fn positive(&mut self) -> Syndrome {
-        let credits = credit_code(self.receives.len() as u32);
+        let credits = self.receives.credits();
         self.starved = credits == 0;
         Syndrome::Ack { credits }
+    }
+
+    // ---- planted mistakes ----------------------------------------------------------------------
+
+    /// See [`Bug::AtomicRepeated`].
+    fn repeat_atomic(&self, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+        let Ext::AtomicEth(atomic) = headers.ext() else {
+            return;
+        };
+        let word = Range { key: atomic.rkey, addr: atomic.addr, len: 8 };
+        let Bth { psn, opcode, .. } = *headers.bth();
+        if cx.planted.is(Bug::AtomicRepeated)
+            && let Ok(addr) = check_remote(cx, link, Purpose::RemoteAtomic, word)
+        {
+            let op = operation(opcode, atomic);
+            *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+        }
+    }
+
+    /// See [`Bug::DuplicateSendReceived`].
+    fn receive_again(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+        let is_whole = headers.bth().opcode == Opcode::RcSendOnly;
+        if cx.planted.is(Bug::DuplicateSendReceived)
+            && is_whole
+            && self.receives.current(cx).is_some()
+            && let Some(receive) = self.receives.finish()
+        {
+            let (opcode, byte_len) = (WcOpcode::Recv, 0);
+            let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
+            let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
+            let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
+            cx.complete_recv(link, &receive.wr, arrival);
+        }
     }
 
     /// Stops for good. The answer to a fatal request, and what has to go before it, still leaves.
@@ -541,27 +697,41 @@ impl Responder {
         self.message = Message::None;
         if !keep_answers {
             self.reply = None;
-            self.reads.clear();
+            self.clear_answers();
+        }
+    }
+
+    fn clear_answers(&mut self) {
+        self.resources.clear_jobs();
+        if let Some(selective) = &mut self.selective {
+            selective.clear_answers();
         }
     }
 }
 
-impl ReadJob {
-    fn new(psn: Psn, reth: &Reth, link: &Link, msn: u32, again: bool) -> ReadJob {
-        ReadJob {
-            psn,
-            end: psn.plus(link.packets(reth.len)),
-            addr: reth.addr,
-            rkey: reth.rkey,
-            left: reth.len,
-            msn,
-            fresh: true,
-            again,
-        }
-    }
+/// A packet of the responder's.
+fn answer(opcode: Opcode, psn: Psn, ext: Ext) -> Draft {
+    Draft { opcode, psn, ext, ack_req: false, solicited: false }
+}
 
-    fn remaining(&self) -> Range {
-        Range { key: self.rkey, addr: self.addr, len: self.left }
+/// Most READs and atomics of the peer that may be unanswered.
+fn job_limit(link: &Link) -> usize {
+    usize::from(link.peer.max_dest_rd_atomic)
+}
+
+fn read_opcode(read: ReadWork, is_last: bool) -> Opcode {
+    match (read.fresh, is_last) {
+        (true, true) => Opcode::RcReadResponseOnly,
+        (true, false) => Opcode::RcReadResponseFirst,
+        (false, true) => Opcode::RcReadResponseLast,
+        (false, false) => Opcode::RcReadResponseMiddle,
+    }
+}
+
+fn operation(opcode: Opcode, atomic: &AtomicEth) -> AtomicOp {
+    match opcode {
+        Opcode::RcFetchAdd => AtomicOp::FetchAdd(atomic.swap_or_add),
+        _ => AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add },
     }
 }
 
@@ -592,16 +762,43 @@ fn length_is_legal(reth: &Reth, opcode: Opcode, mtu: u32) -> bool {
     fits_one == opcode.ends_message() && u64::from(reth.len) <= MAX_MESSAGE_BYTES
 }
 
+/// What the queue pair does not offer its peer at all is an invalid request, whatever it names
+/// (IBA 9.7.4.1.4).
+fn check_enabled(cx: &mut Context<'_>, is_enabled: bool) -> Result<(), Refused> {
+    if is_enabled {
+        return Ok(());
+    }
+    cx.count(|c| &mut c.bad_access);
+    Err(Refused::fatal(Syndrome::InvalidRequest))
+}
+
+/// Where the bytes that the peer names lie.
 fn check_remote(
     cx: &mut Context<'_>,
     link: &Link,
     purpose: Purpose,
     range: Range,
-) -> Result<(), Refused> {
-    cx.regions.check(link.pd, purpose, range).map_err(|refusal: Refusal| {
+) -> Result<u64, Refused> {
+    let checked = cx.regions.check_remote(link.pd, link.qpn, purpose, range);
+    checked.map_err(|refusal| refuse_access(cx, refusal))
+}
+
+/// The key that a SEND's last packet takes away, if it may. A wrong one ends the message: it is a
+/// protection error of the peer's, and the receive completes as one of an invalid request.
+fn check_invalidate(cx: &mut Context<'_>, link: &Link, ext: &Ext) -> Result<Option<u32>, Refused> {
+    let (Ext::Ieth(rkey) | Ext::SrethIeth(_, rkey)) = *ext else {
+        return Ok(None);
+    };
+    cx.regions.check_invalidate(link.pd, link.qpn, rkey).map_err(|refusal| {
         cx.count_refusal(refusal);
-        Refused::fatal(Syndrome::RemoteAccess)
-    })
+        Refused::fatal_with(Syndrome::RemoteAccess, WcStatus::RemoteInvalidRequest)
+    })?;
+    Ok(Some(rkey))
+}
+
+fn refuse_access(cx: &mut Context<'_>, refusal: Refusal) -> Refused {
+    cx.count_refusal(refusal);
+    Refused::fatal(Syndrome::RemoteAccess)
 }
 
 fn count_reply(cx: &mut Context<'_>, syndrome: Syndrome) {

@@ -56,6 +56,9 @@ pub enum NotRoce {
     /// Another UDP destination port.
     #[error("other UDP port")]
     OtherPort,
+    /// A packet that one process hands on to another of its machine; it was there before by itself.
+    #[error("forwarded between processes")]
+    Forwarded,
 }
 
 /// Why bytes are not a frame that can be represented.
@@ -115,7 +118,8 @@ pub struct Ethernet {
 pub struct Udp {
     /// Source port: entropy for load balancing.
     pub src_port: u16,
-    /// Destination port, 4791 when decoded.
+    /// Destination port: when decoded 4791, or that of a process of the sender's own machine
+    /// ([`PROCESS_PORT_BASE`](super::PROCESS_PORT_BASE)).
     pub dst_port: u16,
     /// Checksum as it stands in the packet; 0 says that there is none.
     pub checksum: u16,
@@ -314,6 +318,36 @@ impl<'a> Packet<'a> {
         out.extend(self.icrc);
         Ok(())
     }
+}
+
+/// Appends an IP packet with a UDP datagram that consists of `pieces`, every length and checksum right,
+/// and returns its length. For packets whose parts lie apart; nothing in them is looked at. On an error
+/// nothing is appended.
+pub fn datagram<'p>(
+    ip: &Ip,
+    src_port: u16,
+    dst_port: u16,
+    pieces: impl IntoIterator<Item = &'p [u8], IntoIter: Clone>,
+    out: &mut Vec<u8>,
+) -> Result<usize, FrameError> {
+    let (start, pieces) = (out.len(), pieces.into_iter());
+    let body: usize = pieces.clone().map(<[u8]>::len).sum();
+    let udp_len = body + UDP_BYTES;
+    if udp_len + ip.counted_bytes() > usize::from(u16::MAX) {
+        return Err(FrameError::TooLong(body));
+    }
+    ip.emit(udp_len as u16, out);
+    let udp = out.len();
+    for word in [src_port, dst_port, udp_len as u16, 0] {
+        out.extend(word.to_be_bytes());
+    }
+    pieces.for_each(|piece| out.extend(piece));
+    let protocol_and_len = u64::from(PROTOCOL_UDP) + udp_len as u64;
+    let checksum = !fold(ip.sum_of_addresses() + protocol_and_len + sum(&out[udp..]));
+    // Zero would say that there is none; all ones means the same number (RFC 768).
+    let checksum = if checksum == 0 { u16::MAX } else { checksum };
+    out[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+    Ok(out.len() - start)
 }
 
 impl<'a> Frame<'a> {

@@ -121,6 +121,51 @@ pub struct Deth {
     pub src_qp: Qpn,
 }
 
+/// Extended transport header of the selective-repeat mode, 8 bytes: where a packet's payload belongs
+/// though packets before it are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sreth {
+    /// Which of the responder's receives it is for: how many were consumed on this connection
+    /// before it, 24 bits. Zero for READ.
+    pub sequence: u32,
+    /// Where the payload stands in its message, in bytes.
+    pub offset: u32,
+}
+
+/// Selective acknowledgement of the selective-repeat mode, 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sack {
+    /// Number of this report, rising from report to report.
+    pub serial: u32,
+    /// The PSN of the first bit.
+    pub start: Psn,
+    /// Another report follows, on packets that had arrived by then too.
+    pub more: bool,
+    /// Low and high half of one bit per packet from `start` on: whether it has arrived.
+    halves: [u64; 2],
+}
+
+impl Sack {
+    /// Packets that one report tells of.
+    pub const BITS: u32 = 128;
+
+    /// A report on the packets from `start` on, the first in the lowest bit.
+    pub const fn new(serial: u32, start: Psn, bits: u128) -> Sack {
+        Sack { serial, start, more: false, halves: [bits as u64, (bits >> 64) as u64] }
+    }
+
+    /// The same, and whether another report follows.
+    #[must_use]
+    pub const fn followed(self, more: bool) -> Sack {
+        Sack { more, ..self }
+    }
+
+    /// One bit per packet, the first in the lowest.
+    pub const fn bits(&self) -> u128 {
+        (self.halves[1] as u128) << 64 | self.halves[0] as u128
+    }
+}
+
 /// The extension headers of a packet. Which variant is legal follows from the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants name the headers they hold")]
@@ -138,6 +183,13 @@ pub enum Ext {
     DethImm(Deth, u32),
     /// 16 reserved bytes of a congestion notification packet.
     Cnp,
+    Sreth(Sreth),
+    SrethImm(Sreth, u32),
+    SrethIeth(Sreth, u32),
+    RethSreth(Reth, Sreth),
+    RethSrethImm(Reth, Sreth, u32),
+    AethSreth(Aeth, Sreth),
+    AethSack(Aeth, Sack),
 }
 
 /// Why bytes are not a packet, or a representation is not legal.
@@ -245,6 +297,13 @@ impl Ext {
             Ext::Deth(_) => ExtKind::Deth,
             Ext::DethImm(..) => ExtKind::DethImm,
             Ext::Cnp => ExtKind::Cnp,
+            Ext::Sreth(_) => ExtKind::Sreth,
+            Ext::SrethImm(..) => ExtKind::SrethImm,
+            Ext::SrethIeth(..) => ExtKind::SrethIeth,
+            Ext::RethSreth(..) => ExtKind::RethSreth,
+            Ext::RethSrethImm(..) => ExtKind::RethSrethImm,
+            Ext::AethSreth(..) => ExtKind::AethSreth,
+            Ext::AethSack(..) => ExtKind::AethSack,
         }
     }
 
@@ -252,6 +311,7 @@ impl Ext {
     pub const fn reth(&self) -> Option<&Reth> {
         match self {
             Ext::Reth(reth) | Ext::RethImm(reth, _) => Some(reth),
+            Ext::RethSreth(reth, _) | Ext::RethSrethImm(reth, ..) => Some(reth),
             _ => None,
         }
     }
@@ -260,6 +320,7 @@ impl Ext {
     pub const fn aeth(&self) -> Option<&Aeth> {
         match self {
             Ext::Aeth(aeth) | Ext::AethAtomicAck(aeth, _) => Some(aeth),
+            Ext::AethSreth(aeth, _) | Ext::AethSack(aeth, _) => Some(aeth),
             _ => None,
         }
     }
@@ -276,11 +337,36 @@ impl Ext {
     pub const fn imm(&self) -> Option<u32> {
         match self {
             Ext::Imm(imm) | Ext::RethImm(_, imm) | Ext::DethImm(_, imm) => Some(*imm),
+            Ext::SrethImm(_, imm) | Ext::RethSrethImm(_, _, imm) => Some(*imm),
+            _ => None,
+        }
+    }
+
+    /// The SRETH, if there is one.
+    pub const fn sreth(&self) -> Option<&Sreth> {
+        match self {
+            Ext::Sreth(sreth)
+            | Ext::SrethImm(sreth, _)
+            | Ext::SrethIeth(sreth, _)
+            | Ext::RethSreth(_, sreth)
+            | Ext::RethSrethImm(_, sreth, _)
+            | Ext::AethSreth(_, sreth) => Some(sreth),
+            _ => None,
+        }
+    }
+
+    /// The selective acknowledgement, if there is one.
+    pub const fn sack(&self) -> Option<&Sack> {
+        match self {
+            Ext::AethSack(_, sack) => Some(sack),
             _ => None,
         }
     }
 
     fn check(&self) -> Result<(), WireError> {
+        if let Some(sreth) = self.sreth() {
+            in_range("receive sequence number", sreth.sequence, 0x00ff_ffff)?;
+        }
         self.aeth().map_or(Ok(()), |aeth| aeth.check())
     }
 }
@@ -418,9 +504,40 @@ fn decode_ext(kind: ExtKind, bytes: &[u8]) -> Result<Ext, WireError> {
         }
         ExtKind::Deth => Ext::Deth(DethView::new(bytes)?.decode()),
         ExtKind::DethImm => Ext::DethImm(DethView::new(bytes)?.decode(), word(bytes, 8)),
+        ExtKind::Sreth => Ext::Sreth(sreth(bytes, 0)?),
+        ExtKind::SrethImm => Ext::SrethImm(sreth(bytes, 0)?, word(bytes, 8)),
+        ExtKind::SrethIeth => Ext::SrethIeth(sreth(bytes, 0)?, word(bytes, 8)),
+        ExtKind::RethSreth => Ext::RethSreth(RethView::new(bytes)?.decode(), sreth(bytes, 16)?),
+        ExtKind::RethSrethImm => {
+            let reth = RethView::new(bytes)?.decode();
+            Ext::RethSrethImm(reth, sreth(bytes, 16)?, word(bytes, 24))
+        }
+        ExtKind::AethSreth => Ext::AethSreth(AethView::new(bytes)?.decode()?, sreth(bytes, 4)?),
+        ExtKind::AethSack => Ext::AethSack(AethView::new(bytes)?.decode()?, sack(bytes)?),
         ExtKind::Cnp if bytes.iter().all(|&byte| byte == 0) => Ext::Cnp,
         ExtKind::Cnp => return Err(WireError::Reserved("the CNP payload")),
     })
+}
+
+/// A number of 24 bits below a byte of zeros.
+fn low_24(bytes: &[u8], at: usize, what: &'static str) -> Result<u32, WireError> {
+    let value = word(bytes, at);
+    if value < 1 << 24 { Ok(value) } else { Err(WireError::Reserved(what)) }
+}
+
+fn sreth(bytes: &[u8], at: usize) -> Result<Sreth, WireError> {
+    Ok(Sreth { sequence: low_24(bytes, at, "the SRETH")?, offset: word(bytes, at + 4) })
+}
+
+/// The report behind an AETH.
+fn sack(bytes: &[u8]) -> Result<Sack, WireError> {
+    let place = word(bytes, 8);
+    if place & 0x7f00_0000 != 0 {
+        return Err(WireError::Reserved("the selective acknowledgement"));
+    }
+    let half = |at| u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4));
+    let halves = [half(20), half(12)];
+    Ok(Sack { serial: word(bytes, 4), start: Psn::new(place), more: place >> 31 == 1, halves })
 }
 
 fn emit_ext(ext: &Ext, deth_reserved: u8, out: &mut ArrayVec<u8, MAX_HEADER_BYTES>) {
@@ -444,6 +561,48 @@ fn emit_ext(ext: &Ext, deth_reserved: u8, out: &mut ArrayVec<u8, MAX_HEADER_BYTE
             out.extend(imm.to_be_bytes());
         }
         Ext::Cnp => out.extend([0; 16]),
+        Ext::Sreth(sreth) => out.extend(sreth.emit()),
+        Ext::SrethImm(sreth, word) | Ext::SrethIeth(sreth, word) => {
+            out.extend(sreth.emit());
+            out.extend(word.to_be_bytes());
+        }
+        Ext::RethSreth(reth, sreth) => {
+            out.extend(reth.emit());
+            out.extend(sreth.emit());
+        }
+        Ext::RethSrethImm(reth, sreth, imm) => {
+            out.extend(reth.emit());
+            out.extend(sreth.emit());
+            out.extend(imm.to_be_bytes());
+        }
+        Ext::AethSreth(aeth, sreth) => {
+            out.extend(aeth.emit());
+            out.extend(sreth.emit());
+        }
+        Ext::AethSack(aeth, sack) => {
+            out.extend(aeth.emit());
+            out.extend(sack.emit());
+        }
+    }
+}
+
+impl Sreth {
+    fn emit(&self) -> [u8; 8] {
+        let mut out = [0; 8];
+        out[..4].copy_from_slice(&self.sequence.to_be_bytes());
+        out[4..].copy_from_slice(&self.offset.to_be_bytes());
+        out
+    }
+}
+
+impl Sack {
+    fn emit(&self) -> [u8; 24] {
+        let mut out = [0; 24];
+        out[..4].copy_from_slice(&self.serial.to_be_bytes());
+        out[4..8].copy_from_slice(&self.start.get().to_be_bytes());
+        out[4] = u8::from(self.more) << 7;
+        out[8..].copy_from_slice(&self.bits().to_be_bytes());
+        out
     }
 }
 

@@ -21,14 +21,28 @@ pub mod psn;
 pub mod views;
 
 pub use headers::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_BYTES, Bth, Deth, Ext, Headers, ICRC_BYTES, Reth, Syndrome,
-    WireError,
+    Aeth, AtomicAckEth, AtomicEth, BTH_BYTES, Bth, Deth, Ext, Headers, ICRC_BYTES, Reth, Sack,
+    Sreth, Syndrome, WireError,
 };
 pub use opcode::{ExtKind, Opcode, Operation, Place, Service};
 pub use psn::Psn;
 
 /// UDP destination port of RoCEv2 (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;
+
+/// UDP ports on which single processes of a machine are reached, instead of the one that they share:
+/// this base plus the process's number, 1–254. Such a process's queue pair numbers have the same number
+/// as their upper 8 bits. Not registered by anyone and outside the range of ephemeral ports.
+pub const PROCESS_PORT_BASE: u16 = 0x7200;
+
+/// First byte of a packet that one process hands to another on such a port: an opcode of the range
+/// that InfiniBand leaves to manufacturers.
+pub const FORWARDED_OPCODE: u8 = 0xff;
+
+/// Whether single processes are reached on this port.
+pub const fn is_process_port(port: u16) -> bool {
+    port > PROCESS_PORT_BASE && port < PROCESS_PORT_BASE + 0xff
+}
 
 /// The default partition key: full member of the default partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;

@@ -3,6 +3,9 @@
 //! One table says everything that depends on the opcode alone: its code, its name, what it does,
 //! where in its message it stands and which extension headers follow. Codes that are not in the
 //! table (other services, reserved values) cannot be represented: [`Opcode::from_u8`] refuses them.
+//!
+//! Codes from 0xc0 are the manufacturer's to define. Ours are those of the selective-repeat mode of
+//! RC queue pairs; the five low bits mean what they mean for RC (see `docs/reliability.md`).
 
 use super::WireError;
 
@@ -17,6 +20,8 @@ pub enum Service {
     Ud,
     /// Congestion notification (annex A17).
     Cnp,
+    /// Reliable connection between two of our own endpoints that repeat selectively.
+    Selective,
 }
 
 /// What a packet does, whatever its service and place.
@@ -62,6 +67,13 @@ pub enum ExtKind {
     Deth,
     DethImm,
     Cnp,
+    Sreth,
+    SrethImm,
+    SrethIeth,
+    RethSreth,
+    RethSrethImm,
+    AethSreth,
+    AethSack,
 }
 
 impl ExtKind {
@@ -70,11 +82,13 @@ impl ExtKind {
         match self {
             ExtKind::None => 0,
             ExtKind::Imm | ExtKind::Ieth | ExtKind::Aeth => 4,
-            ExtKind::Deth => 8,
+            ExtKind::Deth | ExtKind::Sreth => 8,
             ExtKind::AethAtomicAck | ExtKind::DethImm => 12,
+            ExtKind::SrethImm | ExtKind::SrethIeth | ExtKind::AethSreth => 12,
             ExtKind::Reth | ExtKind::Cnp => 16,
             ExtKind::RethImm => 20,
-            ExtKind::AtomicEth => 28,
+            ExtKind::RethSreth => 24,
+            ExtKind::AtomicEth | ExtKind::RethSrethImm | ExtKind::AethSack => 28,
         }
     }
 
@@ -86,7 +100,8 @@ impl ExtKind {
 
 macro_rules! opcodes {
     ($($variant:ident $code:literal $name:literal $operation:ident $place:ident $ext:ident;)*) => {
-        /// Every opcode of RC, UC and UD, and the congestion notification packet.
+        /// Every opcode of RC, UC and UD, the congestion notification packet, and those of the
+        /// selective-repeat mode.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         #[expect(missing_docs, reason = "the names are the specification's")]
@@ -176,6 +191,18 @@ opcodes! {
     UdSendOnly           0x64 "UD SEND_ONLY"            Send              Only   Deth;
     UdSendOnlyImm        0x65 "UD SEND_ONLY_IMM"        Send              Only   DethImm;
     Cnp                  0x81 "CNP"                     Cnp               Only   Cnp;
+    SrSendFirst          0xc0 "SR SEND_FIRST"           Send              First  Sreth;
+    SrSendMiddle         0xc1 "SR SEND_MIDDLE"          Send              Middle Sreth;
+    SrSendLast           0xc2 "SR SEND_LAST"            Send              Last   Sreth;
+    SrSendLastImm        0xc3 "SR SEND_LAST_IMM"        Send              Last   SrethImm;
+    SrSendOnly           0xc4 "SR SEND_ONLY"            Send              Only   Sreth;
+    SrSendOnlyImm        0xc5 "SR SEND_ONLY_IMM"        Send              Only   SrethImm;
+    SrWriteLastImm       0xc9 "SR WRITE_LAST_IMM"       Write             Last   RethSrethImm;
+    SrReadRequest        0xcc "SR READ_REQUEST"         ReadRequest       Only   RethSreth;
+    SrReadResponse       0xce "SR READ_RESPONSE"        ReadResponse      Only   AethSreth;
+    SrAcknowledge        0xd1 "SR ACKNOWLEDGE"          Acknowledge       Only   AethSack;
+    SrSendLastInvalidate 0xd6 "SR SEND_LAST_INVALIDATE" Send              Last   SrethIeth;
+    SrSendOnlyInvalidate 0xd7 "SR SEND_ONLY_INVALIDATE" Send              Only   SrethIeth;
 }
 
 impl Opcode {
@@ -190,6 +217,7 @@ impl Opcode {
             0 => Service::Rc,
             1 => Service::Uc,
             3 => Service::Ud,
+            6 => Service::Selective,
             _ => Service::Cnp,
         }
     }
@@ -264,22 +292,35 @@ impl Opcode {
 
     /// 32 bits of immediate data follow.
     pub const fn carries_imm(self) -> bool {
-        matches!(self.ext_kind(), ExtKind::Imm | ExtKind::RethImm | ExtKind::DethImm)
+        matches!(
+            self.ext_kind(),
+            ExtKind::Imm
+                | ExtKind::RethImm
+                | ExtKind::DethImm
+                | ExtKind::SrethImm
+                | ExtKind::RethSrethImm
+        )
     }
 
     /// An rkey to invalidate follows.
     pub const fn carries_invalidate(self) -> bool {
-        matches!(self.ext_kind(), ExtKind::Ieth)
+        matches!(self.ext_kind(), ExtKind::Ieth | ExtKind::SrethIeth)
     }
 
     /// A RETH follows.
     pub const fn carries_reth(self) -> bool {
-        matches!(self.ext_kind(), ExtKind::Reth | ExtKind::RethImm)
+        matches!(
+            self.ext_kind(),
+            ExtKind::Reth | ExtKind::RethImm | ExtKind::RethSreth | ExtKind::RethSrethImm
+        )
     }
 
     /// An AETH follows.
     pub const fn carries_aeth(self) -> bool {
-        matches!(self.ext_kind(), ExtKind::Aeth | ExtKind::AethAtomicAck)
+        matches!(
+            self.ext_kind(),
+            ExtKind::Aeth | ExtKind::AethAtomicAck | ExtKind::AethSreth | ExtKind::AethSack
+        )
     }
 
     /// The packet may hold message payload.
@@ -339,6 +380,7 @@ mod tests {
         assert_eq!(Opcode::UcWriteOnlyImm.service(), Service::Uc);
         assert_eq!(Opcode::UdSendOnly.service(), Service::Ud);
         assert_eq!(Opcode::Cnp.service(), Service::Cnp);
+        assert_eq!(Opcode::SrReadResponse.service(), Service::Selective);
     }
 
     #[test]

@@ -13,10 +13,10 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, QpConfig};
-use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, Qpn, Verbs};
+use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, Qpn, SrqId, Verbs};
 use roce::wire::icrc::{self, Icrc, Pseudo};
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, Ecn, Memory, Path, RxFrame, TxFrame, Wire};
+use roce::world::{self, AtomicOp, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
 /// SplitMix64; the tests' only source of chance.
@@ -65,6 +65,8 @@ impl Draw {
 pub(crate) struct Arena {
     pub(crate) bytes: Vec<u8>,
     registered: Vec<MemoryRegion>,
+    /// Carries out every atomic twice: a broken memory that the history checker must notice.
+    pub(crate) doubles_atomics: bool,
 }
 
 /// First address of every arena.
@@ -74,7 +76,7 @@ impl Arena {
     fn new(len: usize, draw: &mut Draw) -> Arena {
         let mut bytes = vec![0; len];
         draw.fill(&mut bytes);
-        Arena { bytes, registered: Vec::new() }
+        Arena { bytes, registered: Vec::new(), doubles_atomics: false }
     }
 
     /// The bytes at `addr`, registered or not.
@@ -108,6 +110,18 @@ impl Memory for Arena {
         self.assert_registered(addr, len);
         let at = (addr - BASE) as usize;
         &mut self.bytes[at..at + len]
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        assert!(addr.is_multiple_of(8), "an atomic at {addr:#x}");
+        let word = self.bytes_mut(addr, 8);
+        let original = u64::from_ne_bytes((&*word).try_into().unwrap());
+        word.copy_from_slice(&op.apply(original).to_ne_bytes());
+        if self.doubles_atomics {
+            let twice = op.apply(op.apply(original));
+            self.bytes_mut(addr, 8).copy_from_slice(&twice.to_ne_bytes());
+        }
+        original
     }
 }
 
@@ -201,7 +215,8 @@ impl Wire for Port {
                 payload.iter_mut().take(1).for_each(|byte| *byte ^= 1);
             }
             let source = datagram.source;
-            sink(&RxFrame { source, ecn: Ecn::NotEct, headers, payload: &payload });
+            let origin = Origin::new(source, datagram.remote.ip());
+            sink(&RxFrame { origin, headers, payload: &payload });
         }
         count
     }
@@ -232,6 +247,19 @@ impl Node {
         region
     }
 
+    /// Registers bytes that work requests and the peer address from `addr` on.
+    pub(crate) fn register_at(
+        &mut self,
+        addr: u64,
+        len: u64,
+        backing: u64,
+        access: Access,
+    ) -> MemoryRegion {
+        let region = self.endpoint.register_at(self.pd, addr, len, backing, access).unwrap();
+        self.arena.registered.push(MemoryRegion { addr: backing, ..region });
+        region
+    }
+
     pub(crate) fn deregister(&mut self, region: MemoryRegion) {
         self.endpoint.deregister(region.lkey).unwrap();
         self.arena.registered.retain(|known| known.lkey != region.lkey);
@@ -247,7 +275,7 @@ impl Node {
 
     /// A path to this node.
     pub(crate) fn path(&self) -> Path {
-        Path { remote: SocketAddr::new(self.ip(), ROCE_PORT), dscp: 0, ecn: Ecn::Ect0 }
+        Path::new(SocketAddr::new(self.ip(), ROCE_PORT))
     }
 }
 
@@ -511,12 +539,16 @@ impl Fabric {
 
     fn launch(&mut self, datagram: Datagram, delay: Duration) {
         let target = datagram.remote.ip();
-        let Some(node) = self.nodes.iter().position(|node| node.ip() == target) else {
-            return;
-        };
-        self.sent += 1;
         let at = self.now + self.latency + delay;
-        self.flying.push(Reverse(Arrival { at, order: self.sent, node, datagram }));
+        for (node, there) in self.nodes.iter().enumerate() {
+            // Group traffic reaches every node, and what it does not want is its own business.
+            let is_group = target.is_multicast() && there.ip() != datagram.source.ip();
+            if there.ip() == target || is_group {
+                self.sent += 1;
+                let datagram = datagram.clone();
+                self.flying.push(Reverse(Arrival { at, order: self.sent, node, datagram }));
+            }
+        }
     }
 }
 
@@ -556,11 +588,21 @@ pub(crate) struct End {
 impl Fabric {
     /// A queue pair with its own completion queues, not connected.
     pub(crate) fn create_end(&mut self, node: usize, max_wr: u32, cq_depth: u32) -> End {
+        self.create_end_with(node, max_wr, cq_depth, None)
+    }
+
+    /// The same, taking its receives from a shared queue if one is given.
+    pub(crate) fn create_end_with(
+        &mut self,
+        node: usize,
+        max_wr: u32,
+        cq_depth: u32,
+        srq: Option<SrqId>,
+    ) -> End {
         let Node { endpoint, pd, .. } = &mut self.nodes[node];
         let send_cq = endpoint.create_cq(cq_depth).unwrap();
         let recv_cq = endpoint.create_cq(cq_depth).unwrap();
-        let (max_send_wr, max_recv_wr) = (max_wr, max_wr);
-        let config = QpConfig { pd: *pd, send_cq, recv_cq, max_send_wr, max_recv_wr };
+        let config = QpConfig { recv_cq, srq, ..QpConfig::rc(*pd, send_cq, max_wr, max_wr) };
         let qpn = endpoint.create_qp(config).unwrap();
         End { node, qpn, send_cq, recv_cq }
     }

@@ -1,14 +1,40 @@
-//! Integration tests of the reliable-connection transport, in one binary.
+//! Integration tests of the transport, in one binary.
 //!
 //! | module | what it shows |
 //! |---|---|
 //! | `harness` | the fabric: virtual time, real bytes, seeded faults |
+//! | `kit` | queue pairs of every transport on it |
+//! | `states` | every transition of the state machine, and what states allow |
+//! | `pair` | two connected queue pairs, or one and single packets |
+//! | `rc_atomic` | atomics: exactly once, in order, checked |
+//! | `rc_local` | memory windows, invalidation, fences, shared receives |
 //! | `rc_chaos` | random programs under faults, against a reference model (C2, C3) |
 //! | `rc_directed` | the rules of the transport, one test each |
+//! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
+//! | `report` | what a queue pair says of itself, and why it failed |
+//! | `uc` | unreliable connections: whole messages or none |
+//! | `ud` | datagrams: queue keys, route headers, groups |
+//! | `srq` | shared receive queues and their limit |
+//! | `events` | asynchronous events, notifications, and objects in use |
+//! | `unreliable_chaos` | random UC and UD programs under faults |
+//! | `unreliable_hostile` | packets that no honest UC or UD peer would send |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod congestion;
+mod events;
 mod harness;
+mod kit;
+mod pair;
+mod rc_atomic;
 mod rc_chaos;
 mod rc_directed;
 mod rc_hostile;
+mod rc_local;
+mod report;
+mod srq;
+mod states;
+mod uc;
+mod ud;
+mod unreliable_chaos;
+mod unreliable_hostile;

@@ -4,138 +4,21 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use roce::endpoint::{
-    Connect, Counters, Endpoint, EndpointConfig, Mtu, Placements, QpConfig, QpState, TimeoutReason,
+    Connect, Counters, Endpoint, EndpointConfig, Mtu, Placements, QpConfig, QpState, Reliability,
+    TimeoutReason,
 };
 use roce::verbs::{
-    Access, Completion, MAX_MESSAGE_BYTES, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList,
-    Sge, Verbs, VerbsError, WcOpcode, WcStatus,
+    Access, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
+    WcOpcode, WcStatus,
 };
-use roce::wire::{Aeth, Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Reth, Syndrome};
+use roce::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Syndrome};
+use roce::world::Origin;
 use roce::{Duration, Time};
 
 use WcStatus::{Success, WrFlushError};
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, Fault, FaultMix};
-
-/// Completions, shortened: `wr_id` and status.
-type Endings = Vec<(u64, WcStatus)>;
-
-/// Two connected queue pairs, each with the first half of its node's memory registered.
-struct Pair {
-    fabric: Fabric,
-    a: End,
-    b: End,
-    /// Regions of node 0 and node 1.
-    regions: [MemoryRegion; 2],
-}
-
-const REGION_BYTES: u64 = 1 << 19;
-/// An address in the other, unregistered half.
-const WILD: u64 = BASE + REGION_BYTES + 4096;
-
-impl Pair {
-    fn new() -> Pair {
-        Pair::with(|_| {})
-    }
-
-    fn with(adjust: impl Fn(&mut Connect)) -> Pair {
-        Pair::build(&FabricConfig::default(), adjust)
-    }
-
-    fn build(config: &FabricConfig, adjust: impl Fn(&mut Connect)) -> Pair {
-        let mut fabric = Fabric::new(config);
-        fabric.trace = Some(Vec::new());
-        let regions =
-            [0, 1].map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL));
-        let (a, b) = fabric.pair(adjust);
-        Pair { fabric, a, b, regions }
-    }
-
-    fn sge(&self, node: usize, offset: u64, len: u32) -> SgList {
-        let lkey = self.regions[node].lkey;
-        [Sge { addr: BASE + offset, len, lkey }].into_iter().collect()
-    }
-
-    /// A work request of node 0 on `len` bytes from `offset` of its region.
-    fn wr(&self, wr_id: u64, op: SendOp, offset: u64, len: u32) -> SendWr {
-        SendWr { wr_id, op, sges: self.sge(0, offset, len), signaled: true, solicited: false }
-    }
-
-    fn post(&mut self, wr: SendWr) {
-        self.fabric.nodes[0].endpoint.post_send(self.a.qpn, wr).unwrap();
-    }
-
-    fn send(&mut self, wr_id: u64, len: u32) {
-        let wr = self.wr(wr_id, SendOp::Send, 0, len);
-        self.post(wr);
-    }
-
-    fn write(&mut self, wr_id: u64, offset: u64, len: u32) {
-        let wr = self.wr(wr_id, self.write_op(offset), 0, len);
-        self.post(wr);
-    }
-
-    fn read(&mut self, wr_id: u64, len: u32) {
-        let wr = self.wr(wr_id, self.read_op(), 100_000, len);
-        self.post(wr);
-    }
-
-    fn write_op(&self, offset: u64) -> SendOp {
-        SendOp::Write { remote_addr: BASE + offset, rkey: self.regions[1].rkey }
-    }
-
-    fn read_op(&self) -> SendOp {
-        SendOp::Read { remote_addr: BASE, rkey: self.regions[1].rkey }
-    }
-
-    fn receive(&mut self, wr_id: u64, len: u32) {
-        let wr = RecvWr { wr_id, sges: self.sge(1, 200_000, len) };
-        self.fabric.nodes[1].endpoint.post_recv(self.b.qpn, wr).unwrap();
-    }
-
-    /// Runs to the end and returns what the sender and the receiver heard.
-    fn run(&mut self) -> (Endings, Endings) {
-        self.fabric.run(1_000_000);
-        let brief = |all: Vec<Completion>| all.iter().map(|wc| (wc.wr_id, wc.status)).collect();
-        (brief(self.fabric.sent_by(self.a)), brief(self.fabric.received_by(self.b)))
-    }
-
-    fn counters(&self, node: usize) -> &Counters {
-        self.fabric.nodes[node].endpoint.counters()
-    }
-
-    fn state(&self, node: usize) -> QpState {
-        let qpn = if node == 0 { self.a.qpn } else { self.b.qpn };
-        self.fabric.nodes[node].endpoint.qp_state(qpn).unwrap()
-    }
-
-    fn trace(&self) -> &[Headers] {
-        self.fabric.trace.as_deref().unwrap()
-    }
-
-    fn opcodes(&self) -> Vec<Opcode> {
-        self.trace().iter().map(|headers| headers.bth().opcode).collect()
-    }
-
-    fn first_psn(&self) -> Psn {
-        self.fabric.nodes[0].endpoint.initial_psn(self.a.qpn).unwrap()
-    }
-
-    /// Loses the packets for which `lose` says so; it sees how often it was asked.
-    fn lose(&mut self, mut lose: impl FnMut(u64, &Headers) -> bool + 'static) {
-        let mut asked = 0;
-        self.fabric.filter = Some(Box::new(move |_, headers| {
-            asked += 1;
-            !lose(asked, headers)
-        }));
-    }
-
-    /// Whether the peer's memory at `offset` is what this side has at its start.
-    fn arrived(&self, offset: u64, len: usize) -> bool {
-        let [from, to] = [&self.fabric.nodes[0].arena, &self.fabric.nodes[1].arena];
-        from.peek(BASE, len) == to.peek(BASE + offset, len)
-    }
-}
+use crate::harness::{BASE, Draw, Fabric, FabricConfig, Fault, FaultMix};
+use crate::pair::{Lone, Pair, REGION_BYTES, WILD, positive};
 
 // ---- messages ----------------------------------------------------------------------------------
 
@@ -188,8 +71,14 @@ fn messages_of_no_bytes_need_no_key() {
     let mut pair = Pair::new();
     pair.receive(7, 0);
     pair.receive(8, 0);
-    let nowhere =
-        |op| SendWr { wr_id: 1, op, sges: SgList::new(), signaled: true, solicited: true };
+    let nowhere = |op| SendWr {
+        wr_id: 1,
+        op,
+        sges: SgList::new(),
+        signaled: true,
+        solicited: true,
+        ..SendWr::default()
+    };
     pair.post(nowhere(SendOp::Send));
     pair.post(nowhere(SendOp::Write { remote_addr: WILD, rkey: 1 }));
     pair.post(nowhere(SendOp::WriteImm { remote_addr: WILD, rkey: 1, imm: 5 }));
@@ -324,6 +213,21 @@ fn retries_end_after_the_last_timeout() {
     assert_eq!(pair.counters(0).retries_exceeded, 1);
 }
 
+/// A peer that is behind gets no further behind by what it is sent again.
+#[test]
+fn timeouts_repeat_one_packet_until_the_peer_answers() {
+    const WINDOW: u32 = 64;
+    let mut pair = Pair::with(|connect| {
+        (connect.mtu, connect.window_packets) = (Mtu::M256, WINDOW);
+    });
+    pair.lose(|asked, _| asked <= u64::from(WINDOW) + 2);
+    pair.write(1, 0, 256 * 200);
+    assert_eq!(pair.run().0, [(1, Success)]);
+    assert!(pair.arrived(0, 256 * 200));
+    let counters = pair.counters(0);
+    assert_eq!((counters.timeouts, counters.retransmitted_packets), (3, u64::from(WINDOW) + 2));
+}
+
 #[test]
 fn without_a_timeout_nothing_is_due() {
     let mut pair = Pair::with(|connect| connect.timeout = 0);
@@ -331,6 +235,23 @@ fn without_a_timeout_nothing_is_due() {
     pair.write(1, 0, 10);
     assert_eq!(pair.run().0, []);
     assert_eq!(pair.fabric.nodes[0].endpoint.poll_timeout(), None);
+}
+
+/// A program that was stopped for an hour calls the clock an hour late. Deadlines that are counted
+/// from the latest transmission must not stay behind for ever, as nothing is sent in between.
+#[test]
+fn one_late_call_makes_one_probe_for_loss() {
+    let mut pair = Pair::with(|connect| {
+        connect.timeout = 0;
+        connect.reliability = Reliability::Selective;
+    });
+    pair.lose(|asked, _| asked == 1);
+    pair.write(1, 0, 100);
+    pair.fabric.settle();
+    pair.fabric.now = Time::from_nanos(3_600_000_000_000);
+    pair.fabric.settle();
+    assert_eq!(pair.counters(0).loss_probes, 1);
+    assert_eq!(pair.run().0, [(1, Success)]);
 }
 
 #[test]
@@ -458,13 +379,77 @@ fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
     let request = requester.endpoint.poll_transmit(Time::ZERO).unwrap().headers;
     assert!(requester.endpoint.poll_transmit(Time::ZERO).is_none());
     for repetition in 0..2 {
-        let placed = responder.endpoint.handle_packet(Time::ZERO, source, &request, 0);
+        let placed = responder
+            .endpoint
+            .handle_packet(Time::ZERO, &Origin::new(source, source.ip()), &request, 0)
+            .pieces;
         assert!(placed.is_empty());
         let response = responder.endpoint.poll_transmit(Time::ZERO).unwrap().headers;
         assert_eq!(response.bth().opcode, Opcode::RcReadResponseFirst);
         assert_eq!(response.bth().psn, request.bth().psn);
         assert_eq!(responder.endpoint.counters().duplicate_reads, repetition);
     }
+}
+
+/// Hands packets to and fro without their payload until neither end has any; returns how many.
+fn exchange_headers(pair: &mut Pair) -> u64 {
+    let addresses = [0, 1].map(|node: usize| pair.fabric.nodes[node].path().remote);
+    let mut packets = 0;
+    loop {
+        let before = packets;
+        for (from, to) in [(0, 1), (1, 0)] {
+            let origin = Origin::new(addresses[from], addresses[to].ip());
+            while let Some(sent) = pair.fabric.nodes[from].endpoint.poll_transmit(Time::ZERO) {
+                let (endpoint, len) = (&mut pair.fabric.nodes[to].endpoint, sent.payload_len());
+                let placed = endpoint.handle_packet(Time::ZERO, &origin, &sent.headers, len);
+                let placed: usize = placed.pieces.iter().map(|piece| piece.len as usize).sum();
+                assert_eq!(placed, len);
+                packets += 1;
+            }
+        }
+        if packets == before {
+            return packets;
+        }
+    }
+}
+
+/// Registering needs no memory, and neither do packets without payload.
+#[test]
+fn messages_of_two_gibibytes_and_not_one_byte_more() {
+    let mut pair = Pair::with(|connect| connect.mtu = Mtu::M4096);
+    let (huge, half) = (1 << 40, 1 << 30);
+    let keys = [0, 1].map(|node: usize| {
+        let node = &mut pair.fabric.nodes[node];
+        node.endpoint.register(node.pd, huge, MAX_MESSAGE_BYTES, Access::ALL).unwrap()
+    });
+    let sges = |node: usize| -> SgList {
+        let lkey = keys[node].lkey;
+        [0, half].map(|at| Sge { addr: huge + at, len: 1 << 30, lkey }).into_iter().collect()
+    };
+    let (remote_addr, rkey) = (huge, keys[1].rkey);
+    let ops = [
+        SendOp::Send,
+        SendOp::WriteImm { remote_addr, rkey, imm: 1 },
+        SendOp::Read { remote_addr, rkey },
+    ];
+    for wr_id in 0..2 {
+        let wr = RecvWr { wr_id, sges: sges(1) };
+        pair.fabric.nodes[1].endpoint.post_recv(pair.b.qpn, wr).unwrap();
+    }
+    for (wr_id, op) in (0..).zip(ops) {
+        let wr = SendWr { wr_id, op, sges: sges(0), signaled: true, ..SendWr::default() };
+        pair.post(wr.clone());
+        let packets = exchange_headers(&mut pair);
+        assert!(packets > (1 << 31) / 4096, "{op:?}: {packets} packets");
+        assert_eq!(pair.fabric.sent_by(pair.a)[0].status, Success);
+        let mut longer = wr;
+        longer.sges.push(Sge { addr: huge, len: 1, lkey: keys[0].lkey });
+        let refused = pair.fabric.nodes[0].endpoint.post_send(pair.a.qpn, longer);
+        assert_eq!(refused, Err(VerbsError::TooLong(MAX_MESSAGE_BYTES + 1)));
+    }
+    let received = pair.fabric.received_by(pair.b);
+    assert!(received.iter().all(|wc| (wc.status, wc.byte_len) == (Success, 1 << 31)));
+    assert_eq!(received.len(), 2);
 }
 
 // ---- receiver not ready, credits ---------------------------------------------------------------
@@ -510,14 +495,25 @@ fn a_write_with_immediate_waits_for_a_receive_at_its_last_packet() {
     assert!(pair.arrived(0, 600));
 }
 
+/// A pair whose sender has heard that there are no receives.
+fn starved_pair() -> Pair {
+    let mut pair = Pair::new();
+    pair.receive(100, 100);
+    pair.send(100, 100);
+    pair.run();
+    pair
+}
+
 #[test]
 fn credits_keep_sends_from_outrunning_receives() {
-    let mut pair = Pair::new();
+    let mut pair = starved_pair();
     pair.receive(0, 100);
     pair.receive(1, 100);
+    pair.run();
     (0..10).for_each(|wr_id| pair.send(wr_id, 100));
     // One packet at a time once the credits are used up: the third finds no receive.
-    pair.fabric.run_until(Time::from_nanos(100_000));
+    let soon = pair.fabric.now + Duration::from_micros(100);
+    pair.fabric.run_until(soon);
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
     assert_eq!(pair.counters(1).out_of_sequence, 0);
     (2..10).for_each(|wr_id| pair.receive(wr_id, 100));
@@ -526,12 +522,28 @@ fn credits_keep_sends_from_outrunning_receives() {
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
 }
 
+/// Nothing is known about the peer's receives at first. Sending all there is costs a window of
+/// packets if there are none, but only once.
+#[test]
+fn a_connection_starts_without_waiting_for_credits() {
+    let mut pair = Pair::new();
+    (0..10).for_each(|wr_id| pair.receive(wr_id, 100));
+    (0..10).for_each(|wr_id| pair.send(wr_id, 100));
+    pair.fabric.settle();
+    assert_eq!(pair.opcodes(), [Opcode::RcSendOnly; 10]);
+    assert_eq!(pair.run().0.len(), 10);
+    assert_eq!(pair.counters(0).credit_probes, 0);
+
+    let mut pair = Pair::with(|connect| connect.min_rnr_timer = 1);
+    (0..10).for_each(|wr_id| pair.send(wr_id, 100));
+    pair.fabric.run_until(Time::from_nanos(1_000_000));
+    assert!(pair.counters(1).rnr_naks_sent > 10);
+    assert_eq!(pair.counters(1).out_of_sequence, 9);
+}
+
 #[test]
 fn receives_posted_after_starvation_are_announced() {
-    let mut pair = Pair::new();
-    pair.receive(0, 100);
-    pair.send(0, 100);
-    pair.run();
+    let mut pair = starved_pair();
     let acks = pair.counters(1).acks_sent;
     for wr_id in 1..20 {
         pair.receive(wr_id, 100);
@@ -765,7 +777,7 @@ fn small_endpoint() -> (Endpoint, QpConfig, Qpn) {
     let mut endpoint = Endpoint::new(EndpointConfig { max_qps: 1, ..EndpointConfig::default() });
     let pd = endpoint.alloc_pd();
     let cq = endpoint.create_cq(8).unwrap();
-    let config = QpConfig { pd, send_cq: cq, recv_cq: cq, max_send_wr: 1, max_recv_wr: 1 };
+    let config = QpConfig::rc(pd, cq, 1, 1);
     let qpn = endpoint.create_qp(config).unwrap();
     (endpoint, config, qpn)
 }
@@ -797,6 +809,7 @@ fn sends_are_refused_too_early_too_long_or_too_many() {
         sges: std::iter::repeat_n(sge, count).collect(),
         signaled: true,
         solicited: false,
+        ..SendWr::default()
     };
     let early = VerbsError::WrongState { qpn: qpn.get(), state: "RESET" };
     assert_eq!(endpoint.post_send(qpn, wr(0)), Err(early));
@@ -829,80 +842,6 @@ fn queue_pairs_take_turns_in_bursts() {
 }
 
 // ---- single packets ----------------------------------------------------------------------------
-
-/// A queue pair whose peer is the test, packet by packet.
-struct Lone {
-    pair: Pair,
-    psn: Psn,
-}
-
-impl Lone {
-    fn new() -> Lone {
-        let mut pair = Pair::with(|connect| {
-            connect.mtu = Mtu::M256;
-            connect.max_dest_rd_atomic = 2;
-        });
-        pair.receive(7, 1000);
-        let psn = pair.first_psn();
-        Lone { pair, psn }
-    }
-
-    /// Hands node 1 a packet with the next PSN.
-    fn next(&mut self, opcode: Opcode, ext: Ext, payload: usize) -> Placements {
-        let psn = self.psn;
-        self.psn = psn.next();
-        self.packet(opcode, ext, payload, psn)
-    }
-
-    fn packet(&mut self, opcode: Opcode, ext: Ext, payload: usize, psn: Psn) -> Placements {
-        self.custom(opcode, ext, payload, |bth| bth.psn = psn)
-    }
-
-    fn custom(
-        &mut self,
-        opcode: Opcode,
-        ext: Ext,
-        payload: usize,
-        adjust: impl FnOnce(&mut Bth),
-    ) -> Placements {
-        let mut bth = Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            pkey: DEFAULT_PKEY,
-            fecn: false,
-            becn: false,
-            dest_qp: self.pair.b.qpn,
-            ack_req: true,
-            psn: self.psn,
-        };
-        adjust(&mut bth);
-        let source = self.pair.fabric.nodes[0].path().remote;
-        let headers = Headers::new(bth, ext).unwrap();
-        let endpoint = &mut self.pair.fabric.nodes[1].endpoint;
-        endpoint.handle_packet(Time::ZERO, source, &headers, payload)
-    }
-
-    /// The acknowledgement that node 1 has to send, if any.
-    fn answer(&mut self) -> Option<(Psn, Syndrome)> {
-        let transmit = self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?;
-        let aeth = transmit.headers.ext().aeth().copied()?;
-        Some((transmit.headers.bth().psn, aeth.syndrome))
-    }
-
-    fn reth(&self, len: u32) -> Ext {
-        Ext::Reth(self.range(len))
-    }
-
-    fn range(&self, len: u32) -> Reth {
-        Reth { addr: BASE, rkey: self.pair.regions[1].rkey, len }
-    }
-
-    fn counters(&self) -> &Counters {
-        self.pair.counters(1)
-    }
-}
 
 /// Plays packets `(opcode, RETH length, payload)`: all but the last are good, the last ends the
 /// connection as an invalid request.
@@ -978,20 +917,6 @@ fn lengths_that_contradict_the_mtu_or_the_reth_are_invalid_requests() {
 }
 
 #[test]
-fn operations_that_are_not_offered_are_invalid_requests() {
-    for (opcode, payload) in [(Opcode::RcCompareSwap, 0), (Opcode::RcFetchAdd, 0)] {
-        let mut lone = Lone::new();
-        let operand = roce::wire::AtomicEth { addr: BASE, rkey: 0, swap_or_add: 0, compare: 0 };
-        let _ = lone.next(opcode, Ext::AtomicEth(operand), payload);
-        assert_eq!(lone.answer().map(|(_, syndrome)| syndrome), Some(Syndrome::InvalidRequest));
-        assert_eq!(lone.counters().bad_opcode, 1);
-    }
-    let mut lone = Lone::new();
-    let _ = lone.next(Opcode::RcSendOnlyInvalidate, Ext::Ieth(1), 4);
-    assert_eq!(lone.answer().map(|(_, syndrome)| syndrome), Some(Syndrome::InvalidRequest));
-}
-
-#[test]
 fn strangers_are_dropped_and_counted_by_reason() {
     let mut lone = Lone::new();
     let (b, opcode) = (lone.pair.b.qpn, Opcode::RcSendOnly);
@@ -1012,10 +937,6 @@ fn strangers_are_dropped_and_counted_by_reason() {
     assert_eq!(lone.pair.state(1), QpState::Rts);
 }
 
-fn positive() -> Ext {
-    Ext::Aeth(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 0 })
-}
-
 #[test]
 fn only_the_peer_is_heard() {
     let mut lone = Lone::new();
@@ -1026,7 +947,12 @@ fn only_the_peer_is_heard() {
     let bth = Bth { opcode: Opcode::RcSendOnly, dest_qp: lone.pair.b.qpn, ..*headers.bth() };
     let forged = Headers::new(Bth { psn: lone.psn, ..bth }, Ext::None).unwrap();
     let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
-    assert!(endpoint.handle_packet(Time::ZERO, source, &forged, 10).is_empty());
+    assert!(
+        endpoint
+            .handle_packet(Time::ZERO, &Origin::new(source, source.ip()), &forged, 10)
+            .pieces
+            .is_empty()
+    );
     assert_eq!(lone.counters().wrong_source, 1);
 }
 
@@ -1104,22 +1030,7 @@ fn answered_by(opcode: Opcode, ext: Ext, payload: usize, ahead: u32) -> (Pair, P
     pair.write(2, 0, 8);
     pair.lose(|_, _| true);
     pair.fabric.settle();
-    let bth = Bth {
-        opcode,
-        solicited: false,
-        mig_req: true,
-        pad: 0,
-        pkey: DEFAULT_PKEY,
-        fecn: false,
-        becn: false,
-        dest_qp: pair.a.qpn,
-        ack_req: false,
-        psn: pair.first_psn().plus(ahead),
-    };
-    let source = pair.fabric.nodes[1].path().remote;
-    let headers = Headers::new(bth, ext).unwrap();
-    let endpoint = &mut pair.fabric.nodes[0].endpoint;
-    let placements = endpoint.handle_packet(pair.fabric.now, source, &headers, payload);
+    let placements = pair.respond(opcode, ext, payload, ahead).pieces;
     (pair, placements)
 }
 

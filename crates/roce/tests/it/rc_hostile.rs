@@ -8,13 +8,15 @@
 use std::net::SocketAddr;
 
 use roce::Time;
-use roce::endpoint::{Connect, Endpoint, Mtu, QpState};
-use roce::verbs::{Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs};
-use roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth,
-    Syndrome,
+use roce::endpoint::{Connect, Endpoint, Insert, Mtu, QpState, Reliability};
+use roce::verbs::{
+    Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WindowBinding,
 };
-use roce::world::Memory;
+use roce::wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth, Sack,
+    Sreth, Syndrome,
+};
+use roce::world::{Memory, Origin};
 
 use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
 
@@ -24,6 +26,11 @@ const READABLE: (u64, u64) = (BASE + 40_000, 20_000);
 const SECRET: (u64, u64) = (BASE + 80_000, 20_000);
 /// Receives and READs of its own land here.
 const LANDING: (u64, u64) = (BASE + 120_000, 20_000);
+/// Shown by a window of the attacked queue pair, and by one of another.
+const SHOWN: (u64, u64) = (BASE + 160_000, 5_000);
+const HIDDEN: (u64, u64) = (BASE + 165_000, 5_000);
+/// Open for atomics.
+const WORDS: (u64, u64) = (BASE + 180_000, 64);
 
 struct Victim {
     fabric: Fabric,
@@ -33,8 +40,13 @@ struct Victim {
     readable: MemoryRegion,
     secret: MemoryRegion,
     landing: MemoryRegion,
+    words: MemoryRegion,
+    /// Keys of the two windows.
+    windows: [u32; 2],
     before: Vec<u8>,
     posted: usize,
+    /// Atomics that were carried out.
+    atomics: u64,
 }
 
 impl Victim {
@@ -42,15 +54,34 @@ impl Victim {
         let config = FabricConfig { arena_bytes: 200_000, seed, ..FabricConfig::default() };
         let mut fabric = Fabric::new(&config);
         let node = &mut fabric.nodes[1];
-        let read_only = Access { local_write: false, remote_write: false, remote_read: true };
+        let read_only = Access { remote_read: true, ..Access::LOCAL_READ };
         let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE);
         let readable = node.register(READABLE.0, READABLE.1, read_only);
         let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ);
         let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL);
+        let words =
+            node.register(WORDS.0, WORDS.1, Access { remote_atomic: true, ..Access::LOCAL });
+        let shelf_access = Access { bind_window: true, ..Access::LOCAL };
+        let shelf = node.register(SHOWN.0, SHOWN.1 + HIDDEN.1, shelf_access);
         let before = node.arena.bytes.clone();
-        let (peer, end) = fabric.pair(|connect| adjust(connect, Mtu::M256));
-        let mut victim =
-            Victim { fabric, end, peer, writable, readable, secret, landing, before, posted: 0 };
+        let (peer, end) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
+        let (_, other) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
+        let windows = [(end, SHOWN), (other, HIDDEN)]
+            .map(|(end, range)| bind(&mut fabric, end, shelf.lkey, range));
+        let mut victim = Victim {
+            fabric,
+            end,
+            peer,
+            writable,
+            readable,
+            secret,
+            landing,
+            words,
+            windows,
+            before,
+            posted: 0,
+            atomics: 0,
+        };
         for wr_id in 0..draw.below(8) {
             victim.post(wr_id, draw);
         }
@@ -72,7 +103,7 @@ impl Victim {
         let read = SendOp::Read { remote_addr: BASE, rkey: 1 };
         let (op, sges) =
             if draw.chance(500) { (read, landing.clone()) } else { (SendOp::Send, secret) };
-        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false };
+        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         let endpoint = self.endpoint();
         endpoint.post_recv(qpn, RecvWr { wr_id, sges: landing }).unwrap();
         endpoint.post_send(qpn, wr).unwrap();
@@ -82,8 +113,19 @@ impl Victim {
     /// Hands the victim a packet and does what the drain loop would do with the answer.
     fn strike(&mut self, now: Time, source: SocketAddr, headers: &Headers, payload: usize) {
         let node = &mut self.fabric.nodes[1];
-        let mut left = payload;
-        for piece in node.endpoint.handle_packet(now, source, headers, payload) {
+        let origin = Origin::new(source, source.ip());
+        let delivery = node.endpoint.handle_packet(now, &origin, headers, payload);
+        let mut left = match delivery.insert {
+            Insert::Value(_) => 8,
+            _ => payload,
+        };
+        if let Insert::Atomic(job) = delivery.insert {
+            assert!(job.addr.is_multiple_of(8));
+            self.atomics += 1;
+            let original = node.arena.atomic(job.addr, job.op);
+            node.endpoint.complete_atomic(&job, original);
+        }
+        for piece in delivery.pieces {
             assert!(piece.len > 0);
             left = left.checked_sub(piece.len as usize).expect("more placed than there is");
             node.arena.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
@@ -107,7 +149,7 @@ impl Victim {
 
     fn check(mut self, seed: u64) {
         let after = &self.fabric.nodes[1].arena.bytes;
-        let open = [WRITABLE, LANDING];
+        let open = [WRITABLE, LANDING, SHOWN, WORDS];
         for (at, (was, is)) in self.before.iter().zip(after).enumerate() {
             let addr = BASE + at as u64;
             let may_change = open.iter().any(|&(start, len)| addr >= start && addr < start + len);
@@ -123,14 +165,18 @@ impl Victim {
 
     /// Addresses at, just before and just after the edges of regions, and of everything.
     fn address(&self, draw: &mut Draw) -> u64 {
-        let region = draw.pick(&[WRITABLE, READABLE, SECRET, LANDING]);
+        let region = draw.pick(&[WRITABLE, READABLE, SECRET, LANDING, SHOWN, HIDDEN, WORDS]);
         let near = draw.pick(&[region.0, region.0 + region.1, region.0 + region.1 / 2, 0]);
         near.wrapping_add(draw.below(600)).wrapping_sub(300)
     }
 
     fn key(&self, draw: &mut Draw) -> u32 {
-        let region = draw.pick(&[self.writable, self.readable, self.secret, self.landing]);
-        let key = draw.pick(&[region.rkey, region.rkey, region.rkey, region.lkey, 0, u32::MAX]);
+        let regions = [self.writable, self.readable, self.secret, self.landing, self.words];
+        let region = draw.pick(&regions);
+        let [own, foreign] = self.windows;
+        let known = [region.rkey, region.rkey, region.rkey, region.rkey, own, foreign];
+        let key = draw.pick(&[draw.clone().pick(&known), region.lkey, 0, u32::MAX]);
+        let key = if draw.chance(600) { draw.pick(&known) } else { key };
         if draw.chance(50) { key ^ (1 << draw.below(32)) } else { key }
     }
 
@@ -138,6 +184,21 @@ impl Victim {
         let exact = payload as u32;
         let len = draw.pick(&[exact, exact, exact, 0, 1, 257, 1000, 25_000, 1 << 31, u32::MAX]);
         Reth { addr: self.address(draw), rkey: self.key(draw), len }
+    }
+
+    fn sreth(&self, draw: &mut Draw) -> Sreth {
+        let sequence = draw.pick(&[0, 0, 0, 1, 2, 7, 0xff_ffff]);
+        let offset = draw.pick(&[0, 0, 256, 512, 1, 2560, 1 << 31, u32::MAX]);
+        Sreth { sequence, offset }
+    }
+
+    /// A report on packets near our own, or far from them.
+    fn sack(&self, draw: &mut Draw) -> Sack {
+        let own = self.fabric.nodes[1].endpoint.initial_psn(self.end.qpn).unwrap();
+        let start =
+            draw.pick(&[own, own.plus(3), own.minus(100), Psn::new(draw.clone().word() as u32)]);
+        let bits = u128::from(draw.word()) << 64 | u128::from(draw.word());
+        Sack::new(draw.word() as u32, start, bits)
     }
 
     fn aeth(&self, draw: &mut Draw) -> Aeth {
@@ -157,12 +218,16 @@ impl Victim {
 
     fn ext(&self, opcode: Opcode, payload: usize, draw: &mut Draw) -> Ext {
         let word = draw.word();
-        let atomic = AtomicEth {
+        let mut atomic = AtomicEth {
             addr: self.address(draw),
             rkey: self.key(draw),
             swap_or_add: word,
             compare: word,
         };
+        if draw.chance(500) {
+            let offset = draw.below(WORDS.1) & draw.pick(&[!0, !7, !7, !7]);
+            (atomic.addr, atomic.rkey) = (WORDS.0 + offset, self.words.rkey);
+        }
         let deth = Deth { qkey: word as u32, src_qp: Qpn::new(word as u32) };
         let candidates = [
             Ext::None,
@@ -176,13 +241,21 @@ impl Victim {
             Ext::Deth(deth),
             Ext::DethImm(deth, 1),
             Ext::Cnp,
+            Ext::Sreth(self.sreth(draw)),
+            Ext::SrethImm(self.sreth(draw), 3),
+            Ext::SrethIeth(self.sreth(draw), self.key(draw)),
+            Ext::RethSreth(self.reth(payload, draw), self.sreth(draw)),
+            Ext::RethSrethImm(self.reth(payload, draw), self.sreth(draw), 5),
+            Ext::AethSreth(self.aeth(draw), self.sreth(draw)),
+            Ext::AethSack(self.aeth(draw), self.sack(draw)),
         ];
         let kind = opcode.ext_kind();
         candidates.into_iter().find(|ext| ext.kind() == kind).expect("every kind is listed")
     }
 
     fn headers(&self, around: Psn, payload: usize, draw: &mut Draw) -> Headers {
-        let opcode = draw.pick(Opcode::ALL);
+        let atomics = [Opcode::RcCompareSwap, Opcode::RcFetchAdd];
+        let opcode = if draw.chance(100) { draw.pick(&atomics) } else { draw.pick(Opcode::ALL) };
         let far = Psn::new(draw.word() as u32);
         let offset = draw.below(8) as u32;
         let bth = Bth {
@@ -201,7 +274,23 @@ impl Victim {
     }
 }
 
-fn adjust(connect: &mut Connect, mtu: Mtu) {
+/// A type 2 window of an end of node 1, and its key.
+fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u32 {
+    let node = &mut fabric.nodes[1];
+    let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
+    let (rkey, access) = (first ^ 1, Access::REMOTE_WRITE);
+    let binding = WindowBinding { window, rkey, lkey, addr, len, access, zero_based: false };
+    let op = SendOp::BindWindow(binding);
+    node.endpoint.post_send(end.qpn, SendWr { op, ..SendWr::default() }).unwrap();
+    assert!(node.endpoint.poll_transmit(Time::ZERO).is_none());
+    rkey
+}
+
+/// Every other seed plays with an endpoint that repeats selectively.
+fn adjust(connect: &mut Connect, mtu: Mtu, seed: u64) {
+    if seed % 2 == 1 {
+        connect.reliability = Reliability::Selective;
+    }
     connect.mtu = mtu;
     connect.max_dest_rd_atomic = 3;
     connect.timeout = 10;
@@ -213,8 +302,8 @@ fn payload_len(draw: &mut Draw) -> usize {
 
 #[test]
 fn packets_made_up_from_nothing_do_no_harm() {
-    let (mut heard, mut executed) = (0, 0);
-    for seed in 0..2_000 {
+    let (mut heard, mut executed, mut atomics) = (0, 0, 0);
+    for seed in 0..4_000 {
         let mut draw = Draw::new(seed);
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
@@ -229,10 +318,10 @@ fn packets_made_up_from_nothing_do_no_harm() {
             let payload = payload_len(&mut draw);
             let around = if draw.chance(700) { expected } else { own };
             let headers = victim.headers(around, payload, &mut draw);
-            let placed = victim.endpoint().counters().bytes_received;
+            let placed = victim.endpoint().counters().bytes_received + victim.atomics;
             victim.strike(now, source, &headers, payload);
             // Follow what was accepted, so that later packets get past the PSN check.
-            if victim.endpoint().counters().bytes_received > placed {
+            if victim.endpoint().counters().bytes_received + victim.atomics > placed {
                 expected = headers.bth().psn.next();
                 executed += 1;
             }
@@ -241,8 +330,10 @@ fn packets_made_up_from_nothing_do_no_harm() {
             }
             heard += 1;
         }
+        atomics += victim.atomics;
         victim.check(seed);
     }
+    assert!(atomics > 20, "only {atomics} atomics were carried out");
     assert!(heard > 2_000, "connections ended after {heard} packets in all");
     assert!(executed > 100, "only {executed} packets got as far as memory");
 }
@@ -266,7 +357,7 @@ fn mutate(headers: &Headers, payload: usize, victim: &Victim, draw: &mut Draw) -
 
 #[test]
 fn real_packets_with_one_change_do_no_harm() {
-    for seed in 0..400 {
+    for seed in 0..1_000 {
         let mut draw = Draw::new(seed ^ 0x5eed);
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
@@ -287,15 +378,28 @@ fn real_packets_with_one_change_do_no_harm() {
 fn exchange(victim: &mut Victim, draw: &mut Draw) -> Vec<(Headers, usize)> {
     let peer = victim.peer;
     let (writable, readable) = (victim.writable, victim.readable);
+    let (words, windows) = (victim.words, victim.windows);
     let node = &mut victim.fabric.nodes[0];
     let local = node.register(BASE, 60_000, Access::LOCAL);
     for wr_id in 0..10 {
         let len = draw.below(1500) as u32;
         let write = SendOp::Write { remote_addr: writable.addr, rkey: writable.rkey };
         let read = SendOp::Read { remote_addr: readable.addr, rkey: readable.rkey };
-        let op = draw.pick(&[SendOp::Send, SendOp::SendImm(4), write, write, read]);
+        let (remote_addr, rkey) = (WORDS.0 + 8, words.rkey);
+        let add = SendOp::FetchAdd { remote_addr, rkey, add: 1 };
+        let swap = SendOp::CompareSwap { remote_addr, rkey, compare: 1, swap: 2 };
+        let shown = SendOp::Write { remote_addr: SHOWN.0, rkey: windows[0] };
+        let plain = [SendOp::Send, SendOp::SendImm(4), write, write, read, shown];
+        let special = [add, add, swap, SendOp::SendInvalidate(windows[0])];
+        let is_special = draw.chance(250);
+        let op = if is_special { draw.pick(&special) } else { draw.pick(&plain) };
+        let len = if matches!(op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
+            8
+        } else {
+            len
+        };
         let sges = [Sge { addr: BASE, len, lkey: local.lkey }].into_iter().collect();
-        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false };
+        let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         node.endpoint.post_send(peer.qpn, wr).unwrap();
     }
     let endpoint = &mut node.endpoint;
@@ -310,4 +414,35 @@ fn the_arena_refuses_what_is_not_registered() {
     let mut fabric = Fabric::new(&FabricConfig::default());
     fabric.nodes[0].register(BASE, 64, Access::LOCAL);
     fabric.nodes[0].arena.bytes_mut(BASE + 60, 8);
+}
+
+/// The same real packets, over and over: whatever was carried out is not carried out again.
+#[test]
+fn a_recording_played_twice_changes_nothing_the_second_time() {
+    let (mut atomics, mut answers) = (0, 0);
+    for seed in 0..200 {
+        let mut draw = Draw::new(seed ^ 0x0dd5);
+        let mut victim = Victim::new(seed, &mut draw);
+        let source = victim.fabric.nodes[0].path().remote;
+        let genuine = exchange(&mut victim, &mut draw);
+        victim.listen(Time::ZERO);
+        for (headers, payload) in &genuine {
+            victim.strike(Time::ZERO, source, headers, *payload);
+        }
+        let (carried_out, end) = (victim.atomics, victim.end);
+        victim.fabric.received_by(end);
+        let memory = victim.fabric.nodes[1].arena.bytes.clone();
+        if victim.endpoint().qp_state(end.qpn) != Some(QpState::Rts) {
+            continue;
+        }
+        for (headers, payload) in genuine.iter().chain(genuine.iter().rev()) {
+            victim.strike(Time::ZERO, source, headers, *payload);
+        }
+        assert_eq!(victim.atomics, carried_out, "seed {seed}");
+        assert!(victim.fabric.nodes[1].arena.bytes == memory, "seed {seed}");
+        assert!(victim.fabric.received_by(end).is_empty(), "seed {seed}");
+        atomics += carried_out;
+        answers += victim.endpoint().counters().duplicate_atomics;
+    }
+    assert!(atomics > 50 && answers > 50, "{atomics} atomics, {answers} answered again");
 }

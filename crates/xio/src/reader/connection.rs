@@ -177,7 +177,14 @@ impl Connection {
         memory.bytes_mut(addr, CAPSULE_BYTES).copy_from_slice(&request.encode(crc));
         let sges = open.sge(addr);
         let wr_id = u64::from(slot);
-        let wr = SendWr { wr_id, op: SendOp::Send, sges, signaled: true, solicited: true };
+        let wr = SendWr {
+            wr_id,
+            op: SendOp::Send,
+            sges,
+            signaled: true,
+            solicited: true,
+            ..SendWr::default()
+        };
         if verbs.post_send(open.qpn, wr).is_err() {
             open.free.push(slot);
             open.lost.get_or_insert(WcStatus::LocalQpError);

@@ -466,6 +466,7 @@ impl Reader {
 
     fn begin_afresh(&mut self, index: usize, asked: &Asked, why: WcStatus) {
         self.lanes[asked.lane as usize].ask_again(asked.position);
+        self.counters.repeated_requests += 1;
         self.connections[index].lose(why);
     }
 

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use roce::wire::Headers;
-use roce::world::{self, Ecn, Memory, Path, RxFrame, TxFrame, Wire};
+use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
 use super::draw::Draw;
@@ -116,7 +116,8 @@ impl Wire for Port {
         let count = self.inbox.len().min(32);
         for packet in self.inbox.drain(..count) {
             let (headers, payload) = Headers::parse(&packet.bytes).expect("packets of ours parse");
-            sink(&RxFrame { source: packet.source, ecn: Ecn::NotEct, headers, payload });
+            let origin = Origin::new(packet.source, packet.remote.ip());
+            sink(&RxFrame { origin, headers, payload });
         }
         count
     }
@@ -165,13 +166,7 @@ impl Node {
     }
 
     pub(crate) fn create_qp(&mut self, cqs: Cqs, work: u32) -> Qpn {
-        let config = QpConfig {
-            pd: self.pd,
-            send_cq: cqs.send,
-            recv_cq: cqs.recv,
-            max_send_wr: work,
-            max_recv_wr: work,
-        };
+        let config = QpConfig { recv_cq: cqs.recv, ..QpConfig::rc(self.pd, cqs.send, work, work) };
         self.endpoint.create_qp(config).expect("there is room")
     }
 }
@@ -228,7 +223,7 @@ impl Net {
     pub(crate) fn connect(&mut self, ends: [Qpn; 2], mtu: Mtu) {
         for (own, peer) in [(0, 1), (1, 0)] {
             let node = &self.nodes[peer];
-            let path = Path { remote: node.port.source, dscp: 0, ecn: Ecn::Ect0 };
+            let path = Path::new(node.port.source);
             let psn = node.endpoint.initial_psn(ends[peer]);
             let connect = Connect {
                 mtu,

@@ -84,6 +84,7 @@ impl Raw {
             sges: SgList::from_iter([sge]),
             signaled: true,
             solicited: false,
+            ..SendWr::default()
         };
         node.endpoint.post_send(self.qpn, wr).expect("there is room");
     }

@@ -10,7 +10,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use alloc::vec::Vec;
 
 use super::{FrameError, NotRoce, UDP_BYTES, be16, field};
-use crate::wire::ROCE_PORT;
+use crate::wire::{FORWARDED_OPCODE, ROCE_PORT, is_process_port};
 
 /// IP protocol number of UDP.
 pub(super) const PROTOCOL_UDP: u8 = 17;
@@ -259,10 +259,18 @@ fn address(header: &[u8; IPV6_BYTES], at: usize) -> Ipv6Addr {
     Ipv6Addr::from(octets)
 }
 
-/// Whether the UDP header at `at` goes to RoCE's port.
+/// Whether the UDP header at `at` goes to RoCE's port, or to a process of the sender's own machine.
 fn check_port(bytes: &[u8], at: usize) -> Result<(), NotRoce> {
-    let (port, _) = be16(bytes.get(at + 2..).unwrap_or_default())?;
-    if port == ROCE_PORT { Ok(()) } else { Err(NotRoce::OtherPort) }
+    let (from, rest) = be16(bytes.get(at..).unwrap_or_default())?;
+    let (to, rest) = be16(rest)?;
+    let between_processes = is_process_port(to) && (from == ROCE_PORT || is_process_port(from));
+    match to {
+        ROCE_PORT => Ok(()),
+        // Behind the rest of the UDP header.
+        _ if between_processes && rest.get(4) == Some(&FORWARDED_OPCODE) => Err(NotRoce::Forwarded),
+        _ if between_processes => Ok(()),
+        _ => Err(NotRoce::OtherPort),
+    }
 }
 
 /// Bytes `from .. to` and those behind, if both are there and hold a UDP header.

@@ -1,0 +1,81 @@
+//! Which addresses belong to this machine (to this network namespace): packets to those take the way
+//! between processes.
+//!
+//! The list is read when a wire is opened and again at most once in [`MAX_AGE`], so an address that moves
+//! to another machine, or comes here, is noticed.
+
+use std::net::{IpAddr, SocketAddr};
+
+use roce::{Duration, Time};
+
+use crate::clock;
+use crate::interfaces;
+
+/// Longest that a moved address goes unnoticed.
+pub(super) const MAX_AGE: Duration = Duration::from_millis(1_000);
+
+/// The addresses of this machine, a moment ago.
+#[derive(Debug)]
+pub(super) struct Locality {
+    /// Sorted; with the interface for IPv6 link-local ones, else 0.
+    addresses: Vec<(IpAddr, u32)>,
+    taken: Time,
+}
+
+impl Locality {
+    pub(super) fn now() -> Locality {
+        let mut locality = Locality { addresses: Vec::new(), taken: clock::now() };
+        locality.read();
+        locality
+    }
+
+    /// Reads the list again when it is old.
+    pub(super) fn refresh(&mut self, now: Time) {
+        if now.since(self.taken) >= MAX_AGE {
+            self.taken = now;
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        // Without a new list the old one is the best guess.
+        let Ok(addresses) = interfaces::addresses() else {
+            return;
+        };
+        self.addresses.clear();
+        self.addresses.extend(addresses.iter().map(key));
+        self.addresses.sort_unstable();
+        self.addresses.dedup();
+    }
+
+    /// Whether packets to this address stay on the machine.
+    pub(super) fn contains(&self, addr: SocketAddr) -> bool {
+        addr.ip().is_loopback() || self.addresses.binary_search(&key(&addr)).is_ok()
+    }
+}
+
+fn key(addr: &SocketAddr) -> (IpAddr, u32) {
+    let scope = match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(addr) => addr.scope_id(),
+    };
+    (addr.ip(), scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_here_and_documentation_is_not() {
+        let mut locality = Locality::now();
+        let at = |ip: &str| SocketAddr::new(ip.parse().expect("literal"), 4791);
+        for _ in 0..2 {
+            assert!(locality.contains(at("127.0.0.1")) && locality.contains(at("127.9.9.9")));
+            assert!(
+                !locality.contains(at("198.51.100.7")) && !locality.contains(at("2001:db8::1"))
+            );
+            locality.refresh(locality.taken + MAX_AGE);
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! The wire of an RDMA device: the addresses of a network interface, shared by the processes of a
+//! machine.
+//!
+//! RoCE has one UDP port, but every program that uses RDMA is its own process. Each one takes a number
+//! (its *slot*, 1–254) by binding a UDP port of its own, [`PROCESS_PORT_BASE`] plus the number, on every
+//! address; the kernel makes that exclusive and takes it back when the process ends, however it ends.
+//! The upper 8 bits of a queue pair number are the slot of its owner. Three ways follow:
+//!
+//! - To an address of this machine, packets go straight to the owner's port.
+//! - To any other address they go to port 4791, as every RoCE device expects it.
+//! - From other machines they arrive at port 4791, which all processes share (SO_REUSEPORT). The kernel
+//!   chooses a process by a hash of addresses and ports; that one hands a packet for another slot
+//!   on, with a header that tells the first sender (`forward`). It happens once, not again.
+//!
+//! Packets leave from the shared port wherever there is one, so captures of this machine's own traffic
+//! have port 4791 in every packet and decode by themselves. Queue pair numbers whose upper bits are
+//! zero belong to daemons that have port 4791 of their address for themselves ([`crate::udp`]).
+//!
+//! Multicast (`groups`): each process binds a socket to the group itself. Linux hands a multicast packet
+//! to every matching socket (and chooses one for others), its own packets included.
+//!
+//! IP, ICRC and segmentation are those of [`crate::udp`]; no queue pair is known here.
+
+mod forward;
+mod groups;
+mod locality;
+mod ports;
+mod strict;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
+use roce::world::{RxFrame, TxFrame, Wire};
+
+use crate::capture::Capture;
+use crate::clock;
+use crate::interfaces;
+use crate::packet::PacketTap;
+use crate::udp::receive::Receiver;
+use crate::udp::send::{Route, Sender};
+use crate::udp::socket::Socket;
+use crate::udp::{IcrcCheck, UdpCounters, UdpError};
+
+pub use groups::MAX_GROUPS;
+
+use locality::Locality;
+use ports::{Kind, Port, Ports};
+
+/// Highest slot; one more would be the upper bits of the multicast queue pair number.
+pub const MAX_SLOT: u8 = 254;
+
+/// How to open a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// Its addresses. Each must be one of this machine's.
+    pub addresses: Vec<IpAddr>,
+    /// Its interface: scope of link-local addresses, and where multicast goes. 0 leaves it to the kernel.
+    pub ifindex: u32,
+    /// The port that peers send to: 4791, except in tests.
+    pub port: u16,
+    /// Socket buffer to ask for in each direction of each socket, in bytes as the kernel accounts them.
+    pub socket_buffer_bytes: u32,
+    /// Use segmented sends where the kernel has them.
+    pub gso: bool,
+    /// Let the kernel join datagrams where it can.
+    pub gro: bool,
+    /// What to do about wrong ICRCs. With [`IcrcCheck::Strict`] packets from other machines over IPv4 come
+    /// from a packet socket, if the process may have one, and slower.
+    pub check: IcrcCheck,
+}
+
+impl DeviceConfig {
+    /// These addresses of the interface with number `ifindex`, everything else at its default.
+    pub fn new(addresses: Vec<IpAddr>, ifindex: u32) -> DeviceConfig {
+        DeviceConfig {
+            addresses,
+            ifindex,
+            port: ROCE_PORT,
+            socket_buffer_bytes: 16 << 20,
+            gso: true,
+            gro: true,
+            check: IcrcCheck::Verify,
+        }
+    }
+
+    /// One of the addresses as a socket address.
+    fn at(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        scoped(SocketAddr::new(ip, port), self.ifindex)
+    }
+}
+
+/// Adds the scope that a link-local address without one means.
+fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
+    let SocketAddr::V6(v6) = addr else {
+        return addr;
+    };
+    let [a, b, ..] = v6.ip().octets();
+    // fe80::/10, and multicast with the scope "link" in the low half of the second byte.
+    let of_link = (a == 0xfe && b & 0xc0 == 0x80) || (a == 0xff && b & 0x0f == 2);
+    if !of_link || v6.scope_id() != 0 {
+        return addr;
+    }
+    SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), ifindex).into()
+}
+
+/// Stands for the packet socket where places of ports are told.
+const TAP: u64 = u64::MAX;
+
+/// The UDP port of a process.
+const fn process_port(slot: u8) -> u16 {
+    PROCESS_PORT_BASE + slot as u16
+}
+
+/// A RoCEv2 wire over all addresses of a device, shared with other processes.
+#[derive(Debug)]
+pub struct DeviceWire {
+    config: DeviceConfig,
+    slot: u8,
+    ports: Ports,
+    locality: Locality,
+    tap: Option<PacketTap>,
+    why_no_tap: Option<String>,
+    payload_limit: u32,
+    sender: Sender,
+    receiver: Receiver,
+    counters: UdpCounters,
+    capture: Option<Capture>,
+}
+
+impl DeviceWire {
+    /// Takes a slot and binds every address.
+    ///
+    /// # Errors
+    /// When an address is not one of this machine's, no slot is free, or the kernel lacks something. A
+    /// shared port that cannot be had is no error: peers on this machine do not need it
+    /// ([`DeviceWire::why_not_shared`]).
+    pub fn open(config: &DeviceConfig) -> Result<DeviceWire, UdpError> {
+        let (slot, ports) = Ports::open(config)?;
+        let (tap, why_no_tap) = strict::open(config);
+        if let Some(tap) = &tap {
+            ports.watch(tap.fd(), TAP).map_err(UdpError::Socket)?;
+        }
+        Ok(DeviceWire {
+            slot,
+            tap,
+            why_no_tap,
+            ports,
+            locality: Locality::now(),
+            payload_limit: payload_limit(config),
+            sender: Sender::new(config.gso),
+            receiver: Receiver::new(),
+            counters: UdpCounters::default(),
+            capture: None,
+            config: config.clone(),
+        })
+    }
+
+    /// Number of this process, 1–254: the upper 8 bits of its queue pair numbers.
+    pub fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    /// The addresses, in the order of their indexes.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.config.addresses
+    }
+
+    /// Readable when packets wait. Stays the same when groups are joined and left.
+    pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.ports.readiness.as_fd()]
+    }
+
+    /// Receives packets to a multicast group too, also those that this machine sends. A group that is
+    /// joined twice must be left twice.
+    ///
+    /// # Errors
+    /// When the kernel refuses, the device has no address of the group's IP version, or the device is
+    /// in [`MAX_GROUPS`] groups.
+    pub fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.ports.join(&self.config, group)
+    }
+
+    /// Takes back one `join`.
+    ///
+    /// # Errors
+    /// When the group was not joined.
+    pub fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.ports.leave(group)
+    }
+
+    /// Largest path MTU that packets of this interface can have: 256, 512, 1024, 2048 or 4096.
+    pub fn payload_limit(&self) -> u32 {
+        self.payload_limit
+    }
+
+    /// Writes every packet that leaves or is accepted from now on to `capture`, or to none.
+    pub fn capture_to(&mut self, capture: Option<Capture>) {
+        self.capture = capture;
+    }
+
+    /// The capture that is being written.
+    pub fn capture(&self) -> Option<&Capture> {
+        self.capture.as_ref()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &UdpCounters {
+        &self.counters
+    }
+
+    /// Datagrams, or joined runs of them, that were lost because a receive buffer was full. A system
+    /// call for each socket.
+    pub fn overrun(&self) -> u64 {
+        self.ports.all.iter().filter_map(Port::overrun).map(u64::from).sum()
+    }
+
+    /// Why peers on other machines cannot reach an address, by address, if so.
+    pub fn why_not_shared(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let reasons = self.ports.outlets.iter().map(|outlet| outlet.why_not_shared.as_deref());
+        let with_address = self.config.addresses.iter().zip(reasons);
+        with_address.filter_map(|(ip, why)| Some((*ip, why?)))
+    }
+
+    /// What is checked of the ICRC, and why not more.
+    pub fn check_in_force(&self) -> String {
+        match (&self.why_no_tap, &self.tap) {
+            (Some(why), _) => format!("{}; strict was asked for ({why})", IcrcCheck::Verify),
+            (None, Some(_)) => format!("{}, by packet socket", IcrcCheck::Strict),
+            (None, None) => self.config.check.to_string(),
+        }
+    }
+
+    /// Why packets are sent one by one, if they are.
+    pub fn why_no_gso(&self) -> Option<&str> {
+        self.sender.why_no_gso()
+    }
+
+    /// Why packets arrive one by one, if they do.
+    pub fn why_no_gro(&self) -> Option<&str> {
+        self.ports.all.iter().find_map(|port| port.socket.why_no_gro.as_deref())
+    }
+
+    /// Sends frames that all leave from the address with index `source`.
+    fn send_from(&mut self, source: u8, frames: &[TxFrame<'_>]) {
+        let DeviceWire { config, ports, locality, sender, counters, capture, .. } = self;
+        let Some(socket) = ports.sending(source) else {
+            counters.tx.dropped.family += frames.len() as u64;
+            return;
+        };
+        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        sender.send(&departure, frames, &mut counters.tx, capture.as_mut());
+    }
+
+    /// Takes what waits at the packet socket.
+    fn receive_strictly(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let DeviceWire { config, slot, tap, counters, capture, .. } = self;
+        let (Some(tap), rx) = (tap, &mut counters.rx) else {
+            return 0;
+        };
+        let before = rx.accepted;
+        let mut inspection = strict::Inspection { config, slot: *slot, capture, sink };
+        rx.syscalls += 1;
+        if tap.receive(&mut |_, packet| inspection.take(packet, rx)).is_err() {
+            rx.errors += 1;
+        }
+        (rx.accepted - before) as usize
+    }
+
+    /// The check in force at a port.
+    fn check_at(config: &DeviceConfig, port: &Port) -> IcrcCheck {
+        // Anyone may send to the shared port and to groups, with any identification.
+        let foreign = port.kind != Kind::Own;
+        match config.check {
+            IcrcCheck::Strict if foreign => IcrcCheck::Verify,
+            check => check,
+        }
+    }
+
+    /// Takes what waits at one port; returns how many packets went to `sink`.
+    fn receive_at(&mut self, at: usize, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        if at == TAP as usize {
+            return self.receive_strictly(sink);
+        }
+        let DeviceWire { config, slot, ports, tap, receiver, sender, counters, capture, .. } = self;
+        let Some(port) = ports.all.get(at) else {
+            return 0;
+        };
+        let UdpCounters { rx, sharing, .. } = counters;
+        let private = ports.private(port.via);
+        let mut arrivals = forward::Arrivals {
+            check: DeviceWire::check_at(config, port),
+            left_to_strict: tap.is_some() && port.socket.local.is_ipv4(),
+            slot: *slot,
+            port,
+            shared_port: config.port,
+            ifindex: config.ifindex,
+            private,
+            sender,
+            sharing,
+            capture,
+            sink,
+        };
+        receiver.receive(&port.socket.fd, rx, |run, rx| arrivals.take(run, rx))
+    }
+}
+
+impl Wire for DeviceWire {
+    fn send(&mut self, frames: &[TxFrame<'_>]) {
+        self.locality.refresh(clock::now());
+        for run in frames.chunk_by(|a, b| a.path.source == b.path.source) {
+            self.send_from(run[0].path.source, run);
+        }
+    }
+
+    /// The port that had packets last is asked first, and the others only when it has none; every so
+    /// often they come first, so that none starves.
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let before = self.counters.rx.packets;
+        let mut accepted = 0;
+        if self.ports.prefer_hot() {
+            accepted += self.receive_at(self.ports.hot, sink);
+        }
+        if self.counters.rx.packets == before {
+            for at in self.ports.ready() {
+                accepted += self.receive_at(at, sink);
+                self.ports.hot = at;
+            }
+        }
+        if let Some(capture) = &mut self.capture {
+            capture.flush_if_due();
+        }
+        accepted
+    }
+}
+
+impl fmt::Display for DeviceWire {
+    /// One line for each choice that was made.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shared, own) = (self.config.port, process_port(self.slot));
+        write!(
+            f,
+            "process {} of its machine: UDP ports {shared} (shared) and {own} (own)",
+            self.slot
+        )?;
+        for (ip, why) in self.why_not_shared() {
+            write!(f, "\n{ip}: reached from this machine only: {why}")?;
+        }
+        match self.why_no_gso() {
+            None => write!(f, "\nsends: segmented (UDP_SEGMENT)")?,
+            Some(why) => write!(f, "\nsends: one by one ({why})")?,
+        }
+        match self.why_no_gro() {
+            None => write!(f, "\nreceives: joined (UDP_GRO)")?,
+            Some(why) => write!(f, "\nreceives: one by one ({why})")?,
+        }
+        write!(f, "\nICRC: {}", self.check_in_force())?;
+        if let Some(capture) = &self.capture {
+            write!(f, "\n{capture}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The largest path MTU that fits the interface.
+pub(crate) fn payload_limit(config: &DeviceConfig) -> u32 {
+    /// Transport bytes around the longest payload: BTH, RETH, immediate, ICRC.
+    const TRANSPORT: u32 = 12 + 16 + 4 + 4;
+    let name = interfaces::name_of(config.ifindex);
+    let link = name.and_then(|name| interfaces::mtu_of(&name).ok()).unwrap_or(1500);
+    let v6 = config.addresses.iter().any(IpAddr::is_ipv6);
+    let around = TRANSPORT + 8 + if v6 { 40 } else { 20 };
+    let sizes = [4096, 2048, 1024, 512];
+    sizes.into_iter().find(|size| size + around <= link).unwrap_or(256)
+}
+
+/// Frames on their way from one of the addresses.
+struct Departure<'a> {
+    socket: &'a Socket,
+    locality: &'a Locality,
+    port: u16,
+    ifindex: u32,
+}
+
+impl Departure<'_> {
+    /// The slot in the queue pair number that a packet is for.
+    fn slot(frame: &TxFrame<'_>) -> u8 {
+        frame.header.get(forward::SLOT_BYTE).copied().unwrap_or(0)
+    }
+}
+
+impl Route for Departure<'_> {
+    fn socket(&self) -> &OwnedFd {
+        &self.socket.fd
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.socket.local
+    }
+
+    fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool {
+        a.path == b.path && Departure::slot(a) == Departure::slot(b)
+    }
+
+    fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
+        let mut remote = scoped(frame.path.remote, self.ifindex);
+        let slot = Departure::slot(frame);
+        let direct = remote.port() == self.port && (1..=MAX_SLOT).contains(&slot);
+        if direct && self.locality.contains(remote) {
+            remote.set_port(process_port(slot));
+        }
+        remote
+    }
+}

@@ -1,0 +1,190 @@
+//! Network interfaces of this machine (of this network namespace) and their addresses, as the kernel
+//! lists them now.
+//!
+//! Nothing is kept: addresses come and go, so whoever needs a list asks again. Addresses that cannot be
+//! used yet are left out (IPv6 duplicate address detection takes a second or two).
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::udp::message::Name;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its number, which is the scope of its link-local addresses.
+    pub index: u32,
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// Whether it is up and has a carrier.
+    pub running: bool,
+    /// Whether it is the loopback interface.
+    pub loopback: bool,
+    /// Its usable addresses, in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// All interfaces, by number.
+///
+/// # Errors
+/// When the kernel refuses the list.
+pub fn interfaces() -> io::Result<Vec<Interface>> {
+    let unusable = unusable_v6();
+    let mut found = BTreeMap::new();
+    walk(|entry| {
+        // SAFETY: the list's names are C strings as long as the list lives, which is until `walk` ends.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        let name = name.to_string_lossy().into_owned();
+        let interface = found.entry(name.clone()).or_insert_with(|| Interface {
+            index: index_of(entry),
+            mtu: 0,
+            running: entry.ifa_flags & UP_AND_RUNNING == UP_AND_RUNNING,
+            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+            addresses: Vec::new(),
+            name,
+        });
+        if let Some(address) = address_of(entry)
+            && !unusable.contains(&(address.ip(), interface.index))
+        {
+            interface.addresses.push(address.ip());
+        }
+    })?;
+    let mut found: Vec<Interface> = found.into_values().collect();
+    found.iter_mut().for_each(|interface| interface.mtu = mtu_of(&interface.name).unwrap_or(0));
+    found.sort_by_key(|interface| interface.index);
+    Ok(found)
+}
+
+/// Every address of this machine; those of IPv6 links with their scope, ports 0. Unlike
+/// [`interfaces`] it does not look behind the addresses, which makes it cheap.
+pub(crate) fn addresses() -> io::Result<Vec<SocketAddr>> {
+    let mut found = Vec::new();
+    walk(|entry| found.extend(address_of(entry)))?;
+    Ok(found)
+}
+
+const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+
+/// Calls `visit` with each entry of the kernel's list: one per interface and address.
+fn walk(mut visit: impl FnMut(&libc::ifaddrs)) -> io::Result<()> {
+    let mut first: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `first` is a place for the pointer to the list.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut next = first;
+    // SAFETY: the list's links are null or lead to the next entry, until it is freed below.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        visit(entry);
+        next = entry.ifa_next;
+    }
+    // SAFETY: `first` came from getifaddrs and nothing of the list is used after this.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(())
+}
+
+fn address_of(entry: &libc::ifaddrs) -> Option<SocketAddr> {
+    // SAFETY: null, or a socket address that lives as long as the list.
+    let family = i32::from(unsafe { entry.ifa_addr.as_ref() }?.sa_family);
+    let len = match family {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    // SAFETY: an address of this family has `len` bytes, which `copied` requires.
+    let name = unsafe { Name::copied(entry.ifa_addr.cast(), len) };
+    name.decode(len as libc::socklen_t)
+}
+
+fn index_of(entry: &libc::ifaddrs) -> u32 {
+    // SAFETY: the list's names are C strings.
+    unsafe { libc::if_nametoindex(entry.ifa_name) }
+}
+
+/// IPv6 addresses that are tentative or were found to be duplicates, with their interface.
+fn unusable_v6() -> Vec<(IpAddr, u32)> {
+    // Without IPv6 there is no such file. Threads may be in network namespaces of their own.
+    let text = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+    text.lines().filter_map(unusable_line).collect()
+}
+
+/// `IFA_F_TENTATIVE` and `IFA_F_DADFAILED` of linux/if_addr.h.
+const UNUSABLE_FLAGS: u32 = 0x40 | 0x08;
+
+/// Address, interface, prefix length, scope, flags: all hexadecimal.
+fn unusable_line(line: &str) -> Option<(IpAddr, u32)> {
+    let mut fields = line.split_ascii_whitespace();
+    let address = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let index = u32::from_str_radix(fields.next()?, 16).ok()?;
+    let flags = u32::from_str_radix(fields.nth(2)?, 16).ok()?;
+    (flags & UNUSABLE_FLAGS != 0).then(|| (IpAddr::V6(address.into()), index))
+}
+
+/// The MTU of an interface of this network namespace (`/sys` may show another's).
+pub(crate) fn mtu_of(name: &str) -> io::Result<u32> {
+    let fd = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: all zeroes is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero: it ends the string.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(room)) {
+        *to = from as libc::c_char;
+    }
+    let raw = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    // SAFETY: SIOCGIFMTU reads the name from the request and writes the MTU into it.
+    let rc = unsafe { libc::ioctl(raw, libc::SIOCGIFMTU as _, &raw mut request) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has just filled this variant of the union.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The name of an interface, if there is one with this number.
+pub(crate) fn name_of(index: u32) -> Option<String> {
+    let mut name = [0u8; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the size that the call may fill.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return None;
+    }
+    Some(CStr::from_bytes_until_nul(&name).ok()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there() {
+        let all = interfaces().expect("a list");
+        let lo = all.iter().find(|interface| interface.loopback).expect("loopback");
+        assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])), "{lo:?}");
+        assert!(lo.running && lo.mtu >= 16384, "{lo:?}");
+        assert_eq!(name_of(lo.index).as_deref(), Some(lo.name.as_str()));
+        assert_eq!(name_of(u32::MAX), None);
+        assert!(mtu_of("no such interface with a long name").is_err());
+        let every: usize = all.iter().map(|interface| interface.addresses.len()).sum();
+        assert!(addresses().expect("a list").len() >= every);
+    }
+
+    #[test]
+    fn tentative_addresses_are_known() {
+        let good = "00000000000000000000000000000001 01 80 10 80       lo";
+        let tentative = "fe80000000000000000000fffe000001 0a 40 20 c0     eth0";
+        assert_eq!(unusable_line(good), None);
+        let (address, index) = unusable_line(tentative).expect("tentative");
+        assert_eq!((address.to_string().as_str(), index), ("fe80::ff:fe00:1", 10));
+        assert_eq!(unusable_line("zz 01 80 10 40 lo"), None);
+        assert_eq!(unusable_line(""), None);
+    }
+}

@@ -1,0 +1,364 @@
+//! Devices on two machines, as far as the network can tell: two network namespaces and a veth link.
+//!
+//! Needs root and `ip`; without them every test says so and passes.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use nic::capture::Capture;
+use nic::device::{DeviceConfig, DeviceWire};
+use nic::interfaces::{Interface, interfaces};
+use nic::packet::PacketTap;
+use nic::udp::IcrcCheck;
+use nic::waiter::Waiter;
+use roce::Duration;
+use roce::verbs::Qpn;
+use roce::wire::frame::{self, Ip, Ipv4};
+use roce::wire::icrc::{self, Pseudo};
+use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT, capture};
+use roce::world::{Origin, Path, TxFrame, Wire};
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Two namespaces, each with one end of a link: 10.78.0.1 and .2, fd78::1 and ::2, and link-local ones.
+struct Lab {
+    names: [String; 2],
+}
+
+fn ip(arguments: &str) -> bool {
+    let run = Command::new("ip").args(arguments.split_whitespace()).output();
+    run.is_ok_and(|output| output.status.success())
+}
+
+impl Lab {
+    /// None, with the reason told, where namespaces cannot be made.
+    fn new(mtu: u32) -> Option<Lab> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = |side| format!("nic{}-{number}{side}", std::process::id());
+        let lab = Lab { names: [name('a'), name('b')] };
+        if lab.build(mtu) {
+            return Some(lab);
+        }
+        eprintln!("skipped: network namespaces need root and iproute2");
+        None
+    }
+
+    fn build(&self, mtu: u32) -> bool {
+        let [a, b] = &self.names;
+        let link =
+            format!("link add v0 netns {a} mtu {mtu} type veth peer name v0 mtu {mtu} netns {b}");
+        let made = ip(&format!("netns add {a}")) && ip(&format!("netns add {b}")) && ip(&link);
+        made && self.names.iter().zip(1..).all(|(name, host)| {
+            ip(&format!("-n {name} addr add 10.78.0.{host}/24 dev v0"))
+                && ip(&format!("-n {name} addr add fd78::{host}/64 dev v0 nodad"))
+                && ip(&format!("-n {name} link set v0 up"))
+                && ip(&format!("-n {name} link set lo up"))
+        })
+    }
+
+    /// Runs something on machine 0 or 1.
+    fn on<R: Send>(&self, side: usize, work: impl FnOnce() -> R + Send) -> R {
+        let path = format!("/run/netns/{}", self.names[side]);
+        let enter = move || {
+            let namespace = File::open(path).expect("just made");
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), kind).expect("root");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(enter).join().expect("the work does not panic"))
+    }
+
+    /// The link's end on one side, once all its addresses are usable.
+    fn link(&self, side: usize) -> Interface {
+        for _ in 0..200 {
+            let all = self.on(side, interfaces).expect("a list");
+            let link = all.into_iter().find(|interface| interface.name == "v0").expect("made");
+            if link.addresses.len() == 3 && link.running {
+                return link;
+            }
+            thread::sleep(std::time::Duration::from_millis(50));
+        }
+        panic!("duplicate address detection takes two seconds, not ten");
+    }
+
+    fn device_with(
+        &self,
+        side: usize,
+        change: impl FnOnce(&mut DeviceConfig) + Send,
+    ) -> DeviceWire {
+        let link = self.link(side);
+        self.on(side, || {
+            let mut config = DeviceConfig::new(link.addresses, link.index);
+            change(&mut config);
+            DeviceWire::open(&config).expect("the addresses are here")
+        })
+    }
+
+    fn device(&self, side: usize) -> DeviceWire {
+        self.device_with(side, |_| {})
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.names.iter().for_each(|name| {
+            ip(&format!("netns del {name}"));
+        });
+    }
+}
+
+fn headers(dest_qp: u32, psn: u32) -> Headers {
+    let bth = Bth {
+        opcode: Opcode::UcSendOnly,
+        solicited: false,
+        mig_req: false,
+        pad: 0,
+        pkey: DEFAULT_PKEY,
+        fecn: false,
+        becn: false,
+        dest_qp: Qpn::new(dest_qp),
+        ack_req: false,
+        psn: Psn::new(psn),
+    };
+    Headers::new(bth, Ext::None).expect("legal")
+}
+
+fn frame(path: Path, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
+    let header = headers(dest_qp, psn).emit();
+    TxFrame { path, header, payload: [payload].into_iter().collect(), pad: 0 }
+}
+
+fn qpn(wire: &DeviceWire) -> u32 {
+    u32::from(wire.slot()) << 16 | 5
+}
+
+fn path(to: IpAddr, source: u8) -> Path {
+    Path { source, ..Path::new(SocketAddr::new(to, ROCE_PORT)) }
+}
+
+/// Packets that arrive until `wanted` are there or nothing has come for a while.
+fn collect(wire: &mut DeviceWire, wanted: usize) -> Vec<(u32, Origin)> {
+    let waiter = Waiter::new().expect("eventfd");
+    let mut seen = Vec::new();
+    let (mut idle, patience) = (0, Duration::from_millis(100));
+    // With nothing wanted it empties what is there.
+    while (seen.len() < wanted && idle < 10) || (wanted == 0 && idle < 2) {
+        idle += 1;
+        wire.receive(&mut |frame| {
+            idle = 0;
+            seen.push((frame.headers.bth().psn.get(), frame.origin));
+        });
+        waiter.wait(&wire.fds(), Some(patience)).expect("poll");
+    }
+    seen
+}
+
+fn psns(seen: &[(u32, Origin)]) -> Vec<u32> {
+    seen.iter().map(|(psn, _)| *psn).collect()
+}
+
+#[test]
+fn every_pair_of_addresses_connects_two_machines() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    assert_eq!((a.payload_limit(), a.addresses().len()), (4096, 3));
+    let payload = vec![1; 1024];
+    for (source, to) in (0..).zip(b.addresses().to_vec()) {
+        let from = a.addresses()[usize::from(source)];
+        assert_eq!(from.is_ipv4(), to.is_ipv4(), "both list the same kinds in the same order");
+        let (path, qpn) = (path(to, source), qpn(&b));
+        let batches = a.counters().tx.gso_batches;
+        let burst: Vec<_> = (0..100).map(|psn| frame(path, qpn, psn, &payload)).collect();
+        lab.on(0, || a.send(&burst));
+        let seen = lab.on(1, || collect(&mut b, 100));
+        assert_eq!(psns(&seen), (0..100).collect::<Vec<_>>(), "{from} to {to}");
+        let origin = seen[0].1;
+        assert_eq!((origin.source.ip(), origin.source.port()), (from, ROCE_PORT));
+        assert_eq!((origin.dest, origin.via, origin.hop_limit), (to, source, 64));
+        assert_eq!(a.counters().tx.gso_batches - batches, 2, "segmented over the link too");
+    }
+    assert_eq!(b.counters().rx.id_solved, 0, "places in joined runs are identifications");
+}
+
+#[test]
+fn two_processes_share_what_another_machine_sends() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let mut senders = [(); 6].map(|()| lab.device(0));
+    let (mut b, mut c) = (lab.device(1), lab.device(1));
+    assert_eq!(b.payload_limit(), 1024);
+    let payload = vec![2; 1024];
+    let link = lab.link(1);
+    let paths: Vec<Path> =
+        (0..).zip(&link.addresses).map(|(source, to)| path(*to, source)).collect();
+    let (qpn_b, qpn_c) = (qpn(&b), qpn(&c));
+    for (i, sender) in (0..).zip(&mut senders) {
+        let burst: Vec<_> = (paths.iter())
+            .flat_map(|path| [frame(*path, qpn_b, i, &payload), frame(*path, qpn_c, i, &payload)])
+            .collect();
+        lab.on(0, || sender.send(&burst));
+    }
+    // Each empties the shared port for the other as well.
+    lab.on(1, || {
+        let mut count = [0, 0];
+        for _ in 0..300 {
+            count[0] += b.receive(&mut |_| {});
+            count[1] += c.receive(&mut |_| {});
+            if count == [18, 18] {
+                break;
+            }
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(count, [18, 18]);
+    });
+    // Everything leaves from port 4791, so each of the three address pairs is one flow with one owner.
+    let forwarded = b.counters().sharing.forwarded.packets + c.counters().sharing.forwarded.packets;
+    assert_eq!(forwarded, 18);
+    assert_eq!(b.counters().sharing.accepted + c.counters().sharing.accepted, 18);
+}
+
+#[test]
+fn groups_reach_members_on_both_machines_once() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let (mut a, mut a2) = (lab.device(0), lab.device(0));
+    let (mut b, mut b2) = (lab.device(1), lab.device(1));
+    for group in ["239.78.0.1", "ff02::78", "ff0e::78"] {
+        let group: IpAddr = group.parse().expect("literal");
+        lab.on(0, || [&mut a, &mut a2].map(|wire| wire.join(group).expect("join")));
+        lab.on(1, || [&mut b, &mut b2].map(|wire| wire.join(group).expect("join")));
+        let source = a.addresses().iter().position(|ip| ip.is_ipv4() == group.is_ipv4());
+        let path = path(group, source.expect("one of each") as u8);
+        let payload = vec![3; 512];
+        let burst: Vec<_> = (0..40).map(|psn| frame(path, 0x00ff_ffff, psn, &payload)).collect();
+        lab.on(0, || a.send(&burst));
+        for (side, wire) in [(0, &mut a), (0, &mut a2), (1, &mut b), (1, &mut b2)] {
+            let seen = lab.on(side, || collect(wire, 40));
+            assert_eq!(psns(&seen), (0..40).collect::<Vec<_>>(), "{group} on machine {side}");
+            assert_eq!(seen[0].1.dest, group);
+            assert_eq!(lab.on(side, || collect(wire, 0)), [], "{group}: once");
+            wire.leave(group).expect("joined");
+        }
+        assert_eq!(a.counters().rx.bad_icrc + b.counters().rx.bad_icrc, 0, "{group}");
+    }
+}
+
+#[test]
+fn packets_longer_than_the_link_are_dropped_and_counted() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    let to = path(Ipv4Addr::new(10, 78, 0, 2).into(), 0);
+    let source = a.addresses().iter().position(IpAddr::is_ipv4).expect("one") as u8;
+    let (large, fits, path) = (vec![0; 2048], vec![0; 1024], Path { source, ..to });
+    let qpn = qpn(&b);
+    let burst = [(0, &large), (1, &large), (2, &fits)].map(|(psn, p)| frame(path, qpn, psn, p));
+    lab.on(0, || a.send(&burst));
+    assert_eq!(psns(&lab.on(1, || collect(&mut b, 1))), [2]);
+    assert_eq!((a.counters().tx.dropped.too_long, a.why_no_gso()), (2, None));
+}
+
+/// A packet from machine 0 to machine 1 with an IPv4 identification of our choice, and an ICRC for another
+/// or the same one, as a device that is no UDP socket sends it.
+fn raw_packet(dest_qp: u32, psn: u32, id: u16, icrc_id: u16) -> Vec<u8> {
+    let (src, dst) = (Ipv4Addr::new(10, 78, 0, 1), Ipv4Addr::new(10, 78, 0, 2));
+    let mut body = [&headers(dest_qp, psn).emit()[..], b"from a NIC..", &[0; 4]].concat();
+    let (src_port, dst_port) = (50_000, ROCE_PORT);
+    let pseudo = Pseudo::V4 { src, dst, id: icrc_id, dont_fragment: true, src_port, dst_port };
+    let end = body.len() - 4;
+    let icrc = icrc::compute(&pseudo, &body).expect("long enough");
+    body[end..].copy_from_slice(&icrc);
+    let ip = Ip::V4(Ipv4 { tos: 2, id, dont_fragment: true, ttl: 61, src, dst });
+    let mut out = Vec::new();
+    frame::datagram(&ip, src_port, dst_port, [&body[..]], &mut out).expect("fits");
+    out
+}
+
+fn send_raw(lab: &Lab, packets: &[Vec<u8>]) {
+    lab.on(0, || {
+        let fd = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW)).expect("root");
+        let to = SocketAddr::from(([10, 78, 0, 2], 0));
+        for packet in packets {
+            sendto(&fd, packet, SendFlags::empty(), &to).expect("a route");
+        }
+    });
+}
+
+#[test]
+fn the_strict_check_sees_what_a_socket_cannot() {
+    let Some(lab) = Lab::new(9000) else { return };
+    for (check, accepted, bad) in
+        [(IcrcCheck::Verify, vec![1, 2, 3], 0), (IcrcCheck::Strict, vec![1, 3], 1)]
+    {
+        let mut b = lab.device_with(1, |config| config.check = check);
+        let qpn = qpn(&b);
+        send_raw(
+            &lab,
+            &[
+                raw_packet(qpn, 1, 0x1234, 0x1234),
+                // Damaged just so that another identification explains it.
+                raw_packet(qpn, 2, 0x1234, 0x4321),
+                raw_packet(qpn, 3, 0, 0),
+            ],
+        );
+        let seen = lab.on(1, || collect(&mut b, accepted.len() + 1));
+        assert_eq!(psns(&seen), accepted, "{check:?}");
+        assert_eq!(b.counters().rx.bad_icrc, bad, "{check:?}");
+        let origin = seen[0].1;
+        assert_eq!(origin.source, SocketAddr::from(([10, 78, 0, 1], 50_000)), "{check:?}");
+        assert_eq!((origin.hop_limit, origin.ecn), (61, roce::world::Ecn::Ect0), "{check:?}");
+        assert_eq!(origin.dest, IpAddr::from([10, 78, 0, 2]), "{check:?}");
+    }
+}
+
+#[test]
+fn the_strict_check_takes_everything_once_from_both_kinds_of_neighbours() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let strict = |config: &mut DeviceConfig| config.check = IcrcCheck::Strict;
+    let (mut a, mut b) = (lab.device(0), lab.device_with(1, strict));
+    assert!(b.check_in_force().contains("packet socket"), "{b}");
+    let mut near = lab.device_with(1, strict);
+    let payload = vec![4; 1024];
+    let qpn = qpn(&b);
+    for (source, to) in (0..).zip(b.addresses().to_vec()) {
+        let burst: Vec<_> =
+            (0..100).map(|psn| frame(path(to, source), qpn, psn, &payload)).collect();
+        for side in [0, 1] {
+            lab.on(side, || if side == 0 { a.send(&burst) } else { near.send(&burst) });
+            // Over IPv6 the shared port may have given the packets to the neighbour.
+            lab.on(1, || collect(&mut near, 0));
+            let mut seen = lab.on(1, || collect(&mut b, 100));
+            seen.extend(lab.on(1, || collect(&mut b, 0)));
+            assert_eq!(psns(&seen), (0..100).collect::<Vec<_>>(), "from machine {side} to {to}");
+        }
+    }
+    assert_eq!(b.counters().rx.bad_icrc, 0);
+}
+
+#[test]
+fn a_tap_sees_segmented_sends_as_the_packets_that_they_are() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    let link = lab.link(1);
+    let mut tap = lab.on(1, || PacketTap::open(Some(link.index))).expect("root");
+    let payload = vec![5; 1024];
+    let qpn = qpn(&b);
+    for (source, to) in (0..).zip(b.addresses().to_vec()) {
+        let burst: Vec<_> =
+            (0..100).map(|psn| frame(path(to, source), qpn, psn, &payload)).collect();
+        lab.on(0, || a.send(&burst));
+        assert_eq!(lab.on(1, || collect(&mut b, 100)).len(), 100);
+    }
+    let file = std::env::temp_dir().join(format!("nic-tap-{}.pcap", std::process::id()));
+    let mut recorded = Capture::create(&file, u64::MAX).expect("a temporary file");
+    while tap.receive(&mut |time, packet| recorded.packet(time, packet)).expect("up") > 0 {}
+    drop(recorded);
+    let report = capture::check(&fs::read(&file).expect("just written"));
+    fs::remove_file(&file).expect("ours");
+    assert!(report.is_clean(), "{report}");
+    assert_eq!((report.roce, report.udp_checksum_right), (300, 300), "{report}");
+    let counters = tap.counters();
+    assert_eq!((counters.packets, counters.unknown, counters.overrun), (300, 0, 0));
+    assert_eq!(counters.joined, 6, "two segmented sends for each address");
+}

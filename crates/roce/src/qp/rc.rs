@@ -1,0 +1,117 @@
+//! The reliable connection service: the [`requester`](super::requester) and the
+//! [`responder`](super::responder), which know nothing of each other, and the order in which their
+//! packets leave.
+
+use super::Context;
+use super::link::Link;
+use super::requester::{Fault, Requester};
+use super::responder::{Fatal, Responder};
+use crate::verbs::WcStatus;
+use crate::wire::Headers;
+
+/// Which half sends next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Requests,
+    Responses,
+}
+
+/// What ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// A request of ours.
+    Send(Fault),
+    /// A request of the peer's.
+    Request(Fatal),
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Failure {
+        Failure::Send(fault)
+    }
+}
+
+impl From<Fatal> for Failure {
+    fn from(fatal: Fatal) -> Failure {
+        Failure::Request(fatal)
+    }
+}
+
+impl From<WcStatus> for Failure {
+    fn from(status: WcStatus) -> Failure {
+        Failure::Send(Fault { index: 0, status })
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Rc {
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    turn: Turn,
+}
+
+impl Rc {
+    pub(super) fn new(requester: Requester, responder: Responder) -> Rc {
+        Rc { requester, responder, turn: Turn::Responses }
+    }
+
+    /// Leaves in `cx` where the payload goes.
+    pub(super) fn handle_packet(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Failure> {
+        if headers.bth().opcode.is_response() {
+            self.requester.handle_response(cx, link, headers, payload_len)?;
+        } else {
+            self.responder.handle_request(cx, link, headers, payload_len)?;
+        }
+        Ok(())
+    }
+
+    /// Whether there are packets beside acknowledgements.
+    pub(super) fn has_data(&self) -> bool {
+        self.responder.has_answer() || self.requester.has_unsent()
+    }
+
+    /// Gives the other half the next burst.
+    pub(super) fn end_burst(&mut self) {
+        self.turn = self.turn.other();
+    }
+
+    /// Leaves in `cx.packet` the next packet: an acknowledgement if one is due, else from the half
+    /// whose turn it is. After a failure there may still be answers to send.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Failure> {
+        for turn in [self.turn, self.turn.other()] {
+            self.responder.poll_reply(cx, link);
+            if cx.packet.is_none() {
+                self.poll_half(turn, cx, link)?;
+            }
+            if cx.packet.is_some() {
+                self.turn = turn;
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_half(&mut self, turn: Turn, cx: &mut Context<'_>, link: &Link) -> Result<(), Failure> {
+        match turn {
+            Turn::Requests => self.requester.poll(cx, link)?,
+            Turn::Responses => self.responder.poll_answer(cx, link)?,
+        }
+        Ok(())
+    }
+}
+
+impl Turn {
+    fn other(self) -> Turn {
+        match self {
+            Turn::Requests => Turn::Responses,
+            Turn::Responses => Turn::Requests,
+        }
+    }
+}

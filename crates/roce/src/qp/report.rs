@@ -1,0 +1,155 @@
+//! What a queue pair says about itself: its present state, and why it failed.
+//!
+//! Called where something fails, before the queues are flushed: then the requester still knows which
+//! packet was waited for. Reads only; the one thing written is [`Qp::last_error`].
+
+use super::rc::Failure;
+use super::uc::Uc;
+use super::ud::Ud;
+use super::{Context, Fault, Kind, Qp, QpState, Rc};
+use crate::counters::Counters;
+use crate::report::{Cause, Flow, LastError, Peer, QpReport};
+use crate::time::Time;
+use crate::verbs::{Transport, WcStatus};
+use crate::wire::Psn;
+
+/// A work request that failed, and the packet of it that was waited for.
+struct Culprit {
+    wr_id: u64,
+    psn: Psn,
+    peer: Option<Peer>,
+}
+
+impl Qp {
+    pub(crate) fn last_error(&self) -> Option<LastError> {
+        self.last_error
+    }
+
+    /// Says why the queue pair is about to stop. `psn` is that of the packet in hand, if one is.
+    pub(super) fn blame(&mut self, cx: &Context<'_>, failure: &Failure, psn: Option<Psn>) {
+        match *failure {
+            Failure::Send(fault) => {
+                let cause = match fault.status {
+                    WcStatus::RetryExceeded => Cause::KeepsMissing,
+                    WcStatus::RnrRetryExceeded => Cause::ReceiverNotReady,
+                    WcStatus::BadResponse => Cause::BadResponse,
+                    WcStatus::RemoteInvalidRequest
+                    | WcStatus::RemoteAccessError
+                    | WcStatus::RemoteOperationError => Cause::PeerRefused(fault.status),
+                    status => Cause::Local(status),
+                };
+                self.blame_send(cx, cause, fault, psn);
+            }
+            Failure::Request(fatal) => self.blame_peer(cx, Cause::Refused(fatal.nak), psn),
+        }
+    }
+
+    /// The last retry brought no answer.
+    pub(super) fn blame_silence(&mut self, cx: &Context<'_>, fault: Fault) {
+        self.blame_send(cx, Cause::NoAnswer, fault, None);
+    }
+
+    /// A send failed. A NAK names its packet; otherwise it is the oldest one that is unanswered.
+    fn blame_send(&mut self, cx: &Context<'_>, cause: Cause, fault: Fault, psn: Option<Psn>) {
+        let culprit = self.culprit(fault.index);
+        let named = psn.filter(|_| cause != Cause::KeepsMissing);
+        let peer = &self.link.peer;
+        let retries = match cause {
+            Cause::ReceiverNotReady => peer.rnr_retry,
+            Cause::NoAnswer | Cause::KeepsMissing => peer.retry_count,
+            _ => 0,
+        };
+        let error = LastError {
+            psn: named.or(culprit.as_ref().map(|culprit| culprit.psn)),
+            wr_id: culprit.as_ref().map(|culprit| culprit.wr_id),
+            retries,
+            ..self.error(cx, cause)
+        };
+        let to = culprit.and_then(|culprit| culprit.peer);
+        self.last_error = Some(LastError { peer: to.or(error.peer), ..error });
+    }
+
+    /// Something of the peer's, or of nobody in particular, stops the queue pair.
+    pub(super) fn blame_peer(&mut self, cx: &Context<'_>, cause: Cause, psn: Option<Psn>) {
+        if self.state != QpState::Error {
+            self.last_error = Some(LastError { psn, ..self.error(cx, cause) });
+        }
+    }
+
+    fn error(&self, cx: &Context<'_>, cause: Cause) -> LastError {
+        let (ip, qpn) = (self.link.peer.path.remote.ip(), self.link.peer.dest_qp);
+        let is_connected = self.link.transport != Transport::Ud && !ip.is_unspecified();
+        LastError {
+            qpn: self.link.qpn,
+            cause,
+            peer: is_connected.then_some(Peer { ip, qpn }),
+            psn: None,
+            acknowledged: self.acknowledged(),
+            wr_id: None,
+            retries: 0,
+            at: (cx.now != Time::ZERO).then_some(cx.now),
+        }
+    }
+
+    fn acknowledged(&self) -> Option<Psn> {
+        match &self.kind {
+            Kind::Rc(rc) => {
+                let una = rc.requester.unacknowledged_psn();
+                (una != self.first_psn).then(|| una.minus(1))
+            }
+            Kind::Uc(_) | Kind::Ud(_) => None,
+        }
+    }
+
+    /// The work request at `index` of the send queue.
+    fn culprit(&self, index: usize) -> Option<Culprit> {
+        match &self.kind {
+            Kind::Rc(rc) => {
+                let (wr_id, psn) = rc.requester.posted_at(index)?;
+                Some(Culprit { wr_id, psn, peer: None })
+            }
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
+                let front = sends.front().filter(|_| index == 0)?;
+                let peer = front.wr.to.map(|to| Peer { ip: to.path.remote.ip(), qpn: to.dest_qp });
+                Some(Culprit { wr_id: front.wr.wr_id, psn: sends.psn(), peer })
+            }
+        }
+    }
+
+    /// Everything that somebody who looks for a fault may want to know.
+    pub(crate) fn report(&self, counters: &Counters) -> QpReport {
+        let (sends, receives) = match &self.kind {
+            Kind::Rc(rc) => (rc.requester.len(), rc.responder.receives()),
+            Kind::Uc(Uc { sends, receives, .. }) | Kind::Ud(Ud { sends, receives, .. }) => {
+                (sends.len(), receives.len())
+            }
+        };
+        let flow = match &self.kind {
+            Kind::Rc(rc) if self.is_started() => Some(self.flow(rc)),
+            _ => None,
+        };
+        QpReport {
+            qpn: self.link.qpn,
+            transport: self.link.transport,
+            attr: self.query(),
+            sends,
+            receives,
+            flow,
+            rtt: self.rtt().copied(),
+            rate_bps: self.rate_bps(),
+            deadline: self.deadline(),
+            last_error: self.last_error,
+            counters: *counters,
+        }
+    }
+
+    /// Whether it has been told who its peer is.
+    fn is_started(&self) -> bool {
+        !matches!(self.state, QpState::Reset | QpState::Init)
+    }
+
+    fn flow(&self, rc: &Rc) -> Flow {
+        let expected = rc.responder.expected();
+        Flow { expected, ..rc.requester.flow(&self.link) }
+    }
+}

@@ -1,0 +1,214 @@
+//! Responder resources: the READs and atomics whose answers are owed, and the results of the latest
+//! atomics in case they are asked for again (IBA 9.7.5.2, responder side).
+//!
+//! Answers leave in PSN order, so jobs stand in PSN order. A READ is carried out while it is
+//! answered, and again if it is asked for again. An atomic is carried out once, when it arrives;
+//! whoever asks again gets the former value of that time.
+//!
+//! As many results are kept as the peer may have READs and atomics unanswered, so every atomic that
+//! it can still be waiting for is among them. An older one that turns up again is a stray of the
+//! network: it is dropped, and above all not carried out.
+
+use alloc::collections::VecDeque;
+
+use super::link::Link;
+use crate::region::Range;
+use crate::wire::{Psn, Reth};
+
+/// An answer that is owed.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// PSN of the next response.
+    pub(super) psn: Psn,
+    /// PSN after the last response.
+    pub(super) end: Psn,
+    pub(super) msn: u32,
+    /// Asked for the second time or more. Gives way to jobs that were not.
+    pub(super) again: bool,
+    pub(super) work: Work,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    Read(ReadWork),
+    /// The word's former value, once it is known.
+    Atomic(Option<u64>),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadWork {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    /// Bytes still to be sent.
+    pub(super) left: u32,
+    /// No response has been sent since it was (last) asked for.
+    pub(super) fresh: bool,
+}
+
+/// An atomic that was carried out, or is about to be.
+#[derive(Clone, Copy, Debug)]
+struct Performed {
+    psn: Psn,
+    original: Option<u64>,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(super) struct Resources {
+    jobs: VecDeque<Job>,
+    performed: VecDeque<Performed>,
+}
+
+impl Job {
+    pub(super) fn read(psn: Psn, reth: &Reth, link: &Link, msn: u32) -> Job {
+        let Reth { addr, rkey, len } = *reth;
+        let work = Work::Read(ReadWork { addr, rkey, left: len, fresh: true });
+        Job { psn, end: psn.plus(link.packets(len)), msn, again: false, work }
+    }
+
+    fn atomic(psn: Psn, msn: u32) -> Job {
+        Job { psn, end: psn.next(), msn, again: false, work: Work::Atomic(None) }
+    }
+}
+
+impl ReadWork {
+    pub(super) fn remaining(&self) -> Range {
+        Range { key: self.rkey, addr: self.addr, len: self.left }
+    }
+}
+
+impl Resources {
+    /// Starts with room for `limit` jobs. Nothing is allocated after that, unless the limit is
+    /// raised while the queue pair runs.
+    pub(super) fn reset(&mut self, limit: usize) {
+        self.jobs.clear();
+        self.performed.clear();
+        self.jobs.reserve_exact(limit);
+        self.performed.reserve_exact(limit);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The answer that is next.
+    pub(super) fn front(&self) -> Option<&Job> {
+        self.jobs.front()
+    }
+
+    /// The READ at the front has been answered as far as `len` more bytes, in one packet.
+    pub(super) fn advance_read(&mut self, len: u32) {
+        if let Some(Job { psn, work: Work::Read(read), .. }) = self.jobs.front_mut() {
+            *psn = psn.next();
+            read.addr = read.addr.wrapping_add(u64::from(len));
+            read.left -= len;
+            read.fresh = false;
+        }
+    }
+
+    pub(super) fn pop_front(&mut self) {
+        self.jobs.pop_front();
+    }
+
+    /// Drops what is owed.
+    pub(super) fn clear_jobs(&mut self) {
+        self.jobs.clear();
+    }
+
+    /// Room for a new job among at most `limit`, beside `others` that are kept elsewhere. A peer that
+    /// keeps to the limit has as many unanswered requests as there are slots only if all others are
+    /// repetitions, so those go first.
+    pub(super) fn make_room(&mut self, others: usize, limit: usize) -> bool {
+        if self.jobs.len() + others >= limit
+            && let Some(index) = self.jobs.iter().position(|job| job.again)
+        {
+            self.jobs.remove(index);
+        }
+        self.jobs.len() + others < limit
+    }
+
+    /// Adds a new READ, for which room was made.
+    pub(super) fn begin_read(&mut self, job: Job) {
+        self.jobs.push_back(job);
+    }
+
+    /// Adds a new atomic, for which room was made. Its result is to follow; `limit` are kept.
+    pub(super) fn begin_atomic(&mut self, psn: Psn, msn: u32, limit: usize) {
+        while self.performed.len() >= limit.max(1) {
+            self.performed.pop_front();
+        }
+        self.performed.push_back(Performed { psn, original: None });
+        self.jobs.push_back(Job::atomic(psn, msn));
+    }
+
+    /// The result of the atomic with this PSN.
+    pub(super) fn complete_atomic(&mut self, psn: Psn, original: u64) {
+        let waits =
+            |performed: &&mut Performed| performed.psn == psn && performed.original.is_none();
+        if let Some(performed) = self.performed.iter_mut().rev().find(waits) {
+            performed.original = Some(original);
+        }
+        for job in self.jobs.iter_mut().filter(|job| job.psn == psn) {
+            if let Work::Atomic(value @ None) = &mut job.work {
+                *value = Some(original);
+            }
+        }
+    }
+
+    /// Owes an answer again, from the job's PSN on. Without room nothing happens: the peer's timer
+    /// will ask once more.
+    pub(super) fn add_again(&mut self, job: Job, limit: usize) {
+        let Job { psn, end, .. } = job;
+        let at = self.jobs.iter().position(|job| psn.is_before(job.end)).unwrap_or(self.jobs.len());
+        if let Some(running) = self.jobs.get_mut(at).filter(|running| running.end == end) {
+            if let (Work::Read(_), Work::Read(_)) = (job.work, running.work) {
+                *running = Job { msn: running.msn, again: running.again, ..job };
+            }
+        } else if self.jobs.len() < limit {
+            self.jobs.insert(at, Job { again: true, ..job });
+        }
+    }
+
+    /// The atomic with this PSN, if its result is still known.
+    pub(super) fn performed(&self, psn: Psn, msn: u32) -> Option<Job> {
+        let performed = self.performed.iter().rev().find(|performed| performed.psn == psn)?;
+        Some(Job { work: Work::Atomic(performed.original), ..Job::atomic(psn, msn) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_results_are_kept_and_no_others() {
+        let mut resources = Resources::default();
+        for n in 0..10 {
+            assert!(resources.make_room(0, 3));
+            resources.begin_atomic(Psn::new(n), n, 3);
+            resources.complete_atomic(Psn::new(n), 100 + u64::from(n));
+            resources.pop_front();
+        }
+        for n in 0..10 {
+            let again = resources.performed(Psn::new(n), 0).map(|job| job.work);
+            let kept = match again {
+                Some(Work::Atomic(value)) => value,
+                _ => None,
+            };
+            assert_eq!(kept, (n >= 7).then_some(100 + u64::from(n)));
+        }
+    }
+
+    #[test]
+    fn a_repetition_of_what_is_still_owed_adds_nothing() {
+        let mut resources = Resources::default();
+        resources.begin_atomic(Psn::new(5), 1, 2);
+        resources.complete_atomic(Psn::new(5), 42);
+        for _ in 0..4 {
+            let again = resources.performed(Psn::new(5), 1).unwrap();
+            resources.add_again(again, 2);
+        }
+        assert_eq!(resources.jobs.len(), 1);
+        assert!(!resources.jobs[0].again);
+    }
+}

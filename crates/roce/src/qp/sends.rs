@@ -1,0 +1,131 @@
+//! The send queue of an unreliable service: requests leave in order, each is done when its last
+//! packet has been handed out, and nothing is ever sent again.
+
+use alloc::collections::VecDeque;
+
+use super::link::Link;
+use super::{Context, request};
+use crate::verbs::{Completion, SendWr, WcStatus};
+use crate::wire::Psn;
+
+/// A posted send work request.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) wr: SendWr,
+    pub(super) len: u32,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Sends {
+    queue: VecDeque<Posted>,
+    limit: u32,
+    /// PSN of the next packet.
+    psn: Psn,
+    /// Packets of the front request that have left.
+    sent: u32,
+    /// No request is begun.
+    paused: bool,
+}
+
+impl Sends {
+    pub(super) fn new(limit: u32) -> Sends {
+        let queue = VecDeque::with_capacity(limit as usize);
+        Sends { queue, limit, psn: Psn::default(), sent: 0, paused: false }
+    }
+
+    pub(super) fn start(&mut self, psn: Psn) {
+        self.psn = psn;
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.vacant() == 0
+    }
+
+    /// Requests that may still be posted.
+    pub(super) fn vacant(&self) -> usize {
+        (self.limit as usize).saturating_sub(self.queue.len())
+    }
+
+    pub(super) fn post(&mut self, wr: SendWr, len: u32) {
+        self.queue.push_back(Posted { wr, len });
+    }
+
+    pub(super) fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Work requests posted and not completed.
+    pub(super) fn len(&self) -> u32 {
+        self.queue.len() as u32
+    }
+
+    /// The oldest work request.
+    pub(super) fn front(&self) -> Option<&Posted> {
+        self.queue.front()
+    }
+
+    /// Whether nothing that was begun is unfinished.
+    pub(super) fn is_drained(&self) -> bool {
+        self.sent == 0
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.next().is_some()
+    }
+
+    /// The request whose packet is next, and which packet that is.
+    pub(super) fn next(&self) -> Option<(&Posted, u32)> {
+        let front = self.queue.front().filter(|_| self.sent > 0 || !self.paused)?;
+        Some((front, self.sent))
+    }
+
+    pub(super) fn psn(&self) -> Psn {
+        self.psn
+    }
+
+    /// Moves past the packet that was built; the last of its request completes it.
+    pub(super) fn advance(&mut self, cx: &mut Context<'_>, link: &Link, is_last: bool) {
+        self.psn = self.psn.next();
+        self.sent += 1;
+        if is_last {
+            self.finish(cx, link);
+        }
+    }
+
+    /// The front request is done.
+    pub(super) fn finish(&mut self, cx: &mut Context<'_>, link: &Link) {
+        if let Some(posted) = self.take_front().filter(|posted| posted.wr.signaled) {
+            posted.complete(cx, link, WcStatus::Success);
+        }
+    }
+
+    /// The oldest request, taken out.
+    pub(super) fn take_front(&mut self) -> Option<Posted> {
+        self.sent = 0;
+        self.queue.pop_front()
+    }
+
+    /// Forgets everything without completions.
+    pub(super) fn reset(&mut self) {
+        self.queue.clear();
+        self.sent = 0;
+        self.paused = false;
+    }
+}
+
+impl Posted {
+    /// Carried out here, nothing is sent.
+    pub(super) fn is_local(&self) -> bool {
+        request::is_local(self.wr.op)
+    }
+
+    pub(super) fn complete(&self, cx: &mut Context<'_>, link: &Link, status: WcStatus) {
+        let opcode = request::wc_opcode(self.wr.op);
+        cx.complete(link.send_cq, Completion::new(self.wr.wr_id, status, opcode, link.qpn));
+    }
+}

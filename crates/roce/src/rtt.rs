@@ -1,0 +1,225 @@
+//! Round-trip times: measured, smoothed and counted.
+//!
+//! [`RttEstimator`] is the usual pair of a smoothed mean and a smoothed deviation (RFC 6298), in
+//! integers. [`RttHistogram`] counts the samples by powers of two for people to look at.
+//! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: one packet at a time
+//! is timed, and none that was sent twice, as nobody could tell which sending was answered (Karn's
+//! rule).
+//!
+//! What is measured includes the peer's delay in answering: packets are timed that ask for an answer.
+
+use crate::time::{Duration, Time};
+use crate::wire::Psn;
+
+/// Buckets of an [`RttHistogram`].
+pub const RTT_BUCKETS: usize = 24;
+
+/// Smoothed round-trip time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RttEstimator {
+    /// Nanoseconds times 8; 0 before the first sample.
+    smoothed_x8: u64,
+    /// Nanoseconds times 4.
+    deviation_x4: u64,
+    least: Option<Duration>,
+}
+
+impl RttEstimator {
+    /// Takes a sample.
+    pub fn sample(&mut self, rtt: Duration) {
+        let ns = rtt.as_nanos();
+        if self.least.is_none() {
+            self.smoothed_x8 = ns.saturating_mul(8);
+            self.deviation_x4 = ns.saturating_mul(2);
+        } else {
+            let off = ns.abs_diff(self.smoothed_x8 / 8);
+            self.deviation_x4 = self.deviation_x4 - self.deviation_x4 / 4 + off;
+            self.smoothed_x8 = self.smoothed_x8 - self.smoothed_x8 / 8 + ns;
+        }
+        self.least = Some(self.least.map_or(rtt, |least| least.min(rtt)));
+    }
+
+    /// The smoothed round-trip time, once there is one.
+    pub fn smoothed(&self) -> Option<Duration> {
+        self.least.map(|_| Duration::from_nanos(self.smoothed_x8 / 8))
+    }
+
+    /// The smallest sample.
+    pub fn least(&self) -> Option<Duration> {
+        self.least
+    }
+
+    /// How long an answer may take before it counts as lost: mean and four deviations, not below
+    /// `floor`.
+    pub fn timeout(&self, floor: Duration) -> Option<Duration> {
+        let smoothed = self.smoothed()?;
+        Some((smoothed + Duration::from_nanos(self.deviation_x4)).max(floor))
+    }
+}
+
+/// Samples by size: bucket 0 below 1 us, bucket `n` from 2^(n-1) us to below 2^n us, the last one
+/// everything longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RttHistogram {
+    counts: [u64; RTT_BUCKETS],
+}
+
+impl RttHistogram {
+    /// Counts a sample.
+    pub fn sample(&mut self, rtt: Duration) {
+        let micros = rtt.as_nanos() / 1_000;
+        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
+        self.counts[bucket.min(RTT_BUCKETS - 1)] += 1;
+    }
+
+    /// Samples per bucket.
+    pub fn counts(&self) -> &[u64; RTT_BUCKETS] {
+        &self.counts
+    }
+
+    /// The first duration that is too long for `bucket`.
+    pub const fn upper_bound(bucket: usize) -> Duration {
+        Duration::from_micros(1 << bucket)
+    }
+
+    /// Number of samples.
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The upper bound of the bucket in which the sample stands that `per_mille` of all samples do
+    /// not exceed.
+    pub fn quantile(&self, per_mille: u64) -> Option<Duration> {
+        let wanted = (self.total() * per_mille).div_ceil(1000).max(1);
+        let mut seen = 0;
+        let reaches = |&count: &u64| {
+            seen += count;
+            seen >= wanted
+        };
+        self.counts.iter().position(reaches).map(RttHistogram::upper_bound)
+    }
+}
+
+/// Times one packet at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RttProbe {
+    timed: Option<(Psn, Time)>,
+}
+
+impl RttProbe {
+    /// A packet that asks for an answer was sent for the first time.
+    pub fn sent(&mut self, psn: Psn, now: Time) {
+        self.timed.get_or_insert((psn, now));
+    }
+
+    /// Packets are being sent again: whatever is answered now tells nothing.
+    pub fn cancel(&mut self) {
+        self.timed = None;
+    }
+
+    /// Everything before `una` is answered. A sample, if the timed packet is among it.
+    pub fn answered(&mut self, una: Psn, now: Time) -> Option<Duration> {
+        let (_, sent_at) = self.timed.filter(|(psn, _)| psn.is_before(una))?;
+        self.timed = None;
+        Some(now - sent_at)
+    }
+}
+
+/// Everything that is measured of one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RttMeter {
+    /// Smoothed.
+    pub estimator: RttEstimator,
+    /// Counted.
+    pub histogram: RttHistogram,
+    pub(crate) probe: RttProbe,
+}
+
+impl RttMeter {
+    pub(crate) fn sample(&mut self, rtt: Duration) {
+        self.estimator.sample(rtt);
+        self.histogram.sample(rtt);
+    }
+
+    /// Everything before `una` is answered.
+    pub(crate) fn answered(&mut self, una: Psn, now: Time) {
+        if let Some(rtt) = self.probe.answered(una, now) {
+            self.sample(rtt);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn smoothing_follows_rfc_6298() {
+        let mut rtt = RttEstimator::default();
+        assert_eq!((rtt.smoothed(), rtt.timeout(us(1))), (None, None));
+        rtt.sample(us(80));
+        assert_eq!(rtt.smoothed(), Some(us(80)));
+        // The first deviation is half the sample: 80 + 4 * 40.
+        assert_eq!(rtt.timeout(us(1)), Some(us(240)));
+        rtt.sample(us(160));
+        // 7/8 * 80 + 1/8 * 160 = 90; deviation 3/4 * 40 + 1/4 * 80 = 50.
+        assert_eq!(rtt.smoothed(), Some(us(90)));
+        assert_eq!(rtt.timeout(us(1)), Some(us(290)));
+        assert_eq!(rtt.timeout(us(500)), Some(us(500)));
+        assert_eq!(rtt.least(), Some(us(80)));
+    }
+
+    #[test]
+    fn a_steady_path_converges() {
+        let mut rtt = RttEstimator::default();
+        rtt.sample(us(1_000));
+        for _ in 0..200 {
+            rtt.sample(us(20));
+        }
+        let smoothed = rtt.smoothed().unwrap();
+        assert!(smoothed >= us(20) && smoothed < Duration::from_nanos(20_100), "{smoothed}");
+        assert!(rtt.timeout(Duration::ZERO).unwrap() < Duration::from_nanos(20_300));
+    }
+
+    #[test]
+    fn extreme_samples_do_not_overflow() {
+        let mut rtt = RttEstimator::default();
+        for ns in [u64::MAX / 16, 0, u64::MAX / 16, 1] {
+            rtt.sample(Duration::from_nanos(ns));
+        }
+        assert!(rtt.timeout(Duration::ZERO).is_some());
+    }
+
+    #[test]
+    fn buckets_are_powers_of_two() {
+        let mut histogram = RttHistogram::default();
+        assert_eq!(histogram.quantile(500), None);
+        for ns in [0, 999, 1_000, 1_999, 2_000, 3_999, 4_000, u64::MAX] {
+            histogram.sample(Duration::from_nanos(ns));
+        }
+        assert_eq!(histogram.counts()[..4], [2, 2, 2, 1]);
+        assert_eq!(histogram.counts()[RTT_BUCKETS - 1], 1);
+        assert_eq!(histogram.total(), 8);
+        assert_eq!(histogram.quantile(250), Some(us(1)));
+        assert_eq!(histogram.quantile(500), Some(us(2)));
+        assert_eq!(histogram.quantile(0), Some(us(1)));
+    }
+
+    #[test]
+    fn a_probe_times_one_packet_and_never_a_repeated_one() {
+        let at = |micros| Time::ZERO + us(micros);
+        let mut probe = RttProbe::default();
+        probe.sent(Psn::new(0xff_ffff), at(10));
+        probe.sent(Psn::new(0), at(12));
+        assert_eq!(probe.answered(Psn::new(0xff_ffff), at(20)), None);
+        assert_eq!(probe.answered(Psn::new(2), at(31)), Some(us(21)));
+        assert_eq!(probe.answered(Psn::new(3), at(32)), None);
+        probe.sent(Psn::new(3), at(40));
+        probe.cancel();
+        assert_eq!(probe.answered(Psn::new(4), at(50)), None);
+    }
+}

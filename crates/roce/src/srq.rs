@@ -1,0 +1,144 @@
+//! Shared receive queues: receives that several queue pairs take from (IBA 10.2.9).
+//!
+//! A receive belongs to the queue until a queue pair takes it for a message; from then on that queue
+//! pair completes it, whatever happens. The limit is a trap that springs once: an event is made when
+//! fewer receives than that are left, and the limit is 0 from then on.
+
+use alloc::collections::VecDeque;
+
+use crate::attributes::AsyncEvent;
+use crate::endpoint::SrqConfig;
+use crate::events::EventQueue;
+use crate::rng::SplitMix64;
+use crate::sg;
+use crate::slab::{Layout, Slab};
+use crate::verbs::{PdId, RecvWr, SrqId, VerbsError};
+
+/// Most shared receive queues of an endpoint.
+const MAX_SRQS: u32 = 1 << 16;
+
+/// A posted receive.
+#[derive(Debug)]
+pub(crate) struct Receive {
+    pub(crate) wr: RecvWr,
+    /// Room for a message in bytes.
+    pub(crate) len: u64,
+}
+
+impl Receive {
+    pub(crate) fn new(wr: RecvWr) -> Receive {
+        let len = sg::total_bytes(&wr.sges);
+        Receive { wr, len }
+    }
+}
+
+#[derive(Debug)]
+struct Srq {
+    config: SrqConfig,
+    queue: VecDeque<Receive>,
+    users: u32,
+}
+
+/// All shared receive queues of an endpoint.
+#[derive(Debug)]
+pub(crate) struct SrqTable {
+    slab: Slab<Srq>,
+}
+
+impl SrqTable {
+    pub(crate) fn new(rng: &mut SplitMix64) -> SrqTable {
+        SrqTable { slab: Slab::new(Layout::new(MAX_SRQS, u32::BITS), rng.next_u32()) }
+    }
+
+    pub(crate) fn create(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError> {
+        check_limit(&config, config.limit)?;
+        let queue = VecDeque::with_capacity(config.max_wr as usize);
+        self.slab
+            .insert_with(|_, _| Srq { config, queue, users: 0 })
+            .map(SrqId)
+            .ok_or(VerbsError::TableFull { what: "shared receive queues", limit: MAX_SRQS })
+    }
+
+    /// Removes a queue that no queue pair uses, and returns the domain that it belonged to.
+    pub(crate) fn destroy(&mut self, srq: SrqId) -> Result<PdId, VerbsError> {
+        match self.slab.get(srq.0) {
+            Some(entry) if entry.users > 0 => Err(VerbsError::SrqInUse(srq.0)),
+            _ => {
+                self.slab.remove(srq.0).map(|entry| entry.config.pd).ok_or(VerbsError::NoSrq(srq.0))
+            }
+        }
+    }
+
+    /// Whether a queue pair of `pd` may receive from it.
+    pub(crate) fn check(&self, srq: SrqId, pd: PdId) -> Result<(), VerbsError> {
+        match self.slab.get(srq.0) {
+            None => Err(VerbsError::NoSrq(srq.0)),
+            Some(entry) if entry.config.pd != pd => Err(VerbsError::SrqPd(srq.0)),
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn query(&self, srq: SrqId) -> Result<SrqConfig, VerbsError> {
+        self.slab.get(srq.0).map(|entry| entry.config).ok_or(VerbsError::NoSrq(srq.0))
+    }
+
+    pub(crate) fn attach(&mut self, srq: SrqId) {
+        if let Some(entry) = self.slab.get_mut(srq.0) {
+            entry.users += 1;
+        }
+    }
+
+    pub(crate) fn detach(&mut self, srq: SrqId) {
+        if let Some(entry) = self.slab.get_mut(srq.0) {
+            entry.users = entry.users.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn post(&mut self, srq: SrqId, wr: RecvWr) -> Result<(), VerbsError> {
+        let entry = self.slab.get_mut(srq.0).ok_or(VerbsError::NoSrq(srq.0))?;
+        let limit = entry.config.max_wr;
+        if entry.queue.len() >= limit as usize {
+            return Err(VerbsError::TableFull { what: "shared receive work requests", limit });
+        }
+        entry.queue.push_back(Receive::new(wr));
+        Ok(())
+    }
+
+    /// Arms the limit. If fewer receives are left already, the event comes at once: nobody would
+    /// notice the fall otherwise.
+    pub(crate) fn set_limit(
+        &mut self,
+        srq: SrqId,
+        limit: u32,
+        events: &mut EventQueue,
+    ) -> Result<(), VerbsError> {
+        let entry = self.slab.get_mut(srq.0).ok_or(VerbsError::NoSrq(srq.0))?;
+        check_limit(&entry.config, limit)?;
+        entry.config.limit = limit;
+        entry.spring(srq, events);
+        Ok(())
+    }
+
+    /// The oldest receive.
+    pub(crate) fn take(&mut self, srq: SrqId, events: &mut EventQueue) -> Option<Receive> {
+        let entry = self.slab.get_mut(srq.0)?;
+        let receive = entry.queue.pop_front()?;
+        entry.spring(srq, events);
+        Some(receive)
+    }
+}
+
+impl Srq {
+    fn spring(&mut self, srq: SrqId, events: &mut EventQueue) {
+        if (self.queue.len() as u64) < u64::from(self.config.limit) {
+            self.config.limit = 0;
+            events.raise(AsyncEvent::SrqLimitReached(srq));
+        }
+    }
+}
+
+fn check_limit(config: &SrqConfig, limit: u32) -> Result<(), VerbsError> {
+    let max_wr = config.max_wr;
+    let too_high = VerbsError::TableFull { what: "shared receives below the limit", limit: max_wr };
+    if limit <= max_wr { Ok(()) } else { Err(too_high) }
+}

@@ -1,0 +1,173 @@
+//! Congestion control as a queue pair shows it: marked packets are answered by notifications, and
+//! notifications slow the sender down. Packets are carried by hand, so that each can be marked.
+
+use std::net::SocketAddr;
+
+use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::endpoint::{Endpoint, TimeoutReason, Transmit};
+use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
+use roce::wire::{Opcode, Psn};
+use roce::world::{Ecn, Origin};
+use roce::{Duration, Time};
+
+use crate::harness::{BASE, End, Fabric, FabricConfig};
+
+const LINE_BPS: u64 = 10_000_000_000;
+const MESSAGE_BYTES: u32 = 400_000;
+/// Headers and ICRC of a middle packet over IPv4, and its payload.
+const PACKET_BITS: u64 = 8 * (28 + 12 + 4 + 1024);
+
+struct Pair {
+    fabric: Fabric,
+    ends: [End; 2],
+    source: MemoryRegion,
+    target: MemoryRegion,
+}
+
+fn pair(congestion: CongestionControl) -> Pair {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let (a, b) = fabric.pair(|connect| {
+        connect.congestion = congestion;
+        connect.window_packets = 10_000;
+        connect.timeout = 0;
+    });
+    let [source, target] =
+        [0, 1].map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL));
+    Pair { fabric, ends: [a, b], source, target }
+}
+
+impl Pair {
+    fn endpoint(&mut self, side: usize) -> &mut Endpoint {
+        &mut self.fabric.nodes[side].endpoint
+    }
+
+    /// Side 0 writes to side 1.
+    fn write(&mut self) {
+        let sge = Sge { addr: self.source.addr, len: MESSAGE_BYTES, lkey: self.source.lkey };
+        let op = SendOp::Write { remote_addr: self.target.addr, rkey: self.target.rkey };
+        let wr = SendWr { op, sges: [sge].into_iter().collect(), ..SendWr::default() };
+        let qpn = self.ends[0].qpn;
+        self.endpoint(0).post_send(qpn, wr).unwrap();
+    }
+
+    /// Everything that a side sends at `now`.
+    fn sent(&mut self, side: usize, now: Time) -> Vec<Transmit> {
+        let endpoint = self.endpoint(side);
+        endpoint.handle_timeout(now);
+        std::iter::from_fn(|| endpoint.poll_transmit(now)).collect()
+    }
+
+    fn deliver(&mut self, to: usize, now: Time, packet: &Transmit, ecn: Ecn) {
+        let from = SocketAddr::new(self.fabric.nodes[1 - to].ip(), 49_152);
+        let origin = Origin { ecn, ..Origin::new(from, self.fabric.nodes[to].ip()) };
+        let len = packet.payload_len();
+        let _ = self.endpoint(to).handle_packet(now, &origin, &packet.headers, len);
+    }
+
+    fn rate(&mut self) -> Option<u64> {
+        let qpn = self.ends[0].qpn;
+        self.endpoint(0).qp_rate_bps(qpn)
+    }
+}
+
+fn at(micros: u64) -> Time {
+    Time::ZERO + Duration::from_micros(micros)
+}
+
+fn is_cnp(packet: &Transmit) -> bool {
+    packet.headers.bth().opcode == Opcode::Cnp
+}
+
+#[test]
+fn marked_packets_are_answered_by_notifications_at_their_interval() {
+    let mut pair = pair(CongestionControl::Off);
+    pair.write();
+    let packets = pair.sent(0, at(0));
+    assert!(packets.len() > 300 && packets.iter().all(|p| p.path.ecn == Ecn::Ect0));
+    let mut notified = Vec::new();
+    for (us, packet) in packets.iter().enumerate() {
+        let now = at(1_000 + us as u64);
+        let ecn = if us % 2 == 0 { Ecn::Ce } else { Ecn::Ect0 };
+        pair.deliver(1, now, packet, ecn);
+        notified.extend(pair.sent(1, now).into_iter().filter(is_cnp).map(|cnp| (us, cnp)));
+    }
+    let at_us: Vec<usize> = notified.iter().map(|&(us, _)| us).collect();
+    assert_eq!(at_us, (0..packets.len()).step_by(50).collect::<Vec<_>>());
+    for (_, cnp) in &notified {
+        let bth = cnp.headers.bth();
+        assert!(bth.becn && !bth.ack_req && bth.psn == Psn::new(0));
+        assert_eq!((bth.dest_qp, cnp.payload_len()), (pair.ends[0].qpn, 0));
+        assert_eq!((cnp.path.dscp, cnp.path.ecn), (48, Ecn::NotEct));
+    }
+    let counters = *pair.endpoint(1).counters();
+    assert_eq!(counters.cnps_sent, notified.len() as u64);
+    assert_eq!(counters.ecn_marked, packets.len().div_ceil(2) as u64);
+}
+
+/// A fixed rate, to the packet: over the time that a message takes, and for the time of the next one.
+#[test]
+fn packets_leave_at_the_rate_and_no_sooner() {
+    let mut pair = pair(CongestionControl::Fixed(LINE_BPS));
+    pair.write();
+    let start = at(1_000);
+    let mut now = start;
+    let mut times = Vec::new();
+    loop {
+        times.extend(pair.sent(0, now).iter().map(|_| now));
+        let Some((next, reason)) = pair.endpoint(0).poll_timeout() else {
+            break;
+        };
+        assert_eq!(reason, TimeoutReason::Pacing);
+        assert!(next > now);
+        now = next;
+    }
+    assert_eq!(times.len() as u32, MESSAGE_BYTES.div_ceil(1024));
+    // What was saved up while idle leaves at once, and no more than that.
+    let saved = times.iter().filter(|&&time| time == start).count() as u64;
+    assert_eq!(saved, 20_000 * LINE_BPS / 1_000_000_000 / PACKET_BITS + 1);
+    for pair in times.windows(2).filter(|pair| pair[1] > start) {
+        let gap = (pair[1] - pair[0]).as_nanos();
+        let exact = PACKET_BITS * 1_000_000_000 / LINE_BPS;
+        assert!(pair[0] == start || gap.abs_diff(exact) <= 2 + 16 * 8 / 10, "{gap} ns");
+    }
+    assert!(pair.endpoint(0).counters().paced_packets > 300);
+}
+
+#[test]
+fn notifications_slow_the_sender_and_it_recovers() {
+    let mut pair = pair(CongestionControl::Dcqcn(DcqcnParams::uet(LINE_BPS)));
+    pair.write();
+    let first = pair.sent(0, at(1_000)).remove(0);
+    assert_eq!(pair.rate(), Some(LINE_BPS));
+    pair.deliver(1, at(1_010), &first, Ecn::Ce);
+    let cnp = pair.sent(1, at(1_010)).into_iter().find(is_cnp).expect("a notification");
+    pair.deliver(0, at(1_020), &cnp, Ecn::NotEct);
+    assert_eq!(pair.rate(), Some(LINE_BPS / 2));
+    assert_eq!(pair.endpoint(0).counters().cnps_received, 1);
+    // 55 us later half of the way back is made.
+    let _ = pair.sent(0, at(1_075));
+    assert_eq!(pair.rate(), Some(LINE_BPS * 3 / 4));
+    let _ = pair.sent(0, at(10_000));
+    assert_eq!(pair.rate(), Some(LINE_BPS));
+}
+
+/// Acknowledgements are not held back by the rate of the data going the same way.
+#[test]
+fn answers_do_not_wait_for_the_rate() {
+    let mut pair = pair(CongestionControl::Fixed(1_000_000));
+    pair.write();
+    let first = pair.sent(0, at(0)).remove(0);
+    assert_eq!(pair.sent(0, at(1)).len(), 0);
+    let (qpn, target) = (pair.ends[1].qpn, pair.target);
+    let source = pair.source;
+    let sge = Sge { addr: target.addr, len: 10, lkey: target.lkey };
+    let op = SendOp::Write { remote_addr: source.addr, rkey: source.rkey };
+    let wr = SendWr { op, sges: [sge].into_iter().collect(), ..SendWr::default() };
+    pair.endpoint(1).post_send(qpn, wr).unwrap();
+    pair.deliver(1, at(1), &first, Ecn::Ect0);
+    let request = pair.sent(1, at(1)).into_iter().find(|p| p.headers.bth().ack_req).unwrap();
+    pair.deliver(0, at(2), &request, Ecn::Ect0);
+    let answers = pair.sent(0, at(2));
+    assert_eq!(answers.len(), 1);
+    assert_eq!(answers[0].headers.bth().opcode, Opcode::RcAcknowledge);
+}

@@ -1,0 +1,364 @@
+//! Asynchronous events, notifications of completion queues, and the objects that they tell of.
+
+use roce::Time;
+use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState};
+use roce::verbs::{
+    Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Transport, Verbs,
+    VerbsError,
+};
+use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
+use roce::world::Origin;
+
+use AsyncEvent::{CommunicationEstablished, CqError, QpAccessError, QpFatal, QpRequestError};
+
+use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
+
+struct Pair {
+    fabric: Fabric,
+    a: End,
+    b: End,
+    regions: [MemoryRegion; 2],
+}
+
+impl Pair {
+    fn new(transport: Transport) -> Pair {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let (a, b) = fabric.pair_of(transport, Mtu::M256);
+        Pair { fabric, a, b, regions }
+    }
+
+    fn wr(&self, op: SendOp, len: u32) -> SendWr {
+        let to = Some(self.fabric.address(self.b));
+        SendWr { to, ..send(1, op, list(self.regions[0], 0, len)) }
+    }
+
+    /// A message of node 0 into a receive of node 1.
+    fn deliver(&mut self, solicited: bool) {
+        let wr = SendWr { solicited, ..self.wr(SendOp::Send, 10) };
+        self.fabric.post_send(self.a, wr);
+        self.fabric.run(10_000);
+    }
+
+    fn receives(&mut self, count: u64) {
+        for wr_id in 0..count {
+            self.fabric.post_recv(self.b, recv(wr_id, list(self.regions[1], 0, 100)));
+        }
+    }
+
+    fn events(&mut self) -> Vec<AsyncEvent> {
+        let b = self.b;
+        std::iter::from_fn(|| self.fabric.endpoint(b).poll_event()).collect()
+    }
+
+    fn arm(&mut self, cq: CqId, solicited_only: bool) {
+        self.fabric.nodes[1].endpoint.req_notify(cq, solicited_only).unwrap();
+    }
+
+    fn notified(&mut self) -> Vec<CqId> {
+        let endpoint = &mut self.fabric.nodes[1].endpoint;
+        std::iter::from_fn(|| endpoint.poll_notified()).collect()
+    }
+}
+
+// ---- events ------------------------------------------------------------------------------------
+
+#[test]
+fn the_first_packet_in_rtr_establishes_communication_once() {
+    for transport in TRANSPORTS {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let (a, b) = (fabric.create(0, transport, None), fabric.create(1, transport, None));
+        fabric.bring_up(a, b, transport, Mtu::M256);
+        let base = attributes(fabric.nodes[0].path(), b.qpn, a.qpn, Mtu::M256);
+        bring_to(fabric.endpoint(b), b.qpn, transport, &base, QpState::Rtr);
+        for wr_id in 0..2 {
+            fabric.post_recv(b, recv(wr_id, list(regions[1], 0, 100)));
+        }
+        let to = Some(fabric.address(b));
+        let wr = SendWr { to, ..send(1, SendOp::Send, list(regions[0], 0, 10)) };
+        assert_eq!(fabric.endpoint(b).poll_event(), None);
+        fabric.post_send(a, wr.clone());
+        fabric.post_send(a, wr);
+        fabric.run(1000);
+        let event = fabric.endpoint(b).poll_event();
+        assert_eq!(event, Some(CommunicationEstablished(b.qpn)), "{transport:?}");
+        assert_eq!(fabric.endpoint(b).poll_event(), None);
+        assert_eq!(fabric.endpoint(a).poll_event(), None);
+        assert_eq!(fabric.received_by(b).len(), 2);
+    }
+}
+
+#[test]
+fn refused_requests_are_told_by_their_reason() {
+    let mut pair = Pair::new(Transport::Rc);
+    let wr = pair.wr(SendOp::Write { remote_addr: BASE, rkey: 1 }, 10);
+    pair.fabric.post_send(pair.a, wr);
+    pair.fabric.run(1000);
+    assert_eq!(pair.events(), [QpAccessError(pair.b.qpn)]);
+    let mut pair = Pair::new(Transport::Rc);
+    strike(&mut pair, Opcode::RcSendMiddle, 256);
+    assert_eq!(pair.events(), [QpRequestError(pair.b.qpn)]);
+    assert_eq!(pair.fabric.state(pair.b), QpState::Error);
+    // What a receive reports is no event.
+    let mut pair = Pair::new(Transport::Rc);
+    pair.receives(1);
+    strike(&mut pair, Opcode::RcSendOnly, 200);
+    assert_eq!(pair.fabric.state(pair.b), QpState::Error);
+    assert_eq!(pair.events(), []);
+}
+
+/// Hands node 1 the first packet of the connection.
+fn strike(pair: &mut Pair, opcode: Opcode, payload: usize) {
+    let psn = crate::kit::first_psn(pair.a.qpn);
+    let bth = Bth {
+        opcode,
+        solicited: false,
+        mig_req: true,
+        pad: 0,
+        pkey: DEFAULT_PKEY,
+        fecn: false,
+        becn: false,
+        dest_qp: pair.b.qpn,
+        ack_req: true,
+        psn,
+    };
+    let headers = Headers::new(bth, Ext::None).unwrap();
+    let source = pair.fabric.nodes[0].path().remote;
+    let origin = Origin::new(source, source.ip());
+    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let _ = endpoint.handle_packet(Time::ZERO, &origin, &headers, payload);
+}
+
+#[test]
+fn an_overrun_is_told_once_for_the_queue_and_for_each_queue_pair() {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let region = registered(&mut fabric.nodes[1]);
+    let (a, b) = (fabric.create_end(0, 64, 64), fabric.create_end(1, 64, 2));
+    fabric.connect(a, b, |_| {});
+    let source = registered(&mut fabric.nodes[0]);
+    for wr_id in 0..4 {
+        fabric.post_recv(b, recv(wr_id, list(region, 0, 100)));
+        fabric.post_send(a, send(wr_id, SendOp::Send, list(source, 0, 10)));
+    }
+    fabric.run_until(Time::from_nanos(1_000_000));
+    let endpoint = fabric.endpoint(b);
+    assert_eq!(endpoint.cq_overrun(b.recv_cq), Some(true));
+    let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
+    assert_eq!(events, [CqError(b.recv_cq), QpFatal(b.qpn)]);
+}
+
+#[test]
+fn events_go_with_the_object_they_are_about() {
+    let mut pair = Pair::new(Transport::Rc);
+    strike(&mut pair, Opcode::RcSendMiddle, 256);
+    let b = pair.b;
+    pair.fabric.endpoint(b).destroy_qp(b.qpn).unwrap();
+    assert_eq!(pair.events(), []);
+}
+
+#[test]
+fn going_to_error_by_order_is_no_event() {
+    for transport in TRANSPORTS {
+        let mut pair = Pair::new(transport);
+        let b = pair.b;
+        pair.fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        assert_eq!(pair.events(), []);
+    }
+}
+
+// ---- notifications -----------------------------------------------------------------------------
+
+#[test]
+fn one_arm_makes_one_notification() {
+    for transport in TRANSPORTS {
+        let mut pair = Pair::new(transport);
+        pair.receives(4);
+        pair.deliver(false);
+        assert_eq!(pair.notified(), [], "not armed");
+        let cq = pair.b.recv_cq;
+        pair.arm(cq, false);
+        assert_eq!(pair.notified(), [], "what waits already makes none");
+        pair.deliver(false);
+        pair.deliver(false);
+        assert_eq!(pair.notified(), [cq], "{transport:?}");
+        pair.deliver(false);
+        assert_eq!(pair.notified(), []);
+    }
+}
+
+#[test]
+fn solicited_only_waits_for_what_is_solicited_or_wrong() {
+    for transport in TRANSPORTS {
+        let mut pair = Pair::new(transport);
+        pair.receives(4);
+        let (cq, b) = (pair.b.recv_cq, pair.b);
+        pair.arm(cq, true);
+        pair.deliver(false);
+        assert_eq!(pair.notified(), []);
+        pair.deliver(true);
+        assert_eq!(pair.notified(), [cq], "{transport:?}: solicited");
+        let solicited: Vec<bool> =
+            pair.fabric.received_by(b).iter().map(|done| done.solicited).collect();
+        assert_eq!(solicited, [false, true]);
+        pair.arm(cq, true);
+        pair.fabric.endpoint(b).modify_to_error(b.qpn).unwrap();
+        assert_eq!(pair.notified(), [cq], "{transport:?}: flushed");
+    }
+}
+
+#[test]
+fn the_wider_of_two_requests_holds() {
+    for (first, second) in [(false, true), (true, false)] {
+        let mut pair = Pair::new(Transport::Rc);
+        pair.receives(1);
+        let cq = pair.b.recv_cq;
+        pair.arm(cq, first);
+        pair.arm(cq, second);
+        pair.deliver(false);
+        assert_eq!(pair.notified(), [cq]);
+    }
+}
+
+#[test]
+fn sends_notify_their_own_queue() {
+    let mut pair = Pair::new(Transport::Rc);
+    pair.receives(2);
+    let a = pair.a;
+    pair.fabric.endpoint(a).req_notify(a.send_cq, false).unwrap();
+    let wr = SendWr { signaled: false, ..pair.wr(SendOp::Send, 10) };
+    pair.fabric.post_send(a, wr);
+    pair.fabric.run(1000);
+    assert_eq!(pair.fabric.endpoint(a).poll_notified(), None, "not signalled");
+    pair.deliver(false);
+    assert_eq!(pair.fabric.endpoint(a).poll_notified(), Some(a.send_cq));
+}
+
+/// A program that sleeps whenever it has armed, polled and found nothing never sleeps through a
+/// completion, whenever that comes.
+#[test]
+fn arming_before_polling_loses_no_wake_up() {
+    for seed in 0..300 {
+        let mut draw = Draw::new(seed);
+        let mut pair = Pair::new(TRANSPORTS[draw.below(3) as usize]);
+        pair.receives(60);
+        let (b, cq) = (pair.b, pair.b.recv_cq);
+        let (mut sent, mut seen, mut asleep) = (0, 0, false);
+        while sent < 60 {
+            let burst = draw.below(3).min(60 - sent);
+            for _ in 0..burst {
+                pair.deliver(draw.chance(500));
+            }
+            sent += burst;
+            let woken = pair.notified() == [cq];
+            assert!(!asleep || woken == (burst > 0), "seed {seed}: woken {woken} by {burst}");
+            if asleep && !woken {
+                continue;
+            }
+            // Completions may come between any two steps.
+            let mut poll = |pair: &mut Pair| seen += pair.fabric.received_by(b).len() as u64;
+            poll(&mut pair);
+            let surprise = u64::from(sent < 60 && draw.chance(300));
+            if surprise == 1 && draw.chance(500) {
+                pair.deliver(false);
+                pair.arm(cq, false);
+            } else {
+                pair.arm(cq, false);
+                if surprise == 1 {
+                    pair.deliver(false);
+                }
+            }
+            sent += surprise;
+            poll(&mut pair);
+            asleep = pair.notified().is_empty();
+            assert_eq!(seen, sent, "seed {seed}: asleep with completions waiting");
+        }
+    }
+}
+
+// ---- objects -----------------------------------------------------------------------------------
+
+#[test]
+fn completion_queues_change_size_but_lose_nothing() {
+    let mut pair = Pair::new(Transport::Rc);
+    pair.receives(3);
+    for _ in 0..3 {
+        pair.deliver(false);
+    }
+    let (b, cq) = (pair.b, pair.b.recv_cq);
+    let endpoint = pair.fabric.endpoint(b);
+    let too_small = endpoint.resize_cq(cq, 2);
+    assert_eq!(
+        too_small,
+        Err(VerbsError::TableFull { what: "completion queue entries", limit: 2 })
+    );
+    endpoint.resize_cq(cq, 3).unwrap();
+    assert_eq!(endpoint.resize_cq(CqId(7), 3), Err(VerbsError::NoCq(7)));
+    assert!(endpoint.resize_cq(cq, u32::MAX).is_err());
+    pair.receives(1);
+    pair.deliver(false);
+    assert_eq!(pair.fabric.endpoint(b).cq_overrun(cq), Some(true));
+    assert_eq!(pair.fabric.received_by(b).len(), 3);
+}
+
+#[test]
+fn stale_handles_are_refused_everywhere() {
+    let mut endpoint = Endpoint::new(EndpointConfig::default());
+    let pd = endpoint.alloc_pd();
+    let cq = endpoint.create_cq(4).unwrap();
+    let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
+    assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
+    endpoint.req_notify(cq, false).unwrap();
+    endpoint.destroy_qp(qpn).unwrap();
+    endpoint.destroy_cq(cq).unwrap();
+    let region = endpoint.register(pd, BASE, 64, Access::LOCAL).unwrap();
+    assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
+    endpoint.deregister(region.lkey).unwrap();
+    endpoint.dealloc_pd(pd).unwrap();
+    let (no_qp, no_cq) = (VerbsError::NoQp(qpn.get()), VerbsError::NoCq(cq.0));
+    assert_eq!(endpoint.query_qp(qpn), Err(no_qp));
+    assert_eq!(endpoint.modify_qp(qpn, &QpAttr::to(QpState::Init)), Err(no_qp));
+    assert_eq!(endpoint.post_recv(qpn, RecvWr { wr_id: 1, sges: SgList::new() }), Err(no_qp));
+    assert_eq!(endpoint.post_send(qpn, SendWr::default()), Err(no_qp));
+    assert_eq!(endpoint.req_notify(cq, true), Err(no_cq));
+    assert_eq!(endpoint.resize_cq(cq, 4), Err(no_cq));
+    assert_eq!(endpoint.poll_notified(), None);
+    let stale = QpConfig::rc(pd, cq, 4, 4);
+    assert_eq!(endpoint.create_qp(stale), Err(VerbsError::NoPd(pd.0)));
+    assert_ne!(endpoint.alloc_pd(), PdId(pd.0), "numbers do not come back at once");
+}
+
+#[test]
+fn prefixes_stand_in_every_queue_pair_number() {
+    let config = EndpointConfig { qpn_prefix: 0xab, max_qps: 100, ..EndpointConfig::default() };
+    let mut endpoint = Endpoint::new(config);
+    let pd = endpoint.alloc_pd();
+    let cq = endpoint.create_cq(4).unwrap();
+    let numbers: Vec<u32> =
+        (0..100).map(|_| endpoint.create_qp(QpConfig::rc(pd, cq, 1, 1)).unwrap().get()).collect();
+    assert!(numbers.iter().all(|number| number >> 16 == 0xab));
+    let mut sorted = numbers.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), 100);
+    assert_ne!(sorted, numbers, "numbers are not consecutive");
+}
+
+#[test]
+fn management_queue_pairs_never_answer() {
+    for number in [0, 1] {
+        let mut pair = Pair::new(Transport::Rc);
+        let wr = pair.wr(SendOp::Send, 10);
+        pair.fabric.post_send(pair.a, wr);
+        let genuine = pair.fabric.nodes[0].endpoint.poll_transmit(Time::ZERO).unwrap().headers;
+        let bth = Bth { dest_qp: Qpn::new(number), psn: Psn::new(0), ..*genuine.bth() };
+        let headers = Headers::new(bth, *genuine.ext()).unwrap();
+        let source = pair.fabric.nodes[0].path().remote;
+        let endpoint = &mut pair.fabric.nodes[1].endpoint;
+        let origin = Origin::new(source, source.ip());
+        let delivery = endpoint.handle_packet(Time::ZERO, &origin, &headers, 10);
+        assert!(delivery.pieces.is_empty());
+        assert_eq!(endpoint.counters().unknown_qp, 1);
+    }
+}

@@ -1,0 +1,499 @@
+//! The states of a queue pair: every transition with every attribute, and what each state allows.
+//!
+//! The table here is written by hand in another form than the crate's, attribute by attribute as a
+//! manual would have it; the two have to agree on every transition, transport and attribute.
+
+use roce::Time;
+use roce::endpoint::{
+    AsyncEvent, AttrMask, Connect, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState,
+};
+use roce::verbs::{
+    Datagram, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError, WcStatus,
+};
+use roce::wire::{Opcode, Psn};
+use roce::world::Path;
+
+use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use WcStatus::{LocalProtectionError, Success, WrFlushError};
+
+use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::kit::{
+    QKEY, STATES, TRANSPORTS, attributes, brief, bring_to, list, recv, registered, send, step_attr,
+};
+
+/// Attributes by name, with their bits in the verbs API.
+const NAMES: [(&str, u32); 22] = [
+    ("cur_state", 1),
+    ("sqd_notify", 2),
+    ("access", 3),
+    ("pkey", 4),
+    ("port", 5),
+    ("qkey", 6),
+    ("av", 7),
+    ("mtu", 8),
+    ("timeout", 9),
+    ("retry", 10),
+    ("rnr_retry", 11),
+    ("rq_psn", 12),
+    ("rd_atomic", 13),
+    ("alt_path", 14),
+    ("rnr_timer", 15),
+    ("sq_psn", 16),
+    ("dest_rd_atomic", 17),
+    ("migration", 18),
+    ("cap", 19),
+    ("dest_qpn", 20),
+    ("rate", 25),
+    ("unknown", 30),
+];
+
+/// Transition, transports, attributes; `!` marks those that must be there.
+const TABLE: &str = "
+    RESET INIT   rc,uc     !pkey !port !access
+    RESET INIT   ud        !pkey !port !qkey
+    INIT  INIT   rc,uc     pkey port access
+    INIT  INIT   ud        pkey port qkey
+    INIT  RTR    rc        !av !mtu !dest_qpn !rq_psn !dest_rd_atomic !rnr_timer alt_path access pkey
+    INIT  RTR    uc        !av !mtu !dest_qpn !rq_psn alt_path access pkey
+    INIT  RTR    ud        pkey qkey
+    RTR   RTS    rc        !timeout !retry !rnr_retry !sq_psn !rd_atomic cur_state alt_path access rnr_timer migration rate
+    RTR   RTS    uc        !sq_psn cur_state alt_path access migration rate
+    RTR   RTS    ud        !sq_psn cur_state qkey rate
+    RTS   RTS    rc        cur_state access alt_path migration rnr_timer rate
+    RTS   RTS    uc        cur_state access alt_path migration rate
+    RTS   RTS    ud        cur_state qkey rate
+    RTS   SQD    rc,uc,ud  sqd_notify
+    SQD   RTS    rc        cur_state alt_path access rnr_timer migration rate
+    SQD   RTS    uc        cur_state alt_path access migration rate
+    SQD   RTS    ud        cur_state qkey rate
+    SQD   SQD    rc        port av timeout retry rnr_retry rd_atomic dest_rd_atomic alt_path access pkey rnr_timer migration
+    SQD   SQD    uc        av alt_path access pkey migration
+    SQD   SQD    ud        pkey qkey
+    SQE   RTS    uc        cur_state access
+    SQE   RTS    ud        cur_state qkey
+";
+
+fn name_of(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Rc => "rc",
+        Transport::Uc => "uc",
+        Transport::Ud => "ud",
+    }
+}
+
+/// Bits that must and that may be set, or `None` for no such transition.
+fn expected(transport: Transport, from: QpState, to: QpState) -> Option<(u32, u32)> {
+    if matches!(to, Reset | Error) {
+        return Some((0, 0));
+    }
+    let line = TABLE.lines().map(str::split_whitespace).find_map(|mut words| {
+        let matches = words.next() == Some(from.name())
+            && words.next() == Some(to.name())
+            && words.next()?.split(',').any(|name| name == name_of(transport));
+        matches.then_some(words)
+    })?;
+    let bit = |name: &str| 1 << NAMES.iter().find(|known| known.0 == name).unwrap().1;
+    Some(line.fold((0, 0), |(must, may), word| match word.strip_prefix('!') {
+        Some(name) => (must | bit(name), may),
+        None => (must, may | bit(word)),
+    }))
+}
+
+/// One queue pair that was taken to a state.
+struct Lone {
+    fabric: Fabric,
+    end: End,
+    qpn: Qpn,
+    base: QpAttr,
+}
+
+impl Lone {
+    /// `None` if the transport does not have the state.
+    fn in_state(transport: Transport, state: QpState) -> Option<Lone> {
+        if transport == Transport::Rc && state == Sqe {
+            return None;
+        }
+        let mut fabric = Fabric::new(&FabricConfig { arena_bytes: 64, ..FabricConfig::default() });
+        let end = fabric.create(0, transport, None);
+        let (qpn, peer) = (end.qpn, Qpn::new(77));
+        let base = attributes(fabric.nodes[1].path(), qpn, peer, Mtu::M1024);
+        let endpoint = &mut fabric.nodes[0].endpoint;
+        match state {
+            Reset => {}
+            Init | Rtr | Rts => bring_to(endpoint, qpn, transport, &base, state),
+            Error => endpoint.modify_to_error(qpn).unwrap(),
+            Sqd | Sqe => bring_to(endpoint, qpn, transport, &base, Rts),
+        }
+        if state == Sqd {
+            endpoint.modify_qp(qpn, &QpAttr::to(Sqd)).unwrap();
+        }
+        if state == Sqe {
+            let bad: SgList = [Sge { addr: BASE, len: 8, lkey: 1 }].into_iter().collect();
+            let to = Some(fabric.address(end));
+            let wr = SendWr { to, ..send(1, SendOp::Send, bad) };
+            fabric.post_send(end, wr);
+            fabric.settle();
+            assert_eq!(brief(&fabric.sent_by(end)), [(1, LocalProtectionError)]);
+        }
+        assert_eq!(fabric.state(end), state);
+        Some(Lone { fabric, end, qpn, base })
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.fabric.nodes[0].endpoint
+    }
+
+    /// Tries a transition with exactly these attributes, all of legal value.
+    fn attempt(&mut self, from: QpState, to: QpState, bits: u32) -> Result<(), VerbsError> {
+        let mask = AttrMask(bits).with(AttrMask::STATE);
+        let attr = QpAttr { mask, state: to, cur_state: from, ..self.base };
+        let qpn = self.qpn;
+        let before = self.endpoint().query_qp(qpn).unwrap();
+        let done = self.endpoint().modify_qp(qpn, &attr);
+        let after = self.endpoint().query_qp(qpn).unwrap();
+        if done.is_ok() {
+            assert_eq!(after.state, to);
+        } else {
+            assert_eq!(after, before, "a refused transition changed something");
+        }
+        done
+    }
+}
+
+/// Attributes that Ethernet has no values for.
+const NO_VALUES: u32 = 1 << 14 | 1 << 18;
+
+fn check(transport: Transport, from: QpState, to: QpState, bits: u32) {
+    let Some(mut lone) = Lone::in_state(transport, from) else {
+        return;
+    };
+    let done = lone.attempt(from, to, bits);
+    let is_legal = expected(transport, from, to)
+        .is_some_and(|(must, may)| bits & must == must && bits & !(must | may) == 0);
+    let what = format!("{transport:?} {from:?} -> {to:?} with {bits:#x}: {done:?}");
+    match done {
+        Ok(()) => assert!(is_legal && bits & NO_VALUES == 0, "{what}"),
+        Err(VerbsError::Invalid { .. }) => assert!(is_legal && bits & NO_VALUES != 0, "{what}"),
+        Err(VerbsError::Transition { .. }) => assert!(!is_legal, "{what}"),
+        Err(_) => panic!("{what}"),
+    }
+}
+
+#[test]
+fn transitions_need_and_allow_what_the_table_says() {
+    for transport in TRANSPORTS {
+        for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
+            let (must, may) = expected(transport, from, to).unwrap_or_default();
+            check(transport, from, to, must);
+            check(transport, from, to, (must | may) & !NO_VALUES);
+            for (_, bit) in NAMES {
+                check(transport, from, to, must & !(1 << bit));
+                check(transport, from, to, must | 1 << bit);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_state_may_be_left_out() {
+    let mut lone = Lone::in_state(Transport::Ud, Rts).unwrap();
+    let attr = QpAttr { mask: AttrMask::QKEY, qkey: 5, ..lone.base };
+    let qpn = lone.qpn;
+    lone.endpoint().modify_qp(qpn, &attr).unwrap();
+    let now = lone.endpoint().query_qp(qpn).unwrap();
+    assert_eq!((now.state, now.qkey), (Rts, 5));
+    let mut lone = Lone::in_state(Transport::Ud, Rtr).unwrap();
+    let qpn = lone.qpn;
+    assert!(lone.endpoint().modify_qp(qpn, &attr).is_err(), "nothing can be set in RTR");
+}
+
+#[test]
+fn the_current_state_has_to_be_right() {
+    let mut lone = Lone::in_state(Transport::Uc, Sqd).unwrap();
+    let mask = AttrMask::STATE.with(AttrMask::CUR_STATE);
+    let wrong = QpAttr { mask, state: Rts, cur_state: Rts, ..lone.base };
+    let qpn = lone.qpn;
+    let refused = lone.endpoint().modify_qp(qpn, &wrong);
+    assert!(matches!(refused, Err(VerbsError::Transition { from: "SQD", to: "RTS", .. })));
+    lone.endpoint().modify_qp(qpn, &QpAttr { cur_state: Sqd, ..wrong }).unwrap();
+}
+
+/// Changes one value to one that cannot be had, in the transition that sets it.
+fn refused(transport: Transport, to: QpState, spoil: impl Fn(&mut QpAttr)) {
+    let from = match to {
+        Init => Reset,
+        Rtr => Init,
+        _ => Rtr,
+    };
+    let mut lone = Lone::in_state(transport, from).unwrap();
+    let mut attr = step_attr(transport, to, &lone.base);
+    spoil(&mut attr);
+    let qpn = lone.qpn;
+    let before = lone.endpoint().query_qp(qpn).unwrap();
+    let done = lone.endpoint().modify_qp(qpn, &attr);
+    assert!(matches!(done, Err(VerbsError::Invalid { .. })), "{done:?}");
+    assert_eq!(lone.endpoint().query_qp(qpn).unwrap(), before);
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let rc = Transport::Rc;
+    refused(rc, Init, |attr| attr.pkey_index = 1);
+    refused(rc, Init, |attr| attr.port = 2);
+    refused(Transport::Ud, Init, |attr| attr.port = 0);
+    refused(rc, Rtr, |attr| attr.min_rnr_timer = 32);
+    refused(rc, Rtr, |attr| attr.max_dest_rd_atomic = 129);
+    refused(rc, Rtr, |attr| attr.path.dscp = 64);
+    for nobody in
+        ["0.0.0.0:4791", "224.0.0.1:4791", "255.255.255.255:4791", "[::]:1", "[ff02::1]:1"]
+    {
+        refused(rc, Rtr, |attr| attr.path = Path::new(nobody.parse().unwrap()));
+    }
+    refused(rc, Rts, |attr| attr.timeout = 32);
+    refused(rc, Rts, |attr| attr.retry_count = 8);
+    refused(rc, Rts, |attr| attr.rnr_retry = 8);
+    refused(rc, Rts, |attr| attr.max_rd_atomic = 129);
+}
+
+#[test]
+fn a_path_mtu_above_the_ports_is_refused() {
+    let config = EndpointConfig { mtu: Mtu::M1024, ..EndpointConfig::default() };
+    let mut endpoint = Endpoint::new(config);
+    let pd = endpoint.alloc_pd();
+    let cq = endpoint.create_cq(8).unwrap();
+    let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 8, 8)).unwrap();
+    let path = Path::new("10.0.0.2:4791".parse().unwrap());
+    let base = attributes(path, qpn, Qpn::new(9), Mtu::M2048);
+    bring_to(&mut endpoint, qpn, Transport::Rc, &base, Init);
+    let refused = endpoint.modify_qp(qpn, &step_attr(Transport::Rc, Rtr, &base));
+    assert!(matches!(refused, Err(VerbsError::Invalid { .. })));
+    let base = QpAttr { mtu: Mtu::M1024, ..base };
+    endpoint.modify_qp(qpn, &step_attr(Transport::Rc, Rtr, &base)).unwrap();
+}
+
+#[test]
+fn attributes_can_be_asked_for() {
+    for transport in TRANSPORTS {
+        let mut lone = Lone::in_state(transport, Rts).unwrap();
+        let qpn = lone.qpn;
+        let now = lone.endpoint().query_qp(qpn).unwrap();
+        assert_eq!((now.state, now.cur_state, now.port), (Rts, Rts, 1));
+        assert_eq!(now.sq_psn, lone.base.sq_psn);
+        assert_eq!(lone.endpoint().initial_psn(qpn), Ok(lone.base.sq_psn));
+        if transport == Transport::Ud {
+            assert_eq!(now.qkey, QKEY);
+        } else {
+            let wanted = (lone.base.path, lone.base.dest_qp, lone.base.rq_psn, Mtu::M1024);
+            assert_eq!((now.path, now.dest_qp, now.rq_psn, now.mtu), wanted);
+        }
+    }
+    let mut endpoint = Endpoint::new(EndpointConfig::default());
+    let (ghost, any) = (Qpn::new(5), QpAttr::to(Init));
+    assert_eq!(endpoint.query_qp(ghost), Err(VerbsError::NoQp(5)));
+    assert_eq!(endpoint.modify_qp(ghost, &any), Err(VerbsError::NoQp(5)));
+}
+
+#[test]
+fn a_connect_that_is_refused_leaves_reset() {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let end = fabric.create(0, Transport::Rc, None);
+    let mut connect = Connect::new(fabric.nodes[1].path(), end.qpn, Psn::new(1));
+    connect.retry_count = 8;
+    let endpoint = fabric.endpoint(end);
+    let before = endpoint.query_qp(end.qpn);
+    assert!(matches!(endpoint.connect(end.qpn, &connect), Err(VerbsError::Invalid { .. })));
+    assert_eq!(endpoint.query_qp(end.qpn), before);
+    connect.retry_count = 7;
+    endpoint.connect(end.qpn, &connect).unwrap();
+}
+
+// ---- what states allow -------------------------------------------------------------------------
+
+#[test]
+fn posting_follows_the_state() {
+    for (transport, state) in TRANSPORTS.into_iter().flat_map(|t| STATES.map(|s| (t, s))) {
+        let Some(mut lone) = Lone::in_state(transport, state) else {
+            continue;
+        };
+        let qpn = lone.qpn;
+        let to = Some(Datagram { path: lone.base.path, dest_qp: qpn, qkey: QKEY });
+        let wr = SendWr { to, ..send(1, SendOp::Send, SgList::new()) };
+        let sent = lone.endpoint().post_send(qpn, wr);
+        let wrong = VerbsError::WrongState { qpn: qpn.get(), state: state.name() };
+        let wanted = if matches!(state, Reset | Init | Rtr) { Err(wrong) } else { Ok(()) };
+        assert_eq!(sent, wanted, "{transport:?} {state:?}");
+        assert_eq!(lone.endpoint().post_recv(qpn, recv(2, SgList::new())), Ok(()));
+    }
+}
+
+#[test]
+fn reset_discards_all_work_in_silence() {
+    for transport in TRANSPORTS {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let region = registered(&mut fabric.nodes[0]);
+        let (a, b) = fabric.pair_of(transport, Mtu::M256);
+        let to = Some(fabric.address(b));
+        for wr_id in 0..5 {
+            let wr = send(wr_id, SendOp::Send, list(region, 0, 200));
+            fabric.post_send(a, SendWr { to, ..wr });
+            fabric.post_recv(a, recv(wr_id, list(region, 0, 200)));
+        }
+        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Reset)).unwrap();
+        fabric.run(1_000);
+        assert_eq!(fabric.state(a), Reset);
+        assert!(fabric.sent_by(a).is_empty() && fabric.received_by(a).is_empty());
+        assert!(fabric.endpoint(a).poll_timeout().is_none());
+        // It works again afterwards, for both sides.
+        let reset = fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(Reset));
+        assert_eq!(reset, Ok(()));
+        let target = registered(&mut fabric.nodes[1]);
+        fabric.bring_up(a, b, transport, Mtu::M256);
+        fabric.bring_up(b, a, transport, Mtu::M256);
+        fabric.post_recv(b, recv(7, list(target, 0, 300)));
+        let wr = send(9, SendOp::Send, list(region, 0, 200));
+        fabric.post_send(a, SendWr { to, ..wr });
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.sent_by(a)), [(9, Success)], "{transport:?}");
+        assert_eq!(brief(&fabric.received_by(b)), [(7, Success)], "{transport:?}");
+    }
+}
+
+#[test]
+fn the_error_state_flushes_every_transport() {
+    for transport in TRANSPORTS {
+        let mut lone = Lone::in_state(transport, Sqd).unwrap();
+        let qpn = lone.qpn;
+        let to = Some(Datagram { path: lone.base.path, dest_qp: qpn, qkey: QKEY });
+        let wr = |id| SendWr { to, ..send(id, SendOp::Send, SgList::new()) };
+        let endpoint = lone.endpoint();
+        endpoint.post_send(qpn, wr(1)).unwrap();
+        endpoint.post_recv(qpn, recv(2, SgList::new())).unwrap();
+        endpoint.modify_qp(qpn, &QpAttr::to(Error)).unwrap();
+        endpoint.post_send(qpn, wr(3)).unwrap();
+        endpoint.post_recv(qpn, recv(4, SgList::new())).unwrap();
+        let end = lone.end;
+        assert_eq!(brief(&lone.fabric.sent_by(end)), [(1, WrFlushError), (3, WrFlushError)]);
+        assert_eq!(brief(&lone.fabric.received_by(end)), [(2, WrFlushError), (4, WrFlushError)]);
+    }
+}
+
+// ---- SQD ---------------------------------------------------------------------------------------
+
+fn drain(notify: bool) -> QpAttr {
+    let mask = AttrMask::STATE.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
+    QpAttr { mask, sqd_notify: notify, ..QpAttr::to(Sqd) }
+}
+
+/// Two messages of four packets each; the first is begun when the send queue is told to drain.
+fn half_sent(transport: Transport) -> (Fabric, End, End) {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+    let (a, b) = fabric.pair_of(transport, Mtu::M256);
+    for wr_id in [1, 2] {
+        fabric.post_send(a, send(wr_id, SendOp::Send, list(regions[0], 0, 1024)));
+        fabric.post_recv(b, recv(wr_id, list(regions[1], 1024 * wr_id, 1024)));
+    }
+    let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+    fabric.inject(a, &first);
+    (fabric, a, b)
+}
+
+#[test]
+fn a_draining_queue_finishes_what_it_began() {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let (mut fabric, a, b) = half_sent(transport);
+        fabric.endpoint(a).modify_qp(a.qpn, &drain(true)).unwrap();
+        assert_eq!(fabric.endpoint(a).poll_event(), None, "{transport:?}: not drained yet");
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.sent_by(a)), [(1, Success)], "{transport:?}");
+        assert_eq!(brief(&fabric.received_by(b)), [(1, Success)], "{transport:?}");
+        let drained = AsyncEvent::SendQueueDrained(a.qpn);
+        assert_eq!(fabric.endpoint(a).poll_event(), Some(drained));
+        assert_eq!(fabric.endpoint(a).poll_event(), None);
+        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.sent_by(a)), [(2, Success)], "{transport:?}");
+        assert_eq!(brief(&fabric.received_by(b)), [(2, Success)], "{transport:?}");
+        assert_eq!(fabric.endpoint(a).poll_event(), None);
+    }
+}
+
+#[test]
+fn lost_packets_are_sent_again_while_the_queue_drains() {
+    let (mut fabric, a, b) = half_sent(Transport::Rc);
+    let mut seen = 0;
+    fabric.filter = Some(Box::new(move |_, headers| {
+        seen += u32::from(headers.bth().opcode == Opcode::RcSendMiddle);
+        seen != 1 || headers.bth().opcode != Opcode::RcSendMiddle
+    }));
+    fabric.endpoint(a).modify_qp(a.qpn, &drain(true)).unwrap();
+    fabric.run(1_000);
+    assert!(fabric.endpoint(a).counters().retransmitted_packets > 0);
+    assert_eq!(brief(&fabric.received_by(b)), [(1, Success)]);
+    assert_eq!(fabric.endpoint(a).poll_event(), Some(AsyncEvent::SendQueueDrained(a.qpn)));
+}
+
+#[test]
+fn an_idle_queue_is_drained_at_once_and_says_so_only_when_asked() {
+    for (transport, notify) in TRANSPORTS.into_iter().flat_map(|t| [(t, true), (t, false)]) {
+        let mut lone = Lone::in_state(transport, Rts).unwrap();
+        let qpn = lone.qpn;
+        lone.endpoint().modify_qp(qpn, &drain(notify)).unwrap();
+        let wanted = notify.then_some(AsyncEvent::SendQueueDrained(qpn));
+        assert_eq!(lone.endpoint().poll_event(), wanted);
+    }
+}
+
+#[test]
+fn limits_of_reads_change_while_the_queue_is_drained() {
+    for (limit, served) in [(1, false), (2, true)] {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let (a, b) = fabric.pair_of(Transport::Rc, Mtu::M256);
+        let mask = AttrMask::STATE.with(AttrMask::MAX_DEST_RD_ATOMIC);
+        let change = QpAttr { mask, max_dest_rd_atomic: limit, ..QpAttr::to(Sqd) };
+        fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(Sqd)).unwrap();
+        fabric.endpoint(b).modify_qp(b.qpn, &change).unwrap();
+        for wr_id in [1, 2] {
+            let op = SendOp::Read { remote_addr: BASE, rkey: regions[1].rkey };
+            fabric.post_send(a, send(wr_id, op, list(regions[0], 0, 64)));
+        }
+        fabric.run(1000);
+        let done = fabric.sent_by(a);
+        let all_done = done.iter().all(|done| done.status == Success);
+        assert_eq!(all_done, served, "{limit}: {done:?}");
+    }
+}
+
+// ---- SQE ---------------------------------------------------------------------------------------
+
+#[test]
+fn a_failed_send_stops_sending_but_not_receiving() {
+    for transport in [Transport::Uc, Transport::Ud] {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let (a, b) = fabric.pair_of(transport, Mtu::M256);
+        let (to, back) = (Some(fabric.address(b)), Some(fabric.address(a)));
+        let bad: SgList = [Sge { addr: BASE, len: 8, lkey: 1 }].into_iter().collect();
+        let good = list(regions[0], 0, 100);
+        for (wr_id, sges) in [(1, good.clone()), (2, bad), (3, good.clone())] {
+            fabric.post_send(a, SendWr { to, ..send(wr_id, SendOp::Send, sges) });
+        }
+        fabric.run(1_000);
+        let endings = [(1, Success), (2, LocalProtectionError), (3, WrFlushError)];
+        assert_eq!(brief(&fabric.sent_by(a)), endings, "{transport:?}");
+        assert_eq!(fabric.state(a), Sqe);
+        fabric.post_send(a, SendWr { to, ..send(4, SendOp::Send, good.clone()) });
+        assert_eq!(brief(&fabric.sent_by(a)), [(4, WrFlushError)]);
+        fabric.post_recv(a, recv(5, list(regions[0], 4096, 300)));
+        fabric.post_send(b, SendWr { to: back, ..send(6, SendOp::Send, list(regions[1], 0, 64)) });
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.received_by(a)), [(5, Success)], "{transport:?}");
+        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.post_recv(b, recv(7, list(regions[1], 4096, 300)));
+        fabric.post_send(a, SendWr { to, ..send(8, SendOp::Send, good) });
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.sent_by(a)), [(8, Success)]);
+        assert_eq!(brief(&fabric.received_by(b)), [(7, Success)]);
+    }
+}
