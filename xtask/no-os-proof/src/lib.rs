@@ -1,7 +1,7 @@
 //! A program without an operating system that links the pure crates.
 //!
 //! It brings its own panic handler and its own allocator. The standard library brings both as well, so the moment
-//! any crate in the graph of `roce` or `xio` links `std`, the compiler refuses this package with a duplicate
+//! any crate in the graph of `roce`, `sim` or `xio` links `std`, the compiler refuses this package with a duplicate
 //! `panic_impl`. That makes "no clock, no socket, no file, no thread, no operating-system randomness" a fact that
 //! `cargo xtask check` establishes on every change, and not a promise. A second check reads the symbols that the
 //! archive imports: a crate that reaches past `std` to the C library is named there.
@@ -12,6 +12,7 @@
 
 // Named so that they are linked even though nothing of them is called.
 extern crate roce;
+extern crate sim;
 extern crate xio;
 
 use core::alloc::{GlobalAlloc, Layout};

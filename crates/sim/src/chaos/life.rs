@@ -1,0 +1,416 @@
+//! The lives of connections: made, broken, settled, made again.
+
+use alloc::format;
+use alloc::vec::Vec;
+use core::mem;
+
+use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpConfig, QpState};
+use roce::verbs::{Transport, VerbsError};
+use roce::wire::Psn;
+use roce::world::AtomicOp;
+
+use super::atomics::{Attempt, Verdict, WordHistory};
+use super::side::{At, Effect, Open, Pair, PairState, Side, Turn, has_failed};
+use super::space::{Space, Use, WORDS};
+use super::{Checked, Phase, Run, ensure};
+use crate::faults::Fault;
+use crate::memory::Arena;
+
+impl Run {
+    pub(super) fn new_space(&mut self, node: u32) -> Checked<Space> {
+        let (max_len, sides) = (self.scenario.max_len, self.scenario.sides());
+        Space::new(self.fabric.node_mut(node), max_len, sides, &mut self.chance)
+    }
+
+    /// Begins the histories of a node's words.
+    pub(super) fn start_words(&mut self, node: u32) {
+        let values: Vec<u64> = (0..WORDS).map(|word| self.word(node, word)).collect();
+        self.words[node as usize] = values.iter().copied().map(WordHistory::new).collect();
+        self.last_values[node as usize] = values;
+    }
+
+    fn word(&self, node: u32, word: u64) -> u64 {
+        let addr = self.spaces[node as usize].region(Use::Words).addr + 8 * word;
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(self.fabric.node(node).memory.peek(addr, 8));
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// Whether a node's words have histories that explain them; then they belong to the model.
+    pub(super) fn check_words(&mut self, node: u32, is_alive: bool) -> Checked<()> {
+        for word in 0..WORDS {
+            let last = is_alive.then(|| self.word(node, word));
+            self.check_word(node, word as usize, last)?;
+            if let Some(last) = last {
+                let addr = self.spaces[node as usize].region(Use::Words).addr + 8 * word;
+                self.spaces[node as usize].put(addr, &last.to_ne_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_word(&mut self, node: u32, word: usize, last: Option<u64>) -> Checked<()> {
+        let history = &self.words[node as usize][word];
+        match history.judge(last) {
+            Verdict::Explained => {}
+            Verdict::Open => self.summary.atomics_open += history.len() as u64,
+            Verdict::Impossible { explained } => {
+                let all = history.len();
+                return Err(format!(
+                    "C2: atomics: no serial order explains more than {explained} of {all}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to the history of a word of the peer's, unless the peer has lost it.
+    pub(super) fn note_atomic(&mut self, at: At, word: usize, attempt: Attempt) -> Checked<()> {
+        let peer = self.side(at.peer())?;
+        let (node, is_dead) = (peer.node as usize, peer.is_dead);
+        let stream = (u64::from(self.pairs[at.pair].epoch) * 64 + at.pair as u64) * 2;
+        if !is_dead {
+            self.words[node][word].add(stream + at.side as u64, attempt);
+        }
+        Ok(())
+    }
+
+    // ---- making --------------------------------------------------------------------------------
+
+    pub(super) fn connect(&mut self, pair: usize) -> Checked<()> {
+        if !matches!(self.phase, Phase::Faulty) {
+            return Ok(());
+        }
+        let sides = self.create_sides(pair).map_err(|error| format!("create: {error}"))?;
+        self.join(pair, &sides).map_err(|error| format!("connect: {error}"))?;
+        let entry = &mut self.pairs[pair];
+        entry.sides = Some(sides);
+        entry.state = PairState::Up;
+        entry.epoch += 1;
+        entry.is_excused = false;
+        entry.is_retired = false;
+        let epoch = entry.epoch;
+        self.summary.connections += 1;
+        for side in 0..2 {
+            let after_ns = 1 + self.chance.below(5_000);
+            self.schedule(after_ns, Turn::Act { at: At { pair, side }, epoch });
+        }
+        Ok(())
+    }
+
+    fn create_sides(&mut self, pair: usize) -> Result<[Side; 2], VerbsError> {
+        let [first, second] = [0, 1].map(|side| At { pair, side });
+        Ok([self.create_side(first)?, self.create_side(second)?])
+    }
+
+    fn create_side(&mut self, at: At) -> Result<Side, VerbsError> {
+        let Pair { nodes, params, .. } = &self.pairs[at.pair];
+        let (node, depth, transport) = (nodes[at.side], params.depth, params.transport);
+        let pool = self.pools[node as usize].as_ref();
+        let pool = pool.filter(|_| params.shares_receives[at.side]);
+        let (srq, extra) = (pool.map(|pool| pool.srq), pool.map_or(0, |pool| pool.depth));
+        let one_cq = self.chance.per_mille(400);
+        let near_wrap = self.chance.per_mille(500);
+        let psn = self.chance.pick(&[0, 1 << 23]) - self.chance.below(100) as i64;
+        let qkey = self.chance.word() as u32 & !(1 << 31);
+        let entry = self.fabric.node_mut(node);
+        let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
+        let send_cq = endpoint.create_cq(2 * depth + extra)?;
+        let recv_cq = if one_cq { send_cq } else { endpoint.create_cq(depth + extra)? };
+        let rc = QpConfig::rc(pd, send_cq, depth, depth);
+        let qpn = endpoint.create_qp(QpConfig { transport, recv_cq, srq, ..rc })?;
+        if near_wrap {
+            endpoint.set_initial_psn(qpn, Psn::new(psn as u32))?;
+        }
+        let shares = srq.is_some();
+        let window = self.new_window(node)?;
+        Ok(Side { shares, window, qkey, ..Side::new(node, qpn, send_cq, recv_cq) })
+    }
+
+    fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
+        for side in 0..2 {
+            let (own, peer) = (&sides[side], &sides[1 - side]);
+            if self.pairs[pair].params.transport == Transport::Ud {
+                raise(&mut self.fabric.node_mut(own.node).endpoint, own)?;
+                continue;
+            }
+            let path = self.fabric.path_to(peer.node);
+            let psn = self.fabric.node(peer.node).endpoint.initial_psn(peer.qpn)?;
+            let connect = self.pairs[pair].params.connect(path, peer.qpn, psn);
+            self.fabric.node_mut(own.node).endpoint.connect(own.qpn, &connect)?;
+        }
+        Ok(())
+    }
+
+    // ---- breaking ------------------------------------------------------------------------------
+
+    fn has_failed(&self, side: &Side) -> bool {
+        side.is_dead || has_failed(self.fabric.node(side.node).endpoint.qp_state(side.qpn))
+    }
+
+    /// The same, or it only sends no more.
+    fn has_stopped(&self, side: &Side) -> bool {
+        let state = self.fabric.node(side.node).endpoint.qp_state(side.qpn);
+        self.has_failed(side) || state == Some(QpState::Sqe)
+    }
+
+    /// Notices that a connection broke, and that both of its sides are done with it.
+    pub(super) fn look_after(&mut self, pair: usize) -> Checked<()> {
+        let Some(sides) = &self.pairs[pair].sides else {
+            return Ok(());
+        };
+        let failed = [self.has_failed(&sides[0]), self.has_failed(&sides[1])];
+        if !sides.iter().any(|side| self.has_stopped(side)) {
+            return Ok(());
+        }
+        if self.pairs[pair].state == PairState::Up {
+            self.begin_breaking(pair)?;
+        }
+        if failed == [true, true] { self.settle(pair) } else { Ok(()) }
+    }
+
+    fn begin_breaking(&mut self, pair: usize) -> Checked<()> {
+        let excused = self.pairs[pair].is_excused || self.scenario.is_harsh;
+        ensure!(excused, "a connection broke for no reason. {}", self.describe());
+        self.pairs[pair].state = PairState::Breaking;
+        self.pairs[pair].is_excused = true;
+        let is_closing = matches!(self.phase, Phase::Closing);
+        self.summary.broken += u64::from(!is_closing && !self.pairs[pair].is_retired);
+        let is_reliable = self.pairs[pair].params.is_reliable();
+        let epoch = self.pairs[pair].epoch;
+        for side in 0..2 {
+            let patient = is_reliable && self.chance.per_mille(500);
+            let after_ns = match patient {
+                true => self.patience_ns(&self.pairs[pair]),
+                false => self.chance.below(2_000_000),
+            };
+            self.schedule(after_ns, Turn::GiveUp { at: At { pair, side }, epoch, patient });
+        }
+        Ok(())
+    }
+
+    /// A program ends its side of a broken connection. With work outstanding, and after all the
+    /// time that its retries can take, the transport must have done so itself.
+    pub(super) fn give_up(&mut self, at: At, epoch: u32, patient: bool) -> Checked<()> {
+        let pair = &self.pairs[at.pair];
+        if pair.epoch != epoch || pair.state != PairState::Breaking {
+            return Ok(());
+        }
+        let side = self.side(at)?;
+        if self.has_failed(side) {
+            return Ok(());
+        }
+        let waits = side.sends.iter().any(|send| send.signaled);
+        ensure!(!(patient && waits), "retries should have run out. {}", self.describe());
+        self.stop(at)?;
+        self.collect_side(at)?;
+        self.look_after(at.pair)
+    }
+
+    /// The programs of a connection end it, to begin another one.
+    pub(super) fn retire(&mut self, at: At) -> Checked<()> {
+        let pair = self.pair_mut(at);
+        pair.is_excused = true;
+        pair.is_retired = true;
+        self.stop(at)?;
+        self.collect_side(at)?;
+        self.look_after(at.pair)
+    }
+
+    fn stop(&mut self, at: At) -> Checked<()> {
+        let side = self.side(at)?;
+        let (node, qpn) = (side.node, side.qpn);
+        let stopped = self.fabric.node_mut(node).endpoint.modify_to_error(qpn);
+        stopped.map_err(|error| format!("modify_to_error: {error}"))
+    }
+
+    /// Nobody can change anything any more: what was left open is looked at.
+    fn settle(&mut self, pair: usize) -> Checked<()> {
+        for side in 0..2 {
+            self.check_flushed(At { pair, side })?;
+        }
+        for side in 0..2 {
+            self.check_delivered(At { pair, side })?;
+        }
+        let Some(sides) = self.pairs[pair].sides.take() else {
+            return Ok(());
+        };
+        for side in sides.iter().filter(|side| !side.is_dead) {
+            let endpoint = &mut self.fabric.node_mut(side.node).endpoint;
+            destroy(endpoint, side).map_err(|error| format!("destroy: {error}"))?;
+            let Some(window) = side.window else {
+                continue;
+            };
+            for (addr, len) in self.drop_window(side.node, &window)? {
+                self.pairs[pair].held.push((side.node, addr, len));
+            }
+        }
+        let dead = sides.iter().filter(|side| side.is_dead).map(|side| side.node);
+        self.settle_memory(pair, &dead.collect::<Vec<u32>>())?;
+        self.pairs[pair].state = PairState::Down;
+        let after_ns = self.chance.below(500_000);
+        self.schedule(after_ns, Turn::Connect { pair });
+        Ok(())
+    }
+
+    /// Signaled sends and all receives have come out. What is left had succeeded in silence.
+    fn check_flushed(&mut self, at: At) -> Checked<()> {
+        self.collect_events(self.side(at)?.node)?;
+        let side = self.side_mut(at)?;
+        if side.is_dead {
+            return Ok(());
+        }
+        ensure!(side.last_wqe == side.shares, "nothing said that no more receives are taken");
+        let silent = side.sends.iter().all(|send| !send.signaled);
+        ensure!(silent, "C2: signaled sends were not flushed");
+        ensure!(side.receives.is_empty(), "C2: receives were not flushed");
+        let sends = mem::take(&mut side.sends);
+        sends.into_iter().try_for_each(|send| self.succeeded(at, send, None))
+    }
+
+    /// What a sender was told has arrived, has been received.
+    fn check_delivered(&mut self, at: At) -> Checked<()> {
+        let (sender, receiver) = (self.side(at)?, self.side(at.peer())?);
+        let lost = sender.delivered.saturating_sub(receiver.received);
+        let may_lose = receiver.is_dead || !self.pairs[at.pair].params.is_reliable();
+        ensure!(lost == 0 || may_lose, "C2: {lost} acknowledged messages were lost");
+        Ok(())
+    }
+
+    fn settle_memory(&mut self, pair: usize, dead: &[u32]) -> Checked<()> {
+        for Open { node, addr, bytes, any } in mem::take(&mut self.pairs[pair].open) {
+            if dead.contains(&node) {
+                continue;
+            }
+            let (space, memory) = (&mut self.spaces[node as usize], &self.fabric.node(node).memory);
+            match any {
+                true => space.adopt(memory, addr, bytes.len()),
+                false => space.settle(memory, addr, &bytes)?,
+            }
+        }
+        for (node, addr, len) in mem::take(&mut self.pairs[pair].held) {
+            if !dead.contains(&node) {
+                self.spaces[node as usize].give(addr, len);
+            }
+        }
+        Ok(())
+    }
+
+    // ---- faults from outside -------------------------------------------------------------------
+
+    /// Connections of a node may break from now on.
+    pub(super) fn excuse_node(&mut self, node: u32) {
+        let concerned = self.pairs.iter_mut().filter(|pair| pair.nodes.contains(&node));
+        concerned.for_each(|pair| pair.is_excused = true);
+    }
+
+    /// A node loses everything. Its peers have to find out.
+    pub(super) fn restart(&mut self, node: u32) -> Checked<()> {
+        self.note_unanswered(node)?;
+        self.check_words(node, false)?;
+        self.summary.add_endpoint(self.fabric.node(node).endpoint.counters());
+        let (max_len, sides) = (self.scenario.max_len, self.scenario.sides());
+        let arena = Arena::new(Space::arena_bytes(max_len, sides), &mut self.chance);
+        self.fabric.restart(node, arena);
+        self.plant(node);
+        self.spaces[node as usize] = self.new_space(node)?;
+        self.pools[node as usize] = self.new_pool(node)?;
+        self.start_words(node);
+        self.excuse_node(node);
+        let mut felt = false;
+        for pair in 0..self.pairs.len() {
+            felt |= self.kill_sides(pair, node)?;
+            self.look_after(pair)?;
+        }
+        if felt {
+            self.fabric.count_effect(Fault::Restart);
+        }
+        Ok(())
+    }
+
+    /// Atomics on the words of a node that ends: whether they were carried out, nobody will know.
+    fn note_unanswered(&mut self, node: u32) -> Checked<()> {
+        for pair in 0..self.pairs.len() {
+            for side in 0..2 {
+                let (at, nodes) = (At { pair, side }, self.pairs[pair].nodes);
+                if nodes[1 - side] != node || self.side(at).is_err() {
+                    continue;
+                }
+                for (word, op) in unanswered(self.side(at)?) {
+                    self.note_atomic(at, word, Attempt { op, former: None })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a restarted node had posted vanishes; what it was to do elsewhere may have happened.
+    /// True if a peer had work outstanding towards it.
+    fn kill_sides(&mut self, pair: usize, node: u32) -> Checked<bool> {
+        let nodes = self.pairs[pair].nodes;
+        let mut felt = false;
+        for side in (0..2).filter(|&side| nodes[side] == node) {
+            let at = At { pair, side };
+            let Ok(own) = self.side_mut(at) else {
+                continue;
+            };
+            own.is_dead = true;
+            own.receives.clear();
+            let sends = mem::take(&mut own.sends);
+            sends.into_iter().try_for_each(|send| self.failed(at, send))?;
+            felt |= !self.side(at.peer())?.sends.is_empty();
+        }
+        self.pairs[pair].open.retain(|open| open.node != node);
+        self.pairs[pair].held.retain(|(held, ..)| *held != node);
+        Ok(felt)
+    }
+
+    // ---- the end -------------------------------------------------------------------------------
+
+    /// Every queue pair is closed; receives that nobody needed come out flushed.
+    pub(super) fn close(&mut self) -> Checked<()> {
+        self.phase = Phase::Closing;
+        for pair in 0..self.pairs.len() {
+            if self.pairs[pair].state != PairState::Up {
+                continue;
+            }
+            self.pairs[pair].is_excused = true;
+            for side in 0..2 {
+                self.stop(At { pair, side })?;
+                self.collect_side(At { pair, side })?;
+            }
+            self.look_after(pair)?;
+        }
+        Ok(())
+    }
+}
+
+/// Atomics of a side that have not completed, in order.
+fn unanswered(side: &Side) -> Vec<(usize, AtomicOp)> {
+    let effects = side.sends.iter().map(|send| &send.effect);
+    let atomics = effects.filter_map(|effect| match effect {
+        Effect::Atomic { word, op, .. } => Some((*word, *op)),
+        _ => None,
+    });
+    atomics.collect()
+}
+
+/// Brings a datagram queue pair from RESET to RTS.
+fn raise(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
+    let sq_psn = endpoint.initial_psn(side.qpn)?;
+    let keys = AttrMask::PKEY_INDEX.with(AttrMask::PORT).with(AttrMask::QKEY);
+    let steps =
+        [(QpState::Init, keys), (QpState::Rtr, AttrMask::NONE), (QpState::Rts, AttrMask::SQ_PSN)];
+    for (state, mask) in steps {
+        let bare = QpAttr::to(state);
+        let attr = QpAttr { mask: bare.mask.with(mask), qkey: side.qkey, sq_psn, ..bare };
+        endpoint.modify_qp(side.qpn, &attr)?;
+    }
+    Ok(())
+}
+
+fn destroy(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
+    endpoint.destroy_qp(side.qpn)?;
+    endpoint.destroy_cq(side.send_cq)?;
+    if side.recv_cq != side.send_cq { endpoint.destroy_cq(side.recv_cq) } else { Ok(()) }
+}

@@ -1,0 +1,459 @@
+//! Random programs under random faults, then healing; every completion and every byte checked.
+//!
+//! A seed draws a [`scenario`]: two or three machines, one to four connections, links, timers, a mix
+//! of faults. Programs then post SENDs, WRITEs, READs and atomics of 0 bytes to many packets; some of
+//! them misbehave on purpose. When enough work was posted the faults stop, and everything that is
+//! outstanding has to finish within a bound computed from timers, retries and bytes
+//! ([`side::Healing`]). At the end the queue pairs are closed and all memory is compared.
+//!
+//! Checked all along, by contract:
+//! - C2: each work request completes exactly once, in order, with the right status and bytes; sends
+//!   in posting order, receives in the order of the peer's messages; after an error everything is
+//!   flushed and nothing succeeds; atomics have a serial order;
+//! - C3: the transport touches registered memory only, as its flags allow; gaps and other memory keep
+//!   their bytes; what must be refused is refused;
+//! - C7: packets that were damaged or come from another time change nothing;
+//! - on the wire: waits that the peer asked for, windows, credits ([`monitor`]).
+//!
+//! UC and UD promise less, and that is checked: a message is heard whole or not at all, with its own
+//! bytes ([`unreliable`]).
+//!
+//! A connection may break when retries run out under harsh faults, when a program misbehaves, or
+//! when a machine restarts. Then both sides flush, what was under way may have arrived or not (byte by
+//! byte the old or the new), and the programs connect again.
+
+mod atomics;
+mod check;
+mod draft;
+mod life;
+mod monitor;
+mod pool;
+mod post;
+mod scenario;
+mod side;
+mod space;
+mod summary;
+mod trespass;
+mod unreliable;
+mod windows;
+
+use alloc::collections::VecDeque;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use roce::{Duration, Time};
+
+pub use summary::Summary;
+
+use crate::chance::Chance;
+use crate::fabric::{Fabric, MAX_DELAY_NS, Sighting};
+use crate::faults::FaultMix;
+use crate::link::LinkConfig;
+use crate::memory::Arena;
+use monitor::Monitor;
+use scenario::{Scenario, Strike};
+use side::{At, Healing, Pair, PairState, Pool, Turn};
+use space::Space;
+
+/// Events after which a run counts as one that never ends.
+const MAX_EVENTS: u64 = 4_000_000;
+
+/// Longest pause of a program that has nothing to do, in nanoseconds.
+const MAX_BACKOFF_NS: u64 = 400_000;
+
+type Checked<T> = Result<T, String>;
+
+/// Fails the check with a message unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(alloc::format!($($message)+));
+        }
+    };
+}
+use ensure;
+
+/// What a run can be told beside its seed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Sends to post instead of what the seed draws.
+    pub sends: Option<u64>,
+    /// Damage done on purpose.
+    pub sabotage: Sabotage,
+    /// A mistake that every endpoint makes.
+    #[cfg(feature = "planted-bugs")]
+    pub bug: Option<roce::planted::Bug>,
+}
+
+/// Damage done to the run itself, to see that the checks notice it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sabotage {
+    /// None.
+    #[default]
+    None,
+    /// A payload bit turns after the ICRC was checked.
+    Payload,
+    /// Completions get lost on their way to the program.
+    Completion,
+    /// Completions change places.
+    Order,
+    /// A byte between two regions changes.
+    Guard,
+}
+
+/// A check that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The seed that shows it.
+    pub seed: u64,
+    /// When it was noticed.
+    pub at: Time,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}, {}: {}", self.seed, self.at, self.what)
+    }
+}
+
+/// Runs one seed from beginning to end.
+///
+/// # Errors
+/// The first check that failed.
+pub fn run(seed: u64, options: &Options) -> Result<Summary, Violation> {
+    let mut chance = Chance::new(seed);
+    let scenario = Scenario::draw(seed, options, &mut chance);
+    let violation = |at, what| Violation { seed, at, what };
+    let mut run =
+        Run::new(scenario, options, chance).map_err(|what| violation(Time::ZERO, what))?;
+    match run.go() {
+        Ok(()) => Ok(run.summary),
+        Err(what) => Err(violation(run.fabric.now(), what)),
+    }
+}
+
+/// What a run is up to.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// Faults strike and programs post.
+    Faulty,
+    /// Faults have stopped; what is outstanding finishes.
+    Healing(Healing),
+    /// Queue pairs are closed.
+    Closing,
+}
+
+/// One seed's world.
+struct Run {
+    fabric: Fabric<Arena>,
+    scenario: Scenario,
+    options: Options,
+    chance: Chance,
+    spaces: Vec<Space>,
+    pairs: Vec<Pair>,
+    /// Shared receive queues, by node.
+    pools: Vec<Option<Pool>>,
+    /// Histories of the words that atomics work on, by node, in the order of [`Use::Words`](space::Use).
+    words: Vec<Vec<atomics::WordHistory>>,
+    /// Values that the words were seen to get last: what compare-and-swaps are tried with.
+    last_values: Vec<Vec<u64>>,
+    strikes: VecDeque<(u64, Strike)>,
+    turns: Vec<Turn>,
+    monitor: Monitor,
+    sightings: Vec<Sighting>,
+    phase: Phase,
+    next_id: u64,
+    summary: Summary,
+}
+
+impl Run {
+    fn new(scenario: Scenario, options: &Options, mut chance: Chance) -> Checked<Run> {
+        let (max_len, sides) = (scenario.max_len, scenario.sides());
+        let arena = |chance: &mut Chance| Arena::new(Space::arena_bytes(max_len, sides), chance);
+        let mut fabric = Fabric::new(&scenario.fabric, arena);
+        fabric.record();
+        fabric.mix = scenario.mix;
+        let pairs = scenario.pairs.iter().map(|plan| Pair::new(plan.nodes, plan.params.clone()));
+        let pairs = pairs.collect();
+        let strikes = scenario.strikes.iter().copied().collect();
+        let mut run = Run {
+            spaces: Vec::new(),
+            pools: Vec::new(),
+            words: Vec::new(),
+            last_values: Vec::new(),
+            pairs,
+            strikes,
+            turns: Vec::new(),
+            monitor: Monitor::default(),
+            sightings: Vec::new(),
+            phase: Phase::Faulty,
+            next_id: 0,
+            summary: Summary { seeds: 1, ..Summary::default() },
+            options: options.clone(),
+            chance: chance.fork(),
+            fabric,
+            scenario,
+        };
+        run.set_up()?;
+        Ok(run)
+    }
+
+    fn set_up(&mut self) -> Checked<()> {
+        for node in 0..self.fabric.len() {
+            let space = self.new_space(node)?;
+            self.spaces.push(space);
+            let pool = self.new_pool(node)?;
+            self.pools.push(pool);
+            self.words.push(Vec::new());
+            self.last_values.push(Vec::new());
+            self.start_words(node);
+            self.plant(node);
+            if self.options.sabotage == Sabotage::Payload {
+                self.fabric.node_mut(node).corrupt_every(5);
+            }
+        }
+        (0..self.pairs.len()).try_for_each(|pair| self.connect(pair))
+    }
+
+    /// Makes a fresh endpoint make the mistake that the run is to show.
+    fn plant(&mut self, node: u32) {
+        #[cfg(feature = "planted-bugs")]
+        self.fabric.node_quietly(node).endpoint.plant(self.options.bug);
+        #[cfg(not(feature = "planted-bugs"))]
+        let _ = node;
+    }
+
+    fn go(&mut self) -> Checked<()> {
+        while !self.is_over() {
+            ensure!(self.fabric.advance(), "stuck: nothing will ever happen. {}", self.describe());
+            self.check_health()?;
+            self.watch()?;
+            self.collect()?;
+            self.take_turns()?;
+            self.move_on()?;
+        }
+        self.finish()
+    }
+
+    fn is_over(&self) -> bool {
+        let all_down = self.pairs.iter().all(|pair| pair.state == PairState::Down);
+        matches!(self.phase, Phase::Closing) && all_down
+    }
+
+    fn check_health(&self) -> Checked<()> {
+        let events = self.fabric.events_handled();
+        ensure!(events < MAX_EVENTS, "still busy after {events} events. {}", self.describe());
+        ensure!(self.fabric.spinning().is_none(), "a node never comes to rest at one instant");
+        for &node in self.fabric.touched() {
+            let node = self.fabric.node(node);
+            if let Some(trespass) = node.memory.trespass() {
+                return Err(format!("{trespass}"));
+            }
+            ensure!(node.refused_intact() == 0, "an intact packet was refused");
+        }
+        Ok(())
+    }
+
+    /// Looks at what went over the wires.
+    fn watch(&mut self) -> Checked<()> {
+        self.fabric.take_sightings(&mut self.sightings);
+        let pairs = &self.pairs;
+        self.sightings.iter().try_for_each(|sighting| self.monitor.see(sighting, pairs))
+    }
+
+    // ---- programs ------------------------------------------------------------------------------
+
+    fn schedule(&mut self, after_ns: u64, turn: Turn) {
+        let at = self.fabric.now() + Duration::from_nanos(after_ns);
+        self.fabric.wake_at(at, self.turns.len() as u32);
+        self.turns.push(turn);
+    }
+
+    fn take_turns(&mut self) -> Checked<()> {
+        for index in 0..self.fabric.wakes().len() {
+            let token = self.fabric.wakes()[index];
+            match self.turns[token as usize] {
+                Turn::Act { at, epoch } => self.act(at, epoch)?,
+                Turn::GiveUp { at, epoch, patient } => self.give_up(at, epoch, patient)?,
+                Turn::Connect { pair } => self.connect(pair)?,
+                Turn::PlugIn { node } => self.fabric.set_cable(node, true),
+            }
+        }
+        Ok(())
+    }
+
+    /// From faults to healing to closing.
+    fn move_on(&mut self) -> Checked<()> {
+        self.strike()?;
+        match self.phase {
+            Phase::Faulty if self.summary.sends >= self.scenario.budget => self.heal()?,
+            Phase::Healing(healing) => {
+                let took = self.fabric.now().since(healing.since).as_nanos();
+                let late = took > healing.bound_ns;
+                let bound = Duration::from_nanos(healing.bound_ns);
+                ensure!(!late, "not recovered {bound} after the last fault. {}", self.describe());
+                if self.pairs.iter().all(Pair::is_quiet) {
+                    self.summary.recoveries.push((took, healing.bound_ns));
+                    self.close()?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn strike(&mut self) -> Checked<()> {
+        while let Some(&(at, strike)) = self.strikes.front()
+            && at <= self.summary.sends
+            && matches!(self.phase, Phase::Faulty)
+        {
+            self.strikes.pop_front();
+            match strike {
+                Strike::Flap { node, span } => {
+                    self.fabric.set_cable(node, false);
+                    self.schedule(span.as_nanos(), Turn::PlugIn { node });
+                    self.excuse_node(node);
+                }
+                Strike::Restart { node } => self.restart(node)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// All faults stop. What is outstanding has to finish within a bound.
+    fn heal(&mut self) -> Checked<()> {
+        self.ask_for_the_last()?;
+        self.fabric.mix = FaultMix::NONE;
+        self.fabric.set_queue_bytes(1 << 40);
+        for node in 0..self.fabric.len() {
+            self.fabric.set_cable(node, true);
+        }
+        let bound_ns = self.recovery_bound_ns();
+        self.phase = Phase::Healing(Healing { since: self.fabric.now(), bound_ns });
+        Ok(())
+    }
+
+    /// The bound, in nanoseconds:
+    ///
+    /// ```text
+    ///   D + S + 2 ms + max over connections of
+    ///       4 T + M (R + S)                      connections that may not break
+    ///       4 T + M (R + S) + D + R + (r + 2) T  connections that may, or are about to
+    /// ```
+    ///
+    /// D is the longest delay of a packet that is still in the air, T the ACK timeout, r the retry
+    /// count, R the RNR delay, M the number of messages that wait for a receive. S is the time that all
+    /// outstanding bytes take on one link, or at the least rate of a congestion control, three times
+    /// over, with eight propagation delays. One
+    /// timeout finds a loss, one more a lost answer to that; two are margin. 2 ms is what programs may
+    /// take to post receives.
+    fn recovery_bound_ns(&self) -> u64 {
+        let span = self.drain_ns();
+        let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();
+        MAX_DELAY_NS + span + 2_000_000 + worst.unwrap_or(0)
+    }
+
+    fn pair_bound_ns(&self, pair: &Pair, span: u64) -> u64 {
+        let timeout = pair.params.ack_timeout().as_nanos();
+        let rnr = pair.params.rnr_delay().as_nanos();
+        let sides = pair.sides.iter().flatten();
+        let messages: usize = sides.map(|side| side.announced.len()).sum();
+        let repair = 4 * timeout + messages as u64 * (rnr + span);
+        let may_break = pair.is_excused || self.scenario.is_harsh;
+        if may_break { repair + self.patience_ns(pair) } else { repair }
+    }
+
+    /// How long a side may need to find out by itself that its peer is gone.
+    fn patience_ns(&self, pair: &Pair) -> u64 {
+        let retries = u64::from(pair.params.retry_count) + 2;
+        let timeouts = retries * pair.params.ack_timeout().as_nanos();
+        MAX_DELAY_NS + pair.params.rnr_delay().as_nanos() + timeouts
+    }
+
+    fn drain_ns(&self) -> u64 {
+        let sides = self.pairs.iter().flat_map(|pair| pair.sides.iter().flatten());
+        let requests: usize = sides.map(|side| side.sends.len()).sum();
+        // Packets of 256 bytes carry about as much again in headers and framing.
+        let bytes = 2 * requests as u64 * (self.scenario.max_len + 256);
+        let link = self.scenario.fabric.uplink;
+        let limits = self.pairs.iter().filter_map(|pair| pair.params.least_bps());
+        let rate_bps = limits.chain([link.rate_bps]).min().unwrap_or(link.rate_bps);
+        let link = LinkConfig { rate_bps, ..link };
+        3 * link.serialization(bytes).as_nanos() + 8 * link.delay.as_nanos()
+    }
+
+    fn describe(&self) -> String {
+        let sides = self.pairs.iter().flat_map(|pair| {
+            pair.sides.iter().flatten().map(|side| {
+                let state = self.fabric.node(side.node).endpoint.qp_state(side.qpn);
+                let (sends, receives) = (side.sends.len(), side.receives.len());
+                let (node, due) = (side.node, side.announced.len());
+                let (transport, shares) = (pair.params.transport, side.shares);
+                format!(
+                    "[{node}: {transport:?} {state:?}, {sends} sends, {receives} receives (shared: \
+                     {shares}), {due} due] "
+                )
+            })
+        });
+        let pools = self.pools.iter().flatten().map(|pool| {
+            let (posted, depth, len) = (pool.receives.len(), pool.depth, pool.len);
+            format!("[shared: {posted} of {depth} receives of {len} bytes] ")
+        });
+        sides.chain(pools).collect()
+    }
+
+    // ---- the end -------------------------------------------------------------------------------
+
+    fn finish(&mut self) -> Checked<()> {
+        // What is still in the air must not change anything any more.
+        while self.fabric.advance() {
+            self.check_health()?;
+            self.watch()?;
+        }
+        if self.options.sabotage == Sabotage::Guard {
+            let first = self.fabric.node(0).memory.peek(Arena::BASE, 1)[0];
+            self.fabric.node_mut(0).memory.poke(Arena::BASE, &[!first]);
+        }
+        for node in 0..self.fabric.len() {
+            self.check_words(node, true)?;
+            self.spaces[node as usize]
+                .compare(&self.fabric.node(node).memory)
+                .map_err(|what| format!("node {node}: {what}"))?;
+            self.count_node(node);
+        }
+        self.summary.faults = self.fabric.fault_counts();
+        self.summary.events = self.fabric.events_handled();
+        self.summary.simulated_ns = self.fabric.now().as_nanos();
+        self.summary.queue_drops = self.fabric.queue_drops();
+        Ok(())
+    }
+
+    fn count_node(&mut self, node: u32) {
+        let node = self.fabric.node(node);
+        let [sent, _, again] = node.packets();
+        self.summary.packets += sent;
+        self.summary.retransmitted += again;
+        self.summary.harmless += node.harmless_damage();
+        self.summary.add_endpoint(node.endpoint.counters());
+    }
+}
+
+impl Run {
+    fn pair_mut(&mut self, at: At) -> &mut Pair {
+        &mut self.pairs[at.pair]
+    }
+
+    fn side(&self, at: At) -> Checked<&side::Side> {
+        let sides = self.pairs[at.pair].sides.as_ref();
+        sides.map(|sides| &sides[at.side]).ok_or_else(|| String::from("a side that is no more"))
+    }
+
+    fn side_mut(&mut self, at: At) -> Checked<&mut side::Side> {
+        let sides = self.pairs[at.pair].sides.as_mut();
+        sides.map(|sides| &mut sides[at.side]).ok_or_else(|| String::from("a side that is no more"))
+    }
+}

@@ -1,0 +1,255 @@
+//! A program's turn: receives and sends are posted, and the checker is told what has to come of them.
+//!
+//! A program knows what its peer has posted (the two are one simulation), so it can send what fits,
+//! or what just does not. What it sends is drawn in [`draft`](super::draft).
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use roce::verbs::{
+    Datagram, GRH_BYTES, RecvWr, SendOp, SendWr, Transport, Verbs, WcOpcode, WcStatus,
+};
+
+use super::draft::Draft;
+use super::scenario::Kind;
+use super::side::{Announced, At, Effect, PairState, PostedReceive, PostedSend, Turn};
+use super::space::SINKS;
+use super::{Checked, MAX_BACKOFF_NS, Phase, Run};
+
+/// The programs of an unreliable pair connect anew after so many sends of one side: what WRITEs without
+/// an answer wrote to cannot be used again before.
+pub(super) const RETIRE_AFTER: u64 = 150;
+
+impl Run {
+    /// A program's turn: some receives, some sends, and a pause.
+    pub(super) fn act(&mut self, at: At, epoch: u32) -> Checked<()> {
+        let pair = &self.pairs[at.pair];
+        let is_closing = matches!(self.phase, Phase::Closing);
+        if pair.state != PairState::Up || pair.epoch != epoch || is_closing {
+            return Ok(());
+        }
+        if !self.pairs[at.pair].params.is_reliable() && self.side(at)?.posted >= RETIRE_AFTER {
+            return self.retire(at);
+        }
+        let mut posted = self.post_receives(at)?;
+        if matches!(self.phase, Phase::Faulty) {
+            for _ in 0..self.chance.below(4) {
+                posted |= self.post_send(at)?;
+            }
+        }
+        let think_ns = 1 + self.chance.below(self.pairs[at.pair].params.think_ns);
+        let side = self.side_mut(at)?;
+        side.backoff_ns =
+            if posted { think_ns } else { (2 * side.backoff_ns).clamp(think_ns, MAX_BACKOFF_NS) };
+        let pause = side.backoff_ns;
+        self.schedule(pause, Turn::Act { at, epoch });
+        Ok(())
+    }
+
+    // ---- receives ------------------------------------------------------------------------------
+
+    fn post_receives(&mut self, at: At) -> Checked<bool> {
+        let (depth, eagerness) = {
+            let params = &self.pairs[at.pair].params;
+            (params.depth as usize, params.eagerness)
+        };
+        if self.side(at)?.shares {
+            return self.refill(self.side(at)?.node, eagerness);
+        }
+        let is_healing = matches!(self.phase, Phase::Healing(_));
+        let is_reliable = self.pairs[at.pair].params.is_reliable();
+        let mut posted = false;
+        while self.side(at)?.receives.len() < depth {
+            let side = self.side(at)?;
+            let due = side.announced.get(side.receives.len()).filter(|_| is_reliable);
+            let due = due.map(|message| (message.number, message.bytes.len() as u32));
+            let wanted = if is_healing { due.is_some() } else { self.chance.per_mille(eagerness) };
+            if !wanted || !self.post_receive(at, due)? {
+                break;
+            }
+            posted = true;
+        }
+        Ok(posted)
+    }
+
+    /// Posts a receive for the message that is due, or for one that may come.
+    fn post_receive(&mut self, at: At, due: Option<(u64, u32)>) -> Checked<bool> {
+        let side = self.side(at)?;
+        let node = side.node;
+        let held: u64 = side.receives.iter().map(|receive| u64::from(receive.capacity)).sum();
+        let capacity = match due {
+            Some((_, len)) => len + self.chance.pick(&[0, 0, 1, 40]),
+            None => self.draw_len(at) + self.route_header_bytes(at),
+        };
+        let quota: u64 = 2 * self.scenario.max_len;
+        if due.is_none() && held + u64::from(capacity) > quota {
+            return Ok(false);
+        }
+        let space = &mut self.spaces[node as usize];
+        let Some(sges) = space.take_list(SINKS, capacity, &mut self.chance) else {
+            return Ok(false);
+        };
+        let wr_id = self.fresh_id(true);
+        let side = self.side_mut(at)?;
+        let qpn = side.qpn;
+        side.receives.push_back(PostedReceive { wr_id, sges: sges.clone(), capacity });
+        self.summary.receives += 1;
+        let endpoint = &mut self.fabric.node_mut(node).endpoint;
+        let posted = endpoint.post_recv(qpn, RecvWr { wr_id, sges });
+        posted.map_err(|error| format!("post_recv: {error}"))?;
+        Ok(true)
+    }
+
+    /// What a receive has to hold beside the message.
+    fn route_header_bytes(&self, at: At) -> u32 {
+        let is_ud = self.pairs[at.pair].params.transport == Transport::Ud;
+        if is_ud { GRH_BYTES } else { 0 }
+    }
+
+    /// Odd for receives, even for sends, and never the same.
+    pub(super) fn fresh_id(&mut self, is_receive: bool) -> u64 {
+        self.next_id += 1;
+        self.chance.word() << 40 | self.next_id << 1 | u64::from(is_receive)
+    }
+
+    // ---- sends ---------------------------------------------------------------------------------
+
+    fn post_send(&mut self, at: At) -> Checked<bool> {
+        let depth = self.pairs[at.pair].params.depth as usize;
+        if self.side(at)?.sends.len() >= depth {
+            return Ok(false);
+        }
+        let kind = self.draw_kind(at);
+        let draft = match kind {
+            Kind::Send | Kind::SendImm => self.draft_send(at, kind)?,
+            Kind::Write | Kind::WriteImm => self.draft_write(at, kind)?,
+            Kind::Read => self.draft_read(at)?,
+            Kind::ReadSend => return self.post_read_send(at),
+            Kind::Atomic => self.draft_atomic(at)?,
+            Kind::Bind => self.draft_bind(at)?,
+            Kind::WindowWrite => self.draft_window_write(at)?,
+            Kind::SendInvalidate => self.draft_send_invalidate(at)?,
+            Kind::LocalInvalidate => self.draft_local_invalidate(at)?,
+            Kind::Trespass => self.draft_trespass(at)?,
+            Kind::LocalTrespass => self.draft_local_trespass(at)?,
+        };
+        let Some(draft) = draft else {
+            return Ok(false);
+        };
+        self.submit(at, draft)?;
+        Ok(true)
+    }
+
+    fn draw_kind(&mut self, at: At) -> Kind {
+        let is_ud = self.pairs[at.pair].params.transport == Transport::Ud;
+        if self.chance.per_mille(self.scenario.trespass) && !is_ud {
+            return self.chance.pick(&[Kind::Trespass, Kind::Trespass, Kind::LocalTrespass]);
+        }
+        self.chance.pick(&self.pairs[at.pair].params.kinds)
+    }
+
+    pub(super) fn submit(&mut self, at: At, draft: Draft) -> Checked<()> {
+        let Draft { op, opcode, sges, volatile, effect, mut must, signaled, fence, tells } = draft;
+        let fence = fence || self.chance.per_mille(30);
+        let params = &self.pairs[at.pair].params;
+        let (depth, often) = (params.depth as usize, params.signaled);
+        let side = self.side(at)?;
+        let (node, qpn, is_last) = (side.node, side.qpn, side.sends.len() + 1 >= depth);
+        let signaled = signaled || is_last || self.chance.per_mille(often);
+        let solicited = tells.is_some() && self.chance.per_mille(200);
+        let to = self.datagram(at)?;
+        let is_secret = to.is_some_and(|(_, is_secret)| is_secret);
+        let message = match tells {
+            Some(tells) => Some(self.announce(at.peer(), op, solicited, is_secret, tells)?),
+            None => None,
+        };
+        if message.is_some() && self.side(at.peer())?.fails_at == message {
+            must = WcStatus::RemoteInvalidRequest;
+        }
+        let wr_id = self.fresh_id(false);
+        let side = self.side_mut(at)?;
+        side.posted += 1;
+        side.has_read |= matches!(effect, Effect::Read { .. } | Effect::Atomic { .. });
+        side.sends.push_back(PostedSend {
+            wr_id,
+            signaled,
+            opcode,
+            must,
+            message,
+            volatile,
+            effect,
+        });
+        self.summary.sends += 1;
+        let wr = SendWr { wr_id, op, sges, signaled, solicited, fence, to: to.map(|(to, _)| to) };
+        let posted = self.fabric.node_mut(node).endpoint.post_send(qpn, wr);
+        posted.map_err(|error| format!("post_send: {error}"))
+    }
+
+    /// Where a datagram goes, and whether its key is one that the receiver must not accept.
+    fn datagram(&mut self, at: At) -> Checked<Option<(Datagram, bool)>> {
+        if self.pairs[at.pair].params.transport != Transport::Ud {
+            return Ok(None);
+        }
+        let is_secret = self.chance.per_mille(self.scenario.trespass);
+        let peer = self.side(at.peer())?;
+        let (path, dest_qp) = (self.fabric.path_to(peer.node), peer.qpn);
+        let qkey = if is_secret { peer.qkey ^ 1 } else { peer.qkey };
+        Ok(Some((Datagram { path, dest_qp, qkey }, is_secret)))
+    }
+
+    /// Tells the checker what a side will hear; returns the message's number.
+    fn announce(
+        &mut self,
+        to: At,
+        op: SendOp,
+        solicited: bool,
+        is_secret: bool,
+        (imm, bytes, target): (Option<u32>, Vec<u8>, Option<u64>),
+    ) -> Checked<u64> {
+        let is_write = matches!(op, SendOp::WriteImm { .. });
+        let opcode = if is_write { WcOpcode::RecvWriteImm } else { WcOpcode::Recv };
+        let invalidates = match op {
+            SendOp::SendInvalidate(rkey) => Some(rkey),
+            _ => None,
+        };
+        let side = self.side_mut(to)?;
+        let number = side.messages;
+        side.messages += 1;
+        let heard = 0;
+        side.announced.push_back(Announced {
+            number,
+            opcode,
+            imm,
+            solicited,
+            bytes,
+            heard,
+            invalidates,
+            is_secret,
+            target,
+        });
+        Ok(number)
+    }
+
+    /// Sends at the end of a queue that asked for no completion would say nothing any more: one that
+    /// does is posted behind them.
+    pub(super) fn ask_for_the_last(&mut self) -> Checked<()> {
+        for pair in 0..self.pairs.len() {
+            for side in 0..2 {
+                if self.pairs[pair].state == PairState::Up {
+                    self.post_if_silent(At { pair, side })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_if_silent(&mut self, at: At) -> Checked<bool> {
+        let last = self.side(at)?.sends.back();
+        let is_silent = last.is_some_and(|send| !send.signaled);
+        if is_silent {
+            let draft = self.empty_draft(at);
+            self.submit(at, Draft { signaled: true, ..draft })?;
+        }
+        Ok(is_silent)
+    }
+}

@@ -1,0 +1,352 @@
+//! What a seed draws before anything runs: machines, links, connections, faults and programs.
+//!
+//! Swarm testing: a seed does not get a little of everything, it gets some things and not others, so
+//! that combinations come up which an average would never show.
+
+use alloc::vec::Vec;
+
+use roce::Duration;
+use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
+use roce::verbs::Transport;
+use roce::wire::Psn;
+use roce::world::Path;
+
+use crate::chance::Chance;
+use crate::fabric::{FabricConfig, Topology};
+use crate::faults::FaultMix;
+use crate::link::{LinkConfig, Marking};
+
+use super::Options;
+
+/// What programs can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    /// A READ, and a fenced SEND of what it brings.
+    ReadSend,
+    Atomic,
+    /// Binds the own memory window.
+    Bind,
+    /// Writes through the peer's.
+    WindowWrite,
+    /// Takes the peer's window away from it, with a message.
+    SendInvalidate,
+    /// Takes the own window back.
+    LocalInvalidate,
+    /// A request that the peer must refuse.
+    Trespass,
+    /// A request that our own endpoint must refuse.
+    LocalTrespass,
+}
+
+/// How a connection is made.
+#[derive(Clone, Debug)]
+pub(super) struct Params {
+    pub(super) transport: Transport,
+    /// Receives come from the node's shared queue, where it has one; for either side.
+    pub(super) shares_receives: [bool; 2],
+    pub(super) mtu: Mtu,
+    timeout: u8,
+    pub(super) retry_count: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+    max_rd_atomic: u8,
+    pub(super) window_packets: u32,
+    reliability: Reliability,
+    congestion: CongestionControl,
+    /// Most work requests of a queue.
+    pub(super) depth: u32,
+    /// What its programs do, by how often they are listed.
+    pub(super) kinds: Vec<Kind>,
+    /// Sends that ask for a completion, per mille.
+    pub(super) signaled: u32,
+    /// Chance per opportunity to post a receive before it is needed, per mille.
+    pub(super) eagerness: u32,
+    /// Longest pause between two turns of a program, in nanoseconds.
+    pub(super) think_ns: u64,
+}
+
+impl Params {
+    /// Whether the transport promises that messages arrive.
+    pub(super) fn is_reliable(&self) -> bool {
+        self.transport == Transport::Rc
+    }
+
+    /// Whether packets of later messages may be placed before those of earlier ones.
+    pub(super) fn is_selective(&self) -> bool {
+        self.is_reliable() && self.reliability == Reliability::Selective
+    }
+
+    /// Attributes for one side.
+    pub(super) fn connect(&self, path: Path, dest_qp: roce::verbs::Qpn, psn: Psn) -> Connect {
+        Connect {
+            mtu: self.mtu,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            min_rnr_timer: self.min_rnr_timer,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: 4,
+            window_packets: self.window_packets,
+            reliability: self.reliability,
+            congestion: self.congestion,
+            ..Connect::new(path, dest_qp, psn)
+        }
+    }
+
+    /// Least time between two congestion notifications of one side.
+    pub(super) fn cnp_interval(&self) -> Duration {
+        match self.congestion {
+            CongestionControl::Dcqcn(params) => params.cnp_interval,
+            _ => Duration::from_micros(50),
+        }
+    }
+
+    /// Bits per second below which congestion control never goes, if it limits at all.
+    pub(super) fn least_bps(&self) -> Option<u64> {
+        match self.congestion {
+            CongestionControl::Dcqcn(params) => Some(params.min_bps),
+            _ => None,
+        }
+    }
+
+    /// The local ACK timeout: 4.096 us * 2^n (IBA 9.7.6.1.3).
+    pub(super) fn ack_timeout(&self) -> Duration {
+        Duration::from_nanos(4_096 << self.timeout)
+    }
+
+    /// Longest wait that an RNR NAK of this connection asks for (IBA table 45; codes up to 14).
+    pub(super) fn rnr_delay(&self) -> Duration {
+        Duration::from_micros(10) * rnr_units(self.min_rnr_timer)
+    }
+}
+
+/// RNR timer codes 1 to 31 in units of 10 us: 1, 2, 3, 4, 6, 8, 12, … (IBA table 45).
+pub(super) fn rnr_units(code: u8) -> u64 {
+    match code & 31 {
+        0 => 65_536,
+        code @ 1..=3 => u64::from(code),
+        code if code % 2 == 0 => 1 << (code / 2),
+        code => 3 << ((code - 3) / 2),
+    }
+}
+
+/// Two programs that talk to each other.
+#[derive(Clone, Debug)]
+pub(super) struct PairPlan {
+    pub(super) nodes: [u32; 2],
+    pub(super) params: Params,
+}
+
+/// Something that happens once so many sends were posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Strike {
+    Flap { node: u32, span: Duration },
+    Restart { node: u32 },
+}
+
+/// Everything that a seed decides in advance.
+#[derive(Clone, Debug)]
+pub(super) struct Scenario {
+    pub(super) fabric: FabricConfig,
+    pub(super) mix: FaultMix,
+    /// Faults so frequent and retries so few that connections may break.
+    pub(super) is_harsh: bool,
+    /// Sends to be posted before the faults stop.
+    pub(super) budget: u64,
+    /// Longest message.
+    pub(super) max_len: u64,
+    pub(super) pairs: Vec<PairPlan>,
+    /// Shared receive queues, by node: receives it holds, and their length.
+    pub(super) pools: Vec<Option<(u32, u32)>>,
+    /// By number of sends posted.
+    pub(super) strikes: Vec<(u64, Strike)>,
+    /// How often a program posts what must be refused, per mille.
+    pub(super) trespass: u32,
+    /// How often it sends more than the receive can hold, per mille.
+    pub(super) too_long: u32,
+}
+
+impl Scenario {
+    pub(super) fn draw(seed: u64, options: &Options, chance: &mut Chance) -> Scenario {
+        let is_harsh = chance.per_mille(120);
+        let nodes = if chance.per_mille(700) { 2 } else { 3 };
+        let is_large = chance.per_mille(150);
+        let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
+        let count = chance.between(1, if is_large { 2 } else { 4 });
+        let fabric = draw_fabric(nodes, seed, chance);
+        let rate_bps = fabric.uplink.rate_bps;
+        let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, rate_bps, chance)).collect();
+        let misbehaves = chance.per_mille(250);
+        let max_len = if is_large { 48_000 } else { chance.pick(&[1_500, 6_000, 10_000]) };
+        Scenario {
+            fabric,
+            mix: FaultMix::draw(chance, if is_harsh { 6 } else { 1 }),
+            is_harsh,
+            budget,
+            max_len,
+            pairs,
+            pools: (0..nodes).map(|_| draw_pool(max_len, count, chance)).collect(),
+            strikes: draw_strikes(nodes, budget, chance),
+            trespass: if misbehaves { 12 } else { 0 },
+            too_long: if misbehaves { 6 } else { 0 },
+        }
+    }
+
+    /// Most sides that one node can have.
+    pub(super) fn sides(&self) -> u64 {
+        self.pairs.len() as u64
+    }
+}
+
+/// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may
+/// keep one receive for a message that is never completed, so there is one more than that.
+fn draw_pool(max_len: u64, sides: u64, chance: &mut Chance) -> Option<(u32, u32)> {
+    if !chance.per_mille(300) {
+        return None;
+    }
+    let len = chance.pick(&[64, 1_000, max_len / 2]);
+    let most = (2 * max_len / len).clamp(sides + 1, 24);
+    Some((chance.between(sides + 1, most) as u32, len as u32))
+}
+
+fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> FabricConfig {
+    let rate_bps = chance.pick(&[10, 25, 100, 100]) * 1_000_000_000;
+    let link = LinkConfig::new(rate_bps, Duration::from_nanos(chance.between(200, 10_000)));
+    let tight = chance.per_mille(200);
+    let queue_bytes = if tight { chance.between(6_000, 60_000) } else { link.queue_bytes };
+    let marks = Marking { min_bytes: 2_000, max_bytes: 40_000, max_probability_ppm: 200_000 };
+    let marking = chance.per_mille(300).then_some(marks);
+    let topology =
+        if nodes == 2 && chance.per_mille(600) { Topology::Cable } else { Topology::Star };
+    FabricConfig {
+        nodes,
+        topology,
+        uplink: LinkConfig { marking, ..link },
+        downlink: LinkConfig { queue_bytes, marking, ..link },
+        ipv6: chance.per_mille(300),
+        batch: chance.pick(&[1, 5, 64]),
+        endpoint: EndpointConfig {
+            max_qps: 1 << 6,
+            max_cqs: 1 << 6,
+            max_regions: 1 << 6,
+            burst_packets: chance.pick(&[1, 4, 32]),
+            ..EndpointConfig::default()
+        },
+        seed,
+    }
+}
+
+fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> PairPlan {
+    let first = chance.below(nodes.into()) as u32;
+    let second = (first + 1 + chance.below(u64::from(nodes) - 1) as u32) % nodes;
+    let transport = chance.pick(&TRANSPORTS);
+    let params = Params {
+        transport,
+        shares_receives: [chance.per_mille(500), chance.per_mille(500)],
+        mtu: chance.pick(&Mtu::ALL),
+        timeout: chance.between(9, 12) as u8,
+        retry_count: if is_harsh { chance.below(4) as u8 } else { 7 },
+        rnr_retry: if is_harsh { chance.pick(&[0, 2, 7]) } else { 7 },
+        min_rnr_timer: chance.between(1, 14) as u8,
+        max_rd_atomic: chance.between(1, 4) as u8,
+        window_packets: chance.pick(&[1, 2, 3, 8, 32, 128]),
+        reliability: chance.pick(&[Reliability::GoBackN, Reliability::Selective]),
+        congestion: draw_congestion(rate_bps, chance),
+        depth: chance.pick(&[2, 5, 16, 16]) as u32,
+        kinds: draw_kinds(transport, chance),
+        signaled: chance.pick(&[1_000, 1_000, 500, 50]),
+        eagerness: chance.pick(&[50, 700, 1_000, 1_000]),
+        think_ns: chance.pick(&[200, 2_000, 10_000]),
+    };
+    PairPlan { nodes: [first, second], params }
+}
+
+fn draw_congestion(line_bps: u64, chance: &mut Chance) -> CongestionControl {
+    match chance.below(5) {
+        0 => CongestionControl::Dcqcn(DcqcnParams::mlnx(line_bps)),
+        1 => {
+            let params = DcqcnParams::uet(line_bps);
+            CongestionControl::Dcqcn(DcqcnParams { min_bps: 1_000_000_000, ..params })
+        }
+        _ => CongestionControl::Off,
+    }
+}
+
+/// How often each transport is drawn.
+const TRANSPORTS: [Transport; 8] = [
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Rc,
+    Transport::Uc,
+    Transport::Ud,
+];
+
+fn draw_kinds(transport: Transport, chance: &mut Chance) -> Vec<Kind> {
+    let all: &[Kind] = match transport {
+        Transport::Rc => &[
+            Kind::Send,
+            Kind::SendImm,
+            Kind::Write,
+            Kind::WriteImm,
+            Kind::Read,
+            Kind::ReadSend,
+            Kind::Atomic,
+            Kind::Bind,
+            Kind::WindowWrite,
+            Kind::WindowWrite,
+            Kind::SendInvalidate,
+            Kind::LocalInvalidate,
+        ],
+        Transport::Uc => &[Kind::Send, Kind::SendImm, Kind::Write, Kind::WriteImm],
+        Transport::Ud => &[Kind::Send, Kind::SendImm],
+    };
+    if chance.per_mille(500) {
+        return all.to_vec();
+    }
+    // Windows alone would wait for each other.
+    let some = all.len().min(6) as u64;
+    let extra = windowless(transport, chance);
+    (0..2).map(|_| all[chance.below(some) as usize]).chain(extra).collect()
+}
+
+fn windowless(transport: Transport, chance: &mut Chance) -> Option<Kind> {
+    let is_rc = transport == Transport::Rc;
+    (is_rc && chance.per_mille(300)).then_some(Kind::Atomic)
+}
+
+fn draw_strikes(nodes: u32, budget: u64, chance: &mut Chance) -> Vec<(u64, Strike)> {
+    let flaps = if chance.per_mille(300) { chance.between(1, 4) } else { 0 };
+    let restarts = if chance.per_mille(200) { chance.between(1, 2) } else { 0 };
+    let node = |chance: &mut Chance| chance.below(nodes.into()) as u32;
+    let mut strikes = Vec::new();
+    for _ in 0..flaps {
+        let span = Duration::from_nanos(chance.between(10_000, 8_000_000));
+        strikes.push((chance.below(budget), Strike::Flap { node: node(chance), span }));
+    }
+    for _ in 0..restarts {
+        strikes.push((chance.below(budget), Strike::Restart { node: node(chance) }));
+    }
+    strikes.sort_by_key(|(at, _)| *at);
+    strikes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_codes_are_those_of_the_table() {
+        let first = [65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128];
+        assert!(first.iter().enumerate().all(|(code, &units)| rnr_units(code as u8) == units));
+        assert_eq!((rnr_units(30), rnr_units(31)), (32_768, 49_152));
+    }
+}

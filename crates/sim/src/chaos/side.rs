@@ -1,0 +1,277 @@
+//! What is known of a connection: for each side what was posted, what is announced to it, how far it
+//! got. Plain records; the rules are in [`check`](super::check).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use roce::Time;
+use roce::endpoint::QpState;
+use roce::verbs::{CqId, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
+use roce::world::AtomicOp;
+
+use super::scenario::Params;
+use super::windows::Window;
+
+/// A send that was posted and has not completed.
+#[derive(Debug)]
+pub(super) struct PostedSend {
+    pub(super) wr_id: u64,
+    pub(super) signaled: bool,
+    pub(super) opcode: WcOpcode,
+    /// How it has to end, if the connection lives.
+    pub(super) must: WcStatus,
+    /// Its number among the messages that take a receive.
+    pub(super) message: Option<u64>,
+    /// Sources that change as soon as it completes.
+    pub(super) volatile: SgList,
+    pub(super) effect: Effect,
+}
+
+/// What a send does besides being announced.
+#[derive(Debug)]
+pub(super) enum Effect {
+    None,
+    /// Bytes appear at `target` in the peer's window.
+    Write {
+        target: u64,
+        bytes: Vec<u8>,
+        owns_target: bool,
+    },
+    /// Bytes appear here.
+    Read {
+        landing: SgList,
+        bytes: Vec<u8>,
+        source: Option<(u64, u32)>,
+        /// A SEND behind it sends from there.
+        lends_landing: bool,
+    },
+    /// The former value appears here.
+    Atomic {
+        landing: Sge,
+        word: usize,
+        op: AtomicOp,
+    },
+    /// Bytes appear in the peer's memory window.
+    Granted {
+        target: u64,
+        bytes: Vec<u8>,
+    },
+    /// The own window opens.
+    Bind,
+    /// The own window closes.
+    Invalidate,
+}
+
+/// A receive that was posted and has not completed.
+#[derive(Debug)]
+pub(super) struct PostedReceive {
+    pub(super) wr_id: u64,
+    pub(super) sges: SgList,
+    pub(super) capacity: u32,
+}
+
+/// A message under way that this side will hear of.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) number: u64,
+    pub(super) opcode: WcOpcode,
+    pub(super) imm: Option<u32>,
+    pub(super) solicited: bool,
+    pub(super) bytes: Vec<u8>,
+    /// How often it was received; more than once only where the transport does not say.
+    pub(super) heard: u32,
+    /// The key that it takes away.
+    pub(super) invalidates: Option<u32>,
+    /// Must not be received: it was sent with a wrong key.
+    pub(super) is_secret: bool,
+    /// For WRITE: where the bytes are. Otherwise they are in the receive.
+    pub(super) target: Option<u64>,
+}
+
+/// A side, by pair and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    pub(super) pair: usize,
+    pub(super) side: usize,
+}
+
+impl At {
+    /// The other side of the connection.
+    pub(super) fn peer(self) -> At {
+        At { side: 1 - self.side, ..self }
+    }
+}
+
+/// One side of a connection: its queue pair and its program.
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) node: u32,
+    pub(super) qpn: Qpn,
+    pub(super) send_cq: CqId,
+    pub(super) recv_cq: CqId,
+    /// Receives come from the node's shared queue.
+    pub(super) shares: bool,
+    /// Queue key, of datagrams.
+    pub(super) qkey: u32,
+    /// Sends posted since the connection was made.
+    pub(super) posted: u64,
+    pub(super) window: Option<Window>,
+    /// The window's key was taken away, and WRITEs through it are still to complete.
+    pub(super) is_window_dead: bool,
+    /// The transport has said that no more shared receives will be taken.
+    pub(super) last_wqe: bool,
+    pub(super) sends: VecDeque<PostedSend>,
+    pub(super) receives: VecDeque<PostedReceive>,
+    pub(super) announced: VecDeque<Announced>,
+    /// Messages that were announced to this side.
+    pub(super) messages: u64,
+    /// A message that is longer than its receive, by number.
+    pub(super) fails_at: Option<u64>,
+    /// Messages of this side that the peer must have received.
+    pub(super) delivered: u64,
+    /// Messages that this side has received.
+    pub(super) received: u64,
+    pub(super) send_errors: u64,
+    /// A send has ended with another error than being flushed.
+    pub(super) send_ended: bool,
+    pub(super) receive_errors: u64,
+    /// READs or atomics were posted: answers do not come one for one.
+    pub(super) has_read: bool,
+    /// The node restarted: the queue pair is no more.
+    pub(super) is_dead: bool,
+    /// Pause after a turn in which nothing could be done.
+    pub(super) backoff_ns: u64,
+}
+
+impl Side {
+    pub(super) fn new(node: u32, qpn: Qpn, send_cq: CqId, recv_cq: CqId) -> Side {
+        Side {
+            shares: false,
+            qkey: 0,
+            posted: 0,
+            window: None,
+            is_window_dead: false,
+            last_wqe: false,
+            node,
+            qpn,
+            send_cq,
+            recv_cq,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            announced: VecDeque::new(),
+            messages: 0,
+            fails_at: None,
+            delivered: 0,
+            received: 0,
+            send_errors: 0,
+            send_ended: false,
+            receive_errors: 0,
+            has_read: false,
+            is_dead: false,
+            backoff_ns: 0,
+        }
+    }
+}
+
+/// Whether a connection is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairState {
+    /// Both sides post work.
+    Up,
+    /// One side is in the error state, or gone; the other is to follow.
+    Breaking,
+    /// No queue pairs.
+    Down,
+}
+
+/// Bytes that may or may not have arrived when the connection broke.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) node: u32,
+    pub(super) addr: u64,
+    pub(super) bytes: Vec<u8>,
+    /// Whatever is there is right: what an atomic brought, or what was left of messages that never
+    /// became whole.
+    pub(super) any: bool,
+}
+
+/// Two sides.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) params: Params,
+    pub(super) nodes: [u32; 2],
+    pub(super) sides: Option<[Side; 2]>,
+    pub(super) state: PairState,
+    /// Connections made before this one.
+    pub(super) epoch: u32,
+    /// Something happened for which the connection may break.
+    pub(super) is_excused: bool,
+    /// Its programs have had enough of it.
+    pub(super) is_retired: bool,
+    pub(super) open: Vec<Open>,
+    /// Slots to be given back when it is settled: node, address, length.
+    pub(super) held: Vec<(u32, u64, u32)>,
+}
+
+impl Pair {
+    pub(super) fn new(nodes: [u32; 2], params: Params) -> Pair {
+        Pair {
+            params,
+            nodes,
+            sides: None,
+            state: PairState::Down,
+            epoch: 0,
+            is_excused: false,
+            is_retired: false,
+            open: Vec::new(),
+            held: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        let is_reliable = self.params.is_reliable();
+        let nothing =
+            |side: &Side| side.sends.is_empty() && (side.announced.is_empty() || !is_reliable);
+        match (self.state, &self.sides) {
+            (PairState::Down, _) => true,
+            (PairState::Up, Some(sides)) => sides.iter().all(nothing),
+            _ => false,
+        }
+    }
+}
+
+/// A program that wants its turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Turn {
+    /// Post some work.
+    Act { at: At, epoch: u32 },
+    /// Stop waiting for the transport to notice that the peer is gone.
+    GiveUp { at: At, epoch: u32, patient: bool },
+    /// Connect again.
+    Connect { pair: usize },
+    /// Plug a cable in.
+    PlugIn { node: u32 },
+}
+
+/// Receives that the queue pairs of a node share.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) srq: SrqId,
+    /// Most receives posted.
+    pub(super) depth: u32,
+    /// Length of each.
+    pub(super) len: u32,
+    pub(super) receives: Vec<PostedReceive>,
+}
+
+/// States in which a queue pair has flushed its work requests.
+pub(super) fn has_failed(state: Option<QpState>) -> bool {
+    matches!(state, Some(QpState::Error) | None)
+}
+
+/// When everything that was outstanding when the faults stopped has to be finished.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Healing {
+    pub(super) since: Time,
+    pub(super) bound_ns: u64,
+}

@@ -1,0 +1,123 @@
+//! What runs did, added up.
+
+use alloc::vec::Vec;
+
+use roce::endpoint::Counters;
+
+use crate::faults::FaultCounts;
+
+/// What one seed, or many, did and had checked.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Seeds run.
+    pub seeds: u64,
+    /// Send work requests posted.
+    pub sends: u64,
+    /// Receive work requests posted.
+    pub receives: u64,
+    /// Completions checked, good and bad.
+    pub completions: u64,
+    /// Of these, the ones that were not a success.
+    pub failures: u64,
+    /// Payload bytes compared when their completion came.
+    pub bytes_checked: u64,
+    /// Atomics whose former value was part of a serial order.
+    pub atomics: u64,
+    /// Atomics on words whose history allows too many orders to try them all.
+    pub atomics_open: u64,
+    /// Connections made.
+    pub connections: u64,
+    /// Connections that broke: retries ran out, a program misbehaved, a node restarted.
+    pub broken: u64,
+    /// Packets sent.
+    pub packets: u64,
+    /// Packets sent again.
+    pub retransmitted: u64,
+    /// Packets that found a queue full.
+    pub queue_drops: u64,
+    /// Damaged packets that came through where the ICRC does not reach.
+    pub harmless: u64,
+    /// Faults by kind.
+    pub faults: FaultCounts,
+    /// Events of the simulation.
+    pub events: u64,
+    /// Simulated time in nanoseconds.
+    pub simulated_ns: u64,
+    /// For each seed: how long it took from the end of the faults until everything had finished,
+    /// and the bound that was computed for it; nanoseconds.
+    pub recoveries: Vec<(u64, u64)>,
+    /// Sum of what the endpoints counted, by name, in the order of their declaration.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+impl Summary {
+    /// Adds another run.
+    pub fn add(&mut self, other: &Summary) {
+        self.seeds += other.seeds;
+        self.sends += other.sends;
+        self.receives += other.receives;
+        self.completions += other.completions;
+        self.failures += other.failures;
+        self.bytes_checked += other.bytes_checked;
+        self.atomics += other.atomics;
+        self.atomics_open += other.atomics_open;
+        self.connections += other.connections;
+        self.broken += other.broken;
+        self.packets += other.packets;
+        self.retransmitted += other.retransmitted;
+        self.queue_drops += other.queue_drops;
+        self.harmless += other.harmless;
+        self.faults.add(&other.faults);
+        self.events += other.events;
+        self.simulated_ns += other.simulated_ns;
+        self.recoveries.extend_from_slice(&other.recoveries);
+        self.add_counters(other.counters.iter().copied());
+    }
+
+    /// Adds what an endpoint counted.
+    pub(super) fn add_endpoint(&mut self, counters: &Counters) {
+        self.add_counters(counters.named());
+    }
+
+    fn add_counters(&mut self, more: impl Iterator<Item = (&'static str, u64)>) {
+        for (at, (name, value)) in more.enumerate() {
+            match self.counters.get_mut(at) {
+                Some((_, sum)) => *sum += value,
+                None => self.counters.push((name, value)),
+            }
+        }
+    }
+
+    /// A counter of the endpoints, by name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
+    }
+
+    /// The recovery time that this share of seeds, in per cent, did not exceed; nanoseconds.
+    pub fn recovery_ns(&self, percent: u64) -> u64 {
+        let mut times: Vec<u64> = self.recoveries.iter().map(|(time, _)| *time).collect();
+        times.sort_unstable();
+        let rank = (times.len() as u64 * percent).div_ceil(100).max(1) as usize;
+        times.get(rank - 1).copied().unwrap_or(0)
+    }
+
+    /// The seed that came closest to its bound: that share, in per mille.
+    pub fn closest_to_bound_per_mille(&self) -> u64 {
+        let share = |&(time, bound): &(u64, u64)| time * 1_000 / bound.max(1);
+        self.recoveries.iter().map(share).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_ranks() {
+        let recoveries = (1..=200).map(|at| (at, 1_000)).collect();
+        let summary = Summary { recoveries, ..Summary::default() };
+        assert_eq!([50, 99, 100].map(|p| summary.recovery_ns(p)), [100, 198, 200]);
+        assert_eq!(summary.closest_to_bound_per_mille(), 200);
+        assert_eq!(Summary::default().recovery_ns(50), 0);
+    }
+}

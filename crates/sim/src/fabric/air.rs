@@ -1,0 +1,324 @@
+//! Packets on their way: through links and the switch, into faults, and to their node.
+//!
+//! Faults strike where a packet goes into the air. Whether one made a difference is judged where it
+//! arrives; see [`faults`](crate::faults) for what counts.
+
+use alloc::vec::Vec;
+
+use roce::Duration;
+use roce::endpoint::Endpoint;
+use roce::verbs::Qpn;
+use roce::wire::{Headers, Psn, Service, icrc};
+
+use super::{Event, Fabric, Node, Topology};
+use crate::faults::Fault;
+use crate::link::{End, Enqueued, Link};
+use crate::memory::NodeMemory;
+use crate::packet::{Addressing, Packet};
+
+/// Longest time that a fault holds a packet up.
+pub const MAX_DELAY_NS: u64 = 20_000_000;
+
+/// Where packets that are under way are kept.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    packets: Vec<Option<Packet>>,
+    free: Vec<u32>,
+}
+
+impl Pool {
+    pub(super) fn put(&mut self, packet: Packet) -> u32 {
+        match self.free.pop() {
+            Some(id) => {
+                self.packets[id as usize] = Some(packet);
+                id
+            }
+            None => {
+                self.packets.push(Some(packet));
+                self.packets.len() as u32 - 1
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, id: u32) -> Option<Packet> {
+        let packet = self.packets.get_mut(id as usize)?.take();
+        self.free.extend(packet.is_some().then_some(id));
+        packet
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Packet> {
+        self.packets.get_mut(id as usize)?.as_mut()
+    }
+}
+
+/// How far the packets of one flow have come, to tell who was overtaken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    from: u32,
+    to: u32,
+    qpn: u32,
+    latest: u64,
+}
+
+impl<M: NodeMemory> Fabric<M> {
+    pub(super) fn enqueue(&mut self, link: usize, packet: u32, bytes: u32) {
+        match self.links[link].enqueue(self.now, packet, bytes) {
+            Enqueued::Waits => {}
+            Enqueued::Leaves(at) => self.events.add(at, Event::Departed(link as u32)),
+            Enqueued::Dropped => self.discard(packet),
+        }
+    }
+
+    fn discard(&mut self, packet: u32) {
+        if let Some(packet) = self.pool.take(packet) {
+            self.nodes[packet.from as usize].port.spare.push(packet.bytes);
+        }
+    }
+
+    pub(super) fn departed(&mut self, link: u32) {
+        let index = link as usize;
+        if let Some(packet) = self.links[index].take_departed() {
+            self.launch(link, packet);
+        }
+        let Some((packet, at)) = self.links[index].start_next(self.now) else {
+            return;
+        };
+        if let Some(packet) = self.pool.get_mut(packet) {
+            packet.ecn = self.links[index].mark(packet.ecn, &mut self.chance);
+        }
+        self.events.add(at, Event::Departed(link));
+    }
+
+    /// A packet goes into the air, where faults strike.
+    fn launch(&mut self, link: u32, id: u32) {
+        let Link { is_up, is_faulty, .. } = self.links[link as usize];
+        if !is_up {
+            return self.lose_to_outage(link, id);
+        }
+        if !is_faulty || self.mix.is_none() {
+            return self.fly(link, id, Duration::ZERO);
+        }
+        if self.strikes(Fault::Loss) {
+            let live = self.pool.get_mut(id).is_some_and(|packet| is_live(&self.nodes, packet));
+            if live {
+                self.counts.effect(Fault::Loss);
+            }
+            return self.discard(id);
+        }
+        self.double(link, id);
+        self.stray(link, id);
+        self.damage(id);
+        let delay = self.hold_up(id);
+        self.fly(link, id, delay);
+    }
+
+    fn strikes(&mut self, fault: Fault) -> bool {
+        let strikes = self.mix.strikes(fault, &mut self.chance);
+        if strikes {
+            self.counts.inject(fault);
+        }
+        strikes
+    }
+
+    fn lose_to_outage(&mut self, link: u32, id: u32) {
+        if !core::mem::replace(&mut self.links[link as usize].outage_felt, true) {
+            // Both directions of a cable share one outage.
+            let other = self.other_direction(link);
+            let first = !core::mem::replace(&mut self.links[other].outage_felt, true);
+            if first {
+                self.counts.effect(Fault::Flap);
+            }
+        }
+        self.discard(id);
+    }
+
+    fn other_direction(&self, link: u32) -> usize {
+        let nodes = self.nodes.len();
+        match self.topology {
+            Topology::Cable => 1 - link as usize,
+            Topology::Star => (link as usize + nodes) % (2 * nodes),
+        }
+    }
+
+    fn double(&mut self, link: u32, id: u32) {
+        if !self.strikes(Fault::Duplicate) {
+            return;
+        }
+        let Some(packet) = self.pool.get_mut(id) else {
+            return;
+        };
+        packet.marks.twin = Some(self.twins.len() as u32);
+        self.twins.push(0);
+        let copy = packet.clone();
+        let copy = self.pool.put(copy);
+        let delay = Duration::from_nanos(self.chance.below(200_000));
+        self.fly(link, copy, delay);
+    }
+
+    /// A packet of another time: the same, far outside the range of sequence numbers in use.
+    fn stray(&mut self, link: u32, id: u32) {
+        if !self.strikes(Fault::Stray) {
+            return;
+        }
+        let Some(packet) = self.pool.get_mut(id) else {
+            return;
+        };
+        let mut copy = packet.clone();
+        copy.marks.twin = None;
+        let distance = self.chance.between(1 << 16, 1 << 22) as u32;
+        let ahead = self.chance.per_mille(500);
+        if !shift_psn(&mut copy, distance, ahead, M::REAL.then_some(self.addressing)) {
+            return;
+        }
+        copy.marks.stray = true;
+        let copy = self.pool.put(copy);
+        let delay = Duration::from_nanos(self.chance.below(50_000));
+        self.fly(link, copy, delay);
+    }
+
+    fn damage(&mut self, id: u32) {
+        let (flips, cuts) = (self.strikes(Fault::Flip), self.strikes(Fault::Truncate));
+        let Some(packet) = self.pool.get_mut(id).filter(|_| flips || cuts) else {
+            return;
+        };
+        if flips {
+            let bit = self.chance.below(packet.bytes.len() as u64 * 8) as usize;
+            packet.bytes[bit / 8] ^= 1 << (bit % 8);
+            packet.marks.flipped = true;
+        }
+        if cuts {
+            packet.bytes.truncate(self.chance.below(packet.bytes.len() as u64) as usize);
+            packet.marks.truncated = true;
+        }
+    }
+
+    fn hold_up(&mut self, id: u32) -> Duration {
+        let mut delay = Duration::ZERO;
+        for (fault, most_ns) in [(Fault::Reorder, 20_000), (Fault::Delay, MAX_DELAY_NS)] {
+            if self.strikes(fault) {
+                delay = delay + Duration::from_nanos(self.chance.below(most_ns));
+                if let Some(packet) = self.pool.get_mut(id) {
+                    packet.marks.slowed = Some(fault);
+                }
+            }
+        }
+        delay
+    }
+
+    fn fly(&mut self, link: u32, id: u32, extra: Duration) {
+        let at = self.now + self.links[link as usize].config.delay + extra;
+        self.launched += 1;
+        if let Some(packet) = self.pool.get_mut(id) {
+            packet.marks.order = self.launched;
+            packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
+        }
+        self.events.add(at, Event::Arrived { packet: id, link });
+    }
+
+    pub(super) fn arrived(&mut self, id: u32, link: u32) {
+        match self.links[link as usize].end {
+            End::Switch => {
+                let Some((to, bytes)) = self.pool.get_mut(id).map(|p| (p.to, p.frame_bytes)) else {
+                    return;
+                };
+                match (to as usize) < self.nodes.len() {
+                    true => self.enqueue(self.ingress(to), id, bytes),
+                    false => self.discard(id),
+                }
+            }
+            End::Node(node) => self.deliver(node, id),
+        }
+    }
+
+    fn deliver(&mut self, node: u32, id: u32) {
+        let Some(packet) = self.pool.take(id).filter(|packet| packet.to == node) else {
+            return;
+        };
+        if !self.mix.is_none() || !self.flows.is_empty() {
+            self.judge(&packet);
+        }
+        self.nodes[node as usize].port.inbox.push_back(packet);
+        self.mark_dirty(node);
+    }
+
+    /// Whether what befell a packet on its way made a difference.
+    fn judge(&mut self, packet: &Packet) {
+        let overtaken = self.is_overtaken(packet);
+        if packet.marks.is_damaged() || !is_live(&self.nodes, packet) {
+            return;
+        }
+        if packet.marks.stray {
+            self.counts.effect(Fault::Stray);
+        }
+        if let Some(twin) = packet.marks.twin {
+            self.twins[twin as usize] += 1;
+            if self.twins[twin as usize] == 2 {
+                self.counts.effect(Fault::Duplicate);
+            }
+        }
+        if let Some(fault) = packet.marks.slowed {
+            let resent = resent(&self.nodes[packet.from as usize].endpoint);
+            let replaced = fault == Fault::Delay && resent != packet.marks.resent_before;
+            if overtaken || replaced {
+                self.counts.effect(fault);
+            }
+        }
+    }
+
+    fn is_overtaken(&mut self, packet: &Packet) -> bool {
+        let Packet { from, to, marks, .. } = *packet;
+        let (qpn, order) = (packet.dest_qpn(), marks.order);
+        let same = |flow: &&mut Flow| (flow.from, flow.to, flow.qpn) == (from, to, qpn);
+        match self.flows.iter_mut().find(same) {
+            Some(flow) => {
+                let overtaken = order < flow.latest;
+                flow.latest = flow.latest.max(order);
+                overtaken
+            }
+            None => {
+                self.flows.push(Flow { from, to, qpn, latest: order });
+                false
+            }
+        }
+    }
+}
+
+fn resent(endpoint: &Endpoint) -> u64 {
+    let counters = endpoint.counters();
+    counters.retransmitted_packets + counters.timeouts
+}
+
+/// Whether the queue pair that a packet is for takes packets.
+fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
+    use roce::endpoint::QpState::{Rtr, Rts, Sqd, Sqe};
+    let Some(node) = nodes.get(packet.to as usize) else {
+        return false;
+    };
+    let state = node.endpoint.qp_state(Qpn::new(packet.dest_qpn()));
+    state.is_some_and(|state| matches!(state, Rtr | Rts | Sqd | Sqe))
+}
+
+/// Moves the sequence number of a packet of a reliable connection, and its ICRC along with it.
+fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, icrc: Option<Addressing>) -> bool {
+    let Ok((headers, _)) = Headers::parse(&packet.bytes) else {
+        return false;
+    };
+    if !matches!(headers.bth().opcode.service(), Service::Rc | Service::Selective) {
+        return false;
+    }
+    let psn = headers.bth().psn;
+    let moved: Psn = if ahead { psn.plus(distance) } else { psn.minus(distance) };
+    packet.bytes[9..12].copy_from_slice(&moved.get().to_be_bytes()[1..]);
+    let Some(addressing) = icrc else {
+        return true;
+    };
+    let pseudo = addressing.pseudo(packet.from, packet.to, packet.id);
+    let end = packet.bytes.len() - 4;
+    match icrc::compute(&pseudo, &packet.bytes) {
+        Some(right) => {
+            packet.bytes[end..].copy_from_slice(&right);
+            true
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,112 @@
+//! One machine: an endpoint, its memory, and its end of the network.
+
+use roce::Time;
+use roce::endpoint::{Endpoint, EndpointConfig};
+use roce::verbs::{Access, MemoryRegion, PdId, Verbs, VerbsError};
+
+use crate::memory::NodeMemory;
+use crate::port::Port;
+
+/// One machine.
+#[derive(Debug)]
+pub struct Node<M> {
+    /// The transport.
+    pub endpoint: Endpoint,
+    /// What it reads and writes.
+    pub memory: M,
+    /// The protection domain that its programs use.
+    pub pd: PdId,
+    pub(super) port: Port,
+    /// When its endpoint is looked at next.
+    pub(super) timer: Option<Time>,
+    pub(super) is_dirty: bool,
+    pub(super) is_touched: bool,
+    /// Counters of endpoints that are no more.
+    pub(super) past: Tally,
+}
+
+/// What counts across the lives of a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) retransmitted: u64,
+}
+
+impl Tally {
+    pub(super) fn of(endpoint: &Endpoint) -> Tally {
+        let counters = endpoint.counters();
+        Tally {
+            sent: counters.packets_sent,
+            received: counters.packets_received,
+            retransmitted: counters.retransmitted_packets,
+        }
+    }
+}
+
+impl<M: NodeMemory> Node<M> {
+    /// Registers the memory at `backing` with the endpoint, and with whoever watches over it; work
+    /// requests and peers address it from `addr` on.
+    ///
+    /// # Errors
+    /// As [`Endpoint::register_at`].
+    pub fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        backing: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let region = self.endpoint.register_at(pd, addr, len, backing, access)?;
+        self.memory.registered(&MemoryRegion { addr: backing, ..region }, access);
+        Ok(region)
+    }
+
+    /// Takes a region back.
+    ///
+    /// # Errors
+    /// As [`Verbs::deregister`].
+    pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        self.endpoint.deregister(lkey)?;
+        self.memory.deregistered(lkey);
+        Ok(())
+    }
+
+    /// Packets sent, received, and sent again, by this and earlier endpoints of the node.
+    pub fn packets(&self) -> [u64; 3] {
+        let now = Tally::of(&self.endpoint);
+        let Tally { sent, received, retransmitted } = self.past;
+        [now.sent + sent, now.received + received, now.retransmitted + retransmitted]
+    }
+
+    /// Packets that were refused although no fault had touched them: always a mistake.
+    pub fn refused_intact(&self) -> u64 {
+        self.port.refused_intact
+    }
+
+    /// Damaged packets that came through, because the damage was where the ICRC does not reach.
+    pub fn harmless_damage(&self) -> u64 {
+        self.port.harmless
+    }
+
+    /// Turns a bit in every n-th payload after the ICRC was checked, to see that it is noticed.
+    pub fn corrupt_every(&mut self, n: u64) {
+        self.port.corrupt_every = n;
+    }
+}
+
+pub(super) fn new_node<M>(config: EndpointConfig, memory: M, port: Port, seed: u64) -> Node<M> {
+    let mut endpoint = Endpoint::new(EndpointConfig { seed, ..config });
+    let pd = endpoint.alloc_pd();
+    Node {
+        endpoint,
+        memory,
+        pd,
+        port,
+        timer: None,
+        is_dirty: false,
+        is_touched: false,
+        past: Tally::default(),
+    }
+}

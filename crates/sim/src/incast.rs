@@ -1,0 +1,230 @@
+//! Many senders, one receiver, one queue: what congestion control makes of it.
+//!
+//! A first stream has the link to itself; then all others start at the same moment. What counts is the
+//! queue in front of the receiver, how full the link is, and whether every sender gets its share.
+//! The timeline is that of the published comparison of congestion controls on a 10:1 incast: the
+//! peak of the queue in the first 2 ms, then its mean and range from 10 to 20 ms after the start.
+
+use alloc::vec::Vec;
+
+use roce::endpoint::{Connect, EndpointConfig, Mtu};
+use roce::{Duration, Time};
+
+use crate::fabric::{Fabric, FabricConfig, Topology};
+use crate::goodput::per_second;
+use crate::link::{LinkConfig, LinkStats, Marking};
+use crate::memory::Phantom;
+use crate::streams::{Stream, StreamError, run_until};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct IncastConfig {
+    /// Senders that start together.
+    pub senders: u32,
+    /// Whether one more sender is at work before.
+    pub long_flow: bool,
+    /// Every link; the queue and its marks are those of the switch.
+    pub link: LinkConfig,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Most unacknowledged packets of a sender.
+    pub window_packets: u32,
+    /// How long the first stream is alone.
+    pub alone: Duration,
+    /// From the start of the others to the time in which shares are compared.
+    pub settle: Duration,
+    /// How long shares are compared.
+    pub span: Duration,
+    /// Source of chance.
+    pub seed: u64,
+}
+
+impl IncastConfig {
+    /// The case of the published comparison: 25 Gbit/s, 1 us links, a buffer of 4 MB, ECN from 100 to
+    /// 400 kB with 20 %.
+    pub const fn new(senders: u32) -> IncastConfig {
+        let rate = 25_000_000_000;
+        let plain = LinkConfig::new(rate, Duration::from_micros(1));
+        IncastConfig {
+            senders,
+            long_flow: true,
+            link: LinkConfig {
+                queue_bytes: 4_000_000,
+                marking: Some(Marking::dcqcn(rate)),
+                ..plain
+            },
+            mtu: Mtu::M1024,
+            window_packets: 16_384,
+            alone: Duration::from_millis(20),
+            settle: Duration::from_millis(20),
+            span: Duration::from_millis(80),
+            seed: 1,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Incast {
+    /// Most bytes that waited in the first 2 ms.
+    pub peak_bytes: u64,
+    /// Mean number of bytes that waited, from 10 to 20 ms.
+    pub mean_bytes: u64,
+    /// Fewest and most bytes that waited in that time.
+    pub range_bytes: (u64, u64),
+    /// Bits per second on the receiver's link in that time, framing included.
+    pub wire_bps: u64,
+    /// Payload bits per second of each sender while shares are compared, the first stream first.
+    pub shares_bps: Vec<u64>,
+    /// Packets that found the queue full, in all.
+    pub dropped: u64,
+    /// Packets marked, in all.
+    pub marked: u64,
+    /// Congestion notifications sent by the receiver.
+    pub notifications: u64,
+    /// Events of the simulation.
+    pub events: u64,
+}
+
+impl Incast {
+    /// An equal part of what all of them got.
+    pub fn fair_bps(&self) -> u64 {
+        let sum: u64 = self.shares_bps.iter().sum();
+        sum / (self.shares_bps.len() as u64).max(1)
+    }
+
+    /// The sender furthest from its fair share: by how much, in per mille of it.
+    pub fn unfairness_per_mille(&self) -> u64 {
+        let fair = self.fair_bps();
+        let off = |&share: &u64| share.abs_diff(fair) * 1_000 / fair.max(1);
+        self.shares_bps.iter().map(off).max().unwrap_or(0)
+    }
+}
+
+/// Lets the senders collide. `adjust` sees the attributes of every connection, congestion control
+/// among them.
+///
+/// # Errors
+/// When a stream ends early because its retries ran out, or cannot be made.
+pub fn measure(
+    config: &IncastConfig,
+    adjust: impl Fn(&mut Connect),
+) -> Result<Incast, StreamError> {
+    let mut run = Collision::new(config, adjust)?;
+    run.measure(config)
+}
+
+struct Collision {
+    fabric: Fabric<Phantom>,
+    streams: Vec<Stream>,
+    dropped: u64,
+    marked: u64,
+}
+
+impl Collision {
+    fn new(config: &IncastConfig, adjust: impl Fn(&mut Connect)) -> Result<Self, StreamError> {
+        let senders = config.senders + u32::from(config.long_flow);
+        let mut fabric = fabric(config, senders + 1);
+        let open = |from| {
+            Stream::open(&mut fabric, from, 0, 1 << 20, |connect| {
+                connect.mtu = config.mtu;
+                connect.window_packets = config.window_packets;
+                adjust(connect);
+            })
+        };
+        let streams = (1..=senders).map(open).collect::<Result<Vec<Stream>, StreamError>>()?;
+        Ok(Collision { fabric, streams, dropped: 0, marked: 0 })
+    }
+
+    fn measure(&mut self, config: &IncastConfig) -> Result<Incast, StreamError> {
+        let first = usize::from(config.long_flow);
+        let start = Time::ZERO + config.alone;
+        run_until(&mut self.fabric, &mut self.streams[..first], start)?;
+        let peak = self.window(start, Duration::from_millis(2))?;
+        self.run(start + Duration::from_millis(10))?;
+        let busy = self.window(self.fabric.now(), Duration::from_millis(10))?;
+        self.run(start + config.settle)?;
+        let before = self.arrived();
+        self.run(start + config.settle + config.span)?;
+        let shares = self.arrived().into_iter().zip(before);
+        let shares_bps = shares.map(|(now, then)| per_second(8 * (now - then), config.span));
+        self.keep_counts();
+        Ok(Incast {
+            peak_bytes: peak.peak_bytes,
+            mean_bytes: busy.mean_bytes(),
+            range_bytes: (busy.least_bytes, busy.peak_bytes),
+            wire_bps: busy.rate_bps(),
+            shares_bps: shares_bps.collect(),
+            dropped: self.dropped,
+            marked: self.marked,
+            notifications: self.notifications(),
+            events: self.fabric.events_handled(),
+        })
+    }
+
+    fn run(&mut self, until: Time) -> Result<(), StreamError> {
+        run_until(&mut self.fabric, &mut self.streams, until)
+    }
+
+    /// What the receiver's link sees in the `span` from `start` on.
+    fn window(&mut self, start: Time, span: Duration) -> Result<LinkStats, StreamError> {
+        self.keep_counts();
+        self.run(start + span)?;
+        Ok(self.fabric.ingress_stats(0))
+    }
+
+    /// Takes over what was counted, and starts the statistics of all links anew.
+    fn keep_counts(&mut self) {
+        let stats = self.fabric.ingress_stats(0);
+        self.marked += stats.marked;
+        self.dropped += self.fabric.queue_drops();
+        self.fabric.restart_stats();
+    }
+
+    fn arrived(&self) -> Vec<u64> {
+        self.streams.iter().map(|stream| stream.arrived(&self.fabric)).collect()
+    }
+
+    fn notifications(&self) -> u64 {
+        let senders = 1..self.fabric.len();
+        senders.map(|node| self.fabric.node(node).endpoint.counters().cnps_received).sum()
+    }
+}
+
+fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
+    let plain = LinkConfig { queue_bytes: 1 << 30, marking: None, ..config.link };
+    let fabric = FabricConfig {
+        nodes,
+        topology: Topology::Star,
+        uplink: plain,
+        downlink: config.link,
+        ipv6: false,
+        batch: 64,
+        endpoint: EndpointConfig { max_qps: 256, max_regions: 256, ..EndpointConfig::default() },
+        seed: config.seed,
+    };
+    Fabric::new(&fabric, |_| Phantom::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_alone_fill_the_queue_and_nothing_more() {
+        let span = Duration::from_millis(10);
+        // Two senders with 64 packets each under way: all but what the links hold waits.
+        let config = IncastConfig {
+            long_flow: false,
+            alone: Duration::ZERO,
+            window_packets: 64,
+            span,
+            ..IncastConfig::new(2)
+        };
+        let got = measure(&config, |_| {}).unwrap();
+        assert_eq!(got.dropped, 0);
+        assert!((100_000..140_000).contains(&got.mean_bytes), "{got:?}");
+        assert!(got.wire_bps > 24_900_000_000, "{got:?}");
+        assert!(got.unfairness_per_mille() < 20, "{got:?}");
+    }
+}

@@ -1,0 +1,41 @@
+//! A fabric in virtual time that runs the transport unmodified.
+//!
+//! Nodes hold an [`Endpoint`](roce::endpoint::Endpoint) each and run the product's own
+//! [`drain`](roce::world::drain) over simulated links: bandwidth, propagation delay, a bounded queue,
+//! ECN marks. Time is a number that moves from event to event, chance comes from one seed, so a run
+//! is a pure function of its configuration and replays bit for bit.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`fabric`] | nodes, links, the switch between them, and the loop that moves time |
+//! | [`link`] | one direction of a cable: rate, delay, queue, marking, statistics |
+//! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
+//! | [`faults`] | what can go wrong on the way, how often, and whether it made a difference |
+//! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
+//! | [`goodput`] | what one stream gets through a link that loses packets |
+//! | [`incast`] | many senders, one receiver: the queue, and everybody's share |
+//!
+//! What may not enter: threads, clocks, files, hash maps. Whoever wants several seeds at once runs
+//! several simulations.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod chance;
+pub mod chaos;
+mod events;
+pub mod fabric;
+pub mod faults;
+pub mod goodput;
+pub mod incast;
+pub mod link;
+pub mod memory;
+mod packet;
+mod port;
+mod streams;
+
+pub use streams::StreamError;

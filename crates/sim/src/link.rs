@@ -1,0 +1,284 @@
+//! One direction of a cable: a bounded queue, a rate, a propagation delay.
+//!
+//! Packets leave in the order they came. A packet that finds no room is dropped (drop tail). A
+//! packet that leaves may be marked by the bytes that still wait behind it, as switches do for DCQCN:
+//! never up to `min_bytes`, always above `max_bytes`, and in between with a probability that grows
+//! linearly to `max_probability`.
+
+use alloc::collections::VecDeque;
+
+use roce::world::Ecn;
+use roce::{Duration, Time};
+
+use crate::chance::Chance;
+
+/// When departing packets are marked as having met congestion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marking {
+    /// Queue length up to which nothing is marked (Kmin).
+    pub min_bytes: u64,
+    /// Queue length above which everything is (Kmax).
+    pub max_bytes: u64,
+    /// Probability at `max_bytes`, in parts per million (Pmax).
+    pub max_probability_ppm: u32,
+}
+
+impl Marking {
+    /// The thresholds in common use with DCQCN, which scale with the rate: 100 kB and 400 kB at
+    /// 25 Gbit/s, 20 %.
+    pub const fn dcqcn(rate_bps: u64) -> Marking {
+        let per_25g = rate_bps / 1_000_000;
+        Marking {
+            min_bytes: 100_000 * per_25g / 25_000,
+            max_bytes: 400_000 * per_25g / 25_000,
+            max_probability_ppm: 200_000,
+        }
+    }
+
+    fn probability_ppm(&self, queued_bytes: u64) -> u32 {
+        if queued_bytes <= self.min_bytes {
+            0
+        } else if queued_bytes > self.max_bytes {
+            1_000_000
+        } else {
+            let span = (self.max_bytes - self.min_bytes).max(1);
+            let over = queued_bytes - self.min_bytes;
+            (u64::from(self.max_probability_ppm) * over / span) as u32
+        }
+    }
+}
+
+/// What a link is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Bits per second, framing included.
+    pub rate_bps: u64,
+    /// Propagation delay.
+    pub delay: Duration,
+    /// Room for packets that wait, in bytes.
+    pub queue_bytes: u64,
+    /// Congestion marks, if it makes any.
+    pub marking: Option<Marking>,
+}
+
+impl LinkConfig {
+    /// A link of this rate and delay whose queue never overflows in practice.
+    pub const fn new(rate_bps: u64, delay: Duration) -> LinkConfig {
+        LinkConfig { rate_bps, delay, queue_bytes: 1 << 30, marking: None }
+    }
+
+    /// How long `bytes` take to leave, rounded up.
+    pub fn serialization(&self, bytes: u64) -> Duration {
+        let bits_ns = u128::from(bytes) * 8_000_000_000;
+        Duration::from_nanos(bits_ns.div_ceil(u128::from(self.rate_bps.max(1))) as u64)
+    }
+}
+
+/// What a link has seen since its statistics were last started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStats {
+    /// Bytes that left, framing included.
+    pub sent_bytes: u64,
+    /// Packets that left.
+    pub sent_packets: u64,
+    /// Packets that found the queue full.
+    pub dropped: u64,
+    /// Packets marked.
+    pub marked: u64,
+    /// Most bytes that waited at once.
+    pub peak_bytes: u64,
+    /// Fewest bytes that waited at once.
+    pub least_bytes: u64,
+    since: Time,
+    until: Time,
+    /// Bytes waiting, times nanoseconds.
+    area: u128,
+}
+
+impl LinkStats {
+    /// Mean number of bytes that waited.
+    pub fn mean_bytes(&self) -> u64 {
+        let span = u128::from(self.until.since(self.since).as_nanos());
+        (self.area / span.max(1)) as u64
+    }
+
+    /// Bits per second that left.
+    pub fn rate_bps(&self) -> u64 {
+        let span = u128::from(self.until.since(self.since).as_nanos());
+        (u128::from(self.sent_bytes) * 8_000_000_000 / span.max(1)) as u64
+    }
+}
+
+/// Where a link ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Node(u32),
+    Switch,
+}
+
+/// A link and what waits for it. Packets are numbers here; the fabric knows what they are.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) config: LinkConfig,
+    pub(crate) end: End,
+    pub(crate) is_up: bool,
+    /// Faults strike packets that leave here.
+    pub(crate) is_faulty: bool,
+    /// The present outage has cost a packet.
+    pub(crate) outage_felt: bool,
+    waiting: VecDeque<(u32, u32)>,
+    waiting_bytes: u64,
+    leaving: Option<u32>,
+    stats: LinkStats,
+}
+
+/// What became of a packet that was given to a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Enqueued {
+    /// It waits.
+    Waits,
+    /// Nothing was before it: it leaves at once and is gone then.
+    Leaves(Time),
+    /// There was no room.
+    Dropped,
+}
+
+impl Link {
+    pub(crate) fn new(config: LinkConfig, end: End, is_faulty: bool) -> Link {
+        Link {
+            config,
+            end,
+            is_up: true,
+            is_faulty,
+            outage_felt: false,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            leaving: None,
+            stats: LinkStats::default(),
+        }
+    }
+
+    pub(crate) fn enqueue(&mut self, now: Time, packet: u32, bytes: u32) -> Enqueued {
+        if self.leaving.is_none() {
+            self.leaving = Some(packet);
+            return Enqueued::Leaves(self.departure(now, bytes));
+        }
+        if self.waiting_bytes + u64::from(bytes) > self.config.queue_bytes {
+            self.stats.dropped += 1;
+            return Enqueued::Dropped;
+        }
+        self.account(now);
+        self.waiting.push_back((packet, bytes));
+        self.waiting_bytes += u64::from(bytes);
+        self.stats.peak_bytes = self.stats.peak_bytes.max(self.waiting_bytes);
+        Enqueued::Waits
+    }
+
+    fn departure(&mut self, now: Time, bytes: u32) -> Time {
+        self.stats.sent_bytes += u64::from(bytes);
+        self.stats.sent_packets += 1;
+        now + self.config.serialization(bytes.into())
+    }
+
+    /// The packet that has just left completely.
+    pub(crate) fn take_departed(&mut self) -> Option<u32> {
+        self.leaving.take()
+    }
+
+    /// The next packet begins to leave: its number, and when it will be gone.
+    pub(crate) fn start_next(&mut self, now: Time) -> Option<(u32, Time)> {
+        self.account(now);
+        let (packet, bytes) = self.waiting.pop_front()?;
+        self.waiting_bytes -= u64::from(bytes);
+        self.stats.least_bytes = self.stats.least_bytes.min(self.waiting_bytes);
+        self.leaving = Some(packet);
+        Some((packet, self.departure(now, bytes)))
+    }
+
+    /// Whether the packet that begins to leave is to be marked, and as what.
+    pub(crate) fn mark(&mut self, ecn: Ecn, chance: &mut Chance) -> Ecn {
+        let Some(marking) = self.config.marking.filter(|_| matches!(ecn, Ecn::Ect0 | Ecn::Ect1))
+        else {
+            return ecn;
+        };
+        if !chance.per_million(marking.probability_ppm(self.waiting_bytes)) {
+            return ecn;
+        }
+        self.stats.marked += 1;
+        Ecn::Ce
+    }
+
+    fn account(&mut self, now: Time) {
+        let span = now.since(self.stats.until).as_nanos();
+        self.stats.area += u128::from(span) * u128::from(self.waiting_bytes);
+        self.stats.until = now;
+    }
+
+    /// Statistics from the last [`restart_stats`](Link::restart_stats) to `now`.
+    pub(crate) fn stats(&mut self, now: Time) -> LinkStats {
+        self.account(now);
+        self.stats
+    }
+
+    pub(crate) fn restart_stats(&mut self, now: Time) {
+        self.stats = LinkStats {
+            since: now,
+            until: now,
+            peak_bytes: self.waiting_bytes,
+            least_bytes: self.waiting_bytes,
+            ..LinkStats::default()
+        };
+    }
+
+    #[cfg(test)]
+    fn waiting_bytes(&self) -> u64 {
+        self.waiting_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(queue_bytes: u64) -> Link {
+        let config = LinkConfig::new(8_000_000_000, Duration::ZERO);
+        Link::new(LinkConfig { queue_bytes, ..config }, End::Node(0), false)
+    }
+
+    #[test]
+    fn one_leaves_others_wait_and_the_rest_is_dropped() {
+        let mut link = link(250);
+        let at = Time::from_nanos;
+        assert_eq!(link.enqueue(at(0), 1, 100), Enqueued::Leaves(at(100)));
+        assert_eq!(link.enqueue(at(0), 2, 200), Enqueued::Waits);
+        assert_eq!(link.enqueue(at(0), 3, 51), Enqueued::Dropped);
+        assert_eq!(link.enqueue(at(0), 4, 50), Enqueued::Waits);
+        assert_eq!(link.take_departed(), Some(1));
+        assert_eq!(link.start_next(at(100)), Some((2, at(300))));
+        let stats = link.stats(at(200));
+        assert_eq!((stats.dropped, stats.peak_bytes), (1, 250));
+        assert_eq!(stats.mean_bytes(), (250 * 100 + 50 * 100) / 200);
+        assert_eq!(link.waiting_bytes(), 50);
+    }
+
+    #[test]
+    fn marking_grows_from_min_to_max() {
+        let marking = Marking::dcqcn(25_000_000_000);
+        assert_eq!((marking.min_bytes, marking.max_bytes), (100_000, 400_000));
+        let at = |bytes| marking.probability_ppm(bytes);
+        assert_eq!([at(100_000), at(250_000), at(400_000)], [0, 100_000, 200_000]);
+        assert_eq!(at(400_001), 1_000_000);
+    }
+
+    #[test]
+    fn only_capable_packets_are_marked() {
+        let mut link = link(1 << 20);
+        link.config.marking =
+            Some(Marking { min_bytes: 0, max_bytes: 0, max_probability_ppm: 1_000_000 });
+        link.enqueue(Time::ZERO, 1, 100);
+        link.enqueue(Time::ZERO, 2, 100);
+        let mut chance = Chance::new(1);
+        assert_eq!(link.mark(Ecn::Ect0, &mut chance), Ecn::Ce);
+        assert_eq!(link.mark(Ecn::NotEct, &mut chance), Ecn::NotEct);
+    }
+}

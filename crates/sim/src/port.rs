@@ -1,0 +1,193 @@
+//! A node's end of the network: the [`Wire`] that the transport sends to and receives from.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use roce::Time;
+use roce::wire::icrc::{self, Icrc};
+use roce::wire::{Headers, ICRC_BYTES};
+use roce::world::{Origin, RxFrame, TxFrame, Wire};
+
+use crate::fabric::{Direction, Sighting};
+use crate::faults::{Fault, FaultCounts};
+use crate::packet::{Addressing, Marks, Packet};
+
+/// Payload of phantom packets.
+static ZEROS: [u8; 8192] = [0; 8192];
+
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) node: u32,
+    pub(crate) addressing: Addressing,
+    /// Packets carry bytes and an ICRC.
+    pub(crate) real: bool,
+    /// Most packets handed over per `receive`.
+    pub(crate) batch: usize,
+    pub(crate) now: Time,
+    pub(crate) outbox: Vec<Packet>,
+    pub(crate) inbox: VecDeque<Packet>,
+    next_id: u16,
+    /// Buffers of packets that arrived, to be used again.
+    pub(crate) spare: Vec<Vec<u8>>,
+    pub(crate) effects: FaultCounts,
+    /// Damaged packets that came through: the damage was where nothing is covered.
+    pub(crate) harmless: u64,
+    /// Packets refused though nobody had damaged them.
+    pub(crate) refused_intact: u64,
+    /// Every packet sent and accepted, if wanted.
+    pub(crate) sightings: Option<Vec<Sighting>>,
+    /// Turns a bit of every n-th payload after the ICRC was checked, if not 0: a broken wire that a
+    /// history checker must notice.
+    pub(crate) corrupt_every: u64,
+    accepted: u64,
+}
+
+impl Port {
+    pub(crate) fn new(node: u32, addressing: Addressing, real: bool, batch: usize) -> Port {
+        Port {
+            node,
+            addressing,
+            real,
+            batch,
+            now: Time::ZERO,
+            outbox: Vec::new(),
+            inbox: VecDeque::new(),
+            next_id: 0,
+            spare: Vec::new(),
+            effects: FaultCounts::default(),
+            harmless: 0,
+            refused_intact: 0,
+            sightings: None,
+            corrupt_every: 0,
+            accepted: 0,
+        }
+    }
+
+    fn note(&mut self, direction: Direction, peer: u32, headers: Headers, payload_len: u32) {
+        let (at, node) = (self.now, self.node);
+        if let Some(sightings) = &mut self.sightings {
+            sightings.push(Sighting { at, node, peer, direction, headers, payload_len });
+        }
+    }
+
+    fn note_sent(&mut self, packet: &Packet) {
+        if self.sightings.is_some()
+            && let Ok((headers, payload)) = Headers::parse(&packet.bytes)
+        {
+            let len = if self.real { payload.len() as u32 } else { packet.phantom_payload };
+            self.note(Direction::Sent, packet.to, headers, len);
+        }
+    }
+
+    fn packet(&mut self, frame: &TxFrame<'_>) -> Option<Packet> {
+        let to = self.addressing.node(frame.path.remote.ip())?;
+        self.next_id = self.next_id.wrapping_add(1);
+        let (from, id) = (self.node, self.next_id);
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        let udp_len = frame.udp_payload_len() as u32;
+        let behind = frame.header.len() as u32 + u32::from(frame.pad) + ICRC_BYTES as u32;
+        if self.real {
+            let mut icrc = Icrc::new(&self.addressing.pseudo(from, to, id), udp_len as usize);
+            encode(frame, &mut icrc, &mut bytes);
+            bytes.extend_from_slice(&icrc.finish());
+        } else {
+            // Four bytes stand for any payload with its pad, and four for the ICRC.
+            bytes.extend_from_slice(&frame.header);
+            let body = if udp_len > frame.header.len() as u32 + 4 { 4 } else { 0 };
+            bytes.resize(bytes.len() + body + ICRC_BYTES, 0);
+        }
+        Some(Packet {
+            from,
+            to,
+            id,
+            dscp: frame.path.dscp,
+            ecn: frame.path.ecn,
+            hop_limit: frame.path.hop_limit,
+            bytes,
+            phantom_payload: udp_len - behind,
+            frame_bytes: self.addressing.frame_bytes(udp_len),
+            marks: Marks::default(),
+        })
+    }
+
+    /// Headers and payload, unless the packet has to be refused.
+    fn open<'p>(&self, packet: &'p Packet) -> Option<(Headers, &'p [u8])> {
+        if self.real {
+            let pseudo = self.addressing.pseudo(packet.from, packet.to, packet.id);
+            return icrc::verify(&pseudo, &packet.bytes)
+                .then(|| Headers::parse(&packet.bytes))
+                .and_then(Result::ok);
+        }
+        if packet.marks.is_damaged() {
+            return None;
+        }
+        let (headers, _) = Headers::parse(&packet.bytes).ok()?;
+        Some((headers, ZEROS.get(..packet.phantom_payload as usize)?))
+    }
+
+    fn refuse(&mut self, marks: Marks) {
+        self.refused_intact += u64::from(!marks.is_damaged());
+        if marks.flipped {
+            self.effects.effect(Fault::Flip);
+        }
+        if marks.truncated {
+            self.effects.effect(Fault::Truncate);
+        }
+    }
+
+    fn accept(&mut self, packet: &Packet, sink: &mut dyn FnMut(&RxFrame<'_>)) {
+        let Some((headers, payload)) = self.open(packet) else {
+            self.refuse(packet.marks);
+            return;
+        };
+        self.harmless += u64::from(packet.marks.is_damaged());
+        self.accepted += 1;
+        self.note(Direction::Accepted, packet.from, headers, payload.len() as u32);
+        let addressing = self.addressing;
+        let origin = Origin {
+            dscp: packet.dscp,
+            ecn: packet.ecn,
+            hop_limit: packet.hop_limit,
+            ..Origin::new(addressing.source(packet.from), addressing.ip(packet.to))
+        };
+        if self.corrupt_every > 0 && self.accepted.is_multiple_of(self.corrupt_every) {
+            let mut broken = payload.to_vec();
+            broken.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            sink(&RxFrame { origin, headers, payload: &broken });
+        } else {
+            sink(&RxFrame { origin, headers, payload });
+        }
+    }
+}
+
+fn encode(frame: &TxFrame<'_>, icrc: &mut Icrc, bytes: &mut Vec<u8>) {
+    icrc.headers(&frame.header);
+    bytes.extend_from_slice(&frame.header);
+    for piece in frame.payload.iter().copied().chain([&ZEROS[..usize::from(frame.pad)]]) {
+        icrc.update(piece);
+        bytes.extend_from_slice(piece);
+    }
+}
+
+impl Wire for Port {
+    fn send(&mut self, frames: &[TxFrame<'_>]) {
+        for frame in frames {
+            if let Some(packet) = self.packet(frame) {
+                self.note_sent(&packet);
+                self.outbox.push(packet);
+            }
+        }
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let count = self.batch.min(self.inbox.len());
+        for _ in 0..count {
+            if let Some(packet) = self.inbox.pop_front() {
+                self.accept(&packet, sink);
+                self.spare.push(packet.bytes);
+            }
+        }
+        count
+    }
+}

@@ -1,0 +1,144 @@
+//! Streams for measuring: one side WRITEs without pause, the other takes it.
+//!
+//! Payload is phantom: what is measured is packets, time and queues. A stream keeps a number of
+//! messages posted, so that its window, its rate limit or the network holds it back and never its
+//! program.
+
+use alloc::vec::Vec;
+
+use roce::Time;
+use roce::endpoint::{Connect, QpConfig};
+use roce::verbs::{
+    Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, Verbs, VerbsError, WcStatus,
+};
+
+use crate::fabric::Fabric;
+use crate::memory::Phantom;
+
+/// Messages posted and not completed.
+const DEPTH: u32 = 32;
+
+/// Why a measurement did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamError {
+    /// A verb was refused.
+    Verbs(VerbsError),
+    /// A stream ended, with this status.
+    Ended(WcStatus),
+}
+
+impl core::fmt::Display for StreamError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            StreamError::Verbs(error) => error.fmt(f),
+            StreamError::Ended(status) => write!(f, "a stream ended with {status:?}"),
+        }
+    }
+}
+
+impl core::error::Error for StreamError {}
+
+impl From<VerbsError> for StreamError {
+    fn from(error: VerbsError) -> StreamError {
+        StreamError::Verbs(error)
+    }
+}
+
+/// One stream of WRITEs.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) from: u32,
+    to: u32,
+    qpn: Qpn,
+    peer_qpn: Qpn,
+    cq: CqId,
+    local: MemoryRegion,
+    remote: MemoryRegion,
+    outstanding: u32,
+}
+
+impl Stream {
+    /// Connects two nodes; `adjust` sees the attributes of both sides before they are used.
+    pub(crate) fn open(
+        fabric: &mut Fabric<Phantom>,
+        from: u32,
+        to: u32,
+        message_bytes: u64,
+        adjust: impl Fn(&mut Connect),
+    ) -> Result<Stream, StreamError> {
+        let (cq, qpn, local) = end(fabric, from, message_bytes)?;
+        let (_, peer_qpn, remote) = end(fabric, to, message_bytes)?;
+        for (own, own_qpn, peer, peer_qpn) in [(from, qpn, to, peer_qpn), (to, peer_qpn, from, qpn)]
+        {
+            let psn = fabric.node(peer).endpoint.initial_psn(peer_qpn)?;
+            let mut connect = Connect::new(fabric.path_to(peer), peer_qpn, psn);
+            adjust(&mut connect);
+            fabric.node_mut(own).endpoint.connect(own_qpn, &connect)?;
+        }
+        Ok(Stream { from, to, qpn, peer_qpn, cq, local, remote, outstanding: 0 })
+    }
+
+    /// Takes completions and posts as many messages again.
+    pub(crate) fn turn(&mut self, fabric: &mut Fabric<Phantom>) -> Result<(), StreamError> {
+        while let Some(done) = fabric.node_quietly(self.from).endpoint.poll_cq(self.cq) {
+            if done.status != WcStatus::Success {
+                return Err(StreamError::Ended(done.status));
+            }
+            self.outstanding -= 1;
+        }
+        if self.outstanding == DEPTH {
+            return Ok(());
+        }
+        let endpoint = &mut fabric.node_mut(self.from).endpoint;
+        while self.outstanding < DEPTH {
+            let MemoryRegion { addr, len, lkey, .. } = self.local;
+            let (remote_addr, rkey) = (self.remote.addr, self.remote.rkey);
+            let wr = SendWr {
+                op: SendOp::Write { remote_addr, rkey },
+                sges: [Sge { addr, len: len as u32, lkey }].into_iter().collect(),
+                signaled: true,
+                ..SendWr::default()
+            };
+            endpoint.post_send(self.qpn, wr)?;
+            self.outstanding += 1;
+        }
+        Ok(())
+    }
+
+    /// Payload bytes that have arrived in order.
+    pub(crate) fn arrived(&self, fabric: &Fabric<Phantom>) -> u64 {
+        let counters = fabric.node(self.to).endpoint.qp_counters(self.peer_qpn);
+        counters.map_or(0, |counters| counters.bytes_received)
+    }
+}
+
+fn end(
+    fabric: &mut Fabric<Phantom>,
+    node: u32,
+    bytes: u64,
+) -> Result<(CqId, Qpn, MemoryRegion), VerbsError> {
+    let entry = fabric.node_mut(node);
+    let region = entry.register(entry.pd, 1 << 32, bytes, 1 << 32, Access::ALL)?;
+    let cq = entry.endpoint.create_cq(2 * DEPTH)?;
+    let qpn = entry.endpoint.create_qp(QpConfig::rc(entry.pd, cq, DEPTH, 1))?;
+    Ok((cq, qpn, region))
+}
+
+/// Lets the streams run until then.
+pub(crate) fn run_until(
+    fabric: &mut Fabric<Phantom>,
+    streams: &mut [Stream],
+    until: Time,
+) -> Result<(), StreamError> {
+    streams.iter_mut().try_for_each(|stream| stream.turn(fabric))?;
+    fabric.wake_at(until, 0);
+    let mut touched = Vec::new();
+    while fabric.now() < until && fabric.advance() {
+        touched.clear();
+        touched.extend_from_slice(fabric.touched());
+        for stream in streams.iter_mut().filter(|stream| touched.contains(&stream.from)) {
+            stream.turn(fabric)?;
+        }
+    }
+    Ok(())
+}

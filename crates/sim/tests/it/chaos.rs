@@ -1,0 +1,86 @@
+//! Seeds of the chaos simulation, and damage that it must notice.
+//!
+//! One seed: `DQUANT_SEED=17 cargo test -p sim --test it chaos -- --nocapture`.
+//! A range: `DQUANT_SEEDS=0..100000`.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use sim::chaos::{self, Options, Sabotage, Summary, Violation};
+
+const DEFAULT_SEEDS: Range<u64> = 0..300;
+
+fn replay(seed: u64) -> String {
+    format!("DQUANT_SEED={seed} cargo test -p sim --test it chaos -- --nocapture")
+}
+
+fn seeds() -> Range<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().expect("seeds are numbers");
+    if let Ok(seed) = std::env::var("DQUANT_SEED") {
+        return number(&seed)..number(&seed) + 1;
+    }
+    match std::env::var("DQUANT_SEEDS") {
+        Err(_) => DEFAULT_SEEDS,
+        Ok(range) => {
+            let (first, end) = range.split_once("..").expect("DQUANT_SEEDS=FIRST..END");
+            number(first)..number(end)
+        }
+    }
+}
+
+/// A panic of the transport is a failure like any other.
+fn run(seed: u64, options: &Options) -> Result<Summary, String> {
+    match catch_unwind(AssertUnwindSafe(|| chaos::run(seed, options))) {
+        Ok(outcome) => outcome.map_err(|violation: Violation| violation.to_string()),
+        Err(_) => Err(format!("seed {seed}: panicked")),
+    }
+}
+
+#[test]
+fn every_work_request_completes_once_in_order_with_the_right_bytes() {
+    let mut sum = Summary::default();
+    let mut failures = Vec::new();
+    for seed in seeds() {
+        match run(seed, &Options::default()) {
+            Ok(summary) => sum.add(&summary),
+            Err(what) => failures.push(format!("{what}\n  replay: {}", replay(seed))),
+        }
+    }
+    println!(
+        "{} seeds, {} sends, {} receives, {} completions",
+        sum.seeds, sum.sends, sum.receives, sum.completions
+    );
+    println!("{:?}", sum.faults);
+    println!("connections {}, broken {}", sum.connections, sum.broken);
+    println!("packets {}, again {}, events {}", sum.packets, sum.retransmitted, sum.events);
+    println!(
+        "recovery median {} p99 {} max {} ns, closest {} per mille",
+        sum.recovery_ns(50),
+        sum.recovery_ns(99),
+        sum.recovery_ns(100),
+        sum.closest_to_bound_per_mille()
+    );
+    for (name, value) in &sum.counters {
+        println!("  {name} {value}");
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in 0..20 {
+        let [first, second] =
+            [(); 2].map(|()| format!("{:?}", run(seed, &Options::default()).unwrap()));
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
+
+/// The checker has to notice each kind of damage on most seeds, or it proves nothing.
+#[test]
+fn sabotage_is_noticed() {
+    for sabotage in [Sabotage::Payload, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {
+        let options = Options { sabotage, ..Options::default() };
+        let noticed = (0..20).filter(|&seed| run(seed, &options).is_err()).count();
+        assert!(noticed >= 15, "{sabotage:?} was noticed on {noticed} of 20 seeds only");
+    }
+}

@@ -1,0 +1,6 @@
+//! Integration tests: whole simulations.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod chaos;
+mod goodput;
