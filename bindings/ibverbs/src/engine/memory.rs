@@ -1,0 +1,137 @@
+//! The process's own memory, by address.
+//!
+//! Regions are registered by the program, which keeps them mapped and of the right kind as long as
+//! they are registered; the endpoint asks for nothing outside them. As with a real device, the
+//! program may read and write the bytes at the same time: it must not rely on what it then sees.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use roce::world::{AtomicOp, Memory};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
+/// All memory of this process.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessMemory;
+
+impl Memory for ProcessMemory {
+    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+        // SAFETY: the range lies in a registered region, which was mapped readable when it was
+        // registered (`populate`), and which the program must not unmap before it deregisters it.
+        unsafe { std::slice::from_raw_parts(addr as *const u8, len) }
+    }
+
+    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+        // SAFETY: as above, and the region was mapped writable: the endpoint asks for this only with
+        // local write access.
+        unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, len) }
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        // SAFETY: the endpoint asks for aligned words in writable registered memory only.
+        let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
+        match op {
+            AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::SeqCst),
+            AtomicOp::CompareSwap { compare, swap } => {
+                let swapped =
+                    word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+                swapped.unwrap_or_else(|original| original)
+            }
+        }
+    }
+}
+
+/// Brings every page of the range into memory, so that a later access cannot fail.
+///
+/// # Errors
+/// `EFAULT` when some page is not mapped, or not with the access asked for; `ENOMEM` when there is
+/// no memory for it.
+pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
+    let page = rustix::param::page_size() as u64;
+    let first = addr / page * page;
+    let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
+    let bytes = end.ok_or(Errno::INVAL)?.wrapping_sub(first) as usize;
+    let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    loop {
+        // SAFETY: populating changes no content; the range is not touched if it is not mapped.
+        match unsafe { madvise(first as *mut _, bytes, advice) } {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(Errno::FAULT) => return Err(Errno::FAULT),
+            // Not mapped or no memory left; or mapped otherwise; or Linux before 5.14, which does not
+            // know the advice: then pages come when they are touched.
+            Err(error) => {
+                permitted(first, first + bytes as u64, write)?;
+                return if error == Errno::NOMEM { Err(error) } else { Ok(()) };
+            }
+        }
+    }
+}
+
+/// `EFAULT` unless all of the range is mapped for the access.
+fn permitted(first: u64, end: u64, write: bool) -> Result<(), Errno> {
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Errno::FAULT)?;
+    let mut at = first;
+    // The list is sorted by address.
+    for (from, to, permissions) in maps.lines().filter_map(mapping) {
+        if from > at || at >= end {
+            break;
+        }
+        let allowed = permissions.starts_with('r') && (!write || permissions[1..].starts_with('w'));
+        if to > at && allowed {
+            at = to;
+        }
+    }
+    if at >= end { Ok(()) } else { Err(Errno::FAULT) }
+}
+
+/// One line of `/proc/self/maps`: addresses and permissions.
+fn mapping(line: &str) -> Option<(u64, u64, &str)> {
+    let (range, rest) = line.split_once(' ')?;
+    let (from, to) = range.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    Some((address(from)?, address(to)?, rest.get(..4)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_memory_is_populated_and_unmapped_refused() {
+        let bytes = vec![1_u8; 100_000];
+        populate(bytes.as_ptr() as u64, 100_000, true).unwrap();
+        assert_eq!(populate(4096, 10, false), Err(Errno::FAULT));
+        assert_eq!(populate(u64::MAX - 5, 100, false), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn read_only_memory_is_not_populated_for_writing() {
+        static CONSTANT: [u8; 8192] = [7; 8192];
+        let addr = CONSTANT.as_ptr() as u64;
+        populate(addr, 8192, false).unwrap();
+        assert_eq!(populate(addr, 8192, true), Err(Errno::FAULT));
+    }
+
+    #[test]
+    fn permissions_are_read_from_the_map() {
+        let line = "7f00-7fff r-xp 00000000 00:00 0 [vdso]";
+        assert_eq!(mapping(line), Some((0x7f00, 0x7fff, "r-xp")));
+        let bytes = vec![0_u8; 100_000];
+        let first = bytes.as_ptr() as u64 & !4095;
+        assert_eq!(permitted(first, first + 90_000, true), Ok(()));
+        assert_eq!(permitted(0, 4096, false), Err(Errno::FAULT));
+    }
+
+    #[test]
+    fn atomics_return_the_former_value() {
+        let word = AtomicU64::new(5);
+        let addr = word.as_ptr() as u64;
+        let memory = &mut ProcessMemory;
+        assert_eq!(memory.atomic(addr, AtomicOp::FetchAdd(2)), 5);
+        let swap = AtomicOp::CompareSwap { compare: 7, swap: 9 };
+        assert_eq!(memory.atomic(addr, swap), 7);
+        assert_eq!(memory.atomic(addr, swap), 9);
+        assert_eq!(word.load(Ordering::Relaxed), 9);
+    }
+}

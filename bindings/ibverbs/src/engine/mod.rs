@@ -1,0 +1,262 @@
+//! One engine for each device that this process has open: the endpoint, its wire, and who drives
+//! them.
+//!
+//! Everything that can change lies in [`Core`], behind one lock. Whoever calls a verb takes the lock
+//! for as long as the verb needs it; posting and polling threads drain the wire while they are at
+//! it, so that a polling program never waits for another thread. When nobody polls, the progress
+//! thread does the same ([`progress`]). What a drain brought up for others than the caller goes out
+//! at its end: completion events to channels, asynchronous events to contexts ([`Core::settle`]).
+//!
+//! Order of locks: arenas, then an engine's core, then channels and event queues.
+
+mod memory;
+mod progress;
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nic::clock;
+use nic::device::{DeviceConfig, DeviceWire};
+use roce::Time;
+use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
+use roce::verbs::{CqId, SrqId};
+use roce::world::{self, Progress};
+use rustix::io::Errno;
+
+use crate::capture;
+use crate::cq::Cq;
+use crate::errors::Outcome;
+use crate::events;
+use crate::explain;
+use crate::fork;
+use crate::limits;
+use crate::netdev::Interface;
+use crate::qp::Qp;
+use crate::settings::Settings;
+use crate::srq::Srq;
+
+use memory::ProcessMemory;
+pub(crate) use memory::populate;
+use progress::Driver;
+
+/// Rounds that a posting thread drains at most: enough to send a whole window.
+const POST_ROUNDS: u32 = 4;
+
+/// Polls in vain before a thread yields the processor.
+const VAIN_POLLS: u32 = 16;
+
+/// Packets of one drain that say "there is more to send".
+const FULL_DRAIN: usize = 2 * world::BURST_PACKETS;
+
+/// An open device.
+pub(crate) struct Engine {
+    /// The interface as it was when the device was opened: its addresses are the GID table.
+    pub(crate) interface: Interface,
+    pub(crate) settings: Settings,
+    /// The largest path MTU that the interface carries.
+    pub(crate) mtu: Mtu,
+    core: Mutex<Core>,
+    driver: Driver,
+    sockets: Vec<RawFd>,
+    vain_polls: AtomicU32,
+}
+
+/// What the lock of an engine guards.
+pub(crate) struct Core {
+    pub(crate) endpoint: Endpoint,
+    /// Gone once the device is closed.
+    wire: Option<DeviceWire>,
+    memory: ProcessMemory,
+    pub(crate) qps: HashMap<u32, &'static Qp>,
+    pub(crate) cqs: HashMap<CqId, &'static Cq>,
+    pub(crate) srqs: HashMap<SrqId, &'static Srq>,
+}
+
+// SAFETY: the references in the tables are to objects in arenas, which may be used by any thread.
+unsafe impl Send for Core {}
+
+struct Open {
+    engine: Arc<Engine>,
+    users: usize,
+}
+
+static ENGINES: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+
+/// Every engine that is running.
+pub(crate) fn all() -> Vec<Arc<Engine>> {
+    let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    engines.iter().map(|open| Arc::clone(&open.engine)).collect()
+}
+
+impl Engine {
+    /// The engine of an interface: the one that is running, or a new one.
+    pub(crate) fn open(interface: Interface) -> Outcome<Arc<Engine>> {
+        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = engines.iter_mut().find(|open| open.engine.interface == interface) {
+            open.users += 1;
+            return Ok(Arc::clone(&open.engine));
+        }
+        let engine = Engine::start(interface)?;
+        engines.push(Open { engine: Arc::clone(&engine), users: 1 });
+        Ok(engine)
+    }
+
+    /// One user less; the last one stops the engine.
+    pub(crate) fn release(self: &Arc<Engine>) {
+        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = engines.iter().position(|open| Arc::ptr_eq(&open.engine, self)) else {
+            return;
+        };
+        engines[at].users -= 1;
+        if engines[at].users == 0 {
+            let open = engines.swap_remove(at);
+            open.engine.driver.stop();
+            fork::closed(&open.engine.sockets);
+            open.engine.lock().wire = None;
+        }
+    }
+
+    fn start(interface: Interface) -> Outcome<Arc<Engine>> {
+        let config = DeviceConfig::new(interface.addresses.clone(), interface.index);
+        let mut wire = DeviceWire::open(&config).map_err(|error| {
+            eprintln!("libibverbs (dquant): {}: {error}", interface.name);
+            Errno::IO
+        })?;
+        capture::begin(&mut wire, &interface);
+        let mtu = Mtu::from_bytes(wire.payload_limit()).unwrap_or(Mtu::M256);
+        let config =
+            EndpointConfig { qpn_prefix: wire.slot(), mtu, seed: seed(), ..limits::ENDPOINT };
+        let endpoint = Endpoint::new(config);
+        let sockets: Vec<RawFd> = wire.fds().iter().map(AsRawFd::as_raw_fd).collect();
+        let core = Core {
+            endpoint,
+            wire: Some(wire),
+            memory: ProcessMemory,
+            qps: HashMap::new(),
+            cqs: HashMap::new(),
+            srqs: HashMap::new(),
+        };
+        fork::opened(&sockets);
+        let driver = Driver::new()?;
+        let settings = Settings::from_env();
+        let engine = Arc::new(Engine {
+            interface,
+            settings,
+            mtu,
+            core: Mutex::new(core),
+            driver,
+            sockets,
+            vain_polls: AtomicU32::new(0),
+        });
+        progress::spawn(&engine)?;
+        explain::start();
+        Ok(engine)
+    }
+
+    /// Everything that can change.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A verb that may complete work requests or give the endpoint something to send.
+    pub(crate) fn verb<T>(&self, verb: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.lock();
+        let done = verb(&mut core);
+        self.flush(&mut core);
+        done
+    }
+
+    /// Sends what was posted, as far as it may go.
+    pub(crate) fn flush(&self, core: &mut Core) {
+        let mut rounds = 0;
+        while self.drain(core).sent >= FULL_DRAIN && rounds < POST_ROUNDS {
+            rounds += 1;
+        }
+        if rounds == POST_ROUNDS {
+            self.driver.wake();
+        }
+    }
+
+    /// One round of receiving and sending by a thread of the program.
+    pub(crate) fn drain(&self, core: &mut Core) -> Progress {
+        let now = clock::now();
+        self.driver.program_was_here(now);
+        let progress = core.drain(now);
+        self.driver.note_deadline(core.deadline());
+        progress
+    }
+
+    /// A program thread has polled, and with `idle` found nothing to do. One that goes on polling in
+    /// vain lets others run now and then: its peer may be waiting for the same processor.
+    pub(crate) fn polled(&self, idle: bool) {
+        if !idle {
+            self.vain_polls.store(0, Ordering::Relaxed);
+        } else if self.vain_polls.fetch_add(1, Ordering::Relaxed) >= VAIN_POLLS {
+            std::thread::yield_now();
+        }
+    }
+
+    /// A completion queue was armed: from now on the program may sleep.
+    pub(crate) fn expect_sleep(&self) {
+        self.driver.expect_sleep();
+    }
+}
+
+impl Core {
+    fn drain(&mut self, now: Time) -> Progress {
+        let Core { endpoint, wire, memory, .. } = self;
+        let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, now));
+        self.settle();
+        progress.unwrap_or_default()
+    }
+
+    /// Hands out completion events and asynchronous events.
+    pub(crate) fn settle(&mut self) {
+        while let Some(id) = self.endpoint.poll_notified() {
+            if let Some(cq) = self.cqs.get(&id) {
+                cq.notify();
+            }
+        }
+        while let Some(event) = self.endpoint.poll_event() {
+            self.dispatch(event);
+        }
+    }
+
+    fn dispatch(&self, event: AsyncEvent) {
+        use AsyncEvent::*;
+        match event {
+            QpFatal(qpn)
+            | QpRequestError(qpn)
+            | QpAccessError(qpn)
+            | CommunicationEstablished(qpn)
+            | SendQueueDrained(qpn)
+            | LastWqeReached(qpn) => {
+                self.qps.get(&qpn.get()).into_iter().for_each(|qp| events::of_qp(qp, event));
+            }
+            SrqLimitReached(srq) => {
+                self.srqs.get(&srq).into_iter().for_each(|srq| events::of_srq(srq));
+            }
+            CqError(cq) => self.cqs.get(&cq).into_iter().for_each(|cq| events::of_cq(cq)),
+        }
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        self.endpoint.poll_timeout().map(|(at, _)| at)
+    }
+
+    /// The wire, while the device is open.
+    pub(crate) fn wire(&mut self) -> Outcome<&mut DeviceWire> {
+        self.wire.as_mut().ok_or(Errno::NODEV)
+    }
+}
+
+fn seed() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match filled {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        _ => clock::now().as_nanos() ^ u64::from(std::process::id()) << 32,
+    }
+}

@@ -1,0 +1,208 @@
+//! Asynchronous events: from the endpoint to the context whose object is concerned.
+//!
+//! The descriptor that programs see is a counting eventfd, one count for each event in the queue, so
+//! that whether reading it blocks is the program's choice (`fcntl`). Destroying an object takes its
+//! events out of the queue and waits until those that were read have been acknowledged.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use roce::endpoint::AsyncEvent;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::abi::*;
+use crate::ack::Acks;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::errors::{Outcome, or_minus_one};
+use crate::object::{Object, living};
+use crate::qp::Qp;
+use crate::srq::Srq;
+
+/// Most events that wait; more are dropped, oldest first, as the program does not read them.
+const MAX_QUEUED: usize = 4096;
+
+/// A queue with a descriptor that is readable while something is in it.
+pub(crate) struct EventQueue<T> {
+    count: OwnedFd,
+    queue: Mutex<VecDeque<T>>,
+}
+
+impl<T: Copy> EventQueue<T> {
+    pub(crate) fn new() -> Outcome<EventQueue<T>> {
+        let count = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        Ok(EventQueue { count, queue: Mutex::new(VecDeque::new()) })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.count.as_raw_fd()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn push(&self, event: T) {
+        let mut queue = self.lock();
+        if queue.len() == MAX_QUEUED {
+            queue.pop_front();
+        } else {
+            // The counter holds 2^64 - 2 counts: this neither blocks nor fails.
+            let _ = rustix::io::write(&self.count, &1_u64.to_ne_bytes());
+        }
+        queue.push_back(event);
+    }
+
+    /// The oldest event. Blocks, or not, as the descriptor says.
+    pub(crate) fn pop(&self, taken: impl FnOnce(&T)) -> Outcome<T> {
+        loop {
+            rustix::io::read(&self.count, &mut [0_u8; 8])?;
+            let mut queue = self.lock();
+            // Removing an event leaves its count behind when the two race.
+            if let Some(event) = queue.pop_front() {
+                taken(&event);
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Takes out the events that `unwanted` names.
+    pub(crate) fn remove(&self, unwanted: impl Fn(&T) -> bool) {
+        let mut queue = self.lock();
+        let before = queue.len();
+        queue.retain(|event| !unwanted(event));
+        for _ in queue.len()..before {
+            // There is a count for each entry unless a reader has just taken it, and then finds
+            // the queue shorter; the descriptor may be in blocking mode, so look first.
+            let mut fds = [rustix::event::PollFd::new(&self.count, rustix::event::PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) == Ok(1) {
+                let _ = rustix::io::read(&self.count, &mut [0_u8; 8]);
+            }
+        }
+    }
+}
+
+/// What an asynchronous event is about.
+#[derive(Clone, Copy)]
+pub(crate) enum Subject {
+    Qp(&'static Qp),
+    Cq(&'static Cq),
+    Srq(&'static Srq),
+}
+
+/// An asynchronous event in a context's queue.
+#[derive(Clone, Copy)]
+pub(crate) struct QueuedEvent {
+    subject: Subject,
+    event_type: u32,
+}
+
+impl Subject {
+    fn acks(&self) -> &'static Acks {
+        match *self {
+            Subject::Qp(qp) => &qp.async_acks,
+            Subject::Cq(cq) => &cq.async_acks,
+            Subject::Srq(srq) => &srq.async_acks,
+        }
+    }
+
+    fn element(&self) -> ibv_event_element {
+        match *self {
+            Subject::Qp(qp) => ibv_event_element { qp: qp.handle().cast() },
+            Subject::Cq(cq) => ibv_event_element { cq: cq.handle().cast() },
+            Subject::Srq(srq) => ibv_event_element { srq: srq.handle() },
+        }
+    }
+
+    fn is(&self, other: &Subject) -> bool {
+        std::ptr::eq(self.acks(), other.acks())
+    }
+}
+
+pub(crate) fn of_qp(qp: &'static Qp, event: AsyncEvent) {
+    let event_type = match event {
+        AsyncEvent::QpRequestError(_) => IBV_EVENT_QP_REQ_ERR,
+        AsyncEvent::QpAccessError(_) => IBV_EVENT_QP_ACCESS_ERR,
+        AsyncEvent::CommunicationEstablished(_) => IBV_EVENT_COMM_EST,
+        AsyncEvent::SendQueueDrained(_) => IBV_EVENT_SQ_DRAINED,
+        AsyncEvent::LastWqeReached(_) => IBV_EVENT_QP_LAST_WQE_REACHED,
+        _ => IBV_EVENT_QP_FATAL,
+    };
+    deliver(qp.owner(), Subject::Qp(qp), event_type);
+}
+
+pub(crate) fn of_cq(cq: &'static Cq) {
+    deliver(cq.owner(), Subject::Cq(cq), IBV_EVENT_CQ_ERR);
+}
+
+pub(crate) fn of_srq(srq: &'static Srq) {
+    deliver(srq.owner(), Subject::Srq(srq), IBV_EVENT_SRQ_LIMIT_REACHED);
+}
+
+fn deliver(owner: *mut ibv_context, subject: Subject, event_type: u32) {
+    if let Some(context) = Context::arena().peek(owner) {
+        context.async_events.push(QueuedEvent { subject, event_type });
+    }
+}
+
+/// Before an object goes: no event of it is read any more, and all that were are acknowledged.
+pub(crate) fn forget(owner: *mut ibv_context, subject: Subject) {
+    if let Some(context) = Context::arena().peek(owner) {
+        context.async_events.remove(|event| event.subject.is(&subject));
+    }
+    subject.acks().wait();
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    or_minus_one(next_event(context).and_then(|next| {
+        if event.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let made = ibv_async_event { element: next.subject.element(), event_type: next.event_type };
+        // SAFETY: the caller's place for an event.
+        unsafe { event.write(made) };
+        Ok(0)
+    }))
+}
+
+fn next_event(context: *mut ibv_context) -> Outcome<QueuedEvent> {
+    let context = living::<Context>(context)?;
+    context.async_events.pop(|event| event.subject.acks().read_one())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    if event.is_null() {
+        return;
+    }
+    // SAFETY: the caller's event; which member is meant follows from its type.
+    let found = unsafe { subject_of(&*event) };
+    if let Some(subject) = found {
+        subject.acks().acknowledge(1);
+    }
+}
+
+/// # Safety
+/// `event` was filled by `ibv_get_async_event`, or at least holds a pointer or null.
+unsafe fn subject_of(event: &ibv_async_event) -> Option<Subject> {
+    // SAFETY: all pointer members have the same size; which is meant follows from the type.
+    unsafe {
+        match event.event_type {
+            IBV_EVENT_CQ_ERR => Cq::arena().find(event.element.cq.cast()).map(Subject::Cq),
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                Srq::arena().find(event.element.srq).map(Subject::Srq)
+            }
+            IBV_EVENT_QP_FATAL..=IBV_EVENT_SQ_DRAINED | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                Qp::arena().find(event.element.qp.cast()).map(Subject::Qp)
+            }
+            _ => None,
+        }
+    }
+}

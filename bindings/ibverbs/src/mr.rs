@@ -1,0 +1,285 @@
+//! Memory regions: the program's own memory, opened to the transport.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use roce::verbs::{Access, MemoryRegion, PdId, Verbs, VerbsError};
+use rustix::io::Errno;
+
+use crate::abi::*;
+use crate::engine::{Engine, populate};
+use crate::errors::{Outcome, code, errno_of, or_null};
+use crate::limits;
+use crate::object::{Mark, Object, living, object};
+use crate::pd::Pd;
+
+/// A memory region.
+#[repr(C)]
+pub(crate) struct Mr {
+    c: UnsafeCell<ibv_mr>,
+    mark: Mark,
+    owner: *mut ibv_context,
+    engine: Arc<Engine>,
+    now: Mutex<Shape>,
+}
+
+object!(Mr, ibv_mr);
+
+/// What a region is registered as; registering again changes it.
+#[derive(Clone, Copy)]
+struct Shape {
+    pd: PdId,
+    addr: u64,
+    len: u64,
+    /// Address by which work requests and peers name the first byte.
+    iova: u64,
+    access: u32,
+    lkey: u32,
+}
+
+impl Mr {
+    fn lkey(&self) -> u32 {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).lkey
+    }
+
+    /// Ends it with its context.
+    pub(crate) fn end(&'static self) {
+        if Mr::arena().retire(self) {
+            let _ = self.engine.lock().endpoint.deregister(self.lkey());
+        }
+    }
+}
+
+/// The access flags of a region.
+///
+/// # Errors
+/// `EINVAL` for flags that do not exist, are not supported (on-demand paging), or contradict each
+/// other: remote write and atomic need local write (IBA 10.6.3).
+pub(crate) fn access_of(flags: u32) -> Outcome<Access> {
+    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND
+        | IBV_ACCESS_ZERO_BASED
+        | IBV_ACCESS_HUGETLB
+        | IBV_ACCESS_OPTIONAL_RANGE;
+    let has = |flag| flags & flag != 0;
+    let needs_local = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if flags & !KNOWN != 0 || has(needs_local) && !has(IBV_ACCESS_LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    Ok(Access {
+        local_write: has(IBV_ACCESS_LOCAL_WRITE),
+        remote_write: has(IBV_ACCESS_REMOTE_WRITE),
+        remote_read: has(IBV_ACCESS_REMOTE_READ),
+        remote_atomic: has(IBV_ACCESS_REMOTE_ATOMIC),
+        bind_window: has(IBV_ACCESS_MW_BIND),
+    })
+}
+
+/// Registers with the endpoint, after bringing the pages into memory.
+fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
+    let access = access_of(shape.access)?;
+    if shape.len == 0 || shape.len > limits::MAX_MR_BYTES {
+        return Err(Errno::INVAL);
+    }
+    populate(shape.addr, shape.len, access.local_write)?;
+    let Shape { pd, iova, len, addr, .. } = *shape;
+    engine.lock().endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)
+}
+
+fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> Outcome<*mut ibv_mr> {
+    let domain = living::<Pd>(pd)?;
+    let iova = if access & IBV_ACCESS_ZERO_BASED == 0 { iova } else { 0 };
+    let (start, len) = (addr as u64, length as u64);
+    let mut shape = Shape { pd: domain.id, addr: start, len, iova, access, lkey: 0 };
+    let region = enlist(&domain.engine, &shape)?;
+    shape.lkey = region.lkey;
+    let owner = domain.owner();
+    let c = ibv_mr {
+        context: owner,
+        pd,
+        addr,
+        length,
+        handle: region.lkey,
+        lkey: region.lkey,
+        rkey: region.rkey,
+    };
+    let engine = Arc::clone(&domain.engine);
+    let mr =
+        Mr { c: UnsafeCell::new(c), mark: Mark::default(), owner, engine, now: Mutex::new(shape) };
+    Ok(Mr::arena().insert(mr).handle())
+}
+
+fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
+    let mr = living::<Mr>(mr)?;
+    match mr.engine.lock().endpoint.deregister(mr.lkey()) {
+        // A key that was invalidated is gone already; the region goes all the same.
+        Ok(()) | Err(VerbsError::NoRegion(_)) => {}
+        Err(error) => return Err(errno_of(error)),
+    }
+    Mr::arena().retire(mr);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    or_null(register(pd, addr, length, iova, access))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    or_null(register(pd, addr, length, addr as u64, access as u32))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    or_null(register(pd, addr, length, iova, access as u32))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    or_null(living::<Pd>(pd).and(Err(Errno::OPNOTSUPP)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    code(deregister(mr))
+}
+
+/// Codes of `enum ibv_rereg_mr_err_code`.
+const ERR_INPUT: c_int = -1;
+const ERR_CMD: c_int = -4;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let flags = flags as u32;
+    let Ok(mr) = living::<Mr>(mr) else {
+        code(Err(Errno::INVAL));
+        return ERR_INPUT;
+    };
+    let change = Change { flags, pd, addr, length, access: access as u32 };
+    match change.check() {
+        Ok(()) if code(reregister(mr, &change)) == 0 => 0,
+        Ok(()) => ERR_CMD,
+        Err(error) => {
+            code(Err(error));
+            ERR_INPUT
+        }
+    }
+}
+
+/// What is to become of a region.
+struct Change {
+    flags: u32,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: u32,
+}
+
+impl Change {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn check(&self) -> Outcome<()> {
+        let translation = self.has(IBV_REREG_MR_CHANGE_TRANSLATION);
+        let wrong = self.flags == 0
+            || self.flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+            || translation && (self.addr.is_null() || self.length == 0);
+        if self.has(IBV_REREG_MR_CHANGE_PD) {
+            living::<Pd>(self.pd)?;
+        }
+        if wrong { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    fn apply(&self, shape: &mut Shape) -> Outcome<()> {
+        if self.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            let start = self.addr as u64;
+            (shape.addr, shape.iova, shape.len) = (start, start, self.length as u64);
+        }
+        if self.has(IBV_REREG_MR_CHANGE_PD) {
+            shape.pd = living::<Pd>(self.pd)?.id;
+        }
+        if self.has(IBV_REREG_MR_CHANGE_ACCESS) {
+            shape.access = self.access;
+        }
+        Ok(())
+    }
+}
+
+/// The region gets new keys. The old ones end only when the new ones are there.
+fn reregister(mr: &'static Mr, change: &Change) -> Outcome<()> {
+    let mut now = mr.now.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shape = *now;
+    change.apply(&mut shape)?;
+    let region = enlist(&mr.engine, &shape)?;
+    shape.lkey = region.lkey;
+    let old = std::mem::replace(&mut *now, shape);
+    let _ = mr.engine.lock().endpoint.deregister(old.lkey);
+    // SAFETY: the program must not use the region while it is being registered again.
+    let c = unsafe { &mut *mr.c.get() };
+    (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
+    (c.handle, c.lkey, c.rkey) = (region.lkey, region.lkey, region.rkey);
+    if change.has(IBV_REREG_MR_CHANGE_PD) {
+        c.pd = change.pd;
+    }
+    Ok(())
+}
+
+/// Regions are in memory from registration on: there is nothing to fetch, only to check.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: u32,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sge: u32,
+) -> c_int {
+    code(living::<Pd>(pd).and_then(|_| {
+        let known = advice <= IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+        if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || sg_list.is_null() && num_sge > 0 {
+            return Err(Errno::INVAL);
+        }
+        if known { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+    }))
+}

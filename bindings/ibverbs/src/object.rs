@@ -1,0 +1,188 @@
+//! Objects that programs hold pointers to: who is alive, and memory that stays of one type.
+//!
+//! A program may hand in any pointer: null, one of an object that was destroyed, or garbage. Every
+//! kind of object has an [`Arena`]. Control calls look the pointer up among the living; calls on the
+//! data path only look at the object's own mark. For the second to be safe for stale pointers, the
+//! memory of an object is never given back: it is used again for the same kind only, and not before
+//! [`QUARANTINE`] others of its kind have been destroyed after it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::abi::ibv_context;
+use crate::fork;
+
+/// Destroyed objects of one kind that keep their memory before the oldest one's is used again.
+const QUARANTINE: usize = 64;
+
+/// An object with a C structure in it that programs see.
+pub(crate) trait Object: Sized + 'static {
+    /// The C structure.
+    type C;
+    /// Where in `Self` it lies.
+    const OFFSET: usize;
+
+    /// Where the objects of this kind live.
+    fn arena() -> &'static Arena<Self>;
+    /// The mark that says whether it exists.
+    fn mark(&self) -> &Mark;
+    /// The context it belongs to.
+    fn owner(&self) -> *mut ibv_context;
+
+    /// What programs hold.
+    fn handle(&self) -> *mut Self::C {
+        std::ptr::from_ref(self)
+            .cast::<u8>()
+            .wrapping_add(Self::OFFSET)
+            .cast::<Self::C>()
+            .cast_mut()
+    }
+}
+
+/// Whether an object exists.
+#[derive(Debug, Default)]
+pub(crate) struct Mark(AtomicBool);
+
+impl Mark {
+    fn set(&self, alive: bool) {
+        self.0.store(alive, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// All objects of one kind.
+pub(crate) struct Arena<T> {
+    objects: Mutex<Objects<T>>,
+}
+
+struct Objects<T> {
+    /// By the address that programs hold.
+    living: BTreeMap<usize, NonNull<T>>,
+    retired: VecDeque<NonNull<T>>,
+}
+
+// SAFETY: the arena hands out shared references only, and the kinds of objects kept in arenas
+// change through atomics, locks, and cells that a lock guards.
+unsafe impl<T> Sync for Arena<T> {}
+
+impl<T: Object> Arena<T> {
+    pub(crate) const fn new() -> Arena<T> {
+        let objects = Objects { living: BTreeMap::new(), retired: VecDeque::new() };
+        Arena { objects: Mutex::new(objects) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Objects<T>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an object.
+    pub(crate) fn insert(&self, value: T) -> &'static T {
+        let mut objects = self.lock();
+        let reused = (objects.retired.len() > QUARANTINE).then(|| objects.retired.pop_front());
+        let place = match reused.flatten() {
+            Some(place) => {
+                // SAFETY: retired places hold an initialised `T` that nothing valid refers to; it
+                // is dropped once, here, before the new value takes its place.
+                unsafe {
+                    place.drop_in_place();
+                    place.write(value);
+                }
+                place
+            }
+            None => NonNull::from(Box::leak(Box::new(value))),
+        };
+        // SAFETY: the place is initialised and never freed.
+        let object = unsafe { place.as_ref() };
+        objects.living.insert(object.handle() as usize, place);
+        object.mark().set(true);
+        object
+    }
+
+    /// The living object at `handle`.
+    pub(crate) fn find(&self, handle: *mut T::C) -> Option<&'static T> {
+        let place = *self.lock().living.get(&(handle as usize))?;
+        // SAFETY: places are initialised and never freed.
+        Some(unsafe { place.as_ref() })
+    }
+
+    /// The object at `handle`, if it is alive. For the data path: `handle` must be null or one that
+    /// some object of this kind has, or had.
+    #[inline]
+    pub(crate) fn peek(&self, handle: *mut T::C) -> Option<&'static T> {
+        if handle.is_null() {
+            return None;
+        }
+        let place = handle.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>();
+        // SAFETY: memory that once held an object of this kind does so for ever.
+        let object = unsafe { &*place };
+        object.mark().is_set().then_some(object)
+    }
+
+    /// Ends an object; `false` if that had already happened.
+    pub(crate) fn retire(&self, object: &'static T) -> bool {
+        let mut objects = self.lock();
+        object.mark().set(false);
+        let place = objects.living.remove(&(object.handle() as usize));
+        objects.retired.extend(place);
+        place.is_some()
+    }
+
+    /// The living objects of one context.
+    pub(crate) fn of_context(&self, context: *mut ibv_context) -> Vec<&'static T> {
+        // SAFETY: places are initialised and never freed.
+        let all = self
+            .lock()
+            .living
+            .values()
+            .map(|place| unsafe { place.as_ref() })
+            .collect::<Vec<&'static T>>();
+        all.into_iter().filter(|object| object.owner() == context).collect()
+    }
+}
+
+/// The living object that a control call names.
+///
+/// # Errors
+/// `EINVAL` for anything that is none, `ENODEV` in a forked child.
+pub(crate) fn living<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
+    fork::check()?;
+    T::arena().find(handle).ok_or(Errno::INVAL)
+}
+
+/// The same for calls on the data path.
+#[inline]
+pub(crate) fn peek<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
+    fork::check()?;
+    T::arena().peek(handle).ok_or(Errno::INVAL)
+}
+
+/// Implements [`Object`] for a type with fields `c`, `mark` and `owner`.
+macro_rules! object {
+    ($name:ident, $c:ty) => {
+        impl $crate::object::Object for $name {
+            type C = $c;
+            const OFFSET: usize = core::mem::offset_of!($name, c);
+
+            fn arena() -> &'static $crate::object::Arena<$name> {
+                static ARENA: $crate::object::Arena<$name> = $crate::object::Arena::new();
+                &ARENA
+            }
+
+            fn mark(&self) -> &$crate::object::Mark {
+                &self.mark
+            }
+
+            fn owner(&self) -> *mut $crate::abi::ibv_context {
+                self.owner
+            }
+        }
+    };
+}
+pub(crate) use object;

@@ -1,0 +1,104 @@
+//! Settings from the environment. All are optional; `docs/verbs.md` has the table.
+
+use std::str::FromStr;
+
+use nic::capture::Capture;
+use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::endpoint::Reliability;
+
+/// Which interfaces become devices, in this order; all that are up when unset.
+pub(crate) const DEVICES: &str = "DQUANT_DEVICES";
+/// Most unacknowledged request packets of a queue pair.
+pub(crate) const WINDOW: &str = "DQUANT_WINDOW";
+/// `go-back-n` or `selective`.
+pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
+/// A variant of DCQCN, with the link's rate in Gbit/s after a colon.
+pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
+/// File for every packet in and out; `%d` stands for the device, `%p` for the process.
+pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
+/// Directory with the view of `/sys/class/infiniband`.
+pub(crate) const SYSFS: &str = "DQUANT_SYSFS";
+
+/// Window when nothing is set: the longest burst that the peer's socket buffer holds with ease.
+const DEFAULT_WINDOW_PACKETS: u32 = 512;
+
+/// How queue pairs of this process behave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) window_packets: u32,
+    pub(crate) reliability: Reliability,
+    pub(crate) congestion: CongestionControl,
+}
+
+impl Settings {
+    /// What the environment says. Values that do not parse are reported on stderr and ignored.
+    pub(crate) fn from_env() -> Settings {
+        Settings {
+            window_packets: parsed(WINDOW).unwrap_or(DEFAULT_WINDOW_PACKETS).max(1),
+            reliability: reliability(),
+            congestion: congestion(),
+        }
+    }
+}
+
+/// The interfaces asked for.
+pub(crate) fn devices() -> Option<Vec<String>> {
+    let list = std::env::var(DEVICES).ok()?;
+    Some(
+        list.split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect(),
+    )
+}
+
+fn reliability() -> Reliability {
+    match std::env::var(RELIABILITY).as_deref() {
+        Ok("selective") => Reliability::Selective,
+        Ok("go-back-n") | Err(_) => Reliability::GoBackN,
+        Ok(other) => {
+            complain(RELIABILITY, other);
+            Reliability::GoBackN
+        }
+    }
+}
+
+/// Rate of a link when the setting does not say it.
+const DEFAULT_GBPS: u64 = 100;
+
+fn congestion() -> CongestionControl {
+    let Ok(text) = std::env::var(CONGESTION) else {
+        return CongestionControl::Off;
+    };
+    let (name, rate) = text.split_once(':').unwrap_or((&text, ""));
+    let gbps = if rate.is_empty() { Some(DEFAULT_GBPS) } else { rate.parse().ok() };
+    let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
+    match rate.and_then(|bps| DcqcnParams::named(name, bps)) {
+        Some(params) => CongestionControl::Dcqcn(params),
+        None => {
+            complain(CONGESTION, &text);
+            CongestionControl::Off
+        }
+    }
+}
+
+/// Longest capture: a forgotten setting must not fill the disk.
+const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
+
+/// The capture that the environment asks for. One that cannot be written is reported and left out.
+pub(crate) fn capture(device: &str) -> Option<Capture> {
+    let pattern = std::env::var(CAPTURE).ok()?;
+    let path = pattern.replace("%d", device).replace("%p", &std::process::id().to_string());
+    Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES)
+        .map_err(|error| eprintln!("libibverbs (dquant): no capture to {path}: {error}"))
+        .ok()
+}
+
+fn parsed<T: FromStr>(name: &str) -> Option<T> {
+    let text = std::env::var(name).ok()?;
+    text.parse().map_err(|_| complain(name, &text)).ok()
+}
+
+fn complain(name: &str, value: &str) {
+    eprintln!("libibverbs (dquant): {name}={value} is not understood and ignored");
+}
