@@ -1,4 +1,7 @@
-//! `dquant capture`: packet captures against the packet code ([`roce::wire::capture`]).
+//! `dquant capture`: make packet captures, and hold them against the packet code
+//! ([`roce::wire::capture`]).
+
+mod live;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,6 +23,7 @@ const MAX_CAPTURE_BYTES: u64 = 2 << 30;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  dquant capture live --interface any --duration 10s -o run.pcap
   dquant capture check run.pcap
   dquant capture check --help")]
 pub(super) struct Capture {
@@ -30,6 +34,7 @@ pub(super) struct Capture {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Check(Check),
+    Live(live::Live),
 }
 
 /// Decode every RoCEv2 packet, verify its ICRC, encode it again and compare
@@ -44,7 +49,7 @@ enum Verb {
 Examples:
   dquant capture check run.pcap
   dquant capture check a.pcap b.pcap --json
-  tcpdump -i any -w run.pcap udp port 4791    makes a capture"
+  dquant capture live --interface any -o run.pcap    makes a capture"
 )]
 struct Check {
     /// Captures in pcap format
@@ -56,6 +61,7 @@ impl Capture {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         match self.verb {
             Verb::Check(check) => check.run(console),
+            Verb::Live(live) => live.run(console),
         }
     }
 }

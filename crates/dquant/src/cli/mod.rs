@@ -12,9 +12,13 @@ mod cat;
 mod console;
 mod daemons;
 mod demo;
+mod doctor;
 mod dpu;
+mod explain;
 mod inspect;
+mod run;
 mod serve;
+mod sim;
 mod status;
 mod stream_args;
 mod tokenize;
@@ -47,6 +51,10 @@ Examples:
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
   dquant inspect corpus.bin --dtype u32
   dquant capture check run.pcap
+  dquant doctor
+  dquant run -- ibv_devinfo -v
+  dquant explain 4711
+  dquant sim chaos --seeds 0..2000
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -68,6 +76,10 @@ enum Command {
     Tokenize(tokenize::Tokenize),
     Inspect(inspect::Inspect),
     Capture(capture::Capture),
+    Doctor(doctor::Doctor),
+    Run(run::Run),
+    Explain(explain::Explain),
+    Sim(sim::Sim),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -83,6 +95,10 @@ impl Command {
             Command::Tokenize(command) => command.run(console),
             Command::Inspect(command) => command.run(console),
             Command::Capture(command) => command.run(console),
+            Command::Doctor(command) => command.run(console),
+            Command::Run(command) => command.run(console),
+            Command::Explain(command) => command.run(console),
+            Command::Sim(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }

@@ -1,9 +1,20 @@
-//! `dquant capture check`: captures between two kernels, whole and damaged.
+//! `dquant capture`: captures between two kernels, whole and damaged; and captures of our own making.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
-use super::Folder;
+use nic::device::{DeviceConfig, DeviceWire};
+use nic::packet::PacketTap;
+use roce::verbs::Qpn;
+use roce::wire::capture::Capture;
+use roce::wire::frame::Packet;
+use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
+use roce::world::{Path as WirePath, TxFrame, Wire};
+
+use super::{Folder, Ran};
 
 const FILE_HEADER_BYTES: usize = 24;
 const RECORD_HEADER_BYTES: usize = 16;
@@ -89,4 +100,136 @@ fn a_capture_without_roce_says_so() {
     folder.write("empty.pcap", &one()[..FILE_HEADER_BYTES]);
     let ran = folder.run(&["capture", "check", "empty.pcap"]).good();
     assert!(ran.stderr.contains("no packet to UDP port 4791"), "{ran:?}");
+}
+
+fn frame(to: IpAddr, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
+    let bth = Bth {
+        opcode: Opcode::UcSendOnly,
+        solicited: false,
+        mig_req: false,
+        pad: 0,
+        pkey: DEFAULT_PKEY,
+        fecn: false,
+        becn: false,
+        dest_qp: Qpn::new(dest_qp),
+        ack_req: false,
+        psn: Psn::new(psn),
+    };
+    let header = Headers::new(bth, Ext::None).expect("legal").emit();
+    let path = WirePath::new(SocketAddr::new(to, ROCE_PORT));
+    TxFrame { path, header, payload: [payload].into_iter().collect(), pad: 0 }
+}
+
+/// Sends 64 packets from a device to itself: a few segmented sends.
+fn traffic(address: IpAddr) {
+    let mut device = DeviceWire::open(&DeviceConfig::new(vec![address], 0)).expect("loopback");
+    let qpn = u32::from(device.slot()) << 16 | 9;
+    let payload = [0x5a; 1024];
+    let frames: Vec<_> = (0..64).map(|psn| frame(address, qpn, psn, &payload)).collect();
+    device.send(&frames);
+    assert!(device.counters().tx.gso_batches > 0);
+}
+
+/// A recording that has begun.
+fn recording(folder: &Folder, args: &[&str]) -> Child {
+    let args = [&["capture", "live", "--interface", "lo", "-o", "live.pcap"], args].concat();
+    let mut command = folder.command(&args);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut first = String::new();
+    let stderr = child.stderr.as_mut().expect("piped");
+    BufReader::new(stderr).read_line(&mut first).expect("a line");
+    assert!(first.starts_with("recording"), "{first}");
+    child
+}
+
+/// PSNs of the good packets between addresses of this test: others use the interface too.
+fn recorded(folder: &Folder, address: IpAddr) -> Vec<u32> {
+    let file = folder.read("live.pcap");
+    let mut psns = Vec::new();
+    for record in Capture::parse(&file).expect("a capture").records() {
+        let Ok((packet, _)) = Packet::parse(record.expect("whole").bytes) else {
+            continue;
+        };
+        let roce::wire::frame::Ip::V4(ip) = packet.ip else {
+            continue;
+        };
+        if IpAddr::V4(ip.src) == address {
+            assert!(packet.icrc_is_right());
+            psns.push(packet.headers.bth().psn.get());
+        }
+    }
+    psns
+}
+
+fn may_listen() -> bool {
+    let allowed = PacketTap::open(None).is_ok();
+    if !allowed {
+        eprintln!("skipped: no packet sockets without CAP_NET_RAW");
+    }
+    allowed
+}
+
+#[test]
+fn a_live_capture_has_every_packet_once_and_ends_when_asked() {
+    if !may_listen() {
+        return;
+    }
+    let folder = Folder::new("capture-live");
+    let address = IpAddr::from([127, 6, 1, 1]);
+    let child = recording(&folder, &["--json"]);
+    traffic(address);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    let ran = Ran::new(&child.wait_with_output().expect("it ends")).good();
+    let report = ran.json();
+    assert_eq!(report["schema"], "dquant.capture.live/1");
+    assert!(
+        report["packets"].as_u64() >= Some(64) && report["joined"].as_u64() >= Some(1),
+        "{report}"
+    );
+    assert_eq!(recorded(&folder, address), (0..64).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_live_capture_that_is_killed_leaves_what_it_had() {
+    if !may_listen() {
+        return;
+    }
+    let folder = Folder::new("capture-killed");
+    let address = IpAddr::from([127, 6, 1, 2]);
+    let mut child = recording(&folder, &[]);
+    traffic(address);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    assert_eq!(recorded(&folder, address), (0..64).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_live_capture_ends_by_count_and_by_time() {
+    if !may_listen() {
+        return;
+    }
+    let folder = Folder::new("capture-bounds");
+    let child = recording(&folder, &["--count", "10", "--json"]);
+    traffic(IpAddr::from([127, 6, 1, 3]));
+    let report = Ran::new(&child.wait_with_output().expect("it ends")).good().json();
+    assert_eq!(report["packets"], 10);
+    let args = ["capture", "live", "--interface", "lo", "--duration", "10ms", "-o", "live.pcap"];
+    folder.run(&args).good();
+}
+
+#[test]
+fn a_live_capture_says_what_it_cannot_do() {
+    let folder = Folder::new("capture-refused");
+    let args = ["capture", "live", "--interface", "nowhere", "-o", "live.pcap"];
+    folder.run(&args).failed(2, "there is no interface nowhere", "lo");
+    if may_listen() {
+        let args = ["capture", "live", "--interface", "lo", "-o", "no/such/folder.pcap"];
+        folder.run(&args).failed(2, "cannot write no/such/folder.pcap", "");
+    } else {
+        let args = ["capture", "live", "--interface", "lo", "-o", "live.pcap"];
+        folder.run(&args).failed(2, "cannot listen", "setcap");
+    }
 }

@@ -15,6 +15,14 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["capture"],
     &["capture", "check"],
+    &["capture", "live"],
+    &["doctor"],
+    &["run"],
+    &["explain"],
+    &["sim"],
+    &["sim", "chaos"],
+    &["sim", "goodput"],
+    &["sim", "incast"],
     &["demo"],
 ];
 

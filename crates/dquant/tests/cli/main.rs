@@ -1,10 +1,14 @@
 //! The program as its users meet it: what it prints, where, and how it ends.
 //!
-//! Every test runs the built binary in a folder of its own that goes away with the test. Nothing here uses a network.
+//! Every test runs the built binary in a folder of its own that goes away with the test. Nothing here uses a network,
+//! except `explain`, which uses loopback.
 
 mod capture;
 mod conduct;
+mod doctor;
+mod explain;
 mod inspect;
+mod sim;
 mod tokenize;
 
 use std::fs;

@@ -1,0 +1,225 @@
+//! `dquant capture live`: RoCE packets off an interface into a file, whoever sends or receives them.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use nic::capture::Capture;
+use nic::clock;
+use nic::interfaces::interfaces;
+use nic::packet::PacketTap;
+use nic::waiter::{Waiter, Waker};
+use roce::{Duration, Time};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::units;
+
+/// Longest sleep: what has been recorded reaches the file soon, and the end is not missed by much.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Record the RoCE packets of an interface: UDP to port 4791, and between processes of this machine
+///
+/// The file has every packet as it is on the wire, from the IP header on: what the kernel moves as one
+/// large packet is taken apart. Ends with Ctrl-C, after --count packets or after --duration; a file
+/// that was cut off by a kill is valid. Needs CAP_NET_RAW. A process records its own traffic without
+/// any privilege when it is told to (see the documentation of the verbs library).
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant capture live --interface any -o run.pcap
+  dquant capture live --interface eth0 --duration 10s -o run.pcap
+  tshark --disable-protocol rpcordma -r run.pcap    shows it; tshark's guess at the payload of SENDs is off"
+)]
+pub(super) struct Live {
+    /// Name of the interface, or any for all of them
+    #[arg(long, value_name = "NAME", default_value = "any")]
+    interface: String,
+
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// End after this many packets
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+
+    /// End after this time
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    duration: Option<Duration>,
+
+    /// End when the file has reached this size
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::size_bytes)]
+    limit: u64,
+}
+
+/// What was recorded.
+#[derive(Debug, Serialize)]
+struct Recorded {
+    file: String,
+    interface: String,
+    packets: u64,
+    joined: u64,
+    unknown: u64,
+    lost: u64,
+    ended: Option<String>,
+}
+
+impl Report for Recorded {
+    const SCHEMA: &'static str = "dquant.capture.live/1";
+}
+
+impl fmt::Display for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Recorded { file, interface, packets, joined, unknown, lost, .. } = self;
+        write!(f, "{file}: {packets} packets of {interface}")?;
+        if *joined > 0 {
+            write!(f, ", {joined} times several were one for the kernel")?;
+        }
+        if *unknown > 0 {
+            write!(f, ", {unknown} left out (unknown link or offload)")?;
+        }
+        if *lost > 0 {
+            write!(f, ", {lost} lost: too fast for this capture")?;
+        }
+        match &self.ended {
+            Some(why) => write!(f, "; {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Live {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let waiter = Waiter::new().map_err(CliError::usage)?;
+        let tap = PacketTap::open(index_of(&self.interface)?).map_err(refused)?;
+        let capture = Capture::create(&self.output, self.limit)
+            .map_err(|error| unwritable(&self.output, &error))?;
+        let asked_to_end = end_on_signal(waiter.waker())?;
+        console.note(format_args!("recording RoCE packets of {}", self.interface));
+        let recording = Recording { waiter, tap, capture, left: self.count, asked_to_end };
+        let (tap, capture) = recording.run(self.duration.map(|span| clock::now() + span))?;
+        console.report(&self.recorded(tap, &capture))?;
+        Ok(Exit::Good)
+    }
+
+    fn recorded(&self, mut tap: PacketTap, capture: &Capture) -> Recorded {
+        let counters = tap.counters();
+        Recorded {
+            file: self.output.display().to_string(),
+            interface: self.interface.clone(),
+            packets: capture.records(),
+            joined: counters.joined,
+            unknown: counters.unknown,
+            lost: counters.overrun,
+            ended: capture.ended().map(str::to_owned),
+        }
+    }
+}
+
+/// A capture that is going on.
+struct Recording {
+    waiter: Waiter,
+    tap: PacketTap,
+    capture: Capture,
+    /// Packets that are still wanted, if not all.
+    left: Option<u64>,
+    asked_to_end: Signals,
+}
+
+impl Recording {
+    fn run(mut self, deadline: Option<Time>) -> Result<(PacketTap, Capture), CliError> {
+        while !self.is_over(deadline) {
+            let Recording { tap, capture, left, .. } = &mut self;
+            let taken = tap.receive(&mut |time, packet| {
+                if *left != Some(0) {
+                    capture.packet(time, packet);
+                    *left = left.map(|left| left - 1);
+                }
+            });
+            let taken = taken.map_err(|error| {
+                CliError::usage(format_args!("the interface cannot be read: {error}"))
+            })?;
+            self.capture.flush_if_due();
+            if taken == 0 {
+                let sleep = deadline.map_or(LOOK, |end| end.since(clock::now()).min(LOOK));
+                self.waiter.wait(&[self.tap.fd()], Some(sleep)).map_err(CliError::usage)?;
+            }
+        }
+        self.capture.flush();
+        Ok((self.tap, self.capture))
+    }
+
+    fn is_over(&self, deadline: Option<Time>) -> bool {
+        self.left == Some(0)
+            || self.capture.ended().is_some()
+            || self.asked_to_end.came()
+            || deadline.is_some_and(|end| clock::now() >= end)
+    }
+}
+
+fn index_of(name: &str) -> Result<Option<u32>, CliError> {
+    if name == "any" {
+        return Ok(None);
+    }
+    let all = interfaces().map_err(CliError::usage)?;
+    if let Some(found) = all.iter().find(|interface| interface.name == name) {
+        return Ok(Some(found.index));
+    }
+    let names: Vec<&str> = all.iter().map(|interface| interface.name.as_str()).collect();
+    Err(CliError::usage(format_args!("there is no interface {name}"))
+        .hint(format_args!("one of {}, or any", names.join(", "))))
+}
+
+fn refused(error: io::Error) -> CliError {
+    let failed = CliError::usage(format_args!("cannot listen to an interface: {error}"));
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return failed;
+    }
+    failed.hint("run it as root, or allow it: sudo setcap cap_net_raw+ep \"$(command -v dquant)\"")
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> CliError {
+    CliError::usage(format_args!("cannot write {}: {error}", path.display()))
+}
+
+/// Whether someone asked this process to end.
+struct Signals(std::sync::mpsc::Receiver<()>);
+
+impl Signals {
+    fn came(&self) -> bool {
+        self.0.try_recv().is_ok()
+    }
+}
+
+/// From here on SIGINT and SIGTERM end the recording and not the process.
+fn end_on_signal(waker: Waker) -> Result<Signals, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(CliError::usage)?;
+    let signals = {
+        let _entered = runtime.enter();
+        signal(SignalKind::terminate())
+            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
+    };
+    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let wait = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        });
+        // Nobody listens any more when the recording ended by itself.
+        let _ = tell.send(());
+        waker.wake();
+    };
+    let thread = std::thread::Builder::new().name(String::from("dquant-signals"));
+    thread.spawn(wait).map_err(CliError::usage)?;
+    Ok(Signals(told))
+}

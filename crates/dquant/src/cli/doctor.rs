@@ -1,0 +1,82 @@
+//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]).
+
+use std::fmt;
+
+use clap::Args;
+use nic::doctor::{Finding, Verdict, examine};
+use serde::Serialize;
+
+use super::{Console, Report};
+use crate::exit::{CliError, Exit};
+
+/// Look at kernel, sockets, interfaces, ports, limits and permissions, and say what to do about them
+///
+/// Changes nothing. Ends with 1 when something fails; warnings are no failure: the data path works
+/// with them, slower or with fewer checks.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant doctor
+  dquant doctor --json | jq -r '.findings[] | select(.verdict != \"ok\") | .fix'"
+)]
+pub(super) struct Doctor {}
+
+/// Everything that was looked at.
+#[derive(Debug, Serialize)]
+struct Examined {
+    verdict: &'static str,
+    findings: Vec<Looked>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Looked {
+    topic: String,
+    verdict: &'static str,
+    text: String,
+    fix: Option<String>,
+}
+
+impl From<Finding> for Looked {
+    fn from(finding: Finding) -> Looked {
+        let Finding { topic, verdict, text, fix } = finding;
+        Looked { topic, verdict: verdict.name(), text, fix }
+    }
+}
+
+impl Report for Examined {
+    const SCHEMA: &'static str = "dquant.doctor/1";
+}
+
+impl fmt::Display for Examined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Looked { topic, verdict, text, fix } in &self.findings {
+            writeln!(f, "{verdict:<5} {topic}: {text}")?;
+            if let Some(fix) = fix {
+                writeln!(f, "      fix: {fix}")?;
+            }
+        }
+        let with = |verdict: Verdict| {
+            self.findings.iter().filter(|one| one.verdict == verdict.name()).count()
+        };
+        write!(
+            f,
+            "{} ok, {} warn, {} fail",
+            with(Verdict::Ok),
+            with(Verdict::Warn),
+            with(Verdict::Fail)
+        )
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let findings = examine();
+        let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
+        let findings = findings.into_iter().map(Looked::from).collect();
+        console.report(&Examined { verdict: worst.name(), findings })?;
+        Ok(if worst == Verdict::Fail { Exit::CheckFailed } else { Exit::Good })
+    }
+}

@@ -1,0 +1,203 @@
+//! `dquant explain`: what the queue pairs of a running verbs program do, and why they do not.
+//!
+//! The program's own library answers ([`ask`]): one document for each open device ([`document`]), which is put into words
+//! ([`text`]). Nothing is changed in the program, and it does not wait for us.
+
+mod ask;
+mod document;
+mod text;
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::units;
+use ask::Endpoint;
+use document::Document;
+
+/// Say what a running RDMA program's queue pairs are doing, and why they failed
+///
+/// For programs started with `dquant run`: which path their packets take and why, every queue pair
+/// with state, peer, packet numbers, timers and counters, and the last error with packet, peer and
+/// cause. Without PID it lists the programs that can be asked: those of this user (all for root) in
+/// this network namespace. The daemons of dquant itself answer `dquant status`.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant explain
+  dquant explain 4711
+  dquant explain 4711 --device dq_eth0 --qp 0x10012 --watch 1s
+  dquant explain 4711 --json | jq '.queue_pairs[].last_error.text'"
+)]
+pub(super) struct Explain {
+    /// Process to ask; a list of all without it
+    pid: Option<u32>,
+
+    /// Only this device
+    #[arg(long, value_name = "NAME", requires = "pid")]
+    device: Option<String>,
+
+    /// Only this queue pair
+    #[arg(long, value_name = "NUMBER", requires = "pid", value_parser = qp_number)]
+    qp: Option<u32>,
+
+    /// Ask again and again, this long after each answer
+    #[arg(long, value_name = "TIME", requires = "pid", value_parser = interval)]
+    watch: Option<Duration>,
+}
+
+/// A queue pair number as people have it: `65554` or `0x10012`.
+fn qp_number(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("'{text}' is no queue pair number; write it like 0x10012"))
+}
+
+fn interval(text: &str) -> Result<Duration, units::UnitError> {
+    units::duration(text).map(|time| Duration::from_nanos(time.as_nanos()))
+}
+
+/// The answer of one device.
+#[derive(Debug, Serialize)]
+struct Explained {
+    #[serde(flatten)]
+    document: Document,
+}
+
+impl Report for Explained {
+    const SCHEMA: &'static str = "dquant.explain/1";
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = text::of(&self.document);
+        f.write_str(&text::printable(&text))
+    }
+}
+
+/// One line of the list.
+#[derive(Debug, Serialize)]
+struct Listed {
+    pid: u32,
+    device: String,
+    program: Option<String>,
+    queue_pairs: usize,
+    failed: usize,
+}
+
+impl Listed {
+    fn new(document: Document) -> Listed {
+        let failures = document.queue_pairs.iter().filter(|qp| qp.state == "ERROR").count();
+        Listed {
+            pid: document.pid,
+            device: document.device,
+            program: document.program,
+            queue_pairs: document.queue_pairs.len(),
+            failed: failures + document.past_errors.len(),
+        }
+    }
+}
+
+impl Report for Listed {
+    const SCHEMA: &'static str = "dquant.explain.list/1";
+}
+
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Listed { pid, device, program, queue_pairs, failed } = self;
+        let program = program.as_deref().unwrap_or("?");
+        let line = format!("{pid:>7}  {device:<16} {program}: {queue_pairs} queue pairs");
+        f.write_str(&text::printable(&line))?;
+        if *failed > 0 { write!(f, ", {failed} failed") } else { Ok(()) }
+    }
+}
+
+impl Explain {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let Some(pid) = self.pid else {
+            return list(console);
+        };
+        loop {
+            self.explain(pid, console)?;
+            let Some(pause) = self.watch else {
+                return Ok(Exit::Good);
+            };
+            std::thread::sleep(pause);
+        }
+    }
+
+    fn explain(&self, pid: u32, console: &mut Console) -> Result<(), CliError> {
+        let found = ask::endpoints()?.into_iter().find(|endpoint| endpoint.pid == pid);
+        let mut devices = match found {
+            Some(endpoint) => endpoint.ask().map_err(|error| unanswered(endpoint, &error))?,
+            None => Vec::new(),
+        };
+        devices.retain(|document| self.device.as_ref().is_none_or(|name| *name == document.device));
+        if devices.is_empty() {
+            return Err(nobody(pid, self.device.as_deref()));
+        }
+        let mut shown = 0;
+        for mut document in devices {
+            if let Some(number) = self.qp {
+                document.queue_pairs.retain(|qp| qp.qpn == number);
+            }
+            shown += document.queue_pairs.len();
+            if self.qp.is_none() || !document.queue_pairs.is_empty() {
+                console.report(&Explained { document })?;
+            }
+        }
+        match self.qp {
+            Some(number) if shown == 0 => {
+                Err(CliError::usage(format_args!("process {pid} has no queue pair {number:#x}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn list(console: &mut Console) -> Result<Exit, CliError> {
+    let mut listed = 0;
+    for endpoint in ask::endpoints()? {
+        // Somebody else's, or gone since.
+        for document in endpoint.ask().unwrap_or_default() {
+            console.report(&Listed::new(document))?;
+            listed += 1;
+        }
+    }
+    if listed == 0 {
+        console.note("no verbs program of this user has a device open in this network namespace");
+        console
+            .note("start one with `dquant run -- PROGRAM`; for daemons there is `dquant status`");
+    }
+    Ok(Exit::Good)
+}
+
+fn nobody(pid: u32, device: Option<&str>) -> CliError {
+    let what = device.map_or_else(|| "device".to_owned(), |name| format!("device {name}"));
+    CliError::usage(format_args!("process {pid} has no {what} open in this network namespace"))
+        .hint("`dquant explain` lists who can be asked; `ip netns exec` enters another namespace")
+}
+
+fn unanswered(Endpoint { pid }: Endpoint, error: &std::io::Error) -> CliError {
+    CliError::peer_unreachable(format_args!("process {pid}: {error}"))
+        .hint("only the user that a program runs as, and root, may ask")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pair_numbers_come_in_two_spellings() {
+        assert_eq!((qp_number("65554"), qp_number("0x10012")), (Ok(65554), Ok(65554)));
+        assert!(qp_number("qp7").is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! Finding the programs that answer, and asking one.
+//!
+//! Each verbs program with a device open listens at the abstract Unix socket `dquant-verbs/PID`
+//! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this user, as root, or be
+//! asked by root; and what it sends is bounded in size and time.
+
+use std::io::{self, ErrorKind, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+use super::document::{Answer, Document};
+use crate::exit::CliError;
+
+/// How the kernel lists the sockets: abstract names begin with `@`.
+const PREFIX: &str = "@dquant-verbs/";
+
+const LIST: &str = "/proc/net/unix";
+
+/// A program answers from a thread of its own: only a machine that is very busy needs longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Thousands of queue pairs with every counter fit.
+const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
+
+/// A process that can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Endpoint {
+    pub(super) pid: u32,
+}
+
+/// Everyone who can be asked in this network namespace, in order.
+pub(super) fn endpoints() -> Result<Vec<Endpoint>, CliError> {
+    let list = std::fs::read(LIST)
+        .map_err(|error| CliError::usage(format_args!("cannot read {LIST}: {error}")))?;
+    Ok(listed(&String::from_utf8_lossy(&list)))
+}
+
+fn listed(list: &str) -> Vec<Endpoint> {
+    let names = list.lines().filter_map(|line| line.split_ascii_whitespace().nth(7));
+    let mut found: Vec<Endpoint> = names.filter_map(Endpoint::from_name).collect();
+    found.sort();
+    // A connection that waits to be served is listed under the same name.
+    found.dedup();
+    found
+}
+
+impl Endpoint {
+    fn from_name(name: &str) -> Option<Endpoint> {
+        let pid = name.strip_prefix(PREFIX)?.parse().ok()?;
+        Some(Endpoint { pid })
+    }
+
+    /// What it says of each device that it has open.
+    pub(super) fn ask(self) -> io::Result<Vec<Document>> {
+        let name = format!("{}{}", &PREFIX[1..], self.pid);
+        let address = SocketAddr::from_abstract_name(name)?;
+        let stream = UnixStream::connect_addr(&address)?;
+        check_peer(&stream)?;
+        let text = read(stream)?;
+        if text.is_empty() {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, "it refuses to answer"));
+        }
+        let answer: Answer = serde_json::from_slice(&text)
+            .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
+        Ok(answer.documents())
+    }
+}
+
+fn check_peer(stream: &UnixStream) -> io::Result<()> {
+    let own = rustix::process::geteuid();
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    if own.is_root() || peer.is_root() || own == peer {
+        return Ok(());
+    }
+    let why = format!("it runs as user {}", peer.as_raw());
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+}
+
+fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
+    let begun = Instant::now();
+    let mut text = Vec::new();
+    let mut chunk = vec![0; 64 << 10];
+    loop {
+        let left = PATIENCE.checked_sub(begun.elapsed()).filter(|left| !left.is_zero());
+        let late = || io::Error::new(ErrorKind::TimedOut, "it does not answer");
+        stream.set_read_timeout(Some(left.ok_or_else(late)?))?;
+        match stream.read(&mut chunk) {
+            Ok(0) => return Ok(text),
+            Ok(len) => text.extend_from_slice(&chunk[..len]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(late()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if text.len() as u64 > MAX_DOCUMENT_BYTES {
+            return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_found_by_their_name_each_once() {
+        let list = "\
+Num       RefCount Protocol Flags    Type St Inode Path
+0000: 00000002 00000000 00010000 0001 01 111 @dquant-verbs/42
+0000: 00000002 00000000 00010000 0001 01 112 @dquant-verbs/7
+0000: 00000003 00000000 00000000 0001 03 113 @dquant-verbs/42
+0000: 00000002 00000000 00010000 0001 01 114 @dquant-verbs/x
+0000: 00000002 00000000 00010000 0001 01 115 /run/dquant-verbs/8
+0000: 00000002 00000000 00000000 0002 01 116
+";
+        let wanted = [7, 42].map(|pid| Endpoint { pid });
+        assert_eq!(listed(list), wanted);
+    }
+}

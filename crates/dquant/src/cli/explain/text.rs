@@ -1,0 +1,390 @@
+//! The document in words: what stands first is what people who look for a fault need first.
+//!
+//! Counters have names in the document and words here; a name that has no words yet is shown as it is. Hints say what
+//! usually lies behind a failure and what to try, never more than the counters can support.
+
+use std::fmt::Write;
+
+use super::document::{Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt};
+use crate::units::{Bytes, Count};
+
+/// Width of the longest bar of a histogram, in characters.
+const BAR: u64 = 40;
+
+/// Counters that a line of its own tells, not the list.
+const TRAFFIC: [&str; 4] = ["packets_sent", "bytes_sent", "packets_received", "bytes_received"];
+
+/// Counters of queue pairs in words.
+const WORDS: &[(&str, &str)] = &[
+    ("retransmitted_packets", "packets sent again"),
+    ("timeouts", "timeouts without an answer"),
+    ("implied_naks", "answers found missing"),
+    ("retries_exceeded", "gave up after the last retry"),
+    ("rnr_retries_exceeded", "gave up after the last RNR retry"),
+    ("credit_probes", "sent without a credit, to ask for one"),
+    ("acks_sent", "ACKs sent"),
+    ("acks_received", "ACKs received"),
+    ("duplicate_acks", "ACKs for what was acknowledged"),
+    ("seq_naks_sent", "NAKs sent: packets missing here"),
+    ("seq_naks_received", "NAKs received: packets missing at the peer"),
+    ("rnr_naks_sent", "RNR NAKs sent: no receive posted here"),
+    ("rnr_naks_received", "RNR NAKs received: no receive posted at the peer"),
+    ("invalid_request_naks_sent", "NAKs sent: invalid request"),
+    ("remote_access_naks_sent", "NAKs sent: access refused"),
+    ("remote_operation_naks_sent", "NAKs sent: operation failed"),
+    ("fatal_naks_received", "NAKs received that ended the connection"),
+    ("duplicates", "requests that had been carried out before"),
+    ("out_of_sequence", "requests ahead of their turn, dropped"),
+    ("unknown_qp", "packets for queue pairs that do not exist"),
+    ("wrong_state", "packets that the state does not accept"),
+    ("wrong_source", "packets from an address that is not the peer's"),
+    ("bad_pkey", "packets of another partition"),
+    ("bad_opcode", "packets of another service or out of order"),
+    ("bad_length", "packets of an impossible length"),
+    ("bad_psn", "answers to what was never sent"),
+    ("bad_key", "accesses refused: no such key"),
+    ("bad_pd", "accesses refused: another protection domain"),
+    ("bad_access", "accesses refused: not allowed"),
+    ("bad_bounds", "accesses refused: outside the region"),
+    ("bad_response", "answers that fit no request"),
+    ("bad_qkey", "datagrams with another Q_Key"),
+    ("no_receive", "messages dropped: no receive posted"),
+    ("receive_too_small", "messages longer than their receive"),
+    ("cq_overflows", "completions lost: queue full"),
+    ("cnps_received", "congestion notifications (CNP) received"),
+    ("cnps_sent", "congestion notifications (CNP) sent"),
+    ("ecn_marked", "packets marked by the network (ECN)"),
+    ("paced_packets", "packets held back by congestion control"),
+];
+
+/// Counters of the wire that ask for something to be done, and what.
+const WIRE_ADVICE: &[(&str, &str)] = &[
+    ("receive_buffer_overruns", "the receive buffer was full: see `dquant doctor`, socket buffers"),
+    ("bad_icrc", "packets arrive damaged, or something on the way rewrites them"),
+    ("not_sent_refused", "the kernel refuses to send: no route, or a firewall"),
+    ("not_sent_too_long", "packets longer than the path carries: take a smaller MTU"),
+    ("not_sent_buffer_full", "the send buffer stayed full: see `dquant doctor`, socket buffers"),
+    ("unparsable", "packets on the RoCE port that are no RoCE packets"),
+];
+
+/// The text without anything that a terminal would obey.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
+}
+
+/// The whole document, without a line end at its end.
+pub(super) fn of(document: &Document) -> String {
+    let mut out = head(document);
+    for error in &document.past_errors {
+        let qpn = error.qpn;
+        line(&mut out, format_args!("queue pair {qpn:#x} (destroyed): {}", failure(error)));
+        line(&mut out, format_args!("  hint: {}", hint(error)));
+    }
+    for qp in &document.queue_pairs {
+        queue_pair(&mut out, qp);
+    }
+    if document.queue_pairs.is_empty() {
+        line(&mut out, format_args!("no queue pairs"));
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{text}");
+}
+
+/// One fact about a queue pair.
+fn fact(out: &mut String, name: &str, text: impl std::fmt::Display) {
+    line(out, format_args!("  {name:<12} {text}"));
+}
+
+fn head(document: &Document) -> String {
+    let Document { pid, program, device, interface, addresses, mtu, .. } = document;
+    let mut out = String::new();
+    let program = program.as_deref().unwrap_or("process");
+    let addresses = addresses.join(", ");
+    line(
+        &mut out,
+        format_args!("{program} ({pid}) on {device}: {interface}, {addresses}, MTU up to {mtu}"),
+    );
+    if let Some(PathTaken { kind, why, choices }) = &document.path {
+        line(&mut out, format_args!("path: {kind} ({why})"));
+        choices.iter().for_each(|choice| line(&mut out, format_args!("  {choice}")));
+    }
+    wire(&mut out, &document.wire_counters);
+    if let Some(&lost) = document.counters.get("unknown_qp") {
+        let lost = Count(lost);
+        line(&mut out, format_args!("{lost} packets were for queue pairs that do not exist here"));
+    }
+    out
+}
+
+fn wire(out: &mut String, counters: &Counters) {
+    let of = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let (sent, received) = (Count(of("sent_packets")), Count(of("received_packets")));
+    line(out, format_args!("wire: {sent} packets sent, {received} received"));
+    for (name, advice) in WIRE_ADVICE {
+        if let Some(&count) = counters.get(*name) {
+            line(out, format_args!("  {} {}: {advice}", name.replace('_', " "), Count(count)));
+        }
+    }
+}
+
+fn queue_pair(out: &mut String, qp: &QueuePair) {
+    let QueuePair { qpn, transport, state, .. } = qp;
+    let _ = write!(out, "queue pair {qpn:#x} {transport}: {state}");
+    if let Some(peer) = &qp.peer {
+        let _ = write!(out, ", peer {} qp {:#x}", peer.ip, peer.qpn);
+    }
+    let mtu = qp.mtu.map(|mtu| format!(", MTU {mtu}")).unwrap_or_default();
+    line(out, format_args!("{mtu}"));
+    if let Some(error) = &qp.last_error {
+        fact(out, "last error", failure(error));
+        fact(out, "hint", hint(error));
+    }
+    let receives = qp.receives.map_or("shared".to_owned(), |count| Count(count.into()).to_string());
+    fact(out, "posted", format_args!("{} sends, {receives} receives", Count(qp.sends.into())));
+    if let Some(flow) = &qp.flow {
+        self::flow(out, flow);
+    }
+    timers(out, qp);
+    if let Some(bps) = qp.rate_bps {
+        fact(out, "rate", format_args!("{:.3} Gbit/s at most", bps as f64 / 1e9));
+    }
+    counters(out, &qp.counters);
+    if let Some(rtt) = &qp.rtt {
+        histogram(out, rtt);
+    }
+}
+
+fn flow(out: &mut String, flow: &Flow) {
+    let Flow { unacknowledged_psn, next_psn, expected_psn, .. } = flow;
+    let ours = match unacknowledged_psn == next_psn {
+        true => format!("all acknowledged before {next_psn:#08x}"),
+        false => format!("{unacknowledged_psn:#08x} unanswered, {next_psn:#08x} next"),
+    };
+    fact(out, "PSN", format_args!("{ours}; expects {expected_psn:#08x} from the peer"));
+    let credits = match &flow.credits {
+        serde_json::Value::Number(count) => format!("{count} messages"),
+        serde_json::Value::String(word) => word.clone(),
+        _ => "unknown".to_owned(),
+    };
+    let Flow { in_flight_packets, window_packets, retries_left, rnr_retries_left, .. } = flow;
+    fact(
+        out,
+        "in flight",
+        format_args!(
+            "{in_flight_packets} of {window_packets} packets; credits: {credits}; \
+             left: {retries_left} retries, {rnr_retries_left} RNR retries"
+        ),
+    );
+}
+
+fn timers(out: &mut String, qp: &QueuePair) {
+    if let Some(retries) = qp.retry_count {
+        let timeout = qp.timeout_ns.map_or("never".to_owned(), span);
+        let rnr = match qp.rnr_retry {
+            Some(7) => "for ever".to_owned(),
+            count => format!("{} times", count.unwrap_or(0)),
+        };
+        fact(out, "timers", format_args!("timeout {timeout}, {retries} retries, RNR {rnr}"));
+    }
+    if let Some(waits) = &qp.waits {
+        let what = match waits.what.as_str() {
+            "answer" => "for an answer",
+            "receiver" => "for the peer to post receives",
+            other => other,
+        };
+        fact(out, "waits", format_args!("{what}, {} left", span(waits.ns)));
+    }
+}
+
+fn counters(out: &mut String, counters: &Counters) {
+    let of = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let [sent, sent_bytes, received, received_bytes] = TRAFFIC.map(of);
+    fact(
+        out,
+        "payload",
+        format_args!(
+            "{} out in {} packets, {} in from {}",
+            Bytes(sent_bytes),
+            Count(sent),
+            Bytes(received_bytes),
+            Count(received)
+        ),
+    );
+    for (name, &value) in counters.iter().filter(|(name, _)| !TRAFFIC.contains(&name.as_str())) {
+        line(out, format_args!("  {:>14} {}", Count(value), words(name)));
+    }
+}
+
+fn words(name: &str) -> String {
+    let known = WORDS.iter().find(|(counter, _)| *counter == name);
+    known.map_or_else(|| name.replace('_', " "), |(_, words)| (*words).to_owned())
+}
+
+/// Bars from the first to the last bucket that holds samples.
+fn histogram(out: &mut String, rtt: &Rtt) {
+    let known = |ns: Option<u64>| ns.map_or("unknown".to_owned(), span);
+    let (least, smoothed) = (known(rtt.least_ns), known(rtt.smoothed_ns));
+    fact(out, "round trips", format_args!("smoothed {smoothed}, least {least}"));
+    let most = rtt.histogram.iter().copied().max().unwrap_or(0);
+    let first = rtt.histogram.iter().position(|&count| count > 0);
+    let last = rtt.histogram.iter().rposition(|&count| count > 0);
+    let (Some(first), Some(last)) = (first, last) else {
+        return;
+    };
+    for (bucket, &count) in rtt.histogram.iter().enumerate().take(last + 1).skip(first) {
+        let below = span(1_000_u64.checked_shl(bucket as u32).unwrap_or(u64::MAX));
+        let bar = "#".repeat((count as u128 * BAR as u128).div_ceil(most.max(1) as u128) as usize);
+        line(out, format_args!("    below {below:>8} {bar} {}", Count(count)));
+    }
+}
+
+/// A failure in one line, with its age.
+fn failure(error: &Failure) -> String {
+    let age = error.age_ns.map(|ns| format!(", {} ago", span(ns))).unwrap_or_default();
+    format!("{}{age}", error.text)
+}
+
+/// A span of time for people.
+fn span(ns: u64) -> String {
+    let value = ns as f64;
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
+        _ => format!("{:.1} s", value / 1e9),
+    }
+}
+
+/// What usually lies behind a failure, and what to try.
+fn hint(error: &Failure) -> &'static str {
+    match error.cause.as_str() {
+        "no_answer" if error.acknowledged_psn.is_none() => {
+            "the peer never answered: is its process running, does the address lead there (GID \
+             index), may UDP port 4791 pass, are its queue pair number and first PSN the ones that \
+             were exchanged?"
+        }
+        "no_answer" => {
+            "the peer answered before: has its process ended, has its queue pair failed (explain \
+             it there), or does the path lose packets? A longer timeout helps a peer that is slow"
+        }
+        "keeps_missing" => {
+            "the peer hears us and still misses packets: look for loss on the way (full buffers, \
+             an MTU too large for the path), or raise retry_cnt"
+        }
+        "receiver_not_ready" => {
+            "the peer posts receives too late or too few: post them before the other side sends, \
+             or raise rnr_retry (7 retries for ever)"
+        }
+        "peer_refused" => {
+            "the peer's side says why: explain it there. Usual causes: a wrong or stale rkey, an \
+             address outside the region, access flags of region or queue pair"
+        }
+        "bad_response" => "the peer breaks the protocol: capture the packets and compare",
+        "local" => {
+            "the work request is wrong on this side: its lkey, an address outside the region, a \
+             region without local write, or a length that the queue pair cannot carry"
+        }
+        "refused" => {
+            "a request of the peer's was wrong; the counters say which check failed: key, bounds, \
+             access, or protection domain"
+        }
+        "receive" => {
+            "a message was longer than the receive posted for it, or that was not writable"
+        }
+        "cq_overrun" => {
+            "make the completion queue as deep as the queues that complete into it, or poll more"
+        }
+        _ => "nothing failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(counters: &[(&str, u64)]) -> Counters {
+        counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    fn failed() -> Failure {
+        Failure {
+            qpn: 0x10012,
+            cause: "no_answer".to_owned(),
+            text: "retry exceeded: 7 retries".to_owned(),
+            acknowledged_psn: Some(5),
+            age_ns: Some(3_200_000_000),
+            ..Failure::default()
+        }
+    }
+
+    #[test]
+    fn a_broken_connection_begins_with_its_error_and_a_hint() {
+        let qp = QueuePair {
+            qpn: 0x10012,
+            transport: "RC".to_owned(),
+            state: "ERROR".to_owned(),
+            receives: Some(500),
+            last_error: Some(failed()),
+            counters: counted(&[("timeouts", 7), ("packets_sent", 2000), ("new_thing", 1)]),
+            ..QueuePair::default()
+        };
+        let mut out = String::new();
+        queue_pair(&mut out, &qp);
+        let lines: Vec<&str> = out.lines().collect();
+        assert_eq!(lines[0], "queue pair 0x10012 RC: ERROR");
+        assert_eq!(lines[1], "  last error   retry exceeded: 7 retries, 3.2 s ago");
+        assert!(lines[2].starts_with("  hint         the peer answered before"), "{out}");
+        assert_eq!(lines[3], "  posted       0 sends, 500 receives");
+        assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0");
+        assert_eq!(lines[5], "               1 new thing");
+        assert_eq!(lines[6], "               7 timeouts without an answer");
+        assert_eq!(lines.len(), 7);
+    }
+
+    #[test]
+    fn a_peer_never_heard_of_gets_another_hint() {
+        let silent = Failure { acknowledged_psn: None, ..failed() };
+        assert!(hint(&silent).contains("never answered"));
+        assert_ne!(hint(&silent), hint(&failed()));
+    }
+
+    #[test]
+    fn bars_span_the_samples_and_no_more() {
+        let histogram = vec![0, 0, 1, 0, 80, 0];
+        let rtt = Rtt { smoothed_ns: Some(12_300), least_ns: Some(3_000), histogram };
+        let mut out = String::new();
+        super::histogram(&mut out, &rtt);
+        let bar = "#".repeat(40);
+        let wanted = format!(
+            "  round trips  smoothed 12.3 us, least 3.0 us\n    below   4.0 us # 1\n    below   8.0 us  0\n    below  16.0 us {bar} 80\n"
+        );
+        assert_eq!(out, wanted);
+    }
+
+    #[test]
+    fn the_wire_says_what_to_do_about_its_troubles() {
+        let wire_counters = counted(&[("sent_packets", 12), ("bad_icrc", 3)]);
+        let text = of(&Document { wire_counters, ..Document::default() });
+        assert!(
+            text.contains("wire: 12 packets sent, 0 received\n  bad icrc 3: packets"),
+            "{text}"
+        );
+        assert!(text.ends_with("no queue pairs"), "{text}");
+    }
+
+    #[test]
+    fn nothing_reaches_the_terminal_as_a_command() {
+        assert_eq!(printable("a\u{1b}[2J\nb\u{9b}"), "a?[2J\nb?");
+    }
+
+    #[test]
+    fn spans_of_time() {
+        let spans = [999, 67_108_864, 1_500, 2_000_000_000].map(span);
+        assert_eq!(spans, ["999 ns", "67.1 ms", "1.5 us", "2.0 s"]);
+    }
+}

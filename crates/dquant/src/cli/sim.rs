@@ -1,0 +1,43 @@
+//! `dquant sim`: the transport in virtual time ([`sim`]).
+//!
+//! The simulations are pure functions of their seeds; what is here is the command line, the threads that run several
+//! seeds at once, and the tables.
+
+mod chaos;
+mod goodput;
+mod incast;
+
+use clap::{Args, Subcommand};
+
+use super::Console;
+use crate::exit::{CliError, Exit};
+
+/// Run the transport in virtual time: under faults, for goodput, in an incast.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dquant sim chaos --seeds 0..2000
+  dquant sim goodput --loss 1%
+  dquant sim incast --senders 10 --cc dcqcn-mlnx
+  dquant sim chaos --help")]
+pub(super) struct Sim {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Chaos(chaos::Chaos),
+    Goodput(goodput::GoodputCommand),
+    Incast(incast::IncastCommand),
+}
+
+impl Sim {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        match self.verb {
+            Verb::Chaos(chaos) => chaos.run(console),
+            Verb::Goodput(goodput) => goodput.run(console),
+            Verb::Incast(incast) => incast.run(console),
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! `dquant sim chaos`: random programs under random faults, every completion and byte checked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use sim::chaos::{self, Options, Summary};
+use sim::faults::Fault;
+
+use super::super::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::units::Count;
+
+/// Run random programs under random faults, and check every completion and every byte
+///
+/// A seed draws machines, links, connections, programs and a mix of faults: loss, duplicates,
+/// reordering, delay, bit flips, truncation, strays, link flaps, restarts. Then everything heals,
+/// and what is outstanding has to finish within a bound. A seed always gives the same run; one that
+/// fails is named with the command that replays it, and the exit code is 1.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant sim chaos --seeds 0..2000
+  dquant sim chaos --seeds 1417         one seed again
+  dquant sim chaos --seeds 0..500 --json"
+)]
+pub(super) struct Chaos {
+    /// Seeds to run: FIRST..END, without END, or a single one
+    #[arg(long, default_value = "0..200", value_parser = parse_seeds)]
+    seeds: Range<u64>,
+
+    /// Send work requests per seed, instead of the 200 to 900 that each draws
+    #[arg(long, value_name = "COUNT")]
+    sends: Option<u64>,
+
+    /// Seeds at once; as many as there are cores if not given
+    #[arg(long, value_name = "COUNT")]
+    threads: Option<NonZeroUsize>,
+
+    /// Make the transport make this mistake
+    #[cfg(feature = "planted-bugs")]
+    #[arg(long, value_name = "NAME", value_parser = parse_bug)]
+    bug: Option<roce::planted::Bug>,
+}
+
+#[cfg(feature = "planted-bugs")]
+fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
+    let all = roce::planted::Bug::ALL;
+    all.into_iter().find(|bug| bug.to_string() == text).ok_or_else(|| {
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+        format!("there are: {}", names.join(", "))
+    })
+}
+
+fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+    let number = |part: &str| part.trim().parse::<u64>().map_err(|error| error.to_string());
+    match text.split_once("..") {
+        None => number(text).map(|seed| seed..seed.saturating_add(1)),
+        Some((first, end)) => {
+            let seeds = number(first)?..number(end)?;
+            if seeds.is_empty() { Err(format!("there is no seed in {text}")) } else { Ok(seeds) }
+        }
+    }
+}
+
+/// How one seed ended.
+struct Outcome {
+    seed: u64,
+    result: Result<Summary, String>,
+}
+
+/// What all seeds did, and those that failed.
+#[derive(Default)]
+struct Outcomes {
+    sum: Summary,
+    failures: BTreeMap<u64, String>,
+}
+
+impl Outcomes {
+    fn add(&mut self, Outcome { seed, result }: Outcome) {
+        match result {
+            Ok(summary) => self.sum.add(&summary),
+            Err(what) => drop(self.failures.insert(seed, what)),
+        }
+    }
+}
+
+impl Chaos {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let options = self.options();
+        let started = Instant::now();
+        let outcomes = self.run_seeds(&options, console);
+        let report = ChaosReport::new(&self, outcomes, started.elapsed());
+        for failure in &report.failures {
+            console.note(format_args!("seed {}: {}", failure.seed, failure.what));
+            console.note(format_args!("replay: {}", failure.replay));
+        }
+        let exit = if report.failures.is_empty() { Exit::Good } else { Exit::CheckFailed };
+        console.report(&report)?;
+        Ok(exit)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            sends: self.sends,
+            #[cfg(feature = "planted-bugs")]
+            bug: self.bug,
+            ..Options::default()
+        }
+    }
+
+    /// The command that runs one seed again in the same way.
+    fn replay(&self, seed: u64) -> String {
+        let sends = self.sends.map_or(String::new(), |sends| format!(" --sends {sends}"));
+        #[cfg(feature = "planted-bugs")]
+        let bug = self.bug.map_or(String::new(), |bug| format!(" --bug {bug}"));
+        #[cfg(not(feature = "planted-bugs"))]
+        let bug = "";
+        format!("dquant sim chaos --seeds {seed}{sends}{bug}")
+    }
+
+    /// Threads take the next seed each until there is none.
+    fn run_seeds(&self, options: &Options, console: &mut Console) -> Outcomes {
+        let next = AtomicU64::new(self.seeds.start);
+        let total = self.seeds.end - self.seeds.start;
+        let (sender, receiver) = mpsc::sync_channel::<Outcome>(64);
+        let mut outcomes = Outcomes::default();
+        let mut done = 0_u64;
+        thread::scope(|scope| {
+            for _ in 0..self.threads() {
+                let (sender, next, end) = (sender.clone(), &next, self.seeds.end);
+                scope.spawn(move || {
+                    let seeds = std::iter::from_fn(|| {
+                        Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < end)
+                    });
+                    let mut outcomes = seeds.map(|seed| run_one(seed, options));
+                    // The receiver goes away only after the last outcome.
+                    outcomes.all(|outcome| sender.send(outcome).is_ok())
+                });
+            }
+            drop(sender);
+            for outcome in receiver {
+                outcomes.add(outcome);
+                done += 1;
+                if done.is_multiple_of(16) {
+                    console.progress(format_args!("{done} of {total} seeds"));
+                }
+            }
+        });
+        outcomes
+    }
+
+    fn threads(&self) -> usize {
+        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        self.threads.map_or_else(cores, NonZeroUsize::get)
+    }
+}
+
+/// A panic of the transport is a failure of its seed, and the others still run.
+fn run_one(seed: u64, options: &Options) -> Outcome {
+    let result = match catch_unwind(AssertUnwindSafe(|| chaos::run(seed, options))) {
+        Ok(result) => result.map_err(|violation| violation.to_string()),
+        Err(_) => Err(String::from("panicked; the message is above")),
+    };
+    Outcome { seed, result }
+}
+
+/// The result of a range of seeds.
+#[derive(Debug, Serialize)]
+struct ChaosReport {
+    seeds: u64,
+    failed: u64,
+    failures: Vec<Failure>,
+    sends: u64,
+    receives: u64,
+    completions_checked: u64,
+    completions_not_success: u64,
+    bytes_checked: u64,
+    atomics_checked: u64,
+    /// On words whose history allows too many orders to try them all.
+    atomics_open: u64,
+    connections: u64,
+    connections_broken: u64,
+    packets: u64,
+    packets_sent_again: u64,
+    queue_drops: u64,
+    harmless_damage: u64,
+    faults: Vec<FaultLine>,
+    recovery: Recovery,
+    events: u64,
+    simulated_ns: u64,
+    wall_ns: u64,
+    events_per_second: u64,
+    counters: Vec<(&'static str, u64)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Failure {
+    seed: u64,
+    what: String,
+    replay: String,
+}
+
+#[derive(Debug, Serialize)]
+struct FaultLine {
+    kind: &'static str,
+    injected: u64,
+    effective: u64,
+}
+
+/// From the end of the faults until everything outstanding had finished.
+#[derive(Debug, Serialize)]
+struct Recovery {
+    median_ns: u64,
+    p99_ns: u64,
+    max_ns: u64,
+    /// The seed that used most of its bound, in per mille of it.
+    closest_to_bound_per_mille: u64,
+}
+
+impl ChaosReport {
+    fn new(command: &Chaos, outcomes: Outcomes, wall: Duration) -> ChaosReport {
+        let Outcomes { sum, failures } = outcomes;
+        let failures = failures.into_iter();
+        let failures: Vec<Failure> = failures
+            .map(|(seed, what)| Failure { seed, what, replay: command.replay(seed) })
+            .collect();
+        let wall_ns = wall.as_nanos() as u64;
+        ChaosReport {
+            seeds: command.seeds.end - command.seeds.start,
+            failed: failures.len() as u64,
+            failures,
+            sends: sum.sends,
+            receives: sum.receives,
+            completions_checked: sum.completions,
+            completions_not_success: sum.failures,
+            bytes_checked: sum.bytes_checked,
+            atomics_checked: sum.atomics,
+            atomics_open: sum.atomics_open,
+            connections: sum.connections,
+            connections_broken: sum.broken,
+            packets: sum.packets,
+            packets_sent_again: sum.retransmitted,
+            queue_drops: sum.queue_drops,
+            harmless_damage: sum.harmless,
+            faults: fault_lines(&sum),
+            recovery: Recovery {
+                median_ns: sum.recovery_ns(50),
+                p99_ns: sum.recovery_ns(99),
+                max_ns: sum.recovery_ns(100),
+                closest_to_bound_per_mille: sum.closest_to_bound_per_mille(),
+            },
+            events: sum.events,
+            simulated_ns: sum.simulated_ns,
+            wall_ns,
+            events_per_second: (u128::from(sum.events) * 1_000_000_000 / u128::from(wall_ns.max(1)))
+                as u64,
+            counters: sum.counters,
+        }
+    }
+}
+
+fn fault_lines(sum: &Summary) -> Vec<FaultLine> {
+    let line = |&fault: &Fault| FaultLine {
+        kind: fault.name(),
+        injected: sum.faults.injected[fault as usize],
+        effective: sum.faults.effective[fault as usize],
+    };
+    Fault::ALL.iter().map(line).collect()
+}
+
+impl Report for ChaosReport {
+    const SCHEMA: &'static str = "dquant.sim.chaos/1";
+}
+
+impl fmt::Display for ChaosReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.failed == 0 { "all good" } else { "FAILED" };
+        writeln!(f, "{} seeds, {} failed: {verdict}", Count(self.seeds), Count(self.failed))?;
+        self.write_work(f)?;
+        writeln!(f, "  {:<12}{:>12}{:>12}", "fault", "injected", "effective")?;
+        for FaultLine { kind, injected, effective } in &self.faults {
+            writeln!(f, "  {kind:<12}{:>12}{:>12}", Count(*injected), Count(*effective))?;
+        }
+        let Recovery { median_ns, p99_ns, max_ns, closest_to_bound_per_mille } = self.recovery;
+        let ns = roce::Duration::from_nanos;
+        writeln!(
+            f,
+            "  recovery    median {}, p99 {}, max {}; at most {} % of its bound",
+            ns(median_ns),
+            ns(p99_ns),
+            ns(max_ns),
+            closest_to_bound_per_mille / 10
+        )?;
+        write!(
+            f,
+            "  {} events in {}, {} events/s; {} simulated",
+            Count(self.events),
+            ns(self.wall_ns),
+            Count(self.events_per_second),
+            ns(self.simulated_ns)
+        )
+    }
+}
+
+impl ChaosReport {
+    fn write_work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (sends, receives) = (Count(self.sends), Count(self.receives));
+        writeln!(f, "  posted      {sends} sends, {receives} receives")?;
+        writeln!(
+            f,
+            "  checked     {} completions ({} not success), {} bytes, {} atomics",
+            Count(self.completions_checked),
+            Count(self.completions_not_success),
+            Count(self.bytes_checked),
+            Count(self.atomics_checked)
+        )?;
+        writeln!(
+            f,
+            "  connections {} made, {} broke",
+            Count(self.connections),
+            Count(self.connections_broken)
+        )?;
+        writeln!(
+            f,
+            "  packets     {} sent, {} of them again; {} dropped by full queues",
+            Count(self.packets),
+            Count(self.packets_sent_again),
+            Count(self.queue_drops)
+        )
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_a_range_or_one() {
+        assert_eq!(parse_seeds("3..7"), Ok(3..7));
+        assert_eq!(parse_seeds("17"), Ok(17..18));
+        assert!(parse_seeds("7..3").is_err() && parse_seeds("x").is_err());
+    }
+
+    #[test]
+    fn a_failure_is_named_with_its_replay() {
+        let command = Chaos {
+            seeds: 4..6,
+            sends: Some(9),
+            threads: None,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        };
+        let mut outcomes = Outcomes::default();
+        outcomes.add(Outcome { seed: 5, result: Err(String::from("lost")) });
+        outcomes.add(Outcome { seed: 4, result: Ok(Summary { seeds: 1, ..Summary::default() }) });
+        let report = ChaosReport::new(&command, outcomes, Duration::from_secs(1));
+        assert_eq!((report.seeds, report.failed), (2, 1));
+        assert_eq!(report.failures[0].replay, "dquant sim chaos --seeds 5 --sends 9");
+        assert!(report.to_string().contains("FAILED"));
+    }
+}

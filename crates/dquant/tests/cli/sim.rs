@@ -1,0 +1,40 @@
+//! `dquant sim`: a few seeds, the same twice, and what is refused.
+
+use super::Folder;
+
+#[test]
+fn a_few_seeds_hold_and_repeat_themselves() {
+    let folder = Folder::new("sim-chaos");
+    let run = || {
+        let mut report = folder.run(&["sim", "chaos", "--seeds", "0..6", "--json"]).good().json();
+        for timed in ["wall_ns", "events_per_second"] {
+            report[timed] = 0.into();
+        }
+        report
+    };
+    let report = run();
+    assert_eq!(report["schema"], "dquant.sim.chaos/1");
+    assert_eq!((&report["seeds"], &report["failed"]), (&6.into(), &0.into()));
+    assert!(report["sends"].as_u64() >= Some(1_200), "{report}");
+    assert_eq!(report["faults"].as_array().map(Vec::len), Some(9));
+    assert_eq!(run(), report);
+}
+
+#[test]
+fn goodput_falls_with_loss() {
+    let folder = Folder::new("sim-goodput");
+    let args = ["sim", "goodput", "--loss", "1%", "--span", "2ms", "--json"];
+    let report = folder.run(&args).good().json();
+    for mode in report["modes"].as_array().expect("two modes") {
+        let at = |point: usize| mode["points"][point]["goodput_bps"].as_u64();
+        assert!(at(0) > at(1), "{mode}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let folder = Folder::new("sim-refused");
+    let nothing = folder.run(&["sim", "chaos", "--seeds", "5..5"]);
+    nothing.failed(2, "there is no seed in 5..5", "");
+    folder.run(&["sim", "incast", "--cc", "reno"]).failed(2, "reno", "");
+}
