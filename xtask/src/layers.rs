@@ -23,9 +23,12 @@ struct Layer {
 
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], pure: true },
+    Layer { name: "sim", may_use: &["roce", "xio"], pure: true },
     Layer { name: "xio", may_use: &["roce"], pure: true },
     Layer { name: "nic", may_use: &["roce", "xio"], pure: false },
-    Layer { name: "dquant", may_use: &["roce", "xio", "nic"], pure: false },
+    Layer { name: "ibverbs", may_use: &["roce", "nic"], pure: false },
+    Layer { name: "dquant", may_use: &["roce", "sim", "xio", "nic", "ibverbs"], pure: false },
+    Layer { name: "fuzz", may_use: &["roce"], pure: false },
     Layer { name: "xtask", may_use: &[], pure: false },
 ];
 

@@ -8,7 +8,10 @@
 //! it needs beyond cargo is looked for at run time and named when it is missing.
 
 mod bench;
+mod chaos;
 mod check;
+mod coverage;
+mod fuzz;
 mod layers;
 mod no_os;
 mod scan;
@@ -33,7 +36,14 @@ pub(crate) struct Command {
     pub(crate) run: fn(&[String]) -> Result<(), Failure>,
 }
 
-const COMMANDS: &[Command] = &[check::COMMAND, test::COMMAND, bench::COMMAND];
+const COMMANDS: &[Command] = &[
+    check::COMMAND,
+    test::COMMAND,
+    bench::COMMAND,
+    chaos::COMMAND,
+    fuzz::COMMAND,
+    coverage::COMMAND,
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -76,11 +86,13 @@ fn is_help(arg: &str) -> bool {
 fn overview() -> String {
     let mut text = String::from("Usage: cargo xtask COMMAND [OPTIONS]\n\nCommands:\n");
     for command in COMMANDS {
-        text += &format!("  {:<8}{}\n", command.name, command.summary);
+        text += &format!("  {:<10}{}\n", command.name, command.summary);
     }
     text + "\nExamples:\n  cargo xtask check        everything a change must pass\n  \
             cargo xtask test         the whole test suite\n  \
             cargo xtask bench data   figures of the main job\n  \
+            cargo xtask chaos        the long run of the simulation\n  \
+            cargo xtask fuzz         a minute of each fuzzing harness\n  \
             cargo xtask check --help options and steps of one command\n"
 }
 

@@ -1,0 +1,693 @@
+//! Harness of two programs and the network between them.
+//!
+//! The input is a script. Its first record says how the queue pairs are made and connected, each
+//! other one is something that happens: a verb on either side, a packet delivered, lost, doubled,
+//! held back, changed, made up, or time going by. After that the network heals: what was forged
+//! is dropped, everything else arrives in order, receives are posted. Then each queue pair must
+//! finish its work or be in error, within a bounded number of steps.
+//!
+//! Judged on the way: every access to memory ([`Arena`](crate::arena::Arena)), every completion
+//! ([`Ledger`](crate::ledger::Ledger)), and that nothing is sent without end.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use roce::endpoint::{AttrMask, Connect, Mtu, QpState, Reliability};
+use roce::verbs::{
+    Access, Datagram, MULTICAST_QPN, MemoryRegion, SendOp, SendWr, SgList, Sge, Transport,
+    WindowBinding,
+};
+use roce::wire::{Headers, Psn, ROCE_PORT};
+use roce::world::{Ecn, Path};
+use roce::{Duration, Time};
+
+use crate::arena::{Grant, STRETCHES};
+use crate::forge::{self, Target};
+use crate::ledger::Queue;
+use crate::node::{
+    Flight, MIXES, Node, QKEY, SLOTS, Shape, Slot, Window, address, attributes, group,
+};
+use crate::script::{Record, pick, records};
+
+/// Most things that happen in one script.
+const MAX_RECORDS: usize = 128;
+
+/// Most packets under way in one direction; what comes on top is lost, as in a real queue.
+const MAX_FLYING: usize = 256;
+
+/// Most events until everything has finished. A script has room for a hundred requests of two dozen
+/// packets, and a few retries each; this is several times that.
+const MAX_HEALING_EVENTS: usize = 10_000;
+
+/// Events after which nobody is watched any longer who may wait for ever.
+const ENOUGH_EVENTS: usize = 300;
+
+/// Runs the script.
+pub fn check(input: &[u8]) {
+    play(input);
+}
+
+/// Runs the script, and tells states and counters of both sides at its end.
+pub fn summary(input: &[u8]) -> String {
+    play(input).map_or(String::new(), |world| world.nodes.iter().map(Node::summary).collect())
+}
+
+fn play(input: &[u8]) -> Option<World> {
+    let mut records = records(input);
+    let mut world = World::new(records.next()?);
+    for record in records.take(MAX_RECORDS) {
+        world.step(record);
+    }
+    world.heal();
+    Some(world)
+}
+
+#[derive(Debug)]
+struct World {
+    now: Time,
+    nodes: [Node; 2],
+    /// Packets on the way to each node.
+    flying: [VecDeque<Flight>; 2],
+    /// Last sequence numbers seen by `[node][slot]`: of requests, of responses.
+    seen: [[(Psn, Psn); SLOTS]; 2],
+    /// Connections that nothing can be promised for any more, as somebody forged packets or one
+    /// side went back to an earlier state alone.
+    tainted: [bool; SLOTS],
+    /// Nothing has disturbed the network or the queue pairs so far: nobody waits in vain.
+    calm: bool,
+    connect: Record,
+}
+
+impl World {
+    fn new(first: Record) -> World {
+        let shape = Shape {
+            mix: pick(first.e >> 2, &MIXES),
+            ipv6: first.e & 2 != 0,
+            cq_depth: pick(first.a, &[64, 32, 16, 4]),
+            max_wr: pick(first.a >> 2, &[16, 8, 2, 1]),
+            seed: u64::from(first.a >> 6),
+        };
+        let mut world = World {
+            now: Time::from_nanos(1),
+            nodes: [Node::new(1, shape), Node::new(2, shape)],
+            flying: [VecDeque::new(), VecDeque::new()],
+            seen: [[(Psn::default(), Psn::default()); SLOTS]; 2],
+            tainted: [false; SLOTS],
+            // Without any retry, selective repeat may not outlive a receiver that was not ready.
+            calm: first.e & 1 == 0 || first.c & 7 > 0,
+            connect: first,
+        };
+        (0..SLOTS).for_each(|slot| world.connect_both(slot));
+        world
+    }
+
+    // ---- connections ---------------------------------------------------------------------------
+
+    fn connect_both(&mut self, slot: usize) {
+        let first_psn = pick(self.connect.b, &[0, 0xff_fffe, 0x7f_ffff, 0x80_0000]);
+        for node in &mut self.nodes {
+            if let Some(qpn) = node.slots[slot].qpn {
+                // Refused when it is connected already.
+                let _ = node.endpoint.set_initial_psn(qpn, Psn::new(first_psn));
+            }
+        }
+        (0..2).for_each(|own| self.connect_one(own, slot));
+    }
+
+    fn connect_one(&mut self, own: usize, slot: usize) {
+        let Some(connect) = self.connection(own, slot) else {
+            return;
+        };
+        self.seen[own][slot].0 = connect.remote_psn.minus(1);
+        self.nodes[own].connect(slot, &connect);
+    }
+
+    /// How to reach the peer of a slot, if it has one.
+    fn connection(&self, own: usize, slot: usize) -> Option<Connect> {
+        let peer = &self.nodes[1 - own];
+        let qpn = peer.slots[slot].qpn?;
+        let remote_psn = peer.endpoint.initial_psn(qpn).expect("it exists");
+        let Record { verb, b, c, d, e, .. } = self.connect;
+        Some(Connect {
+            mtu: pick(b >> 2, &[Mtu::M256, Mtu::M256, Mtu::M512, Mtu::M1024]),
+            timeout: pick(verb, &[14, 1, 20, 0]),
+            retry_count: c & 7,
+            rnr_retry: c >> 3 & 7,
+            min_rnr_timer: pick(c >> 6, &[1, 12, 0, 31]),
+            max_rd_atomic: pick(d, &[16, 1, 2, 0]),
+            max_dest_rd_atomic: pick(d >> 2, &[16, 1, 2, 0]),
+            window_packets: pick(d >> 4, &[128, 1, 2, 8]),
+            reliability: match e & 1 {
+                0 => Reliability::GoBackN,
+                _ => Reliability::Selective,
+            },
+            ..Connect::new(peer.path(), qpn, remote_psn)
+        })
+    }
+
+    // ---- steps ---------------------------------------------------------------------------------
+
+    fn step(&mut self, record: Record) {
+        let (own, slot) = (usize::from(record.a & 1), usize::from(record.a >> 1) % SLOTS);
+        let verb = record.verb % 28;
+        self.calm &= !matches!(verb, 10..=17 | 20 | 23);
+        match verb {
+            0..=4 => self.post_send(own, slot, record),
+            5 | 6 => self.post_recv(own, slot, record),
+            7..=9 => self.deliver_some(own, usize::from(record.b) % 32 + 1),
+            10 => self.deliver_one(own, record.b),
+            11 => self.lose(own, record.b),
+            12 => self.double(own, record.b),
+            13 | 14 => self.bend(own, slot, record),
+            15 | 16 => self.forge(own, slot, record),
+            17 => self.advance(record),
+            18 => self.poll(own, slot, record),
+            19 => self.change_memory(own, record),
+            20 => self.change_qp(own, slot, record),
+            21 => self.change_cq(own, slot, record),
+            22 => self.run(usize::from(record.b)),
+            23 => self.modify(own, slot, record),
+            24 => self.change_srq(own, record),
+            25 => self.change_window(own, slot, record),
+            26 => self.change_group(own, slot, record),
+            _ => self.query(own, slot, record),
+        }
+        self.settle();
+    }
+
+    /// Lets both do what they have to do now, and puts what they sent on its way.
+    fn settle(&mut self) {
+        for own in 0..2 {
+            self.nodes[own].settle(self.now);
+            self.carry(own);
+        }
+    }
+
+    fn carry(&mut self, from: usize) {
+        let to = 1 - from;
+        let for_both = group(self.nodes[to].shape.ipv6);
+        for flight in self.nodes[from].port.outbox.split_off(0) {
+            self.note(to, &flight.bytes);
+            let reaches = flight.dest == self.nodes[to].ip() || flight.dest == for_both;
+            if reaches && self.flying[to].len() < MAX_FLYING {
+                self.flying[to].push_back(flight);
+            } else {
+                self.calm = false;
+            }
+        }
+    }
+
+    /// Remembers sequence numbers, for the forger.
+    fn note(&mut self, to: usize, bytes: &[u8]) {
+        let Ok((headers, _)) = Headers::parse(bytes) else {
+            return;
+        };
+        let bth = headers.bth();
+        let slot = self.nodes[to].slots.iter().position(|slot| slot.qpn == Some(bth.dest_qp));
+        if let Some(slot) = slot {
+            let (request, response) = &mut self.seen[to][slot];
+            *(if bth.opcode.is_response() { response } else { request }) = bth.psn;
+        }
+    }
+
+    // ---- the network ---------------------------------------------------------------------------
+
+    fn deliver_some(&mut self, to: usize, count: usize) {
+        for _ in 0..count {
+            let Some(flight) = self.flying[to].pop_front() else {
+                return;
+            };
+            self.arrive(to, flight);
+        }
+    }
+
+    fn arrive(&mut self, to: usize, flight: Flight) {
+        if flight.forged {
+            self.tainted = [true; SLOTS];
+        }
+        self.nodes[to].hear(self.now, flight);
+        self.carry(to);
+    }
+
+    fn index(&self, to: usize, choice: u8) -> usize {
+        usize::from(choice) % self.flying[to].len().max(1)
+    }
+
+    /// Out of turn.
+    fn deliver_one(&mut self, to: usize, choice: u8) {
+        if let Some(flight) = self.flying[to].remove(self.index(to, choice)) {
+            self.arrive(to, flight);
+        }
+    }
+
+    fn lose(&mut self, to: usize, choice: u8) {
+        self.flying[to].remove(self.index(to, choice));
+    }
+
+    fn double(&mut self, to: usize, choice: u8) {
+        if let Some(flight) = self.flying[to].get(self.index(to, choice)).cloned() {
+            self.arrive(to, flight);
+        }
+    }
+
+    fn target(&self, to: usize, slot: usize, record: Record) -> Target {
+        let node = &self.nodes[to];
+        let live = node.slots[slot].qpn;
+        let stale = node.stale_qpns.last().copied();
+        let (request_psn, response_psn) = self.seen[to][slot];
+        Target {
+            qpn: live.or(stale).unwrap_or(MULTICAST_QPN),
+            request_psn,
+            response_psn,
+            region: node.region(record.a >> 2),
+            other_key: node.stale_keys.last().copied().unwrap_or(u32::from(record.e)),
+        }
+    }
+
+    /// A packet under way is delivered with something changed; the real one stays.
+    fn bend(&mut self, to: usize, slot: usize, record: Record) {
+        let index = self.index(to, record.c);
+        if let Some(mut flight) = self.flying[to].get(index).cloned() {
+            flight.forged = true;
+            match record.b {
+                0xf0..=0xf7 => {
+                    let ipv6 = record.e & 1 != 0;
+                    flight.source = SocketAddr::new(address(record.d, ipv6), ROCE_PORT);
+                }
+                0xf8..=0xff => flight.ecn = Ecn::Ce,
+                _ => forge::bend(&mut flight.bytes, &self.target(to, slot, record), record),
+            }
+            self.arrive(to, flight);
+        }
+    }
+
+    fn forge(&mut self, to: usize, slot: usize, record: Record) {
+        let bytes = forge::make(&self.target(to, slot, record), record);
+        if let Ok((headers, _)) = Headers::parse(&bytes)
+            && headers.bth().opcode.is_request()
+        {
+            // So that the next one made up may continue this one.
+            self.seen[to][slot].0 = headers.bth().psn;
+        }
+        let source = SocketAddr::new(self.nodes[1 - to].ip(), ROCE_PORT);
+        let dest = self.nodes[to].ip();
+        self.arrive(to, Flight { source, dest, ecn: Ecn::Ect0, bytes, forged: true });
+    }
+
+    /// To the next deadline, or a little further.
+    fn advance(&mut self, record: Record) {
+        let little = Duration::from_nanos(u64::from(record.de()) << (record.c & 15));
+        self.now = match record.b & 1 {
+            0 => self.deadline().unwrap_or(self.now),
+            _ => self.now + little,
+        };
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
+        deadlines.map(|(at, _)| at.max(self.now)).min()
+    }
+
+    /// The network works for a while.
+    fn run(&mut self, events: usize) {
+        for _ in 0..events {
+            if !self.event() {
+                return;
+            }
+        }
+    }
+
+    /// Everything under way arrives, or else time moves on; false when nothing is left to happen.
+    fn event(&mut self) -> bool {
+        self.settle();
+        if self.flying.iter().all(VecDeque::is_empty) {
+            let Some(next) = self.deadline() else {
+                return false;
+            };
+            self.now = next;
+            self.settle();
+        }
+        for to in 0..2 {
+            self.deliver_some(to, self.flying[to].len());
+        }
+        true
+    }
+
+    // ---- verbs ---------------------------------------------------------------------------------
+
+    fn post_send(&mut self, own: usize, slot: usize, record: Record) {
+        let Some(qpn) = self.nodes[own].slots[slot].qpn else {
+            return;
+        };
+        let op = self.operation(own, record);
+        let wr = SendWr {
+            op,
+            sges: buffers(&self.nodes[own], record),
+            signaled: record.e & 1 == 0,
+            solicited: record.e & 2 != 0,
+            fence: record.e & 4 != 0,
+            to: Some(self.datagram(own, slot, record)),
+            ..SendWr::default()
+        };
+        self.nodes[own].post_send(qpn, wr);
+    }
+
+    fn operation(&self, own: usize, record: Record) -> SendOp {
+        let peer = &self.nodes[1 - own];
+        let nothing = MemoryRegion { addr: 0, len: 0, lkey: 0, rkey: 0 };
+        let region = peer.region(record.a >> 5).unwrap_or(nothing);
+        let stale = peer.stale_keys.first().copied().unwrap_or(region.lkey);
+        let rkey = if record.e & 0x60 == 0x60 { stale } else { region.rkey };
+        let remote_addr = edge(&region, length(record), record.e >> 3);
+        let (window, window_addr) =
+            peer.windows.first().map_or((rkey, remote_addr), |window| (window.rkey, window.addr));
+        match record.b % 16 {
+            0 | 1 => SendOp::Send,
+            2 => SendOp::SendImm(7),
+            3 | 4 => SendOp::Write { remote_addr, rkey },
+            5 => SendOp::WriteImm { remote_addr, rkey, imm: 9 },
+            6 | 7 => SendOp::Read { remote_addr, rkey },
+            8 | 9 => SendOp::FetchAdd { remote_addr, rkey, add: u64::from(record.d) },
+            10 => SendOp::CompareSwap { remote_addr, rkey, compare: record.word(), swap: 1 },
+            11 => SendOp::SendInvalidate(rkey),
+            12 => SendOp::SendInvalidate(window),
+            13 => SendOp::Write { remote_addr: window_addr, rkey: window },
+            14 => SendOp::Read { remote_addr: window_addr, rkey: window },
+            _ => SendOp::LocalInvalidate(
+                self.nodes[own].windows.first().map_or(rkey, |own| own.rkey),
+            ),
+        }
+    }
+
+    /// Where a datagram goes: to the peer, to the group, to nobody.
+    fn datagram(&self, own: usize, slot: usize, record: Record) -> Datagram {
+        let peer = &self.nodes[1 - own];
+        let to_group = record.e & 0x18 == 0x18;
+        let dest_qp = match peer.slots[slot].qpn {
+            Some(qpn) if !to_group => qpn,
+            _ => MULTICAST_QPN,
+        };
+        let ip = if to_group { group(peer.shape.ipv6) } else { peer.ip() };
+        let qkey = pick(record.e >> 5, &[QKEY, QKEY, 1 << 31, 5]);
+        Datagram { path: Path::new(SocketAddr::new(ip, ROCE_PORT)), dest_qp, qkey }
+    }
+
+    fn post_recv(&mut self, own: usize, slot: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        let sges = buffers(node, record);
+        node.post_recv(slot, sges);
+    }
+
+    fn poll(&mut self, own: usize, slot: usize, record: Record) {
+        let Slot { send_cq, recv_cq, .. } = self.nodes[own].slots[slot];
+        let cq = if record.b & 1 == 0 { send_cq } else { recv_cq };
+        self.nodes[own].poll(cq, usize::from(record.c) % 32 + 1);
+    }
+
+    fn change_memory(&mut self, own: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        if record.b & 1 == 0 {
+            let lkey = node.region(record.c).map_or(u32::from(record.d), |region| region.lkey);
+            node.deregister(lkey);
+            return;
+        }
+        node.register(usize::from(record.c) % STRETCHES, access_of(record.d));
+    }
+
+    fn change_qp(&mut self, own: usize, slot: usize, record: Record) {
+        match record.b % 6 {
+            0 => {
+                if let Some(qpn) = self.nodes[own].slots[slot].qpn {
+                    self.nodes[own].endpoint.modify_to_error(qpn).expect("it exists");
+                }
+            }
+            1 => self.nodes[own].destroy_qp(slot),
+            2 => self.nodes[own].create_qp(slot),
+            3 => {
+                self.tainted[slot] = true;
+                self.connect_one(own, slot);
+            }
+            _ => {
+                (0..2).for_each(|node| self.nodes[node].destroy_qp(slot));
+                (0..2).for_each(|node| self.nodes[node].create_qp(slot));
+                self.connect_both(slot);
+            }
+        }
+    }
+
+    fn change_cq(&mut self, own: usize, slot: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        let depth = node.shape.cq_depth;
+        let Slot { qpn, send_cq, .. } = node.slots[slot];
+        let destroyed = node.endpoint.destroy_cq(send_cq).is_ok();
+        assert!(!destroyed || qpn.is_none(), "a completion queue in use was destroyed");
+        if destroyed && record.b & 1 == 0 {
+            node.slots[slot].send_cq = node.endpoint.create_cq(depth).expect("one was given back");
+        }
+    }
+
+    /// A state, with the attributes that it needs, or one more or less.
+    fn modify(&mut self, own: usize, slot: usize, record: Record) {
+        const STATES: [QpState; 8] = [
+            QpState::Reset,
+            QpState::Init,
+            QpState::Rtr,
+            QpState::Rts,
+            QpState::Sqd,
+            QpState::Rts,
+            QpState::Sqe,
+            QpState::Error,
+        ];
+        let Some(connect) = self.connection(own, slot) else {
+            return;
+        };
+        let transport = self.nodes[own].slots[slot].service.transport;
+        let mut attr = attributes(transport, pick(record.b, &STATES), &connect);
+        if record.c & 0x80 != 0 {
+            attr.mask = AttrMask(attr.mask.0 ^ 1 << (record.c & 31));
+        }
+        attr.cur_state = pick(record.b >> 3, &STATES);
+        attr.sqd_notify = record.d & 1 != 0;
+        attr.access = access_of(record.d >> 1);
+        if record.e & 1 != 0 {
+            attr.min_rnr_timer = record.e;
+            attr.timeout = record.e >> 2;
+            attr.rate_limit_bps = u64::from(record.e) << 20;
+        }
+        self.tainted[slot] = true;
+        self.nodes[own].modify(slot, &attr);
+    }
+
+    fn change_srq(&mut self, own: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        match record.b % 3 {
+            0 => node.destroy_srq(),
+            1 => node.create_srq(),
+            _ => {
+                if let Some(srq) = node.srq {
+                    let before = node.endpoint.query_srq(srq).expect("it exists");
+                    let done = node.endpoint.set_srq_limit(srq, u32::from(record.c));
+                    let after = node.endpoint.query_srq(srq).expect("it exists");
+                    assert!(done.is_ok() || before == after, "refused, yet changed");
+                }
+            }
+        }
+    }
+
+    fn change_window(&mut self, own: usize, slot: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        let index = usize::from(record.c) % node.windows.len().max(1);
+        match record.b % 4 {
+            0 => node.alloc_window(record.c & 1 != 0),
+            1 => node.dealloc_window(index),
+            _ => {
+                let (Some(qpn), Some(&Window { id: window, rkey, .. }), Some(region)) =
+                    (node.slots[slot].qpn, node.windows.get(index), node.region(record.a >> 2))
+                else {
+                    return;
+                };
+                let binding = WindowBinding {
+                    window,
+                    rkey: rkey ^ u32::from(record.e & 15),
+                    lkey: region.lkey,
+                    addr: region.addr.wrapping_add(u64::from(record.e >> 4) * 64),
+                    len: u64::from(record.d) * 17,
+                    access: access_of(record.d >> 2),
+                    zero_based: record.e & 8 != 0,
+                };
+                node.bind(qpn, index, binding, record.b & 1 != 0);
+            }
+        }
+    }
+
+    fn change_group(&mut self, own: usize, slot: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        let ip = if record.c & 7 == 7 { node.ip() } else { group(node.shape.ipv6) };
+        if let Some(qpn) = node.slots[slot].qpn {
+            // Refused for connections, and for addresses that are no groups.
+            let _ = match record.b & 1 {
+                0 => node.endpoint.attach_multicast(qpn, ip),
+                _ => node.endpoint.detach_multicast(qpn, ip),
+            };
+        }
+    }
+
+    /// Questions have an answer, also about what is gone.
+    fn query(&mut self, own: usize, slot: usize, record: Record) {
+        let node = &mut self.nodes[own];
+        let Slot { qpn, send_cq, recv_cq, .. } = node.slots[slot];
+        if let Some(qpn) = qpn {
+            assert!(node.endpoint.qp_counters(qpn).is_some());
+            let attr = node.endpoint.query_qp(qpn).expect("it exists");
+            assert_eq!(Some(attr.state), node.endpoint.qp_state(qpn));
+        }
+        for stale in &node.stale_qpns {
+            assert_eq!(node.endpoint.qp_state(*stale), None, "{stale:?} came back");
+        }
+        node.poll_events();
+        let cq = if record.b & 1 == 0 { send_cq } else { recv_cq };
+        // Refused once it was destroyed, or for a depth below what waits.
+        let _ = match record.c & 1 {
+            0 => node.endpoint.req_notify(cq, record.d & 1 != 0),
+            _ => node.endpoint.resize_cq(cq, u32::from(record.d & 63) + 1),
+        };
+    }
+
+    // ---- healing -------------------------------------------------------------------------------
+
+    fn heal(&mut self) {
+        for to in 0..2 {
+            self.flying[to].retain(|flight| !flight.forged);
+        }
+        for events in 0..MAX_HEALING_EVENTS {
+            self.nodes.iter_mut().for_each(supply);
+            if !self.event() {
+                self.judge_end();
+                return;
+            }
+            if events > ENOUGH_EVENTS && self.may_wait_for_ever() {
+                return;
+            }
+        }
+        let [a, b] = self.nodes.each_ref().map(Node::summary);
+        panic!("still busy at {} after {MAX_HEALING_EVENTS} events\n{a}{b}", self.now);
+    }
+
+    /// Whether the queue pairs were connected with a timeout that never comes.
+    fn may_wait_for_ever(&self) -> bool {
+        self.connect.verb % 4 == 3
+    }
+
+    /// Nothing more will happen: each queue pair has finished or is in error, and what could be
+    /// promised has been kept.
+    fn judge_end(&mut self) {
+        self.judge_work();
+        (0..SLOTS).for_each(|slot| self.judge_messages(slot));
+        for own in 0..2 {
+            let carried_out = self.nodes[own].arena.atomics;
+            let asked_for = self.nodes[1 - own].atomics;
+            let clean = self.tainted == [false; SLOTS];
+            assert!(!clean || carried_out <= asked_for, "an atomic was carried out twice");
+        }
+    }
+
+    /// Reliable connections deliver each message once and in order.
+    fn judge_messages(&self, slot: usize) {
+        for [from, to] in [[0, 1], [1, 0]] {
+            let (sender, receiver) = (&self.nodes[from], &self.nodes[to]);
+            let Some(source) = sender.slots[slot].qpn else {
+                continue;
+            };
+            let in_vain = sender.arena.ledger.is_exhausted(source);
+            let answers = receiver.state(slot) == Some(QpState::Rts);
+            assert!(!(self.calm && in_vain && answers), "{source:?} was not answered");
+            let reliable = sender.slots[slot].service.transport == Transport::Rc;
+            if reliable && !self.tainted[slot] && !receiver.overrun(slot) {
+                sender.arena.ledger.judge_heard(source, &receiver.heard);
+            }
+        }
+    }
+
+    fn judge_work(&mut self) {
+        let may_wait = self.may_wait_for_ever();
+        for node in &mut self.nodes {
+            node.poll_all();
+            node.poll_events();
+            for slot in 0..SLOTS {
+                let Some(qpn) = node.slots[slot].qpn else {
+                    continue;
+                };
+                let [sends, receives] =
+                    [Queue::Send(qpn), Queue::Recv(qpn)].map(|queue| node.arena.ledger.open(queue));
+                let state = node.state(slot);
+                match state {
+                    Some(QpState::Error) if !node.overrun(slot) => {
+                        assert_eq!(
+                            (sends, receives),
+                            (0, 0),
+                            "{qpn:?} is in error, with work left"
+                        );
+                    }
+                    Some(QpState::Rts) if !may_wait => {
+                        assert_eq!(sends, 0, "{qpn:?} hangs\n{}", node.summary());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn access_of(bits: u8) -> Access {
+    let bit = |n: u8| bits >> n & 1 != 0;
+    Access {
+        local_write: bit(0),
+        remote_write: bit(1),
+        remote_read: bit(2),
+        remote_atomic: bit(3),
+        bind_window: bit(4),
+    }
+}
+
+/// Takes every completion, and posts receives until the queues are full.
+fn supply(node: &mut Node) {
+    node.poll_all();
+    let usable = |grant: &&Grant| grant.reachable && grant.access.local_write;
+    let region = node.arena.grants.iter().rfind(usable).map(|grant| grant.keys);
+    let whole = |keys: MemoryRegion| Sge { addr: keys.addr, len: keys.len as u32, lkey: keys.lkey };
+    // Without memory there is still room for messages without bytes.
+    let sges: SgList = region.map(whole).into_iter().collect();
+    for slot in 0..node.slots.len() {
+        let receives = !matches!(node.state(slot), None | Some(QpState::Error));
+        while receives && node.post_recv(slot, sges.clone()) {}
+    }
+}
+
+/// A scatter/gather list: one region or two, lengths around what fits packets.
+fn buffers(node: &Node, record: Record) -> SgList {
+    let len = length(record);
+    let stale = node.stale_keys.first().copied();
+    let element = |choice: u8, len: u32| {
+        let region = node.region(choice)?;
+        let lkey = if choice & 0x38 == 0x38 { stale? } else { region.lkey };
+        let addr = edge(&region, len, choice >> 6);
+        Some(Sge { addr, len, lkey })
+    };
+    let second = (record.e & 0x80 != 0).then(|| element(record.c >> 1, len / 2)).flatten();
+    element(record.c, len).into_iter().chain(second).collect()
+}
+
+fn length(record: Record) -> u32 {
+    match record.d {
+        0..0x80 => u32::from(record.d) * 33,
+        0xff => u32::MAX,
+        0xfe => 1 << 30,
+        _ => pick(record.d, &[0, 1, 8, 256, 257, 1024, 1025, 4096]),
+    }
+}
+
+/// An address in a region: its first, or so that `len` bytes end with it, or one byte later.
+fn edge(region: &MemoryRegion, len: u32, choice: u8) -> u64 {
+    let last = region.addr.wrapping_add(region.len).wrapping_sub(u64::from(len));
+    pick(choice & 3, &[region.addr, region.addr.wrapping_add(8), last, last.wrapping_add(1)])
+}

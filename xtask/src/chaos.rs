@@ -1,0 +1,66 @@
+//! `cargo xtask chaos`: the long run of the simulation, and the check of its checker.
+//!
+//! Two parts. The transport runs through thousands of seeds of random programs under random faults; then every planted
+//! mistake has to be found, so that the first part's silence means something. Both are tests of the package `sim`,
+//! built optimised and without the rest of the workspace, so that a machine gets to work within a minute.
+
+use crate::Command;
+use crate::shell::{self, Failure};
+use crate::workspace::cargo;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "chaos",
+    summary: "Thousands of seeds of the simulation, and every planted mistake found",
+    help: "\
+Usage: cargo xtask chaos [--seeds FIRST..END]
+
+Runs the transport in virtual time through these seeds: random programs, random faults, every completion and byte
+checked. Then plants known mistakes one at a time and counts the seeds until each is found. docs/simulation.md says what
+is checked. A seed that fails is printed with the command that replays it.
+
+Options:
+  --seeds FIRST..END   seeds of the first part [default: 0..4000]
+
+Exit code: 0 nothing found and every mistake found, 1 otherwise, 2 usage or environment.
+
+Examples:
+  cargo xtask chaos                       about two minutes
+  cargo xtask chaos --seeds 4000..40000   seeds that nobody has run before",
+    run,
+};
+
+const DEFAULT_SEEDS: &str = "0..4000";
+
+fn run(args: &[String]) -> Result<(), Failure> {
+    let seeds = parse(args)?;
+    let mut long = test(&["--test", "it", "chaos"]);
+    shell::run(long.env("DQUANT_SEEDS", seeds))?;
+    shell::run(&mut test(&["--features", "planted-bugs", "--test", "planted"]))
+}
+
+fn parse(args: &[String]) -> Result<&str, Failure> {
+    match args {
+        [] => Ok(DEFAULT_SEEDS),
+        [option, seeds] if option == "--seeds" && seeds.contains("..") => Ok(seeds),
+        _ => Err(Failure::usage("expected nothing, or --seeds FIRST..END")),
+    }
+}
+
+fn test(what: &[&str]) -> std::process::Command {
+    let mut command = cargo(&["test", "--release", "--package", "sim"]);
+    command.args(what).args(["--", "--nocapture"]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_a_range() {
+        let range = ["--seeds".to_owned(), "3..9".to_owned()];
+        assert_eq!(parse(&range).expect("a range"), "3..9");
+        assert_eq!(parse(&[]).expect("the default"), DEFAULT_SEEDS);
+        assert!(parse(&range[..1]).is_err() && parse(&["3..9".to_owned()]).is_err());
+    }
+}

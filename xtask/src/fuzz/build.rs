@@ -1,0 +1,71 @@
+//! Building the harnesses, with coverage counters or without.
+//!
+//! The flags are those that `cargo-bolero` passes; none of them needs a nightly compiler. A target is named even though
+//! it is the host, because cargo then keeps the flags away from build scripts and macros, which would not link.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{Engine, Harness};
+use crate::shell::{self, Failure};
+use crate::workspace::cargo;
+
+/// Counts edges and keeps a table of their places.
+const INSTRUMENTED: &[&str] = &[
+    "--cfg=fuzzing",
+    "--cfg=fuzzing_libfuzzer",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+];
+
+/// Also tells what comparisons compare. That finds magic numbers and takes half of the time.
+const TRACED: &str = "-Cllvm-args=-sanitizer-coverage-trace-compares";
+
+/// libFuzzer where it can be built.
+pub(super) fn best_engine() -> Engine {
+    if cfg!(target_os = "linux") && shell::answers("c++", &["--version"]) {
+        return Engine::LibFuzzer;
+    }
+    eprintln!("    no C++ compiler for libFuzzer: random inputs, without guidance by coverage");
+    Engine::Random
+}
+
+/// The test binary that holds every harness, made as `wanted` needs it.
+///
+/// # Errors
+/// Whatever cargo reports.
+pub(super) fn program(wanted: &Harness, engine: Engine, folder: &Path) -> Result<PathBuf, Failure> {
+    let mut build = cargo(&["test", "--no-run", "--profile=fuzz", "--package=fuzz"]);
+    build.args(["--test=harnesses", "--message-format=json-render-diagnostics"]);
+    build.arg("--target").arg(host()?);
+    if engine == Engine::LibFuzzer {
+        let traced = wanted.traced.then_some(TRACED);
+        let flags: Vec<&str> = INSTRUMENTED.iter().copied().chain(traced).collect();
+        let place = if wanted.traced { "build-traced" } else { "build" };
+        build.arg("--target-dir").arg(folder.join(place));
+        build.env("RUSTFLAGS", flags.join(" "));
+    }
+    executables(&mut build)?.pop().ok_or_else(|| Failure::check("cargo built no test binary"))
+}
+
+/// What `rustc` builds for when nobody says otherwise.
+fn host() -> Result<String, Failure> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = shell::output(Command::new(rustc).arg("-vV"))?;
+    let line = version.lines().find_map(|line| line.strip_prefix("host: "));
+    line.map(str::to_owned).ok_or_else(|| Failure::usage("rustc does not say what its host is"))
+}
+
+/// The executables of a cargo invocation that reports in JSON.
+///
+/// # Errors
+/// Whatever cargo reports.
+pub(crate) fn executables(build: &mut Command) -> Result<Vec<PathBuf>, Failure> {
+    let messages = shell::output(build)?;
+    let made = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    Ok(made.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect())
+}
