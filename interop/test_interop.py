@@ -1,0 +1,193 @@
+"""Tests of the lab's own judgement, without a guest: python3 -m unittest discover interop"""
+
+import pathlib
+import socket
+import struct
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import build
+import cases
+import lab
+import matrix
+
+DEVINFO = """hca_id:\tlo_rdma
+\ttransport:\t\t\tInfiniBand (0)
+\t\t\tGID[  0]:\t\t::ffff:127.0.0.1, RoCE v2
+hca_id:\trxe0
+\t\t\tGID[  0]:\t\tfe80::5054:ff:fe77:2, RoCE v2
+\t\t\tGID[  1]:\t\t::ffff:10.77.0.2, RoCE v2
+\t\t\tGID[  2]:\t\tfd77:0:0::2, RoCE v2
+"""
+ROWS = """ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 2          5                0.00               0.00               0.000500
+ 4          5                0.10               0.09               0.000500
+"""
+PINGPONG = "819200 bytes in 0.10 seconds = 64.25 Mbit/sec\n100 iters in 0.10 seconds = 1020.0 usec/iter\n"
+
+
+def case(name):
+    return next(case for case in cases.all_cases() if case.name == name)
+
+
+def good(text):
+    return lab.Result(0, text)
+
+
+class Verdicts(unittest.TestCase):
+    pingpong = case("ibv_rc_pingpong -c -n 100")
+
+    def state(self, chosen, server, client):
+        return cases.verdict(chosen, server, client)[0]
+
+    def test_a_pair_that_prints_results_passes(self):
+        self.assertEqual(self.state(self.pingpong, good(PINGPONG), good(PINGPONG)), cases.PASS)
+
+    def test_each_way_to_fail(self):
+        bad = {
+            "exit": lab.Result(1, PINGPONG),
+            "killed": lab.Result(None, PINGPONG),
+            "silent": good(""),
+            "wrong bytes": good(PINGPONG + "invalid data in page 3\n"),
+        }
+        for name, result in bad.items():
+            with self.subTest(name):
+                self.assertEqual(self.state(self.pingpong, result, good(PINGPONG)), cases.FAIL)
+                self.assertEqual(self.state(self.pingpong, good(PINGPONG), result), cases.FAIL)
+
+    def test_all_sizes_must_be_there(self):
+        every = case("ib_send_bw -c RC -a -n 5")
+        self.assertEqual(self.state(every, good(ROWS), good(ROWS)), cases.FAIL)
+        for figure, count, state in (("nan", 5, cases.FAIL), ("0.0", 4, cases.FAIL), ("0.0", 5, cases.PASS)):
+            full = "".join(f" {size}  {count}  {figure}  1.5  0.1\n" for size in cases.ALL_SIZES)
+            self.assertEqual(self.state(every, good(full), good(full)), state)
+
+    def test_only_what_perftest_refuses_is_unsupported(self):
+        events = case("ib_write_bw -c RC -e -s 8192 -n 20")
+        text = " Events feature not available on WRITE verb\n Parser function exited with Error\n"
+        refused, unstarted = lab.Result(1, text), lab.Result(1, "not started")
+        self.assertEqual(self.state(events, refused, unstarted), cases.UNSUPPORTED)
+        self.assertEqual(self.state(events, good(text), good("")), cases.FAIL)
+        unsupported = lab.Result(1, "Couldn't create QP: Operation not supported")
+        self.assertEqual(self.state(events, unsupported, unstarted), cases.FAIL)
+
+
+class Lists(unittest.TestCase):
+    def test_names_are_unique_and_the_quick_part_is_a_part(self):
+        names = [case.name for case in cases.all_cases()]
+        self.assertEqual(len(names), len(set(names)))
+        quick = [case for case in cases.all_cases() if case.quick]
+        self.assertTrue(20 < len(quick) < len(names) / 2)
+
+    def test_every_operation_of_the_program_is_a_case(self):
+        source = pathlib.Path(__file__).with_name("wire_cases.c").read_text()
+        for name in cases.WIRE_CASES:
+            self.assertIn(f'{{ "{name}", ', source)
+        self.assertEqual(source.count("_requester, "), len(cases.WIRE_CASES))
+
+
+class Parsing(unittest.TestCase):
+    def test_the_device_is_the_one_with_the_address(self):
+        self.assertEqual(lab.parse_devinfo(DEVINFO, "10.77.0.2", "fd77::2"), lab.Device("rxe0", {4: 1, 6: 2}))
+        with self.assertRaises(LookupError):
+            lab.parse_devinfo(DEVINFO, "10.77.0.9", "fd77::9")
+
+    def test_rows(self):
+        self.assertEqual(cases.rows_of(ROWS), [(2, 5, 0.0), (4, 5, 0.1)])
+
+    def test_the_archive_of_the_guest(self):
+        archive = build.cpio([("dev", 0o40755, b""), ("init", 0o100755, b"#!")])
+        self.assertEqual(archive[:6], b"070701")
+        self.assertIn(b"init\0", archive)
+        self.assertEqual(len(archive) % 4, 0)
+        self.assertEqual(int(archive[54:62], 16), 0)
+
+    def test_libraries_of_an_elf_file(self):
+        self.assertIn("libc.so.6", build.needed_libraries(pathlib.Path(sys.executable).resolve().read_bytes()))
+        self.assertEqual(build.needed_libraries(b"#!/bin/sh"), [])
+
+    def test_modules_come_after_what_they_need(self):
+        modules = {"a": module("b,c"), "b": module("c"), "c": module("")}
+        self.assertEqual(build.load_order(["a", "built_in"], modules), ["c", "b", "a"])
+
+
+def module(depends):
+    """A relocatable ELF file with nothing but a `.modinfo` section."""
+    info, names = f"depends={depends}\0".encode(), b"\0.modinfo\0.shstrtab\0"
+    header = 64
+    sections = struct.pack("<IIQQQQIIQQ", *[0] * 10)
+    sections += struct.pack("<IIQQQQIIQQ", 1, 1, 0, 0, header, len(info), 0, 0, 1, 0)
+    sections += struct.pack("<IIQQQQIIQQ", 10, 3, 0, 0, header + len(info), len(names), 0, 0, 1, 0)
+    at = header + len(info) + len(names)
+    elf = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 1, 62, 1, 0, 0, at, 0, 64, 0, 0, 64, 3, 2)
+    return elf + info + names + sections
+
+
+LISTENER = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up', flush=True); time.sleep({s})"
+
+
+class HostRuns(unittest.TestCase):
+    def start(self, command, limit_s):
+        return lab.HostEnd("host", "127.0.0.1", "::1", "env LAB_TEST=1").start(command, limit_s)
+
+    def listener(self, seconds, limit_s):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return self.start([sys.executable, "-c", LISTENER.format(port=port, s=seconds)], limit_s), port
+
+    def test_the_runner_comes_first_and_the_exit_status_comes_back(self):
+        result = self.start(["sh", "-c", "echo $LAB_TEST; exit 3"], 30).finish()
+        self.assertEqual(result, lab.Result(3, "1\n"))
+
+    def test_a_listening_program_is_seen(self):
+        run, port = self.listener(0, 30)
+        self.assertTrue(run.wait_listening(port) or run.process.poll() == 0)
+        self.assertEqual(run.finish().code, 0)
+
+    def test_a_program_that_does_not_end_is_ended(self):
+        run, port = self.listener(600, 30)
+        self.assertTrue(run.wait_listening(port))
+        run.stop()
+        self.assertEqual(run.finish(), lab.Result(None, "up\n"))
+        self.assertIsNotNone(run.process.poll())
+
+    def test_a_program_that_ends_does_not_listen(self):
+        run = self.start(["true"], 30)
+        self.assertFalse(run.wait_listening(1))
+        run.finish()
+
+
+class Documents(unittest.TestCase):
+    def test_only_what_is_between_the_markers_changes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "doc.md")
+            path.write_text("a\n<!-- interop:x:begin -->\nold\n<!-- interop:x:end -->\nb\n")
+            matrix.write_between_markers(path, "x", "new \\1")
+            matrix.write_between_markers(path, "x", "newer \\1")
+            self.assertEqual(path.read_text(), "a\n<!-- interop:x:begin -->\nnewer \\1\n<!-- interop:x:end -->\nb\n")
+
+    def test_a_run_adds_to_the_one_before(self):
+        columns = [matrix.Column(title, None, None, 4) for title in "ab"]
+        old, new, halfway = cases.all_cases()[:3]
+        former = {(case.name, column.title): matrix.Cell(cases.PASS, "") for case in (old, new) for column in columns}
+        former |= {(halfway.name, "a"): matrix.Cell(cases.PASS, ""), (halfway.name, "b"): matrix.Cell(matrix.NOT_RUN, "")}
+        document = matrix.as_json("t", [old, new, halfway], columns, former, 5, [])
+        now = {(new.name, title): matrix.Cell(cases.FAIL, "why") for title in "ab"}
+        chosen, cells, seconds = matrix.with_former(document, columns, now, 7)
+        self.assertEqual((chosen, seconds), ([old, new], 12))
+        self.assertEqual([cell.state for cell in cells.values()], [cases.PASS] * 2 + [cases.FAIL] * 2)
+
+    def test_a_reason_is_written_once(self):
+        column = matrix.Column("c", None, None, 4)
+        chosen = cases.all_cases()[:2]
+        cells = {(case.name, "c"): matrix.Cell(cases.FAIL, "same | reason") for case in chosen}
+        text = matrix.markdown(chosen, [column], cells, [])
+        self.assertEqual(text.count("same / reason"), 1)
+        self.assertEqual(text.count("**fail** (1)"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
