@@ -1,8 +1,6 @@
 //! Network interfaces: what becomes a device, with its addresses, MTU and speed.
 
-use std::collections::BTreeMap;
-use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use crate::settings;
 
@@ -46,20 +44,10 @@ pub(crate) fn interface(name: &str) -> Option<Interface> {
 }
 
 fn scan() -> Vec<Interface> {
-    let mut by_name: BTreeMap<String, Interface> = BTreeMap::new();
-    for_each_address(|name, flags, address| {
-        let entry = by_name.entry(name.to_owned()).or_insert_with(|| describe(name, flags));
-        if !entry.addresses.contains(&address) {
-            entry.addresses.push(address);
-        }
-    });
-    let mut found: Vec<Interface> = by_name.into_values().collect();
-    for interface in &mut found {
-        interface.addresses.sort_by_key(gid_rank);
-        // A GID index has 8 bits in address handles.
-        interface.addresses.truncate(128);
-    }
-    found
+    // Without a list there is no device, and programs say so.
+    let all = nic::interfaces::interfaces().unwrap_or_default();
+    let usable = all.into_iter().filter(|found| found.up && !found.addresses.is_empty());
+    usable.map(describe).collect()
 }
 
 /// Place in the GID table; addresses of one rank keep the kernel's order.
@@ -71,18 +59,19 @@ fn gid_rank(address: &IpAddr) -> u8 {
     }
 }
 
-fn describe(name: &str, flags: u32) -> Interface {
-    let c_name = std::ffi::CString::new(name).unwrap_or_default();
-    // SAFETY: the name is a C string.
-    let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
+fn describe(found: nic::interfaces::Interface) -> Interface {
+    let nic::interfaces::Interface { name, index, mtu, loopback, mut addresses, .. } = found;
+    addresses.sort_by_key(gid_rank);
+    // A GID index has 8 bits in address handles.
+    addresses.truncate(128);
     Interface {
-        name: name.to_owned(),
+        mac: attribute(&name, "address").and_then(|text| parse_mac(&text)).unwrap_or_default(),
+        speed_mbps: attribute(&name, "speed").and_then(|text| text.parse().ok()),
+        name,
         index,
-        mtu: attribute(name, "mtu").and_then(|text| text.parse().ok()).unwrap_or(1500),
-        mac: attribute(name, "address").and_then(|text| parse_mac(&text)).unwrap_or_default(),
-        speed_mbps: attribute(name, "speed").and_then(|text| text.parse().ok()),
-        addresses: Vec::new(),
-        loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
+        mtu,
+        addresses,
+        loopback,
     }
 }
 
@@ -100,51 +89,6 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(mac)
 }
 
-/// Calls `visit` with every address of every interface that is up.
-fn for_each_address(mut visit: impl FnMut(&str, u32, IpAddr)) {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` is a place for the result.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return;
-    }
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: nodes of the list are valid until it is freed below.
-        let node = unsafe { &*at };
-        at = node.ifa_next;
-        // SAFETY: names in the list are C strings, addresses null or valid for their family.
-        let (name, address) = unsafe { (CStr::from_ptr(node.ifa_name), ip_of(node.ifa_addr)) };
-        let up = node.ifa_flags & libc::IFF_UP as u32 != 0;
-        if let (true, Ok(name), Some(address)) = (up, name.to_str(), address) {
-            visit(name, node.ifa_flags, address);
-        }
-    }
-    // SAFETY: the list came from getifaddrs and is freed once.
-    unsafe { libc::freeifaddrs(list) };
-}
-
-/// # Safety
-/// `address` is null or points to a socket address that is whole for its family.
-unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: as the caller promises; the family says which type it is.
-    unsafe {
-        match i32::from((*address).sa_family) {
-            libc::AF_INET => {
-                let raw = (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(raw))))
-            }
-            libc::AF_INET6 => {
-                let raw = (*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
-                Some(IpAddr::V6(Ipv6Addr::from(raw)))
-            }
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,7 +96,7 @@ mod tests {
     #[test]
     fn loopback_is_found_with_its_address() {
         let lo = interface("lo").expect("every machine has a loopback interface");
-        assert!(lo.addresses.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
         assert!(lo.mtu >= 1500);
     }
 

@@ -24,6 +24,8 @@ pub struct Interface {
     pub index: u32,
     /// Largest IP packet, in bytes.
     pub mtu: u32,
+    /// Whether it is up.
+    pub up: bool,
     /// Whether it is up and has a carrier.
     pub running: bool,
     /// Whether it is the loopback interface.
@@ -37,7 +39,6 @@ pub struct Interface {
 /// # Errors
 /// When the kernel refuses the list.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    let unusable = unusable_v6();
     let mut found = BTreeMap::new();
     walk(|entry| {
         // SAFETY: the list's names are C strings as long as the list lives, which is until `walk` ends.
@@ -46,19 +47,21 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         let interface = found.entry(name.clone()).or_insert_with(|| Interface {
             index: index_of(entry),
             mtu: 0,
+            up: entry.ifa_flags & libc::IFF_UP as u32 != 0,
             running: entry.ifa_flags & UP_AND_RUNNING == UP_AND_RUNNING,
             loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
             addresses: Vec::new(),
             name,
         });
-        if let Some(address) = address_of(entry)
-            && !unusable.contains(&(address.ip(), interface.index))
-        {
-            interface.addresses.push(address.ip());
-        }
+        interface.addresses.extend(address_of(entry).map(|address| address.ip()));
     })?;
     let mut found: Vec<Interface> = found.into_values().collect();
-    found.iter_mut().for_each(|interface| interface.mtu = mtu_of(&interface.name).unwrap_or(0));
+    // After the list: an address that came before it was read is among these if it is not usable.
+    let unusable = unusable_v6();
+    for interface in &mut found {
+        interface.addresses.retain(|address| !unusable.contains(&(*address, interface.index)));
+        interface.mtu = mtu_of(&interface.name).unwrap_or(0);
+    }
     found.sort_by_key(|interface| interface.index);
     Ok(found)
 }

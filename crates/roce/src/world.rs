@@ -119,6 +119,13 @@ pub trait Wire {
     /// cannot take more counts what it dropped.
     fn send(&mut self, frames: &[TxFrame<'_>]);
 
+    /// How many frames the wire would take now without losing any, as far as it knows. A wire that has
+    /// back-pressure says 0 while its receivers are full; the frames stay where they are, in the queue
+    /// pairs. Most wires know nothing and take everything.
+    fn room(&mut self, _now: Time) -> usize {
+        usize::MAX
+    }
+
     /// Hands the packets that have arrived to `sink`, a bounded number of them, and returns how many.
     /// Those that do not parse or whose ICRC is wrong are counted by the wire and go no further.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
@@ -206,9 +213,10 @@ pub fn drain<W: Wire, M: Memory>(
     endpoint.handle_timeout(now);
     let mut sent = 0;
     while sent < MAX_SENT {
-        let burst = send_burst(endpoint, wire, memory, now);
+        let room = wire.room(now).min(BURST_PACKETS);
+        let burst = send_burst(endpoint, wire, memory, now, room);
         sent += burst;
-        if burst < BURST_PACKETS {
+        if burst < room || room == 0 {
             break;
         }
     }
@@ -270,15 +278,16 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
     }
 }
 
-/// The frames borrow registered memory: nothing is copied on this side of the wire.
+/// Sends up to `room` frames. They borrow registered memory: nothing is copied on this side of the wire.
 fn send_burst<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
     memory: &M,
     now: Time,
+    room: usize,
 ) -> usize {
     let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
-    while !frames.is_full()
+    while frames.len() < room
         && let Some(transmit) = endpoint.poll_transmit(now)
     {
         frames.push(frame_of(&transmit, memory));

@@ -243,7 +243,9 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        self.endpoint.poll_timeout().map(|(at, _)| at)
+        let timer = self.endpoint.poll_timeout().map(|(at, _)| at);
+        let wire = self.wire.as_ref().and_then(DeviceWire::held_until);
+        timer.into_iter().chain(wire).min()
     }
 
     /// The wire, while the device is open.

@@ -163,6 +163,7 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("forwarded_to_us", sharing.accepted),
         ("forwarded_by_strangers", sharing.foreign),
         ("forwarded_wrongly", sharing.misrouted),
+        ("waits_for_receivers", sharing.times_held),
     ]
 }
 

@@ -19,8 +19,12 @@
 //! Multicast (`groups`): each process binds a socket to the group itself. Linux hands a multicast packet
 //! to every matching socket (and chooses one for others), its own packets included.
 //!
+//! Packets for processes of this machine leave only as fast as their receive buffers empty (`backlog`):
+//! loopback is a lossless link, as it is inside an adapter.
+//!
 //! IP, ICRC and segmentation are those of [`crate::udp`]; no queue pair is known here.
 
+mod backlog;
 mod forward;
 mod groups;
 mod locality;
@@ -34,6 +38,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use roce::Time;
 use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
 use roce::world::{RxFrame, TxFrame, Wire};
 
@@ -48,6 +53,7 @@ use crate::udp::{IcrcCheck, UdpCounters, UdpError};
 
 pub use groups::MAX_GROUPS;
 
+use backlog::Backlog;
 use locality::Locality;
 use ports::{Kind, Port, Ports};
 
@@ -123,6 +129,7 @@ pub struct DeviceWire {
     slot: u8,
     ports: Ports,
     locality: Locality,
+    backlog: Backlog,
     tap: Option<PacketTap>,
     why_no_tap: Option<String>,
     payload_limit: u32,
@@ -151,6 +158,7 @@ impl DeviceWire {
             why_no_tap,
             ports,
             locality: Locality::now(),
+            backlog: Backlog::new(),
             payload_limit: payload_limit(config),
             sender: Sender::new(config.gso),
             receiver: Receiver::new(),
@@ -226,6 +234,11 @@ impl DeviceWire {
         with_address.filter_map(|(ip, why)| Some((*ip, why?)))
     }
 
+    /// When to try again, while [`Wire::room`] says 0: nothing else will wake who waits.
+    pub fn held_until(&self) -> Option<Time> {
+        self.backlog.held_until()
+    }
+
     /// What is checked of the ICRC, and why not more.
     pub fn check_in_force(&self) -> String {
         match (&self.why_no_tap, &self.tap) {
@@ -247,13 +260,15 @@ impl DeviceWire {
 
     /// Sends frames that all leave from the address with index `source`.
     fn send_from(&mut self, source: u8, frames: &[TxFrame<'_>]) {
-        let DeviceWire { config, ports, locality, sender, counters, capture, .. } = self;
+        let DeviceWire { config, ports, locality, backlog, sender, counters, capture, .. } = self;
         let Some(socket) = ports.sending(source) else {
             counters.tx.dropped.family += frames.len() as u64;
             return;
         };
         let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
         sender.send(&departure, frames, &mut counters.tx, capture.as_mut());
+        departure.note(frames, backlog);
+        counters.sharing.times_held = backlog.times_held;
     }
 
     /// Takes what waits at the packet socket.
@@ -317,6 +332,11 @@ impl Wire for DeviceWire {
         }
     }
 
+    /// Not more than fits the buffers of this machine's processes; everything for others.
+    fn room(&mut self, now: Time) -> usize {
+        self.backlog.room(now)
+    }
+
     /// The port that had packets last is asked first, and the others only when it has none; every so
     /// often they come first, so that none starves.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
@@ -358,6 +378,14 @@ impl fmt::Display for DeviceWire {
             None => write!(f, "\nreceives: joined (UDP_GRO)")?,
             Some(why) => write!(f, "\nreceives: one by one ({why})")?,
         }
+        match self.backlog.why_not() {
+            None => {
+                write!(f, "\nbetween processes: waits for room in receive buffers (sock_diag)")?;
+            }
+            Some(why) => {
+                write!(f, "\nbetween processes: full receive buffers lose packets ({why})")?;
+            }
+        }
         write!(f, "\nICRC: {}", self.check_in_force())?;
         if let Some(capture) = &self.capture {
             write!(f, "\n{capture}")?;
@@ -390,6 +418,19 @@ impl Departure<'_> {
     /// The slot in the queue pair number that a packet is for.
     fn slot(frame: &TxFrame<'_>) -> u8 {
         frame.header.get(forward::SLOT_BYTE).copied().unwrap_or(0)
+    }
+}
+
+impl Departure<'_> {
+    /// Books what went straight to processes of this machine.
+    fn note(&self, frames: &[TxFrame<'_>], backlog: &mut Backlog) {
+        for run in frames.chunk_by(|a, b| self.together(a, b)) {
+            let remote = self.remote(&run[0]);
+            if remote.port() != run[0].path.remote.port() {
+                let bytes = run.iter().map(|frame| frame.udp_payload_len() as u64).sum();
+                backlog.sent(self.socket.local, remote, run.len() as u64, bytes);
+            }
+        }
     }
 }
 

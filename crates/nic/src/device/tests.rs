@@ -411,3 +411,96 @@ fn garbage_is_counted_and_does_no_harm() {
         wire.counters
     );
 }
+
+/// One payload of the largest path MTU.
+static PAYLOAD: [u8; 4096] = [0x5a; 4096];
+
+/// Sends as much as `wire` has room for, at most `limit` packets; returns how many.
+fn send_as_there_is_room(wire: &mut DeviceWire, to: u8, address: &str, limit: usize) -> usize {
+    let mut sent = 0;
+    while sent < limit {
+        let room = wire.room(clock::now()).min(16).min(limit - sent);
+        if room == 0 {
+            break;
+        }
+        let frames: Vec<TxFrame<'_>> = (0..room)
+            .map(|i| frame(path_to(address), qpn(to), (sent + i) as u32, &PAYLOAD))
+            .collect();
+        wire.send(&frames);
+        sent += room;
+    }
+    sent
+}
+
+/// Two devices with receive buffers of half a MiB, unless this kernel does not tell their level.
+fn small_devices(test: &str, address: &str) -> Option<[DeviceWire; 2]> {
+    let open = || {
+        let mut config = DeviceConfig::new(vec![ip(address)], lo());
+        config.socket_buffer_bytes = 512 << 10;
+        DeviceWire::open(&config).expect("loopback can be bound")
+    };
+    let wires = [open(), open()];
+    if let Some(why) = wires[0].backlog.why_not() {
+        crate::scratch::note_skip(test, why);
+        return None;
+    }
+    Some(wires)
+}
+
+#[test]
+fn a_full_receive_buffer_holds_packets_back_and_none_is_lost() {
+    for address in ["127.8.21.1", "::1"] {
+        let wires = small_devices("a_full_receive_buffer_holds_packets_back", address);
+        let Some([mut a, mut b]) = wires else {
+            return;
+        };
+        let total = 4_000;
+        let (mut sent, mut got) = (0, 0);
+        while got < total {
+            let before = sent;
+            sent += send_as_there_is_room(&mut a, b.slot(), address, total - sent);
+            assert!(sent == total || a.held_until().is_some(), "{sent} sent");
+            // The receiver was not there while all of that was sent.
+            let arrived = collect_for(&mut b, sent - before, Duration::from_millis(300)).len();
+            assert_eq!(arrived, sent - before);
+            got += arrived;
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        assert_eq!(b.overrun(), 0);
+        assert!(a.counters().sharing.times_held > 4, "{:?}", a.counters().sharing);
+    }
+}
+
+#[test]
+fn a_process_that_never_reads_does_not_stop_its_peers_for_good() {
+    let address = "127.8.22.1";
+    let wires = small_devices("a_process_that_never_reads_does_not_stop_its_peers", address);
+    let Some([mut a, stopped]) = wires else {
+        return;
+    };
+    let patience = std::time::Instant::now();
+    let mut sent = 0;
+    while sent < 1_000 {
+        sent += send_as_there_is_room(&mut a, stopped.slot(), address, 1_000 - sent);
+        assert!(patience.elapsed().as_secs() < 5, "{sent} sent");
+    }
+    assert!(stopped.overrun() > 0);
+    // Someone who reads is served meanwhile.
+    let mut reads = device(&[address]);
+    assert_eq!(send_as_there_is_room(&mut a, reads.slot(), address, 16), 16);
+    assert_eq!(collect(&mut reads, 16).len(), 16);
+}
+
+#[test]
+fn a_process_that_is_gone_is_not_waited_for() {
+    let address = "127.8.23.1";
+    let wires = small_devices("a_process_that_is_gone_is_not_waited_for", address);
+    let Some([mut a, gone]) = wires else {
+        return;
+    };
+    let slot = gone.slot();
+    assert!(send_as_there_is_room(&mut a, slot, address, 1_000) < 1_000);
+    drop(gone);
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    assert_eq!(send_as_there_is_room(&mut a, slot, address, 1_000), 1_000);
+}

@@ -26,6 +26,8 @@ pub struct SharingCounters {
     pub misrouted: u64,
     /// Packets that the strict check leaves to its packet socket, which brings them too.
     pub left_to_strict: u64,
+    /// Times that sending waited because the receive buffer of a process here was full.
+    pub times_held: u64,
 }
 
 /// Sending side.

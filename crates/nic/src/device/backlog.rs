@@ -1,0 +1,323 @@
+//! How full the receive buffers of other processes of this machine are, so that nothing is sent into a
+//! full one.
+//!
+//! UDP over loopback has no back-pressure: what does not fit the receiver's buffer is gone, and the
+//! sender never hears of it. An adapter that loops packets back waits instead, and programs on unreliable
+//! connections count on that. The kernel says the level of any UDP socket of the network namespace to
+//! anyone who asks (`sock_diag(7)`), so it is asked whenever another quarter of a buffer may have been
+//! filled. Above half a buffer nothing is sent (the level may be overstated by a quarter: the kernel books
+//! what is read in portions), but no longer than [`PATIENCE`] at a time: a process that has stopped does
+//! not stop its peers.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use roce::{Duration, Time};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+use rustix::net::{recv, send, socket_with};
+
+/// Longest that a full buffer holds packets back.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Time between two looks at a full buffer.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
+
+/// After a buffer stayed full for [`PATIENCE`], it is not looked at for this long.
+const GIVEN_UP: Duration = Duration::from_millis(1_000);
+
+/// What packets take of a receive buffer at most: each its `sk_buff` with its headers, and its bytes
+/// in a block of the next power of two.
+const fn taken(packets: u64, bytes: u64) -> u64 {
+    2 * bytes + packets * 1280
+}
+
+/// What the longest packet takes.
+const LARGEST_BYTES: u64 = taken(1, 4096 + 64);
+
+/// Buffers that are followed at a time; of more than these the longest silent one is forgotten.
+const MAX_PEERS: usize = 16;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    kernel: Result<SockDiag, String>,
+    peers: Vec<Peer>,
+    /// Since when, and until when at least, nothing may be sent.
+    held: Option<Held>,
+    /// Times that sending stopped.
+    pub(super) times_held: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    since: Time,
+    look_at: Time,
+}
+
+/// The port of another process.
+#[derive(Debug)]
+struct Peer {
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// As the kernel said last, in its own accounting.
+    level: Level,
+    /// At most what it grew by since.
+    sent: u64,
+    ignored_until: Time,
+}
+
+impl Peer {
+    /// Bytes that may still be sent to it.
+    fn room(&self) -> u64 {
+        (self.level.limit / 2).saturating_sub(self.level.used + self.sent)
+    }
+
+    /// Whether the last look is too old to go on.
+    fn is_stale(&self) -> bool {
+        self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES
+    }
+}
+
+/// How full a receive buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    used: u64,
+    limit: u64,
+}
+
+impl Backlog {
+    pub(super) fn new() -> Backlog {
+        Backlog { kernel: SockDiag::open(), peers: Vec::new(), held: None, times_held: 0 }
+    }
+
+    /// Why packets to this machine's own processes are not held back, if so.
+    pub(super) fn why_not(&self) -> Option<&str> {
+        self.kernel.as_ref().err().map(String::as_str)
+    }
+
+    /// Takes note of packets that went straight to another process.
+    pub(super) fn sent(&mut self, local: SocketAddr, remote: SocketAddr, packets: u64, bytes: u64) {
+        if self.kernel.is_err() {
+            return;
+        }
+        let taken = taken(packets, bytes);
+        match self.peers.iter_mut().find(|peer| peer.remote == remote && peer.local == local) {
+            Some(peer) => peer.sent += taken,
+            None => {
+                if self.peers.len() == MAX_PEERS {
+                    self.peers.remove(0);
+                }
+                // The first look is due before anything else is sent.
+                let level = Level { used: 0, limit: 0 };
+                let ignored_until = Time::ZERO;
+                self.peers.push(Peer { local, remote, level, sent: taken, ignored_until });
+            }
+        }
+    }
+
+    /// How many packets may be sent now, whatever their length.
+    pub(super) fn room(&mut self, now: Time) -> usize {
+        if self.held.is_some_and(|held| now < held.look_at) {
+            return 0;
+        }
+        let Ok(kernel) = &self.kernel else {
+            return usize::MAX;
+        };
+        self.peers.retain_mut(|peer| {
+            now < peer.ignored_until
+                || !peer.is_stale()
+                || kernel.look(peer.local, peer.remote).is_some_and(|level| {
+                    (peer.level, peer.sent) = (level, 0);
+                    true
+                })
+        });
+        let followed = self.peers.iter().filter(|peer| now >= peer.ignored_until);
+        let room = followed.map(|peer| peer.room() / LARGEST_BYTES).min().unwrap_or(u64::MAX);
+        self.hold(now, room == 0);
+        if self.held.is_some() { 0 } else { usize::try_from(room.max(1)).unwrap_or(usize::MAX) }
+    }
+
+    /// Begins, continues or ends a pause.
+    fn hold(&mut self, now: Time, full: bool) {
+        let look_at = now + LOOK_AGAIN;
+        match self.held {
+            _ if !full => self.held = None,
+            None => {
+                self.held = Some(Held { since: now, look_at });
+                self.times_held += 1;
+            }
+            Some(held) if now.since(held.since) < PATIENCE => {
+                self.held = Some(Held { look_at, ..held });
+            }
+            Some(_) => {
+                let full = self.peers.iter_mut().filter(|peer| peer.room() < LARGEST_BYTES);
+                full.for_each(|peer| peer.ignored_until = now + GIVEN_UP);
+                self.held = None;
+            }
+        }
+    }
+
+    /// When to ask again, while nothing may be sent.
+    pub(super) fn held_until(&self) -> Option<Time> {
+        self.held.map(|held| held.look_at)
+    }
+}
+
+/// The kernel's answers about sockets, by netlink.
+#[derive(Debug)]
+struct SockDiag(OwnedFd);
+
+/// Numbers of `linux/netlink.h`, `linux/sock_diag.h` and `linux/inet_diag.h`.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const INET_DIAG_SKMEMINFO: u16 = 7;
+const NO_COOKIE: [u8; 8] = [0xff; 8];
+const NETLINK_HEADER_BYTES: usize = 16;
+const REQUEST_BYTES: usize = NETLINK_HEADER_BYTES + 56;
+/// Header and `inet_diag_msg`, after which attributes follow.
+const ANSWER_BYTES: usize = NETLINK_HEADER_BYTES + 72;
+
+impl SockDiag {
+    /// A netlink socket that has answered about a socket of ours.
+    fn open() -> Result<SockDiag, String> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd =
+            socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG));
+        let diag = fd.map(SockDiag).map_err(|errno| refusal(&errno.into()))?;
+        let probe = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0));
+        let answers = probe.and_then(|probe| {
+            let at = probe.local_addr()?;
+            diag.ask(at, at)
+        });
+        match answers {
+            Ok(Some(_)) => Ok(diag),
+            Ok(None) => Err(String::from("the kernel has no udp_diag")),
+            Err(error) => Err(refusal(&error)),
+        }
+    }
+
+    /// Level of the buffer of the socket at `remote`; `None` when there is none, or no answer.
+    fn look(&self, local: SocketAddr, remote: SocketAddr) -> Option<Level> {
+        self.ask(local, remote).ok().flatten()
+    }
+
+    fn ask(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Level>> {
+        send(&self.0, &request(local, remote), SendFlags::empty())?;
+        let mut answer = [0_u8; 512];
+        // The kernel has answered by the time that `send` returns.
+        let (len, _) = recv(&self.0, &mut answer[..], RecvFlags::DONTWAIT)?;
+        Ok(level(&answer[..len.min(512)]))
+    }
+}
+
+fn refusal(error: &io::Error) -> String {
+    format!("no sock_diag: {error}")
+}
+
+/// Asks for the memory of the socket that a datagram from `local` to `remote` reaches.
+fn request(local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0; REQUEST_BYTES];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &NLM_F_REQUEST.to_ne_bytes());
+    let family = if remote.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    put(16, &[family as u8, libc::IPPROTO_UDP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
+    put(20, &u32::MAX.to_ne_bytes());
+    // Source and destination are those of the datagram.
+    put(24, &local.port().to_be_bytes());
+    put(26, &remote.port().to_be_bytes());
+    put(28, &octets(local.ip()));
+    put(44, &octets(remote.ip()));
+    let scope = if let SocketAddr::V6(v6) = remote { v6.scope_id() } else { 0 };
+    put(60, &scope.to_ne_bytes());
+    put(64, &NO_COOKIE);
+    bytes
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V6(v6) => v6.octets(),
+        IpAddr::V4(v4) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&v4.octets());
+            bytes
+        }
+    }
+}
+
+/// Finds the memory attribute in an answer. Errors ("no such socket") have none.
+fn level(answer: &[u8]) -> Option<Level> {
+    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
+    let mut attributes = answer.get(ANSWER_BYTES..).filter(|_| kind == SOCK_DIAG_BY_FAMILY)?;
+    loop {
+        let len = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
+        let name = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
+        let value = attributes.get(4..len)?;
+        if name == INET_DIAG_SKMEMINFO {
+            let word = |i: usize| Some(u32::from_ne_bytes(value.get(i..i + 4)?.try_into().ok()?));
+            // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_RCVBUF.
+            return Some(Level { used: word(0)?.into(), limit: word(4)?.into() });
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// The kernel's answers, or `None` with the reason noted.
+    fn kernel(test: &str) -> Option<SockDiag> {
+        SockDiag::open().map_err(|why| crate::scratch::note_skip(test, &why)).ok()
+    }
+
+    #[test]
+    fn the_level_is_that_of_the_socket_which_a_datagram_reaches() {
+        let Some(kernel) = kernel("the_level_is_that_of_the_socket_which_a_datagram_reaches")
+        else {
+            return;
+        };
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(to) = UdpSocket::bind(address) else {
+                continue;
+            };
+            let from = UdpSocket::bind(address).expect("loopback");
+            let (local, remote) =
+                (from.local_addr().expect("bound"), to.local_addr().expect("bound"));
+            let empty = kernel.look(local, remote).expect("there is one");
+            assert_eq!(empty.used, 0);
+            assert!(empty.limit > 0);
+            from.send_to(&[0; 1000], remote).expect("loopback");
+            let filled = kernel.look(local, remote).expect("there is one");
+            assert!((1000..=taken(1, 1000)).contains(&filled.used), "{filled:?}");
+            drop(to);
+            assert_eq!(kernel.look(local, remote), None);
+        }
+    }
+
+    #[test]
+    fn answers_cut_short_or_of_another_kind_say_nothing() {
+        let mut answer = vec![0; ANSWER_BYTES];
+        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        for (field, bytes) in [(1_u16, 4_u16), (INET_DIAG_SKMEMINFO, 40)] {
+            answer.extend_from_slice(&bytes.to_ne_bytes());
+            answer.extend_from_slice(&field.to_ne_bytes());
+            answer.resize(answer.len() + usize::from(bytes) - 4, 3);
+        }
+        let word = u64::from(u32::from_ne_bytes([3; 4]));
+        assert_eq!(level(&answer), Some(Level { used: word, limit: word }));
+        for len in 0..ANSWER_BYTES + 4 + 4 + 8 {
+            assert_eq!(level(&answer[..len]), None, "{len}");
+        }
+        answer[4] ^= 1;
+        assert_eq!(level(&answer), None);
+        // An attribute that claims no length at all ends the search.
+        answer[4] ^= 1;
+        answer[ANSWER_BYTES] = 0;
+        assert_eq!(level(&answer), None);
+    }
+}
