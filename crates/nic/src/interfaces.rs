@@ -1,8 +1,9 @@
 //! Network interfaces of this machine (of this network namespace) and their addresses, as the kernel
 //! lists them now.
 //!
-//! Nothing is kept: addresses come and go, so whoever needs a list asks again. Addresses that cannot be
-//! used yet are left out (IPv6 duplicate address detection takes a second or two).
+//! Nothing is kept: addresses come and go, so whoever needs a list asks again. IPv6 addresses that are
+//! still being checked for duplicates, which takes a second or two, are in the list: leaving them out
+//! would move the others to other places in tables of addresses. Those found to be duplicates are not.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -30,7 +31,7 @@ pub struct Interface {
     pub running: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// Its usable addresses, in the kernel's order.
+    /// Its addresses, in the kernel's order.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -56,10 +57,9 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         interface.addresses.extend(address_of(entry).map(|address| address.ip()));
     })?;
     let mut found: Vec<Interface> = found.into_values().collect();
-    // After the list: an address that came before it was read is among these if it is not usable.
-    let unusable = unusable_v6();
+    let duplicates = duplicates_v6();
     for interface in &mut found {
-        interface.addresses.retain(|address| !unusable.contains(&(*address, interface.index)));
+        interface.addresses.retain(|address| !duplicates.contains(&(*address, interface.index)));
         interface.mtu = mtu_of(&interface.name).unwrap_or(0);
     }
     found.sort_by_key(|interface| interface.index);
@@ -112,23 +112,23 @@ fn index_of(entry: &libc::ifaddrs) -> u32 {
     unsafe { libc::if_nametoindex(entry.ifa_name) }
 }
 
-/// IPv6 addresses that are tentative or were found to be duplicates, with their interface.
-fn unusable_v6() -> Vec<(IpAddr, u32)> {
+/// IPv6 addresses that another machine has too, with their interface.
+fn duplicates_v6() -> Vec<(IpAddr, u32)> {
     // Without IPv6 there is no such file. Threads may be in network namespaces of their own.
     let text = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
-    text.lines().filter_map(unusable_line).collect()
+    text.lines().filter_map(duplicate_line).collect()
 }
 
-/// `IFA_F_TENTATIVE` and `IFA_F_DADFAILED` of linux/if_addr.h.
-const UNUSABLE_FLAGS: u32 = 0x40 | 0x08;
+/// `IFA_F_DADFAILED` of linux/if_addr.h.
+const DUPLICATE: u32 = 0x08;
 
 /// Address, interface, prefix length, scope, flags: all hexadecimal.
-fn unusable_line(line: &str) -> Option<(IpAddr, u32)> {
+fn duplicate_line(line: &str) -> Option<(IpAddr, u32)> {
     let mut fields = line.split_ascii_whitespace();
     let address = u128::from_str_radix(fields.next()?, 16).ok()?;
     let index = u32::from_str_radix(fields.next()?, 16).ok()?;
     let flags = u32::from_str_radix(fields.nth(2)?, 16).ok()?;
-    (flags & UNUSABLE_FLAGS != 0).then(|| (IpAddr::V6(address.into()), index))
+    (flags & DUPLICATE != 0).then(|| (IpAddr::V6(address.into()), index))
 }
 
 /// The MTU of an interface of this network namespace (`/sys` may show another's).
@@ -181,13 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn tentative_addresses_are_known() {
+    fn duplicate_addresses_are_known() {
         let good = "00000000000000000000000000000001 01 80 10 80       lo";
-        let tentative = "fe80000000000000000000fffe000001 0a 40 20 c0     eth0";
-        assert_eq!(unusable_line(good), None);
-        let (address, index) = unusable_line(tentative).expect("tentative");
+        let tentative = "fe80000000000000000000fffe000002 0a 40 20 c0     eth0";
+        let duplicate = "fe80000000000000000000fffe000001 0a 40 20 c8     eth0";
+        assert_eq!(duplicate_line(good), None);
+        assert_eq!(duplicate_line(tentative), None);
+        let (address, index) = duplicate_line(duplicate).expect("a duplicate");
         assert_eq!((address.to_string().as_str(), index), ("fe80::ff:fe00:1", 10));
-        assert_eq!(unusable_line("zz 01 80 10 40 lo"), None);
-        assert_eq!(unusable_line(""), None);
+        assert_eq!(duplicate_line("zz 01 80 10 c8 lo"), None);
+        assert_eq!(duplicate_line(""), None);
     }
 }

@@ -74,15 +74,27 @@ impl Lab {
 
     /// The link's end on one side, once all its addresses are usable.
     fn link(&self, side: usize) -> Interface {
+        self.link_of(side, 3)
+    }
+
+    fn link_of(&self, side: usize, addresses: usize) -> Interface {
         for _ in 0..200 {
             let all = self.on(side, interfaces).expect("a list");
             let link = all.into_iter().find(|interface| interface.name == "v0").expect("made");
-            if link.addresses.len() == 3 && link.running {
+            if link.addresses.len() == addresses && link.running && !self.has_tentative(side) {
                 return link;
             }
             thread::sleep(std::time::Duration::from_millis(50));
         }
         panic!("duplicate address detection takes two seconds, not ten");
+    }
+
+    /// Whether addresses of the link are still being checked for duplicates.
+    fn has_tentative(&self, side: usize) -> bool {
+        let name = &self.names[side];
+        let arguments = ["-n", name, "-6", "addr", "show", "dev", "v0", "tentative"];
+        let run = Command::new("ip").args(arguments).output().expect("it ran before");
+        !run.stdout.is_empty()
     }
 
     fn device_with(
@@ -182,6 +194,32 @@ fn every_pair_of_addresses_connects_two_machines() {
         assert_eq!(a.counters().tx.gso_batches - batches, 2, "segmented over the link too");
     }
     assert_eq!(b.counters().rx.id_solved, 0, "places in joined runs are identifications");
+}
+
+#[test]
+fn a_device_opens_while_its_addresses_are_checked_for_duplicates() {
+    let Some(lab) = Lab::new(4500) else {
+        return;
+    };
+    lab.link(0);
+    let new = format!("-n {} addr add fd78::77/64 dev v0", lab.names[0]);
+    assert!(ip(&new));
+    assert!(lab.has_tentative(0), "the check takes a second");
+    let all = lab.on(0, interfaces).expect("a list");
+    let link = all.into_iter().find(|interface| interface.name == "v0").expect("made");
+    let (v6, count) = ("fd78::77".parse().expect("literal"), link.addresses.len());
+    let source = link.addresses.iter().position(|address| *address == v6).expect("listed") as u8;
+    assert_eq!(count, 4);
+    let config = DeviceConfig::new(link.addresses, link.index);
+    let mut early = lab.on(0, || DeviceWire::open(&config)).expect("all can be bound");
+    lab.link_of(0, count);
+    let mut peer = lab.device(1);
+    let to = qpn(&peer);
+    lab.on(0, || {
+        early.send(&[frame(path("fd78::2".parse().expect("literal"), source), to, 7, b"soon")])
+    });
+    let seen = collect(&mut peer, 1);
+    assert_eq!((psns(&seen), seen[0].1.source.ip()), (vec![7], v6));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use super::UdpError;
+use crate::interfaces;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,13 @@ impl Socket {
         let send_buffer_bytes = enlarge(&fd, &SEND_BUFFER, plan.buffer_bytes);
         let receive_buffer_bytes = enlarge(&fd, &RECEIVE_BUFFER, plan.buffer_bytes);
         let why_no_gro = turn_on_gro(&fd, plan.gro).err();
-        let local = bind_to(&fd, local)?;
+        let local = match bind_to(&fd, local) {
+            Err(UdpError::Bind { source, .. }) if is_tentative(local, &source) => {
+                apply(&fd, local, FREE)?;
+                bind_to(&fd, local)?
+            }
+            bound => bound?,
+        };
         Ok(Socket { fd, local, send_buffer_bytes, receive_buffer_bytes, why_no_gro })
     }
 
@@ -91,6 +98,17 @@ fn apply(fd: &OwnedFd, local: SocketAddr, settings: &[Setting]) -> Result<(), Ud
         })?;
     }
     Ok(())
+}
+
+/// Lets a socket have an address that cannot be used yet.
+const FREE: &[Setting] = &[("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)];
+
+/// Whether the address is this machine's but still being checked for duplicates, which is why it could
+/// not be bound.
+fn is_tentative(local: SocketAddr, refusal: &io::Error) -> bool {
+    local.is_ipv6()
+        && refusal.kind() == io::ErrorKind::AddrNotAvailable
+        && interfaces::addresses().is_ok_and(|all| all.iter().any(|own| own.ip() == local.ip()))
 }
 
 fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<SocketAddr, UdpError> {
