@@ -17,7 +17,7 @@ pub(crate) struct Interface {
     pub(crate) mac: [u8; 6],
     /// Speed in Mbit/s, where the driver tells one.
     pub(crate) speed_mbps: Option<u32>,
-    /// Its addresses in the order of the GID table: link-local IPv6, IPv4, other IPv6.
+    /// Its addresses in the order of the GID table: IPv4, IPv6, link-local IPv6.
     pub(crate) addresses: Vec<IpAddr>,
     loopback: bool,
 }
@@ -50,12 +50,13 @@ fn scan() -> Vec<Interface> {
     usable.map(describe).collect()
 }
 
-/// Place in the GID table; addresses of one rank keep the kernel's order.
+/// Place in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones are last:
+/// they come by themselves, up to two seconds after the link, and the others must not move then.
 fn gid_rank(address: &IpAddr) -> u8 {
     match address {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => 0,
-        IpAddr::V4(_) => 1,
-        IpAddr::V6(_) => 2,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 2,
+        IpAddr::V6(_) => 1,
     }
 }
 
@@ -101,11 +102,11 @@ mod tests {
     }
 
     #[test]
-    fn the_gid_table_has_link_local_then_ipv4_then_other_ipv6() {
+    fn the_gid_table_has_ipv4_then_ipv6_then_link_local() {
         let parse = |text: &str| text.parse::<IpAddr>().unwrap();
-        let mut addresses = ["fd00::1", "10.0.0.1", "fe80::1"].map(parse);
+        let mut addresses = ["fd00::1", "fe80::1", "10.0.0.1"].map(parse);
         addresses.sort_by_key(gid_rank);
-        assert_eq!(addresses, ["fe80::1", "10.0.0.1", "fd00::1"].map(parse));
+        assert_eq!(addresses, ["10.0.0.1", "fd00::1", "fe80::1"].map(parse));
     }
 
     #[test]

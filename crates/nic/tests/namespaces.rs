@@ -216,7 +216,7 @@ fn a_device_opens_while_its_addresses_are_checked_for_duplicates() {
     let mut peer = lab.device(1);
     let to = qpn(&peer);
     lab.on(0, || {
-        early.send(&[frame(path("fd78::2".parse().expect("literal"), source), to, 7, b"soon")])
+        early.send(&[frame(path("fd78::2".parse().expect("literal"), source), to, 7, b"soon")]);
     });
     let seen = collect(&mut peer, 1);
     assert_eq!((psns(&seen), seen[0].1.source.ip()), (vec![7], v6));
