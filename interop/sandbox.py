@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -111,4 +112,15 @@ def veth_pair(mtu, first, second):
         ip(f"addr add {v4}/24 dev {name}", net.prefix)
         ip(f"addr add {v6}/64 dev {name} nodad", net.prefix)
         ip(f"link set {name} up", net.prefix)
+    for net, name in zip(ends, names):
+        wait_for_ipv6(net, name)
     return ends
+
+
+def wait_for_ipv6(net, name):
+    """Linux sets an interface up for IPv6 up to a second after its carrier: the link-local address says when."""
+    command = [*net.prefix, "ip", "-6", "addr", "show", "dev", name, "scope", "link", "-tentative"]
+    for _ in range(50):
+        if subprocess.run(command, capture_output=True, check=False).stdout:
+            return
+        time.sleep(0.1)
