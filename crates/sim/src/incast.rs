@@ -41,15 +41,15 @@ pub struct IncastConfig {
 
 impl IncastConfig {
     /// The case of the published comparison: 25 Gbit/s, 1 us links, a buffer of 4 MB, ECN from 100 to
-    /// 400 kB with 20 %.
-    pub const fn new(senders: u32) -> IncastConfig {
-        let rate = 25_000_000_000;
+    /// 400 kB with 20 %; buffer and marks grow with the rate.
+    pub const fn new(senders: u32, gbit: u64) -> IncastConfig {
+        let rate = gbit * 1_000_000_000;
         let plain = LinkConfig::new(rate, Duration::from_micros(1));
         IncastConfig {
             senders,
             long_flow: true,
             link: LinkConfig {
-                queue_bytes: 4_000_000,
+                queue_bytes: 160_000 * gbit,
                 marking: Some(Marking::dcqcn(rate)),
                 ..plain
             },
@@ -219,7 +219,7 @@ mod tests {
             alone: Duration::ZERO,
             window_packets: 64,
             span,
-            ..IncastConfig::new(2)
+            ..IncastConfig::new(2, 25)
         };
         let got = measure(&config, |_| {}).unwrap();
         assert_eq!(got.dropped, 0);

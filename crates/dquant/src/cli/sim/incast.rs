@@ -7,7 +7,6 @@ use roce::Duration;
 use roce::dcqcn::{CongestionControl, DcqcnParams};
 use serde::Serialize;
 use sim::incast::{self, Incast, IncastConfig};
-use sim::link::{LinkConfig, Marking};
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -63,12 +62,10 @@ impl IncastCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let rate_bps = self.gbit * 1_000_000_000;
         let congestion = self.congestion(rate_bps);
-        let bare = IncastConfig::new(self.senders);
         let config = IncastConfig {
             long_flow: !self.no_long_flow,
-            link: LinkConfig { rate_bps, marking: Some(Marking::dcqcn(rate_bps)), ..bare.link },
             seed: self.seed,
-            ..bare
+            ..IncastConfig::new(self.senders, self.gbit)
         };
         let got = incast::measure(&config, |connect| connect.congestion = congestion);
         let got = got.map_err(CliError::check_failed)?;
