@@ -22,6 +22,7 @@ const USUAL: &[(&str, &str)] = &[
     ("credit_probes", "packets sent without a credit, to ask for one"),
     ("selective_acks_sent", "acknowledgements that tell single packets"),
     ("early_packets", "packets placed before their turn"),
+    ("paced_packets", "packets held back for its rate, by congestion control"),
 ];
 
 /// All others: each of them is a loss, a wait, a refusal or a failure.
@@ -75,7 +76,6 @@ const TROUBLES: &[(&str, &str)] = &[
     ("cnps_received", "congestion notifications (CNP) received"),
     ("cnps_sent", "congestion notifications (CNP) sent"),
     ("ecn_marked", "packets marked by the network (ECN)"),
-    ("paced_packets", "packets held back by congestion control"),
 ];
 
 /// Every counter of a queue pair that this program knows.
@@ -179,7 +179,7 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     let sends = Count(qp.sends.into());
     fact(out, "posted", format_args!("sends {sends}, receives {receives}"));
     if let Some(flow) = &qp.flow {
-        self::flow(out, flow);
+        self::flow(out, flow, state);
     }
     timers(out, qp);
     if let Some(bps) = qp.rate_bps {
@@ -205,7 +205,7 @@ fn meaning(state: &str) -> &'static str {
     }
 }
 
-fn flow(out: &mut String, flow: &Flow) {
+fn flow(out: &mut String, flow: &Flow, state: &str) {
     let Flow { unacknowledged_psn, next_psn, expected_psn, .. } = flow;
     let ours = match unacknowledged_psn == next_psn {
         true => format!("all acknowledged before {next_psn:#08x}"),
@@ -218,13 +218,15 @@ fn flow(out: &mut String, flow: &Flow) {
         _ => "unknown".to_owned(),
     };
     let Flow { in_flight_packets, window_packets, retries_left, rnr_retries_left, .. } = flow;
+    // They are set with the state that may send.
+    let left = match state {
+        "RESET" | "INIT" | "RTR" => String::new(),
+        _ => format!("; retries left: {retries_left}, for RNR {rnr_retries_left}"),
+    };
     fact(
         out,
         "in flight",
-        format_args!(
-            "{in_flight_packets} of {window_packets} packets; credits: {credits}; \
-             retries left: {retries_left}, for RNR {rnr_retries_left}"
-        ),
+        format_args!("{in_flight_packets} of {window_packets} packets; credits: {credits}{left}"),
     );
 }
 
@@ -241,9 +243,13 @@ fn timers(out: &mut String, qp: &QueuePair) {
         let what = match waits.what.as_str() {
             "answer" => "for an answer",
             "receiver" => "for the peer to post receives",
+            "overdue answer" => "for an answer that is overdue",
+            "its rate" => "until its rate allows the next packet",
             other => other,
         };
-        fact(out, "waits", format_args!("{what}, {} left", span(waits.ns)));
+        let left =
+            if waits.ns == 0 { "now".to_owned() } else { format!("{} left", span(waits.ns)) };
+        fact(out, "waits", format_args!("{what}, {left}"));
     }
 }
 
@@ -254,7 +260,7 @@ fn counters(out: &mut String, counters: &Counters) {
         out,
         "payload",
         format_args!(
-            "{} out in {} packets, {} in from {}",
+            "{} out in {} packets, {} in from {} packets",
             Bytes(sent_bytes),
             Count(sent),
             Bytes(received_bytes),
@@ -296,7 +302,8 @@ fn histogram(out: &mut String, rtt: &Rtt) {
     for (bucket, &count) in rtt.histogram.iter().enumerate().take(last + 1).skip(first) {
         let below = span(1_000_u64.checked_shl(bucket as u32).unwrap_or(u64::MAX));
         let bar = "#".repeat((count as u128 * BAR as u128).div_ceil(most.max(1) as u128) as usize);
-        line(out, format_args!("    below {below:>8} {bar} {}", Count(count)));
+        let text = format!("  {:>14} below {below:>8}  {bar}", Count(count));
+        line(out, format_args!("{}", text.trim_end()));
     }
 }
 
@@ -402,7 +409,7 @@ mod tests {
         assert_eq!(lines[1], "  last error   retry exceeded: 7 retries, 3.2 s ago");
         assert!(lines[2].starts_with("  hint         the peer answered before"), "{out}");
         assert_eq!(lines[3], "  posted       sends 0, receives 500");
-        assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0");
+        assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0 packets");
         assert_eq!(lines[5], "               3 ACKs sent");
         assert_eq!(lines[6], "  troubles");
         assert_eq!(lines[7], "               1 new thing");
@@ -440,10 +447,14 @@ mod tests {
         let rtt = Rtt { smoothed_ns: Some(12_300), least_ns: Some(3_000), histogram };
         let mut out = String::new();
         super::histogram(&mut out, &rtt);
-        let bar = "#".repeat(40);
-        let wanted = format!(
-            "  round trips  smoothed 12.3 us, least 3.0 us\n    below   4.0 us # 1\n    below   8.0 us  0\n    below  16.0 us {bar} 80\n"
-        );
+        let most = format!("              80 below  16.0 us  {}", "#".repeat(40));
+        let wanted = [
+            "  round trips  smoothed 12.3 us, least 3.0 us",
+            "               1 below   4.0 us  #",
+            "               0 below   8.0 us",
+            &most,
+        ];
+        let out: Vec<&str> = out.lines().collect();
         assert_eq!(out, wanted);
     }
 
