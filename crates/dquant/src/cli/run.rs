@@ -41,6 +41,9 @@ const SONAME: &str = "libibverbs.so.1";
 #[command(
     verbatim_doc_comment,
     after_help = "\
+`dquant explain` asks programs that run; `dquant capture live --help` has the tshark command that
+shows a capture.
+
 Examples:
   dquant run -- ibv_devinfo -v
   dquant run -- ibv_rc_pingpong -d dq_eth0 -g 0

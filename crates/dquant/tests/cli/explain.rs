@@ -152,11 +152,14 @@ fn the_list_has_the_living_and_not_the_dead() {
     let watch = ["explain", &one.pid(), "--watch", "10ms", "--json"];
     let mut watching = folder.command(&watch);
     watching.stdout(File::create(folder.0.join("watched")).expect("writable"));
+    watching.stderr(File::create(folder.0.join("noted")).expect("writable"));
     let watching = Running::start(watching);
     eventually("an answer", || (!folder.read("watched").is_empty()).then_some(()));
     let pid = one.pid();
     one.kill();
     assert!(watching.finish().success(), "what is watched may end");
+    let noted = String::from_utf8(folder.read("noted")).expect("text");
+    assert!(noted.contains(&format!("process {pid} has ended")), "{noted}");
     assert!(!list().contains(&pids[0]) && list().contains(&pids[1]), "{:?}", list());
     let ran = folder.run(&["explain", &pid]);
     ran.failed(2, &format!("there is no process {pid}"), "has ended");
