@@ -86,7 +86,11 @@ pub(super) fn known_counters() -> impl Iterator<Item = &'static str> {
 
 /// Counters of the wire that ask for something to be done, and what.
 const WIRE_ADVICE: &[(&str, &str)] = &[
-    ("receive_buffer_overruns", "the receive buffer was full: see `dquant doctor`, socket buffers"),
+    (
+        "receive_buffer_overruns",
+        "packets came faster than they were taken, and the receive buffer was full (RC sends them \
+         again, UC and UD lose them): see `dquant doctor`, socket buffers",
+    ),
     ("bad_icrc", "packets arrive damaged, or something on the way rewrites them"),
     ("not_sent_refused", "the kernel refuses to send: no route, or a firewall"),
     ("not_sent_too_long", "packets longer than the path carries: take a smaller MTU"),

@@ -39,7 +39,7 @@ pub(super) struct IncastCommand {
     senders: u32,
 
     /// Congestion control of every connection
-    #[arg(long, default_value = "dcqcn-mlnx", value_name = "NAME", value_parser = NAMES)]
+    #[arg(long, default_value = "dcqcn-mlnx", value_name = "NAME", value_parser = NAMES, hide_possible_values = true)]
     cc: String,
 
     /// Rate of every link in Gbit/s
