@@ -1,5 +1,6 @@
 //! Settings from the environment. All are optional; `docs/verbs.md` has the table.
 
+use std::io::ErrorKind;
 use std::str::FromStr;
 
 use nic::capture::Capture;
@@ -89,9 +90,14 @@ const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 pub(crate) fn capture(device: &str) -> Option<Capture> {
     let pattern = std::env::var(CAPTURE).ok()?;
     let path = pattern.replace("%d", device).replace("%p", &std::process::id().to_string());
-    Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES)
-        .map_err(|error| eprintln!("libibverbs (dquant): no capture to {path}: {error}"))
-        .ok()
+    let complain = |error: std::io::Error| {
+        let hint = match error.kind() {
+            ErrorKind::ResourceBusy => "; hint: with %p and %d in its name each has its own",
+            _ => "",
+        };
+        eprintln!("libibverbs (dquant): no capture to {path}: {error}{hint}");
+    };
+    Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES).map_err(complain).ok()
 }
 
 fn parsed<T: FromStr>(name: &str) -> Option<T> {

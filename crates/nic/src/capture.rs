@@ -13,7 +13,7 @@
 //! - Payload is data of the program that sends it: the file is for its owner alone (mode 0600).
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
@@ -78,15 +78,33 @@ pub struct Capture {
     ended: Option<String>,
 }
 
+/// Two captures in one file would write over each other.
+fn busy(error: TryLockError) -> io::Error {
+    match error {
+        TryLockError::Error(error) => error,
+        TryLockError::WouldBlock => {
+            io::Error::new(io::ErrorKind::ResourceBusy, "another capture is being written to it")
+        }
+    }
+}
+
 impl Capture {
     /// Makes the file, or empties it, and writes the file header. At `limit` bytes it is complete.
     ///
     /// # Errors
-    /// When the file cannot be made or written.
+    /// When the file cannot be made or written; `ResourceBusy` while another capture, of any process,
+    /// is written to it.
     pub fn create(path: &Path, limit: u64) -> io::Result<Capture> {
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        Capture::to_file(options.open(path)?, limit)
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path)?;
+        // Pipes and devices have one end for everybody, and nothing to empty.
+        if file.metadata()?.is_file() {
+            // Held as long as the file is open.
+            file.try_lock().map_err(busy)?;
+            file.set_len(0)?;
+        }
+        Capture::to_file(file, limit)
     }
 
     /// The same to an open, empty file.

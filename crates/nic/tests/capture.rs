@@ -141,6 +141,20 @@ fn exchange(address: &str, sent: &Scratch, received: &Scratch) -> usize {
 }
 
 #[test]
+fn a_file_has_one_capture_at_a_time() {
+    let scratch = Scratch::new("one-writer");
+    let first = scratch.capture(1 << 20);
+    let header = fs::read(&scratch.0).expect("it is there");
+    let second = Capture::create(&scratch.0, 1 << 20).expect_err("it would write over the first");
+    assert_eq!(second.kind(), std::io::ErrorKind::ResourceBusy);
+    assert_eq!(fs::read(&scratch.0).expect("still there"), header);
+    drop(first);
+    fs::write(&scratch.0, [0; 100]).expect("writable");
+    drop(scratch.capture(1 << 20));
+    assert_eq!(fs::read(&scratch.0).expect("there"), header, "a new capture begins at the start");
+}
+
+#[test]
 fn both_ends_record_the_same_packets_and_all_of_them_check() {
     for (v, address) in [("v4", "127.7.1.1"), ("v6", "::1")] {
         let sent = Scratch::new(&format!("sent-{v}"));

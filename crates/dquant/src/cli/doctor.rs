@@ -1,4 +1,5 @@
-//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]).
+//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]), and whether programs find the verbs
+//! library ([`super::run`]).
 
 use std::fmt;
 
@@ -71,9 +72,29 @@ impl fmt::Display for Examined {
     }
 }
 
+/// What `dquant run` would give to programs. Without it everything else works.
+fn verbs_library() -> Finding {
+    let topic = "verbs library".to_owned();
+    match super::run::library() {
+        Ok(path) => Finding {
+            topic,
+            verdict: Verdict::Ok,
+            text: format!("{}: `dquant run -- PROGRAM` uses it", path.display()),
+            fix: None,
+        },
+        Err(error) => {
+            let (why, hint) = error.parts();
+            let text = format!("{why}: `dquant run` cannot start programs");
+            let fix = hint.or_else(|| Some("name an existing file there, or unset it".to_owned()));
+            Finding { topic, verdict: Verdict::Warn, text, fix }
+        }
+    }
+}
+
 impl Doctor {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let findings = examine();
+        let mut findings = examine();
+        findings.push(verbs_library());
         let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
         let findings = findings.into_iter().map(Looked::from).collect();
         console.report(&Examined { verdict: worst.name(), findings })?;

@@ -8,6 +8,7 @@ mod document;
 mod text;
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
@@ -24,11 +25,21 @@ use document::Document;
 /// For programs started with `dquant run`: which path their packets take and why, every queue pair
 /// with state, peer, packet numbers, timers and counters, and the last error with packet, peer and
 /// cause. Without PID it lists the programs that can be asked: those of this user (all for root) in
-/// this network namespace. The daemons of dquant itself answer `dquant status`.
+/// this network namespace. A program that has ended cannot be asked any more. The daemons of dquant
+/// itself answer `dquant status`.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
     after_help = "\
+Words:
+  PSN            packet sequence number: 24 bits, counted up for each packet
+  ACK, NAK       the peer's answers: arrived; refused or missing, with the cause
+  RNR            receiver not ready: the peer has no receive posted for a message
+  credits        messages that the peer has receives for, as far as it said
+  retries        how often a packet is sent again before the queue pair gives up
+  ECN, CNP       a packet marked by a full switch; the notification that slows the sender down
+  round trips    from a packet to its acknowledgement, as a histogram
+
 Examples:
   dquant explain
   dquant explain 4711
@@ -114,7 +125,9 @@ impl fmt::Display for Listed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Listed { pid, device, program, queue_pairs, failed } = self;
         let program = program.as_deref().unwrap_or("?");
-        let line = format!("{pid:>7}  {device:<16} {program}: {queue_pairs} queue pairs");
+        let plural = if *queue_pairs == 1 { "" } else { "s" };
+        let line =
+            format!("process {pid:>7}  {device:<16} {program}: {queue_pairs} queue pair{plural}");
         f.write_str(&text::printable(&line))?;
         if *failed > 0 { write!(f, ", {failed} failed") } else { Ok(()) }
     }
@@ -125,13 +138,19 @@ impl Explain {
         let Some(pid) = self.pid else {
             return list(console);
         };
-        loop {
-            self.explain(pid, console)?;
-            let Some(pause) = self.watch else {
-                return Ok(Exit::Good);
-            };
+        self.explain(pid, console)?;
+        while let Some(pause) = self.watch {
             std::thread::sleep(pause);
+            if let Err(error) = self.explain(pid, console) {
+                // It was there before: that it goes is no failure of ours.
+                if !ask::is_gone(Endpoint { pid })? {
+                    return Err(error);
+                }
+                console.note(format_args!("process {pid} has ended, or closed its devices"));
+                break;
+            }
         }
+        Ok(Exit::Good)
     }
 
     fn explain(&self, pid: u32, console: &mut Console) -> Result<(), CliError> {
@@ -146,6 +165,7 @@ impl Explain {
         }
         let mut shown = 0;
         for mut document in devices {
+            document.fill_in_zeros(text::known_counters);
             if let Some(number) = self.qp {
                 document.queue_pairs.retain(|qp| qp.qpn == number);
             }
@@ -164,13 +184,23 @@ impl Explain {
 }
 
 fn list(console: &mut Console) -> Result<Exit, CliError> {
-    let mut listed = 0;
+    let (mut listed, mut refused) = (0, 0);
     for endpoint in ask::endpoints()? {
-        // Somebody else's, or gone since.
-        for document in endpoint.ask().unwrap_or_default() {
-            console.report(&Listed::new(document))?;
-            listed += 1;
+        match endpoint.ask() {
+            Ok(documents) => {
+                for document in documents {
+                    console.report(&Listed::new(document))?;
+                    listed += 1;
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => refused += 1,
+            // Gone since, or too busy: whoever asks it by its number is told.
+            Err(_) => {}
         }
+    }
+    if refused > 0 {
+        console
+            .note(format_args!("{refused} more of other users, who may ask them; root may, too"));
     }
     if listed == 0 {
         console.note("no verbs program of this user has a device open in this network namespace");
@@ -181,9 +211,17 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
 }
 
 fn nobody(pid: u32, device: Option<&str>) -> CliError {
+    if ask::has_ended(pid) {
+        return CliError::usage(format_args!("there is no process {pid}")).hint(
+            "a program that has ended cannot be asked; `dquant explain` lists those that can",
+        );
+    }
     let what = device.map_or_else(|| "device".to_owned(), |name| format!("device {name}"));
     CliError::usage(format_args!("process {pid} has no {what} open in this network namespace"))
-        .hint("`dquant explain` lists who can be asked; `ip netns exec` enters another namespace")
+        .hint(
+            "`dquant explain` lists who can be asked; `ip netns exec` enters another namespace; \
+             daemons of dquant answer `dquant status`",
+        )
 }
 
 fn unanswered(Endpoint { pid }: Endpoint, error: &std::io::Error) -> CliError {

@@ -4,6 +4,9 @@
 //! dynamic linker looks, and the program takes the place of this process. Cargo builds the library
 //! as `libibverbs.so`; the name that programs ask for is a link in a directory of the user's own,
 //! whose name is made from the library it leads to, so that it never changes once it is there.
+//!
+//! What the library would only complain about on the way, interfaces that do not exist and captures
+//! that cannot be written, is refused before the program starts.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,12 +17,17 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use clap::Args;
+use nic::interfaces::interfaces;
+use rustix::fs::{Access, access};
 
 use super::Console;
 use crate::exit::{CliError, Exit};
 
 /// Where the library is, if not beside this program.
 const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
+
+/// Where the library keeps its view of `/sys/class/infiniband`, if not where we would.
+const SYSFS: &str = "DQUANT_SYSFS";
 
 /// The name that programs ask for.
 const SONAME: &str = "libibverbs.so.1";
@@ -33,6 +41,9 @@ const SONAME: &str = "libibverbs.so.1";
 #[command(
     verbatim_doc_comment,
     after_help = "\
+`dquant explain` asks programs that run; `dquant capture live --help` has the tshark command that
+shows a capture.
+
 Examples:
   dquant run -- ibv_devinfo -v
   dquant run -- ibv_rc_pingpong -d dq_eth0 -g 0
@@ -62,9 +73,9 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(self, _console: &mut Console) -> Result<Exit, CliError> {
         let library = library()?;
-        let dir = private_dir(&library).map_err(|error| {
-            CliError::usage(format_args!("cannot prepare {}: {error}", library.display()))
-                .hint("set XDG_RUNTIME_DIR or TMPDIR to a directory that you own")
+        let (base, own) = own_directory()?;
+        let dir = private_dir(&own, &library).map_err(|error| {
+            CliError::usage(format_args!("cannot prepare {}: {error}", own.display()))
         })?;
         let [name, arguments @ ..] = self.program.as_slice() else {
             return Err(CliError::usage("no program to run"));
@@ -73,16 +84,68 @@ impl Run {
         command.args(arguments);
         command.env("LD_LIBRARY_PATH", first(dir.as_os_str(), "LD_LIBRARY_PATH"));
         command.env("LD_PRELOAD", first(dir.join(SONAME).as_os_str(), "LD_PRELOAD"));
-        if let Some(devices) = self.devices {
-            command.env("DQUANT_DEVICES", devices);
+        if env::var_os(SYSFS).is_none() {
+            command.env(SYSFS, base);
+        }
+        if let Some(list) = self.devices {
+            command.env("DQUANT_DEVICES", devices(&list)?);
         }
         if let Some(file) = self.capture {
-            command.env("DQUANT_CAPTURE", file);
+            command.env("DQUANT_CAPTURE", capture(&file)?);
         }
         // Only comes back when it fails.
         let error = command.exec();
-        Err(CliError::usage(format_args!("cannot run {}: {error}", name.display())))
+        let failed = CliError::usage(format_args!("cannot run {}: {error}", name.display()));
+        Err(match error.kind() {
+            io::ErrorKind::NotFound => failed.hint("is it installed, and its folder in PATH?"),
+            _ => failed,
+        })
     }
+}
+
+/// The interfaces, each of which exists and can be a device; `dq_eth0` is taken for `eth0`.
+fn devices(list: &str) -> Result<String, CliError> {
+    let all = interfaces().map_err(CliError::usage)?;
+    let usable: Vec<&str> = all
+        .iter()
+        .filter(|interface| interface.running && !interface.addresses.is_empty())
+        .map(|interface| interface.name.as_str())
+        .collect();
+    let find = |name: &str| {
+        let is = |wanted: &str| usable.iter().find(|usable| **usable == wanted).copied();
+        let found = is(name).or_else(|| is(name.strip_prefix("dq_")?));
+        found.ok_or_else(|| {
+            let exists = all.iter().any(|interface| interface.name == name);
+            let why = if exists { "is down or has no address" } else { "does not exist" };
+            CliError::usage(format_args!("interface {name:?} {why}"))
+                .hint(format_args!("one or more of {}", usable.join(",")))
+        })
+    };
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let found = names.map(find).collect::<Result<Vec<&str>, CliError>>()?;
+    if found.is_empty() {
+        return Err(CliError::usage("--devices names no interface")
+            .hint(format_args!("one or more of {}", usable.join(","))));
+    }
+    Ok(found.join(","))
+}
+
+/// The file, wherever the program may change to, in a folder that can be written.
+fn capture(file: &Path) -> Result<PathBuf, CliError> {
+    let unwritable =
+        |error| CliError::usage(format_args!("cannot write {}: {error}", file.display()));
+    let path = std::path::absolute(file).map_err(unwritable)?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    // Folders named for the process or the interface are known to the library only.
+    if !folder.to_string_lossy().contains('%') {
+        let writable = match fs::metadata(&path) {
+            Ok(found) if found.is_dir() => Err(rustix::io::Errno::ISDIR),
+            Ok(_) => access(&path, Access::WRITE_OK),
+            Err(_) => access(folder, Access::WRITE_OK | Access::EXEC_OK),
+        };
+        writable.map_err(|error| unwritable(error.into()))?;
+    }
+    Ok(path)
 }
 
 /// `value`, before what the variable holds already.
@@ -96,7 +159,7 @@ fn first(value: &OsStr, variable: &str) -> OsString {
 }
 
 /// The library: named by the environment, or beside this program as cargo or a package leaves it.
-fn library() -> Result<PathBuf, CliError> {
+pub(super) fn library() -> Result<PathBuf, CliError> {
     if let Some(path) = env::var_os(LIBRARY) {
         let path = PathBuf::from(path);
         return path.canonicalize().map_err(|error| {
@@ -121,8 +184,7 @@ fn library() -> Result<PathBuf, CliError> {
 }
 
 /// A directory with the library under the name that programs ask for.
-fn private_dir(library: &Path) -> io::Result<PathBuf> {
-    let own = own_directory()?;
+fn private_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
     let metadata = fs::metadata(library)?;
     let mut hasher = DefaultHasher::new();
     (library, metadata.len(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
@@ -142,16 +204,43 @@ fn private_dir(library: &Path) -> io::Result<PathBuf> {
     Ok(dir)
 }
 
-/// A directory that nobody else can have put anything into: what is loaded from it runs as the user.
-fn own_directory() -> io::Result<PathBuf> {
-    let base = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
+/// A directory that nobody else can have put anything into, and the one it is in: what is loaded from
+/// it runs as the user.
+///
+/// `sudo` and `su` leave the `XDG_RUNTIME_DIR` of somebody else behind, and containers name one that is
+/// not there; then it is the temporary directory.
+fn own_directory() -> Result<(PathBuf, PathBuf), CliError> {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let mut refusals = Vec::new();
+    for base in runtime.into_iter().chain([env::temp_dir()]) {
+        match own_directory_in(&base) {
+            Ok(own) => return Ok((base, own)),
+            Err(why) => refusals.push(why),
+        }
+    }
+    let why = refusals.join("; ");
+    Err(CliError::usage(format_args!("no private directory for the verbs library: {why}"))
+        .hint("set XDG_RUNTIME_DIR or TMPDIR to a directory that you own"))
+}
+
+fn own_directory_in(base: &Path) -> Result<PathBuf, String> {
     let uid = rustix::process::getuid().as_raw();
     let own = base.join(format!("dquant-verbs-{uid}"));
+    let because = |why: &dyn std::fmt::Display| format!("{}: {why}", own.display());
     match fs::DirBuilder::new().mode(0o700).create(&own) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(because(&error)),
         _ => {}
     }
-    let found = fs::symlink_metadata(&own)?;
-    let private = found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0;
-    if private { Ok(own) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    let found = fs::symlink_metadata(&own).map_err(|error| because(&error))?;
+    if !found.is_dir() {
+        return Err(because(&"is no directory"));
+    }
+    if found.uid() != uid {
+        return Err(because(&format_args!("belongs to user {}", found.uid())));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(because(&"others may write to it"));
+    }
+    access(&own, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| because(&error))?;
+    Ok(own)
 }

@@ -14,7 +14,7 @@ use roce::wire::frame::Packet;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
 use roce::world::{Path as WirePath, TxFrame, Wire};
 
-use super::{Folder, Ran};
+use super::{Folder, Ran, note_skip};
 
 const FILE_HEADER_BYTES: usize = 24;
 const RECORD_HEADER_BYTES: usize = 16;
@@ -161,17 +161,17 @@ fn recorded(folder: &Folder, address: IpAddr) -> Vec<u32> {
     psns
 }
 
-fn may_listen() -> bool {
+fn may_listen(test: &str) -> bool {
     let allowed = PacketTap::open(None).is_ok();
     if !allowed {
-        eprintln!("skipped: no packet sockets without CAP_NET_RAW");
+        note_skip(test, "no packet sockets without CAP_NET_RAW");
     }
     allowed
 }
 
 #[test]
 fn a_live_capture_has_every_packet_once_and_ends_when_asked() {
-    if !may_listen() {
+    if !may_listen("a_live_capture_has_every_packet_once_and_ends_when_asked") {
         return;
     }
     let folder = Folder::new("capture-live");
@@ -193,7 +193,7 @@ fn a_live_capture_has_every_packet_once_and_ends_when_asked() {
 
 #[test]
 fn a_live_capture_that_is_killed_leaves_what_it_had() {
-    if !may_listen() {
+    if !may_listen("a_live_capture_that_is_killed_leaves_what_it_had") {
         return;
     }
     let folder = Folder::new("capture-killed");
@@ -208,7 +208,7 @@ fn a_live_capture_that_is_killed_leaves_what_it_had() {
 
 #[test]
 fn a_live_capture_ends_by_count_and_by_time() {
-    if !may_listen() {
+    if !may_listen("a_live_capture_ends_by_count_and_by_time") {
         return;
     }
     let folder = Folder::new("capture-bounds");
@@ -225,7 +225,7 @@ fn a_live_capture_says_what_it_cannot_do() {
     let folder = Folder::new("capture-refused");
     let args = ["capture", "live", "--interface", "nowhere", "-o", "live.pcap"];
     folder.run(&args).failed(2, "there is no interface nowhere", "lo");
-    if may_listen() {
+    if PacketTap::open(None).is_ok() {
         let args = ["capture", "live", "--interface", "lo", "-o", "no/such/folder.pcap"];
         folder.run(&args).failed(2, "cannot write no/such/folder.pcap", "");
     } else {

@@ -1,6 +1,6 @@
 //! `dquant doctor`: findings with fixes, the same for people and programs.
 
-use super::Folder;
+use super::{Folder, Ran};
 
 #[test]
 fn the_doctor_looks_at_everything_and_has_a_fix_for_each_complaint() {
@@ -33,4 +33,23 @@ fn people_read_one_line_for_each_finding() {
     assert!(last.contains(" ok, ") && last.ends_with(" fail"), "{text}");
     let known = ["ok    ", "warn  ", "fail  ", "      fix: "];
     assert!(lines.iter().all(|line| known.iter().any(|start| line.starts_with(start))), "{text}");
+}
+
+#[test]
+fn a_verbs_library_that_is_not_there_is_a_warning_with_a_fix() {
+    let folder = Folder::new("doctor-library");
+    let finding = |library: &str| {
+        let mut command = folder.command(&["doctor", "--json"]);
+        let output = command.env("DQUANT_VERBS_LIBRARY", library).output().expect("it starts");
+        let report = Ran::new(&output).json();
+        let findings = report["findings"].as_array().expect("a list");
+        let found = findings.iter().find(|finding| finding["topic"] == "verbs library");
+        found.expect("it was looked at").clone()
+    };
+    let missing = finding("no/such/library.so");
+    assert_eq!(missing["verdict"], "warn", "{missing}");
+    assert!(missing["text"].as_str().is_some_and(|text| text.contains("no/such/library.so")));
+    assert!(missing["fix"].is_string(), "{missing}");
+    folder.write("there.so", "");
+    assert_eq!(finding("there.so")["verdict"], "ok");
 }

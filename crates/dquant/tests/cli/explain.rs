@@ -1,104 +1,168 @@
 //! `dquant explain`: unmodified verbs programs on loopback, asked while they run.
 
-use std::net::TcpListener;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Write};
+use std::time::Duration;
 
+use rustix::io::ioctl_fionbio;
+use rustix::process::Signal;
 use serde_json::Value;
 
+use super::verbs_kit::{Meeting, PINGPONG, Running, eventually, has_verbs, listed};
 use super::{Folder, Ran};
 
-/// An unmodified program of the distribution's.
-const PROGRAM: &str = "ibv_rc_pingpong";
-
-/// How long a program on a loaded machine may take until it is where a test wants it.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Running {
-    /// Plays ping-pong for ever, with whoever connects or with the server at `server`.
-    fn pingpong(folder: &Folder, port: u16, server: &[&str]) -> Running {
-        let port = port.to_string();
-        let mut args = vec!["run", "--devices", "lo", "--", PROGRAM, "-d", "dq_lo", "-g", "0"];
-        args.extend(["-n", "100000000", "-p", &port]);
-        args.extend(server);
-        let mut command = folder.command(&args);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        Running(command.spawn().expect("the program starts"))
+/// A pipe that takes no byte more; the reader is to be kept.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().expect("a pipe");
+    ioctl_fionbio(&writer, true).expect("pipes can do that");
+    for chunk in [4096, 1] {
+        while writer.write_all(&vec![0; chunk]).is_ok() {}
     }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
+    ioctl_fionbio(&writer, false).expect("pipes can do that");
+    (reader, writer)
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// What is promised of every queue pair, whether it happened or not.
+fn has_every_figure(qp: &Value) {
+    for name in [
+        "retransmitted_packets",
+        "timeouts",
+        "rnr_naks_sent",
+        "rnr_naks_received",
+        "seq_naks_sent",
+        "seq_naks_received",
+        "invalid_request_naks_sent",
+        "remote_access_naks_sent",
+        "remote_operation_naks_sent",
+        "fatal_naks_received",
+        "cnps_sent",
+        "cnps_received",
+    ] {
+        assert!(qp["counters"][name].is_u64(), "{name}: {qp}");
     }
-}
-
-fn is_installed(folder: &Folder) -> bool {
-    let mut command = folder.command(&["run", "--", PROGRAM, "-h"]);
-    let found = command.output().is_ok_and(|output| output.status.code() != Some(2));
-    if !found {
-        eprintln!("skipped: {PROGRAM} (Debian: ibverbs-utils) cannot be run here");
-    }
-    found
-}
-
-/// Asks until the first queue pair of the program is in `state`.
-fn explained(folder: &Folder, program: &Running, state: &str) -> Value {
-    let begun = Instant::now();
-    loop {
-        let ran = folder.run(&["explain", &program.pid(), "--json"]);
-        if ran.exit == Some(0) && ran.json()["queue_pairs"][0]["state"] == state {
-            return ran.json();
-        }
-        assert!(begun.elapsed() < PATIENCE, "not {state} yet: {ran:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
-    listener.local_addr().expect("it is bound").port()
+    let samples = qp["rtt"]["histogram"].as_array().expect("a histogram");
+    let total: u64 = samples.iter().map(|count| count.as_u64().expect("a count")).sum();
+    assert!(total > 0, "{qp}");
 }
 
 #[test]
 fn a_running_pair_is_explained_from_both_ends() {
     let folder = Folder::new("explain-pair");
-    if !is_installed(&folder) {
+    if !has_verbs(&folder, "a_running_pair_is_explained_from_both_ends") {
         return;
     }
-    let port = free_port();
-    let server = Running::pingpong(&folder, port, &[]);
-    let alone = explained(&folder, &server, "INIT");
+    let meeting = Meeting::new();
+    let server = Running::player(&folder, &meeting, None);
+    let alone = server.explained(&folder, "INIT");
     assert_eq!(alone["schema"], "dquant.explain/1");
-    assert_eq!((&alone["program"], &alone["device"]), (&PROGRAM.into(), &"dq_lo".into()));
+    assert_eq!((&alone["program"], &alone["device"]), (&PINGPONG.into(), &"dq_lo".into()));
     assert!(alone["queue_pairs"][0]["peer"].is_null(), "{alone}");
     assert!(alone["queue_pairs"][0]["receives"].as_u64() > Some(0), "{alone}");
 
-    let client = Running::pingpong(&folder, port, &["127.0.0.1"]);
-    let theirs = explained(&folder, &client, "RTS")["queue_pairs"][0].clone();
-    let ours = explained(&folder, &server, "RTS")["queue_pairs"][0].clone();
+    let client = Running::player(&folder, &meeting, Some("127.0.0.1"));
+    let theirs = client.explained(&folder, "RTS")["queue_pairs"][0].clone();
+    let ours = eventually("a round trip", || {
+        let all = server.explained(&folder, "RTS");
+        let first = all["queue_pairs"][0].clone();
+        (!first["rtt"].is_null()).then_some(first)
+    });
     assert_eq!((&ours["peer"]["qpn"], &theirs["peer"]["qpn"]), (&theirs["qpn"], &ours["qpn"]));
     assert_eq!(ours["peer"]["ip"], "127.0.0.1");
     assert_eq!(ours["transport"], "RC");
     assert!(ours["last_error"].is_null(), "{ours}");
+    has_every_figure(&ours);
 
-    let listed = folder.run(&["explain", "--json"]).good().stdout;
-    assert!(listed.lines().any(|line| line.contains(&format!("\"pid\":{}", server.pid()))));
     let number = ours["qpn"].to_string();
     let Ran { stdout: text, .. } = folder.run(&["explain", &server.pid(), "--qp", &number]).good();
-    for words in ["path: UDP sockets", " RC: RTS, peer 127.0.0.1 qp 0x", "timers", "payload"] {
+    for words in [
+        "path: UDP sockets\n  why: ",
+        " RC: RTS (ready to send and receive), peer 127.0.0.1 qp 0x",
+        "\n  PSN  ",
+        "\n  settings     timeout",
+        "\n  payload  ",
+        "\n  troubles  ",
+        "\n  round trips  ",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let other = folder.run(&["explain", &server.pid(), "--qp", "0x1"]);
     other.failed(2, "has no queue pair 0x1", "");
+}
+
+#[test]
+fn a_peer_that_was_killed_is_named_with_packet_and_cause() {
+    let folder = Folder::new("explain-killed");
+    if !has_verbs(&folder, "a_peer_that_was_killed_is_named_with_packet_and_cause") {
+        return;
+    }
+    let meeting = Meeting::new();
+    // It would say that its work request failed, and end; now it stays to be asked.
+    let (_reader, full) = full_pipe();
+    let server = Running::silenced(&folder, &meeting, &full);
+    server.explained(&folder, "INIT");
+    let client = Running::player(&folder, &meeting, Some("127.0.0.1"));
+    let peer = client.explained(&folder, "RTS")["queue_pairs"][0]["qpn"].clone();
+    // Only who waits for an answer notices that the other is gone: it has to be the server's turn.
+    eventually("a message on its way", || {
+        client.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_millis(30));
+        let ran = folder.run(&["explain", &server.pid(), "--json"]).good();
+        let waits = ran.json()["queue_pairs"][0]["flow"]["in_flight_packets"] != 0;
+        if !waits {
+            client.signal(Signal::CONT);
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        waits.then_some(())
+    });
+    client.kill();
+
+    let failed = server.explained(&folder, "ERROR")["queue_pairs"][0].clone();
+    let error = &failed["last_error"];
+    assert_eq!(error["cause"], "no_answer", "{failed}");
+    assert_eq!((&error["peer"]["ip"], &error["peer"]["qpn"]), (&"127.0.0.1".into(), &peer));
+    assert_eq!(error["psn"], failed["flow"]["unacknowledged_psn"], "{failed}");
+    let counters = &failed["counters"];
+    assert_eq!((&counters["timeouts"], &counters["retries_exceeded"]), (&7.into(), &1.into()));
+    assert!(counters["retransmitted_packets"].as_u64() >= Some(7), "{failed}");
+
+    let Ran { stdout: text, .. } = folder.run(&["explain", &server.pid()]).good();
+    let psn = format!("{:#08x}", error["psn"].as_u64().expect("a number"));
+    let qpn = format!("{:#x}", peer.as_u64().expect("a number"));
+    let line = format!("no answer to PSN {psn} from 127.0.0.1 qp {qpn}; last acknowledged 0x");
+    assert!(text.contains(&line), "{line}: {text}");
+    assert!(text.contains("\n  hint         the peer answered before"), "{text}");
+    let list = folder.run(&["explain"]).good().stdout;
+    let own = list.lines().find(|line| line.contains(&server.pid())).expect("it is listed");
+    assert!(own.ends_with("1 queue pair, 1 failed"), "{list}");
+}
+
+#[test]
+fn the_list_has_the_living_and_not_the_dead() {
+    let folder = Folder::new("explain-list");
+    if !has_verbs(&folder, "the_list_has_the_living_and_not_the_dead") {
+        return;
+    }
+    let [one, other] = [(); 2].map(|()| Running::player(&folder, &Meeting::new(), None));
+    let pids: [u64; 2] = [&one, &other].map(|player| {
+        player.explained(&folder, "INIT");
+        player.pid().parse().expect("a number")
+    });
+    let list = || listed(&folder.run(&["explain", "--json"]).good());
+    assert!(pids.iter().all(|pid| list().contains(pid)), "{:?}", list());
+    let watch = ["explain", &one.pid(), "--watch", "10ms", "--json"];
+    let mut watching = folder.command(&watch);
+    watching.stdout(File::create(folder.0.join("watched")).expect("writable"));
+    watching.stderr(File::create(folder.0.join("noted")).expect("writable"));
+    let watching = Running::start(watching);
+    eventually("an answer", || (!folder.read("watched").is_empty()).then_some(()));
+    let pid = one.pid();
+    one.kill();
+    assert!(watching.finish().success(), "what is watched may end");
+    let noted = String::from_utf8(folder.read("noted")).expect("text");
+    assert!(noted.contains(&format!("process {pid} has ended")), "{noted}");
+    assert!(!list().contains(&pids[0]) && list().contains(&pids[1]), "{:?}", list());
+    let ran = folder.run(&["explain", &pid]);
+    ran.failed(2, &format!("there is no process {pid}"), "has ended");
 }
 
 #[test]
@@ -107,4 +171,7 @@ fn whoever_is_no_verbs_program_is_not_explained() {
     let own = std::process::id().to_string();
     let ran = folder.run(&["explain", &own]);
     ran.failed(2, "has no device open", "dquant explain");
+    // No process has this number: it is above what the kernel gives.
+    let none = folder.run(&["explain", "4194305"]);
+    none.failed(2, "there is no process 4194305", "has ended");
 }

@@ -1,19 +1,32 @@
 //! The program as its users meet it: what it prints, where, and how it ends.
 //!
 //! Every test runs the built binary in a folder of its own that goes away with the test. Nothing here uses a network,
-//! except `explain`, which uses loopback.
+//! except `explain` and `run`, which use loopback.
 
 mod capture;
 mod conduct;
 mod doctor;
 mod explain;
 mod inspect;
+mod run;
 mod sim;
 mod tokenize;
+mod verbs_kit;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
+fn note_skip(test: &str, reason: &str) {
+    eprintln!("skipped {test}: {reason}");
+    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
+        let log = File::options().create(true).append(true).open(path);
+        let noted = log.and_then(|mut log| writeln!(log, "cli::{test}: {reason}"));
+        noted.expect("the log of skipped tests is writable");
+    }
+}
 
 /// A folder that is removed with the test.
 struct Folder(PathBuf);

@@ -12,7 +12,7 @@
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
 //! | [`lifecycle`] | several clients, status, the end of daemons |
-//! | [`harness`], [`corpus`], [`wire_kit`] | processes, files and packets of a test |
+//! | [`harness`], [`corpus`], [`wire_kit`], [`relay`] | processes, files, packets and eavesdroppers of a test |
 
 mod access;
 mod bad_data;
@@ -25,6 +25,7 @@ mod hostile_packets;
 mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
+mod relay;
 mod same;
 mod target_dies;
 mod trainer_dies;

@@ -31,10 +31,13 @@ const LOOK: Duration = Duration::from_millis(50);
 #[command(
     verbatim_doc_comment,
     after_help = "\
+tshark knows RoCE by port 4791, and has to be told of the ports between processes of one machine
+that cannot share it; its guess that every SEND carries RPC is wrong, and off.
+
 Examples:
   dquant capture live --interface any -o run.pcap
   dquant capture live --interface eth0 --duration 10s -o run.pcap
-  tshark --disable-protocol rpcordma -r run.pcap    shows it; tshark's guess at the payload of SENDs is off"
+  tshark -d udp.port==29185-29438,infiniband --disable-protocol rpcordma -r run.pcap"
 )]
 pub(super) struct Live {
     /// Name of the interface, or any for all of them

@@ -36,6 +36,17 @@ pub(super) fn endpoints() -> Result<Vec<Endpoint>, CliError> {
     Ok(listed(&String::from_utf8_lossy(&list)))
 }
 
+/// Whether it cannot be asked any more. A process that is just ending may still be listed for a moment.
+pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
+    for _ in 0..20 {
+        if !endpoints()?.contains(&endpoint) {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(false)
+}
+
 fn listed(list: &str) -> Vec<Endpoint> {
     let names = list.lines().filter_map(|line| line.split_ascii_whitespace().nth(7));
     let mut found: Vec<Endpoint> = names.filter_map(Endpoint::from_name).collect();
@@ -59,11 +70,21 @@ impl Endpoint {
         check_peer(&stream)?;
         let text = read(stream)?;
         if text.is_empty() {
-            return Err(io::Error::new(ErrorKind::PermissionDenied, "it refuses to answer"));
+            let why = "it answers its own user and root only";
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
         let answer: Answer = serde_json::from_slice(&text)
             .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
         Ok(answer.documents())
+    }
+}
+
+/// Whether there is no such process, as far as this one can see.
+pub(super) fn has_ended(pid: u32) -> bool {
+    // A process that nobody has waited for is there and has nothing open any more.
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
+        Err(error) => error.kind() == ErrorKind::NotFound,
     }
 }
 

@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Names of counters with their values; those at zero are left out.
+/// What the library of this version calls its document.
+const FORMAT: &str = "dquant-verbs/1";
+
+/// Names of counters with their values; programs leave out those at zero.
 pub(super) type Counters = BTreeMap<String, u64>;
 
 /// What one process answers.
@@ -50,6 +53,22 @@ pub(super) struct Document {
     /// Of queue pairs that are gone.
     pub(super) past_errors: Vec<Failure>,
     pub(super) queue_pairs: Vec<QueuePair>,
+}
+
+impl Document {
+    /// Names the counters that the program left out because they stand at zero, so that whoever reads
+    /// the document with a program finds a number under each name. A format that is not known may
+    /// have others.
+    pub(super) fn fill_in_zeros<I: Iterator<Item = &'static str>>(&mut self, known: fn() -> I) {
+        if self.format != FORMAT {
+            return;
+        }
+        for qp in &mut self.queue_pairs {
+            for name in known() {
+                qp.counters.entry(name.to_owned()).or_insert(0);
+            }
+        }
+    }
 }
 
 /// How packets leave and arrive.

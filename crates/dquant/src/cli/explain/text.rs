@@ -14,16 +14,29 @@ const BAR: u64 = 40;
 /// Counters that a line of its own tells, not the list.
 const TRAFFIC: [&str; 4] = ["packets_sent", "bytes_sent", "packets_received", "bytes_received"];
 
-/// Counters of queue pairs in words.
-const WORDS: &[(&str, &str)] = &[
-    ("retransmitted_packets", "packets sent again"),
-    ("timeouts", "timeouts without an answer"),
-    ("implied_naks", "answers found missing"),
-    ("retries_exceeded", "gave up after the last retry"),
-    ("rnr_retries_exceeded", "gave up after the last RNR retry"),
-    ("credit_probes", "sent without a credit, to ask for one"),
+/// Counters of a queue pair that goes well, in words.
+const USUAL: &[(&str, &str)] = &[
     ("acks_sent", "ACKs sent"),
     ("acks_received", "ACKs received"),
+    ("atomics", "atomics of the peer carried out"),
+    ("credit_probes", "packets sent without a credit, to ask for one"),
+    ("selective_acks_sent", "acknowledgements that tell single packets"),
+    ("early_packets", "packets placed before their turn"),
+    ("paced_packets", "packets held back for its rate, by congestion control"),
+];
+
+/// All others: each of them is a loss, a wait, a refusal or a failure.
+const TROUBLES: &[(&str, &str)] = &[
+    ("retransmitted_packets", "packets sent again (retransmits)"),
+    ("timeouts", "timeouts without an answer"),
+    ("implied_naks", "answers found missing"),
+    ("selective_retransmits", "packets sent again, one by one (selective repeat)"),
+    ("packets_judged_lost", "packets taken for lost"),
+    ("spurious_retransmits", "packets taken for lost that had arrived"),
+    ("loss_probes", "packets sent again because nothing was heard"),
+    ("early_packets_forgotten", "packets before their turn, given up"),
+    ("retries_exceeded", "times given up after the last retry"),
+    ("rnr_retries_exceeded", "times given up after the last RNR retry"),
     ("duplicate_acks", "ACKs for what was acknowledged"),
     ("seq_naks_sent", "NAKs sent: packets missing here"),
     ("seq_naks_received", "NAKs received: packets missing at the peer"),
@@ -34,7 +47,11 @@ const WORDS: &[(&str, &str)] = &[
     ("remote_operation_naks_sent", "NAKs sent: operation failed"),
     ("fatal_naks_received", "NAKs received that ended the connection"),
     ("duplicates", "requests that had been carried out before"),
+    ("duplicate_reads", "READs carried out again for lost data"),
+    ("duplicate_atomics", "atomics that had been carried out before, answered again"),
+    ("stale_atomics", "atomics repeated too late to be answered"),
     ("out_of_sequence", "requests ahead of their turn, dropped"),
+    ("too_many_reads", "READs and atomics beyond what was agreed"),
     ("unknown_qp", "packets for queue pairs that do not exist"),
     ("wrong_state", "packets that the state does not accept"),
     ("wrong_source", "packets from an address that is not the peer's"),
@@ -46,20 +63,34 @@ const WORDS: &[(&str, &str)] = &[
     ("bad_pd", "accesses refused: another protection domain"),
     ("bad_access", "accesses refused: not allowed"),
     ("bad_bounds", "accesses refused: outside the region"),
+    ("misaligned_atomics", "atomics refused: not aligned to 8 bytes"),
     ("bad_response", "answers that fit no request"),
-    ("bad_qkey", "datagrams with another Q_Key"),
+    ("broken_messages", "messages given up: a packet was missing"),
+    ("orphan_packets", "packets of messages whose beginning is missing"),
     ("no_receive", "messages dropped: no receive posted"),
+    ("bad_qkey", "datagrams with another Q_Key"),
     ("receive_too_small", "messages longer than their receive"),
     ("cq_overflows", "completions lost: queue full"),
+    ("qp_errors", "failures of the queue pair"),
+    ("send_queue_errors", "stops of the send queue after a failed send"),
     ("cnps_received", "congestion notifications (CNP) received"),
     ("cnps_sent", "congestion notifications (CNP) sent"),
     ("ecn_marked", "packets marked by the network (ECN)"),
-    ("paced_packets", "packets held back by congestion control"),
 ];
+
+/// Every counter of a queue pair that this program knows.
+pub(super) fn known_counters() -> impl Iterator<Item = &'static str> {
+    let described = USUAL.iter().chain(TROUBLES).map(|(name, _)| *name);
+    described.chain(TRAFFIC)
+}
 
 /// Counters of the wire that ask for something to be done, and what.
 const WIRE_ADVICE: &[(&str, &str)] = &[
-    ("receive_buffer_overruns", "the receive buffer was full: see `dquant doctor`, socket buffers"),
+    (
+        "receive_buffer_overruns",
+        "packets came faster than they were taken, and the receive buffer was full (RC sends them \
+         again, UC and UD lose them): see `dquant doctor`, socket buffers",
+    ),
     ("bad_icrc", "packets arrive damaged, or something on the way rewrites them"),
     ("not_sent_refused", "the kernel refuses to send: no route, or a firewall"),
     ("not_sent_too_long", "packets longer than the path carries: take a smaller MTU"),
@@ -107,10 +138,14 @@ fn head(document: &Document) -> String {
     let addresses = addresses.join(", ");
     line(
         &mut out,
-        format_args!("{program} ({pid}) on {device}: {interface}, {addresses}, MTU up to {mtu}"),
+        format_args!(
+            "{program} (process {pid}) on {device}: interface {interface}, {addresses}, path MTU up \
+             to {mtu}"
+        ),
     );
     if let Some(PathTaken { kind, why, choices }) = &document.path {
-        line(&mut out, format_args!("path: {kind} ({why})"));
+        line(&mut out, format_args!("path: {kind}"));
+        line(&mut out, format_args!("  why: {why}"));
         choices.iter().for_each(|choice| line(&mut out, format_args!("  {choice}")));
     }
     wire(&mut out, &document.wire_counters);
@@ -134,7 +169,7 @@ fn wire(out: &mut String, counters: &Counters) {
 
 fn queue_pair(out: &mut String, qp: &QueuePair) {
     let QueuePair { qpn, transport, state, .. } = qp;
-    let _ = write!(out, "queue pair {qpn:#x} {transport}: {state}");
+    let _ = write!(out, "queue pair {qpn:#x} {transport}: {state}{}", meaning(state));
     if let Some(peer) = &qp.peer {
         let _ = write!(out, ", peer {} qp {:#x}", peer.ip, peer.qpn);
     }
@@ -145,9 +180,10 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
         fact(out, "hint", hint(error));
     }
     let receives = qp.receives.map_or("shared".to_owned(), |count| Count(count.into()).to_string());
-    fact(out, "posted", format_args!("{} sends, {receives} receives", Count(qp.sends.into())));
+    let sends = Count(qp.sends.into());
+    fact(out, "posted", format_args!("sends {sends}, receives {receives}"));
     if let Some(flow) = &qp.flow {
-        self::flow(out, flow);
+        self::flow(out, flow, state);
     }
     timers(out, qp);
     if let Some(bps) = qp.rate_bps {
@@ -159,26 +195,42 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     }
 }
 
-fn flow(out: &mut String, flow: &Flow) {
+/// What a state of the verbs' own table means.
+fn meaning(state: &str) -> &'static str {
+    match state {
+        "RESET" => " (new, not connected)",
+        "INIT" => " (not connected yet)",
+        "RTR" => " (ready to receive)",
+        "RTS" => " (ready to send and receive)",
+        "SQD" => " (the program paused sending)",
+        "SQE" => " (a send failed; it still receives)",
+        "ERROR" => " (stopped)",
+        _ => "",
+    }
+}
+
+fn flow(out: &mut String, flow: &Flow, state: &str) {
     let Flow { unacknowledged_psn, next_psn, expected_psn, .. } = flow;
     let ours = match unacknowledged_psn == next_psn {
         true => format!("all acknowledged before {next_psn:#08x}"),
-        false => format!("{unacknowledged_psn:#08x} unanswered, {next_psn:#08x} next"),
+        false => format!("{unacknowledged_psn:#08x} unanswered, next to send {next_psn:#08x}"),
     };
-    fact(out, "PSN", format_args!("{ours}; expects {expected_psn:#08x} from the peer"));
+    fact(out, "PSN", format_args!("{ours}; expected from the peer {expected_psn:#08x}"));
     let credits = match &flow.credits {
         serde_json::Value::Number(count) => format!("{count} messages"),
         serde_json::Value::String(word) => word.clone(),
         _ => "unknown".to_owned(),
     };
     let Flow { in_flight_packets, window_packets, retries_left, rnr_retries_left, .. } = flow;
+    // They are set with the state that may send.
+    let left = match state {
+        "RESET" | "INIT" | "RTR" => String::new(),
+        _ => format!("; retries left: {retries_left}, for RNR {rnr_retries_left}"),
+    };
     fact(
         out,
         "in flight",
-        format_args!(
-            "{in_flight_packets} of {window_packets} packets; credits: {credits}; \
-             left: {retries_left} retries, {rnr_retries_left} RNR retries"
-        ),
+        format_args!("{in_flight_packets} of {window_packets} packets; credits: {credits}{left}"),
     );
 }
 
@@ -186,18 +238,22 @@ fn timers(out: &mut String, qp: &QueuePair) {
     if let Some(retries) = qp.retry_count {
         let timeout = qp.timeout_ns.map_or("never".to_owned(), span);
         let rnr = match qp.rnr_retry {
-            Some(7) => "for ever".to_owned(),
-            count => format!("{} times", count.unwrap_or(0)),
+            Some(7) => "without end".to_owned(),
+            count => count.unwrap_or(0).to_string(),
         };
-        fact(out, "timers", format_args!("timeout {timeout}, {retries} retries, RNR {rnr}"));
+        fact(out, "settings", format_args!("timeout {timeout}, retries {retries}, for RNR {rnr}"));
     }
     if let Some(waits) = &qp.waits {
         let what = match waits.what.as_str() {
             "answer" => "for an answer",
             "receiver" => "for the peer to post receives",
+            "overdue answer" => "for an answer that is overdue",
+            "its rate" => "until its rate allows the next packet",
             other => other,
         };
-        fact(out, "waits", format_args!("{what}, {} left", span(waits.ns)));
+        let left =
+            if waits.ns == 0 { "now".to_owned() } else { format!("{} left", span(waits.ns)) };
+        fact(out, "waits", format_args!("{what}, {left}"));
     }
 }
 
@@ -208,20 +264,31 @@ fn counters(out: &mut String, counters: &Counters) {
         out,
         "payload",
         format_args!(
-            "{} out in {} packets, {} in from {}",
+            "{} out in {} packets, {} in from {} packets",
             Bytes(sent_bytes),
             Count(sent),
             Bytes(received_bytes),
             Count(received)
         ),
     );
-    for (name, &value) in counters.iter().filter(|(name, _)| !TRAFFIC.contains(&name.as_str())) {
+    let (usual, troubles): (Vec<_>, Vec<_>) = counters
+        .iter()
+        .filter(|&(name, &value)| value > 0 && !TRAFFIC.contains(&name.as_str()))
+        .partition(|(name, _)| USUAL.iter().any(|(usual, _)| usual == name));
+    for (name, &value) in usual {
+        line(out, format_args!("  {:>14} {}", Count(value), words(name)));
+    }
+    let none = "none: nothing sent again, no timeout, no NAK, no RNR, no CNP, nothing refused";
+    fact(out, "troubles", if troubles.is_empty() { none } else { "" });
+    out.truncate(out.trim_end().len());
+    line(out, format_args!(""));
+    for (name, &value) in troubles {
         line(out, format_args!("  {:>14} {}", Count(value), words(name)));
     }
 }
 
 fn words(name: &str) -> String {
-    let known = WORDS.iter().find(|(counter, _)| *counter == name);
+    let known = USUAL.iter().chain(TROUBLES).find(|(counter, _)| *counter == name);
     known.map_or_else(|| name.replace('_', " "), |(_, words)| (*words).to_owned())
 }
 
@@ -239,7 +306,8 @@ fn histogram(out: &mut String, rtt: &Rtt) {
     for (bucket, &count) in rtt.histogram.iter().enumerate().take(last + 1).skip(first) {
         let below = span(1_000_u64.checked_shl(bucket as u32).unwrap_or(u64::MAX));
         let bar = "#".repeat((count as u128 * BAR as u128).div_ceil(most.max(1) as u128) as usize);
-        line(out, format_args!("    below {below:>8} {bar} {}", Count(count)));
+        let text = format!("  {:>14} below {below:>8}  {bar}", Count(count));
+        line(out, format_args!("{}", text.trim_end()));
     }
 }
 
@@ -330,20 +398,44 @@ mod tests {
             state: "ERROR".to_owned(),
             receives: Some(500),
             last_error: Some(failed()),
-            counters: counted(&[("timeouts", 7), ("packets_sent", 2000), ("new_thing", 1)]),
+            counters: counted(&[
+                ("timeouts", 7),
+                ("packets_sent", 2000),
+                ("new_thing", 1),
+                ("acks_sent", 3),
+            ]),
             ..QueuePair::default()
         };
         let mut out = String::new();
         queue_pair(&mut out, &qp);
         let lines: Vec<&str> = out.lines().collect();
-        assert_eq!(lines[0], "queue pair 0x10012 RC: ERROR");
+        assert_eq!(lines[0], "queue pair 0x10012 RC: ERROR (stopped)");
         assert_eq!(lines[1], "  last error   retry exceeded: 7 retries, 3.2 s ago");
         assert!(lines[2].starts_with("  hint         the peer answered before"), "{out}");
-        assert_eq!(lines[3], "  posted       0 sends, 500 receives");
-        assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0");
-        assert_eq!(lines[5], "               1 new thing");
-        assert_eq!(lines[6], "               7 timeouts without an answer");
-        assert_eq!(lines.len(), 7);
+        assert_eq!(lines[3], "  posted       sends 0, receives 500");
+        assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0 packets");
+        assert_eq!(lines[5], "               3 ACKs sent");
+        assert_eq!(lines[6], "  troubles");
+        assert_eq!(lines[7], "               1 new thing");
+        assert_eq!(lines[8], "               7 timeouts without an answer");
+        assert_eq!(lines.len(), 9);
+    }
+
+    #[test]
+    fn a_queue_pair_without_troubles_says_so() {
+        let counters = counted(&[("acks_sent", 3), ("packets_sent", 9), ("timeouts", 0)]);
+        let mut out = String::new();
+        queue_pair(&mut out, &QueuePair { counters, ..QueuePair::default() });
+        assert!(out.ends_with("3 ACKs sent\n  troubles     none: nothing sent again, no timeout, no NAK, no RNR, no CNP, nothing refused\n"), "{out}");
+    }
+
+    #[test]
+    fn every_counter_has_words() {
+        let known: Vec<&str> = known_counters().collect();
+        for (name, _) in roce::endpoint::Counters::default().named() {
+            let times = known.iter().filter(|known| **known == name).count();
+            assert_eq!(times, 1, "{name}");
+        }
     }
 
     #[test]
@@ -359,10 +451,14 @@ mod tests {
         let rtt = Rtt { smoothed_ns: Some(12_300), least_ns: Some(3_000), histogram };
         let mut out = String::new();
         super::histogram(&mut out, &rtt);
-        let bar = "#".repeat(40);
-        let wanted = format!(
-            "  round trips  smoothed 12.3 us, least 3.0 us\n    below   4.0 us # 1\n    below   8.0 us  0\n    below  16.0 us {bar} 80\n"
-        );
+        let most = format!("              80 below  16.0 us  {}", "#".repeat(40));
+        let wanted = [
+            "  round trips  smoothed 12.3 us, least 3.0 us",
+            "               1 below   4.0 us  #",
+            "               0 below   8.0 us",
+            &most,
+        ];
+        let out: Vec<&str> = out.lines().collect();
         assert_eq!(out, wanted);
     }
 

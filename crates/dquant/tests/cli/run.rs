@@ -1,0 +1,192 @@
+//! `dquant run`: unmodified verbs programs, what is refused before they start, captures that others
+//! can read, and users without any privilege.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::verbs_kit::{Meeting, Running, has_verbs};
+use super::{Folder, Ran, note_skip};
+
+/// An account that owns nothing.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn what_cannot_work_is_refused_before_the_program_starts() {
+    let folder = Folder::new("run-refused");
+    if !has_verbs(&folder, "what_cannot_work_is_refused_before_the_program_starts") {
+        return;
+    }
+    folder.write("file", "");
+    for (args, error, hint) in [
+        (&["--devices", "nowhere"][..], "interface \"nowhere\" does not exist", "lo"),
+        (&["--devices", ","], "names no interface", "lo"),
+        (&["--capture", "no/folder.pcap"], "cannot write no/folder.pcap", ""),
+        (&["--capture", "file/x.pcap"], "cannot write file/x.pcap", ""),
+        (&["--capture", "."], "cannot write .: Is a directory", ""),
+    ] {
+        folder.run(&[&["run"], args, &["--", "true"]].concat()).failed(2, error, hint);
+    }
+    folder.run(&["run", "--", "no-such-program"]).failed(2, "cannot run no-such-program", "PATH");
+    // The device's name will do for the interface's, and the exit code is the program's.
+    folder.run(&["run", "--devices", "dq_lo", "--", "true"]).good();
+    assert_eq!(folder.run(&["run", "--", "false"]).exit, Some(1));
+}
+
+#[test]
+fn a_runtime_directory_that_cannot_be_used_is_done_without() {
+    let folder = Folder::new("run-runtime-directory");
+    if !has_verbs(&folder, "a_runtime_directory_that_cannot_be_used_is_done_without") {
+        return;
+    }
+    fs::create_dir(folder.0.join("tmp")).expect("writable");
+    let run = |runtime: &str, tmp: &str| {
+        let mut command = folder.command(&["run", "--", "sh", "-c", "echo $DQUANT_SYSFS"]);
+        command.env("XDG_RUNTIME_DIR", folder.0.join(runtime)).env_remove("DQUANT_SYSFS");
+        command.env("TMPDIR", folder.0.join(tmp));
+        Ran::new(&command.output().expect("the program starts"))
+    };
+    let chosen = run("missing", "tmp").good().stdout;
+    assert_eq!(Path::new(chosen.trim()), folder.0.join("tmp"));
+    let refused = run("missing", "missing");
+    refused.failed(2, "no private directory", "TMPDIR");
+    // Somebody else might have put a library there.
+    let own = fs::read_dir(folder.0.join("tmp")).expect("a folder").next().expect("one entry");
+    let own = own.expect("readable").path();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    run("missing", "tmp").failed(2, "others may write to it", "TMPDIR");
+}
+
+/// Whether tshark can be run.
+fn has_tshark(test: &str) -> bool {
+    let has = Command::new("tshark").arg("--version").output().is_ok();
+    if !has {
+        note_skip(test, "tshark is not installed");
+    }
+    has
+}
+
+/// Frames of a capture that tshark shows with these options.
+fn tshark(folder: &Folder, file: &str, options: &[&str]) -> usize {
+    let mut command = Command::new("tshark");
+    // Programs of another user, of this test run too, may hold port 4791.
+    command.args(["-n", "-d", "udp.port==29185-29438,infiniband"]);
+    command.args(["--disable-protocol", "rpcordma", "-r", file]).args(options);
+    // Tshark as root warns on stderr.
+    let output = command.current_dir(&folder.0).output().expect("it is installed");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).lines().count()
+}
+
+#[test]
+fn a_capture_of_a_program_is_good_for_tshark() {
+    let folder = Folder::new("run-capture");
+    let test = "a_capture_of_a_program_is_good_for_tshark";
+    if !has_verbs(&folder, test) || !has_tshark(test) {
+        return;
+    }
+    // Messages of 4 packets each way and what acknowledges them, and messages that are so short that
+    // tshark would take them for something else if it were let.
+    for (size, least) in [("4096", 402), ("8", 102)] {
+        let meeting = Meeting::new();
+        let play = |name, server| {
+            let mut player = meeting.player(&folder, &["--capture", name], "50", server);
+            player.args(["-s", size]);
+            Running::start(player)
+        };
+        let server = play("%d-server.pcap", None);
+        server.explained(&folder, "INIT");
+        assert!(play("%d-client.pcap", Some("127.0.0.1")).finish().success());
+        assert!(server.finish().success());
+        for file in ["lo-server.pcap", "lo-client.pcap"] {
+            let report = folder.run(&["capture", "check", file, "--json"]).good().json();
+            assert!(report["packets"].as_u64() >= Some(least), "{report}");
+            assert_eq!(report["roce"], report["packets"]);
+            let all = tshark(&folder, file, &[]);
+            assert_eq!(Some(all as u64), report["packets"].as_u64());
+            assert_eq!(tshark(&folder, file, &["-Y", "infiniband.bth"]), all);
+            assert_eq!(tshark(&folder, file, &["-Y", "_ws.malformed"]), 0);
+        }
+    }
+}
+
+#[test]
+fn two_programs_do_not_write_over_each_others_capture() {
+    let folder = Folder::new("run-one-capture");
+    if !has_verbs(&folder, "two_programs_do_not_write_over_each_others_capture") {
+        return;
+    }
+    let meeting = Meeting::new();
+    let options = ["--capture", "both.pcap"];
+    let server = Running::start(meeting.player(&folder, &options, "50", None));
+    server.explained(&folder, "INIT");
+    let mut client = meeting.player(&folder, &options, "50", Some("127.0.0.1"));
+    client.stderr(std::process::Stdio::piped());
+    let client = client.output().expect("the program starts");
+    assert!(client.status.success() && server.finish().success());
+    let said = String::from_utf8_lossy(&client.stderr);
+    assert!(said.contains("another capture is being written") && said.contains("%p"), "{said}");
+    let report = folder.run(&["capture", "check", "both.pcap", "--json"]).good().json();
+    assert!(report["packets"].as_u64() >= Some(402), "{report}");
+}
+
+/// The command, as a user who may do nothing and has only `home`.
+fn as_nobody(mut command: Command, home: &Path) -> Command {
+    command.uid(NOBODY).gid(NOBODY).current_dir(home);
+    command.env("HOME", home).env("TMPDIR", home).env("XDG_RUNTIME_DIR", home);
+    command
+}
+
+/// A home for nobody, if this user can become nobody and nobody reaches the program.
+fn home_of_nobody(folder: &Folder, test: &str) -> Option<std::path::PathBuf> {
+    if rustix::process::geteuid().as_raw() == NOBODY {
+        note_skip(test, "the tests run as nobody, so that there is no other user");
+        return None;
+    }
+    let home = folder.0.join("home");
+    fs::create_dir(&home).expect("writable");
+    let probe = || {
+        chown(&home, Some(NOBODY), Some(NOBODY))?;
+        as_nobody(folder.command(&["run", "--", "true"]), &home).output()
+    };
+    match probe() {
+        Ok(output) if output.status.success() => Some(home),
+        Ok(output) => {
+            note_skip(test, &format!("as nobody: {}", String::from_utf8_lossy(&output.stderr)));
+            None
+        }
+        Err(error) => {
+            note_skip(test, &format!("cannot become nobody: {error}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn nobody_can_run_programs_and_is_explained_to_root_and_itself_only() {
+    let folder = Folder::new("run-nobody");
+    let test = "nobody_can_run_programs_and_is_explained_to_root_and_itself_only";
+    if !has_verbs(&folder, test) {
+        return;
+    }
+    let Some(home) = home_of_nobody(&folder, test) else {
+        return;
+    };
+    let meeting = Meeting::new();
+    let player = |server| as_nobody(meeting.player(&folder, &[], "1000", server), &home);
+    let server = Running::start(player(None));
+    server.explained(&folder, "INIT");
+    let ask = |pid: &str| {
+        let mut command = as_nobody(folder.command(&["explain", pid]), &home);
+        Ran::new(&command.output().expect("the program starts"))
+    };
+    ask(&server.pid()).good();
+    assert!(Running::start(player(Some("127.0.0.1"))).finish().success());
+    assert!(server.finish().success());
+
+    let roots = Running::player(&folder, &Meeting::new(), None);
+    roots.explained(&folder, "INIT");
+    ask(&roots.pid()).failed(3, "answers its own user", "root");
+}

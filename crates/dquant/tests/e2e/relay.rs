@@ -1,0 +1,125 @@
+//! A relay in front of a target's control plane, which writes down what passes: the attacker who can
+//! read the control connection and so learns the numbers of both queue pairs.
+//!
+//! The numbers cannot be guessed (`roce::slab`); everything that the ends tell each other goes
+//! through unchanged, and the data path runs past the relay.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use dquant::control::proto::target_server::{Target, TargetServer};
+use dquant::control::proto::{
+    DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest, StatusReply,
+    StatusRequest,
+};
+use dquant::control::target::TargetControl;
+use dquant::exit::CliError;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::harness::{Daemon, TOKEN, fresh_ip};
+
+/// Both ends of a session's connection, as they named themselves.
+#[derive(Clone)]
+pub(crate) struct Overheard {
+    pub(crate) reader: QueuePair,
+    pub(crate) target: QueuePair,
+}
+
+/// The relay; it ends with the test.
+pub(crate) struct Relay {
+    control: String,
+    overheard: Arc<Mutex<Vec<Overheard>>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Service {
+    target: TargetControl,
+    overheard: Arc<Mutex<Vec<Overheard>>>,
+}
+
+impl Relay {
+    pub(crate) fn start(runtime: &Runtime, target: &Daemon) -> Relay {
+        let overheard: Arc<Mutex<Vec<Overheard>>> = Arc::default();
+        let target = runtime.block_on(TargetControl::connect(target.control(), TOKEN));
+        let service =
+            Service { target: target.expect("reachable"), overheard: Arc::clone(&overheard) };
+        let listener = runtime.block_on(TcpListener::bind((fresh_ip(), 0))).expect("loopback");
+        let control = listener.local_addr().expect("it is bound").to_string();
+        let incoming = TcpListenerStream::new(listener);
+        let server = runtime.spawn(async move {
+            let server = Server::builder().add_service(TargetServer::new(service));
+            server.serve_with_incoming(incoming).await.expect("the relay serves");
+        });
+        Relay { control, overheard, server }
+    }
+
+    /// What leads a DPU through the relay.
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("dq://{}/{name}", self.control)
+    }
+
+    /// The sessions so far.
+    pub(crate) fn sessions(&self) -> Vec<Overheard> {
+        self.overheard.lock().expect("no panic").clone()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn refused(error: CliError) -> Status {
+    Status::unavailable(error.to_string())
+}
+
+type Replies = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Target for Service {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
+        let datasets = self.target.describe(request.into_inner().datasets).await;
+        Ok(Response::new(DescribeReply { datasets: datasets.map_err(refused)? }))
+    }
+
+    type SessionStream = Replies;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Replies>, Status> {
+        let mut inbound = request.into_inner();
+        let first = inbound.message().await?.ok_or_else(|| Status::invalid_argument("empty"))?;
+        let reader = first.reader.clone();
+        let mut session = self.target.session(first).await.map_err(refused)?;
+        let reply = session.reply.clone();
+        if let (Some(reader), Some(target)) = (reader, reply.target.clone()) {
+            self.overheard.lock().expect("no panic").push(Overheard { reader, target });
+        }
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            if send.send(Ok(reply)).await.is_err() {
+                return;
+            }
+            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
+            tokio::select! {
+                () = closed => {}
+                () = session.ended() => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Ok(Response::new(self.target.status().await.map_err(refused)?))
+    }
+}
