@@ -87,7 +87,7 @@ impl DeviceConfig {
             addresses,
             ifindex,
             port: ROCE_PORT,
-            socket_buffer_bytes: 16 << 20,
+            socket_buffer_bytes: 64 << 20,
             gso: true,
             gro: true,
             check: IcrcCheck::Verify,
