@@ -73,18 +73,18 @@ fn library_dir() -> &'static Path {
     })
 }
 
-/// Makes and runs a program, on loopback unless it is to see all `devices`.
-fn run(name: &str, devices: Option<&str>) {
-    let test = format!("programs::{name}");
-    if let Some(reason) = obstacle() {
-        return note_skip(&test, reason);
-    }
+/// Makes the program of `name.c`, under the name of the test.
+fn make(test: &str, name: &str) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
-    let program = dir().join(name);
+    let program = dir().join(test);
     compile(&sources.join(name).with_extension("c"), &program).unwrap_or_else(|said| {
         panic!("{name}.c does not compile:\n{said}");
     });
-    let mut command = Command::new(&program);
+    program
+}
+
+/// Runs a program on this library, and on loopback unless it is to see all `devices`.
+fn finish(test: &str, command: &mut Command, devices: Option<&str>) {
     command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
     match devices {
         Some(devices) => command.env("DQUANT_DEVICES", devices),
@@ -94,9 +94,34 @@ fn run(name: &str, devices: Option<&str>) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     if output.status.code() == Some(SKIPPED) {
-        return note_skip(&test, out.lines().last().unwrap_or_default());
+        return note_skip(test, out.lines().last().unwrap_or_default());
     }
-    assert!(output.status.success(), "{name}: {}\n{out}{err}", output.status);
+    assert!(output.status.success(), "{test}: {}\n{out}{err}", output.status);
+}
+
+fn run(name: &str, devices: Option<&str>) {
+    let test = format!("programs::{name}");
+    match obstacle() {
+        Some(reason) => note_skip(&test, reason),
+        None => finish(&test, &mut Command::new(make(name, name)), devices),
+    }
+}
+
+/// Programs are debugged with valgrind, which has no vDSO for them and looks at what is uninitialised.
+#[test]
+fn valgrind() {
+    let test = "programs::valgrind";
+    if let Some(reason) = obstacle() {
+        return note_skip(test, reason);
+    }
+    let mut valgrind = Command::new("valgrind");
+    if valgrind.arg("--version").output().is_err() {
+        return note_skip(test, "no valgrind");
+    }
+    let mut valgrind = Command::new("valgrind");
+    let known = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/c/valgrind.supp");
+    valgrind.args(["-q", "--error-exitcode=1", known]).arg(make("under_valgrind", "regions"));
+    finish(test, &mut valgrind, Some("lo"));
 }
 
 macro_rules! programs {

@@ -62,7 +62,8 @@ static void bad_changes_leave_the_region_as_it_was(void)
 	EQUAL(errno, EINVAL);
 	EQUAL(ibv_rereg_mr(mr, translation, NULL, (void *)4096, 4096, 0), IBV_REREG_MR_ERR_CMD);
 	EQUAL(errno, EFAULT);
-	CHECK(!memcmp(mr, &before, sizeof before));
+	CHECK(mr->addr == before.addr && mr->length == before.length && mr->pd == before.pd);
+	CHECK(mr->lkey == before.lkey && mr->rkey == before.rkey);
 	write_there(&pair, pair.b.bytes, mr->rkey, IBV_WC_SUCCESS);
 	destroy_pair(&pair);
 }
