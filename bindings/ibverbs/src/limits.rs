@@ -44,3 +44,5 @@ pub(crate) const MAX_SRQS: u32 = 1 << 12;
 pub(crate) const MAX_GROUPS: u32 = 256;
 /// See [`MAX_GROUPS`].
 pub(crate) const MAX_GROUP_QPS: u32 = 256;
+/// Most of both together: what the endpoint has room for.
+pub(crate) const MAX_GROUP_ATTACHMENTS: u32 = 1 << 13;

@@ -119,6 +119,23 @@ static void a_member_hears_its_own_datagrams(void)
 	destroy_pair(&pair);
 }
 
+static void a_queue_pair_is_in_as_many_groups_as_the_device_says(void)
+{
+	struct ibv_context *context = open_device();
+	struct side side = make_side(context, IBV_QPT_UD);
+	struct ibv_device_attr device;
+	EQUAL(ibv_query_device(context, &device), 0);
+	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, 239, 18, 0, 0 } };
+	for (int i = 0; i < device.max_mcast_grp; i++) {
+		(group.raw[14] = i >> 8, group.raw[15] = i);
+		EQUAL(ibv_attach_mcast(side.qp, &group, 0), 0);
+	}
+	group.raw[13] = 19;
+	EQUAL(ibv_attach_mcast(side.qp, &group, 0), ENOMEM);
+	destroy_side(&side);
+	EQUAL(ibv_close_device(context), 0);
+}
+
 static void groups_are_for_datagrams(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -205,6 +222,7 @@ int main(int argc, char **argv)
 		CASE(an_answer_goes_back_to_the_sender),
 		CASE(a_group_is_heard_by_all_members),
 		CASE(a_member_hears_its_own_datagrams),
+		CASE(a_queue_pair_is_in_as_many_groups_as_the_device_says),
 		CASE(groups_are_for_datagrams),
 		CASE(what_does_not_fit_is_dropped),
 		CASE(bad_addresses_are_refused),

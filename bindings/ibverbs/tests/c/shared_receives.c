@@ -124,6 +124,39 @@ static void the_last_work_request_is_announced(void)
 	destroy_shared(&all);
 }
 
+/* Datagrams come out of a shared queue as out of an own one. */
+static void datagrams_take_from_it_too(void)
+{
+	struct ibv_context *context = open_device();
+	struct side a = make_side(context, IBV_QPT_UD), b = make_parts(context, NULL);
+	struct ibv_srq *srq = make_srq(b.pd);
+	struct ibv_qp_init_attr init = plan(b.cq, IBV_QPT_UD);
+	struct ibv_ah_attr attr = own_address(context);
+	struct ibv_ah *ah = ibv_create_ah(a.pd, &attr);
+	init.srq = srq;
+	CHECK(ah && (b.qp = ibv_create_qp(b.pd, &init)));
+	to_init(a.qp);
+	to_init(b.qp);
+	to_rts(a.qp, 0);
+	to_rts(b.qp, 0);
+	EQUAL(post_shared(srq, &b, 0), 0);
+	memset(a.bytes, 0x33, 24);
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND,
+		.wr.ud = { .ah = ah, .remote_qpn = b.qp->qp_num, .remote_qkey = QKEY } };
+	EQUAL(post(&a, wr, 0, 24), 0);
+	expect(a.cq, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect(b.cq, IBV_WC_SUCCESS);
+	EQUAL(wc.byte_len, GRH + 24);
+	EQUAL(wc.qp_num, b.qp->qp_num);
+	CHECK(all_are(b.bytes + 4096 + GRH, 24, 0x33));
+	EQUAL(ibv_destroy_ah(ah), 0);
+	EQUAL(ibv_destroy_qp(b.qp) | ibv_destroy_srq(srq), 0);
+	b.qp = NULL;
+	destroy_side(&a);
+	destroy_side(&b);
+	EQUAL(ibv_close_device(context), 0);
+}
+
 static void the_queue_takes_what_it_was_made_for(void)
 {
 	struct shared all = make_shared();
@@ -197,6 +230,7 @@ int main(int argc, char **argv)
 		CASE(the_limit_makes_one_event),
 		CASE(a_limit_above_what_is_left_makes_its_event_at_once),
 		CASE(the_last_work_request_is_announced),
+		CASE(datagrams_take_from_it_too),
 		CASE(the_queue_takes_what_it_was_made_for),
 		CASE(the_queue_is_as_large_as_the_device_says),
 		CASE(bad_changes_are_refused),
