@@ -168,6 +168,10 @@ static void what_does_not_fit_is_dropped(void)
 		expect(a->cq, IBV_WC_SUCCESS);
 	EQUAL(expect_datagram(b, a->qp->qp_num, 64, 0x75).wr_id, 1);
 	expect_nothing(b->cq);
+	EQUAL(post_receive(b, 2, 4096, GRH), 0);
+	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY, 0), 0); /* nothing is a message, too */
+	expect(a->cq, IBV_WC_SUCCESS);
+	EQUAL(expect_datagram(b, a->qp->qp_num, 0, 0).wr_id, 2);
 	EQUAL(ibv_destroy_ah(ah), 0);
 	destroy_pair(&pair);
 }

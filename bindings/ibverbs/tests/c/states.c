@@ -149,6 +149,29 @@ static void the_first_packet_makes_an_event(void)
 	destroy_pair(&pair);
 }
 
+/* Connected to itself, as libraries do that read their own memory through the device to order writes. */
+static void a_queue_pair_may_be_its_own_peer(void)
+{
+	struct ibv_context *context = open_device();
+	struct side side = make_side(context, IBV_QPT_RC);
+	to_init(side.qp);
+	to_rts(side.qp, side.qp->qp_num);
+	memset(side.bytes, 0x65, 64);
+	EQUAL(post(&side, remote(IBV_WR_RDMA_WRITE, side.bytes + 4096, side.mr->rkey), 0, 64), 0);
+	EQUAL(expect(side.cq, IBV_WC_SUCCESS).opcode, IBV_WC_RDMA_WRITE);
+	CHECK(all_are(side.bytes + 4096, 64, 0x65));
+	EQUAL(post(&side, remote(IBV_WR_RDMA_READ, side.bytes, side.mr->rkey), 8192, 64), 0);
+	EQUAL(expect(side.cq, IBV_WC_SUCCESS).opcode, IBV_WC_RDMA_READ);
+	CHECK(all_are(side.bytes + 8192, 64, 0x65));
+	EQUAL(post_receive(&side, 9, 12288, 64), 0);
+	EQUAL(post(&side, plain_send(8), 0, 64), 0);
+	struct ibv_wc first = expect(side.cq, IBV_WC_SUCCESS), second = expect(side.cq, IBV_WC_SUCCESS);
+	EQUAL(first.wr_id + second.wr_id, 8 + 9);
+	CHECK(all_are(side.bytes + 12288, 64, 0x65));
+	destroy_side(&side);
+	EQUAL(ibv_close_device(context), 0);
+}
+
 /* An unreliable queue pair stops sending after an error, and goes on when told. */
 static void a_failed_datagram_send_stops_the_send_queue(void)
 {
@@ -186,6 +209,7 @@ int main(int argc, char **argv)
 		CASE(a_drained_send_queue_makes_an_event),
 		CASE(an_idle_send_queue_is_drained_at_once),
 		CASE(the_first_packet_makes_an_event),
+		CASE(a_queue_pair_may_be_its_own_peer),
 		CASE(a_failed_datagram_send_stops_the_send_queue),
 	};
 	return RUN(CASES, argc, argv);

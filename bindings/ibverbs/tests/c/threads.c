@@ -152,11 +152,54 @@ static void batches_of_threads_do_not_mix(void)
 	destroy_pair(&pair);
 }
 
+/* What ends while another thread uses it refuses that thread from then on. */
+static atomic_int stop;
+
+static void *careless(void *unused)
+{
+	struct ibv_wc wc;
+	while (!atomic_load(&stop)) {
+		struct ibv_send_wr wr = remote(IBV_WR_RDMA_WRITE, pair.b.bytes, 0);
+		int error = post(&pair.a, wr, 0, 64);
+		CHECK(!error || error == ENOMEM || error == EINVAL);
+		error = post_receive(&pair.a, 1, 0, 64);
+		CHECK(!error || error == ENOMEM || error == EINVAL);
+		ibv_poll_cq(pair.a.cq, 1, &wc);
+		error = ibv_req_notify_cq(pair.a.cq, 0);
+		CHECK(!error || error == EINVAL);
+		error = set_state(pair.a.qp, IBV_QPS_ERR);
+		CHECK(!error || error == EINVAL);
+	}
+	return unused;
+}
+
+static void objects_may_end_while_they_are_used(void)
+{
+	for (int round = 0; round < 30; round++) {
+		pthread_t threads[THREADS];
+		pair = make_pair(IBV_QPT_RC);
+		atomic_store(&stop, 0);
+		for (int i = 0; i < THREADS; i++)
+			EQUAL(pthread_create(&threads[i], NULL, careless, NULL), 0);
+		usleep(500 * (round % 4));
+		if (round % 2) /* at once, or one after the other */
+			EQUAL(ibv_destroy_qp(pair.a.qp) | ibv_destroy_cq(pair.a.cq), 0);
+		EQUAL(ibv_close_device(pair.context), 0);
+		usleep(500);
+		atomic_store(&stop, 1);
+		for (int i = 0; i < THREADS; i++)
+			EQUAL(pthread_join(threads[i], NULL), 0);
+		free(pair.a.bytes);
+		free(pair.b.bytes);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test CASES[] = {
 		CASE(all_messages_arrive_once),
 		CASE(batches_of_threads_do_not_mix),
+		CASE(objects_may_end_while_they_are_used),
 	};
 	return RUN(CASES, argc, argv);
 }
