@@ -16,6 +16,8 @@ fn main() {
         println!("cargo::rerun-if-changed={file}");
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // Threads of the library outlive the objects that started them: it stays when it is unloaded.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     if !has_bfd() {
         println!(
             "cargo::warning=no GNU ld (ld.bfd): libibverbs.so is built without symbol versions"

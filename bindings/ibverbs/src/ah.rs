@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use roce::world::{Ecn, Path};
 use rustix::io::Errno;
@@ -24,10 +25,19 @@ pub(crate) struct Ah {
     c: ibv_ah,
     mark: Mark,
     owner: *mut ibv_context,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) path: Path,
 }
 
 object!(Ah, ibv_ah);
+
+impl Ah {
+    /// Whether one of the living belongs to this domain.
+    pub(crate) fn any_of(pd: &Pd) -> bool {
+        let handle = pd.handle();
+        Ah::arena().of_context(pd.owner()).iter().any(|ah| ah.c.pd == handle)
+    }
+}
 
 /// The path of an address.
 ///
@@ -88,7 +98,8 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Outcome<*mut ibv_ah> {
     let path = path_of(&domain.engine, attr)?;
     let owner = domain.owner();
     let c = ibv_ah { context: owner, pd, handle: 0 };
-    Ok(Ah::arena().insert(Ah { c, mark: Mark::default(), owner, path }).handle())
+    let engine = Arc::clone(&domain.engine);
+    Ok(Ah::arena().insert(Ah { c, mark: Mark::default(), owner, engine, path }).handle())
 }
 
 #[unsafe(no_mangle)]

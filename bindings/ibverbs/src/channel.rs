@@ -56,16 +56,16 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    or_minus_one(next_event(channel).and_then(|found| {
-        if cq.is_null() || cq_context.is_null() {
-            return Err(Errno::INVAL);
-        }
+    // An event that has been taken out must have a place to go.
+    let has_places = !cq.is_null() && !cq_context.is_null();
+    let found = if has_places { next_event(channel) } else { Err(Errno::INVAL) };
+    or_minus_one(found.map(|found| {
         // SAFETY: the caller's places for the results; the queue is alive while it has events.
         unsafe {
             cq.write(found.handle().cast());
             cq_context.write((*found.handle()).cq_context);
         }
-        Ok(0)
+        0
     }))
 }
 

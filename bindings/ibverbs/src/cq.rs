@@ -209,7 +209,8 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     code(living::<Cq>(cq.cast()).and_then(|cq| {
         let depth = u32::try_from(cqe).ok().filter(|cqe| (1..=ENDPOINT.max_cqe).contains(cqe));
         let depth = depth.ok_or(Errno::INVAL)?;
-        cq.engine.lock().endpoint.resize_cq(cq.id, depth).map_err(errno_of)?;
+        // It does not become smaller than what is in it.
+        cq.engine.lock().endpoint.resize_cq(cq.id, depth).map_err(|_| Errno::INVAL)?;
         // SAFETY: the program must not use the size while it changes it.
         unsafe { (*cq.c.get()).cqe = cqe };
         Ok(())
@@ -226,6 +227,9 @@ unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) {
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     let polled = peek::<Cq>(cq.cast()).and_then(|cq| {
         let room = usize::try_from(entries).map_err(|_| Errno::INVAL)?;
+        if wc.is_null() && room > 0 {
+            return Err(Errno::INVAL);
+        }
         let mut place = wc;
         cq.poll(room, |completion| {
             // SAFETY: the caller has room for `entries` completions, and no more are taken.

@@ -18,6 +18,7 @@ use crate::ack::Acks;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::errors::{Outcome, or_minus_one};
+use crate::fork;
 use crate::object::{Object, living};
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -161,14 +162,13 @@ unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    or_minus_one(next_event(context).and_then(|next| {
-        if event.is_null() {
-            return Err(Errno::INVAL);
-        }
+    // An event that has been taken out must have a place to go.
+    let next = if event.is_null() { Err(Errno::INVAL) } else { next_event(context) };
+    or_minus_one(next.map(|next| {
         let made = ibv_async_event { element: next.subject.element(), event_type: next.event_type };
         // SAFETY: the caller's place for an event.
         unsafe { event.write(made) };
-        Ok(0)
+        0
     }))
 }
 
@@ -179,7 +179,7 @@ fn next_event(context: *mut ibv_context) -> Outcome<QueuedEvent> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    if event.is_null() {
+    if event.is_null() || fork::check().is_err() {
         return;
     }
     // SAFETY: the caller's event; which member is meant follows from its type.

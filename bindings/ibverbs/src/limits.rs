@@ -23,7 +23,7 @@ pub(crate) const MAX_INLINE_BYTES: u32 = 1024;
 pub(crate) const MAX_RD_ATOMIC: u8 = roce::endpoint::MAX_RD_ATOMIC;
 
 /// Most receives of a shared receive queue.
-pub(crate) const MAX_SRQ_WR: u32 = 1 << 15;
+pub(crate) const MAX_SRQ_WR: u32 = ENDPOINT.max_qp_wr;
 
 /// Longest region: what a process can address.
 pub(crate) const MAX_MR_BYTES: u64 = 1 << 47;
@@ -44,3 +44,5 @@ pub(crate) const MAX_SRQS: u32 = 1 << 12;
 pub(crate) const MAX_GROUPS: u32 = 256;
 /// See [`MAX_GROUPS`].
 pub(crate) const MAX_GROUP_QPS: u32 = 256;
+/// Most of both together: what the endpoint has room for.
+pub(crate) const MAX_GROUP_ATTACHMENTS: u32 = 1 << 13;

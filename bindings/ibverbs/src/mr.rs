@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use roce::verbs::{Access, MemoryRegion, PdId, Verbs, VerbsError};
+use roce::verbs::{Access, MemoryRegion, PdId, Verbs};
 use rustix::io::Errno;
 
 use crate::abi::*;
@@ -39,14 +39,19 @@ struct Shape {
 }
 
 impl Mr {
+    fn shape(&self) -> Shape {
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lkey(&self) -> u32 {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner).lkey
+        self.shape().lkey
     }
 
     /// Ends it with its context.
     pub(crate) fn end(&'static self) {
         if Mr::arena().retire(self) {
-            let _ = self.engine.lock().endpoint.deregister(self.lkey());
+            let lkey = self.lkey();
+            let _ = self.engine.lock().endpoint.deregister(lkey);
         }
     }
 }
@@ -121,11 +126,9 @@ fn register(
 
 fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
     let mr = living::<Mr>(mr)?;
-    match mr.engine.lock().endpoint.deregister(mr.lkey()) {
-        // A key that was invalidated is gone already; the region goes all the same.
-        Ok(()) | Err(VerbsError::NoRegion(_)) => {}
-        Err(error) => return Err(errno_of(error)),
-    }
+    // First the region's lock, then the engine's, as where it is registered again.
+    let lkey = mr.lkey();
+    mr.engine.lock().endpoint.deregister(lkey).map_err(errno_of)?;
     Mr::arena().retire(mr);
     Ok(())
 }
@@ -255,8 +258,14 @@ fn reregister(mr: &'static Mr, change: &Change) -> Outcome<()> {
     change.apply(&mut shape)?;
     let region = enlist(&mr.engine, &shape)?;
     shape.lkey = region.lkey;
-    let old = std::mem::replace(&mut *now, shape);
-    let _ = mr.engine.lock().endpoint.deregister(old.lkey);
+    let mut core = mr.engine.lock();
+    if let Err(error) = core.endpoint.deregister(now.lkey) {
+        // Windows are bound to what it was: it stays that.
+        let _ = core.endpoint.deregister(region.lkey);
+        return Err(errno_of(error));
+    }
+    drop(core);
+    *now = shape;
     // SAFETY: the program must not use the region while it is being registered again.
     let c = unsafe { &mut *mr.c.get() };
     (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
@@ -275,11 +284,33 @@ pub(crate) unsafe extern "C" fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sge: u32,
 ) -> c_int {
-    code(living::<Pd>(pd).and_then(|_| {
-        let known = advice <= IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+    code(living::<Pd>(pd).and_then(|pd| {
         if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || sg_list.is_null() && num_sge > 0 {
             return Err(Errno::INVAL);
         }
-        if known { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+        if advice > IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let writes = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+        // SAFETY: the caller's list of `num_sge` pieces.
+        (0..num_sge as usize)
+            .try_for_each(|at| check_advised(pd, writes, unsafe { *sg_list.add(at) }))
     }))
+}
+
+/// Whether a piece that advice is given for lies in a region of the domain.
+///
+/// # Errors
+/// As the man page has them: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for
+/// regions of other domains and those that are not for writing.
+fn check_advised(pd: &Pd, writes: bool, piece: ibv_sge) -> Outcome<()> {
+    let regions = Mr::arena().of_context(pd.owner());
+    let named = regions.iter().map(|mr| mr.shape()).find(|shape| shape.lkey == piece.lkey);
+    let shape = named.ok_or(Errno::FAULT)?;
+    if shape.pd != pd.id || writes && shape.access & IBV_ACCESS_LOCAL_WRITE == 0 {
+        return Err(Errno::PERM);
+    }
+    let offset = piece.addr.checked_sub(shape.iova).ok_or(Errno::FAULT)?;
+    let fits = offset <= shape.len && u64::from(piece.length) <= shape.len - offset;
+    if fits { Ok(()) } else { Err(Errno::FAULT) }
 }

@@ -24,6 +24,8 @@ fn group_of(qp: *mut ibv_qp, gid: *const ibv_gid) -> Outcome<(&'static Qp, IpAdd
 }
 
 fn attach(qp: &'static Qp, group: IpAddr) -> Outcome<()> {
+    // In this order, as where a queue pair is destroyed.
+    let mut core = qp.engine.lock();
     let mut groups = qp.groups.lock().unwrap_or_else(PoisonError::into_inner);
     if groups.contains(&group) {
         return Ok(());
@@ -31,7 +33,6 @@ fn attach(qp: &'static Qp, group: IpAddr) -> Outcome<()> {
     if groups.len() >= limits::MAX_GROUPS as usize {
         return Err(Errno::NOMEM);
     }
-    let mut core = qp.engine.lock();
     core.wire()?.join(group).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     if let Err(error) = core.endpoint.attach_multicast(qp.number, group) {
         // The group was joined only for this queue pair.
@@ -49,10 +50,11 @@ pub(crate) fn leave(qp: &Qp, core: &mut Core, group: IpAddr) {
 }
 
 fn detach(qp: &'static Qp, group: IpAddr) -> Outcome<()> {
+    let mut core = qp.engine.lock();
     let mut groups = qp.groups.lock().unwrap_or_else(PoisonError::into_inner);
     let at = groups.iter().position(|known| *known == group).ok_or(Errno::INVAL)?;
     groups.swap_remove(at);
-    leave(qp, &mut qp.engine.lock(), group);
+    leave(qp, &mut core, group);
     Ok(())
 }
 

@@ -65,11 +65,16 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 
 /// What a bind asks for. A length of 0 unbinds and needs no region.
 pub(crate) fn binding(
+    qp: &Qp,
     mw: *mut ibv_mw,
     rkey: u32,
     info: &ibv_mw_bind_info,
 ) -> Outcome<WindowBinding> {
     let mw = peek::<Mw>(mw)?;
+    // Numbers of windows are those of one device.
+    if !Arc::ptr_eq(&mw.engine, &qp.engine) {
+        return Err(Errno::INVAL);
+    }
     // The flags of a window need no local write: that is the region's.
     let access = access_of(info.mw_access_flags | IBV_ACCESS_LOCAL_WRITE)?;
     let lkey = match peek::<Mr>(info.mr) {
@@ -96,7 +101,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 fn bind_type_1(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: &ibv_mw_bind) -> Outcome<()> {
     let qp = peek::<Qp>(qp.cast())?;
     let window = peek::<Mw>(mw)?;
-    let wanted = binding(mw, 0, &bind.bind_info)?;
+    let wanted = binding(qp, mw, 0, &bind.bind_info)?;
     let signaled = qp.signals_all || bind.send_flags & IBV_SEND_SIGNALED != 0;
     let bound =
         qp.engine.verb(|core| core.endpoint.bind_window(qp.number, bind.wr_id, wanted, signaled));

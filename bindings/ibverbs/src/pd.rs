@@ -4,8 +4,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use roce::verbs::PdId;
+use rustix::io::Errno;
 
 use crate::abi::*;
+use crate::ah::Ah;
 use crate::context::Context;
 use crate::engine::Engine;
 use crate::errors::{Outcome, code, errno_of, or_null};
@@ -44,6 +46,10 @@ fn alloc(context: *mut ibv_context) -> Outcome<*mut ibv_pd> {
 
 fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
     let pd = living::<Pd>(pd)?;
+    // The endpoint knows of all its users but these: address handles are the program's business.
+    if Ah::any_of(pd) {
+        return Err(Errno::BUSY);
+    }
     pd.engine.lock().endpoint.dealloc_pd(pd.id).map_err(errno_of)?;
     Pd::arena().retire(pd);
     Ok(())

@@ -5,8 +5,10 @@
 //! allow.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use roce::endpoint::QpState;
 use roce::verbs::{Datagram, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Transport, Verbs};
 use rustix::io::Errno;
 
@@ -40,13 +42,23 @@ pub(crate) fn sg_list(sges: &[ibv_sge]) -> SgList {
     sges.iter().map(|sge| Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }).collect()
 }
 
-/// Where a datagram goes.
-pub(crate) fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Outcome<Datagram> {
-    let path = peek::<Ah>(ah)?.path;
-    Ok(Datagram { path, dest_qp: Qpn::new(qpn), qkey })
+/// Where a datagram of `qp` goes. The handle is one of the same device: its path counts that device's
+/// addresses.
+pub(crate) fn datagram(qp: &Qp, ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Outcome<Datagram> {
+    let ah = peek::<Ah>(ah)?;
+    if !Arc::ptr_eq(&ah.engine, &qp.engine) {
+        return Err(Errno::INVAL);
+    }
+    Ok(Datagram { path: ah.path, dest_qp: Qpn::new(qpn), qkey })
 }
 
-fn operation(wr: &ibv_send_wr) -> Outcome<SendOp> {
+/// Whether the flags are known. Checksums of the network layer are for packets that do not exist here.
+pub(crate) fn check_flags(flags: u32) -> Outcome<()> {
+    const KNOWN: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+    if flags & !KNOWN == 0 { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+fn operation(qp: &Qp, wr: &ibv_send_wr) -> Outcome<SendOp> {
     let imm = u32::from_be(wr.imm_data);
     // SAFETY: all members are plain numbers and pointers; the opcode says which are meant.
     let (rdma, atomic, bind) = unsafe { (wr.wr.rdma, wr.wr.atomic, &wr.bind_mw) };
@@ -68,7 +80,7 @@ fn operation(wr: &ibv_send_wr) -> Outcome<SendOp> {
             SendOp::FetchAdd { remote_addr, rkey: atomic.rkey, add: atomic.compare_add }
         }
         IBV_WR_LOCAL_INV => SendOp::LocalInvalidate(wr.imm_data),
-        IBV_WR_BIND_MW => SendOp::BindWindow(mw::binding(bind.mw, bind.rkey, &bind.bind_info)?),
+        IBV_WR_BIND_MW => SendOp::BindWindow(mw::binding(qp, bind.mw, bind.rkey, &bind.bind_info)?),
         _ => return Err(Errno::INVAL),
     })
 }
@@ -104,7 +116,8 @@ unsafe fn inlined(qp: &Qp, op: &SendOp, sges: &[ibv_sge]) -> Outcome<SgList> {
 unsafe fn send_wr(qp: &Qp, wr: &ibv_send_wr) -> Outcome<SendWr> {
     // SAFETY: as the caller promises.
     let elements = unsafe { sges(wr.sg_list, wr.num_sge, qp.cap.max_send_sge)? };
-    let op = operation(wr)?;
+    check_flags(wr.send_flags)?;
+    let op = operation(qp, wr)?;
     let has = |flag| wr.send_flags & flag != 0;
     let sges = match has(IBV_SEND_INLINE) {
         // SAFETY: as the caller promises.
@@ -115,7 +128,7 @@ unsafe fn send_wr(qp: &Qp, wr: &ibv_send_wr) -> Outcome<SendWr> {
         Transport::Ud => {
             // SAFETY: plain numbers and a pointer, which is looked at with care.
             let ud = unsafe { wr.wr.ud };
-            Some(datagram(ud.ah, ud.remote_qpn, ud.remote_qkey)?)
+            Some(datagram(qp, ud.ah, ud.remote_qpn, ud.remote_qkey)?)
         }
         Transport::Rc | Transport::Uc => None,
     };
@@ -137,6 +150,17 @@ pub(crate) fn send_one(qp: &Qp, core: &mut Core, wr: SendWr) -> Outcome<()> {
     Ok(())
 }
 
+/// Tells the program which request was refused.
+///
+/// # Safety
+/// `bad` is null or valid for writing.
+unsafe fn name_refused<T>(bad: *mut *mut T, wr: *mut T) {
+    if !bad.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { bad.write(wr) };
+    }
+}
+
 /// Walks a list; what is refused is reported through `bad`.
 ///
 /// # Safety
@@ -150,10 +174,8 @@ unsafe fn each<T>(
     // SAFETY: as the caller promises.
     while let Some(wr) = unsafe { list.as_ref() } {
         if let Err(error) = post(wr) {
-            if !bad.is_null() {
-                // SAFETY: as the caller promises.
-                unsafe { bad.write(list) };
-            }
+            // SAFETY: as the caller promises.
+            unsafe { name_refused(bad, list) };
             return Err(error);
         }
         list = next(wr);
@@ -166,7 +188,9 @@ pub(crate) unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let posted = peek::<Qp>(qp.cast()).and_then(|qp| {
+    // SAFETY: null or the caller's place.
+    let qp = peek::<Qp>(qp.cast()).inspect_err(|_| unsafe { name_refused(bad, list) });
+    let posted = qp.and_then(|qp| {
         qp.engine.verb(|core| {
             // SAFETY: the caller's list, of valid requests; the lock is held.
             unsafe {
@@ -195,9 +219,16 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    code(peek::<Qp>(qp.cast()).and_then(|qp| {
+    // SAFETY: null or the caller's place.
+    let qp = peek::<Qp>(qp.cast()).inspect_err(|_| unsafe { name_refused(bad, list) });
+    code(qp.and_then(|qp| {
         let mut core = qp.engine.lock();
-        let mut post = |wr: RecvWr| core.endpoint.post_recv(qp.number, wr).map_err(errno_of);
+        // The endpoint would take them, for its own users; the verbs do not (IBA 10.3.1.1).
+        let in_reset = core.endpoint.qp_state(qp.number) == Some(QpState::Reset);
+        let mut post = |wr: RecvWr| match in_reset {
+            true => Err(Errno::INVAL),
+            false => core.endpoint.post_recv(qp.number, wr).map_err(errno_of),
+        };
         let limit = qp.cap.max_recv_sge;
         // SAFETY: the caller's list, of valid requests.
         let posted =
@@ -212,7 +243,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    code(peek::<Srq>(srq).and_then(|srq| {
+    // SAFETY: null or the caller's place.
+    let srq = peek::<Srq>(srq).inspect_err(|_| unsafe { name_refused(bad, list) });
+    code(srq.and_then(|srq| {
         let mut core = srq.engine.lock();
         let mut post = |wr: RecvWr| core.endpoint.post_srq_recv(srq.id, wr).map_err(errno_of);
         // SAFETY: the caller's list, of valid requests.

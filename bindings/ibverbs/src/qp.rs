@@ -235,6 +235,19 @@ const SEND_OPS: u32 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
+/// Those of them that a transport does not have.
+fn send_ops_beyond(qp_type: u32) -> u32 {
+    const RELIABLE: u32 = IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_SEND_WITH_INV;
+    match qp_type {
+        IBV_QPT_UD => SEND_OPS & !(IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM),
+        IBV_QPT_UC => RELIABLE,
+        _ => 0,
+    }
+}
+
 fn wanted_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<Wanted> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -242,7 +255,8 @@ fn wanted_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<Wanted> {
     // Packets are not looped back to their own queue pair's group members, flag or not.
     let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
     let send_ops = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
-    if attr.comp_mask & !KNOWN != 0 || flags != 0 || send_ops & !u64::from(SEND_OPS) != 0 {
+    let possible = u64::from(SEND_OPS & !send_ops_beyond(attr.qp_type));
+    if attr.comp_mask & !KNOWN != 0 || flags != 0 || send_ops & !possible != 0 {
         return Err(Errno::OPNOTSUPP);
     }
     if !has(IBV_QP_INIT_ATTR_PD) {

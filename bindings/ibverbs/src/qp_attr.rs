@@ -169,10 +169,10 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask
     code(qp.and_then(|qp| modify(qp, attr.ok_or(Errno::INVAL)?, mask as u32)))
 }
 
+/// What the peer may do. Local rights are not the queue pair's to give.
 fn access_flags(access: Access) -> u32 {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-    flag(access.local_write, IBV_ACCESS_LOCAL_WRITE)
-        | flag(access.remote_write, IBV_ACCESS_REMOTE_WRITE)
+    flag(access.remote_write, IBV_ACCESS_REMOTE_WRITE)
         | flag(access.remote_read, IBV_ACCESS_REMOTE_READ)
         | flag(access.remote_atomic, IBV_ACCESS_REMOTE_ATOMIC)
         | flag(access.bind_window, IBV_ACCESS_MW_BIND)

@@ -63,7 +63,7 @@ fn device_attributes(context: &Context) -> ibv_device_attr {
         max_raw_ethy_qp: 0,
         max_mcast_grp: count(limits::MAX_GROUPS),
         max_mcast_qp_attach: count(limits::MAX_GROUP_QPS),
-        max_total_mcast_qp_attach: count(limits::MAX_GROUPS * limits::MAX_GROUP_QPS),
+        max_total_mcast_qp_attach: count(limits::MAX_GROUP_ATTACHMENTS),
         max_ah: c_int::MAX,
         max_fmr: 0,
         max_map_per_fmr: 0,

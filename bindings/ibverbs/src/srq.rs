@@ -99,7 +99,10 @@ impl Srq {
         if attr.srq_limit > config.max_wr {
             return Err(Errno::INVAL);
         }
-        core.endpoint.set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)
+        core.endpoint.set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)?;
+        // Where fewer are left already, the event is there now, and nobody may come by to see it.
+        core.settle();
+        Ok(())
     }
 }
 

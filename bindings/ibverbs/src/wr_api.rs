@@ -130,6 +130,7 @@ fn add(qp: *mut ibv_qp_ex, op: SendOp) {
     with(qp, |qp, draft| {
         // SAFETY: the program wrote them before this call, from this thread.
         let (wr_id, flags) = unsafe { ((*qp.handle()).wr_id, (*qp.handle()).wr_flags) };
+        draft.note(post::check_flags(flags));
         let has = |flag| flags & flag != 0;
         let wr = SendWr {
             wr_id,
@@ -159,8 +160,9 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    let Ok(qp) = peek::<Qp>(qp) else {
-        return code(Err(Errno::INVAL));
+    let qp = match peek::<Qp>(qp) {
+        Ok(qp) => qp,
+        Err(error) => return code(Err(error)),
     };
     // SAFETY: the calling thread holds the batch's lock since `wr_start`.
     let draft = unsafe { &mut *qp.batch.draft.get() };
@@ -253,7 +255,8 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: null or the caller's description.
     let info = unsafe { info.as_ref() };
-    let wanted = info.ok_or(Errno::INVAL).and_then(|info| mw::binding(window, rkey, info));
+    let wanted =
+        peek::<Qp>(qp).and_then(|qp| mw::binding(qp, window, rkey, info.ok_or(Errno::INVAL)?));
     match wanted {
         Ok(binding) => add(qp, SendOp::BindWindow(binding)),
         Err(error) => refuse(qp, error),
@@ -282,8 +285,8 @@ unsafe extern "C" fn wr_atomic_write(
 // ---- setters -----------------------------------------------------------------------------------
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
-    with(qp, |_, draft| {
-        let to = draft.note(post::datagram(ah, qpn, qkey));
+    with(qp, |qp, draft| {
+        let to = draft.note(post::datagram(qp, ah, qpn, qkey));
         if let Some(request) = draft.last() {
             request.wr.to = to;
         }
@@ -329,6 +332,9 @@ unsafe extern "C" fn wr_set_inline_data_list(
     len: usize,
     list: *const ibv_data_buf,
 ) {
+    if list.is_null() && len > 0 {
+        return refuse(qp, Errno::INVAL);
+    }
     with(qp, |qp, draft| {
         let start = draft.inline.len();
         let mut room = qp.cap.max_inline_data as usize;

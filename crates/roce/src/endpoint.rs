@@ -283,7 +283,7 @@ impl Endpoint {
     }
 
     /// Removes a queue pair. Its outstanding work requests vanish without completions; completions
-    /// already made can still be polled.
+    /// already made can still be polled. Windows of type 2 that are bound on it lose their binding.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
         let Some(entry) = self.qps.remove(qpn.get()) else {
@@ -298,6 +298,7 @@ impl Endpoint {
         }
         self.pds.detach(entry.qp.pd());
         self.groups.forget(qpn);
+        self.regions.forget_qp(qpn);
         self.events.forget(|event| event.qpn() == Some(qpn));
         self.deadlines.set(slot, None);
         if entry.is_ready {

@@ -152,7 +152,7 @@ pub enum SendOp {
     /// Into a buffer that the peer has posted.
     #[default]
     Send,
-    /// The same, and the peer's region or window with this key is invalidated. RC only.
+    /// The same, and the peer's window of type 2 with this key is invalidated. RC only.
     SendInvalidate(u32),
     /// The same, with 32 bits for the peer's completion.
     SendImm(u32),
@@ -200,7 +200,7 @@ pub enum SendOp {
         /// Value to add.
         add: u64,
     },
-    /// Takes our own region's or window's remote key away. Nothing is sent.
+    /// Takes the remote key of our own window of type 2 away. Nothing is sent.
     LocalInvalidate(u32),
     /// Binds one of our memory windows. Nothing is sent.
     BindWindow(WindowBinding),

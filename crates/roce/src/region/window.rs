@@ -5,7 +5,7 @@
 //! | who chooses the key | the endpoint, anew for each binding | the program: its low 8 bits |
 //! | whose peers may use it | of every queue pair of the domain | of the queue pair it was bound on |
 //! | bound again | at any time; the old key dies | only after it was invalidated |
-//! | ends | bound to nothing, deallocated | invalidated by either side, deallocated |
+//! | ends | bound to nothing, deallocated | invalidated by either side, deallocated, its queue pair destroyed |
 //!
 //! A window says everything itself: bounds, rights and where its bytes lie are copied when it is
 //! bound, as the region underneath cannot go while a window is bound to it.
@@ -248,6 +248,17 @@ impl RegionTable {
         self.release(before);
     }
 
+    /// A queue pair is gone: nothing is bound to it any more. Its number comes back one day, and the
+    /// peer of the next that has it must not find an old window open.
+    pub(crate) fn forget_qp(&mut self, qpn: Qpn) {
+        let is_its = |window: &&Window| window.bound.is_some_and(|bound| bound.qpn == Some(qpn));
+        let keys: Vec<u32> =
+            self.windows.slab.iter().filter(is_its).map(|window| window.key).collect();
+        for key in keys {
+            self.unbind(key);
+        }
+    }
+
     fn release(&mut self, bound: Option<Bound>) {
         if let Some(region) = bound.and_then(|bound| self.slab.get_mut(bound.region)) {
             region.windows -= 1;
@@ -315,6 +326,29 @@ mod tests {
         table.bind(PD, QPN, &again).unwrap();
         table.dealloc_window(window).unwrap();
         assert_eq!(look(&table, QPN, again.rkey, 0x1040), Err(Refusal::Key));
+        table.deregister(region.lkey).unwrap();
+    }
+
+    #[test]
+    fn type_2_ends_with_its_queue_pair() {
+        let (mut table, region) = table();
+        let other = Qpn::new(78);
+        let [mine, kept, shared] =
+            [true, true, false].map(|type_2| table.alloc_window(PD, type_2).unwrap());
+        let next = |key: u32| key & !CHOICE | key.wrapping_add(1) & CHOICE;
+        let [a, b, c] =
+            [mine, kept, shared].map(|(window, key)| binding(window, next(key), &region));
+        table.bind(PD, QPN, &a).unwrap();
+        table.bind(PD, other, &b).unwrap();
+        table.bind(PD, QPN, &c).unwrap();
+        table.forget_qp(QPN);
+        assert_eq!(look(&table, QPN, a.rkey, 0x1040), Err(Refusal::Key));
+        assert_eq!(look(&table, other, b.rkey, 0x1040), Ok(0x9040));
+        assert_eq!(look(&table, other, c.rkey, 0x1040), Ok(0x9040), "type 1 is the domain's");
+        table.bind(PD, other, &WindowBinding { rkey: next(a.rkey), ..a }).unwrap();
+        for (window, _) in [mine, kept, shared] {
+            table.dealloc_window(window).unwrap();
+        }
         table.deregister(region.lkey).unwrap();
     }
 

@@ -58,6 +58,18 @@ fn window(pair: &mut Pair) -> (WindowId, u32) {
     (window, key)
 }
 
+/// The key of a type 2 window of node 0, bound on its queue pair: something to invalidate.
+fn own_window(pair: &mut Pair) -> u32 {
+    let lkey = pair.regions[0].lkey;
+    let node = &mut pair.fabric.nodes[0];
+    let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
+    let wanted = WindowBinding { lkey, ..binding(pair, window, next_key(first)) };
+    let bind = SendWr { signaled: false, ..local(100, SendOp::BindWindow(wanted)) };
+    pair.fabric.nodes[0].endpoint.post_send(pair.a.qpn, bind).unwrap();
+    pair.fabric.run(10_000);
+    wanted.rkey
+}
+
 /// WRITE, READ and fetch-and-add of the peer at `offset` under a key.
 fn uses(rkey: u32, offset: u64) -> [SendOp; 3] {
     let remote_addr = BASE + offset;
@@ -280,13 +292,17 @@ fn a_long_send_takes_the_key_away_with_its_last_packet() {
 }
 
 #[test]
-fn a_region_without_windows_can_be_taken_away_too() {
+fn a_window_ends_with_its_queue_pair() {
     let mut pair = Pair::new();
-    let region = pair.fabric.nodes[1].register(BASE, 4096, Access::ALL);
-    let (sent, received) = send_invalidate(&mut pair, region.rkey);
-    assert_eq!((sent[0].1, received[0].invalidated), (Success, Some(region.rkey)));
-    post_all(&mut pair, [uses(region.rkey, 0)[0]]);
-    assert_eq!(pair.run().0, [(0, WcStatus::RemoteAccessError)]);
+    let (id, rkey) = window(&mut pair);
+    let (lkey, number) = (pair.regions[1].lkey, pair.b.qpn);
+    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    assert_eq!(endpoint.deregister(lkey), Err(VerbsError::RegionInUse(lkey)));
+    endpoint.destroy_qp(number).unwrap();
+    endpoint.deregister(lkey).unwrap();
+    endpoint.dealloc_window(id).unwrap();
+    post_all(&mut pair, [uses(rkey, SHOWN)[1]]);
+    assert_ne!(pair.run().0, [(0, Success)]);
 }
 
 #[test]
@@ -295,7 +311,7 @@ fn a_key_that_may_not_be_taken_away_ends_the_connection() {
     let cases: [Key; 6] = [
         |pair| pair.regions[1].lkey,
         |pair| pair.regions[1].rkey ^ 0x8000_0000,
-        |pair| pair.fabric.nodes[1].register(BASE, 64, Access::LOCAL).rkey,
+        |pair| pair.fabric.nodes[1].register(BASE, 64, Access::ALL).rkey,
         |pair| {
             let node = &mut pair.fabric.nodes[1];
             let other = node.endpoint.alloc_pd();
@@ -371,7 +387,7 @@ fn a_local_invalidation_takes_the_key_away_here() {
 #[test]
 fn local_operations_complete_in_their_turn() {
     let mut pair = Pair::new();
-    let key = pair.fabric.nodes[0].register(BASE, 64, Access::ALL).rkey;
+    let key = own_window(&mut pair);
     pair.write(0, 0, 100);
     pair.post(local(1, SendOp::LocalInvalidate(key)));
     pair.write(2, 0, 100);
@@ -385,7 +401,7 @@ fn local_operations_complete_in_their_turn() {
 #[test]
 fn a_local_operation_is_carried_out_once_although_sends_are_repeated() {
     let mut pair = Pair::with(|connect| connect.timeout = 8);
-    let key = pair.fabric.nodes[0].register(BASE, 64, Access::ALL).rkey;
+    let key = own_window(&mut pair);
     let mut left = 4;
     pair.lose(move |_, headers| {
         let hit = headers.bth().opcode.is_request() && left > 0;
@@ -414,8 +430,7 @@ fn a_local_operation_that_fails_lets_what_was_before_it_finish() {
 #[test]
 fn only_local_operations_need_no_packets_at_all() {
     let mut pair = Pair::new();
-    let keys: Vec<u32> =
-        (0..5).map(|_| pair.fabric.nodes[0].register(BASE, 64, Access::ALL).rkey).collect();
+    let keys: Vec<u32> = (0..5).map(|_| own_window(&mut pair)).collect();
     for (wr_id, key) in (0..).zip(keys) {
         pair.post(SendWr { signaled: wr_id != 1, ..local(wr_id, SendOp::LocalInvalidate(key)) });
     }
@@ -453,7 +468,7 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
 #[test]
 fn a_local_operation_waits_for_reads() {
     let mut pair = Pair::new();
-    let key = pair.fabric.nodes[0].register(BASE, 64, Access::ALL).rkey;
+    let key = own_window(&mut pair);
     pair.read(0, 5000);
     pair.post(local(1, SendOp::LocalInvalidate(key)));
     pair.write(2, 0, 8);
@@ -696,7 +711,7 @@ fn a_draining_queue_pair_finishes_what_it_began_and_begins_nothing() {
         connect.mtu = roce::endpoint::Mtu::M256;
         connect.timeout = 8;
     });
-    let key = pair.fabric.nodes[0].register(BASE, 64, Access::ALL).rkey;
+    let key = own_window(&mut pair);
     pair.lose(|asked, _| asked == 3);
     pair.write(0, 0, 2000);
     pair.post(local(1, SendOp::LocalInvalidate(key)));

@@ -1,0 +1,146 @@
+/* Children: they are refused, they end as they like, and the parent's connections go on. */
+#include "kit.h"
+
+/* Runs `body` in a child, which has to return 0. */
+static void in_child(int (*body)(struct pair *), struct pair *pair, int leave_by_exit)
+{
+	fflush(NULL);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		int status = body(pair);
+		if (leave_by_exit)
+			exit(status); /* handlers of the library run, if there are any */
+		_exit(status);
+	}
+	int status;
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+}
+
+static void parent_goes_on(struct pair *pair, unsigned char value)
+{
+	memset(pair->a.bytes, value, 64);
+	EQUAL(post_receive(&pair->b, 1, 4096, 64), 0);
+	EQUAL(post(&pair->a, (struct ibv_send_wr){ .opcode = IBV_WR_SEND }, 0, 64), 0);
+	expect(pair->a.cq, IBV_WC_SUCCESS);
+	expect(pair->b.cq, IBV_WC_SUCCESS);
+	CHECK(all_are(pair->b.bytes + 4096, 64, value));
+}
+
+/* Every kind of call; the number of the first that was not refused. */
+static int calls_everything(struct pair *pair)
+{
+	struct side *a = &pair->a;
+	struct ibv_wc wc;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp_init_attr init = plan(a->cq, IBV_QPT_RC);
+	struct ibv_async_event event;
+	if (ibv_alloc_pd(a->context) || errno != ENODEV) return 1;
+	if (post(a, (struct ibv_send_wr){ .opcode = IBV_WR_SEND }, 0, 64) != ENODEV) return 2;
+	if (post_receive(a, 1, 0, 64) != ENODEV) return 3;
+	if (ibv_poll_cq(a->cq, 1, &wc) >= 0) return 4;
+	if (ibv_req_notify_cq(a->cq, 0) != ENODEV) return 5;
+	if (ibv_modify_qp(a->qp, &attr, IBV_QP_STATE) != ENODEV) return 6;
+	if (ibv_query_qp(a->qp, &attr, 0, &init) != ENODEV) return 7;
+	if (ibv_dereg_mr(a->mr) != ENODEV) return 8;
+	if (ibv_reg_mr(a->pd, a->bytes, 64, 0) || errno != ENODEV) return 9;
+	if (ibv_get_async_event(a->context, &event) != -1 || errno != ENODEV) return 10;
+	if (ibv_destroy_qp(a->qp) != ENODEV) return 11;
+	if (ibv_destroy_cq(a->cq) != ENODEV) return 12;
+	if (ibv_dealloc_pd(a->pd) != ENODEV) return 13;
+	if (ibv_get_device_list(NULL) || errno != ENODEV) return 14;
+	ibv_ack_cq_events(a->cq, 1);
+	event = (struct ibv_async_event){ .event_type = IBV_EVENT_QP_FATAL, .element.qp = a->qp };
+	ibv_ack_async_event(&event);
+	if (ibv_close_device(a->context) != -1 || errno != ENODEV) return 15;
+	return 0;
+}
+
+static int writes_registered_memory(struct pair *pair)
+{
+	memset(pair->a.bytes, 0xee, BYTES);
+	memset(pair->b.bytes, 0xee, BYTES);
+	return 0;
+}
+
+static int does_nothing(struct pair *pair)
+{
+	(void)pair;
+	return 0;
+}
+
+static void a_child_is_refused_and_the_parent_goes_on(void)
+{
+	EQUAL(ibv_fork_init(), 0);
+	EQUAL(ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
+	struct pair pair = make_pair(IBV_QPT_RC);
+	parent_goes_on(&pair, 1);
+	in_child(calls_everything, &pair, 0);
+	parent_goes_on(&pair, 2);
+	in_child(calls_everything, &pair, 1);
+	parent_goes_on(&pair, 3);
+	destroy_pair(&pair);
+}
+
+static void a_child_has_its_own_copy_of_the_memory(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	memset(pair.a.bytes, 0x21, BYTES);
+	in_child(writes_registered_memory, &pair, 1);
+	CHECK(all_are(pair.a.bytes, BYTES, 0x21) && all_are(pair.b.bytes, BYTES, 0));
+	EQUAL(post(&pair.a, remote(IBV_WR_RDMA_WRITE, pair.b.bytes, pair.b.mr->rkey), 0, BYTES), 0);
+	expect(pair.a.cq, IBV_WC_SUCCESS);
+	CHECK(all_are(pair.b.bytes, BYTES, 0x21));
+	destroy_pair(&pair);
+}
+
+/* While the peer's work is under way, children come and go, and other programs start in them. */
+static void children_do_not_disturb_what_is_under_way(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	memset(pair.a.bytes, 0x23, BYTES);
+	for (int i = 0; i < 20; i++) {
+		struct ibv_send_wr wr = remote(IBV_WR_RDMA_WRITE, pair.b.bytes, pair.b.mr->rkey);
+		EQUAL(post(&pair.a, wr, 0, BYTES), 0);
+		in_child(does_nothing, &pair, i % 2);
+		expect(pair.a.cq, IBV_WC_SUCCESS);
+	}
+	EQUAL(system("exit 3") >> 8, 3);
+	CHECK(all_are(pair.b.bytes, BYTES, 0x23));
+	destroy_pair(&pair);
+}
+
+/* The kernel closes descriptors; the parent must still be able to open the device again. */
+static void a_child_that_outlives_the_parents_device_holds_nothing(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	int pipe_ends[2];
+	char byte;
+	EQUAL(pipe(pipe_ends), 0);
+	pid_t child = fork();
+	if (!child) {
+		close(pipe_ends[1]);
+		_exit(read(pipe_ends[0], &byte, 1) != 0); /* until the parent closes its end */
+	}
+	close(pipe_ends[0]);
+	destroy_pair(&pair);
+	pair = make_pair(IBV_QPT_RC);
+	parent_goes_on(&pair, 4);
+	close(pipe_ends[1]);
+	int status;
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+	destroy_pair(&pair);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test CASES[] = {
+		CASE(a_child_is_refused_and_the_parent_goes_on),
+		CASE(a_child_has_its_own_copy_of_the_memory),
+		CASE(children_do_not_disturb_what_is_under_way),
+		CASE(a_child_that_outlives_the_parents_device_holds_nothing),
+	};
+	return RUN(CASES, argc, argv);
+}

@@ -1,0 +1,144 @@
+/* Memory regions: registered again, registered badly, under addresses of their own. */
+#include <sys/mman.h>
+
+#include "kit.h"
+
+static void write_there(struct pair *pair, const void *address, uint32_t rkey, enum ibv_wc_status status)
+{
+	EQUAL(post(&pair->a, remote(IBV_WR_RDMA_WRITE, address, rkey), 0, 64), 0);
+	expect(pair->a.cq, status);
+}
+
+static void a_region_moves_to_other_memory(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct side *b = &pair.b;
+	unsigned char *other = calloc(1, 4096);
+	uint32_t before = b->mr->rkey;
+	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, other, 4096, 0), 0);
+	CHECK(b->mr->addr == other && b->mr->length == 4096);
+	memset(pair.a.bytes, 0x51, 64);
+	write_there(&pair, other + 4096 - 64, b->mr->rkey, IBV_WC_SUCCESS);
+	CHECK(all_are(other + 4096 - 64, 64, 0x51));
+	write_there(&pair, b->bytes, before, IBV_WC_REM_ACCESS_ERR);
+	CHECK(all_are(b->bytes, 64, 0));
+	destroy_pair(&pair);
+	free(other);
+}
+
+static void a_region_changes_rights_and_domain(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct side *b = &pair.b;
+	struct ibv_pd *other = ibv_alloc_pd(pair.context);
+	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, EVERY_ACCESS), 0);
+	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_SUCCESS);
+	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0), 0);
+	CHECK(b->mr->pd == other);
+	EQUAL(ibv_dealloc_pd(other), EBUSY);
+	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_REM_ACCESS_ERR);
+	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, b->pd, NULL, 0,
+			   IBV_ACCESS_LOCAL_WRITE), 0);
+	EQUAL(ibv_dealloc_pd(other), 0);
+	EQUAL(set_state(pair.a.qp, IBV_QPS_RESET) | set_state(b->qp, IBV_QPS_RESET), 0);
+	connect_pair(pair.a.qp, b->qp);
+	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_REM_ACCESS_ERR); /* not a remote one any more */
+	destroy_pair(&pair);
+}
+
+/* What is refused changes nothing. */
+static void bad_changes_leave_the_region_as_it_was(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct ibv_mr *mr = pair.b.mr, before = *mr;
+	int translation = IBV_REREG_MR_CHANGE_TRANSLATION, access = IBV_REREG_MR_CHANGE_ACCESS;
+	EQUAL(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EQUAL(ibv_rereg_mr(mr, 1 << 9, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EQUAL(ibv_rereg_mr(mr, translation, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EQUAL(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EQUAL(ibv_rereg_mr(NULL, access, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	EQUAL(errno, EINVAL);
+	EQUAL(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE), IBV_REREG_MR_ERR_CMD);
+	EQUAL(errno, EINVAL);
+	EQUAL(ibv_rereg_mr(mr, translation, NULL, (void *)4096, 4096, 0), IBV_REREG_MR_ERR_CMD);
+	EQUAL(errno, EFAULT);
+	CHECK(mr->addr == before.addr && mr->length == before.length && mr->pd == before.pd);
+	CHECK(mr->lkey == before.lkey && mr->rkey == before.rkey);
+	write_there(&pair, pair.b.bytes, mr->rkey, IBV_WC_SUCCESS);
+	destroy_pair(&pair);
+}
+
+static void a_region_has_the_addresses_that_the_program_chose(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct side *b = &pair.b;
+	struct ibv_mr *mr = ibv_reg_mr_iova(b->pd, b->bytes, 4096, 0x10000, EVERY_ACCESS);
+	/* Optional flags may be asked for, and count for nothing. */
+	int zero_based = EVERY_ACCESS | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_RELAXED_ORDERING;
+	struct ibv_mr *zero = ibv_reg_mr(b->pd, b->bytes, 4096, zero_based);
+	CHECK(mr && zero);
+	memset(pair.a.bytes, 0x61, 64);
+	write_there(&pair, (void *)0x10040, mr->rkey, IBV_WC_SUCCESS);
+	write_there(&pair, (void *)0x100, zero->rkey, IBV_WC_SUCCESS);
+	CHECK(all_are(b->bytes + 64, 64, 0x61) && all_are(b->bytes + 256, 64, 0x61));
+	write_there(&pair, b->bytes, mr->rkey, IBV_WC_REM_ACCESS_ERR);
+	EQUAL(ibv_dereg_mr(mr) | ibv_dereg_mr(zero), 0);
+	destroy_pair(&pair);
+}
+
+static void memory_that_cannot_be_written_is_read_only(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct side *a = &pair.a;
+	void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(page != MAP_FAILED);
+	CHECK(!ibv_reg_mr(a->pd, page, 4096, IBV_ACCESS_LOCAL_WRITE));
+	EQUAL(errno, EFAULT);
+	struct ibv_mr *mr = ibv_reg_mr(a->pd, page, 4096, IBV_ACCESS_REMOTE_READ);
+	CHECK(mr);
+	struct ibv_sge sge = { (uintptr_t)page, 64, mr->lkey };
+	struct ibv_send_wr wr = remote(IBV_WR_RDMA_READ, pair.b.bytes, pair.b.mr->rkey);
+	(wr.sg_list = &sge, wr.num_sge = 1);
+	EQUAL(post(a, wr, 0, 64), 0);
+	expect(a->cq, IBV_WC_LOC_PROT_ERR); /* the READ's answer has no place to go */
+	EQUAL(ibv_dereg_mr(mr), 0);
+	EQUAL(munmap(page, 4096), 0);
+	destroy_pair(&pair);
+}
+
+static void what_is_not_there_is_refused(void)
+{
+	struct side side = make_parts(open_device(), NULL);
+	struct ibv_sge sge = piece(&side, 0, 64);
+	CHECK(!ibv_reg_mr(side.pd, side.bytes, 64, IBV_ACCESS_ON_DEMAND));
+	EQUAL(errno, EINVAL);
+	CHECK(!ibv_reg_dmabuf_mr(side.pd, 0, 64, 0, 0, IBV_ACCESS_LOCAL_WRITE));
+	EQUAL(errno, EOPNOTSUPP);
+	CHECK(!ibv_alloc_null_mr(side.pd));
+	EQUAL(errno, EOPNOTSUPP);
+	struct ibv_alloc_dm_attr dm = { .length = 64 };
+	CHECK(!ibv_alloc_dm(side.context, &dm));
+	EQUAL(errno, EOPNOTSUPP);
+	EQUAL(ibv_advise_mr(side.pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1), 0);
+	EQUAL(ibv_advise_mr(side.pd, 9, 0, &sge, 1), EOPNOTSUPP);
+	EQUAL(ibv_advise_mr(side.pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 1 << 7, &sge, 1), EINVAL);
+	sge.lkey ^= 0x5500;
+	EQUAL(ibv_advise_mr(side.pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1), EFAULT);
+	sge = piece(&side, BYTES - 63, 64);
+	EQUAL(ibv_advise_mr(side.pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1), EFAULT);
+	destroy_side(&side);
+	EQUAL(ibv_close_device(side.context), 0);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test CASES[] = {
+		CASE(a_region_moves_to_other_memory),
+		CASE(a_region_changes_rights_and_domain),
+		CASE(bad_changes_leave_the_region_as_it_was),
+		CASE(a_region_has_the_addresses_that_the_program_chose),
+		CASE(memory_that_cannot_be_written_is_read_only),
+		CASE(what_is_not_there_is_refused),
+	};
+	return RUN(CASES, argc, argv);
+}

@@ -1,0 +1,149 @@
+//! Programs in C, made by the system's compiler from the headers of rdma-core, run on this library.
+//!
+//! They are in `tests/c`, one process each: two queue pairs that talk over loopback. What they do no
+//! other program does here: windows, groups, shared receive queues, threads, children, bad input.
+//! One by hand: `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Exit status of a program that cannot run here, and says why.
+const SKIPPED: i32 = 77;
+
+/// What every program needs.
+const LIBRARIES: [&str; 3] = ["-libverbs", "-lpthread", "-ldl"];
+
+/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
+fn note_skip(test: &str, reason: &str) {
+    eprintln!("skipped {test}: {reason}");
+    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
+        let log = fs::File::options().create(true).append(true).open(path);
+        let noted = log.and_then(|mut log| writeln!(log, "{test}: {reason}"));
+        noted.expect("the log of skipped tests is writable");
+    }
+}
+
+/// Where this test's files go.
+fn dir() -> &'static Path {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("verbs-programs");
+        fs::create_dir_all(&dir).expect("the folder for tests is writable");
+        dir
+    })
+}
+
+fn compile(source: &Path, program: &Path) -> Result<(), String> {
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-o"]).arg(program).arg(source);
+    let output = cc.args(LIBRARIES).output().map_err(|error| format!("no cc: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(said) }
+}
+
+/// Why no program can be made, if so.
+fn obstacle() -> Option<&'static str> {
+    static OBSTACLE: OnceLock<Option<String>> = OnceLock::new();
+    let look = || {
+        let source = dir().join("empty.c");
+        let text = "#include <infiniband/verbs.h>\nint main(void) { return !ibv_fork_init; }\n";
+        fs::write(&source, text).expect("the folder is writable");
+        let made = compile(&source, &dir().join("empty"));
+        made.err().map(|error| format!("no compiler or no libibverbs-dev: {}", error.trim()))
+    };
+    OBSTACLE.get_or_init(look).as_deref()
+}
+
+/// A folder in which the library has the name that programs ask for. Cargo puts it beside the tests
+/// that it builds with it.
+fn library_dir() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test knows its own path");
+        let lib = dir().join("lib");
+        fs::create_dir_all(&lib).expect("the folder is writable");
+        let link = lib.join("libibverbs.so.1");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(test.with_file_name("libibverbs.so"), link)
+            .expect("the folder is writable");
+        lib
+    })
+}
+
+/// Makes the program of `name.c`, under the name of the test.
+fn make(test: &str, name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let program = dir().join(test);
+    compile(&sources.join(name).with_extension("c"), &program).unwrap_or_else(|said| {
+        panic!("{name}.c does not compile:\n{said}");
+    });
+    program
+}
+
+/// Runs a program on this library, and on loopback unless it is to see all `devices`.
+fn finish(test: &str, command: &mut Command, devices: Option<&str>) {
+    command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
+    match devices {
+        Some(devices) => command.env("DQUANT_DEVICES", devices),
+        None => command.env_remove("DQUANT_DEVICES"),
+    };
+    let output = command.output().expect("a program that was just made runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    if output.status.code() == Some(SKIPPED) {
+        return note_skip(test, out.lines().last().unwrap_or_default());
+    }
+    assert!(output.status.success(), "{test}: {}\n{out}{err}", output.status);
+}
+
+fn run(name: &str, devices: Option<&str>) {
+    let test = format!("programs::{name}");
+    match obstacle() {
+        Some(reason) => note_skip(&test, reason),
+        None => finish(&test, &mut Command::new(make(name, name)), devices),
+    }
+}
+
+/// Programs are debugged with valgrind, which has no vDSO for them and looks at what is uninitialised.
+#[test]
+fn valgrind() {
+    let test = "programs::valgrind";
+    if let Some(reason) = obstacle() {
+        return note_skip(test, reason);
+    }
+    let mut valgrind = Command::new("valgrind");
+    if valgrind.arg("--version").output().is_err() {
+        return note_skip(test, "no valgrind");
+    }
+    let mut valgrind = Command::new("valgrind");
+    let known = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/c/valgrind.supp");
+    valgrind.args(["-q", "--error-exitcode=1", known]).arg(make("under_valgrind", "regions"));
+    finish(test, &mut valgrind, Some("lo"));
+}
+
+macro_rules! programs {
+    ($($name:ident on $devices:expr;)+) => { $(
+        #[test]
+        fn $name() {
+            run(stringify!($name), $devices);
+        }
+    )+ };
+}
+
+programs! {
+    windows on Some("lo");
+    regions on Some("lo");
+    datagrams on Some("lo");
+    shared_receives on Some("lo");
+    states on Some("lo");
+    notify on Some("lo");
+    extended on Some("lo");
+    queries on Some("lo");
+    forking on Some("lo");
+    loading on Some("lo");
+    threads on Some("lo");
+    bad_input on None;
+}
