@@ -4,3 +4,4 @@
 
 mod chaos;
 mod goodput;
+mod incast;

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Runs communication stacks on our library, UCX and Open MPI, and writes their table to docs/interop.md.
+
+UCX: `ucx_perftest` with each transport over its `ib` interfaces. Open MPI: ping-pong and allreduce over UCX, two
+ranks, every byte checked (mpi_cases.c). Loopback, and for UCX two network namespaces joined by a cable as well.
+
+Exit status: 0 nothing failed; 1 something did; 77 the machine lacks something (the reason is printed).
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+import build
+import lab
+import matrix
+import sandbox
+
+INSTALLABLE = ("ucx-utils", "openmpi-bin", "libopenmpi-dev", "gcc", "iproute2", "util-linux")
+PROGRAMS = {"ucx_perftest": "ucx-utils", "mpirun": "openmpi-bin", "mpicc": "libopenmpi-dev", "ip": "iproute2",
+            "nsenter": "util-linux"}
+TESTS = (("tag_lat", 8), ("tag_bw", 65536), ("ucp_put_bw", 65536), ("ucp_get", 65536))
+# rc_verbs alone cannot be: UCX exchanges addresses over a second, connectionless transport.
+TRANSPORTS = ("rc_verbs,ud_verbs:aux", "ud_verbs")
+LIMIT_S = 60
+PORTS = iter(range(21000, 22000))
+
+
+def environment(transport, device):
+    return ["env", f"UCX_TLS={transport}", f"UCX_NET_DEVICES={device}:1"]
+
+
+def ucx(test, size, transport, ends, options):
+    """(state, what was printed) of one run of ucx_perftest. `ends`: (prefix, pid, device) of client and server."""
+    port = str(next(PORTS))
+    (client_prefix, client_pid, client_device), (prefix, pid, device) = ends
+    command = lab.ours(["ucx_perftest", "-p", port], options.runner)
+    server = lab.HostRun([*prefix, *environment(transport, device), *command], pid, LIMIT_S)
+    if not server.wait_listening(int(port)):
+        return matrix.cases.FAIL, matrix.cases.complaint(server.finish().text)
+    command += ["-t", test, "-s", str(size), "-n", "2000", "-w", "100", options.server]
+    client = lab.HostRun([*client_prefix, *environment(transport, client_device), *command], client_pid, LIMIT_S)
+    result = client.finish()
+    server.stop()
+    other = server.finish()
+    final = re.search(r"(?m)^Final: +\d+ +[\d.]+ +[\d.]+ +([\d.]+) +[\d.]+ +([\d.]+)", result.text)
+    if result.code != 0 or not final:
+        return matrix.cases.FAIL, matrix.cases.complaint(result.text + other.text)
+    latency, rate = final.groups()
+    return matrix.cases.PASS, f"{latency} us" if test == "tag_lat" else f"{rate} MB/s"
+
+
+def mpi_program():
+    source, program = pathlib.Path(__file__).with_name("mpi_cases.c"), build.cache_dir() / "mpi_cases"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mpicc", "-O2", "-Wall", "-Wextra", "-o", program, source], check=True)
+    return str(program)
+
+
+def mpi(transport, options):
+    """(state, figures) of both MPI cases."""
+    pml = ["--mca", "pml", "ucx", "--mca", "btl", "^openib,uct", "--mca", "osc", "^ucx"]
+    ranks = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *pml, mpi_program()]
+    command = [*environment(transport, "dq_lo"), *lab.ours(ranks, options.runner)]
+    result = lab.HostRun(command, "self", 2 * LIMIT_S).finish()
+    if result.code != 0 or "as expected" not in result.text:
+        return [(matrix.cases.FAIL, matrix.cases.complaint(result.text))] * 2
+    last = {name: re.findall(rf"{name} (\d+) bytes: ([\d.]+) us", result.text)[-1] for name in ("ping-pong", "allreduce")}
+    return [(matrix.cases.PASS, f"{us} us for {size} bytes") for size, us in last.values()]
+
+
+def places():
+    loop = (((), "self", "dq_lo"),) * 2
+    addresses = (("10.79.0.1", "fd79::1"), ("10.79.0.2", "fd79::2"))
+    nets = sandbox.veth_pair(lab.LINK_MTU, *addresses)
+    cable = [(net.prefix, net.pid, f"dq_{name}") for net, name in zip(nets, ("left", "right"))]
+    return (("loopback", loop, "127.0.0.1"), ("two namespaces", cable, "10.79.0.2"))
+
+
+def run(options):
+    rows, failed = [], 0
+    columns = places()
+    for transport in TRANSPORTS:
+        for test, size in TESTS:
+            cells = []
+            for _, ends, options.server in columns:
+                state, text = ucx(test, size, transport, ends, options)
+                failed += state == matrix.cases.FAIL
+                cells.append(f"{state}, {text}")
+            rows.append([f"`UCX_TLS={transport} ucx_perftest -t {test} -s {size}`", *cells])
+            print(*rows[-1], sep=" | ", flush=True)
+        for name, (state, text) in zip(("ping-pong", "allreduce"), mpi(transport, options)):
+            failed += state == matrix.cases.FAIL
+            rows.append([f"Open MPI, {name}, `--mca pml ucx`, `UCX_TLS={transport}`", f"{state}, {text}", ""])
+            print(*rows[-1], sep=" | ", flush=True)
+    heads = ["program", *(title for title, *_ in columns)]
+    table = [heads, ["---"] * len(heads), *rows]
+    return failed, "\n".join("| " + " | ".join(row) + " |" for row in table)
+
+
+def version(command, pattern):
+    text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(pattern, text)
+    return found.group(1) if found else "of unknown version"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runner", default=lab.RUNNER, help="what starts a program under our library (default: %(default)s)")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/interop.md alone")
+    parser.add_argument("--install", action="store_true", help="apt-get install what is missing (root)")
+    options = parser.parse_args()
+    try:
+        if options.install:
+            subprocess.run(["apt-get", "install", "-y", "-qq", *INSTALLABLE], check=True, stdout=subprocess.DEVNULL)
+        sandbox.need(PROGRAMS)
+        sandbox.enter()
+        failed, table = run(options)
+    except lab.Missing as reason:
+        print(f"skipped: {reason}")
+        return lab.SKIPPED
+    ucx_version = version(["ucx_info", "-v"], r"# Version ([0-9.]+)")
+    mpi_version = version(["mpirun", "--version"], r"Open MPI\) ([0-9.]+)")
+    note = f"UCX {ucx_version}, Open MPI {mpi_version}; both sides on one machine: the figures only say that it runs."
+    if options.no_write:
+        print(note, table, sep="\n\n")
+    else:
+        matrix.write_between_markers(matrix.DOCUMENT, "stacks", f"{note}\n\n{table}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
