@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use nic::clock;
+use roce::endpoint::Reliability;
 use roce::verbs::Qpn;
 use roce::wire::Psn;
 use tokio::sync::oneshot;
@@ -206,7 +207,13 @@ pub fn status_reply(
 
 /// A queue pair as a message.
 pub fn queue_pair(ours: &QpAddress, mtu: u32) -> QueuePair {
-    QueuePair { address: ours.address.to_string(), qpn: ours.qpn.get(), psn: ours.psn.get(), mtu }
+    QueuePair {
+        address: ours.address.to_string(),
+        qpn: ours.qpn.get(),
+        psn: ours.psn.get(),
+        mtu,
+        selective_repeat: ours.reliability == Reliability::Selective,
+    }
 }
 
 /// A queue pair from a message, checked: numbers in range, and an address that our endpoint at `ours`
@@ -222,7 +229,12 @@ pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, St
     if message.qpn < 2 || message.qpn > 0x00ff_ffff || message.psn > 0x00ff_ffff {
         return Err(format!("queue pair {} / PSN {} out of range", message.qpn, message.psn));
     }
-    Ok(QpAddress { address, qpn: Qpn::new(message.qpn), psn: Psn::new(message.psn) })
+    let reliability = match message.selective_repeat {
+        true => Reliability::Selective,
+        false => Reliability::GoBackN,
+    };
+    let (qpn, psn) = (Qpn::new(message.qpn), Psn::new(message.psn));
+    Ok(QpAddress { address, qpn, psn, reliability })
 }
 
 /// A session held open at a target: it ends when this is dropped.

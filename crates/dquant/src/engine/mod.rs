@@ -19,7 +19,7 @@ use nic::fault::LossyWire;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::{Waiter, Waker};
-use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs, VerbsError};
 use roce::wire::Psn;
 use roce::world::{self, Path};
@@ -97,6 +97,8 @@ pub struct QpAddress {
     pub qpn: Qpn,
     /// First packet sequence number it sends.
     pub psn: Psn,
+    /// How it repeats what was lost. A reader offers what it can, and takes what the target answers.
+    pub reliability: Reliability,
 }
 
 /// Configuration common to both engines.
@@ -182,7 +184,7 @@ impl Host {
         let config = QpConfig { recv_cq, ..QpConfig::rc(self.pd, send_cq, work, work) };
         let qpn = self.endpoint.create_qp(config)?;
         let psn = self.endpoint.initial_psn(qpn)?;
-        Ok(QpAddress { address: self.local, qpn, psn })
+        Ok(QpAddress { address: self.local, qpn, psn, reliability: Reliability::Selective })
     }
 
     fn connect(&mut self, qpn: Qpn, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
@@ -192,6 +194,7 @@ impl Host {
             timeout: ACK_TIMEOUT,
             rnr_retry: RNR_RETRY,
             window_packets: WINDOW_PACKETS,
+            reliability: peer.reliability,
             ..Connect::new(path, peer.qpn, peer.psn)
         };
         Ok(self.endpoint.connect(qpn, &connect)?)

@@ -205,6 +205,7 @@ impl Engine {
         };
         let SessionSpec { sources, reader, mtu, credits, ended } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
+        let address = QpAddress { reliability: reader.reliability, ..address };
         let mut session = Session { qpn, capsules, files, _ended: ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));

@@ -117,7 +117,7 @@ fn counted(
 
 /// Throws everything at `victim`, the one live queue pair of `daemon`, from a stranger's address and
 /// from the peer's own. The datagrams fit the receive buffer, so that none may be missing.
-fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn) {
+fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn, inside: &[Rise]) {
     let SocketAddr::V4(peer) = peer else { panic!("{peer} is not of this test") };
     let stranger = Attacker::new(fresh_ip(), daemon.roce());
     let masked = Attacker::new(*peer.ip(), daemon.roce());
@@ -134,15 +134,7 @@ fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn) {
     counted(world, daemon, reserved, &[(number, 1)], &[source]);
 
     // What has both right is looked at by the queue pair itself.
-    let inside = [
-        ("roce.bad_pkey", 1),
-        ("roce.bad_opcode", 1),
-        ("roce.out_of_sequence", 1),
-        ("roce.duplicates", 1),
-        ("roce.bad_key", 1),
-        ("roce.bad_psn", 1),
-    ];
-    counted(world, daemon, || forged(&masked, victim), &inside, &[source, number]);
+    counted(world, daemon, || forged(&masked, victim), inside, &[source, number]);
 
     let wire = [
         ("udp.rx.bad.too_short", 1),
@@ -172,13 +164,33 @@ fn read_slowly(cat: &mut Cat, got: &mut Vec<u8>, most: usize, over: &AtomicBool)
 
 #[test]
 fn packets_thrown_at_both_ends_of_a_stream_change_nothing() {
-    let Some(world) = World::new("packets_thrown_at_both_ends") else {
+    // A repeated READ is looked at again, key and all.
+    let inside = [&SEEN[..], &[("roce.bad_key", 1)]].concat();
+    packets_thrown_at_both_ends("packets_thrown_at_both_ends", false, &inside);
+}
+
+#[test]
+fn packets_thrown_at_both_ends_that_repeat_selectively_change_nothing() {
+    packets_thrown_at_both_ends("packets_thrown_at_selective_ends", true, &SEEN);
+}
+
+/// What a queue pair counts of the packets of [`forged`] that have the right number and address.
+const SEEN: [Rise; 5] = [
+    ("roce.bad_pkey", 1),
+    ("roce.bad_opcode", 1),
+    ("roce.out_of_sequence", 1),
+    ("roce.duplicates", 1),
+    ("roce.bad_psn", 1),
+];
+
+fn packets_thrown_at_both_ends(test: &str, selective: bool, inside: &[Rise]) {
+    let Some(world) = World::new(test) else {
         return;
     };
     let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 1));
     let (target, dpu) = (world.target(&[]), world.dpu(&[]));
     let runtime = runtime();
-    let relay = Relay::start(&runtime, &target);
+    let relay = Relay::start(&runtime, &target, selective);
     let mut cat = Cat::through(&world, &dpu, &relay.url("web"), ARGS);
     let mut got = cat.read(1 << 20);
 
@@ -186,13 +198,14 @@ fn packets_thrown_at_both_ends_of_a_stream_change_nothing() {
     let [Overheard { reader, target: served }] = &sessions[..] else {
         panic!("{} sessions", sessions.len())
     };
+    assert_eq!([reader.selective_repeat, served.selective_repeat], [selective; 2]);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // A failed assertion ends the reader, too.
         let _over = Raise(&over);
         scope.spawn(|| read_slowly(&mut cat, &mut got, 12 << 20, &over));
-        attack(&world, &target, dpu.roce(), Qpn::new(served.qpn));
-        attack(&world, &dpu, target.roce(), Qpn::new(reader.qpn));
+        attack(&world, &target, dpu.roce(), Qpn::new(served.qpn), inside);
+        attack(&world, &dpu, target.roce(), Qpn::new(reader.qpn), inside);
     });
 
     got.extend(cat.finish().good().stdout);

@@ -241,7 +241,7 @@ async fn senseless_calls(target: &str) {
         refused(control.describe(datasets).await, part);
     }
     let address = format!("{}:4791", fresh_ip());
-    let pair = QueuePair { address, qpn: 5, psn: 0, mtu: 4096 };
+    let pair = QueuePair { address, qpn: 5, psn: 0, mtu: 4096, selective_repeat: false };
     for (reader, part) in [
         (None, "queue pair"),
         (Some(QueuePair { qpn: 1, ..pair.clone() }), "out of range"),

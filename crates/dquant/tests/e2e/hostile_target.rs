@@ -45,7 +45,13 @@ impl Default for Lies {
         Lies {
             datasets: vec![info("u32", 1_000_000, 0)],
             session_datasets: vec![info("u32", 1_000_000, 0)],
-            target: Some(QueuePair { address, qpn: 77, psn: 1, mtu: 4096 }),
+            target: Some(QueuePair {
+                address,
+                qpn: 77,
+                psn: 1,
+                mtu: 4096,
+                selective_repeat: false,
+            }),
             mtu: 4096,
             credits: 8,
         }

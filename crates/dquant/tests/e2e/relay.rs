@@ -2,7 +2,7 @@
 //! read the control connection and so learns the numbers of both queue pairs.
 //!
 //! The numbers cannot be guessed (`roce::slab`); everything that the ends tell each other goes
-//! through unchanged, and the data path runs past the relay.
+//! through unchanged, but for the way of repeating, and the data path runs past the relay.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -39,15 +39,17 @@ pub(crate) struct Relay {
 
 struct Service {
     target: TargetControl,
+    selective: bool,
     overheard: Arc<Mutex<Vec<Overheard>>>,
 }
 
 impl Relay {
-    pub(crate) fn start(runtime: &Runtime, target: &Daemon) -> Relay {
+    /// Without `selective` the reader seems to know go-back-N only.
+    pub(crate) fn start(runtime: &Runtime, target: &Daemon, selective: bool) -> Relay {
         let overheard: Arc<Mutex<Vec<Overheard>>> = Arc::default();
         let target = runtime.block_on(TargetControl::connect(target.control(), TOKEN));
-        let service =
-            Service { target: target.expect("reachable"), overheard: Arc::clone(&overheard) };
+        let target = target.expect("reachable");
+        let service = Service { target, selective, overheard: Arc::clone(&overheard) };
         let listener = runtime.block_on(TcpListener::bind((fresh_ip(), 0))).expect("loopback");
         let control = listener.local_addr().expect("it is bound").to_string();
         let incoming = TcpListenerStream::new(listener);
@@ -98,7 +100,11 @@ impl Target for Service {
         request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<Replies>, Status> {
         let mut inbound = request.into_inner();
-        let first = inbound.message().await?.ok_or_else(|| Status::invalid_argument("empty"))?;
+        let first = inbound.message().await?;
+        let mut first = first.ok_or_else(|| Status::invalid_argument("empty"))?;
+        if let Some(reader) = &mut first.reader {
+            reader.selective_repeat &= self.selective;
+        }
         let reader = first.reader.clone();
         let mut session = self.target.session(first).await.map_err(refused)?;
         let reply = session.reply.clone();

@@ -141,6 +141,7 @@ impl Rogue {
             qpn: self.qpn.get(),
             psn: self.endpoint.initial_psn(self.qpn).expect("it exists").get(),
             mtu: 4096,
+            selective_repeat: false,
         }
     }
 

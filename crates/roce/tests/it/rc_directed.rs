@@ -254,6 +254,28 @@ fn one_late_call_makes_one_probe_for_loss() {
     assert_eq!(pair.run().0, [(1, Success)]);
 }
 
+/// NAKs that were delayed until what they refused had been answered otherwise, or that come from
+/// another time.
+#[test]
+fn refusals_of_what_is_done_or_was_never_sent_change_nothing() {
+    use Syndrome::{InvalidRdRequest, InvalidRequest, RemoteAccess, RemoteOperation};
+    for reliability in [Reliability::GoBackN, Reliability::Selective] {
+        for syndrome in [InvalidRequest, RemoteAccess, RemoteOperation, InvalidRdRequest] {
+            let mut pair = Pair::with(|connect| connect.reliability = reliability);
+            pair.write(1, 0, 10);
+            assert_eq!(pair.run().0, [(1, Success)]);
+            let nak = Ext::Aeth(Aeth { syndrome, msn: 1 });
+            for ahead in [0, (1 << 24) - 1, (1 << 24) - 5_000, 1, 3, 5_000] {
+                pair.respond(Opcode::RcAcknowledge, nak, 0, ahead);
+                assert_eq!(pair.state(0), QpState::Rts, "{reliability:?} {syndrome:?} {ahead}");
+            }
+            pair.write(2, 0, 10);
+            assert_eq!(pair.run().0, [(2, Success)]);
+            assert_eq!(pair.counters(0).fatal_naks_received, 0);
+        }
+    }
+}
+
 #[test]
 fn the_deadline_says_what_it_is_for_and_ends_with_the_answer() {
     let mut pair = Pair::new();

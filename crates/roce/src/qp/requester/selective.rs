@@ -291,7 +291,8 @@ impl Requester {
         }
     }
 
-    /// The responder ended the connection because of the request at `psn`.
+    /// The responder ended the connection because of the request at `psn`; if that has been answered,
+    /// it is of another time.
     fn end(
         &mut self,
         cx: &mut Context<'_>,
@@ -299,6 +300,10 @@ impl Requester {
         psn: Psn,
         status: WcStatus,
     ) -> Result<(), Fault> {
+        if psn.is_before(self.una) {
+            cx.count(|c| &mut c.duplicate_acks);
+            return Ok(());
+        }
         cx.count(|c| &mut c.fatal_naks_received);
         self.settle(cx, link, psn, None)?;
         Err(Fault { index: self.request_at(psn).unwrap_or(0), status })
