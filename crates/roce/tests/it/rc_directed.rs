@@ -1067,6 +1067,29 @@ fn a_right_response_is_placed_and_a_wrong_psn_ignored() {
 }
 
 #[test]
+fn a_wrong_psn_is_ignored_by_selective_repeat_whatever_it_says() {
+    let refusal = Ext::Aeth(Aeth { syndrome: Syndrome::RemoteAccess, msn: 0 });
+    let cases = [
+        (Opcode::RcReadResponseMiddle, Ext::None),
+        (Opcode::RcReadResponseOnly, positive()),
+        (Opcode::RcAcknowledge, refusal),
+    ];
+    for (opcode, ext) in cases {
+        for ahead in [1000, (1 << 24) - 1000] {
+            let mut pair = Pair::with(|connect| *connect = connect.selective());
+            pair.read(1, 600);
+            pair.write(2, 0, 8);
+            pair.lose(|_, _| true);
+            pair.fabric.settle();
+            let placements = pair.respond(opcode, ext, 0, ahead).pieces;
+            assert!(placements.is_empty());
+            assert_eq!(pair.state(0), QpState::Rts, "{opcode} {ahead}");
+            assert_eq!(pair.counters(0).bad_psn + pair.counters(0).duplicate_acks, 1);
+        }
+    }
+}
+
+#[test]
 fn each_fatal_nak_has_its_status() {
     let cases = [
         (Syndrome::InvalidRequest, WcStatus::RemoteInvalidRequest),

@@ -229,6 +229,10 @@ impl Requester {
         payload_len: usize,
     ) -> Result<(), Fault> {
         let psn = headers.bth().psn;
+        if !psn.is_before(self.sent_end) {
+            cx.count(|c| &mut c.bad_psn);
+            return Ok(());
+        }
         match *headers.ext() {
             Ext::Aeth(aeth) if headers.bth().opcode == Opcode::RcAcknowledge => {
                 self.handle_report(cx, link, psn, aeth, None)
@@ -243,7 +247,11 @@ impl Requester {
                 let original = Some(ack.original);
                 self.handle_piece(cx, link, Piece { psn, aeth, sreth, payload_len, original })
             }
-            _ => Err(self.bad_response(cx)),
+            _ if self.request_at(psn).is_some() => Err(self.bad_response(cx)),
+            _ => {
+                cx.count(|c| &mut c.duplicate_acks);
+                Ok(())
+            }
         }
     }
 
@@ -255,10 +263,6 @@ impl Requester {
         aeth: Aeth,
         sack: Option<&Sack>,
     ) -> Result<(), Fault> {
-        if !psn.is_before(self.sent_end) {
-            cx.count(|c| &mut c.bad_psn);
-            return Ok(());
-        }
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
@@ -299,6 +303,11 @@ impl Requester {
         psn: Psn,
         status: WcStatus,
     ) -> Result<(), Fault> {
+        // A refusal of what was completed long ago is late, or made up.
+        if self.request_at(psn).is_none() {
+            cx.count(|c| &mut c.duplicate_acks);
+            return Ok(());
+        }
         cx.count(|c| &mut c.fatal_naks_received);
         self.settle(cx, link, psn, None)?;
         Err(Fault { index: self.request_at(psn).unwrap_or(0), status })
@@ -374,10 +383,6 @@ impl Requester {
         link: &Link,
         piece: Piece,
     ) -> Result<(), Fault> {
-        if !piece.psn.is_before(self.sent_end) {
-            cx.count(|c| &mut c.bad_psn);
-            return Ok(());
-        }
         if !piece.psn.is_before(self.una) {
             self.settle(cx, link, piece.psn.next(), None)?;
         }
