@@ -44,7 +44,8 @@ impl Settings {
 
 /// The interfaces asked for.
 pub(crate) fn devices() -> Option<Vec<String>> {
-    let list = std::env::var(DEVICES).ok()?;
+    // A list that is not UTF-8 names no interface, and must not open all of them.
+    let list = text_of(DEVICES)?;
     Some(
         list.split(',')
             .map(|name| name.trim().to_owned())
@@ -54,10 +55,10 @@ pub(crate) fn devices() -> Option<Vec<String>> {
 }
 
 fn reliability() -> Reliability {
-    match std::env::var(RELIABILITY).as_deref() {
-        Ok("selective") => Reliability::Selective,
-        Ok("go-back-n") | Err(_) => Reliability::GoBackN,
-        Ok(other) => {
+    match text_of(RELIABILITY).as_deref() {
+        Some("selective") => Reliability::Selective,
+        Some("go-back-n") | None => Reliability::GoBackN,
+        Some(other) => {
             complain(RELIABILITY, other);
             Reliability::GoBackN
         }
@@ -68,7 +69,7 @@ fn reliability() -> Reliability {
 const DEFAULT_GBPS: u64 = 100;
 
 fn congestion() -> CongestionControl {
-    let Ok(text) = std::env::var(CONGESTION) else {
+    let Some(text) = text_of(CONGESTION) else {
         return CongestionControl::Off;
     };
     let (name, rate) = text.split_once(':').unwrap_or((&text, ""));
@@ -101,10 +102,17 @@ pub(crate) fn capture(device: &str) -> Option<Capture> {
 }
 
 fn parsed<T: FromStr>(name: &str) -> Option<T> {
-    let text = std::env::var(name).ok()?;
+    let text = text_of(name)?;
     text.parse().map_err(|_| complain(name, &text)).ok()
 }
 
+/// What a variable says; bytes that are not UTF-8 become signs that nobody writes, and are complained about.
+fn text_of(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
 fn complain(name: &str, value: &str) {
-    eprintln!("libibverbs (dquant): {name}={value} is not understood and ignored");
+    eprintln!(
+        "libibverbs (dquant): {name}={value} is not understood and ignored; hint: docs/verbs.md has the settings"
+    );
 }

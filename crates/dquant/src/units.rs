@@ -38,12 +38,14 @@ pub enum UnitError {
         unit: &'static str,
     },
     /// The value is larger than the quantity may be.
-    #[error("'{text}' is too large; the most is {most}")]
+    #[error("'{text}' is too large; the most is {most} {unit}")]
     TooLarge {
         /// What was typed.
         text: String,
         /// The largest value, in the smallest unit.
         most: u64,
+        /// What that counts.
+        unit: &'static str,
     },
 }
 
@@ -129,7 +131,8 @@ impl Scale {
         let (number, suffix) = trimmed.split_at(end);
         let (digits, decimals) = self.digits(number, text)?;
         let factor = self.factor(suffix.trim())?;
-        let too_large = || UnitError::TooLarge { text: text.to_owned(), most: self.most };
+        let too_large =
+            || UnitError::TooLarge { text: text.to_owned(), most: self.most, unit: self.unit };
         let scaled = digits.checked_mul(u128::from(factor)).ok_or_else(too_large)?;
         let divisor = 10_u128.pow(decimals);
         if !scaled.is_multiple_of(divisor) {
@@ -149,7 +152,11 @@ impl Scale {
             return Err(no_number());
         }
         if whole.len() > 20 {
-            return Err(UnitError::TooLarge { text: text.to_owned(), most: self.most });
+            return Err(UnitError::TooLarge {
+                text: text.to_owned(),
+                most: self.most,
+                unit: self.unit,
+            });
         }
         if decimals.len() > 15 {
             return Err(UnitError::TooFine { text: text.to_owned(), unit: self.unit });

@@ -200,7 +200,11 @@ fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
         downlink: config.link,
         ipv6: false,
         batch: 64,
-        endpoint: EndpointConfig { max_qps: 256, max_regions: 256, ..EndpointConfig::default() },
+        endpoint: EndpointConfig {
+            max_qps: 1 << 10,
+            max_regions: 1 << 10,
+            ..EndpointConfig::default()
+        },
         seed: config.seed,
     };
     Fabric::new(&fabric, |_| Phantom::default())

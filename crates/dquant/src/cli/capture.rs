@@ -6,6 +6,7 @@ mod live;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -87,13 +88,23 @@ impl Check {
 fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     let unreadable =
         |error| CliError::usage(format_args!("cannot read {}: {error}", path.display()));
-    let len = fs::metadata(path).map_err(unreadable)?.len();
+    let too_long = |what| {
+        let (path, most) = (path.display(), Bytes(MAX_CAPTURE_BYTES));
+        CliError::usage(format_args!("{path} has {what}; the most is {most}"))
+            .hint("cut it with `editcap -c PACKETS IN OUT` and check the parts")
+    };
+    let file = fs::File::open(path).map_err(unreadable)?;
+    let len = file.metadata().map_err(unreadable)?.len();
     if len > MAX_CAPTURE_BYTES {
-        let (path, len, most) = (path.display(), Bytes(len), Bytes(MAX_CAPTURE_BYTES));
-        return Err(CliError::usage(format_args!("{path} has {len}; the most is {most}"))
-            .hint("cut it with `editcap -c PACKETS IN OUT` and check the parts"));
+        return Err(too_long(Bytes(len).to_string()));
     }
-    fs::read(path).map_err(unreadable)
+    // Devices and pipes do not tell how much they have.
+    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+    file.take(MAX_CAPTURE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_CAPTURE_BYTES {
+        return Err(too_long("more".to_owned()));
+    }
+    Ok(bytes)
 }
 
 /// A file whose header cannot be read is no capture, and nothing was checked.

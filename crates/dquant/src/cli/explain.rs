@@ -184,7 +184,7 @@ impl Explain {
 }
 
 fn list(console: &mut Console) -> Result<Exit, CliError> {
-    let (mut listed, mut refused) = (0, 0);
+    let (mut listed, mut refused, mut silent) = (0, 0, 0);
     for endpoint in ask::endpoints()? {
         match endpoint.ask() {
             Ok(documents) => {
@@ -194,7 +194,12 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
                 }
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => refused += 1,
-            // Gone since, or too busy: whoever asks it by its number is told.
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                let pid = endpoint.pid;
+                console.note(format_args!("process {pid:>7}  does not answer; is it stopped?"));
+                silent += 1;
+            }
+            // Gone since: whoever asks it by its number is told.
             Err(_) => {}
         }
     }
@@ -202,7 +207,7 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
         console
             .note(format_args!("{refused} more of other users, who may ask them; root may, too"));
     }
-    if listed == 0 {
+    if listed + silent == 0 {
         console.note("no verbs program of this user has a device open in this network namespace");
         console
             .note("start one with `dquant run -- PROGRAM`; for daemons there is `dquant status`");
@@ -225,8 +230,12 @@ fn nobody(pid: u32, device: Option<&str>) -> CliError {
 }
 
 fn unanswered(Endpoint { pid }: Endpoint, error: &std::io::Error) -> CliError {
-    CliError::peer_unreachable(format_args!("process {pid}: {error}"))
-        .hint("only the user that a program runs as, and root, may ask")
+    let hint = match error.kind() {
+        ErrorKind::PermissionDenied => "only the user that a program runs as, and root, may ask",
+        ErrorKind::TimedOut => "is it stopped, by a signal or a debugger?",
+        _ => "is it a program that `dquant run` started, with the library of this version?",
+    };
+    CliError::peer_unreachable(format_args!("process {pid}: {error}")).hint(hint)
 }
 
 #[cfg(test)]

@@ -519,7 +519,12 @@ fn a_write_with_immediate_waits_for_a_receive_at_its_last_packet() {
 
 /// A pair whose sender has heard that there are no receives.
 fn starved_pair() -> Pair {
-    let mut pair = Pair::new();
+    starved_pair_with(Reliability::GoBackN)
+}
+
+/// A pair whose only receive has been used.
+fn starved_pair_with(reliability: Reliability) -> Pair {
+    let mut pair = Pair::with(|connect| connect.reliability = reliability);
     pair.receive(100, 100);
     pair.send(100, 100);
     pair.run();
@@ -542,6 +547,25 @@ fn credits_keep_sends_from_outrunning_receives() {
     let (sent, received) = pair.run();
     assert_eq!((sent.len(), received.len()), (10, 10));
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
+}
+
+#[test]
+fn answers_of_another_time_promise_no_receives() {
+    for reliability in [Reliability::GoBackN, Reliability::Selective] {
+        let mut pair = starved_pair_with(reliability);
+        for ahead in [-2, -100, -8_000_000_i32] {
+            let msn = pair.first_psn().plus(1_000_000).get();
+            let ack = Ext::Aeth(Aeth { syndrome: Syndrome::Ack { credits: 20 }, msn });
+            let ahead = ahead as u32 & 0xff_ffff;
+            pair.respond(Opcode::RcAcknowledge, ack, 0, ahead);
+        }
+        (0..10).for_each(|wr_id| pair.send(wr_id, 100));
+        let soon = pair.fabric.now + Duration::from_micros(100);
+        pair.fabric.run_until(soon);
+        // Only the probe that finds out whether there are receives.
+        let arrived = pair.counters(1).rnr_naks_sent + pair.counters(1).out_of_sequence;
+        assert_eq!(arrived, 1, "{reliability:?}");
+    }
 }
 
 /// Nothing is known about the peer's receives at first. Sending all there is costs a window of
@@ -1085,6 +1109,29 @@ fn a_right_response_is_placed_and_a_wrong_psn_ignored() {
         assert!(placements.is_empty());
         assert_eq!(pair.state(0), QpState::Rts);
         assert_eq!(pair.counters(0).bad_psn + pair.counters(0).duplicate_acks, 1);
+    }
+}
+
+#[test]
+fn a_wrong_psn_is_ignored_by_selective_repeat_whatever_it_says() {
+    let refusal = Ext::Aeth(Aeth { syndrome: Syndrome::RemoteAccess, msn: 0 });
+    let cases = [
+        (Opcode::RcReadResponseMiddle, Ext::None),
+        (Opcode::RcReadResponseOnly, positive()),
+        (Opcode::RcAcknowledge, refusal),
+    ];
+    for (opcode, ext) in cases {
+        for ahead in [1000, (1 << 24) - 1000] {
+            let mut pair = Pair::with(|connect| *connect = connect.selective());
+            pair.read(1, 600);
+            pair.write(2, 0, 8);
+            pair.lose(|_, _| true);
+            pair.fabric.settle();
+            let placements = pair.respond(opcode, ext, 0, ahead).pieces;
+            assert!(placements.is_empty());
+            assert_eq!(pair.state(0), QpState::Rts, "{opcode} {ahead}");
+            assert_eq!(pair.counters(0).bad_psn + pair.counters(0).duplicate_acks, 1);
+        }
     }
 }
 

@@ -5,9 +5,11 @@
 //! asked by root; and what it sends is bounded in size and time.
 
 use std::io::{self, ErrorKind, Read};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::document::{Answer, Document};
 use crate::exit::CliError;
@@ -18,7 +20,7 @@ const PREFIX: &str = "@dquant-verbs/";
 const LIST: &str = "/proc/net/unix";
 
 /// A program answers from a thread of its own: only a machine that is very busy needs longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 /// Thousands of queue pairs with every counter fit.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
@@ -64,9 +66,7 @@ impl Endpoint {
 
     /// What it says of each device that it has open.
     pub(super) fn ask(self) -> io::Result<Vec<Document>> {
-        let name = format!("{}{}", &PREFIX[1..], self.pid);
-        let address = SocketAddr::from_abstract_name(name)?;
-        let stream = UnixStream::connect_addr(&address)?;
+        let stream = connect(&format!("{}{}", &PREFIX[1..], self.pid))?;
         check_peer(&stream)?;
         let text = read(stream)?;
         if text.is_empty() {
@@ -88,9 +88,25 @@ pub(super) fn has_ended(pid: u32) -> bool {
     }
 }
 
+/// A connection to an abstract name. Who listens and accepts nobody, because it was stopped or means harm, has to be given up on.
+fn connect(name: &str) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => Ok(socket.into()),
+        Err(Errno::AGAIN) => Err(late()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "it does not answer")
+}
+
 fn check_peer(stream: &UnixStream) -> io::Result<()> {
     let own = rustix::process::geteuid();
-    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    let peer = sockopt::socket_peercred(stream)?.uid;
     if own.is_root() || peer.is_root() || own == peer {
         return Ok(());
     }
@@ -104,7 +120,6 @@ fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
     let mut chunk = vec![0; 64 << 10];
     loop {
         let left = PATIENCE.checked_sub(begun.elapsed()).filter(|left| !left.is_zero());
-        let late = || io::Error::new(ErrorKind::TimedOut, "it does not answer");
         stream.set_read_timeout(Some(left.ok_or_else(late)?))?;
         match stream.read(&mut chunk) {
             Ok(0) => return Ok(text),
@@ -120,8 +135,23 @@ fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_accepts_nobody_is_given_up_on() {
+        let name = format!("dquant-test-stopped/{}", std::process::id());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        // The kernel lets one connection wait; the next finds no room.
+        let waiting = connect(&name).unwrap();
+        assert_eq!(connect(&name).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(read(waiting).unwrap_err().kind(), ErrorKind::TimedOut);
+    }
 
     #[test]
     fn sockets_are_found_by_their_name_each_once() {

@@ -62,10 +62,17 @@ fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
     })
 }
 
+/// More threads than this help on no machine.
+const MAX_THREADS: usize = 1024;
+
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let number = |part: &str| part.trim().parse::<u64>().map_err(|error| error.to_string());
     match text.split_once("..") {
-        None => number(text).map(|seed| seed..seed.saturating_add(1)),
+        None => {
+            let seed = number(text)?;
+            let end = seed.checked_add(1).ok_or("the last seed is 18446744073709551614")?;
+            Ok(seed..end)
+        }
         Some((first, end)) => {
             let seeds = number(first)?..number(end)?;
             if seeds.is_empty() { Err(format!("there is no seed in {text}")) } else { Ok(seeds) }
@@ -141,7 +148,8 @@ impl Chaos {
                 let (sender, next, end) = (sender.clone(), &next, self.seeds.end);
                 scope.spawn(move || {
                     let seeds = std::iter::from_fn(|| {
-                        Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < end)
+                        let following = |seed: u64| (seed < end).then(|| seed + 1);
+                        next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()
                     });
                     let mut outcomes = seeds.map(|seed| run_one(seed, options));
                     // The receiver goes away only after the last outcome.
@@ -162,7 +170,8 @@ impl Chaos {
 
     fn threads(&self) -> usize {
         let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        self.threads.map_or_else(cores, NonZeroUsize::get)
+        let seeds = usize::try_from(self.seeds.end - self.seeds.start).unwrap_or(usize::MAX);
+        self.threads.map_or_else(cores, NonZeroUsize::get).min(seeds).min(MAX_THREADS)
     }
 }
 
@@ -351,6 +360,9 @@ mod tests {
         assert_eq!(parse_seeds("3..7"), Ok(3..7));
         assert_eq!(parse_seeds("17"), Ok(17..18));
         assert!(parse_seeds("7..3").is_err() && parse_seeds("x").is_err());
+        let last = u64::MAX - 1;
+        assert_eq!(parse_seeds(&last.to_string()), Ok(last..u64::MAX));
+        assert!(parse_seeds(&u64::MAX.to_string()).is_err());
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl GoodputCommand {
             let got = goodput::measure(&GoodputConfig { loss_ppm, ..config });
             let got = got.map_err(|error| {
                 CliError::check_failed(format_args!("{}: {error}", name(reliability)))
+                    .hint("retries are few: try less loss or delay, or a smaller window")
             })?;
             Ok(Point::new(loss_ppm, &got))
         });

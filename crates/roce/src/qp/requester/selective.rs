@@ -229,6 +229,10 @@ impl Requester {
         payload_len: usize,
     ) -> Result<(), Fault> {
         let psn = headers.bth().psn;
+        if !psn.is_before(self.sent_end) {
+            cx.count(|c| &mut c.bad_psn);
+            return Ok(());
+        }
         match *headers.ext() {
             Ext::Aeth(aeth) if headers.bth().opcode == Opcode::RcAcknowledge => {
                 self.handle_report(cx, link, psn, aeth, None)
@@ -243,7 +247,11 @@ impl Requester {
                 let original = Some(ack.original);
                 self.handle_piece(cx, link, Piece { psn, aeth, sreth, payload_len, original })
             }
-            _ => Err(self.bad_response(cx)),
+            _ if self.request_at(psn).is_some() => Err(self.bad_response(cx)),
+            _ => {
+                cx.count(|c| &mut c.duplicate_acks);
+                Ok(())
+            }
         }
     }
 
@@ -255,14 +263,10 @@ impl Requester {
         aeth: Aeth,
         sack: Option<&Sack>,
     ) -> Result<(), Fault> {
-        if !psn.is_before(self.sent_end) {
-            cx.count(|c| &mut c.bad_psn);
-            return Ok(());
-        }
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
-                self.take_credit(aeth);
+                self.take_recent_credit(psn, aeth);
                 self.settle(cx, link, psn.next(), sack)
             }
             Syndrome::SequenceError => {
@@ -285,14 +289,20 @@ impl Requester {
         }
     }
 
+    /// Answers to what was settled long ago promise nothing: they are late, or made up.
+    fn take_recent_credit(&mut self, psn: Psn, aeth: Aeth) {
+        if !psn.next().is_before(self.una) {
+            self.take_credit(aeth);
+        }
+    }
+
     fn lose(&mut self, psn: Psn) {
         if let Some(selective) = &mut self.selective {
             selective.board.lose_one(psn);
         }
     }
 
-    /// The responder ended the connection because of the request at `psn`; if that has been answered,
-    /// it is of another time.
+    /// The responder ended the connection because of the request at `psn`.
     fn end(
         &mut self,
         cx: &mut Context<'_>,
@@ -300,7 +310,8 @@ impl Requester {
         psn: Psn,
         status: WcStatus,
     ) -> Result<(), Fault> {
-        if psn.is_before(self.una) {
+        // A refusal of what was completed long ago is late, or made up.
+        if self.request_at(psn).is_none() {
             cx.count(|c| &mut c.duplicate_acks);
             return Ok(());
         }
@@ -379,14 +390,10 @@ impl Requester {
         link: &Link,
         piece: Piece,
     ) -> Result<(), Fault> {
-        if !piece.psn.is_before(self.sent_end) {
-            cx.count(|c| &mut c.bad_psn);
-            return Ok(());
-        }
+        self.take_recent_credit(piece.psn, piece.aeth);
         if !piece.psn.is_before(self.una) {
             self.settle(cx, link, piece.psn.next(), None)?;
         }
-        self.take_credit(piece.aeth);
         let owner = self.request_at(piece.psn).filter(|&at| self.queue[at].awaits_response());
         match owner {
             Some(index) => self.take_piece(cx, link, index, &piece),
