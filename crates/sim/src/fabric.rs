@@ -356,8 +356,12 @@ impl<M: NodeMemory> Fabric<M> {
             Event::Departed(link) => self.departed(link),
             Event::Arrived { packet, link } => self.arrived(packet, link),
             Event::Deadline(node) => {
-                self.nodes[node as usize].timer = None;
-                self.mark_dirty(node);
+                // Others were replaced by an earlier one.
+                let entry = &mut self.nodes[node as usize];
+                if entry.timer == Some(self.now) {
+                    entry.timer = None;
+                    self.mark_dirty(node);
+                }
             }
             Event::Wake(token) => self.wakes.push(token),
         }

@@ -15,6 +15,9 @@ use crate::packet::{Addressing, Marks, Packet};
 /// Payload of phantom packets.
 static ZEROS: [u8; 8192] = [0; 8192];
 
+/// Buffers that are kept for packets to come.
+const MOST_SPARE: usize = 1024;
+
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) node: u32,
@@ -28,7 +31,7 @@ pub(crate) struct Port {
     pub(crate) inbox: VecDeque<Packet>,
     next_id: u16,
     /// Buffers of packets that arrived, to be used again.
-    pub(crate) spare: Vec<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
     pub(crate) effects: FaultCounts,
     /// Damaged packets that came through: the damage was where nothing is covered.
     pub(crate) harmless: u64,
@@ -170,6 +173,15 @@ fn encode(frame: &TxFrame<'_>, icrc: &mut Icrc, bytes: &mut Vec<u8>) {
     }
 }
 
+impl Port {
+    /// Keeps a buffer for a packet to come. Who receives more than it sends has no use for all.
+    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < MOST_SPARE {
+            self.spare.push(buffer);
+        }
+    }
+}
+
 impl Wire for Port {
     fn send(&mut self, frames: &[TxFrame<'_>]) {
         for frame in frames {
@@ -185,7 +197,7 @@ impl Wire for Port {
         for _ in 0..count {
             if let Some(packet) = self.inbox.pop_front() {
                 self.accept(&packet, sink);
-                self.spare.push(packet.bytes);
+                self.recycle(packet.bytes);
             }
         }
         count

@@ -57,8 +57,9 @@ use scenario::{Scenario, Strike};
 use side::{At, Healing, Pair, PairState, Pool, Turn};
 use space::Space;
 
-/// Events after which a run counts as one that never ends.
+/// Events after which a run counts as one that never ends: so many, and for each send that is posted.
 const MAX_EVENTS: u64 = 4_000_000;
+const MAX_EVENTS_PER_SEND: u64 = 1_000;
 
 /// Longest pause of a program that has nothing to do, in nanoseconds.
 const MAX_BACKOFF_NS: u64 = 400_000;
@@ -246,7 +247,8 @@ impl Run {
 
     fn check_health(&self) -> Checked<()> {
         let events = self.fabric.events_handled();
-        ensure!(events < MAX_EVENTS, "still busy after {events} events. {}", self.describe());
+        let most = MAX_EVENTS + MAX_EVENTS_PER_SEND * self.summary.sends;
+        ensure!(events < most, "still busy after {events} events. {}", self.describe());
         ensure!(self.fabric.spinning().is_none(), "a node never comes to rest at one instant");
         for &node in self.fabric.touched() {
             let node = self.fabric.node(node);

@@ -71,7 +71,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     fn discard(&mut self, packet: u32) {
         if let Some(packet) = self.pool.take(packet) {
-            self.nodes[packet.from as usize].port.spare.push(packet.bytes);
+            self.nodes[packet.from as usize].port.recycle(packet.bytes);
         }
     }
 
