@@ -549,6 +549,23 @@ fn credits_keep_sends_from_outrunning_receives() {
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
 }
 
+/// Someone acknowledged what never arrived, so the peer waits for it and takes everything else early.
+/// Its reports are no progress: the connection ends as if nothing was heard.
+#[test]
+fn a_peer_that_takes_back_an_acknowledgement_is_given_up() {
+    let mut pair = Pair::with(|connect| {
+        connect.reliability = Reliability::Selective;
+        (connect.timeout, connect.retry_count) = (10, 3);
+    });
+    pair.lose(|asked, _| asked == 1);
+    pair.write(1, 0, 10);
+    pair.fabric.settle();
+    pair.respond(Opcode::RcAcknowledge, positive(), 0, 0);
+    pair.write(2, 0, 10);
+    assert_eq!(pair.run().0, [(1, Success), (2, WcStatus::RetryExceeded)]);
+    assert!(pair.counters(0).packets_sent < 100, "{:?}", pair.counters(0));
+}
+
 #[test]
 fn answers_of_another_time_promise_no_receives() {
     for reliability in [Reliability::GoBackN, Reliability::Selective] {

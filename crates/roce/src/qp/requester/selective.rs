@@ -264,9 +264,16 @@ impl Requester {
         sack: Option<&Sack>,
     ) -> Result<(), Fault> {
         match aeth.syndrome {
+            Syndrome::Ack { .. } if psn.next().is_before(self.una) => {
+                // An older report, overtaken; or a peer that takes back what it has acknowledged, which
+                // must not be taken for progress.
+                cx.count(|c| &mut c.acks_received);
+                cx.count(|c| &mut c.duplicate_acks);
+                Ok(())
+            }
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
-                self.take_recent_credit(psn, aeth);
+                self.take_credit(aeth);
                 self.settle(cx, link, psn.next(), sack)
             }
             Syndrome::SequenceError => {
