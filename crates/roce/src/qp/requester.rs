@@ -368,13 +368,17 @@ impl Requester {
 
     /// Request packets between `una` and the cursor.
     fn unacknowledged(&self) -> u32 {
-        let position = |index: usize, packet: u32| match self.queue.get(index) {
+        let acknowledged = self.position(0, self.queue.front().map_or(0, |front| front.done));
+        self.position(self.next, self.next_packet).wrapping_sub(acknowledged)
+    }
+
+    /// Request packets before packet `packet` of the request at `index`, since the first request.
+    fn position(&self, index: usize, packet: u32) -> u32 {
+        match self.queue.get(index) {
             Some(request) if request.is_read() => request.packets_before,
             Some(request) => request.packets_before.wrapping_add(packet),
             None => self.post_packets,
-        };
-        let acknowledged = position(0, self.queue.front().map_or(0, |front| front.done));
-        position(self.next, self.next_packet).wrapping_sub(acknowledged)
+        }
     }
 
     /// Half the circle of PSNs may be outstanding, or old and new could not be told apart.

@@ -136,6 +136,11 @@ fn patience(rtt: &RttEstimator) -> Duration {
     Duration::from_nanos(usual + usual / 8 + 1_000)
 }
 
+/// How many PSNs `psn` comes before `end`, if it does.
+fn sent_before(psn: Psn, end: Psn) -> Option<u32> {
+    psn.is_before(end).then(|| psn.distance_from(end).unsigned_abs())
+}
+
 impl Requester {
     /// Begins to keep score if both ends have agreed on it.
     pub(super) fn start_selective(&mut self, link: &Link) {
@@ -180,11 +185,24 @@ impl Requester {
 
     /// The request that `psn` belongs to.
     fn request_at(&self, psn: Psn) -> Option<usize> {
-        let front = self.queue.front()?.first_psn;
-        let ahead = psn.distance_from(front);
+        let first = self.queue.front()?.packets_before;
+        // All that is posted may be more than the circle of PSNs; all that was sent is less than half.
+        let back = sent_before(psn, self.sent_end)?;
+        let packet = self.position(self.next, self.next_packet).wrapping_sub(back);
+        let ahead = packet.wrapping_sub(first);
+        if ahead >= Psn::MODULUS {
+            return None;
+        }
         // Local operations take no PSN: of several that start at one, the last owns it.
-        let after = self.queue.partition_point(|r| r.first_psn.distance_from(front) <= ahead);
-        after.checked_sub(1).filter(|_| ahead >= 0)
+        let (mut low, mut high) = (0, self.queue.len().min(self.next + 1));
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.queue[middle].packets_before.wrapping_sub(first) <= ahead {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low.checked_sub(1)
     }
 
     fn repeat(&mut self, cx: &mut Context<'_>, link: &Link, psn: Psn) -> Result<(), Fault> {
