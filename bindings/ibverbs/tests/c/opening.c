@@ -1,7 +1,10 @@
 /* Devices that cannot be opened: the reason stands on stderr, for all that programs say is that they cannot. */
 #include "kit.h"
 
+#include <stddef.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 enum { FEWEST_FILES = 3, MOST_FILES = 40, SAID_MAX = 8192 };
 
@@ -60,6 +63,27 @@ static void too_few_files_are_given_as_the_reason(void)
 	CHECK(opens_with(MOST_FILES, said));
 }
 
+/* `dquant explain` finds processes by a name in the abstract name space, which anybody may take. */
+static void a_name_that_is_taken_is_told(void)
+{
+	struct sockaddr_un name = { .sun_family = AF_UNIX };
+	int length = sprintf(name.sun_path + 1, "dquant-verbs/%d", getpid()) + 1, talk[2];
+	int taken = socket(AF_UNIX, SOCK_STREAM, 0), own = dup(2);
+	EQUAL(bind(taken, (struct sockaddr *)&name, offsetof(struct sockaddr_un, sun_path) + length), 0);
+	EQUAL(pipe(talk), 0);
+	dup2(talk[1], 2);
+	struct ibv_context *context = try_to_open();
+	dup2(own, 2);
+	CHECK(context); /* it works without */
+	static char said[SAID_MAX];
+	set_nonblocking(talk[0]);
+	CHECK(read(talk[0], said, SAID_MAX - 1) > 0);
+	CHECK(strstr(said, "dquant explain") && strstr(said, "hint: another process holds the name"));
+	CHECK(strchr(said, '\n') == said + strlen(said) - 1);
+	EQUAL(ibv_close_device(context), 0);
+	close(taken);
+}
+
 /* Run with settings that are no good: what is said once is not said by the second device. */
 static void a_device_is_opened_twice(void)
 {
@@ -75,6 +99,7 @@ int main(int argc, char **argv)
 {
 	static const struct test CASES[] = {
 		CASE(too_few_files_are_given_as_the_reason),
+		CASE(a_name_that_is_taken_is_told),
 		CASE(a_device_is_opened_twice),
 	};
 	return RUN(CASES, argc, argv);
