@@ -1,19 +1,20 @@
 //! Opening and closing devices.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::EventfdFlags;
 
 use crate::abi::*;
 use crate::ah::Ah;
 use crate::channel::CompChannel;
 use crate::cq::{self, Cq};
 use crate::cq_ex;
+use crate::descriptor::Descriptor;
 use crate::device::{self, Device};
 use crate::engine::Engine;
-use crate::errors::{Outcome, code, or_null};
+use crate::errors::{Outcome, code, or_null, refused};
 use crate::events::{EventQueue, QueuedEvent};
 use crate::mr::{self, Mr};
 use crate::mw::{self, Mw};
@@ -34,7 +35,7 @@ pub(crate) struct Context {
     pub(crate) engine: Arc<Engine>,
     pub(crate) async_events: EventQueue<QueuedEvent>,
     /// What programs see as the command descriptor. Nothing is ever written to it.
-    _command: OwnedFd,
+    _command: Descriptor,
 }
 
 impl Object for Context {
@@ -142,8 +143,11 @@ fn extended(context: ibv_context) -> verbs_context {
 
 fn open(device: *mut ibv_device) -> Outcome<*mut ibv_context> {
     let (device, interface) = device::interface_of(device)?;
-    let async_events = EventQueue::new()?;
-    let command = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let name = device::device_name(&interface);
+    let no_events = |error| refused(&name, "no descriptor for its events", error);
+    let async_events = EventQueue::new().map_err(no_events)?;
+    let command = Descriptor::event(EventfdFlags::empty())
+        .map_err(|error| refused(&name, "no descriptor for its commands", error))?;
     let engine = Engine::open(interface)?;
     let context = ibv_context {
         device: device.handle(),

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::abi::*;
-use crate::errors::{Outcome, or_null, set_errno};
+use crate::errors::{Outcome, or_null, refused, set_errno};
 use crate::fork;
 use crate::netdev::{self, Interface};
 use crate::object::{Arena, Mark, Object, living, object};
@@ -163,6 +163,10 @@ unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
 /// The interface behind a device, as it is now.
 pub(crate) fn interface_of(device: *mut ibv_device) -> Outcome<(&'static Device, Interface)> {
     let device = living::<Device>(device)?;
-    let interface = netdev::interface(&device.interface).ok_or(Errno::NODEV)?;
+    let found = netdev::interface(&device.interface);
+    let interface = found.and_then(|found| found.ok_or(Errno::NODEV)).map_err(|error| {
+        let name = format!("dq_{}", device.interface);
+        refused(&name, "its interface is not found", error)
+    })?;
     Ok((device, interface))
 }

@@ -1,12 +1,40 @@
 //! How calls fail: `errno` values, and the three ways in which verbs hand them over.
 
 use std::ffi::c_int;
+use std::fmt::Arguments;
+use std::io::Write;
 
 use roce::verbs::VerbsError;
 use rustix::io::Errno;
 
 /// What a call came to.
 pub(crate) type Outcome<T> = Result<T, Errno>;
+
+/// A line on stderr, for whoever runs the program: it has no place for our reasons. Where it cannot be
+/// written it is lost; the program goes on.
+pub(crate) fn say(text: Arguments<'_>) {
+    // In one piece, so that lines of several threads do not mix.
+    let line = format!("libibverbs (dquant): {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Says why a device cannot be opened: all that programs say is that it cannot.
+pub(crate) fn refused(device: &str, what: &str, why: Errno) -> Errno {
+    say(format_args!("{device}: {what}: {why}; hint: {}", hint_for(why)));
+    why
+}
+
+/// The next thing to try.
+pub(crate) fn hint_for(error: Errno) -> &'static str {
+    match error {
+        Errno::MFILE => "allow more open files (ulimit -n 1024), or close some",
+        Errno::NFILE => "the machine has as many open files as it may (sysctl fs.file-max)",
+        Errno::AGAIN => "allow more processes and threads (ulimit -u)",
+        Errno::NOMEM | Errno::NOBUFS => "there is too little memory",
+        Errno::NODEV => "is it still up, with an address? (ip address)",
+        _ => "`dquant doctor` looks at what this machine offers",
+    }
+}
 
 /// Sets `errno` of the calling thread.
 pub(crate) fn set_errno(error: Errno) {

@@ -6,17 +6,18 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use roce::endpoint::AsyncEvent;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use crate::abi::*;
 use crate::ack::Acks;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::descriptor::Descriptor;
 use crate::errors::{Outcome, or_minus_one};
 use crate::fork;
 use crate::object::{Object, living};
@@ -28,13 +29,13 @@ const MAX_QUEUED: usize = 4096;
 
 /// A queue with a descriptor that is readable while something is in it.
 pub(crate) struct EventQueue<T> {
-    count: OwnedFd,
+    count: Descriptor,
     queue: Mutex<VecDeque<T>>,
 }
 
 impl<T: Copy> EventQueue<T> {
     pub(crate) fn new() -> Outcome<EventQueue<T>> {
-        let count = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        let count = Descriptor::event(EventfdFlags::SEMAPHORE)?;
         Ok(EventQueue { count, queue: Mutex::new(VecDeque::new()) })
     }
 

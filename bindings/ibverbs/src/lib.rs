@@ -7,7 +7,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
-//! | [`object`], [`ack`], [`errors`], [`fork`] | what all calls share: handles, events, errno, forked children |
+//! | [`object`], [`ack`], [`errors`], [`descriptor`], [`fork`] | what all calls share: handles, events, errno, descriptors, forked children |
 //! | [`netdev`], [`device`], [`gid`], [`query`], [`limits`] | devices, and what they say of themselves |
 //! | [`engine`] | one endpoint and wire for each open device, and who drives them |
 //! | [`context`], [`pd`], [`mr`], [`mw`], [`cq`], [`cq_ex`], [`channel`], [`srq`], [`qp`], [`qp_attr`], [`ah`], [`multicast`], [`events`] | one kind of object each |
@@ -28,6 +28,7 @@ mod channel;
 mod context;
 mod cq;
 mod cq_ex;
+mod descriptor;
 mod device;
 mod engine;
 mod errors;

@@ -1,7 +1,11 @@
 //! Network interfaces: what becomes a device, with its addresses, MTU and speed.
 
 use std::net::IpAddr;
+use std::sync::Once;
 
+use rustix::io::Errno;
+
+use crate::errors::{Outcome, hint_for, say};
 use crate::settings;
 
 /// An interface that is up and has an address.
@@ -25,9 +29,16 @@ pub(crate) struct Interface {
 /// Interfaces that become devices, in the order of the device list: those that were asked for, or
 /// all, loopback last.
 pub(crate) fn interfaces() -> Vec<Interface> {
-    let mut found = scan();
+    let mut found = match scan() {
+        Ok(found) => found,
+        Err(error) => {
+            say_no_list(error);
+            return Vec::new();
+        }
+    };
     match settings::devices() {
         Some(names) => {
+            say_missing(&names, &found);
             let place =
                 |interface: &Interface| names.iter().position(|name| *name == interface.name);
             found.retain(|interface| place(interface).is_some());
@@ -39,15 +50,42 @@ pub(crate) fn interfaces() -> Vec<Interface> {
 }
 
 /// The interface with this name, as it is now.
-pub(crate) fn interface(name: &str) -> Option<Interface> {
-    scan().into_iter().find(|interface| interface.name == name)
+///
+/// # Errors
+/// When the kernel lists none.
+pub(crate) fn interface(name: &str) -> Outcome<Option<Interface>> {
+    Ok(scan()?.into_iter().find(|interface| interface.name == name))
 }
 
-fn scan() -> Vec<Interface> {
-    // Without a list there is no device, and programs say so.
-    let all = nic::interfaces::interfaces().unwrap_or_default();
+/// Without a list there is no device, and programs say so; says once in a process why.
+fn say_no_list(error: Errno) {
+    static SAID: Once = Once::new();
+    let hint = hint_for(error);
+    SAID.call_once(|| say(format_args!("no list of network interfaces: {error}; hint: {hint}")));
+}
+
+/// Says once in a process which interfaces were asked for in vain.
+fn say_missing(names: &[String], found: &[Interface]) {
+    let has = |name: &&String| found.iter().any(|interface| interface.name == **name);
+    let missing: Vec<String> =
+        names.iter().filter(|name| !has(name)).map(|name| format!("{name:?}")).collect();
+    let why = match missing.as_slice() {
+        [] if !names.is_empty() => return,
+        [] => "names no interface, so that there is no device".to_owned(),
+        some => format!("{}: no such interface that is up and has an address", some.join(", ")),
+    };
+    let usable: Vec<&str> = found.iter().map(|interface| interface.name.as_str()).collect();
+    let usable = usable.join(",");
+    static SAID: Once = Once::new();
+    let variable = settings::DEVICES;
+    SAID.call_once(|| say(format_args!("{variable}: {why}; hint: one or more of {usable}")));
+}
+
+fn scan() -> Outcome<Vec<Interface>> {
+    let all = nic::interfaces::interfaces()
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let usable = all.into_iter().filter(|found| found.up && !found.addresses.is_empty());
-    usable.map(describe).collect()
+    Ok(usable.map(describe).collect())
 }
 
 /// Place in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones are last:
@@ -96,7 +134,7 @@ mod tests {
 
     #[test]
     fn loopback_is_found_with_its_address() {
-        let lo = interface("lo").expect("every machine has a loopback interface");
+        let lo = interface("lo").unwrap().expect("every machine has a loopback interface");
         assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
         assert!(lo.mtu >= 1500);
     }

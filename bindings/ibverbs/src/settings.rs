@@ -1,11 +1,12 @@
 //! Settings from the environment. All are optional; `docs/verbs.md` has the table.
 
 use std::io::ErrorKind;
-use std::str::FromStr;
 
 use nic::capture::Capture;
 use roce::dcqcn::{CongestionControl, DcqcnParams};
 use roce::endpoint::Reliability;
+
+use crate::errors::say;
 
 /// Which interfaces become devices, in this order; all that are up when unset.
 pub(crate) const DEVICES: &str = "DQUANT_DEVICES";
@@ -34,11 +35,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// What the environment says. Values that do not parse are reported on stderr and ignored.
     pub(crate) fn from_env() -> Settings {
-        Settings {
-            window_packets: parsed(WINDOW).unwrap_or(DEFAULT_WINDOW_PACKETS).max(1),
-            reliability: reliability(),
-            congestion: congestion(),
-        }
+        Settings { window_packets: window(), reliability: reliability(), congestion: congestion() }
     }
 }
 
@@ -52,6 +49,16 @@ pub(crate) fn devices() -> Option<Vec<String>> {
             .filter(|name| !name.is_empty())
             .collect(),
     )
+}
+
+fn window() -> u32 {
+    let Some(text) = text_of(WINDOW) else {
+        return DEFAULT_WINDOW_PACKETS;
+    };
+    text.parse().ok().filter(|&packets| packets > 0).unwrap_or_else(|| {
+        complain(WINDOW, &text);
+        DEFAULT_WINDOW_PACKETS
+    })
 }
 
 fn reliability() -> Reliability {
@@ -72,8 +79,10 @@ fn congestion() -> CongestionControl {
     let Some(text) = text_of(CONGESTION) else {
         return CongestionControl::Off;
     };
-    let (name, rate) = text.split_once(':').unwrap_or((&text, ""));
-    let gbps = if rate.is_empty() { Some(DEFAULT_GBPS) } else { rate.parse().ok() };
+    let (name, gbps) = match text.split_once(':') {
+        Some((name, rate)) => (name, rate.parse().ok()),
+        None => (text.as_str(), Some(DEFAULT_GBPS)),
+    };
     let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
     match rate.and_then(|bps| DcqcnParams::named(name, bps)) {
         Some(params) => CongestionControl::Dcqcn(params),
@@ -89,21 +98,20 @@ const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
 /// The capture that the environment asks for. One that cannot be written is reported and left out.
 pub(crate) fn capture(device: &str) -> Option<Capture> {
-    let pattern = std::env::var(CAPTURE).ok()?;
+    let pattern = std::env::var_os(CAPTURE)?;
+    let Some(pattern) = pattern.to_str() else {
+        complain(CAPTURE, &pattern.to_string_lossy());
+        return None;
+    };
     let path = pattern.replace("%d", device).replace("%p", &std::process::id().to_string());
     let complain = |error: std::io::Error| {
         let hint = match error.kind() {
             ErrorKind::ResourceBusy => "; hint: with %p and %d in its name each has its own",
             _ => "",
         };
-        eprintln!("libibverbs (dquant): no capture to {path}: {error}{hint}");
+        say(format_args!("no capture to {path}: {error}{hint}"));
     };
     Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES).map_err(complain).ok()
-}
-
-fn parsed<T: FromStr>(name: &str) -> Option<T> {
-    let text = text_of(name)?;
-    text.parse().map_err(|_| complain(name, &text)).ok()
 }
 
 /// What a variable says; bytes that are not UTF-8 become signs that nobody writes, and are complained about.
@@ -112,7 +120,7 @@ fn text_of(name: &str) -> Option<String> {
 }
 
 fn complain(name: &str, value: &str) {
-    eprintln!(
-        "libibverbs (dquant): {name}={value} is not understood and ignored; hint: docs/verbs.md has the settings"
-    );
+    say(format_args!(
+        "{name}={value} is not understood and ignored; hint: docs/verbs.md has the settings"
+    ));
 }

@@ -8,18 +8,18 @@
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 use std::{fs, io};
 
 use rustix::io::Errno;
 
 use crate::abi::DEFAULT_PKEY;
 use crate::device::{device_name, guid};
-use crate::errors::{Outcome, or_minus_one};
+use crate::errors::{Outcome, or_minus_one, say};
 use crate::gid;
 use crate::netdev::{self, Interface};
 use crate::query;
@@ -44,22 +44,44 @@ pub(crate) fn prepare(interfaces: &[Interface]) {
     files.hash(&mut hasher);
     let contents = hasher.finish();
     let mut made_for = MADE_FOR.lock().unwrap_or_else(PoisonError::into_inner);
-    if *made_for == Some(contents) {
+    if *made_for == Some(contents) && is_there() {
         return;
     }
-    // Without a tree programs see that there is none, as before this call.
-    if let Ok(root) = make(&files, contents)
-        && let Ok(root) = CString::new(root.as_os_str().as_bytes())
-    {
-        // The former name, if any, stays: another thread may be reading it.
-        ROOT.store(Box::into_raw(Box::new(root)), Ordering::Release);
-        *made_for = Some(contents);
+    let made =
+        make(&files, contents).and_then(|root| Ok(CString::new(root.into_os_string().into_vec())?));
+    match made {
+        Ok(root) => {
+            // The former name, if any, stays: another thread may be reading it.
+            ROOT.store(Box::into_raw(Box::new(root)), Ordering::Release);
+            *made_for = Some(contents);
+        }
+        // Without a tree programs see that there is none, as before this call.
+        Err(error) => complain(&error),
     }
+}
+
+/// Whether the tree is where it was made: `dquant run` removes what is old.
+fn is_there() -> bool {
+    // SAFETY: null, or a name that was leaked for good.
+    let root = unsafe { ROOT.load(Ordering::Acquire).as_ref() };
+    root.is_some_and(|root| Path::new(OsStr::from_bytes(root.as_bytes())).is_dir())
+}
+
+/// Says once in a process why there is no tree.
+fn complain(error: &io::Error) {
+    static SAID: Once = Once::new();
+    let (base, variable) = (base_directory(), settings::SYSFS);
+    let base = base.display();
+    SAID.call_once(|| {
+        say(format_args!(
+            "no view of {CLASS} below {base}: {error}; hint: name a directory of your own in {variable}"
+        ));
+    });
 }
 
 /// Where `path`, which belongs to the view, really is.
 pub(crate) fn redirect(path: &CStr) -> Option<CString> {
-    if ROOT.load(Ordering::Acquire).is_null() {
+    if !is_there() {
         prepare(&netdev::interfaces());
     }
     let root = ROOT.load(Ordering::Acquire);
@@ -178,10 +200,15 @@ fn make(files: &[(String, Entry)], contents: u64) -> io::Result<PathBuf> {
     Ok(tree)
 }
 
+/// The directory that the user's own one is in.
+fn base_directory() -> PathBuf {
+    let base = [settings::SYSFS, "XDG_RUNTIME_DIR"].into_iter().find_map(std::env::var_os);
+    base.map_or_else(std::env::temp_dir, PathBuf::from)
+}
+
 /// A directory that nobody else can have put anything into.
 fn own_directory() -> io::Result<PathBuf> {
-    let base = [settings::SYSFS, "XDG_RUNTIME_DIR"].into_iter().find_map(std::env::var_os);
-    let base = base.map_or_else(std::env::temp_dir, PathBuf::from);
+    let base = base_directory();
     let uid = rustix::process::getuid().as_raw();
     let own = base.join(format!("dquant-verbs-{uid}"));
     match fs::DirBuilder::new().mode(0o700).create(&own) {
@@ -190,7 +217,8 @@ fn own_directory() -> io::Result<PathBuf> {
     }
     let found = fs::symlink_metadata(&own)?;
     let private = found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0;
-    if private { Ok(own) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    let foreign = "not a directory that only this user may write to";
+    if private { Ok(own) } else { Err(io::Error::other(foreign)) }
 }
 
 /// The contents of a file below a sysfs directory, without the final line break.
@@ -282,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_tree_is_made_once_and_read_through_the_library() {
-        let interface = netdev::interface("lo").unwrap();
+        let interface = netdev::interface("lo").unwrap().unwrap();
         prepare(&[interface]);
         let dir = CString::new(format!("{CLASS}/dq_lo")).unwrap();
         assert_eq!(read(&dir, c"ports/1/gid_attrs/types/0").unwrap(), b"RoCE v2");

@@ -4,8 +4,10 @@
 //! other program does here: windows, groups, shared receive queues, threads, children, bad input.
 //! One by hand: `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -124,6 +126,62 @@ fn valgrind() {
     finish(test, &mut valgrind, Some("lo"));
 }
 
+/// What a program that opens a device says on stderr with this in its environment.
+fn said_with(program: &Path, name: &str, value: &OsStr) -> String {
+    let mut command = Command::new(program);
+    command.arg("a_device_is_opened_twice");
+    command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
+    command.env("DQUANT_DEVICES", "lo").env(name, value);
+    let output = command.output().expect("a program that was just made runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{name}={value:?}: {said}");
+    said
+}
+
+#[test]
+fn settings_that_are_no_good_are_complained_about() {
+    let test = "programs::settings_that_are_no_good_are_complained_about";
+    if let Some(reason) = obstacle() {
+        return note_skip(test, reason);
+    }
+    let program = make("opening_with_settings", "opening");
+    let text = OsStr::new;
+    for (name, good) in [("DQUANT_DEVICES", "lo"), ("DQUANT_WINDOW", "7")] {
+        assert_eq!(said_with(&program, name, text(good)), "");
+    }
+    let not_utf8 = OsStr::from_bytes(b"/tmp/\xff.pcap");
+    for (name, bad, complaints) in [
+        ("DQUANT_WINDOW", text("0"), 2),
+        ("DQUANT_CONGESTION", text("dcqcn-mlnx:"), 2),
+        ("DQUANT_CAPTURE", not_utf8, 2),
+        ("DQUANT_DEVICES", text(""), 1),
+        ("DQUANT_DEVICES", text(",,,"), 1),
+        ("DQUANT_DEVICES", text("nope"), 1),
+        ("DQUANT_DEVICES", text("lo,nope"), 1),
+        ("DQUANT_SYSFS", text("/dev/null"), 1),
+    ] {
+        let said = said_with(&program, name, bad);
+        let about = |line: &&str| line.contains(name) && line.contains("; hint: ");
+        assert_eq!(said.lines().filter(about).count(), complaints, "{name}={bad:?}: {said}");
+        assert_eq!(said.lines().count(), complaints, "{name}={bad:?}: {said}");
+        let lists = said.contains("hint: one or more of ") && said.contains("lo");
+        assert!(lists || name != "DQUANT_DEVICES", "{said}");
+    }
+}
+
+#[test]
+fn a_stderr_that_takes_nothing_is_no_reason_to_stop() {
+    let test = "programs::a_stderr_that_takes_nothing_is_no_reason_to_stop";
+    if let Some(reason) = obstacle() {
+        return note_skip(test, reason);
+    }
+    let full = fs::File::options().write(true).open("/dev/full").expect("it is on every Linux");
+    let mut command = Command::new(make("opening_in_silence", "opening"));
+    command.arg("a_device_is_opened_twice").stderr(full).env("DQUANT_WINDOW", "nonsense");
+    command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
+    assert!(command.status().expect("a program that was just made runs").success());
+}
+
 macro_rules! programs {
     ($($name:ident on $devices:expr;)+) => { $(
         #[test]
@@ -144,6 +202,8 @@ programs! {
     queries on Some("lo");
     forking on Some("lo");
     loading on Some("lo");
+    closing on Some("lo");
+    opening on Some("lo");
     threads on Some("lo");
     bad_input on None;
 }

@@ -13,12 +13,13 @@ mod memory;
 mod progress;
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
+use nic::udp::UdpError;
 use roce::Time;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
 use roce::verbs::{CqId, SrqId};
@@ -27,7 +28,9 @@ use rustix::io::Errno;
 
 use crate::capture;
 use crate::cq::Cq;
-use crate::errors::Outcome;
+use crate::descriptor::Watched;
+use crate::device::device_name;
+use crate::errors::{Outcome, hint_for, refused, say};
 use crate::events;
 use crate::explain;
 use crate::fork;
@@ -59,7 +62,7 @@ pub(crate) struct Engine {
     pub(crate) mtu: Mtu,
     core: Mutex<Core>,
     driver: Driver,
-    sockets: Vec<RawFd>,
+    sockets: Vec<Watched>,
     vain_polls: AtomicU32,
 }
 
@@ -113,23 +116,28 @@ impl Engine {
         if engines[at].users == 0 {
             let open = engines.swap_remove(at);
             open.engine.driver.stop();
-            fork::closed(&open.engine.sockets);
-            open.engine.lock().wire = None;
+            fork::closed(&open.engine.socket_numbers());
+            let wire = open.engine.lock().wire.take();
+            if !open.engine.sockets.iter().all(Watched::is_there) {
+                // The program has closed them, and their numbers may be somebody else's by now.
+                std::mem::forget(wire);
+            }
         }
     }
 
     fn start(interface: Interface) -> Outcome<Arc<Engine>> {
         let config = DeviceConfig::new(interface.addresses.clone(), interface.index);
-        let mut wire = DeviceWire::open(&config).map_err(|error| {
-            eprintln!("libibverbs (dquant): {}: {error}", interface.name);
-            Errno::IO
-        })?;
+        let name = device_name(&interface);
+        let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
+        let sockets = wire.fds().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
+        let sockets = sockets.map_err(|error| refused(&name, "its sockets are gone", error))?;
+        let driver = Driver::new()
+            .map_err(|error| refused(&name, "no descriptor for its progress thread", error))?;
         capture::begin(&mut wire, &interface);
         let mtu = Mtu::from_bytes(wire.payload_limit()).unwrap_or(Mtu::M256);
         let config =
             EndpointConfig { qpn_prefix: wire.slot(), mtu, seed: seed(), ..limits::ENDPOINT };
         let endpoint = Endpoint::new(config);
-        let sockets: Vec<RawFd> = wire.fds().iter().map(AsRawFd::as_raw_fd).collect();
         let core = Core {
             endpoint,
             wire: Some(wire),
@@ -138,8 +146,6 @@ impl Engine {
             cqs: HashMap::new(),
             srqs: HashMap::new(),
         };
-        fork::opened(&sockets);
-        let driver = Driver::new()?;
         let settings = Settings::from_env();
         let engine = Arc::new(Engine {
             interface,
@@ -150,9 +156,14 @@ impl Engine {
             sockets,
             vain_polls: AtomicU32::new(0),
         });
-        progress::spawn(&engine)?;
+        progress::spawn(&engine).map_err(|error| refused(&name, "no progress thread", error))?;
+        fork::opened(&engine.socket_numbers());
         explain::start();
         Ok(engine)
+    }
+
+    fn socket_numbers(&self) -> Vec<RawFd> {
+        self.sockets.iter().map(|socket| socket.fd).collect()
     }
 
     /// Everything that can change.
@@ -252,6 +263,25 @@ impl Core {
     pub(crate) fn wire(&mut self) -> Outcome<&mut DeviceWire> {
         self.wire.as_mut().ok_or(Errno::NODEV)
     }
+}
+
+/// Says why there is no wire. Some errors come with a hint of their own.
+fn no_wire(device: &str, error: &UdpError) -> Errno {
+    let source = match error {
+        UdpError::Socket(source)
+        | UdpError::Option { source, .. }
+        | UdpError::Bind { source, .. } => Errno::from_io_error(source),
+        _ => None,
+    };
+    let errno = source.unwrap_or(Errno::IO);
+    let text = error.to_string();
+    let hint = if text.contains("; hint: ") && errno != Errno::MFILE {
+        String::new()
+    } else {
+        format!("; hint: {}", hint_for(errno))
+    };
+    say(format_args!("{device}: {text}{hint}"));
+    errno
 }
 
 fn seed() -> u64 {

@@ -9,20 +9,21 @@
 //!   as long up to [`LONGEST_NAP`], and looks again once the program has been away for
 //!   [`PROGRAM_AWAY`]. A program that arms a completion queue ends this at once.
 //!
-//! In both it wakes for the endpoint's next deadline, which program threads bring forward when they
+//! In both it wakes every [`LONGEST_SLEEP`], and for the endpoint's next deadline, which program threads bring forward when they
 //! post ([`Driver::note_deadline`]).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nic::clock;
 use roce::{Duration, Time};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::{Engine, FULL_DRAIN};
+use crate::descriptor::Descriptor;
 use crate::errors::Outcome;
 use crate::signals::SignalsBlocked;
 
@@ -35,12 +36,19 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 /// Longest one: what a program that stops polling may have to wait once.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
+/// Longest sleep of all. Whoever closes the bell cannot ring it, so the thread looks by itself whether it
+/// is to stop.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+
+/// Sleep when descriptors are gone: there is nothing left to wait for.
+const LOST_NAP: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// Rounds of draining before the thread looks around.
 const ROUNDS: u32 = 16;
 
 /// What program threads and the progress thread tell each other.
 pub(super) struct Driver {
-    bell: OwnedFd,
+    bell: Descriptor,
     /// When a program thread last drained, in nanoseconds.
     program_seen: AtomicU64,
     /// When the thread will wake by itself; 0 while it is awake, `u64::MAX` for never.
@@ -54,7 +62,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new() -> Outcome<Driver> {
         Ok(Driver {
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            bell: Descriptor::event(EventfdFlags::NONBLOCK)?,
             program_seen: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
@@ -165,23 +173,22 @@ fn sleep(engine: &Engine, nap: Option<Duration>) {
     let driver = &engine.driver;
     let mut watched = vec![PollFd::from_borrowed_fd(driver.bell.as_fd(), PollFlags::IN)];
     if nap.is_none() {
-        for &socket in &engine.sockets {
-            // SAFETY: the sockets are closed only after this thread has ended.
-            let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+        for socket in &engine.sockets {
+            // SAFETY: we close the sockets only after this thread has ended; polling a number that
+            // the program has closed is answered with POLLNVAL.
+            let socket = unsafe { BorrowedFd::borrow_raw(socket.fd) };
             watched.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
         }
     }
-    let timeout = match driver.wakes_at.load(Ordering::Relaxed) {
-        u64::MAX => None,
-        at => Some(at.saturating_sub(clock::now().as_nanos())),
-    };
-    let timeout = timeout.map(|ns| Timespec {
-        tv_sec: (ns / 1_000_000_000) as i64,
-        tv_nsec: (ns % 1_000_000_000) as i64,
-    });
-    // An error is a signal, or a socket that is gone: the next round finds out.
-    let _ = poll(&mut watched, timeout.as_ref());
-    if !watched[0].revents().is_empty() {
+    let left = driver.wakes_at.load(Ordering::Relaxed).saturating_sub(clock::now().as_nanos());
+    let left = left.min(LONGEST_SLEEP.as_nanos());
+    let timeout = Timespec { tv_sec: 0, tv_nsec: left as i64 };
+    let polled = poll(&mut watched, Some(&timeout));
+    let is_lost = |one: &PollFd<'_>| one.revents().contains(PollFlags::NVAL);
+    // No signal is for this thread; other errors, and descriptors that are gone, would make it spin.
+    if polled.is_err() || watched.iter().any(is_lost) {
+        std::thread::sleep(LOST_NAP);
+    } else if watched[0].revents().contains(PollFlags::IN) {
         let _ = rustix::io::read(&driver.bell, &mut [0_u8; 8]);
     }
 }

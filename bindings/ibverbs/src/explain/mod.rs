@@ -10,11 +10,12 @@
 //! written without it. One connection is served at a time, [`BACKLOG`] may wait, and a reader that
 //! is slow loses its connection after [`PATIENCE`].
 //!
-//! A process that cannot have its socket works without: it just cannot be explained.
+//! A process that cannot have its socket says so and works without: it just cannot be explained.
 
 mod document;
 mod json;
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::errors::{hint_for, say};
 use crate::fork;
 use crate::signals::SignalsBlocked;
 
@@ -42,14 +44,29 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let Ok(listener) = listen() else {
-            return;
-        };
-        fork::close_in_children(&[listener.as_raw_fd()]);
-        let _blocked = SignalsBlocked::all();
-        let thread = std::thread::Builder::new().name("dquant-explain".to_owned());
-        let _ = thread.spawn(move || serve(&listener));
+        if let Err(why) = answer() {
+            let hint = match why {
+                Errno::ADDRINUSE => {
+                    "another process holds the name (grep dquant-verbs /proc/net/unix)"
+                }
+                _ => hint_for(why),
+            };
+            say(format_args!("`dquant explain` gets no answer here: {why}; hint: {hint}"));
+        }
     });
+}
+
+/// Starts the thread.
+fn answer() -> Result<(), Errno> {
+    let listener = listen()?;
+    let raw = listener.as_raw_fd();
+    let _blocked = SignalsBlocked::all();
+    let thread = std::thread::Builder::new().name("dquant-explain".to_owned());
+    // Never closed by us: it goes with the process, or the program closes it before that.
+    let listener = ManuallyDrop::new(listener);
+    thread.spawn(move || serve(&listener)).map_err(|_| Errno::AGAIN)?;
+    fork::close_in_children(&[raw]);
+    Ok(())
 }
 
 fn listen() -> Result<OwnedFd, Errno> {
@@ -69,6 +86,8 @@ fn serve(listener: &OwnedFd) {
                 send(connection, document::of_all().as_bytes());
             }
             Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+            // The program has closed it, and may have given its number to something else.
+            Err(Errno::BADF | Errno::NOTSOCK | Errno::INVAL | Errno::OPNOTSUPP) => return,
             // No descriptors left, say: not a reason to spin.
             Err(_) => std::thread::sleep(PATIENCE),
         }

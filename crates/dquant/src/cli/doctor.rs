@@ -75,7 +75,7 @@ impl fmt::Display for Examined {
 /// What `dquant run` would give to programs. Without it everything else works.
 fn verbs_library() -> Finding {
     let topic = "verbs library".to_owned();
-    match super::run::library() {
+    match super::run::prospect() {
         Ok(path) => Finding {
             topic,
             verdict: Verdict::Ok,

@@ -8,8 +8,11 @@
 //! What the library would only complain about on the way, interfaces that do not exist and captures
 //! that cannot be written, is refused before the program starts.
 
+mod leftovers;
+
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -28,6 +31,9 @@ const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
 
 /// Where the library keeps its view of `/sys/class/infiniband`, if not where we would.
 const SYSFS: &str = "DQUANT_SYSFS";
+
+/// How a library of 64 bits begins.
+const ELF_START: [u8; 5] = *b"\x7fELF\x02";
 
 /// The name that programs ask for.
 const SONAME: &str = "libibverbs.so.1";
@@ -74,8 +80,10 @@ impl Run {
     pub(super) fn run(self, _console: &mut Console) -> Result<Exit, CliError> {
         let library = library()?;
         let (base, own) = own_directory()?;
+        leftovers::remove(&own);
         let dir = private_dir(&own, &library).map_err(|error| {
             CliError::usage(format_args!("cannot prepare {}: {error}", own.display()))
+                .hint("is there space left, and may this user write there?")
         })?;
         let [name, arguments @ ..] = self.program.as_slice() else {
             return Err(CliError::usage("no program to run"));
@@ -98,6 +106,9 @@ impl Run {
         let failed = CliError::usage(format_args!("cannot run {}: {error}", name.display()));
         Err(match error.kind() {
             io::ErrorKind::NotFound => failed.hint("is it installed, and its folder in PATH?"),
+            io::ErrorKind::PermissionDenied => failed.hint(
+                "a program is a file with the permission to execute (chmod +x), on a file system without noexec",
+            ),
             _ => failed,
         })
     }
@@ -158,16 +169,32 @@ fn first(value: &OsStr, variable: &str) -> OsString {
     list
 }
 
+/// What `dquant run` would give to programs, if it can. Changes nothing.
+pub(super) fn prospect() -> Result<PathBuf, CliError> {
+    let library = library()?;
+    own_directory_by(|base| match fs::symlink_metadata(own_name(base)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let may = access(base, Access::WRITE_OK | Access::EXEC_OK);
+            may.map_err(|why| format!("{}: {why}", base.display())).map(|()| own_name(base))
+        }
+        _ => own_directory_in(base),
+    })?;
+    Ok(library)
+}
+
 /// The library: named by the environment, or beside this program as cargo or a package leaves it.
-pub(super) fn library() -> Result<PathBuf, CliError> {
+fn library() -> Result<PathBuf, CliError> {
     if let Some(path) = env::var_os(LIBRARY) {
         let path = PathBuf::from(path);
-        return path.canonicalize().map_err(|error| {
+        return named_library(&path).map_err(|error| {
             CliError::usage(format_args!("{LIBRARY}: {}: {error}", path.display()))
+                .hint("name libibverbs.so as `cargo build -p ibverbs` makes it, or unset it")
         });
     }
-    let own = env::current_exe()
-        .map_err(|error| CliError::usage(format_args!("cannot find this program: {error}")))?;
+    let own = env::current_exe().map_err(|error| {
+        CliError::usage(format_args!("cannot find this program: {error}"))
+            .hint(format_args!("mount /proc, or name the library in {LIBRARY}"))
+    })?;
     let dir = own.parent().unwrap_or(Path::new("."));
     let places = [
         "libibverbs.so",
@@ -181,6 +208,24 @@ pub(super) fn library() -> Result<PathBuf, CliError> {
         CliError::usage(format_args!("no libibverbs.so beside {}", own.display()))
             .hint(format_args!("build it with `cargo build -p ibverbs`, or name it in {LIBRARY}"))
     })
+}
+
+/// A file that the dynamic linker will take. Another one it would only complain about, and start the
+/// program on whatever library the system has.
+fn named_library(path: &Path) -> io::Result<PathBuf> {
+    let path = path.canonicalize()?;
+    if !fs::metadata(&path)?.is_file() {
+        return Err(io::Error::other("is no file"));
+    }
+    let mut start = [0; ELF_START.len()];
+    match fs::File::open(&path)?.read_exact(&mut start) {
+        Ok(()) if start == ELF_START => Ok(path),
+        Ok(()) => Err(io::Error::other("is no shared library (ELF, 64 bits)")),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(io::Error::other("is no shared library: it is too short"))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A directory with the library under the name that programs ask for.
@@ -210,10 +255,16 @@ fn private_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
 /// `sudo` and `su` leave the `XDG_RUNTIME_DIR` of somebody else behind, and containers name one that is
 /// not there; then it is the temporary directory.
 fn own_directory() -> Result<(PathBuf, PathBuf), CliError> {
+    own_directory_by(own_directory_in)
+}
+
+fn own_directory_by(
+    take: impl Fn(&Path) -> Result<PathBuf, String>,
+) -> Result<(PathBuf, PathBuf), CliError> {
     let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let mut refusals = Vec::new();
     for base in runtime.into_iter().chain([env::temp_dir()]) {
-        match own_directory_in(&base) {
+        match take(&base) {
             Ok(own) => return Ok((base, own)),
             Err(why) => refusals.push(why),
         }
@@ -223,9 +274,14 @@ fn own_directory() -> Result<(PathBuf, PathBuf), CliError> {
         .hint("set XDG_RUNTIME_DIR or TMPDIR to a directory that you own"))
 }
 
+/// The same name as the library has for it.
+fn own_name(base: &Path) -> PathBuf {
+    base.join(format!("dquant-verbs-{}", rustix::process::getuid().as_raw()))
+}
+
 fn own_directory_in(base: &Path) -> Result<PathBuf, String> {
     let uid = rustix::process::getuid().as_raw();
-    let own = base.join(format!("dquant-verbs-{uid}"));
+    let own = own_name(base);
     let because = |why: &dyn std::fmt::Display| format!("{}: {why}", own.display());
     match fs::DirBuilder::new().mode(0o700).create(&own) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(because(&error)),

@@ -38,18 +38,25 @@ fn people_read_one_line_for_each_finding() {
 #[test]
 fn a_verbs_library_that_is_not_there_is_a_warning_with_a_fix() {
     let folder = Folder::new("doctor-library");
-    let finding = |library: &str| {
+    let finding = |library: &str, tmp: &str| {
         let mut command = folder.command(&["doctor", "--json"]);
+        command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", folder.0.join(tmp));
         let output = command.env("DQUANT_VERBS_LIBRARY", library).output().expect("it starts");
         let report = Ran::new(&output).json();
         let findings = report["findings"].as_array().expect("a list");
         let found = findings.iter().find(|finding| finding["topic"] == "verbs library");
         found.expect("it was looked at").clone()
     };
-    let missing = finding("no/such/library.so");
+    let missing = finding("no/such/library.so", ".");
     assert_eq!(missing["verdict"], "warn", "{missing}");
     assert!(missing["text"].as_str().is_some_and(|text| text.contains("no/such/library.so")));
     assert!(missing["fix"].is_string(), "{missing}");
-    folder.write("there.so", "");
-    assert_eq!(finding("there.so")["verdict"], "ok");
+    folder.write("empty.so", "");
+    assert_eq!(finding("empty.so", ".")["verdict"], "warn");
+    folder.write("there.so", b"\x7fELF\x02");
+    assert_eq!(finding("there.so", ".")["verdict"], "ok");
+    // Without a private directory `dquant run` refuses, too.
+    let nowhere = finding("there.so", "no-such-directory");
+    assert_eq!(nowhere["verdict"], "warn", "{nowhere}");
+    assert!(nowhere["fix"].as_str().is_some_and(|fix| fix.contains("TMPDIR")), "{nowhere}");
 }

@@ -36,6 +36,40 @@ fn what_cannot_work_is_refused_before_the_program_starts() {
 }
 
 #[test]
+fn a_library_that_is_none_is_refused_before_the_program_starts() {
+    let folder = Folder::new("run-library");
+    folder.write("text.so", "GROUP ( /usr/lib/libibverbs.so.1 )\n");
+    folder.write("empty.so", "");
+    let run = |library: &str| {
+        let mut command = folder.command(&["run", "--", "echo", "started"]);
+        command.env("DQUANT_VERBS_LIBRARY", library);
+        Ran::new(&command.output().expect("the program starts"))
+    };
+    for (library, why) in [
+        (".", "is no file"),
+        ("/dev/null", "is no file"),
+        ("text.so", "is no shared library"),
+        ("empty.so", "is no shared library"),
+        ("missing.so", "No such file"),
+        ("", "No such file"),
+    ] {
+        let ran = run(library);
+        assert_eq!(ran.stdout, "", "{library}");
+        ran.failed(2, why, "cargo build -p ibverbs");
+    }
+}
+
+#[test]
+fn a_program_without_permission_gets_a_hint() {
+    let folder = Folder::new("run-permission");
+    if !has_verbs(&folder, "a_program_without_permission_gets_a_hint") {
+        return;
+    }
+    folder.write("program", "");
+    folder.run(&["run", "--", "./program"]).failed(2, "cannot run ./program", "chmod +x");
+}
+
+#[test]
 fn a_runtime_directory_that_cannot_be_used_is_done_without() {
     let folder = Folder::new("run-runtime-directory");
     if !has_verbs(&folder, "a_runtime_directory_that_cannot_be_used_is_done_without") {

@@ -188,10 +188,21 @@ const MARKING: [&str; 5] = ["fq_codel", "codel", "fq_pie", "cake", "red"];
 
 pub(super) fn congestion_marks() -> Finding {
     let qdisc = fs::read_to_string("/proc/sys/net/core/default_qdisc").unwrap_or_default();
-    let qdisc = qdisc.trim_end();
+    queueing(qdisc.trim_end())
+}
+
+/// Network namespaces but the first have no such file: there the discipline is not known.
+fn queueing(qdisc: &str) -> Finding {
     if MARKING.contains(&qdisc) {
         let text = format!("packets are marked ECN-capable, and {qdisc} marks congestion on them");
         return Finding::ok("ECN", text);
+    }
+    if qdisc.is_empty() {
+        return Finding::warn(
+            "ECN",
+            "the default queueing discipline is unknown here: congestion may drop packets instead of marking them",
+            "tc qdisc replace dev INTERFACE root fq_codel, where tc qdisc show names another",
+        );
     }
     Finding::warn(
         "ECN",
@@ -240,6 +251,14 @@ mod tests {
         );
         assert_eq!(proc_address("0100007"), None);
         assert_eq!(Held::parse("  sl  local_address rem_address   st tx_queue"), None);
+    }
+
+    #[test]
+    fn a_discipline_that_is_not_known_is_not_accused() {
+        assert_eq!(queueing("fq_codel").fix, None);
+        assert!(queueing("pfifo_fast").text.contains("(pfifo_fast) drops"));
+        let unknown = queueing("");
+        assert!(unknown.text.contains("unknown") && unknown.fix.is_some(), "{unknown:?}");
     }
 
     #[test]
