@@ -329,7 +329,8 @@ impl Node {
             Ok(()) => assert_eq!(self.state(slot), state, "{attr:?} changed the state"),
             Err(_) => assert_eq!(self.endpoint.query_qp(qpn), before, "refused, yet changed"),
         }
-        if self.state(slot) == Some(QpState::Reset) {
+        // What is posted in RESET stays when a change is refused.
+        if done.is_ok() && self.state(slot) == Some(QpState::Reset) {
             let gone = |queue| queue == Queue::Send(qpn) || queue == Queue::Recv(qpn);
             self.arena.ledger.orphan(gone);
         }
