@@ -32,7 +32,7 @@ struct card {
 struct side {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
-	struct ibv_cq *cq;
+	struct ibv_cq *cq, *recv_cq; /* which of two queues moves first is not defined */
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	struct ibv_mw *mw;
@@ -132,11 +132,12 @@ static void create(struct side *side, const char *device, enum ibv_qp_type type)
 	side->context = open_device(device);
 	MUST(side->pd = ibv_alloc_pd(side->context));
 	MUST(side->cq = ibv_create_cq(side->context, 4 * DEPTH, NULL, NULL, 0));
+	MUST(side->recv_cq = ibv_create_cq(side->context, 4 * DEPTH, NULL, NULL, 0));
 	MUST(!posix_memalign((void **)&side->buffer, 4096, BUFFER));
 	memset(side->buffer, 0, BUFFER);
 	MUST(side->mr = ibv_reg_mr(side->pd, side->buffer, BUFFER, access));
 	struct ibv_qp_init_attr init = {
-		.send_cq = side->cq, .recv_cq = side->cq, .qp_type = type, .sq_sig_all = 1,
+		.send_cq = side->cq, .recv_cq = side->recv_cq, .qp_type = type, .sq_sig_all = 1,
 		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
 	MUST(side->qp = ibv_create_qp(side->pd, &init));
@@ -171,12 +172,12 @@ static void connect_qp(struct side *side)
 }
 
 /* The next completion, whatever its status. */
-static struct ibv_wc completion(struct side *side)
+static struct ibv_wc completion(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
 	time_t end = time(NULL) + LIMIT_S;
 	int got;
-	while (!(got = ibv_poll_cq(side->cq, 1, &wc)) && time(NULL) < end)
+	while (!(got = ibv_poll_cq(cq, 1, &wc)) && time(NULL) < end)
 		;
 	MUST(got == 1);
 	return wc;
@@ -195,7 +196,7 @@ static void post(struct side *side, struct ibv_send_wr *wr, size_t length)
 static void request(struct side *side, struct ibv_send_wr wr, size_t length, enum ibv_wc_status status)
 {
 	post(side, &wr, length);
-	struct ibv_wc wc = completion(side);
+	struct ibv_wc wc = completion(side->cq);
 	if (wc.status != status)
 		fprintf(stderr, "status: %s\n", ibv_wc_status_str(wc.status));
 	MUST(wc.status == status);
@@ -210,7 +211,7 @@ static void post_recv(struct side *side, size_t length)
 
 static struct ibv_wc received(struct side *side, enum ibv_wc_opcode opcode, size_t length)
 {
-	struct ibv_wc wc = completion(side);
+	struct ibv_wc wc = completion(side->recv_cq);
 	if (wc.status != IBV_WC_SUCCESS)
 		fprintf(stderr, "status: %s\n", ibv_wc_status_str(wc.status));
 	MUST(wc.status == IBV_WC_SUCCESS);
@@ -285,7 +286,7 @@ static void bind_window(struct side *side, uint32_t key)
 		.mr = side->mr, .addr = (uintptr_t)side->buffer, .length = BUFFER,
 		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	MUST(!ibv_post_send(side->qp, &wr, &bad));
-	struct ibv_wc wc = completion(side);
+	struct ibv_wc wc = completion(side->cq);
 	MUST(wc.status == IBV_WC_SUCCESS);
 	MUST(wc.opcode == IBV_WC_BIND_MW);
 	side->mine.window = side->mw->rkey = key; /* of a window of type 2 the application keeps account */
@@ -354,13 +355,13 @@ static void nak_length_requester(struct side *side)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND };
 	post(side, &wr, LONG);
-	enum ibv_wc_status status = completion(side).status;
+	enum ibv_wc_status status = completion(side->cq).status;
 	MUST(status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_OP_ERR);
 }
 
 static void nak_length_responder(struct side *side)
 {
-	enum ibv_wc_status status = completion(side).status;
+	enum ibv_wc_status status = completion(side->recv_cq).status;
 	MUST(status == IBV_WC_LOC_LEN_ERR || status == IBV_WC_LOC_QP_OP_ERR);
 }
 
@@ -493,6 +494,7 @@ static void destroy(struct side *side)
 	MUST(!side->mw || !ibv_dealloc_mw(side->mw));
 	MUST(!ibv_dereg_mr(side->mr));
 	MUST(!ibv_destroy_cq(side->cq));
+	MUST(!ibv_destroy_cq(side->recv_cq));
 	MUST(!ibv_dealloc_pd(side->pd));
 	MUST(!ibv_close_device(side->context));
 }

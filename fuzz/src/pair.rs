@@ -471,7 +471,8 @@ impl World {
         attr.access = access_of(record.d >> 1);
         if record.e & 1 != 0 {
             attr.min_rnr_timer = record.e;
-            attr.timeout = record.e >> 2;
+            // 0 means for ever: whether it may be that is said when the connection is made.
+            attr.timeout = (record.e >> 2).max(1);
             attr.rate_limit_bps = u64::from(record.e) << 20;
         }
         self.tainted[slot] = true;
