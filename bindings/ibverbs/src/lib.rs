@@ -52,6 +52,9 @@ mod qp_attr;
 mod query;
 mod settings;
 mod signals;
+#[cfg(test)]
+#[path = "../../../testing/skip.rs"]
+mod skip;
 mod srq;
 mod sysfs;
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! other program does here: windows, groups, shared receive queues, threads, children, bad input.
 //! One by hand: `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
 
+#[path = "../../../testing/skip.rs"]
+mod skip;
+
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,16 +19,6 @@ const SKIPPED: i32 = 77;
 
 /// What every program needs.
 const LIBRARIES: [&str; 3] = ["-libverbs", "-lpthread", "-ldl"];
-
-/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
-fn note_skip(test: &str, reason: &str) {
-    eprintln!("skipped {test}: {reason}");
-    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
-        let log = fs::File::options().create(true).append(true).open(path);
-        let noted = log.and_then(|mut log| writeln!(log, "{test}: {reason}"));
-        noted.expect("the log of skipped tests is writable");
-    }
-}
 
 /// Where this test's files go.
 fn dir() -> &'static Path {
@@ -96,7 +88,7 @@ fn finish(test: &str, command: &mut Command, devices: Option<&str>) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     if output.status.code() == Some(SKIPPED) {
-        return note_skip(test, out.lines().last().unwrap_or_default());
+        return skip::note(test, out.lines().last().unwrap_or_default());
     }
     assert!(output.status.success(), "{test}: {}\n{out}{err}", output.status);
 }
@@ -104,7 +96,7 @@ fn finish(test: &str, command: &mut Command, devices: Option<&str>) {
 fn run(name: &str, devices: Option<&str>) {
     let test = format!("programs::{name}");
     match obstacle() {
-        Some(reason) => note_skip(&test, reason),
+        Some(reason) => skip::note(&test, reason),
         None => finish(&test, &mut Command::new(make(name, name)), devices),
     }
 }
@@ -114,11 +106,11 @@ fn run(name: &str, devices: Option<&str>) {
 fn valgrind() {
     let test = "programs::valgrind";
     if let Some(reason) = obstacle() {
-        return note_skip(test, reason);
+        return skip::note(test, reason);
     }
     let mut valgrind = Command::new("valgrind");
     if valgrind.arg("--version").output().is_err() {
-        return note_skip(test, "no valgrind");
+        return skip::note(test, "no valgrind");
     }
     let mut valgrind = Command::new("valgrind");
     let known = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/c/valgrind.supp");
@@ -142,7 +134,7 @@ fn said_with(program: &Path, name: &str, value: &OsStr) -> String {
 fn settings_that_are_no_good_are_complained_about() {
     let test = "programs::settings_that_are_no_good_are_complained_about";
     if let Some(reason) = obstacle() {
-        return note_skip(test, reason);
+        return skip::note(test, reason);
     }
     let program = make("opening_with_settings", "opening");
     let text = OsStr::new;
@@ -173,7 +165,7 @@ fn settings_that_are_no_good_are_complained_about() {
 fn a_stderr_that_takes_nothing_is_no_reason_to_stop() {
     let test = "programs::a_stderr_that_takes_nothing_is_no_reason_to_stop";
     if let Some(reason) = obstacle() {
-        return note_skip(test, reason);
+        return skip::note(test, reason);
     }
     let full = fs::File::options().write(true).open("/dev/full").expect("it is on every Linux");
     let mut command = Command::new(make("opening_in_silence", "opening"));

@@ -37,3 +37,6 @@ pub mod waiter;
 
 #[cfg(test)]
 mod scratch;
+#[cfg(test)]
+#[path = "../../../testing/skip.rs"]
+mod skip;

@@ -1,5 +1,8 @@
 //! Captures of a device's wire: complete, exact, readable by others, and valid however they end.
 
+#[path = "../../../testing/skip.rs"]
+mod skip;
+
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path as FilePath, PathBuf};
@@ -192,7 +195,7 @@ fn tshark(file: &FilePath, filter: &str) -> usize {
 #[test]
 fn tshark_decodes_every_packet() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("skipped: tshark is not installed");
+        skip::note("tshark_decodes_every_packet", "tshark is not installed");
         return;
     }
     for (v, address) in [("v4", "127.7.2.1"), ("v6", "::1")] {

@@ -2,6 +2,9 @@
 //!
 //! Needs root and `ip`; without them every test says so and passes.
 
+#[path = "../../../testing/skip.rs"]
+mod skip;
+
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -43,7 +46,8 @@ impl Lab {
         if lab.build(mtu) {
             return Some(lab);
         }
-        eprintln!("skipped: network namespaces need root and iproute2");
+        let name = thread::current().name().unwrap_or("namespaces").to_owned();
+        skip::note(&name, "network namespaces need root and iproute2");
         None
     }
 

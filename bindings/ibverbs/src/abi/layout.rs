@@ -94,9 +94,10 @@ fn c_program(lines: &[(String, u64)]) -> String {
 
 #[test]
 fn structures_and_constants_are_those_of_the_headers() {
+    const TEST: &str = "structures_and_constants_are_those_of_the_headers";
     let header = std::path::Path::new("/usr/include/infiniband/verbs.h");
     if !header.exists() {
-        eprintln!("skipped: {} is not installed", header.display());
+        crate::skip::note(TEST, "libibverbs-dev is not installed");
         return;
     }
     let dir = std::env::temp_dir().join(format!("ibverbs-layout-{}", std::process::id()));
@@ -105,7 +106,7 @@ fn structures_and_constants_are_those_of_the_headers() {
     let lines = expectations();
     std::fs::write(&source, c_program(&lines)).unwrap();
     let Ok(compiled) = Command::new("cc").arg("-o").arg(&program).arg(&source).status() else {
-        eprintln!("skipped: no C compiler");
+        crate::skip::note(TEST, "no C compiler");
         return;
     };
     assert!(compiled.success(), "the generated program does not compile");

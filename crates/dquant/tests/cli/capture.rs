@@ -14,7 +14,7 @@ use roce::wire::frame::Packet;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
 use roce::world::{Path as WirePath, TxFrame, Wire};
 
-use super::{Folder, Ran, note_skip};
+use super::{Folder, Ran, skip};
 
 const FILE_HEADER_BYTES: usize = 24;
 const RECORD_HEADER_BYTES: usize = 16;
@@ -164,7 +164,7 @@ fn recorded(folder: &Folder, address: IpAddr) -> Vec<u32> {
 fn may_listen(test: &str) -> bool {
     let allowed = PacketTap::open(None).is_ok();
     if !allowed {
-        note_skip(test, "no packet sockets without CAP_NET_RAW");
+        skip::note(test, "no packet sockets without CAP_NET_RAW");
     }
     allowed
 }

@@ -10,23 +10,14 @@ mod explain;
 mod inspect;
 mod run;
 mod sim;
+#[path = "../../../../testing/skip.rs"]
+mod skip;
 mod tokenize;
 mod verbs_kit;
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-
-/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
-fn note_skip(test: &str, reason: &str) {
-    eprintln!("skipped {test}: {reason}");
-    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
-        let log = File::options().create(true).append(true).open(path);
-        let noted = log.and_then(|mut log| writeln!(log, "cli::{test}: {reason}"));
-        noted.expect("the log of skipped tests is writable");
-    }
-}
 
 /// A folder that is removed with the test.
 struct Folder(PathBuf);

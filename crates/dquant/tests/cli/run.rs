@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::verbs_kit::{Meeting, Running, has_verbs};
-use super::{Folder, Ran, note_skip};
+use super::{Folder, Ran, skip};
 
 /// An account that owns nothing.
 const NOBODY: u32 = 65_534;
@@ -97,7 +97,7 @@ fn a_runtime_directory_that_cannot_be_used_is_done_without() {
 fn has_tshark(test: &str) -> bool {
     let has = Command::new("tshark").arg("--version").output().is_ok();
     if !has {
-        note_skip(test, "tshark is not installed");
+        skip::note(test, "tshark is not installed");
     }
     has
 }
@@ -176,7 +176,7 @@ fn as_nobody(mut command: Command, home: &Path) -> Command {
 /// A home for nobody, if this user can become nobody and nobody reaches the program.
 fn home_of_nobody(folder: &Folder, test: &str) -> Option<std::path::PathBuf> {
     if rustix::process::geteuid().as_raw() == NOBODY {
-        note_skip(test, "the tests run as nobody, so that there is no other user");
+        skip::note(test, "the tests run as nobody, so that there is no other user");
         return None;
     }
     let home = folder.0.join("home");
@@ -188,11 +188,11 @@ fn home_of_nobody(folder: &Folder, test: &str) -> Option<std::path::PathBuf> {
     match probe() {
         Ok(output) if output.status.success() => Some(home),
         Ok(output) => {
-            note_skip(test, &format!("as nobody: {}", String::from_utf8_lossy(&output.stderr)));
+            skip::note(test, &format!("as nobody: {}", String::from_utf8_lossy(&output.stderr)));
             None
         }
         Err(error) => {
-            note_skip(test, &format!("cannot become nobody: {error}"));
+            skip::note(test, &format!("cannot become nobody: {error}"));
             None
         }
     }

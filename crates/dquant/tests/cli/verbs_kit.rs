@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::{Folder, Ran, note_skip};
+use super::{Folder, Ran, skip};
 
 /// Plays ping-pong over a reliable connection.
 pub(super) const PINGPONG: &str = "ibv_rc_pingpong";
@@ -25,7 +25,7 @@ pub(super) fn has_verbs(folder: &Folder, test: &str) -> bool {
     let has = ran.exit != Some(2);
     if !has {
         let why = ran.stderr.lines().next().unwrap_or("it says nothing");
-        note_skip(test, &format!("{PINGPONG} (Debian: ibverbs-utils) on libibverbs.so: {why}"));
+        skip::note(test, &format!("{PINGPONG} (Debian: ibverbs-utils) on libibverbs.so: {why}"));
     }
     has
 }

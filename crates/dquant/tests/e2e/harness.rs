@@ -73,17 +73,6 @@ fn obstacle() -> Option<&'static str> {
     OBSTACLE.get_or_init(look).as_deref()
 }
 
-/// Leaves a line for those who run the tests: a test that did not run is not one that passed.
-fn note_skip(test: &str, reason: &str) {
-    use std::io::Write;
-    eprintln!("skipped {test}: {reason}");
-    if let Some(path) = std::env::var_os("DQUANT_SKIP_LOG") {
-        let log = File::options().create(true).append(true).open(path);
-        let noted = log.and_then(|mut log| writeln!(log, "{test}: {reason}"));
-        noted.expect("the log of skipped tests is writable");
-    }
-}
-
 /// Folder and names of one test.
 pub(crate) struct World {
     dir: PathBuf,
@@ -94,7 +83,7 @@ impl World {
     /// `None`, and a line in the log of skips, where the tests cannot run.
     pub(crate) fn new(test: &str) -> Option<World> {
         if let Some(reason) = obstacle() {
-            note_skip(&format!("e2e::{test}"), reason);
+            crate::skip::note(&format!("e2e::{test}"), reason);
             return None;
         }
         let unique = format!("e2e-{}-{test}", std::process::id());

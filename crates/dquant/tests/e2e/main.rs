@@ -27,6 +27,8 @@ mod hostile_target;
 mod lifecycle;
 mod relay;
 mod same;
+#[path = "../../../../testing/skip.rs"]
+mod skip;
 mod target_dies;
 mod trainer_dies;
 mod wire_kit;

@@ -272,7 +272,7 @@ mod tests {
 
     /// The kernel's answers, or `None` with the reason noted.
     fn kernel(test: &str) -> Option<SockDiag> {
-        SockDiag::open().map_err(|why| crate::scratch::note_skip(test, &why)).ok()
+        SockDiag::open().map_err(|why| crate::skip::note(test, &why)).ok()
     }
 
     #[test]

@@ -441,7 +441,7 @@ fn small_devices(test: &str, address: &str) -> Option<[DeviceWire; 2]> {
     };
     let wires = [open(), open()];
     if let Some(why) = wires[0].backlog.why_not() {
-        crate::scratch::note_skip(test, why);
+        crate::skip::note(test, why);
         return None;
     }
     Some(wires)
