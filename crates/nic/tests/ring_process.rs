@@ -226,6 +226,7 @@ fn produce_and_stall(path: &PathBuf) {
         fill(&mut producer, slot, value);
     }
     producer.doorbell_now();
+    client.send(b"stalled", &[]).unwrap();
     std::thread::sleep(Duration::from_secs(60));
 }
 
@@ -277,8 +278,9 @@ fn a_consumer_may_be_killed_at_any_instant() {
 fn a_killed_producer_is_told_with_what_it_published() {
     let path = socket_path();
     let mut other = Other::start("produce and stall", &path);
-    let (_connection, mut consumer) = attach(&path);
+    let (connection, mut consumer) = attach(&path);
     assert!(is_filled(&consumer.next(LONG).unwrap().unwrap(), 0));
+    assert_eq!(connection.recv(64).unwrap().bytes, b"stalled");
     other.kill();
     for value in 1..3 {
         assert!(is_filled(&consumer.next(LONG).unwrap().unwrap(), value));
@@ -296,10 +298,11 @@ fn a_killed_producer_is_told_with_what_it_published() {
 fn a_consumer_that_waits_learns_of_the_death() {
     let path = socket_path();
     let mut other = Other::start("produce and stall", &path);
-    let (_connection, mut consumer) = attach(&path);
+    let (connection, mut consumer) = attach(&path);
     for _ in 0..3 {
         consumer.next(LONG).unwrap().unwrap();
     }
+    assert_eq!(connection.recv(64).unwrap().bytes, b"stalled");
     let waiter = std::thread::spawn(move || consumer.next(LONG).map(|view| view.is_some()));
     other.kill();
     assert_eq!(waiter.join().unwrap(), Err(RingError::ProducerDied { taken: 3 }));
