@@ -23,7 +23,7 @@ struct Layer {
 
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], pure: true },
-    Layer { name: "sim", may_use: &["roce", "xio"], pure: true },
+    Layer { name: "sim", may_use: &["roce"], pure: true },
     Layer { name: "xio", may_use: &["roce"], pure: true },
     Layer { name: "nic", may_use: &["roce", "xio"], pure: false },
     Layer { name: "ibverbs", may_use: &["roce", "nic"], pure: false },

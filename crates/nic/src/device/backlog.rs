@@ -35,7 +35,8 @@ const fn taken(packets: u64, bytes: u64) -> u64 {
 /// What the longest packet takes.
 const LARGEST_BYTES: u64 = taken(1, 4096 + 64);
 
-/// Buffers that are followed at a time; of more than these the longest silent one is forgotten.
+/// Buffers that are followed at a time; for one more, the one followed longest is forgotten until it is
+/// sent to again.
 const MAX_PEERS: usize = 16;
 
 /// See the module's text.
