@@ -95,6 +95,8 @@ counters! {
     stale_atomics,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
+    /// Requests dropped because READs before them were not answered yet; asked for again afterwards.
+    held_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
 

@@ -51,11 +51,13 @@ pub enum Bug {
     NotificationStorm,
     /// In selective repeat, a report of early packets acknowledges the one that is missing.
     ReportShifted,
+    /// Requests are executed although READs before them are not answered yet.
+    ReadOvertaken,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 20] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -75,6 +77,7 @@ impl Bug {
         Bug::QueueKeyIgnored,
         Bug::NotificationStorm,
         Bug::ReportShifted,
+        Bug::ReadOvertaken,
     ];
 }
 

@@ -30,7 +30,7 @@ use alloc::collections::VecDeque;
 use super::codes::{NO_CREDITS, ack_timeout, credit_count, rnr_delay};
 use super::link::{Draft, Link};
 use super::request::{self, ATOMIC_BYTES, Request};
-use super::{Context, TimeoutReason};
+use super::{Context, HELD_RESPONSES, TimeoutReason};
 use crate::endpoint::Insert;
 use crate::planted::Bug;
 use crate::region::Purpose;
@@ -335,7 +335,30 @@ impl Requester {
 
     /// Whether a request may start, as far as a pause and the requests before it are concerned.
     fn may_begin(&self, request: &Request, is_begun: bool) -> bool {
-        (is_begun || !self.is_paused) && (self.awaited == 0 || !request.is_fenced())
+        (is_begun || !self.is_paused)
+            && (self.awaited == 0 || !(request.is_fenced() || self.would_be_held(request)))
+    }
+
+    /// Whether the peer would hold a request back, and have it sent again, because too much of the
+    /// READs before it is unanswered.
+    fn would_be_held(&self, request: &Request) -> bool {
+        !request.is_read() && self.missing_responses(request) > HELD_RESPONSES.into()
+    }
+
+    /// Responses of READs and atomics before the request at the cursor that have not come.
+    fn missing_responses(&self, request: &Request) -> u64 {
+        match &self.selective {
+            Some(selective) => selective.missing_responses(),
+            None => {
+                let psns = request.first_psn.distance_from(self.una).unsigned_abs();
+                u64::from((psns + self.awaited).saturating_sub(self.unacknowledged()))
+            }
+        }
+    }
+
+    /// In selective repeat, what follows a READ or atomic must not be placed before it is executed.
+    fn is_ordered(&self) -> bool {
+        self.selective.is_some() && self.awaited > 0
     }
 
     /// Carries out the local operation at the cursor, unless it was before a going back.
@@ -410,6 +433,7 @@ impl Requester {
         let ack_req = self.ack_is_due(link);
         let request = &self.queue[self.next];
         let (draft, payload_len) = request.packet(self.next_packet, cx, link, ack_req)?;
+        let draft = Draft { ordered: self.is_ordered(), ..draft };
         self.count_sent(cx, link, draft.psn, ack_req);
         cx.emit(link, draft, payload_len);
         Ok(())

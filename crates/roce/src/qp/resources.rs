@@ -91,6 +91,11 @@ impl Resources {
         self.jobs.is_empty()
     }
 
+    /// Whether a READ is not answered to the end.
+    pub(super) fn owes_read(&self) -> bool {
+        self.jobs.iter().any(|job| matches!(job.work, Work::Read(_)))
+    }
+
     /// The answer that is next.
     pub(super) fn front(&self) -> Option<&Job> {
         self.jobs.front()

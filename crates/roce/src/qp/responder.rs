@@ -27,7 +27,7 @@ use super::receives::Receives;
 use super::resources::{Job, ReadWork, Resources, Work};
 use super::{Arrival, Context};
 use crate::endpoint::{AtomicJob, Insert};
-use crate::planted::Bug;
+use crate::planted::{Bug, Planted};
 use crate::region::{Purpose, Range, Refusal};
 use crate::sg::{Extent, Placement};
 use crate::srq::Receive;
@@ -239,6 +239,10 @@ impl Responder {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fatal> {
+        if self.is_behind_read(headers, cx.planted) {
+            self.hold_back(cx);
+            return Ok(());
+        }
         let executed = match headers.ext() {
             _ if !self.check_self_description(headers) => {
                 cx.count(|c| &mut c.bad_opcode);
@@ -263,6 +267,32 @@ impl Responder {
                 Err(fatal)
             }
         }
+    }
+
+    /// Whether a request has to wait because READs before it are unanswered: it could change what they
+    /// return, or tell a program that they are done.
+    pub(super) fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
+        let Bth { opcode, psn, .. } = *headers.bth();
+        self.owes_read()
+            && opcode.is_request()
+            && !opcode.is_read_request()
+            && !psn.is_before(self.expected)
+            && !planted.is(Bug::ReadOvertaken)
+    }
+
+    fn owes_read(&self) -> bool {
+        match &self.selective {
+            Some(selective) => selective.has_answer(),
+            None => self.resources.owes_read(),
+        }
+    }
+
+    /// The request is dropped, and asked for again once the READs are answered: a NAK leaves after
+    /// the answers to what comes before it.
+    fn hold_back(&mut self, cx: &mut Context<'_>) {
+        cx.count(|c| &mut c.held_requests);
+        self.nak_sent = true;
+        self.reply = Some(Reply::Nak { psn: self.expected, syndrome: Syndrome::SequenceError });
     }
 
     /// What follows the packet in this message is dropped in silence until it is sent again.
@@ -711,7 +741,7 @@ impl Responder {
 
 /// A packet of the responder's.
 fn answer(opcode: Opcode, psn: Psn, ext: Ext) -> Draft {
-    Draft { opcode, psn, ext, ack_req: false, solicited: false }
+    Draft::new(opcode, psn, ext)
 }
 
 /// Most READs and atomics of the peer that may be unanswered.

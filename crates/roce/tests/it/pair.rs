@@ -218,9 +218,14 @@ impl Lone {
 
     /// The acknowledgement that node 1 has to send, if any.
     pub(crate) fn answer(&mut self) -> Option<(Psn, Syndrome)> {
-        let transmit = self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?;
-        let aeth = transmit.headers.ext().aeth().copied()?;
-        Some((transmit.headers.bth().psn, aeth.syndrome))
+        let headers = self.answer_packet()?;
+        let aeth = headers.ext().aeth().copied()?;
+        Some((headers.bth().psn, aeth.syndrome))
+    }
+
+    /// The next packet that node 1 has to send, if any.
+    pub(crate) fn answer_packet(&mut self) -> Option<Headers> {
+        Some(self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?.headers)
     }
 
     pub(crate) fn reth(&self, len: u32) -> Ext {

@@ -51,6 +51,7 @@ const TROUBLES: &[(&str, &str)] = &[
     ("duplicate_atomics", "atomics that had been carried out before, answered again"),
     ("stale_atomics", "atomics repeated too late to be answered"),
     ("out_of_sequence", "requests ahead of their turn, dropped"),
+    ("held_requests", "requests behind unanswered READs, asked for again"),
     ("too_many_reads", "READs and atomics beyond what was agreed"),
     ("unknown_qp", "packets for queue pairs that do not exist"),
     ("wrong_state", "packets that the state does not accept"),

@@ -83,6 +83,10 @@ impl Selective {
         self.readings.missing() < self.window.into()
     }
 
+    pub(super) fn missing_responses(&self) -> u64 {
+        self.readings.missing()
+    }
+
     pub(super) fn has_repetitions(&self) -> bool {
         self.board.has_lost() || self.readings.may_ask()
     }
@@ -211,6 +215,7 @@ impl Requester {
         let packet = psn.distance_from(request.first_psn) as u32;
         let built = request.packet(packet, cx, link, true);
         let (draft, len) = built.map_err(|status| Fault { index, status })?;
+        let draft = super::Draft { ordered: self.is_ordered(), ..draft };
         if let Some(selective) = &mut self.selective {
             selective.board.sent_again(psn, cx.now);
         }
@@ -224,7 +229,8 @@ impl Requester {
         let request = &self.queue[index];
         let drafted = match request.wr.op {
             SendOp::Read { remote_addr, rkey } => {
-                Ok((super::Draft::asking(psn, range(request, remote_addr, rkey, ask, link)), 0))
+                let ext = range(request, remote_addr, rkey, ask, link);
+                Ok((super::Draft::new(Opcode::SrReadRequest, psn, ext), 0))
             }
             _ => request.packet(0, cx, link, true),
         };

@@ -27,7 +27,7 @@ use crate::planted::Bug;
 use crate::region::{Purpose, Range};
 use crate::sg::{Extent, Placement, Placements};
 use crate::verbs::MAX_MESSAGE_BYTES;
-use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth};
+use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
 
 /// Early packets that go unreported while nothing is missing between them.
 const REPORT_INTERVAL: u32 = 16;
@@ -308,6 +308,11 @@ impl Responder {
         if opcode == Opcode::RcReadRequest {
             return (payload_len == 0).then_some(());
         }
+        // A READ or atomic may be among the packets that are missing, or is not answered yet.
+        let is_ordered = !headers.bth().mig_req || self.owes_read();
+        if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
+            return None;
+        }
         let len = check_length(opcode, payload_len, link.mtu).ok()?;
         if opcode.is_send() {
             return self.place_early_send(cx, link, headers, len);
@@ -398,6 +403,11 @@ impl Responder {
 
     /// Leaves in `cx.packet` the report that is due, if one is.
     pub(super) fn poll_report(&mut self, cx: &mut Context<'_>, link: &Link) {
+        let asks_again =
+            |reply| matches!(reply, Reply::Nak { syndrome: Syndrome::SequenceError, .. });
+        if self.owes_read() && self.reply.is_some_and(asks_again) {
+            return;
+        }
         let Some(reply) = self.reply.take() else {
             return;
         };
