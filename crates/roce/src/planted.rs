@@ -51,11 +51,13 @@ pub enum Bug {
     NotificationStorm,
     /// In selective repeat, a report of early packets acknowledges the one that is missing.
     ReportShifted,
+    /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
+    DuplicateReadUnchecked,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 20] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -75,6 +77,7 @@ impl Bug {
         Bug::QueueKeyIgnored,
         Bug::NotificationStorm,
         Bug::ReportShifted,
+        Bug::DuplicateReadUnchecked,
     ];
 }
 
