@@ -53,11 +53,13 @@ pub enum Bug {
     ReportShifted,
     /// Requests are executed although READs before them are not answered yet.
     ReadOvertaken,
+    /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
+    DuplicateReadUnchecked,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 21] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -78,6 +80,7 @@ impl Bug {
         Bug::NotificationStorm,
         Bug::ReportShifted,
         Bug::ReadOvertaken,
+        Bug::DuplicateReadUnchecked,
     ];
 }
 

@@ -13,6 +13,7 @@
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
+//! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
 //! | `report` | what a queue pair says of itself, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
@@ -33,6 +34,7 @@ mod rc_directed;
 mod rc_hostile;
 mod rc_local;
 mod rc_order;
+mod rc_rights;
 mod report;
 mod srq;
 mod states;

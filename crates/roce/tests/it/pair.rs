@@ -165,9 +165,14 @@ pub(crate) struct Lone {
 
 impl Lone {
     pub(crate) fn new() -> Lone {
+        Lone::with(|_| {})
+    }
+
+    pub(crate) fn with(adjust: impl Fn(&mut Connect)) -> Lone {
         let mut pair = Pair::with(|connect| {
             connect.mtu = Mtu::M256;
             connect.max_dest_rd_atomic = 2;
+            adjust(connect);
         });
         pair.receive(7, 1000);
         let psn = pair.first_psn();

@@ -50,6 +50,7 @@ const TROUBLES: &[(&str, &str)] = &[
     ("duplicate_reads", "READs carried out again for lost data"),
     ("duplicate_atomics", "atomics that had been carried out before, answered again"),
     ("stale_atomics", "atomics repeated too late to be answered"),
+    ("unmatched_duplicates", "duplicate READs and atomics that match nothing executed, dropped"),
     ("out_of_sequence", "requests ahead of their turn, dropped"),
     ("held_requests", "requests behind unanswered READs, asked for again"),
     ("too_many_reads", "READs and atomics beyond what was agreed"),

@@ -349,7 +349,7 @@ impl Responder {
         let psn = headers.bth().psn;
         match *headers.ext() {
             Ext::AtomicEth(_) => {
-                self.atomic_again(cx, link, psn);
+                self.atomic_again(cx, link, headers);
                 self.report(psn);
             }
             Ext::RethSreth(reth, sreth) => self.read_range_again(cx, link, psn, &reth, sreth),
@@ -368,12 +368,12 @@ impl Responder {
         reth: &Reth,
         sreth: Sreth,
     ) {
-        cx.count(|c| &mut c.duplicate_reads);
         if u64::from(sreth.offset) + u64::from(reth.len) > MAX_MESSAGE_BYTES {
             return cx.count(|c| &mut c.bad_length);
         }
-        let allowed = check_remote(cx, link, Purpose::RemoteRead, range_of(reth)).is_ok();
-        if let Some(selective) = self.selective.as_mut().filter(|_| allowed) {
+        let offset = |_| u64::from(sreth.offset);
+        let is_allowed = self.may_read_again(cx, link, psn, range_of(reth), offset);
+        if let Some(selective) = self.selective.as_mut().filter(|_| is_allowed) {
             selective.add_again(ReadAnswer::new(psn, reth, sreth.offset));
         }
     }
