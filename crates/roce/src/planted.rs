@@ -51,11 +51,13 @@ pub enum Bug {
     NotificationStorm,
     /// In selective repeat, a report of early packets acknowledges the one that is missing.
     ReportShifted,
+    /// Arming a completion queue looks at later completions only, not at those that wait.
+    ArmIgnoresWaiting,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 20] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -75,6 +77,7 @@ impl Bug {
         Bug::QueueKeyIgnored,
         Bug::NotificationStorm,
         Bug::ReportShifted,
+        Bug::ArmIgnoresWaiting,
     ];
 }
 
