@@ -53,11 +53,13 @@ pub enum Bug {
     ReportShifted,
     /// Arming a completion queue looks at later completions only, not at those that wait.
     ArmIgnoresWaiting,
+    /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
+    ReadSlotsNotGrown,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 21] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -78,6 +80,7 @@ impl Bug {
         Bug::NotificationStorm,
         Bug::ReportShifted,
         Bug::ArmIgnoresWaiting,
+        Bug::ReadSlotsNotGrown,
     ];
 }
 
