@@ -222,6 +222,7 @@ impl Endpoint {
     pub fn plant(&mut self, bug: Option<Bug>) {
         self.planted = Planted::new(bug);
         self.regions.planted = self.planted;
+        self.cqs.planted = self.planted;
     }
 
     // ---- objects -------------------------------------------------------------------------------
@@ -433,8 +434,9 @@ impl Endpoint {
         self.events.poll()
     }
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) that is
-    /// added makes one notification, seen through [`poll_notified`](Endpoint::poll_notified).
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) makes one
+    /// notification, seen through [`poll_notified`](Endpoint::poll_notified). One that waits to be
+    /// polled makes it at once.
     pub fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         self.cqs.arm(cq, solicited_only)
     }

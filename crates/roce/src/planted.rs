@@ -55,11 +55,15 @@ pub enum Bug {
     ReadOvertaken,
     /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
     DuplicateReadUnchecked,
+    /// Arming a completion queue looks at later completions only, not at those that wait.
+    ArmIgnoresWaiting,
+    /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
+    ReadSlotsNotGrown,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 21] = [
+    pub const ALL: [Bug; 23] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -81,6 +85,8 @@ impl Bug {
         Bug::ReportShifted,
         Bug::ReadOvertaken,
         Bug::DuplicateReadUnchecked,
+        Bug::ArmIgnoresWaiting,
+        Bug::ReadSlotsNotGrown,
     ];
 }
 

@@ -427,6 +427,9 @@ impl Qp {
         if attr.mask.has(AttrMask::RATE_LIMIT) {
             self.congestion.set_limit(attr.rate_limit_bps);
         }
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.follow(&self.link, attr.mask);
+        }
         if to == QpState::Rtr {
             self.link.peer.window_packets = attr.window_packets.max(1);
             self.link.peer.reliability = attr.reliability;

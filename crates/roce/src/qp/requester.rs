@@ -31,6 +31,7 @@ use super::codes::{NO_CREDITS, ack_timeout, credit_count, rnr_delay};
 use super::link::{Draft, Link};
 use super::request::{self, ATOMIC_BYTES, Request};
 use super::{Context, HELD_RESPONSES, TimeoutReason};
+use crate::attributes::AttrMask;
 use crate::endpoint::Insert;
 use crate::planted::Bug;
 use crate::region::Purpose;
@@ -162,6 +163,29 @@ impl Requester {
         self.retries_left = link.peer.retry_count;
         self.rnr_retries_left = link.peer.rnr_retry;
         self.start_selective(link);
+    }
+
+    /// Attributes have changed while the connection runs: what was derived from them changes too.
+    pub(super) fn follow(&mut self, link: &Link, changed: AttrMask) {
+        if changed.has(AttrMask::RETRY_CNT) {
+            self.retries_left = link.peer.retry_count;
+        }
+        if changed.has(AttrMask::RNR_RETRY) {
+            self.rnr_retries_left = link.peer.rnr_retry;
+        }
+        if !changed.has(AttrMask::TIMEOUT) {
+            return;
+        }
+        let timeout = ack_timeout(link.peer.timeout);
+        self.follow_timeout(timeout);
+        match (self.wait, timeout) {
+            (Wait::Answer(_), None) => self.wait = Wait::Nothing,
+            // Verbs carry no time. Sent once more, the packets start the timer that they had not.
+            (Wait::Nothing, Some(_)) if self.selective.is_none() && self.is_waiting() => {
+                self.rewind();
+            }
+            _ => {}
+        }
     }
 
     /// Round-trip times of this connection.
@@ -445,7 +469,9 @@ impl Requester {
         if let Some(status) = request.fault {
             return Err(status);
         }
-        if request.awaits_response() && link.peer.max_rd_atomic == 0 {
+        // One that was begun before the limit fell is finished.
+        let is_begun = request.first_psn.is_before(self.sent_end);
+        if request.awaits_response() && link.peer.max_rd_atomic == 0 && !is_begun {
             return Err(WcStatus::LocalQpError);
         }
         if self.next_packet != 0 && !request.is_read() {
@@ -479,7 +505,7 @@ impl Requester {
             self.probe = Some(psn);
             cx.count(|c| &mut c.credit_probes);
         }
-        self.keep_score(link, cx.now);
+        self.keep_score(cx, link);
         let is_new = !psn.is_before(self.sent_end);
         let end = self.move_cursor();
         if self.sent_end.is_before(end) {
