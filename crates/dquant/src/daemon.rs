@@ -231,6 +231,7 @@ pub fn run_dpu(
         runtime: runtime.handle().clone(),
         reconnect: config.reconnect,
         offload: true,
+        memory: config.host.memory,
         rings: RingBudget::new(config.rings),
     };
     let stop = Arc::new(AtomicBool::new(false));
