@@ -219,5 +219,6 @@ programs! {
     opening on Some("lo");
     threads on Some("lo");
     view on Some("lo");
+    again on Some("lo");
     bad_input on None;
 }
