@@ -22,6 +22,15 @@ pub(crate) struct CompChannel {
 
 object!(CompChannel, ibv_comp_channel);
 
+impl CompChannel {
+    /// Ends it, with its descriptor.
+    pub(crate) fn end(&'static self) {
+        if CompChannel::arena().retire(self) {
+            self.events.close();
+        }
+    }
+}
+
 fn create(context: *mut ibv_context) -> Outcome<*mut ibv_comp_channel> {
     let owner = living::<Context>(context)?.handle();
     let events = EventQueue::new()?;
@@ -36,7 +45,7 @@ fn destroy(channel: *mut ibv_comp_channel) -> Outcome<()> {
     if Cq::arena().of_context(channel.owner).iter().any(uses) {
         return Err(Errno::BUSY);
     }
-    CompChannel::arena().retire(channel);
+    channel.end();
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::EventfdFlags;
 
@@ -34,8 +34,9 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     pub(crate) engine: Arc<Engine>,
     pub(crate) async_events: EventQueue<QueuedEvent>,
-    /// What programs see as the command descriptor. Nothing is ever written to it.
-    _command: Descriptor,
+    /// What programs see as the command descriptor, until the device is closed. Nothing is ever
+    /// written to it.
+    command: Mutex<Option<Descriptor>>,
 }
 
 impl Object for Context {
@@ -166,7 +167,7 @@ fn open(device: *mut ibv_device) -> Outcome<*mut ibv_context> {
         device,
         engine,
         async_events,
-        _command: command,
+        command: Mutex::new(Some(command)),
     };
     Ok(Context::arena().insert(context).handle())
 }
@@ -185,10 +186,10 @@ fn close(context: *mut ibv_context) -> Outcome<()> {
         Ah::arena().retire(ah);
     }
     Pd::arena().of_context(handle).into_iter().for_each(Pd::end);
-    for channel in CompChannel::arena().of_context(handle) {
-        CompChannel::arena().retire(channel);
-    }
+    CompChannel::arena().of_context(handle).into_iter().for_each(CompChannel::end);
     if Context::arena().retire(context) {
+        context.async_events.close();
+        drop(context.command.lock().unwrap_or_else(PoisonError::into_inner).take());
         context.engine.release();
     }
     Ok(())

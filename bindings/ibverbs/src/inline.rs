@@ -14,7 +14,8 @@ use crate::errors::{Outcome, errno_of};
 
 /// The slots of one queue pair.
 pub(crate) struct InlineSlots {
-    bytes: Box<[UnsafeCell<u8>]>,
+    /// Changes under the engine's lock. Empty once the queue pair has ended.
+    bytes: UnsafeCell<Box<[UnsafeCell<u8>]>>,
     slot_bytes: usize,
     lkey: u32,
 }
@@ -32,11 +33,14 @@ impl InlineSlots {
         let (addr, len) = (bytes.as_ptr() as u64, bytes.len() as u64);
         let region = core.endpoint.register(pd, addr, len, Access::LOCAL_READ);
         let lkey = region.map_err(errno_of)?.lkey;
-        Ok(Some(InlineSlots { bytes, slot_bytes, lkey }))
+        Ok(Some(InlineSlots { bytes: UnsafeCell::new(bytes), slot_bytes, lkey }))
     }
 
-    pub(crate) fn deregister(&self, core: &mut Core) {
+    /// Gives the memory back: the queue pair's own stays for a while.
+    pub(crate) fn end(&self, core: &mut Core) {
         let _ = core.endpoint.deregister(self.lkey);
+        // SAFETY: the engine's lock is held, and no key leads to the slots any more.
+        unsafe { *self.bytes.get() = Box::default() };
     }
 
     /// Copies `pieces` into the slot of the `posted`-th work request. `None` if they do not fit.
@@ -48,9 +52,12 @@ impl InlineSlots {
         posted: u64,
         pieces: impl Iterator<Item = ibv_data_buf>,
     ) -> Option<SgList> {
-        let slots = self.bytes.len() / self.slot_bytes;
-        let slot = (posted % slots as u64) as usize;
-        let start = self.bytes[slot * self.slot_bytes..].as_ptr().cast::<u8>().cast_mut();
+        // SAFETY: the engine's lock is held.
+        let bytes = unsafe { &*self.bytes.get() };
+        let slots = bytes.len() / self.slot_bytes;
+        // No slots are left when the queue pair ended while the caller waited for the lock.
+        let slot = posted.checked_rem(slots as u64)? as usize;
+        let start = bytes[slot * self.slot_bytes..].as_ptr().cast::<u8>().cast_mut();
         let mut len = 0;
         for piece in pieces {
             if piece.length > self.slot_bytes - len {

@@ -236,13 +236,17 @@ impl Change {
         if wrong { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    fn apply(&self, shape: &mut Shape) -> Outcome<()> {
+    fn apply(&self, mr: &Mr, shape: &mut Shape) -> Outcome<()> {
         if self.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
             let start = self.addr as u64;
             (shape.addr, shape.iova, shape.len) = (start, start, self.length as u64);
         }
         if self.has(IBV_REREG_MR_CHANGE_PD) {
-            shape.pd = living::<Pd>(self.pd)?.id;
+            let pd = living::<Pd>(self.pd)?;
+            if pd.owner() != mr.owner {
+                return Err(Errno::INVAL);
+            }
+            shape.pd = pd.id;
         }
         if self.has(IBV_REREG_MR_CHANGE_ACCESS) {
             shape.access = self.access;
@@ -251,29 +255,43 @@ impl Change {
     }
 }
 
-/// The region gets new keys. The old ones end only when the new ones are there.
+/// New memory means new keys, since peers know the former ones by their addresses. Other rights or
+/// another domain leave the keys as they are, as adapters do.
 fn reregister(mr: &'static Mr, change: &Change) -> Outcome<()> {
     let mut now = mr.now.lock().unwrap_or_else(PoisonError::into_inner);
     let mut shape = *now;
-    change.apply(&mut shape)?;
-    let region = enlist(&mr.engine, &shape)?;
-    shape.lkey = region.lkey;
-    let mut core = mr.engine.lock();
-    if let Err(error) = core.endpoint.deregister(now.lkey) {
+    change.apply(mr, &mut shape)?;
+    if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+        let region = replace(&mr.engine, &shape, now.lkey)?;
+        shape.lkey = region.lkey;
+        // SAFETY: the program must not use the region while it is being registered again.
+        let c = unsafe { &mut *mr.c.get() };
+        (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
+        (c.handle, c.lkey, c.rkey) = (region.lkey, region.lkey, region.rkey);
+    } else {
+        let access = access_of(shape.access)?;
+        populate(shape.addr, shape.len, access.local_write)?;
+        let mut core = mr.engine.lock();
+        core.endpoint.change_region(now.lkey, shape.pd, access).map_err(errno_of)?;
+    }
+    *now = shape;
+    if change.has(IBV_REREG_MR_CHANGE_PD) {
+        // SAFETY: as above.
+        unsafe { (*mr.c.get()).pd = change.pd };
+    }
+    Ok(())
+}
+
+/// Registers `shape`, then forgets the region that it takes the place of.
+fn replace(engine: &Engine, shape: &Shape, before: u32) -> Outcome<MemoryRegion> {
+    let region = enlist(engine, shape)?;
+    let mut core = engine.lock();
+    if let Err(error) = core.endpoint.deregister(before) {
         // Windows are bound to what it was: it stays that.
         let _ = core.endpoint.deregister(region.lkey);
         return Err(errno_of(error));
     }
-    drop(core);
-    *now = shape;
-    // SAFETY: the program must not use the region while it is being registered again.
-    let c = unsafe { &mut *mr.c.get() };
-    (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
-    (c.handle, c.lkey, c.rkey) = (region.lkey, region.lkey, region.rkey);
-    if change.has(IBV_REREG_MR_CHANGE_PD) {
-        c.pd = change.pd;
-    }
-    Ok(())
+    Ok(region)
 }
 
 /// Regions are in memory from registration on: there is nothing to fetch, only to check.

@@ -4,7 +4,8 @@
 //! kind of object has an [`Arena`]. Control calls look the pointer up among the living; calls on the
 //! data path only look at the object's own mark. For the second to be safe for stale pointers, the
 //! memory of an object is never given back: it is used again for the same kind only, and not before
-//! [`QUARANTINE`] others of its kind have been destroyed after it.
+//! [`QUARANTINE`] others of its kind have been destroyed after it. Descriptors and buffers that an
+//! object holds are given back when it is destroyed, not with its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;

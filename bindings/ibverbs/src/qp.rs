@@ -181,8 +181,9 @@ impl Qp {
         let _ = core.endpoint.destroy_qp(self.number);
         core.qps.remove(&self.number.get());
         if let Some(inline) = &self.inline {
-            inline.deregister(core);
+            inline.end(core);
         }
+        self.batch.end();
     }
 
     /// Ends it with its context.

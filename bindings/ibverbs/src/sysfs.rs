@@ -39,7 +39,8 @@ static MADE_FOR: Mutex<Option<u64>> = Mutex::new(None);
 
 /// Makes the tree for these interfaces, unless it is there.
 pub(crate) fn prepare(interfaces: &[Interface]) {
-    let files: Vec<(String, Entry)> = interfaces.iter().flat_map(device_files).collect();
+    let mut files: Vec<(String, Entry)> = interfaces.iter().flat_map(device_files).collect();
+    files.push(("infiniband_verbs/abi_version".to_owned(), Entry::File("6\n".to_owned())));
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let contents = hasher.finish();
@@ -80,14 +81,14 @@ fn complain(error: &io::Error) {
 }
 
 /// Where `path`, which belongs to the view, really is.
-pub(crate) fn redirect(path: &CStr) -> Option<CString> {
+pub(crate) fn redirect(path: &[u8]) -> Option<CString> {
     if !is_there() {
         prepare(&netdev::interfaces());
     }
     let root = ROOT.load(Ordering::Acquire);
     // SAFETY: null, or a name that was leaked for good.
     let root = unsafe { root.as_ref() }?;
-    let below = below(path.to_bytes())?;
+    let below = below(path)?;
     CString::new([root.as_bytes(), b"/", below].concat()).ok()
 }
 
@@ -107,6 +108,11 @@ fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     file("node_type".to_owned(), "1: CA".to_owned());
     file("node_desc".to_owned(), name.clone());
     file("fw_ver".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    file("hca_type".to_owned(), "dquant".to_owned());
+    file("board_id".to_owned(), "dquant".to_owned());
+    file("hw_rev".to_owned(), "0x0".to_owned());
+    file("parent".to_owned(), interface.name.clone());
+    file("uevent".to_owned(), format!("NAME={name}"));
     for path in ["node_guid", "sys_image_guid"] {
         file(path.to_owned(), groups(&guid(interface).to_be_bytes()));
     }
@@ -223,10 +229,11 @@ fn own_directory() -> io::Result<PathBuf> {
 
 /// The contents of a file below a sysfs directory, without the final line break.
 fn read(dir: &CStr, file: &CStr) -> Outcome<Vec<u8>> {
-    let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
-    let path = CString::new(path).map_err(|_| Errno::INVAL)?;
-    let path = if is_ours(path.to_bytes()) { redirect(&path).ok_or(Errno::NOENT)? } else { path };
-    let bytes = fs::read(Path::new(OsStr::from_bytes(path.to_bytes())));
+    let mut path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
+    if is_ours(&path) {
+        path = redirect(&path).ok_or(Errno::NOENT)?.into_bytes();
+    }
+    let bytes = fs::read(Path::new(OsStr::from_bytes(&path)));
     let bytes = bytes.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     Ok(bytes.strip_suffix(b"\n").map_or(bytes.clone(), <[u8]>::to_vec))
 }

@@ -56,6 +56,16 @@ impl Batch {
         self.enabled
     }
 
+    /// Gives the memory of former requests back, unless a thread is building others.
+    pub(crate) fn end(&self) {
+        // SAFETY: the mutex is initialised and never moves: its queue pair lies in an arena.
+        if unsafe { libc::pthread_mutex_trylock(self.lock.get()) } == 0 {
+            // SAFETY: the lock is held.
+            unsafe { *self.draft.get() = Draft::default() };
+            self.release();
+        }
+    }
+
     fn acquire(&self) {
         // SAFETY: the mutex is initialised and never moves: its queue pair lies in an arena.
         unsafe { libc::pthread_mutex_lock(self.lock.get()) };

@@ -174,6 +174,27 @@ fn a_stderr_that_takes_nothing_is_no_reason_to_stop() {
     assert!(command.status().expect("a program that was just made runs").success());
 }
 
+/// Tools of the system, preloaded as `dquant run` does it, find the device by file names alone.
+#[test]
+fn tools_list_the_view() {
+    let test = "programs::tools_list_the_view";
+    // `ls` asks with statx and for attributes; `find` goes by descriptors; ibstatus changes the directory.
+    let script = "set -e; class=/sys/class/infiniband
+        ls -l $class | grep -q dq_lo; ls -ld $class/dq_lo/ports/1/gids >&2
+        find $class -name node_type | grep -qx $class/dq_lo/node_type
+        stat $class/dq_lo/fw_ver >&2; cd $class
+        for device in *; do for port in $class/$device/ports/*; do
+            [ -r $port/state ]; echo $device: $(cat $port/state); done; done";
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", script]).env("DQUANT_SYSFS", dir()).env("DQUANT_DEVICES", "lo");
+    let output = shell.env("LD_PRELOAD", library_dir().join("libibverbs.so.1")).output();
+    let output = output.expect("there is a shell");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{test}: {}\n{out}{err}", output.status);
+    assert_eq!(out, "dq_lo: 4: ACTIVE\n", "{err}");
+}
+
 macro_rules! programs {
     ($($name:ident on $devices:expr;)+) => { $(
         #[test]
@@ -197,5 +218,7 @@ programs! {
     closing on Some("lo");
     opening on Some("lo");
     threads on Some("lo");
+    view on Some("lo");
+    again on Some("lo");
     bad_input on None;
 }

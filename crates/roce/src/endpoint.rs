@@ -395,6 +395,12 @@ impl Endpoint {
         self.regions.register(Registration { pd, addr, len, backing, access })
     }
 
+    /// Changes the domain and the rights of a region that no window is bound to. Its keys stay.
+    pub fn change_region(&mut self, lkey: u32, pd: PdId, access: Access) -> Result<(), VerbsError> {
+        self.pds.check(pd)?;
+        self.regions.change(lkey, pd, access)
+    }
+
     /// A new memory window, bound to nothing, and its first remote key. Type 2 windows are bound by
     /// work requests ([`SendOp::BindWindow`](crate::verbs::SendOp)), type 1 ones also by
     /// [`bind_window`](Endpoint::bind_window).

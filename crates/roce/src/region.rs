@@ -160,6 +160,27 @@ impl RegionTable {
         Ok(())
     }
 
+    /// Moves a region that no window is bound to into another domain or gives it other rights. Keys
+    /// and bytes stay: peers that were told the key go on using it.
+    pub(crate) fn change(&mut self, lkey: u32, pd: PdId, access: Access) -> Result<(), VerbsError> {
+        let region = self.by_lkey(lkey).ok_or(VerbsError::NoRegion(lkey))?;
+        if region.windows > 0 {
+            return Err(VerbsError::RegionInUse(lkey));
+        }
+        let (id, before) = (region.id, region.pd);
+        let MemoryRegion { addr, len, .. } = region.keys;
+        let wanted = Registration { pd, addr, len, backing: region.backing, access };
+        if let Some(why) = contradiction(&wanted) {
+            return Err(VerbsError::BadRegion { addr, len, why });
+        }
+        if let Some(region) = self.slab.get_mut(id) {
+            (region.pd, region.access) = (pd, access);
+        }
+        self.add_user(pd);
+        self.remove_user(before);
+        Ok(())
+    }
+
     fn by_lkey(&self, lkey: u32) -> Option<&Region> {
         let index = self.slab.layout().index_of(lkey);
         self.slab.at(index).filter(|region| region.keys.lkey == lkey)
@@ -416,6 +437,30 @@ mod tests {
         assert_eq!(table.invalidate(PD, qpn, region.rkey), Err(Refusal::Access));
         let remote = table.check_remote(PD, qpn, Purpose::RemoteRead, range(region.rkey, 0, 8));
         assert_eq!(remote, Ok(0));
+    }
+
+    #[test]
+    fn a_changed_region_keeps_its_keys() {
+        let mut table = table();
+        let region = table.register(at(0, 64, Access::LOCAL)).unwrap();
+        let check = |table: &RegionTable, pd| {
+            table.check(pd, Purpose::RemoteWrite, range(region.rkey, 0, 8))
+        };
+        assert_eq!(check(&table, PD), Err(Refusal::Access));
+        table.change(region.lkey, PD, Access::ALL).unwrap();
+        assert_eq!(check(&table, PD), Ok(0));
+        table.change(region.lkey, PdId(2), Access::ALL).unwrap();
+        assert_eq!((check(&table, PD), check(&table, PdId(2))), (Err(Refusal::Pd), Ok(0)));
+        assert!(!table.uses_pd(PD) && table.uses_pd(PdId(2)));
+        let write_only = Access { remote_write: true, ..Access::LOCAL_READ };
+        assert!(table.change(region.lkey, PD, write_only).is_err());
+        assert_eq!(check(&table, PdId(2)), Ok(0));
+        table.deregister(region.lkey).unwrap();
+        assert_eq!(
+            table.change(region.lkey, PD, Access::ALL),
+            Err(VerbsError::NoRegion(region.lkey))
+        );
+        assert!(!table.uses_pd(PdId(2)));
     }
 
     #[test]

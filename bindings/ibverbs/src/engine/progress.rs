@@ -14,7 +14,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nic::clock;
@@ -48,7 +48,8 @@ const ROUNDS: u32 = 16;
 
 /// What program threads and the progress thread tell each other.
 pub(super) struct Driver {
-    bell: Descriptor,
+    /// `None` once the thread has ended.
+    bell: Mutex<Option<Arc<Descriptor>>>,
     /// When a program thread last drained, in nanoseconds.
     program_seen: AtomicU64,
     /// When the thread will wake by itself; 0 while it is awake, `u64::MAX` for never.
@@ -62,7 +63,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new() -> Outcome<Driver> {
         Ok(Driver {
-            bell: Descriptor::event(EventfdFlags::NONBLOCK)?,
+            bell: Mutex::new(Some(Arc::new(Descriptor::event(EventfdFlags::NONBLOCK)?))),
             program_seen: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
@@ -72,8 +73,14 @@ impl Driver {
     }
 
     pub(super) fn wake(&self) {
-        // A full counter means that the bell is ringing already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        if let Some(bell) = &*self.bell() {
+            // A full counter means that the bell is ringing already.
+            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn bell(&self) -> MutexGuard<'_, Option<Arc<Descriptor>>> {
+        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn program_was_here(&self, now: Time) {
@@ -105,6 +112,7 @@ impl Driver {
             // A panic of the thread has been printed; there is nothing to add.
             let _ = thread.join();
         }
+        drop(self.bell().take());
     }
 
     fn program_is_polling(&self, now: Time) -> bool {
@@ -171,7 +179,8 @@ fn announce(driver: &Driver, deadline: Option<Time>, nap: Option<Duration>) {
 
 fn sleep(engine: &Engine, nap: Option<Duration>) {
     let driver = &engine.driver;
-    let mut watched = vec![PollFd::from_borrowed_fd(driver.bell.as_fd(), PollFlags::IN)];
+    let Some(bell) = driver.bell().clone() else { return };
+    let mut watched = vec![PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
     if nap.is_none() {
         for socket in &engine.sockets {
             // SAFETY: we close the sockets only after this thread has ended; polling a number that
@@ -189,7 +198,7 @@ fn sleep(engine: &Engine, nap: Option<Duration>) {
     if polled.is_err() || watched.iter().any(is_lost) {
         std::thread::sleep(LOST_NAP);
     } else if watched[0].revents().contains(PollFlags::IN) {
-        let _ = rustix::io::read(&driver.bell, &mut [0_u8; 8]);
+        let _ = rustix::io::read(&*bell, &mut [0_u8; 8]);
     }
 }
 

@@ -26,19 +26,28 @@ static void a_region_moves_to_other_memory(void)
 	free(other);
 }
 
+/* Peers that were told a key go on using it, as with adapters. */
+static int has_keys_of(const struct ibv_mr *mr, const struct ibv_mr *before)
+{
+	return mr->lkey == before->lkey && mr->rkey == before->rkey && mr->handle == before->handle;
+}
+
 static void a_region_changes_rights_and_domain(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
 	struct side *b = &pair.b;
 	struct ibv_pd *other = ibv_alloc_pd(pair.context);
+	struct ibv_mr before = *b->mr;
 	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, EVERY_ACCESS), 0);
+	CHECK(has_keys_of(b->mr, &before));
 	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_SUCCESS);
 	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0), 0);
-	CHECK(b->mr->pd == other);
+	CHECK(b->mr->pd == other && has_keys_of(b->mr, &before));
 	EQUAL(ibv_dealloc_pd(other), EBUSY);
 	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_REM_ACCESS_ERR);
 	EQUAL(ibv_rereg_mr(b->mr, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, b->pd, NULL, 0,
 			   IBV_ACCESS_LOCAL_WRITE), 0);
+	CHECK(b->mr->pd == b->pd && has_keys_of(b->mr, &before));
 	EQUAL(ibv_dealloc_pd(other), 0);
 	EQUAL(set_state(pair.a.qp, IBV_QPS_RESET) | set_state(b->qp, IBV_QPS_RESET), 0);
 	connect_pair(pair.a.qp, b->qp);
@@ -56,6 +65,10 @@ static void bad_changes_leave_the_region_as_it_was(void)
 	EQUAL(ibv_rereg_mr(mr, 1 << 9, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	EQUAL(ibv_rereg_mr(mr, translation, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	EQUAL(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	struct ibv_context *again = ibv_open_device(pair.context->device);
+	struct ibv_pd *foreign = ibv_alloc_pd(again);
+	EQUAL(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, foreign, NULL, 0, 0), IBV_REREG_MR_ERR_CMD);
+	EQUAL(ibv_dealloc_pd(foreign) | ibv_close_device(again), 0);
 	EQUAL(ibv_rereg_mr(NULL, access, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	EQUAL(errno, EINVAL);
 	EQUAL(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE), IBV_REREG_MR_ERR_CMD);
@@ -101,6 +114,8 @@ static void memory_that_cannot_be_written_is_read_only(void)
 	(wr.sg_list = &sge, wr.num_sge = 1);
 	EQUAL(post(a, wr, 0, 64), 0);
 	expect(a->cq, IBV_WC_LOC_PROT_ERR); /* the READ's answer has no place to go */
+	EQUAL(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE), IBV_REREG_MR_ERR_CMD);
+	EQUAL(errno, EFAULT);
 	EQUAL(ibv_dereg_mr(mr), 0);
 	EQUAL(munmap(page, 4096), 0);
 	destroy_pair(&pair);
