@@ -52,7 +52,7 @@ use crate::fabric::{Fabric, MAX_DELAY_NS, Sighting};
 use crate::faults::FaultMix;
 use crate::link::LinkConfig;
 use crate::memory::Arena;
-use monitor::Monitor;
+use monitor::{Monitor, Requests};
 use scenario::{Scenario, Strike};
 use side::{At, Healing, Pair, PairState, Pool, Turn};
 use space::Space;
@@ -427,6 +427,8 @@ impl Run {
                 .map_err(|what| format!("node {node}: {what}"))?;
             self.count_node(node);
         }
+        let Requests { checked, skipped } = self.monitor.requests;
+        (self.summary.requests_checked, self.summary.requests_skipped) = (checked, skipped);
         self.summary.faults = self.fabric.fault_counts();
         self.summary.events = self.fabric.events_handled();
         self.summary.simulated_ns = self.fabric.now().as_nanos();

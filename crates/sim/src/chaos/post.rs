@@ -12,7 +12,7 @@ use roce::verbs::{
 
 use super::draft::Draft;
 use super::scenario::Kind;
-use super::side::{Announced, At, Effect, PairState, PostedReceive, PostedSend, Turn};
+use super::side::{Announced, At, PairState, PostedReceive, PostedSend, Turn};
 use super::space::SINKS;
 use super::{Checked, MAX_BACKOFF_NS, Phase, Run};
 
@@ -169,7 +169,6 @@ impl Run {
         let wr_id = self.fresh_id(false);
         let side = self.side_mut(at)?;
         side.posted += 1;
-        side.has_read |= matches!(effect, Effect::Read { .. } | Effect::Atomic { .. });
         side.sends.push_back(PostedSend {
             wr_id,
             signaled,

@@ -135,8 +135,6 @@ pub(super) struct Side {
     /// A send has ended with another error than being flushed.
     pub(super) send_ended: bool,
     pub(super) receive_errors: u64,
-    /// READs or atomics were posted: answers do not come one for one.
-    pub(super) has_read: bool,
     /// The node restarted: the queue pair is no more.
     pub(super) is_dead: bool,
     /// Pause after a turn in which nothing could be done.
@@ -166,7 +164,6 @@ impl Side {
             send_errors: 0,
             send_ended: false,
             receive_errors: 0,
-            has_read: false,
             is_dead: false,
             backoff_ns: 0,
         }
