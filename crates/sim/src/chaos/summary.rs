@@ -29,6 +29,8 @@ pub struct Summary {
     pub requests_checked: u64,
     /// Those that they were not applied to: nobody knew their sender.
     pub requests_skipped: u64,
+    /// Packets that hostile peers made up.
+    pub forged: u64,
     /// Connections made.
     pub connections: u64,
     /// Connections that broke: retries ran out, a program misbehaved, a node restarted.
@@ -67,6 +69,7 @@ impl Summary {
         self.atomics_open += other.atomics_open;
         self.requests_checked += other.requests_checked;
         self.requests_skipped += other.requests_skipped;
+        self.forged += other.forged;
         self.connections += other.connections;
         self.broken += other.broken;
         self.packets += other.packets;
