@@ -48,7 +48,15 @@ impl<T: Copy> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, event: T) {
+        self.push_once(event, |_| false);
+    }
+
+    /// Adds an event unless one waits that says the same.
+    pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) {
         let mut queue = self.lock();
+        if queue.iter().any(is_same) {
+            return;
+        }
         if queue.len() == MAX_QUEUED {
             queue.pop_front();
         } else {
