@@ -12,6 +12,7 @@
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
+//! | `off_path` | packets forged by somebody who sees none: what has to be guessed |
 //! | `report` | what a queue pair says of itself, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
@@ -25,6 +26,7 @@ mod congestion;
 mod events;
 mod harness;
 mod kit;
+mod off_path;
 mod pair;
 mod rc_atomic;
 mod rc_chaos;
