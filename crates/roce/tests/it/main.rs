@@ -14,6 +14,7 @@
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
 //! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
+//! | `off_path` | packets forged by somebody who sees none: what has to be guessed |
 //! | `report` | what a queue pair says of itself, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
@@ -27,6 +28,7 @@ mod congestion;
 mod events;
 mod harness;
 mod kit;
+mod off_path;
 mod pair;
 mod rc_atomic;
 mod rc_chaos;
