@@ -53,11 +53,13 @@ pub enum Bug {
     ReportShifted,
     /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
     DuplicateReadUnchecked,
+    /// In selective repeat, an early WRITE that the peer may not do is dropped in silence.
+    EarlyKeyFree,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 21] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -78,6 +80,7 @@ impl Bug {
         Bug::NotificationStorm,
         Bug::ReportShifted,
         Bug::DuplicateReadUnchecked,
+        Bug::EarlyKeyFree,
     ];
 }
 

@@ -1,12 +1,12 @@
 //! What a peer has no right to, it does not get by packets that are duplicates or out of order.
 
 use roce::Time;
-use roce::endpoint::{AttrMask, Connect, QpAttr, QpState, Transmit};
-use roce::verbs::{Access, Verbs};
-use roce::wire::{AtomicEth, Ext, Opcode, Psn, Reth, Sreth};
+use roce::endpoint::{AsyncEvent, AttrMask, Connect, QpAttr, QpState, Transmit};
+use roce::verbs::{Access, SendOp, Verbs, WcStatus};
+use roce::wire::{AtomicEth, Ext, Opcode, Psn, Reth, Sreth, Syndrome};
 
-use crate::harness::BASE;
-use crate::pair::{Lone, WILD};
+use crate::harness::{BASE, Draw};
+use crate::pair::{Lone, Pair, WILD};
 
 /// Path MTU of [`Lone`].
 const MTU: u32 = 256;
@@ -199,5 +199,152 @@ fn a_duplicate_atomic_is_answered_if_it_is_the_one_that_was_carried_out() {
         }
         assert_eq!(lone.counters().unmatched_duplicates, 4);
         assert_eq!(lone.counters().atomics, 1);
+    }
+}
+
+// ---- early packets -----------------------------------------------------------------------------
+
+/// An early WRITE with this key, of bytes that are registered.
+fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
+    let psn = lone.psn.plus(ahead);
+    let payload = target.len as usize;
+    !lone.packet(Opcode::RcWriteOnly, Ext::Reth(target), payload, psn).is_empty()
+}
+
+/// How the connection of node 1 ended: PSN and syndrome of its only answer, and what that is about.
+fn ended(lone: &mut Lone) -> Option<(Psn, Syndrome, Option<Psn>)> {
+    let all = sent(lone);
+    let is_over = lone.pair.state(1) == QpState::Error;
+    let [only] = &all[..] else {
+        return None;
+    };
+    let ext = only.headers.ext();
+    let aeth = ext.aeth().filter(|_| is_over)?;
+    Some((only.headers.bth().psn, aeth.syndrome, ext.sack().map(|sack| sack.start)))
+}
+
+#[test]
+fn an_early_write_that_is_not_allowed_ends_the_connection_at_once() {
+    let lone = Lone::with(selective);
+    let good = lone.range(64);
+    let wrong = [
+        (Reth { rkey: good.rkey ^ 1, ..good }, Syndrome::RemoteAccess),
+        (Reth { addr: WILD, ..good }, Syndrome::RemoteAccess),
+        (Reth { rkey: lone.pair.regions[1].lkey, ..good }, Syndrome::RemoteAccess),
+    ];
+    for (wrong, syndrome) in wrong {
+        let mut lone = Lone::with(selective);
+        let psn = lone.psn;
+        assert!(!write_early(&mut lone, 3, wrong), "placed: {wrong:?}");
+        assert_eq!(ended(&mut lone), Some((psn, syndrome, Some(psn.plus(3)))), "{wrong:?}");
+        assert_eq!(lone.counters().remote_access_naks_sent, 1);
+        assert_eq!(lone.pair.fabric.nodes[1].endpoint.poll_event(), Some(event(&lone)));
+    }
+    let mut lone = Lone::with(selective);
+    allow(&mut lone, Access { remote_write: false, ..Access::ALL });
+    let (psn, good) = (lone.psn, lone.range(64));
+    assert!(!write_early(&mut lone, 1, good));
+    assert_eq!(ended(&mut lone), Some((psn, Syndrome::InvalidRequest, Some(psn.plus(1)))));
+}
+
+fn event(lone: &Lone) -> AsyncEvent {
+    AsyncEvent::QpAccessError(lone.pair.b.qpn)
+}
+
+/// The requester learns which of its requests was refused, and that those before it were not
+/// executed.
+#[test]
+fn the_request_that_came_early_and_was_refused_is_the_one_that_fails() {
+    let mut pair = Pair::with(|connect| {
+        selective(connect);
+        connect.mtu = roce::endpoint::Mtu::M256;
+    });
+    let mut lost = false;
+    pair.lose(move |_, headers| {
+        let is_write = headers.bth().opcode == Opcode::RcWriteOnly;
+        is_write && !std::mem::replace(&mut lost, true)
+    });
+    pair.write(1, 0, 200);
+    pair.write(2, 300, 200);
+    let bad = pair.wr(3, SendOp::Write { remote_addr: WILD, rkey: pair.regions[1].rkey }, 0, 8);
+    pair.post(bad);
+    pair.write(4, 600, 200);
+    let flushed = |wr_id| (wr_id, WcStatus::WrFlushError);
+    let wanted = [flushed(1), flushed(2), (3, WcStatus::RemoteAccessError), flushed(4)];
+    assert_eq!(pair.run().0, wanted);
+}
+
+/// Packets further ahead than a window of packets, not counting those that have come, cannot be in
+/// flight: they are dropped before anything is looked at.
+#[test]
+fn packets_that_cannot_be_in_flight_are_dropped_unseen() {
+    const WINDOW: u32 = 20;
+    let mut lone = Lone::with(|connect| {
+        selective(connect);
+        connect.window_packets = WINDOW;
+    });
+    let good = lone.range(64);
+    let wrong = Reth { rkey: !good.rkey, ..good };
+    for ahead in [WINDOW, WINDOW + 1, 4 * WINDOW, 4095, 1 << 22] {
+        assert!(!write_early(&mut lone, ahead, good), "placed {ahead} ahead");
+        assert!(!write_early(&mut lone, ahead, wrong));
+        assert_eq!(lone.pair.state(1), QpState::Rts, "ended by a packet {ahead} ahead");
+    }
+    assert_eq!(lone.counters().bad_key, 0);
+    assert!(write_early(&mut lone, WINDOW - 1, good));
+    assert!(write_early(&mut lone, WINDOW, good), "one of those before it has come");
+    assert!(!write_early(&mut lone, WINDOW + 2, good));
+    assert!(!write_early(&mut lone, WINDOW + 1, wrong));
+    assert_eq!(lone.pair.state(1), QpState::Error);
+}
+
+// ---- guessing keys -----------------------------------------------------------------------------
+
+/// Packets until the connection ends or a guess hits, and whether one did. `guess` sends one.
+fn guess_keys(
+    mode: fn(&mut Connect),
+    seed: u64,
+    guess: impl Fn(&mut Lone, u32) -> bool,
+) -> (u32, bool) {
+    let mut lone = Lone::with(mode);
+    let mut draw = Draw::new(seed);
+    for tries in 1..=1000 {
+        let hit = guess(&mut lone, draw.word() as u32);
+        sent(&mut lone);
+        if hit || lone.pair.state(1) != QpState::Rts {
+            return (tries, hit);
+        }
+    }
+    (1000, false)
+}
+
+/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1,
+/// so with n regions that it may write the chance to hit by then is n in 2^31 - 1.
+#[test]
+fn a_peer_that_guesses_keys_has_one_try() {
+    let write = |ahead: u32| {
+        move |lone: &mut Lone, rkey| write_early(lone, ahead, Reth { rkey, ..lone.range(64) })
+    };
+    for seed in 0..50 {
+        assert_eq!(guess_keys(go_back_n, seed, write(0)), (1, false));
+        assert_eq!(guess_keys(selective, seed, write(0)), (1, false));
+        assert_eq!(guess_keys(selective, seed, write(1 + seed as u32)), (1, false));
+    }
+}
+
+/// Duplicates are dropped whether the key is right or wrong, so they tell nothing however many come.
+#[test]
+fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {
+    for (mode, is_selective) in MODES.into_iter().zip([false, true]) {
+        let mut lone = Lone::with(mode);
+        let (first, whole) = read(&mut lone, is_selective, BASE, 600);
+        let mut draw = Draw::new(9);
+        for n in 0..1000 {
+            let rkey = if n % 10 == 0 { whole.rkey } else { draw.word() as u32 };
+            let other = Reth { addr: BASE + 4096, rkey, ..whole };
+            ask_again(&mut lone, is_selective, first, 0, other);
+            assert!(sent(&mut lone).is_empty());
+        }
+        assert_eq!(lone.counters().unmatched_duplicates, 1000);
     }
 }
