@@ -55,11 +55,13 @@ pub enum Bug {
     DuplicateReadUnchecked,
     /// In selective repeat, an early WRITE that the peer may not do is dropped in silence.
     EarlyKeyFree,
+    /// In selective repeat, one early SEND takes all shared receives up to its own.
+    SharedReceivesHoarded,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 21] = [
+    pub const ALL: [Bug; 22] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -81,6 +83,7 @@ impl Bug {
         Bug::ReportShifted,
         Bug::DuplicateReadUnchecked,
         Bug::EarlyKeyFree,
+        Bug::SharedReceivesHoarded,
     ];
 }
 

@@ -31,7 +31,7 @@ use crate::endpoint::{AtomicJob, Insert};
 use crate::planted::Bug;
 use crate::region::{Purpose, Range, Refusal};
 use crate::sg::{Extent, Placement};
-use crate::srq::Receive;
+use crate::srq::{Receive, SrqTable};
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcOpcode, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 use crate::world::AtomicOp;
@@ -150,9 +150,10 @@ impl Responder {
         self.receives.len()
     }
 
-    /// Forgets everything, posted receives too: the queue pair goes back to RESET.
-    pub(super) fn reset(&mut self) {
-        self.receives.reset();
+    /// Forgets everything, posted receives too: the queue pair goes back to RESET. Shared receives go
+    /// back to their queue.
+    pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
+        self.receives.reset(srqs);
         self.expected = Psn::default();
         self.msn = Psn::default();
         self.message = Message::None;
@@ -184,6 +185,11 @@ impl Responder {
     /// The oldest receive, taken out; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
         self.receives.take_own()
+    }
+
+    /// Puts receives that were taken ahead of their turn back into the shared queue.
+    pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
+        self.receives.give_back(srqs);
     }
 
     // ---- requests ------------------------------------------------------------------------------

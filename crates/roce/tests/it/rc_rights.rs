@@ -1,12 +1,15 @@
 //! What a peer has no right to, it does not get by packets that are duplicates or out of order.
 
 use roce::Time;
-use roce::endpoint::{AsyncEvent, AttrMask, Connect, QpAttr, QpState, Transmit};
-use roce::verbs::{Access, SendOp, Verbs, WcStatus};
-use roce::wire::{AtomicEth, Ext, Opcode, Psn, Reth, Sreth, Syndrome};
+use roce::endpoint::{
+    AsyncEvent, AttrMask, Connect, Endpoint, QpAttr, QpState, SrqConfig, Transmit,
+};
+use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs, WcStatus};
+use roce::wire::{AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Sreth, Syndrome};
+use roce::world::Origin;
 
-use crate::harness::{BASE, Draw};
-use crate::pair::{Lone, Pair, WILD};
+use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::pair::{Lone, Pair, WILD, bth_to};
 
 /// Path MTU of [`Lone`].
 const MTU: u32 = 256;
@@ -347,4 +350,117 @@ fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {
         }
         assert_eq!(lone.counters().unmatched_duplicates, 1000);
     }
+}
+
+// ---- shared receive queues ---------------------------------------------------------------------
+
+/// Receives that the shared queue starts with.
+const RECEIVES: u64 = 64;
+
+/// Two connections in selective repeat whose ends on node 1 share a receive queue. The peer of the
+/// first is the test.
+struct Shared {
+    fabric: Fabric,
+    hostile: (End, End),
+    honest: (End, End),
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let node = &mut fabric.nodes[1];
+        let region = node.register(BASE, 1 << 16, Access::ALL);
+        let config = SrqConfig { pd: node.pd, max_wr: 256, limit: 0 };
+        let srq = node.endpoint.create_srq(config).unwrap();
+        for wr_id in 0..RECEIVES {
+            let sge = Sge { addr: BASE + 256 * wr_id, len: 256, lkey: region.lkey };
+            let wr = RecvWr { wr_id, sges: [sge].into_iter().collect() };
+            node.endpoint.post_srq_recv(srq, wr).unwrap();
+        }
+        fabric.nodes[0].register(BASE, 1 << 16, Access::ALL);
+        let mut pair = || {
+            let ends =
+                (fabric.create_end(0, 128, 256), fabric.create_end_with(1, 128, 256, Some(srq)));
+            fabric.connect(ends.0, ends.1, |connect| {
+                *connect = Connect { rnr_retry: 0, ..connect.selective() };
+            });
+            ends
+        };
+        let (hostile, honest) = (pair(), pair());
+        Shared { fabric, hostile, honest }
+    }
+
+    /// An early SEND of the hostile peer, for its `index`-th receive from now on.
+    fn early_send(&mut self, ahead: u32, index: u32) -> bool {
+        let (peer, end) = self.hostile;
+        let first = self.fabric.nodes[0].endpoint.initial_psn(peer.qpn).unwrap();
+        let bth = Bth { opcode: Opcode::SrSendOnly, psn: first.plus(ahead), ..bth_to(end.qpn) };
+        let ext = Ext::Sreth(Sreth { sequence: index, offset: 0 });
+        let headers = Headers::new(bth, ext).unwrap();
+        let source = self.fabric.nodes[0].path().remote;
+        let origin = Origin::new(source, source.ip());
+        let endpoint = &mut self.fabric.nodes[1].endpoint;
+        !endpoint.handle_packet(Time::ZERO, &origin, &headers, 16).pieces.is_empty()
+    }
+
+    /// The receives that the honest connection still gets, one for each message.
+    fn honest_receives(&mut self, messages: u64) -> Vec<u64> {
+        let (a, b) = self.honest;
+        for wr_id in 0..messages {
+            let wr = SendWr { wr_id, op: SendOp::Send, ..SendWr::default() };
+            self.fabric.nodes[0].endpoint.post_send(a.qpn, wr).unwrap();
+        }
+        self.fabric.run(100_000);
+        self.fabric.received_by(b).iter().map(|done| done.wr_id).collect()
+    }
+}
+
+#[test]
+fn one_early_send_leaves_the_shared_receives_to_the_others() {
+    for index in [511, 63, 9, 8, 1] {
+        let mut shared = Shared::new();
+        let is_placed = shared.early_send(511, index);
+        assert_eq!(is_placed, index <= 8, "receive {index}");
+        let taken = if is_placed { u64::from(index) + 1 } else { 0 };
+        let received = shared.honest_receives(RECEIVES - taken);
+        assert_eq!(received, (taken..RECEIVES).collect::<Vec<u64>>(), "receive {index}");
+    }
+}
+
+/// A message whose packets have come has a receive, however many there are.
+#[test]
+fn early_messages_that_have_come_take_a_receive_each() {
+    let mut shared = Shared::new();
+    for index in 1..40 {
+        assert!(shared.early_send(index, index), "receive {index}");
+    }
+    assert!(!shared.early_send(511, 52), "beyond what is left for the others");
+    assert_eq!(shared.honest_receives(24), (40..64).collect::<Vec<u64>>());
+}
+
+#[test]
+fn receives_that_were_taken_for_nothing_go_back_in_order() {
+    for end_it in [to_error, to_reset, destroy] {
+        let mut shared = Shared::new();
+        assert!(shared.early_send(3, 3) && shared.early_send(7, 6));
+        let end = shared.hostile.1;
+        end_it(&mut shared.fabric.nodes[1].endpoint, end.qpn);
+        let flushed = shared.fabric.received_by(end).iter().map(|done| done.wr_id).collect();
+        let back = shared.honest_receives(RECEIVES - 1);
+        let all: Vec<u64> = [flushed, back].concat();
+        assert_eq!(all[..], (0..RECEIVES).collect::<Vec<u64>>()[..all.len()]);
+        assert!(all.len() as u64 >= RECEIVES - 1);
+    }
+}
+
+fn to_error(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.modify_to_error(qpn).unwrap();
+}
+
+fn to_reset(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+}
+
+fn destroy(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.destroy_qp(qpn).unwrap();
 }
