@@ -57,11 +57,13 @@ pub enum Bug {
     EarlyKeyFree,
     /// In selective repeat, one early SEND takes all shared receives up to its own.
     SharedReceivesHoarded,
+    /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
+    LengthOfLastPacket,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 22] = [
+    pub const ALL: [Bug; 23] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -84,6 +86,7 @@ impl Bug {
         Bug::DuplicateReadUnchecked,
         Bug::EarlyKeyFree,
         Bug::SharedReceivesHoarded,
+        Bug::LengthOfLastPacket,
     ];
 }
 

@@ -387,14 +387,26 @@ impl Responder {
         }
         match headers.ext().reth() {
             Some(reth) if length_is_legal(reth, headers.bth().opcode, link.mtu) => {
-                let before = headers.ext().sreth().map_or(0, |sreth| sreth.offset);
-                Ok((range_of(reth), before.saturating_add(reth.len)))
+                let before = self.written_before(link, headers, reth);
+                let before = before.inspect_err(|_| cx.count(|c| &mut c.bad_length))?;
+                let is_all = !cx.planted.is(Bug::LengthOfLastPacket);
+                Ok((range_of(reth), reth.len + if is_all { before } else { 0 }))
             }
             _ => {
                 cx.count(|c| &mut c.bad_length);
                 Err(Refused::fatal(Syndrome::InvalidRequest))
             }
         }
+    }
+
+    /// Bytes of the WRITE that packets before this one have written, if what it says is true.
+    fn written_before(&self, link: &Link, headers: &Headers, reth: &Reth) -> Result<u32, Refused> {
+        let (Some(sreth), Some(selective)) = (headers.ext().sreth(), &self.selective) else {
+            return Ok(0);
+        };
+        let is_true = selective.has_written(sreth.offset, reth, link.mtu)
+            && u64::from(sreth.offset) + u64::from(reth.len) <= MAX_MESSAGE_BYTES;
+        is_true.then_some(sreth.offset).ok_or(Refused::fatal(Syndrome::InvalidRequest))
     }
 
     fn execute(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers, effect: Effect) {
@@ -407,6 +419,9 @@ impl Responder {
             None => opcode.ends_message(),
         } {
             self.msn = self.msn.next();
+        }
+        if let Some(selective) = &mut self.selective {
+            selective.note_executed(headers, link.mtu);
         }
         if let Some(rkey) = effect.invalidates
             && !cx.planted.is(Bug::InvalidateForgotten)
@@ -510,7 +525,8 @@ impl Responder {
 
     /// Takes a request of `psns` PSNs whose answer acknowledges everything before it.
     fn accept(&mut self, psns: u32) {
-        if self.selective.is_some() {
+        if let Some(selective) = &mut self.selective {
+            selective.note_between();
             // Answers acknowledge nothing here.
             self.expected = self.expected.plus(psns);
             self.reply = Some(Reply::Ack { psn: self.expected.minus(1) });

@@ -464,3 +464,72 @@ fn to_reset(endpoint: &mut Endpoint, qpn: Qpn) {
 fn destroy(endpoint: &mut Endpoint, qpn: Qpn) {
     endpoint.destroy_qp(qpn).unwrap();
 }
+
+// ---- the length of a WRITE with immediate ------------------------------------------------------
+
+/// Writes full packets one after the other from `addr` on, then a last one with an immediate that
+/// claims `offset` bytes before its own `len` at `last_at`. Returns the length that was reported.
+fn write_imm(packets: u32, addr: u64, last_at: u64, offset: u32) -> Result<u32, Syndrome> {
+    let mut lone = Lone::with(selective);
+    let rkey = lone.pair.regions[1].rkey;
+    for n in 0..packets {
+        let addr = addr + u64::from(n * MTU);
+        let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
+    }
+    let last = Reth { addr: last_at, rkey, len: 10 };
+    let ext = Ext::RethSrethImm(last, Sreth { sequence: 0, offset }, 5);
+    let _ = lone.next(Opcode::SrWriteLastImm, ext, 10);
+    let b = lone.pair.b;
+    match lone.pair.fabric.received_by(b).first() {
+        Some(done) if done.status == WcStatus::Success => Ok(done.byte_len),
+        _ => Err(ended(&mut lone).expect("it was refused").1),
+    }
+}
+
+#[test]
+fn a_write_with_immediate_reports_what_it_has_written() {
+    let at = BASE + 1024;
+    for packets in 1..6 {
+        let bytes = packets * MTU;
+        let end = at + u64::from(bytes);
+        assert_eq!(write_imm(packets, at, end, bytes), Ok(bytes + 10));
+        let refused = Err(Syndrome::InvalidRequest);
+        assert_eq!(write_imm(packets, at, end, bytes + MTU), refused, "more than was written");
+        assert_eq!(write_imm(packets, at, end, bytes - 1), refused, "not whole packets");
+        assert_eq!(write_imm(packets, at, end, 1 << 30), refused);
+        assert_eq!(write_imm(packets, at, end, u32::MAX), refused);
+        assert_eq!(write_imm(packets, at, end + 1, bytes), refused, "not where they end");
+        assert_eq!(write_imm(packets, at, at, bytes), refused);
+    }
+    assert_eq!(write_imm(0, at, at, MTU), Err(Syndrome::InvalidRequest), "nothing was written");
+}
+
+/// What comes between the packets of a WRITE ends it.
+#[test]
+fn a_write_with_immediate_counts_its_own_packets_only() {
+    type Packet = (Opcode, Ext, usize);
+    let others: [fn(&Lone) -> Packet; 4] = [
+        |_| (Opcode::SrSendOnly, Ext::Sreth(Sreth { sequence: 0, offset: 0 }), 4),
+        |lone| (Opcode::RcReadRequest, lone.reth(8), 0),
+        |lone| (Opcode::RcWriteOnly, lone.reth(16), 16),
+        |lone| {
+            let rkey = lone.pair.regions[1].rkey;
+            let ext = AtomicEth { addr: BASE, rkey, swap_or_add: 0, compare: 0 };
+            (Opcode::RcFetchAdd, Ext::AtomicEth(ext), 0)
+        },
+    ];
+    for other in others {
+        let mut lone = Lone::with(selective);
+        lone.pair.receive(8, 100);
+        let (rkey, addr) = (lone.pair.regions[1].rkey, BASE + 1024);
+        let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
+        let (opcode, ext, payload) = other(&lone);
+        let _ = lone.next(opcode, ext, payload);
+        let sequence = u32::from(opcode == Opcode::SrSendOnly);
+        let last = Reth { addr: addr + 256, rkey, len: 10 };
+        let ext = Ext::RethSrethImm(last, Sreth { sequence, offset: MTU }, 5);
+        let _ = lone.next(Opcode::SrWriteLastImm, ext, 10);
+        assert_eq!(lone.pair.state(1), QpState::Error, "after {opcode:?}");
+        assert_eq!(lone.counters().bad_length, 1);
+    }
+}

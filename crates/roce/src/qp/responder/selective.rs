@@ -90,6 +90,33 @@ impl ReadAnswer {
     }
 }
 
+/// Full packets of WRITEs that were executed last, one behind the other in PSNs and in memory. The
+/// last packet of a WRITE with immediate tells how much of it is its message, and is not believed
+/// beyond this.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    rkey: u32,
+    /// Address behind the last byte.
+    end: u64,
+    bytes: u32,
+}
+
+impl Written {
+    /// What there is after another packet, which was executed.
+    fn then(self, headers: &Headers, mtu: u32) -> Written {
+        let is_write = headers.bth().opcode == Opcode::RcWriteOnly;
+        match *headers.ext() {
+            Ext::Reth(Reth { addr, rkey, len }) if is_write && len == mtu => {
+                let goes_on = (self.rkey, self.end) == (rkey, addr);
+                let before = if goes_on { self.bytes } else { 0 };
+                let end = addr.wrapping_add(u64::from(len));
+                Written { rkey, end, bytes: before.saturating_add(len) }
+            }
+            _ => Written::default(),
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Selective {
@@ -103,6 +130,7 @@ pub(super) struct Selective {
     has_forgotten: bool,
     /// The early packet that ended the connection.
     refused: Option<Psn>,
+    written: Written,
     reads: VecDeque<ReadAnswer>,
     again: VecDeque<ReadAnswer>,
 }
@@ -117,6 +145,7 @@ impl Selective {
             since_report: 0,
             has_forgotten: false,
             refused: None,
+            written: Written::default(),
             reads: VecDeque::with_capacity(link.peer.max_dest_rd_atomic.into()),
             again: VecDeque::with_capacity(MAX_AGAIN),
         }
@@ -133,6 +162,22 @@ impl Selective {
 
     pub(super) fn begin_read(&mut self, psn: Psn, reth: &Reth) {
         self.reads.push_back(ReadAnswer::new(psn, reth, 0));
+    }
+
+    /// A packet of a message was executed.
+    pub(super) fn note_executed(&mut self, headers: &Headers, mtu: u32) {
+        self.written = self.written.then(headers, mtu);
+    }
+
+    /// A READ or an atomic was: no message goes on behind it.
+    pub(super) fn note_between(&mut self) {
+        self.written = Written::default();
+    }
+
+    /// Whether `offset` bytes of the message that ends with `last` were written.
+    pub(super) fn has_written(&self, offset: u32, last: &Reth, mtu: u32) -> bool {
+        let Written { rkey, end, bytes } = self.written;
+        (rkey, end) == (last.rkey, last.addr) && offset <= bytes && offset.is_multiple_of(mtu)
     }
 
     pub(super) fn clear_answers(&mut self) {
