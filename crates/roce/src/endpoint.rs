@@ -291,10 +291,11 @@ impl Endpoint {
     /// already made can still be polled. Windows of type 2 that are bound on it lose their binding.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
-        let Some(entry) = self.qps.remove(qpn.get()) else {
+        let Some(mut entry) = self.qps.remove(qpn.get()) else {
             return Err(no_qp(qpn));
         };
         self.remember(entry.qp.last_error());
+        entry.qp.reset(&mut self.srqs);
         for cq in entry.qp.cqs() {
             self.cqs.detach(cq);
         }

@@ -1,7 +1,8 @@
 //! Shared receive queues: receives that several queue pairs take from (IBA 10.2.9).
 //!
 //! A receive belongs to the queue until a queue pair takes it for a message; from then on that queue
-//! pair completes it, whatever happens. The limit is a trap that springs once: an event is made when
+//! pair completes it, or gives it back when it is reset or destroyed, or when it took it ahead of its
+//! turn and broke. The limit is a trap that springs once: an event is made when
 //! fewer receives than that are left, and the limit is 0 from then on.
 
 use alloc::collections::VecDeque;
@@ -125,6 +126,21 @@ impl SrqTable {
         let receive = entry.queue.pop_front()?;
         entry.spring(srq, events);
         Some(receive)
+    }
+}
+
+impl SrqTable {
+    /// Receives that nobody has taken.
+    pub(crate) fn left(&self, srq: SrqId) -> usize {
+        self.slab.get(srq.0).map_or(0, |entry| entry.queue.len())
+    }
+
+    /// Makes a receive that was taken the oldest one again. What was posted in the meantime stays:
+    /// there may be more than the limit then, by as many as were taken at once.
+    pub(crate) fn give_back(&mut self, srq: SrqId, receive: Receive) {
+        if let Some(entry) = self.slab.get_mut(srq.0) {
+            entry.queue.push_front(receive);
+        }
     }
 }
 

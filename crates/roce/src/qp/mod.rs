@@ -472,7 +472,7 @@ impl Qp {
         }
         self.state = to;
         match (from, to) {
-            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Reset) => self.reset(cx.srqs),
             (QpState::Init, QpState::Rtr) => self.start_receiving(),
             (QpState::Rtr, QpState::Rts) => self.start_sending(),
             (QpState::Rts, QpState::Sqd) => self.pause(true),
@@ -508,16 +508,16 @@ impl Qp {
         }
     }
 
-    /// Forgets all work, without completions.
-    fn reset(&mut self) {
+    /// Forgets all work, without completions. Receives taken from a shared queue go back to it.
+    pub(crate) fn reset(&mut self, srqs: &mut SrqTable) {
         (self.established, self.drain_event) = (false, false);
         match &mut self.kind {
             Kind::Rc(rc) => {
                 rc.requester.reset(self.first_psn);
-                rc.responder.reset();
+                rc.responder.reset(srqs);
             }
-            Kind::Uc(uc) => uc.reset(),
-            Kind::Ud(ud) => ud.reset(),
+            Kind::Uc(uc) => uc.reset(srqs),
+            Kind::Ud(ud) => ud.reset(srqs),
         }
     }
 
@@ -664,6 +664,9 @@ impl Qp {
         while let Some(wr) = self.take_receive() {
             cx.fail_recv(&self.link, &wr, status);
             status = WcStatus::WrFlushError;
+        }
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.responder.give_back(cx.srqs);
         }
     }
 
