@@ -65,11 +65,13 @@ pub enum Bug {
     SharedReceivesHoarded,
     /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
     LengthOfLastPacket,
+    /// Completions of a queue pair that was reset or destroyed can still be polled.
+    CompletionsKept,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 26] = [
+    pub const ALL: [Bug; 27] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -96,6 +98,7 @@ impl Bug {
         Bug::EarlyKeyFree,
         Bug::SharedReceivesHoarded,
         Bug::LengthOfLastPacket,
+        Bug::CompletionsKept,
     ];
 }
 

@@ -160,10 +160,7 @@ impl Receives {
     /// Puts receives that were taken ahead back into the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
         self.idle = 0;
-        if let Source::Shared(srq) = self.source {
-            let back = self.taken.drain(..).rev();
-            back.for_each(|taken| srqs.give_back(srq, taken.receive));
-        }
+        srqs.give_back(self.taken.drain(..).filter_map(|taken| taken.receive.loan));
     }
 
     /// The AETH credit code for the receives of this moment. The message in progress is not counted
@@ -181,9 +178,7 @@ impl Receives {
     /// Forgets everything without completions; what is shared goes back.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.give_back(srqs);
-        if let (Source::Shared(srq), Some(current)) = (&self.source, self.current.take()) {
-            srqs.give_back(*srq, current);
-        }
+        srqs.give_back(self.current.take().and_then(|current| current.loan).into_iter());
         while self.take_own().is_some() {}
     }
 }

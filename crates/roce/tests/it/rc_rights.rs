@@ -525,6 +525,8 @@ fn a_write_with_immediate_counts_its_own_packets_only() {
         let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
         let (opcode, ext, payload) = other(&lone);
         let _ = lone.next(opcode, ext, payload);
+        // Nothing is held back behind a READ that is answered.
+        while lone.answer_packet().is_some() {}
         let sequence = u32::from(opcode == Opcode::SrSendOnly);
         let last = Reth { addr: addr + 256, rkey, len: 10 };
         let ext = Ext::RethSrethImm(last, Sreth { sequence, offset: MTU }, 5);
