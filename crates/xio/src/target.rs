@@ -140,8 +140,7 @@ enum Turn {
 #[derive(Debug)]
 struct Session {
     sources: Vec<Source>,
-    capsules: MemoryRegion,
-    credits: u32,
+    memory: SessionMemory,
     next_seq: u64,
     /// Requests without a register.
     pending: VecDeque<Job>,
@@ -154,7 +153,7 @@ struct Session {
 
 impl Session {
     fn request_addr(&self, slot: u32) -> u64 {
-        self.capsules.addr + u64::from(slot) * SLOT_BYTES
+        self.memory.capsules.addr + u64::from(slot) * SLOT_BYTES
     }
 
     fn response_addr(&self, slot: u32) -> u64 {
@@ -163,7 +162,7 @@ impl Session {
 
     fn receive(&self, slot: u32) -> RecvWr {
         let len = CAPSULE_BYTES as u32;
-        let sge = Sge { addr: self.request_addr(slot), len, lkey: self.capsules.lkey };
+        let sge = Sge { addr: self.request_addr(slot), len, lkey: self.memory.capsules.lkey };
         RecvWr { wr_id: u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
@@ -189,10 +188,12 @@ impl Session {
     }
 }
 
-/// The memory a session brings: one region of `credits *` [`CREDIT_BYTES`].
+/// The memory a session brings, registered in the protection domain of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionMemory {
-    /// Region for capsules, local write.
+    /// Key of the target's registers: no rights beyond local ones.
+    pub registers_lkey: u32,
+    /// One region of `credits *` [`CREDIT_BYTES`], local write.
     pub capsules: MemoryRegion,
     /// Requests the reader may have outstanding.
     pub credits: u32,
@@ -202,7 +203,7 @@ pub struct SessionMemory {
 #[derive(Debug)]
 pub struct Target {
     registers: Vec<State>,
-    base: MemoryRegion,
+    base_addr: u64,
     free: Vec<u32>,
     sessions: BTreeMap<Qpn, Session>,
     turns: VecDeque<Qpn>,
@@ -220,13 +221,18 @@ const NO_REGISTER: u32 = u32::MAX;
 const DATA_WRITE: u64 = u64::MAX;
 
 impl Target {
-    /// A target whose registers fill `base` ([`REGISTER_BYTES`] each, 4096-aligned), on the two
-    /// completion queues that the queue pairs of its sessions use.
-    pub fn new(base: MemoryRegion, send_cq: CqId, recv_cq: CqId, kernels: Kernels) -> Target {
-        let count = (base.len / u64::from(REGISTER_BYTES)).min(u64::from(u32::MAX - 1)) as u32;
+    /// A target with `count` registers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, on the
+    /// two completion queues that the queue pairs of its sessions use.
+    pub fn new(
+        base_addr: u64,
+        count: u32,
+        send_cq: CqId,
+        recv_cq: CqId,
+        kernels: Kernels,
+    ) -> Target {
         Target {
             registers: (0..count).map(|_| State::Free).collect(),
-            base,
+            base_addr,
             free: (0..count).rev().collect(),
             sessions: BTreeMap::new(),
             turns: VecDeque::new(),
@@ -268,12 +274,11 @@ impl Target {
         sources: Vec<Source>,
         memory: SessionMemory,
     ) -> Result<(), VerbsError> {
-        let SessionMemory { capsules, credits } = memory;
+        let credits = memory.credits;
         let pending = VecDeque::with_capacity(credits as usize);
         let session = Session {
             sources,
-            capsules,
-            credits,
+            memory,
             next_seq: 1,
             pending,
             registers: 0,
@@ -382,7 +387,7 @@ impl Target {
         else {
             return self.refuse(verbs, memory, done.qpn, slot, Refusal::BadCapsule);
         };
-        if session.outstanding > session.credits {
+        if session.outstanding > session.memory.credits {
             return self.answer(verbs, memory, done.qpn, slot, &request, Refusal::NoCredit);
         }
         match session.admit(&request) {
@@ -418,7 +423,7 @@ impl Target {
         if !may {
             return Turn::Passed;
         }
-        let (job, addr) = (*job, self.base.addr + offset_of(register));
+        let (job, addr) = (*job, self.base_addr + offset_of(register));
         if disk.submit(job.read(addr, u64::from(register))).is_err() {
             return Turn::DiskFull;
         }
@@ -493,7 +498,10 @@ impl Target {
         let mut held = NO_REGISTER;
         match outcome {
             Outcome::Done { bytes, .. } => {
-                let posted = verbs.post_send(job.qpn, self.data_write(register, job, bytes));
+                let Some(write) = self.data_write(register, job, bytes) else {
+                    return self.release(register, Some(job.qpn));
+                };
+                let posted = verbs.post_send(job.qpn, write);
                 if !self.check(job.qpn, posted) {
                     return self.release(register, Some(job.qpn));
                 }
@@ -516,17 +524,19 @@ impl Target {
         self.send(verbs, memory, job.qpn, job.slot, held, &response);
     }
 
-    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> SendWr {
+    /// The WRITE of a register into the reader's memory; none without a session.
+    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> Option<SendWr> {
+        let lkey = self.sessions.get(&job.qpn)?.memory.registers_lkey;
         let addr = self.register_addr(register) + u64::from(job.head());
         let ReadRequest { remote_addr, rkey, .. } = job.request;
-        SendWr {
+        Some(SendWr {
             wr_id: DATA_WRITE,
             op: SendOp::Write { remote_addr, rkey },
-            sges: SgList::from_iter([Sge { addr, len: bytes, lkey: self.base.lkey }]),
+            sges: SgList::from_iter([Sge { addr, len: bytes, lkey }]),
             signaled: false,
             solicited: false,
             ..SendWr::default()
-        }
+        })
     }
 
     fn answer<V: Verbs, M: Memory>(
@@ -580,7 +590,7 @@ impl Target {
             sges: SgList::from_iter([Sge {
                 addr,
                 len: CAPSULE_BYTES as u32,
-                lkey: session.capsules.lkey,
+                lkey: session.memory.capsules.lkey,
             }]),
             signaled: true,
             solicited: true,
@@ -611,7 +621,7 @@ impl Target {
     }
 
     fn register_addr(&self, register: u32) -> u64 {
-        self.base.addr + offset_of(register)
+        self.base_addr + offset_of(register)
     }
 
     /// Frees a register that the session `owner` held, if that is still open.

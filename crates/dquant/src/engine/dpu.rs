@@ -13,7 +13,7 @@ use nic::pool::PoolRange;
 use nic::ring::Producer;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
-use roce::verbs::{Access, CqId, MemoryRegion, Qpn, WcStatus};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
@@ -28,6 +28,9 @@ pub const MAX_STREAMS: usize = 12;
 /// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it
 /// spends on a slot, so it is worth waiting for a few; the engine rings before it sleeps in any case.
 const DOORBELL_SLOTS: u32 = 4;
+
+/// Completions that a stream may leave lying, in each direction.
+const COMPLETIONS: u32 = 4096;
 
 /// Names a stream of one engine; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,12 +121,46 @@ struct Line {
     capsules: Option<(PoolRange, MemoryRegion)>,
 }
 
+/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream has
+/// no way into the memory of another, whatever keys it knows.
+#[derive(Clone, Copy)]
+struct Domain {
+    pd: PdId,
+    data: (PoolRange, MemoryRegion),
+    cqs: (CqId, CqId),
+}
+
+impl Domain {
+    fn open(host: &mut Host, bytes: u64) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let data = host.register(pd, bytes, Access::REMOTE_WRITE);
+        let made = data.and_then(|data| match host.create_cqs(COMPLETIONS) {
+            Ok(cqs) => Ok(Domain { pd, data, cqs }),
+            Err(error) => {
+                host.deregister(data.0, &data.1);
+                Err(error)
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pairs.
+    fn close(self, host: &mut Host) {
+        host.destroy_cq(self.cqs.0);
+        host.destroy_cq(self.cqs.1);
+        host.deregister(self.data.0, &self.data.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
 struct Stream {
     id: StreamId,
     reader: Reader,
     sink: RingSink,
-    data: (PoolRange, MemoryRegion),
-    cqs: (CqId, CqId),
+    domain: Domain,
     lines: Vec<Line>,
     events: tokio::sync::mpsc::Sender<Event>,
 }
@@ -263,10 +300,9 @@ impl Engine {
         if need > have {
             return Err(EngineError::Limit { what: "bytes of registers", need, have });
         }
-        let data = self.host.register(need, Access::REMOTE_WRITE)?;
-        let depth = 4096;
-        let cqs = (self.host.endpoint.create_cq(depth)?, self.host.endpoint.create_cq(depth)?);
-        let resources = ReaderResources { data: data.1, send_cq: cqs.0, recv_cq: cqs.1 };
+        let domain = Domain::open(&mut self.host, need)?;
+        let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
+        let resources = ReaderResources { data, send_cq, recv_cq };
         let StreamSpec { setup, names, targets, producer, events } = spec;
         let connections = targets.len() as u32;
         let kernels = nic::kernels::best().0;
@@ -274,7 +310,7 @@ impl Engine {
         let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
         let id = StreamId(self.next_id);
         self.next_id += 1;
-        self.streams.push(Stream { id, reader, sink, data, cqs, lines: Vec::new(), events });
+        self.streams.push(Stream { id, reader, sink, domain, lines: Vec::new(), events });
         Ok(id)
     }
 
@@ -282,7 +318,8 @@ impl Engine {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         stream.drop_line(&mut self.host, connection);
-        let address = self.host.create_qp(stream.cqs, 2 * super::target::MAX_CREDITS)?;
+        let Domain { pd, cqs, .. } = stream.domain;
+        let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
         stream.lines.push(Line { connection, qpn: address.qpn, capsules: None });
         Ok(address)
     }
@@ -291,10 +328,13 @@ impl Engine {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
-        let capsules = self.host.register(u64::from(credits) * CREDIT_BYTES, Access::LOCAL)?;
         let line = stream.lines.iter_mut().find(|line| line.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
-        line.capsules = Some(capsules);
+        let (pd, bytes) = (stream.domain.pd, u64::from(credits) * CREDIT_BYTES);
+        let capsules = self.host.register(pd, bytes, Access::LOCAL)?;
+        if let Some((range, region)) = line.capsules.replace(capsules) {
+            self.host.deregister(range, &region);
+        }
         self.host.connect(peer.ours, &peer.theirs, peer.mtu)?;
         let memory = ConnectionMemory { capsules: capsules.1, credits };
         let endpoint = &mut self.host.endpoint;
@@ -310,11 +350,7 @@ impl Engine {
             let connection = line.connection;
             stream.drop_line(&mut self.host, connection);
         }
-        for cq in [stream.cqs.0, stream.cqs.1] {
-            let gone = self.host.endpoint.destroy_cq(cq);
-            debug_assert!(gone.is_ok(), "{gone:?}");
-        }
-        self.host.deregister(stream.data.0, &stream.data.1);
+        stream.domain.close(&mut self.host);
         add(&mut self.ended, stream.reader.counters());
     }
 

@@ -119,7 +119,6 @@ pub(crate) struct Host {
     pub(crate) endpoint: Endpoint,
     pub(crate) wire: LossyWire<UdpWire>,
     pub(crate) pool: Pool,
-    pub(crate) pd: PdId,
     local: SocketAddr,
 }
 
@@ -128,11 +127,10 @@ impl Host {
         let wire = UdpWire::bind(&UdpConfig::at(config.roce))?;
         let local = wire.local();
         let pool = Pool::new(config.memory)?;
-        let mut endpoint =
+        let endpoint =
             Endpoint::new(EndpointConfig { seed: config.seed, ..EndpointConfig::default() });
-        let pd = endpoint.alloc_pd();
         let wire = LossyWire::new(wire, config.loss_ppm, config.seed);
-        Ok(Host { endpoint, wire, pool, pd, local })
+        Ok(Host { endpoint, wire, pool, local })
     }
 
     /// The paths chosen and why, for people.
@@ -151,14 +149,15 @@ impl Host {
         done.received + done.sent > 0
     }
 
-    /// Takes memory from the pool and registers it.
+    /// Takes memory from the pool and registers it in a domain.
     fn register(
         &mut self,
+        pd: PdId,
         bytes: u64,
         access: Access,
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
         let range = self.pool.alloc(bytes.max(64), 4096)?;
-        match self.endpoint.register(self.pd, range.addr, range.len, access) {
+        match self.endpoint.register(pd, range.addr, range.len, access) {
             Ok(region) => Ok((range, region)),
             Err(error) => {
                 self.release(range);
@@ -179,9 +178,37 @@ impl Host {
         self.release(range);
     }
 
-    fn create_qp(&mut self, cqs: (CqId, CqId), work: u32) -> Result<QpAddress, EngineError> {
+    /// Forgets a domain whose regions and queue pairs are gone.
+    fn dealloc_pd(&mut self, pd: PdId) {
+        let gone = self.endpoint.dealloc_pd(pd);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    /// Completion queues for sends and receives.
+    fn create_cqs(&mut self, depth: u32) -> Result<(CqId, CqId), EngineError> {
+        let send_cq = self.endpoint.create_cq(depth)?;
+        match self.endpoint.create_cq(depth) {
+            Ok(recv_cq) => Ok((send_cq, recv_cq)),
+            Err(error) => {
+                self.destroy_cq(send_cq);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) {
+        let gone = self.endpoint.destroy_cq(cq);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    fn create_qp(
+        &mut self,
+        pd: PdId,
+        cqs: (CqId, CqId),
+        work: u32,
+    ) -> Result<QpAddress, EngineError> {
         let (send_cq, recv_cq) = cqs;
-        let config = QpConfig { recv_cq, ..QpConfig::rc(self.pd, send_cq, work, work) };
+        let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
         let qpn = self.endpoint.create_qp(config)?;
         let psn = self.endpoint.initial_psn(qpn)?;
         Ok(QpAddress { address: self.local, qpn, psn, reliability: Reliability::Selective })

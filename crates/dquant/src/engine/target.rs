@@ -9,7 +9,7 @@ use nic::pool::PoolRange;
 use nic::root::OpenFile;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
-use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::target::{
@@ -78,10 +78,49 @@ pub struct TargetEngine {
     pub thread: JoinHandle<()>,
 }
 
+/// Memory of a session, in a protection domain of its own: nothing of another session's, or of the registers
+/// but by our own work requests, is within its reader's reach.
+#[derive(Clone, Copy, Debug)]
+struct Domain {
+    pd: PdId,
+    capsules: (PoolRange, MemoryRegion),
+    /// All registers.
+    registers: MemoryRegion,
+}
+
+impl Domain {
+    fn open(host: &mut Host, credits: u32, registers: PoolRange) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let capsules = host.register(pd, u64::from(credits) * CREDIT_BYTES, Access::LOCAL);
+        let made = capsules.and_then(|capsules| {
+            let PoolRange { addr, len } = registers;
+            match host.endpoint.register(pd, addr, len, Access::LOCAL) {
+                Ok(registers) => Ok(Domain { pd, capsules, registers }),
+                Err(error) => {
+                    host.deregister(capsules.0, &capsules.1);
+                    Err(error.into())
+                }
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pair.
+    fn close(self, host: &mut Host) {
+        let gone = host.endpoint.deregister(self.registers.lkey);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        host.deregister(self.capsules.0, &self.capsules.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
 #[derive(Debug)]
 struct Session {
     qpn: Qpn,
-    capsules: (PoolRange, MemoryRegion),
+    domain: Domain,
     files: Vec<FileId>,
     _ended: oneshot::Sender<()>,
 }
@@ -90,6 +129,8 @@ struct Engine {
     host: Host,
     disk: UringDisk,
     target: Target,
+    /// Where the target's registers lie.
+    registers: PoolRange,
     sessions: Vec<Session>,
     /// Files of ended sessions that the disk still reads; bounded by the disk's queue.
     leaving: Vec<FileId>,
@@ -102,14 +143,15 @@ struct Engine {
 impl TargetEngine {
     /// Starts the engine with `registers` registers.
     pub fn start(config: HostConfig, registers: u32) -> Result<TargetEngine, EngineError> {
-        let bytes = u64::from(registers.max(2)) * u64::from(REGISTER_BYTES);
+        let count = registers.max(2);
+        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
         let mut host = Host::new(&HostConfig { memory, ..config })?;
-        let (_, base) = host.register(bytes, Access::LOCAL)?;
-        let depth = MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT;
-        let cqs = (host.endpoint.create_cq(depth)?, host.endpoint.create_cq(depth)?);
-        let target = Target::new(base, cqs.0, cqs.1, nic::kernels::best().0);
+        let registers = host.pool.alloc(bytes, u64::from(IO_ALIGN))?;
+        let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
+        let kernels = nic::kernels::best().0;
+        let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
         let disk = UringDisk::new(&host.pool, DISK_QUEUE)?;
         let mut notes = host.notes();
         notes.extend(
@@ -122,6 +164,7 @@ impl TargetEngine {
             host,
             disk,
             target,
+            registers,
             sessions: Vec::new(),
             leaving: Vec::new(),
             cqs,
@@ -194,19 +237,19 @@ impl Engine {
         if need > have {
             return Err(EngineError::Limit { what: "sessions", need, have });
         }
-        let bytes = u64::from(spec.credits) * CREDIT_BYTES;
-        let capsules = self.host.register(bytes, Access::LOCAL)?;
-        let address = match self.host.create_qp(self.cqs, spec.credits * WORK_PER_CREDIT) {
+        let domain = Domain::open(&mut self.host, spec.credits, self.registers)?;
+        let work = spec.credits * WORK_PER_CREDIT;
+        let address = match self.host.create_qp(domain.pd, self.cqs, work) {
             Ok(address) => address,
             Err(error) => {
-                self.host.deregister(capsules.0, &capsules.1);
+                domain.close(&mut self.host);
                 return Err(error);
             }
         };
         let SessionSpec { sources, reader, mtu, credits, ended } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let address = QpAddress { reliability: reader.reliability, ..address };
-        let mut session = Session { qpn, capsules, files, _ended: ended };
+        let mut session = Session { qpn, domain, files, _ended: ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
         self.sessions.push(session);
@@ -234,7 +277,9 @@ impl Engine {
             let (dtype, data_offset, tokens) = (layout.dtype, layout.data_offset, layout.tokens);
             sources.push(Source { file, dtype, data_offset, tokens });
         }
-        let memory = SessionMemory { capsules: session.capsules.1, credits };
+        let Domain { capsules, registers, .. } = session.domain;
+        let registers_lkey = registers.lkey;
+        let memory = SessionMemory { registers_lkey, capsules: capsules.1, credits };
         Ok(self.target.open(&mut self.host.endpoint, session.qpn, sources, memory)?)
     }
 
@@ -246,7 +291,7 @@ impl Engine {
         self.target.close(qpn);
         let gone = self.host.endpoint.destroy_qp(qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
-        self.host.deregister(session.capsules.0, &session.capsules.1);
+        session.domain.close(&mut self.host);
         self.leaving.extend(session.files);
         self.close_files();
     }
@@ -279,5 +324,3 @@ impl Engine {
         counters
     }
 }
-
-const _: () = assert!(IO_ALIGN == 4096, "registers are cut from the pool at this alignment");
