@@ -45,6 +45,12 @@ pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
 /// credit it would find no receive posted, and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
+/// Reads started per [`Target::poll`]: the kernel may copy what it has in memory while it takes them.
+const READS_PER_POLL: u32 = 2;
+
+/// Completions of each kind taken per [`Target::poll`].
+const COMPLETIONS_PER_POLL: u32 = 256;
+
 /// A capsule in and a capsule out.
 const SLOT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 
@@ -318,7 +324,8 @@ impl Target {
         self.failed.pop_front()
     }
 
-    /// Does what can be done now, one conversion at most; `true` if there was something to do.
+    /// Does what can be done now, one conversion and [`READS_PER_POLL`] reads at most; `true` if there was
+    /// something to do.
     pub fn poll<V: Verbs, M: Memory, D: Disk>(
         &mut self,
         verbs: &mut V,
@@ -326,11 +333,13 @@ impl Target {
         disk: &mut D,
     ) -> bool {
         let mut busy = false;
-        while let Some(done) = verbs.poll_cq(self.send_cq) {
+        for _ in 0..COMPLETIONS_PER_POLL {
+            let Some(done) = verbs.poll_cq(self.send_cq) else { break };
             busy = true;
             self.handle_sent(verbs, &done);
         }
-        while let Some(done) = verbs.poll_cq(self.recv_cq) {
+        for _ in 0..COMPLETIONS_PER_POLL {
+            let Some(done) = verbs.poll_cq(self.recv_cq) else { break };
             busy = true;
             self.handle_capsule(verbs, memory, &done);
         }
@@ -398,16 +407,16 @@ impl Target {
 
     /// Gives free registers to sessions in turn. One that finds the disk full keeps its turn.
     fn start_reads<D: Disk>(&mut self, disk: &mut D) -> bool {
-        let (mut started, mut passed) = (false, 0);
-        while passed < self.turns.len() && !self.free.is_empty() {
+        let (mut started, mut passed) = (0, 0);
+        while passed < self.turns.len() && !self.free.is_empty() && started < READS_PER_POLL {
             match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
-                Some(Turn::Taken) => (started, passed) = (true, 0),
+                Some(Turn::Taken) => (started, passed) = (started + 1, 0),
                 Some(Turn::Passed) => passed += 1,
                 Some(Turn::DiskFull) | None => break,
             }
             self.turns.rotate_left(1);
         }
-        started
+        started > 0
     }
 
     fn start_read<D: Disk>(&mut self, qpn: Qpn, disk: &mut D) -> Turn {
