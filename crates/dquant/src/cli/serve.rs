@@ -52,6 +52,10 @@ pub(super) struct Serve {
     #[command(flatten)]
     token: TokenArgs,
 
+    /// Do not tell on standard error of each session that begins, ends, fails or is refused
+    #[arg(long)]
+    quiet: bool,
+
     /// End when the starting process ends
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -95,6 +99,9 @@ impl Serve {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        if !self.quiet {
+            crate::log::enable();
+        }
         let config = ServeConfig {
             roots: self.roots,
             host: self.wire.host(self.control.ip(), 0)?,
