@@ -119,7 +119,8 @@ def path_mtus():
         yield perftest("MTU", "read", "bw", "RC", more, 20000)
 
 
-WIRE_CASES = ("write_imm", "send_imm", "send_inv", "nak_write", "nak_read", "nak_atomic", "nak_length", "rnr", "ud")
+WIRE_CASES = ("write_imm", "send_imm", "send_inv", "read_order", "nak_write", "nak_read", "nak_atomic", "nak_length", "rnr",
+              "ud")
 
 
 def operations():

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { QKEY = 0x11112222, GRH = 40, BUFFER = 8192, LONG = 3000, SHORT = 22, DEPTH = 16, LIMIT_S = 10, RNR_PAUSE_US = 60000 };
+enum { QKEY = 0x11112222, GRH = 40, BUFFER = 8192, LONG = 3000, SHORT = 22, DEPTH = 16, LIMIT_S = 10, RNR_PAUSE_US = 60000, ORDER_ROUNDS = 500 };
 
 /* What each side tells the other before it connects. `window` is the key of a memory window, if any. */
 struct card {
@@ -327,6 +327,31 @@ static void send_inv_responder(struct side *side)
 	}
 }
 
+/*
+ * A READ and the WRITE behind it, posted together and not fenced: the READ returns the bytes of the round
+ * before. The architecture allows others; programs rely on these.
+ */
+static void read_order_requester(struct side *side)
+{
+	const size_t half = BUFFER / 2, lengths[] = { 8, half };
+	for (int i = 0; i < 2 * ORDER_ROUNDS; i++) {
+		size_t length = lengths[i % 2];
+		fill(side->buffer, half, i);
+		request(side, remote(side, IBV_WR_RDMA_WRITE, side->theirs.key), half, IBV_WC_SUCCESS);
+		fill(side->buffer, half, i + 1);
+		struct ibv_sge landing = { (uintptr_t)side->buffer + half, length, side->mr->lkey };
+		struct ibv_sge source = { (uintptr_t)side->buffer, length, side->mr->lkey };
+		struct ibv_send_wr overwrite = remote(side, IBV_WR_RDMA_WRITE, side->theirs.key), *bad;
+		overwrite.sg_list = &source, overwrite.num_sge = 1;
+		struct ibv_send_wr read = remote(side, IBV_WR_RDMA_READ, side->theirs.key);
+		read.sg_list = &landing, read.num_sge = 1, read.next = &overwrite;
+		MUST(!ibv_post_send(side->qp, &read, &bad));
+		MUST(completion(side->cq).status == IBV_WC_SUCCESS);
+		MUST(completion(side->cq).status == IBV_WC_SUCCESS);
+		MUST(holds(side->buffer + half, length, i));
+	}
+}
+
 static void nak_write_requester(struct side *side)
 {
 	request(side, remote(side, IBV_WR_RDMA_WRITE, side->theirs.key ^ 0x5500), LONG, IBV_WC_REM_ACCESS_ERR);
@@ -462,6 +487,7 @@ static const struct action {
 	{ "write_imm", write_imm_requester, write_imm_responder, 3, BUFFER, IBV_QPT_RC },
 	{ "send_imm", send_imm_requester, send_imm_responder, 3, BUFFER, IBV_QPT_RC },
 	{ "send_inv", send_inv_requester, send_inv_responder, 2, BUFFER, IBV_QPT_RC },
+	{ "read_order", read_order_requester, flushed_or_silent, 0, 0, IBV_QPT_RC },
 	{ "nak_write", nak_write_requester, flushed_or_silent, 1, BUFFER, IBV_QPT_RC },
 	{ "nak_read", nak_read_requester, flushed_or_silent, 1, BUFFER, IBV_QPT_RC },
 	{ "nak_atomic", nak_atomic_requester, flushed_or_silent, 1, BUFFER, IBV_QPT_RC },

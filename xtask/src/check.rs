@@ -23,7 +23,7 @@ Steps, in this order; all of them without arguments:
   clippy   no lint fires, tests and benches included
   doc      rustdoc is silent, private items included
   no-os    the pure crates link without an operating system
-  deny     licences, advisories and sources of dependencies (needs cargo-deny)
+  deny     licences, sources, duplicates and advisories of dependencies (installs cargo-deny when it is missing)
 
 Exit code: 0 all passed, 1 a step failed, 2 usage or environment.
 
@@ -37,6 +37,8 @@ Examples:
 pub(crate) enum Outcome {
     /// It ran and holds.
     Passed,
+    /// What could run holds, and what could not.
+    PassedWithout(String),
     /// It did not run, and why.
     Skipped(String),
 }
@@ -92,6 +94,7 @@ fn summarise(report: &[Line]) -> Result<(), Failure> {
     for (name, result, elapsed) in report {
         let verdict = match result {
             Ok(Outcome::Passed) => "ok".to_owned(),
+            Ok(Outcome::PassedWithout(missing)) => format!("ok, without {missing}"),
             Ok(Outcome::Skipped(reason)) => format!("skipped: {reason}"),
             Err(_) => "FAILED".to_owned(),
         };
@@ -133,13 +136,32 @@ fn doc() -> Result<Outcome, Failure> {
     Ok(Outcome::Passed)
 }
 
+/// What is installed when there is no cargo-deny; whatever version is there already will do.
+const DENY_VERSION: &str = "0.20.2";
+
 fn deny() -> Result<Outcome, Failure> {
-    if !shell::answers("cargo-deny", &["--version"]) {
-        let reason = "cargo-deny is not installed (cargo install --locked cargo-deny)";
-        return Ok(Outcome::Skipped(reason.to_owned()));
+    if !shell::answers("cargo", &["deny", "--version"]) {
+        eprintln!("    cargo-deny is not installed; building it takes some minutes, once");
+        let install = ["install", "--locked", "cargo-deny", "--version", DENY_VERSION];
+        if let Err(failure) = shell::run(&mut cargo(&install)) {
+            return not_installed(failure, std::env::var_os("CI").is_some());
+        }
     }
-    shell::run(&mut cargo(&["deny", "check"]))?;
+    let check = ["deny", "check", "--hide-inclusion-graph"];
+    shell::run(cargo(&check).args(["bans", "licenses", "sources"]))?;
+    if shell::run(&mut cargo(&["deny", "fetch", "db"])).is_err() {
+        return Ok(Outcome::PassedWithout("advisories: their database cannot be fetched".into()));
+    }
+    shell::run(cargo(&check).args(["--disable-fetch", "advisories"]))?;
     Ok(Outcome::Passed)
+}
+
+/// A developer may be offline; where a gate is kept (`CI` is set there), a step that does not run fails.
+fn not_installed(failure: Failure, in_ci: bool) -> Result<Outcome, Failure> {
+    if in_ci {
+        return Err(failure);
+    }
+    Ok(Outcome::Skipped(format!("cargo-deny cannot be installed: {failure}")))
 }
 
 #[cfg(test)]
@@ -151,6 +173,13 @@ mod tests {
         for step in STEPS {
             assert!(COMMAND.help.contains(&format!("\n  {}", step.name)), "{}", step.name);
         }
+    }
+
+    #[test]
+    fn a_gate_does_not_skip_the_policy_for_dependencies() {
+        let failure = || Failure::check("offline");
+        assert!(not_installed(failure(), true).is_err());
+        assert!(matches!(not_installed(failure(), false), Ok(Outcome::Skipped(_))));
     }
 
     #[test]

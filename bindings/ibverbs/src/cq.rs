@@ -73,10 +73,11 @@ impl Cq {
         Ok(cq)
     }
 
-    /// It was armed and got what it was armed for.
+    /// It was armed and got what it was armed for. An event that nobody has read yet stands for this
+    /// one too: a program that arms again and again must not push events of other queues out.
     pub(crate) fn notify(&'static self) {
         if let Some(channel) = self.channel {
-            channel.events.push(self);
+            channel.events.push_once(self, |queued| std::ptr::eq(*queued, self));
         }
     }
 

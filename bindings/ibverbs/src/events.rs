@@ -56,8 +56,16 @@ impl<T: Copy> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, event: T) {
+        self.push_once(event, |_| false);
+    }
+
+    /// Adds an event unless one waits that says the same.
+    pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) {
         let mut inner = self.lock();
         let Some(count) = &inner.count else { return };
+        if inner.queue.iter().any(is_same) {
+            return;
+        }
         if inner.queue.len() == MAX_QUEUED {
             inner.queue.pop_front();
         } else {

@@ -191,6 +191,7 @@ fn to_own_engine(
         runtime: runtime.handle().clone(),
         reconnect: options.reconnect,
         offload: false,
+        memory: options.memory,
         rings: RingBudget::new(u64::from(options.slots) * u64::from(options.slot_bytes)),
     };
     let (ours, theirs) = Connection::pair().map_err(CliError::usage)?;

@@ -15,15 +15,16 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::budget::RingBudget;
 use crate::catalog::Catalog;
+use crate::control::CALL_TIMEOUT;
 use crate::control::auth::CheckToken;
-use crate::control::peer::root_cause;
+use crate::control::gate::{Call, Gate};
+use crate::control::peer::{KEEP_ALIVE, root_cause};
 use crate::control::proto::dpu_server::{Dpu, DpuServer};
 use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
@@ -32,6 +33,7 @@ use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::{self, TargetEngine};
 use crate::engine::{Commands, HostConfig};
 use crate::exit::CliError;
+use crate::status::Event;
 use crate::stream::{DpuContext, engine_error, refuse_client, serve_client};
 
 /// How often the DPU's accept loop looks whether it is to end.
@@ -43,8 +45,14 @@ const ENGINE_LOOK: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for control calls under way.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
+/// Calls that one connection of the control plane may have under way.
+const MAX_CALLS_PER_CONNECTION: u32 = 64;
+
 /// Clients whose requests are being served at once; streams have a limit of their own.
 const MAX_CLIENTS: usize = 64;
+
+static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
+static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
 
 /// How to run a storage target.
 #[derive(Clone, Debug)]
@@ -118,6 +126,14 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), CliErr
     })
 }
 
+/// A gRPC server of either daemon: peers that vanish are noticed, and one connection cannot take all.
+fn control_server() -> Server {
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(CALL_TIMEOUT))
+        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+}
+
 /// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
 /// daemon says that it is ready.
 struct EndSignals {
@@ -172,14 +188,12 @@ pub fn serve(
         let pid = std::process::id();
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
-        let service = TargetService::new(catalog, engine.commands.clone(), roce, notes);
+        let (gate, commands) = (Gate::new(), engine.commands.clone());
+        let service = TargetService::new(catalog, commands, Arc::clone(&gate), roce, notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
-        let server = Server::builder()
-            .http2_keepalive_interval(Some(Duration::from_secs(2)))
-            .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-            .add_service(service)
-            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server =
+            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
             () = signals.received() => Ok(()),
@@ -196,19 +210,23 @@ pub fn serve(
 #[derive(Debug)]
 struct DpuService {
     commands: Commands<dpu::Command>,
+    gate: Arc<Gate>,
     roce: SocketAddr,
     notes: Vec<String>,
 }
 
 #[tonic::async_trait]
 impl Dpu for DpuService {
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+    async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let _call = Call::of(&call);
         let commands = self.commands.clone();
         let counters =
             tokio::task::spawn_blocking(move || commands.call(dpu::Command::Status)).await;
-        let counters = counters
+        let mut counters = counters
             .map_err(|error| Status::internal(error.to_string()))?
             .map_err(|error| Status::unavailable(error.to_string()))?;
+        counters.set("control.connections", self.gate.connections() as u64);
+        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS]);
         let streams = counters.get("dpu.streams") as u32;
         Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
     }
@@ -231,6 +249,7 @@ pub fn run_dpu(
         runtime: runtime.handle().clone(),
         reconnect: config.reconnect,
         offload: true,
+        memory: config.host.memory,
         rings: RingBudget::new(config.rings),
     };
     let stop = Arc::new(AtomicBool::new(false));
@@ -242,12 +261,12 @@ pub fn run_dpu(
         let socket = Some(config.socket.clone());
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
-        let service = DpuService { commands: engine.commands.clone(), roce, notes };
+        let (gate, commands) = (Gate::new(), engine.commands.clone());
+        let service = DpuService { commands, gate: Arc::clone(&gate), roce, notes };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
-        let server = Server::builder()
-            .add_service(service)
-            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server =
+            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
             () = signals.received() => Ok(()),
@@ -275,6 +294,7 @@ fn accept_clients(
                 Ok(Some(connection)) => connection,
                 Ok(None) => continue,
                 Err(error) => {
+                    ACCEPT_ERRORS.count();
                     eprintln!("dquant: a client was not accepted: {error}");
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
@@ -282,6 +302,7 @@ fn accept_clients(
                 }
             };
             if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
+                REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;

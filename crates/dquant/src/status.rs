@@ -1,11 +1,35 @@
 //! Counters by name: one flat list per process, the same in the status call, the tests and `--json`.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nic::udp::UdpCounters;
 use xio::reader::ReaderCounters;
 
 use crate::engine::Host;
+
+/// Something that the threads of this process count together, and that has no engine to count it.
+#[derive(Debug)]
+pub(crate) struct Event {
+    name: &'static str,
+    count: AtomicU64,
+}
+
+impl Event {
+    pub(crate) const fn new(name: &'static str) -> Event {
+        Event { name, count: AtomicU64::new(0) }
+    }
+
+    /// It happened once more.
+    pub(crate) fn count(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often so far.
+    pub(crate) fn get(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
 
 /// Everything a process counts, by name.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +39,13 @@ impl Counters {
     /// Sets one counter.
     pub fn set(&mut self, name: &str, value: u64) {
         self.0.insert(name.to_owned(), value);
+    }
+
+    /// Sets the counters of events.
+    pub(crate) fn set_events<'e>(&mut self, events: impl IntoIterator<Item = &'e Event>) {
+        for event in events {
+            self.set(event.name, event.get());
+        }
     }
 
     /// A counter, 0 if it was never set.

@@ -16,6 +16,7 @@ use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use xio::reader::{Reader, ReaderSetup};
 
 use crate::budget::{RingBudget, RingLease};
 use crate::control::proto::{
@@ -54,6 +55,8 @@ pub struct DpuContext {
     pub reconnect: Duration,
     /// Whether actions that shrink bytes run at the target.
     pub offload: bool,
+    /// Bytes of registers that the engine has in all.
+    pub memory: u64,
     /// Memory for the rings of all streams.
     pub rings: RingBudget,
 }
@@ -175,6 +178,12 @@ fn open(
     let control = context.runtime.block_on(control)?;
     let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
     let layout = layout::plan(request, &infos, context.offload)?;
+    // Before the order is worked out, which costs more the more memory a stream needs.
+    let need = Reader::memory_needed(&layout.order, &layout.sources);
+    if need > context.memory {
+        let (what, have) = ("bytes of registers", context.memory);
+        return Err(engine_error(EngineError::Limit { what, need, have }));
+    }
     let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
     let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
     let (producer, fds) = Producer::create(config)
@@ -207,11 +216,10 @@ fn spec(
     control: &TargetControl,
 ) -> StreamSpec {
     StreamSpec {
-        order: layout.order,
-        sources: layout.sources,
+        // Here and not in the engine, whose other streams would wait.
+        setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
         names: layout.names,
         targets: vec![control.name().to_owned()],
-        delivery: layout.delivery,
         producer,
         events,
     }

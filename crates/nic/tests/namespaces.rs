@@ -6,7 +6,7 @@
 mod skip;
 
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -403,4 +403,153 @@ fn a_tap_sees_segmented_sends_as_the_packets_that_they_are() {
     let counters = tap.counters();
     assert_eq!((counters.packets, counters.unknown, counters.overrun), (300, 0, 0));
     assert_eq!(counters.joined, 6, "two segmented sends for each address");
+}
+
+/// What an ICMP error quotes: the head of a packet from `from`, and its length on the wire.
+fn quoted(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    let udp = [&from.port().to_be_bytes()[..], &to.port().to_be_bytes(), &[0x10, 0x38, 0, 0]];
+    let ip = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let fixed = [0x45, 0, 0x10, 0x4c, 0, 0, 0x40, 0, 64, 17, 0, 0];
+            [&fixed[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let fixed = [0x60, 0, 0, 0, 0x10, 0x38, 17, 64];
+            [&fixed[..], &from.octets(), &to.octets()].concat()
+        }
+        mixed => panic!("{mixed:?}"),
+    };
+    [ip, udp.concat(), vec![0; 64]].concat()
+}
+
+/// An ICMP error from machine 1 to machine 0: type, code and the second word of its header.
+fn send_icmp(lab: &Lab, kind: [u8; 2], word: u32, from: SocketAddr, to: SocketAddr) {
+    let mut icmp = [&[kind[0], kind[1], 0, 0][..], &word.to_be_bytes()].concat();
+    icmp.extend(quoted(from, to));
+    if from.is_ipv4() {
+        let words = icmp.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let checksum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+        icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
+    }
+    let (family, protocol) = match from {
+        SocketAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
+        // The kernel fills in the checksum.
+        SocketAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
+    };
+    lab.on(1, || {
+        let fd = socket(family, SocketType::RAW, Some(protocol)).expect("root");
+        sendto(&fd, &icmp, SendFlags::empty(), &SocketAddr::new(from.ip(), 0)).expect("a route");
+    });
+}
+
+/// What the kernel of machine 0 says of its route to an address.
+fn route_of(lab: &Lab, to: IpAddr) -> String {
+    let arguments = ["-n", &lab.names[0], "route", "get", &to.to_string()];
+    let run = Command::new("ip").args(arguments).output().expect("it ran before");
+    String::from_utf8_lossy(&run.stdout).into_owned()
+}
+
+/// Both kinds of address, the ICMP error that claims a smaller MTU, and the least that Linux believes.
+fn too_big() -> [(SocketAddr, SocketAddr, [u8; 2], u32); 2] {
+    let at = |ip: &str| SocketAddr::new(ip.parse().expect("literal"), ROCE_PORT);
+    [(at("10.78.0.1"), at("10.78.0.2"), [3, 4], 600), (at("fd78::1"), at("fd78::2"), [2, 0], 1280)]
+}
+
+/// Sends a burst of the longest packets from `a` to `b` and checks, on the wire, that nothing about them
+/// is other than without an attack.
+fn carries_the_largest(lab: &Lab, a: &mut DeviceWire, b: &mut DeviceWire, to: IpAddr) {
+    let link = lab.link(1);
+    let mut tap = lab.on(1, || PacketTap::open(Some(link.index))).expect("root");
+    let source = a.addresses().iter().position(|from| from.is_ipv4() == to.is_ipv4());
+    let (payload, qpn) = (vec![6; 4096], qpn(b));
+    let path = path(to, source.expect("one of each") as u8);
+    let burst: Vec<_> = (0..40).map(|psn| frame(path, qpn, psn, &payload)).collect();
+    let batches = a.counters().tx.gso_batches;
+    lab.on(0, || a.send(&burst));
+    let seen = lab.on(1, || collect(b, 40));
+    assert_eq!(a.counters().tx.dropped.total(), 0, "{to}: {:?}", a.counters().tx.dropped);
+    assert_eq!(psns(&seen), (0..40).collect::<Vec<_>>(), "{to}");
+    assert!(a.counters().tx.gso_batches > batches && a.why_no_gso().is_none(), "{to}: segmented");
+    let mut packets = Vec::new();
+    while tap.receive(&mut |_, packet| packets.push(packet.to_vec())).expect("up") > 0 {}
+    assert_eq!(packets.len(), 40, "{to}");
+    for packet in &packets {
+        let (parsed, _) = frame::Packet::parse(packet).expect("RoCE");
+        assert!(parsed.icrc_is_right(), "{to}");
+        assert!(!matches!(parsed.ip, Ip::V4(ip) if !ip.dont_fragment), "{to}");
+    }
+}
+
+#[test]
+fn spoofed_icmp_about_the_mtu_changes_nothing() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    for (from, to, kind, mtu) in too_big() {
+        send_icmp(&lab, kind, mtu, from, to);
+        // Over IPv4 the route takes note, and only the socket does not care.
+        let learnt = route_of(&lab, to.ip()).contains(&format!("mtu {mtu}"));
+        assert_eq!(learnt, to.is_ipv4(), "{}", route_of(&lab, to.ip()));
+        carries_the_largest(&lab, &mut a, &mut b, to.ip());
+    }
+}
+
+#[test]
+fn a_route_poisoned_through_another_socket_harms_neither_packets_nor_the_path_mtu() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    for (from, to, kind, mtu) in too_big() {
+        let before = lab.on(0, || nic::udp::payload_limit(from.ip(), to)).expect("a route");
+        // Any service of the machine will do: the kernel keeps what it learns by address.
+        let other = lab.on(0, || UdpSocket::bind(SocketAddr::new(from.ip(), 53))).expect("free");
+        send_icmp(&lab, kind, mtu, SocketAddr::new(from.ip(), 53), to);
+        let learnt = format!("mtu {mtu}");
+        assert!(route_of(&lab, to.ip()).contains(&learnt), "{}", route_of(&lab, to.ip()));
+        drop(other);
+        carries_the_largest(&lab, &mut a, &mut b, to.ip());
+        let limit = lab.on(0, || nic::udp::payload_limit(from.ip(), to)).expect("a route");
+        assert_eq!(limit, before, "{to}");
+        assert!(limit >= 4096, "{to}: {limit}");
+    }
+}
+
+#[test]
+fn the_path_mtu_is_the_least_of_the_link_and_of_what_the_operator_says_of_the_route() {
+    let Some(lab) = Lab::new(4500) else { return };
+    lab.link(0);
+    let name = &lab.names[0];
+    for (from, to, kind, mtu) in too_big() {
+        let headers = if to.is_ipv4() { 28 + 36 } else { 48 + 36 };
+        let limit = |to| lab.on(0, || nic::udp::payload_limit(from.ip(), to)).expect("a route");
+        assert_eq!(limit(to), 4500 - headers, "{to}");
+        // To itself, a machine sends over loopback.
+        assert!(limit(SocketAddr::new(from.ip(), ROCE_PORT)) > 65_000, "{from}");
+        assert!(ip(&format!("-n {name} route add {} dev v0 mtu 3000", to.ip())));
+        assert_eq!(limit(to), 3000 - headers, "{to}");
+        let _other = lab.on(0, || UdpSocket::bind(SocketAddr::new(from.ip(), 53))).expect("free");
+        send_icmp(&lab, kind, mtu, SocketAddr::new(from.ip(), 53), to);
+        assert!(route_of(&lab, to.ip()).contains(&format!("mtu {mtu}")));
+        assert_eq!(limit(to), 3000 - headers, "{to}");
+    }
+}
+
+/// Unreachable networks, hosts, protocols, ports; prohibited; a route that is too long: none of them
+/// reaches an unconnected socket as an error.
+#[test]
+fn other_spoofed_icmp_errors_reach_no_socket() {
+    let Some(lab) = Lab::new(9000) else { return };
+    let (mut a, mut b) = (lab.device(0), lab.device(1));
+    for (from, to, _, _) in too_big() {
+        let kinds: &[[u8; 2]] = match from.is_ipv4() {
+            true => &[[3, 0], [3, 1], [3, 2], [3, 3], [3, 5], [3, 13], [11, 0], [12, 0], [4, 0]],
+            false => &[[1, 0], [1, 1], [1, 3], [1, 4], [1, 5], [3, 0], [4, 0]],
+        };
+        for kind in kinds {
+            send_icmp(&lab, *kind, 0, from, to);
+        }
+        carries_the_largest(&lab, &mut a, &mut b, to.ip());
+        assert_eq!(lab.on(0, || collect(&mut a, 0)), []);
+    }
+    assert_eq!((a.counters().rx.errors, a.counters().tx.dropped.last_errno), (0, 0));
 }

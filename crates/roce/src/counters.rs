@@ -93,8 +93,13 @@ counters! {
     duplicate_atomics,
     /// Atomics that had been carried out too long ago to be answered again: dropped.
     stale_atomics,
+    /// READ requests and atomics before the expected PSN that are not, or not part of, one that was
+    /// executed and is still kept: dropped without an answer.
+    unmatched_duplicates,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
+    /// Requests dropped because READs before them were not answered yet; asked for again afterwards.
+    held_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
 

@@ -5,12 +5,15 @@
 //! and every queue pair that needs it goes to the error state (IBA 10.10.4). What was in the queue
 //! can still be polled.
 //!
-//! A queue that is *armed* makes one notification, when the next completion of the wanted kind is
-//! added, and is disarmed by it. Completions that wait already make none: arm first, then poll until
-//! empty, then wait. A notification that nobody has taken yet stands for later ones too.
+//! A queue that is *armed* makes one notification, when a completion of the wanted kind is added, and
+//! is disarmed by it. One that waits already, unpolled, makes it at once, as with adapters whose
+//! arming carries the consumer index: so a program may poll, arm and sleep in any order. One that
+//! arms and then polls is woken once in vain. A notification that nobody has taken yet stands for
+//! later ones too.
 
 use alloc::collections::VecDeque;
 
+use crate::planted::{Bug, Planted};
 use crate::rng::SplitMix64;
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Completion, CqId, VerbsError, WcStatus};
@@ -42,6 +45,8 @@ struct Cq {
     depth: u32,
     overrun: bool,
     users: u32,
+    /// Entries that are solicited or errors.
+    urgent: u32,
     armed: Armed,
     /// Stands in the queue of notifications.
     notified: bool,
@@ -50,15 +55,22 @@ struct Cq {
 impl Cq {
     fn new(depth: u32) -> Cq {
         let entries = VecDeque::with_capacity(depth as usize);
-        Cq { entries, depth, overrun: false, users: 0, armed: Armed::No, notified: false }
+        Cq {
+            entries,
+            depth,
+            overrun: false,
+            users: 0,
+            urgent: 0,
+            armed: Armed::No,
+            notified: false,
+        }
     }
 
-    /// Whether this completion is what the queue was armed for. Disarms it then.
-    fn springs(&mut self, completion: &Completion) -> bool {
-        let is_urgent = completion.solicited || completion.status != WcStatus::Success;
+    /// Whether what the queue is armed for is there, `urgent` or not. Disarms it then.
+    fn springs(&mut self, urgent: bool) -> bool {
         let springs = match self.armed {
             Armed::No => false,
-            Armed::Solicited => is_urgent,
+            Armed::Solicited => urgent,
             Armed::Next => true,
         };
         if springs {
@@ -68,18 +80,24 @@ impl Cq {
     }
 }
 
+/// Whether a queue that is armed for solicited completions is notified of this one.
+fn is_urgent(completion: &Completion) -> bool {
+    completion.solicited || completion.status != WcStatus::Success
+}
+
 /// All completion queues of an endpoint.
 #[derive(Debug)]
 pub(crate) struct CqTable {
     slab: Slab<Cq>,
     /// Queues that got what they were armed for, each once.
     notified: VecDeque<CqId>,
+    pub(crate) planted: Planted,
 }
 
 impl CqTable {
     pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> CqTable {
         let slab = Slab::new(Layout::new(limit, u32::BITS), rng.next_u32());
-        CqTable { slab, notified: VecDeque::new() }
+        CqTable { slab, notified: VecDeque::new(), planted: Planted::default() }
     }
 
     pub(crate) fn create(&mut self, depth: u32) -> Result<CqId, VerbsError> {
@@ -131,12 +149,24 @@ impl CqTable {
         Ok(())
     }
 
-    /// Asks for a notification; of two requests, the one that more completions answer holds.
+    /// Asks for a notification, which comes at once if a completion that answers it waits; of two
+    /// requests, the one that more completions answer holds.
     pub(crate) fn arm(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };
         queue.armed = queue.armed.max(wanted);
+        let is_waited_for = !queue.entries.is_empty() && !self.planted.is(Bug::ArmIgnoresWaiting);
+        if is_waited_for && queue.springs(queue.urgent > 0) {
+            self.notify(cq);
+        }
         Ok(())
+    }
+
+    fn notify(&mut self, cq: CqId) {
+        if let Some(queue) = self.slab.get_mut(cq.0).filter(|queue| !queue.notified) {
+            queue.notified = true;
+            self.notified.push_back(cq);
+        }
     }
 
     /// The next queue that got what it was armed for.
@@ -161,9 +191,9 @@ impl CqTable {
             return Pushed::Overran;
         }
         queue.entries.push_back(completion);
-        if queue.springs(&completion) && !queue.notified {
-            queue.notified = true;
-            self.notified.push_back(cq);
+        queue.urgent += u32::from(is_urgent(&completion));
+        if queue.springs(is_urgent(&completion)) {
+            self.notify(cq);
         }
         Pushed::Added
     }
@@ -178,7 +208,10 @@ impl CqTable {
     }
 
     pub(crate) fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        self.slab.get_mut(cq.0)?.entries.pop_front()
+        let queue = self.slab.get_mut(cq.0)?;
+        let completion = queue.entries.pop_front()?;
+        queue.urgent -= u32::from(is_urgent(&completion));
+        Some(completion)
     }
 
     pub(crate) fn overrun(&self, cq: CqId) -> Option<bool> {

@@ -14,6 +14,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::cq::CqTable;
 use crate::events::EventQueue;
 use crate::multicast::Groups;
+use crate::outbox::Outbox;
 use crate::pd::PdTable;
 #[cfg(feature = "planted-bugs")]
 use crate::planted::Bug;
@@ -185,6 +186,8 @@ pub struct Endpoint {
     deadlines: Deadlines,
     counters: Counters,
     past_errors: VecDeque<LastError>,
+    /// Answers whose bytes were read ahead of their sending.
+    pub(crate) outbox: Outbox,
     planted: Planted,
 }
 
@@ -209,6 +212,7 @@ impl Endpoint {
             counters: Counters::default(),
             planted: Planted::default(),
             past_errors: VecDeque::new(),
+            outbox: Outbox::default(),
             rng,
         }
     }
@@ -218,6 +222,7 @@ impl Endpoint {
     pub fn plant(&mut self, bug: Option<Bug>) {
         self.planted = Planted::new(bug);
         self.regions.planted = self.planted;
+        self.cqs.planted = self.planted;
     }
 
     // ---- objects -------------------------------------------------------------------------------
@@ -435,8 +440,9 @@ impl Endpoint {
         self.events.poll()
     }
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) that is
-    /// added makes one notification, seen through [`poll_notified`](Endpoint::poll_notified).
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) makes one
+    /// notification, seen through [`poll_notified`](Endpoint::poll_notified). One that waits to be
+    /// polled makes it at once.
     pub fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         self.cqs.arm(cq, solicited_only)
     }
@@ -624,10 +630,9 @@ impl Endpoint {
         while let Some(&slot) = self.ready.front() {
             let out = (&mut delivery, &mut packet);
             self.poll_qp(slot, now, out, |qp, cx| qp.poll_transmit(cx));
-            if let Some((path, headers)) = packet {
+            if packet.is_some() {
                 self.end_turn_if_due(slot);
-                let payload = delivery.pieces;
-                return Some(Transmit { path, headers, payload, pad: headers.bth().pad });
+                return transmit(packet, delivery);
             }
             self.ready.pop_front();
             self.burst_left = self.config.burst_packets;
@@ -636,6 +641,20 @@ impl Endpoint {
             }
         }
         None
+    }
+
+    /// Whether READs of the peer have to be answered before this packet may be handled.
+    pub(crate) fn is_behind_read(&self, qpn: Qpn, headers: &Headers) -> bool {
+        let entry = self.qps.get(qpn.get());
+        entry.is_some_and(|entry| entry.qp.is_behind_read(headers, self.planted))
+    }
+
+    /// The next answer to READs and atomics of the peer, whosever turn it is.
+    pub(crate) fn poll_answer(&mut self, qpn: Qpn, now: Time) -> Option<Transmit> {
+        let slot = self.qps.find(qpn.get())?;
+        let (mut delivery, mut packet) = (Delivery::default(), None);
+        self.poll_qp(slot, now, (&mut delivery, &mut packet), |qp, cx| qp.poll_answer(cx));
+        transmit(packet, delivery)
     }
 
     fn end_turn_if_due(&mut self, slot: u32) {
@@ -761,6 +780,12 @@ impl Verbs for Endpoint {
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         self.cqs.poll(cq)
     }
+}
+
+/// What a queue pair has left behind, as a packet.
+fn transmit(packet: Option<(Path, Headers)>, delivery: Delivery) -> Option<Transmit> {
+    let (path, headers) = packet?;
+    Some(Transmit { path, headers, payload: delivery.pieces, pad: headers.bth().pad })
 }
 
 fn qpn_layout(config: &EndpointConfig) -> Layout {

@@ -32,6 +32,7 @@ mod deadlines;
 pub mod endpoint;
 mod events;
 mod multicast;
+mod outbox;
 mod pd;
 pub mod planted;
 mod qp;

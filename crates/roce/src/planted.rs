@@ -51,11 +51,19 @@ pub enum Bug {
     NotificationStorm,
     /// In selective repeat, a report of early packets acknowledges the one that is missing.
     ReportShifted,
+    /// Requests are executed although READs before them are not answered yet.
+    ReadOvertaken,
+    /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
+    DuplicateReadUnchecked,
+    /// Arming a completion queue looks at later completions only, not at those that wait.
+    ArmIgnoresWaiting,
+    /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
+    ReadSlotsNotGrown,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 23] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -75,6 +83,10 @@ impl Bug {
         Bug::QueueKeyIgnored,
         Bug::NotificationStorm,
         Bug::ReportShifted,
+        Bug::ReadOvertaken,
+        Bug::DuplicateReadUnchecked,
+        Bug::ArmIgnoresWaiting,
+        Bug::ReadSlotsNotGrown,
     ];
 }
 

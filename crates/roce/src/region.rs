@@ -56,11 +56,21 @@ pub(crate) enum Purpose {
 }
 
 /// A range of bytes that a work request or a peer names.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) len: u32,
+}
+
+impl Range {
+    /// Whether it is the part of `whole` that begins `offset` bytes into it, as far as it goes.
+    pub(crate) fn is_part_of(self, whole: Range, offset: u64) -> bool {
+        self.key == whole.key
+            && self.addr == whole.addr.wrapping_add(offset)
+            && offset + u64::from(self.len) <= u64::from(whole.len)
+            && (self.len == 0) == (whole.len == 0)
+    }
 }
 
 /// Addresses `first .. first + len` as they are named, and where they lie.

@@ -214,9 +214,13 @@ pub fn drain<W: Wire, M: Memory>(
     let mut sent = 0;
     while sent < MAX_SENT {
         let room = wire.room(now).min(BURST_PACKETS);
-        let burst = send_burst(endpoint, wire, memory, now, room);
+        let was_gathered = endpoint.outbox.len() > 0;
+        let burst = match was_gathered {
+            false => send_burst(endpoint, wire, memory, now, room),
+            true => endpoint.outbox.send(room, |frames| wire.send(frames)),
+        };
         sent += burst;
-        if burst < room || room == 0 {
+        if room == 0 || (burst < room && !was_gathered) {
             break;
         }
     }
@@ -247,6 +251,9 @@ fn accept_for<M: Memory>(
     now: Time,
     frame: &RxFrame<'_>,
 ) {
+    if endpoint.is_behind_read(qpn, &frame.headers) {
+        gather_answers(endpoint, memory, now, qpn);
+    }
     let len = frame.payload.len();
     let delivery = endpoint.handle_packet_for(qpn, now, &frame.origin, &frame.headers, len);
     match delivery.insert {
@@ -260,6 +267,18 @@ fn accept_for<M: Memory>(
             endpoint.complete_atomic(&job, original);
         }
     }
+}
+
+/// Reads the bytes that the peer's READs ask for, before a request behind them changes these. What does
+/// not fit stays; the endpoint then holds the request back.
+fn gather_answers<M: Memory>(endpoint: &mut Endpoint, memory: &M, now: Time, qpn: Qpn) {
+    let mut outbox = core::mem::take(&mut endpoint.outbox);
+    while outbox.has_room()
+        && let Some(transmit) = endpoint.poll_answer(qpn, now)
+    {
+        outbox.push(&transmit, memory);
+    }
+    endpoint.outbox = outbox;
 }
 
 /// Fills `pieces` with the bytes of `first`, then those of `then`, as far as they go.

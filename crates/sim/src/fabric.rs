@@ -20,8 +20,9 @@ use alloc::vec::Vec;
 
 use roce::Time;
 use roce::endpoint::EndpointConfig;
+use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, BURST_PACKETS, Path};
+use roce::world::{self, BURST_PACKETS, Path, TxFrame};
 
 use crate::chance::Chance;
 use crate::events::EventQueue;
@@ -257,6 +258,29 @@ impl<M: NodeMemory> Fabric<M> {
     /// A node that did not come to rest at one instant.
     pub fn spinning(&self) -> Option<u32> {
         self.spinning
+    }
+
+    // ---- packets that nobody's endpoint made -----------------------------------------------------
+
+    /// A packet that was made up reaches a node at once, as if another had sent it, with a right ICRC.
+    pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
+        let path = self.path_to(to);
+        let payload = (!payload.is_empty()).then_some(payload).into_iter().collect();
+        let frame = TxFrame { path, header: headers.emit(), payload, pad: headers.bth().pad };
+        if let Some(packet) = self.nodes[from as usize].port.packet(&frame) {
+            self.nodes[to as usize].port.inbox.push_back(packet);
+            self.mark_dirty(to);
+        }
+    }
+
+    /// Keeps a copy of every packet that a node sends to this queue pair.
+    pub fn tap(&mut self, node: u32, dest: Qpn) {
+        self.nodes[node as usize].port.taps.push(dest.get());
+    }
+
+    /// Packets that were kept since the last call, BTH to ICRC.
+    pub fn take_tapped(&mut self) -> Vec<Vec<u8>> {
+        self.nodes.iter_mut().flat_map(|node| core::mem::take(&mut node.port.tapped)).collect()
     }
 
     // ---- links ---------------------------------------------------------------------------------

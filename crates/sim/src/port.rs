@@ -43,6 +43,9 @@ pub(crate) struct Port {
     /// history checker must notice.
     pub(crate) corrupt_every: u64,
     accepted: u64,
+    /// Queue pairs whose packets are kept when they are sent, and the packets.
+    pub(crate) taps: Vec<u32>,
+    pub(crate) tapped: Vec<Vec<u8>>,
 }
 
 impl Port {
@@ -63,6 +66,8 @@ impl Port {
             sightings: None,
             corrupt_every: 0,
             accepted: 0,
+            taps: Vec::new(),
+            tapped: Vec::new(),
         }
     }
 
@@ -82,7 +87,7 @@ impl Port {
         }
     }
 
-    fn packet(&mut self, frame: &TxFrame<'_>) -> Option<Packet> {
+    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>) -> Option<Packet> {
         let to = self.addressing.node(frame.path.remote.ip())?;
         self.next_id = self.next_id.wrapping_add(1);
         let (from, id) = (self.node, self.next_id);
@@ -187,6 +192,9 @@ impl Wire for Port {
         for frame in frames {
             if let Some(packet) = self.packet(frame) {
                 self.note_sent(&packet);
+                if self.taps.contains(&packet.dest_qpn()) {
+                    self.tapped.push(packet.bytes.clone());
+                }
                 self.outbox.push(packet);
             }
         }

@@ -251,6 +251,11 @@ impl OrderCursor {
         (dataset, position, sample)
     }
 
+    /// Where the blend stands before global sample `n`.
+    pub(crate) fn blend_at(&self, n: u64) -> BlendCursor {
+        self.blend.forward_to(n)
+    }
+
     /// Samples drawn from a dataset before the next one.
     pub fn drawn(&self, dataset: usize) -> u64 {
         self.blend.drawn(dataset)
@@ -307,6 +312,27 @@ impl ShuffleCache {
             self.group = self.epoch.group(self.epoch.group_of(index));
         }
         index
+    }
+}
+
+/// Counts what an order costs: steps of a blend and points of a permutation.
+#[cfg(test)]
+pub(crate) mod cost {
+    use core::cell::Cell;
+
+    std::thread_local! {
+        static STEPS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(super) fn add() {
+        STEPS.with(|steps| steps.set(steps.get() + 1));
+    }
+
+    /// Steps that `work` takes.
+    pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (u64, T) {
+        let before = STEPS.with(Cell::get);
+        let done = work();
+        (STEPS.with(Cell::get) - before, done)
     }
 }
 

@@ -31,6 +31,45 @@ fn a_sleeping_program_is_woken_by_a_completion() {
     }
 }
 
+/// Polls until empty, arms and sleeps: what completed between the two wakes it, though no packet
+/// ever comes again.
+#[test]
+fn arming_wakes_for_what_has_completed_already() {
+    let context = open();
+    // SAFETY: the objects are alive.
+    unsafe {
+        let channel = ibv_create_comp_channel(context);
+        let side = Side::with_channel(context, channel, 16);
+        let qp = side.qp(IBV_QPT_RC, 4);
+        to_init(qp);
+        set_nonblocking((*channel).fd);
+        let (mut cq, mut cq_context) = (null_mut(), null_mut::<c_void>());
+        let mut events = || {
+            let next = || ibv_get_cq_event(channel, &mut cq, &mut cq_context) == 0;
+            let read = std::iter::repeat_with(next).take_while(|&read| read).count();
+            ibv_ack_cq_events(side.cq, read as u32);
+            read
+        };
+        assert!(side.poll().is_none());
+        to_error(qp);
+        assert_eq!(post_recv(qp, 1, &mut side.sge(0, 64)), 0);
+        assert_eq!(events(), 0, "not armed");
+        // As often as it arms, until it reads the event: once.
+        for _ in 0..5000 {
+            assert_eq!(((*context).ops.req_notify_cq)(side.cq, 0), 0);
+        }
+        assert_eq!(events(), 1);
+        // A flushed receive is an error, which is urgent.
+        assert_eq!(((*context).ops.req_notify_cq)(side.cq, 1), 0);
+        assert_eq!(events(), 1);
+        assert!(side.poll().is_some());
+        assert_eq!(((*context).ops.req_notify_cq)(side.cq, 0), 0);
+        assert_eq!(events(), 0, "nothing waits");
+        assert_eq!((ibv_destroy_qp(qp), ibv_destroy_cq(side.cq)), (0, 0));
+        assert_eq!(ibv_destroy_comp_channel(channel), 0);
+    }
+}
+
 #[test]
 fn destroying_a_queue_waits_for_acknowledgements_and_forgets_the_rest() {
     let context = open();

@@ -1,19 +1,16 @@
 //! Bearer tokens: who may call a daemon.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-/// Calls refused for a missing or wrong token, by this process.
-static REFUSED: LazyLock<AtomicU64> = LazyLock::new(AtomicU64::default);
+use super::gate::Call;
+use crate::status::Event;
 
-/// Calls refused so far for a missing or wrong token.
-pub fn refused_calls() -> u64 {
-    REFUSED.load(Ordering::Relaxed)
-}
+/// Calls refused for a missing or wrong token, by this process.
+pub(crate) static REFUSED: Event = Event::new("control.refused_tokens");
 
 /// Checks the token of every call to a daemon.
 #[derive(Clone)]
@@ -29,12 +26,13 @@ impl CheckToken {
 }
 
 impl Interceptor for CheckToken {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         let given = request.metadata().get("authorization").map(MetadataValue::as_bytes);
         if given.is_some_and(|given| same(given, self.expected.as_bytes())) {
+            Call::begin(&mut request)?;
             return Ok(request);
         }
-        REFUSED.fetch_add(1, Ordering::Relaxed);
+        REFUSED.count();
         Err(Status::unauthenticated(match given {
             Some(_) => "the token is not the one this daemon was started with",
             None => "the call carries no token",
@@ -82,11 +80,11 @@ mod tests {
     fn only_the_exact_token_gets_in() {
         let mut check = CheckToken::new("secret");
         assert!(check.call(with("secret")).is_ok());
-        let before = refused_calls();
+        let before = REFUSED.get();
         for wrong in ["", "secre", "secrett", "Secret", "other"] {
             assert!(check.call(with(wrong)).is_err(), "{wrong:?}");
         }
         assert!(check.call(Request::new(())).is_err());
-        assert!(refused_calls() >= before + 6);
+        assert!(REFUSED.get() >= before + 6);
     }
 }

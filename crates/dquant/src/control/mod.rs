@@ -3,6 +3,7 @@
 //! Async lives here and nowhere else. Nothing in here touches token data.
 
 pub mod auth;
+pub(crate) mod gate;
 pub mod peer;
 pub mod status;
 pub mod target;

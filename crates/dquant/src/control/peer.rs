@@ -14,7 +14,7 @@ use super::{CALL_TIMEOUT, CONTROL_PORT};
 use crate::exit::CliError;
 
 /// How often an idle connection is looked at, so that a dead machine is noticed.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// `host[:port]` with the default port filled in.
 pub fn with_port(host: &str) -> String {

@@ -14,7 +14,8 @@ use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::auth::AddToken;
+use super::auth::{self, AddToken};
+use super::gate::{self, Call, Gate};
 use super::peer::Peer;
 use super::proto::target_client::TargetClient;
 use super::proto::target_server::Target;
@@ -33,19 +34,21 @@ use crate::status::Counters;
 pub struct TargetService {
     catalog: Arc<Catalog>,
     commands: Commands<Command>,
+    gate: Arc<Gate>,
     roce: SocketAddr,
     notes: Arc<[String]>,
 }
 
 impl TargetService {
     /// Serves what `catalog` finds, through the engine behind `commands`.
-    pub fn new(
+    pub(crate) fn new(
         catalog: Catalog,
         commands: Commands<Command>,
+        gate: Arc<Gate>,
         roce: SocketAddr,
         notes: Vec<String>,
     ) -> TargetService {
-        TargetService { catalog: Arc::new(catalog), commands, roce, notes: notes.into() }
+        TargetService { catalog: Arc::new(catalog), commands, gate, roce, notes: notes.into() }
     }
 
     /// File work blocks, so it runs beside the async threads.
@@ -141,6 +144,7 @@ impl Target for TargetService {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
+        let _call = Call::of(&request);
         let found = self.find(request.into_inner().datasets).await?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))
@@ -152,13 +156,14 @@ impl Target for TargetService {
         &self,
         request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<SessionStream>, Status> {
+        let call = Call::of(&request);
         let mut inbound = request.into_inner();
         let first = inbound.message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
         let (reply, open) = self.begin(first).await?;
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let Open { ended, _guard } = open;
+            let (Open { ended, _guard }, _call) = (open, call);
             if send.send(Ok(reply)).await.is_err() {
                 return;
             }
@@ -175,8 +180,10 @@ impl Target for TargetService {
         Ok(Response::new(Box::pin(outbound)))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        let counters = self.call(Command::Status).await?;
+    async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let _call = Call::of(&call);
+        let mut counters = self.call(Command::Status).await?;
+        counters.set("control.connections", self.gate.connections() as u64);
         let sessions = counters.get("target.sessions") as u32;
         Ok(Response::new(status_reply("target", self.roce, sessions, counters, &self.notes)))
     }
@@ -191,7 +198,7 @@ pub fn status_reply(
     notes: &[String],
 ) -> StatusReply {
     let cpu = clock::process_cpu();
-    counters.set("control.refused_tokens", super::auth::refused_calls());
+    counters.set_events(gate::EVENTS.into_iter().chain([&auth::REFUSED]));
     StatusReply {
         role: role.into(),
         version: env!("CARGO_PKG_VERSION").into(),

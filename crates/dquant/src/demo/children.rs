@@ -47,7 +47,8 @@ impl Workspace {
         &self.token
     }
 
-    fn socket(&self) -> PathBuf {
+    /// The local socket of the run's DPU.
+    pub fn socket(&self) -> PathBuf {
         self.path.join("dpu.sock")
     }
 }

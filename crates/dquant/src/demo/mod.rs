@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`corpus`] | makes token files, or takes the user's |
 //! | [`children`] | starts this program again as target, DPU and trainer, and ends them |
+//! | [`opening`] | how long a trainer waits for its first batch |
 //! | [`trainer`] | reads batches, verifies them against the slow reference, measures itself |
 //! | [`report`] | the table and the JSON object |
 //!
@@ -13,6 +14,7 @@
 
 pub mod children;
 pub mod corpus;
+pub mod opening;
 pub mod report;
 pub mod trainer;
 
@@ -129,6 +131,8 @@ impl Job<'_> {
         let dpu = offload.then(|| Daemon::dpu(self)).transpose()?;
         let shape = if offload { "target, DPU and trainer" } else { "target and trainer" };
         watch.note(&format!("{shape} are up; streaming"));
+        // A stream that cannot be opened ends the run below, with its reason.
+        let open = dpu.as_ref().and_then(|_| opening::measure(self, &target).ok());
         let mut trainer = Trainer::start(self, &target, dpu.as_ref(), seconds)?;
         let ask = |daemon: &Daemon| {
             runtime.block_on(daemon_status(&daemon.control, self.workspace.token()))
@@ -147,6 +151,6 @@ impl Job<'_> {
         let after = both(&target, dpu.as_ref())?;
         trainer.finish()?;
         let before = before.unwrap_or_else(|| after.clone());
-        Ok(Run { offload, end, target: (before.0, after.0), dpu: before.1.zip(after.1) })
+        Ok(Run { offload, open, end, target: (before.0, after.0), dpu: before.1.zip(after.1) })
     }
 }

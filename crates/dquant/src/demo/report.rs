@@ -6,9 +6,11 @@
 //! | source bytes | read from storage by the target in that time |
 //! | wire bytes | IP packets of the target's RoCE endpoint in both directions: headers, acknowledgements and retransmissions included |
 //! | delivered bytes | written into the trainer's memory: tokens times their width |
+//! | open to first batch | median over streams that are opened one after the other, daemons running; offload only |
 //! | CPU s per 10^9 tokens | user and system time of the process in that time; the trainer's without its verifying thread |
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 use xio::plan::Placement;
@@ -23,6 +25,8 @@ use crate::exit::Exit;
 pub struct Run {
     /// Whether the DPU did the work.
     pub offload: bool,
+    /// Median time from opening a stream to its first batch, where it was measured.
+    pub open: Option<Duration>,
     /// What the trainer said at the end.
     pub end: End,
     /// The target before and after.
@@ -76,6 +80,9 @@ pub struct Figures {
     pub wire_bytes: u64,
     /// Bytes written into host memory.
     pub delivered_bytes: u64,
+    /// Milliseconds from opening a stream to its first batch, the median of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_ms: Option<f64>,
     /// CPU by process.
     pub cpu_s_per_gtok: CpuPerGtok,
     /// Batches delivered.
@@ -133,6 +140,7 @@ impl Figures {
             source_bytes: counted(&run.target, "target.source_bytes"),
             wire_bytes: wire_bytes(&run.target),
             delivered_bytes: end.tokens * 2,
+            open_ms: run.open.map(|open| open.as_secs_f64() * 1e3),
             cpu_s_per_gtok: CpuPerGtok {
                 host: per_gtok(end.cpu_s),
                 dpu: per_gtok(run.dpu.as_ref().map_or(0.0, cpu_s)),
@@ -297,7 +305,7 @@ fn mib(bytes: u64) -> u64 {
 type Cell = fn(&Figures) -> String;
 
 /// The rows of the table.
-const ROWS: [(&str, Cell); 11] = [
+const ROWS: [(&str, Cell); 12] = [
     ("Mtokens/s", |run| format!("{:.0}", run.mtokens_per_s)),
     ("disk bytes per token", |run| per_token(run, run.source_bytes)),
     ("wire bytes per token", |run| per_token(run, run.wire_bytes)),
@@ -308,6 +316,9 @@ const ROWS: [(&str, Cell); 11] = [
         false => "-".into(),
     }),
     ("target CPU s per 10^9 tokens", |run| format!("{:.3}", run.cpu_s_per_gtok.target)),
+    ("open to first batch, median ms", |run| {
+        run.open_ms.map_or("-".into(), |open_ms| format!("{open_ms:.1}"))
+    }),
     ("packets dropped / sent again", |run| {
         format!("{} / {}", run.dropped_packets, run.retransmitted_packets)
     }),

@@ -14,9 +14,8 @@ use nic::ring::Producer;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, WcStatus};
-use xio::order::Order;
 use xio::reader::{
-    CREDIT_BYTES, ConnectionMemory, Delivery, Reader, ReaderCounters, ReaderResources, ReaderSource,
+    CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
 
 use super::{Commands, EngineError, Host, HostConfig, Idle, QpAddress, sleep};
@@ -37,16 +36,12 @@ pub struct StreamId(u64);
 /// A stream to begin.
 #[derive(Debug)]
 pub struct StreamSpec {
-    /// The order of samples.
-    pub order: Order,
-    /// Datasets, in the plan's order.
-    pub sources: Vec<ReaderSource>,
-    /// Names of the datasets, for messages.
+    /// The order of samples, worked out up to where the stream begins, and what to deliver.
+    pub setup: ReaderSetup,
+    /// Names of the datasets, in the plan's order, for messages.
     pub names: Vec<String>,
     /// Names of the targets, one connection each, for messages.
     pub targets: Vec<String>,
-    /// What to deliver.
-    pub delivery: Delivery,
     /// The ring to fill.
     pub producer: Producer,
     /// Where lost connections are reported.
@@ -263,7 +258,7 @@ impl Engine {
         if need > have {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
-        let need = Reader::memory_needed(&spec.order, &spec.sources);
+        let need = spec.setup.memory_bytes();
         let have = self.host.pool.free_bytes();
         if need > have {
             return Err(EngineError::Limit { what: "bytes of registers", need, have });
@@ -272,10 +267,10 @@ impl Engine {
         let depth = 4096;
         let cqs = (self.host.endpoint.create_cq(depth)?, self.host.endpoint.create_cq(depth)?);
         let resources = ReaderResources { data: data.1, send_cq: cqs.0, recv_cq: cqs.1 };
-        let StreamSpec { order, sources, names, targets, delivery, producer, events } = spec;
+        let StreamSpec { setup, names, targets, producer, events } = spec;
         let connections = targets.len() as u32;
         let kernels = nic::kernels::best().0;
-        let reader = Reader::new(order, sources, connections, delivery, resources, kernels);
+        let reader = Reader::new(setup, connections, resources, kernels);
         let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
         let id = StreamId(self.next_id);
         self.next_id += 1;

@@ -150,9 +150,43 @@ impl Sink for RingSink {
         };
         let text = self.describe(error);
         self.producer.fail(code, &text);
+        // Slots that come back are of no more use: waiting for them would keep the engine awake.
+        self.waits_for_credit = false;
     }
 
     fn finish(&mut self) {
         self.producer.finish();
+        self.waits_for_credit = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nic::ring::{Consumer, RingConfig};
+
+    use super::*;
+
+    /// A ring that its stream has filled, of which the host takes a slot and gives it back after the end.
+    fn sleeps_after(end: impl FnOnce(&mut RingSink)) -> bool {
+        let config = RingConfig { slots: 2, slot_bytes: 4096 };
+        let (producer, fds) = Producer::create(config).expect("a small ring");
+        let (alive, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let mut consumer = Consumer::attach(fds, alive.into()).expect("an honest ring");
+        let mut sink = RingSink::new(producer, Vec::new(), Vec::new(), 1);
+        while let Some(slot) = sink.acquire() {
+            sink.publish(slot, SlotMeta { first_batch: 0, batches: 1, batch_bytes: 8 });
+        }
+        assert!(sink.prepare_sleep(), "no slot is free");
+        sink.after_sleep();
+        end(&mut sink);
+        drop(consumer.next(std::time::Duration::ZERO).expect("a slot was published"));
+        sink.prepare_sleep()
+    }
+
+    #[test]
+    fn a_stream_that_has_ended_waits_for_no_credit() {
+        assert!(!sleeps_after(|_| {}), "a stream that goes on has a slot to fill");
+        assert!(sleeps_after(|sink| sink.fail(&StreamError::Lost { connection: 0 })));
+        assert!(sleeps_after(Sink::finish));
     }
 }

@@ -18,7 +18,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process_group};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process_group,
+};
 use serde_json::Value;
 
 /// No wait of any test is longer. Far above what a loaded machine needs, so that a test that runs
@@ -126,6 +128,22 @@ impl World {
         command
     }
 
+    /// [`World::program`], with a limit on its descriptors.
+    fn limited(&self, args: &[&str], descriptors: u32) -> Command {
+        let plain = self.program(args);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.current_dir(&self.dir).stdin(Stdio::null());
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
     /// Runs the program to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Cat::start(self, self.program(args)).finish()
@@ -136,10 +154,17 @@ impl World {
         let (root, ip) = (self.root(), fresh_ip());
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["serve", "--json", "--root", path(&root), "--roce", &roce];
-        Daemon::start(
-            self,
-            [&args[..], &["--control", &control, "--registers", "8"], more].concat(),
-        )
+        let args = [&args[..], &["--control", &control, "--registers", "8"], more].concat();
+        Daemon::start(self, args, None)
+    }
+
+    /// A storage target that may open so many descriptors and no more.
+    pub(crate) fn target_with_descriptors(&self, limit: u32) -> Daemon {
+        let mut target = self.target(&[]);
+        target.limit = Some(limit);
+        target.terminate();
+        target.restart(self);
+        target
     }
 
     /// A DPU on an address of its own.
@@ -148,7 +173,7 @@ impl World {
         let socket = self.sockets.join(format!("{}.sock", ip.octets()[3]));
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["dpu", "--json", "--socket", path(&socket), "--roce", &roce];
-        Daemon::start(self, [&args[..], &["--control", &control], more].concat())
+        Daemon::start(self, [&args[..], &["--control", &control], more].concat(), None)
     }
 }
 
@@ -169,20 +194,25 @@ pub(crate) struct Daemon {
     child: Child,
     ready: Value,
     args: Vec<String>,
+    /// Descriptors that it may have.
+    limit: Option<u32>,
     err: PathBuf,
 }
 
 impl Daemon {
-    fn start(world: &World, args: Vec<&str>) -> Daemon {
+    fn start(world: &World, args: Vec<&str>, limit: Option<u32>) -> Daemon {
         let err = world.fresh_file("daemon.err");
         let mut command = world.program(&args);
+        if let Some(limit) = limit {
+            command = world.limited(&args, limit);
+        }
         // A group of its own shows whether it leaves a child behind.
         command.stdout(Stdio::piped()).process_group(0);
         command.stderr(File::create(&err).expect("the folder is writable"));
         let mut child = command.spawn().expect("the program starts");
         let stdout = child.stdout.take().expect("it is piped");
         let args = args.into_iter().map(str::to_owned).collect();
-        let mut daemon = Daemon { child, ready: Value::Null, args, err };
+        let mut daemon = Daemon { child, ready: Value::Null, args, limit, err };
         daemon.ready = daemon.wait_until_ready(stdout);
         daemon
     }
@@ -261,7 +291,28 @@ impl Daemon {
         if let Some(at) = args.iter().position(|arg| *arg == "--control") {
             args[at + 1] = &control;
         }
-        *self = Daemon::start(world, args);
+        *self = Daemon::start(world, args, self.limit);
+    }
+
+    /// From now on it may open `more` descriptors and no further one; without a number, as many as
+    /// this process.
+    pub(crate) fn limit_descriptors(&self, more: Option<u64>) {
+        let limit = match more {
+            Some(more) => {
+                let open = |number: &u64| {
+                    fs::exists(format!("/proc/{}/fd/{number}", self.child.id())).expect("it runs")
+                };
+                (0..).filter(|number| !open(number)).nth(more as usize)
+            }
+            None => getrlimit(Resource::Nofile).current,
+        };
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let set = prlimit(
+            Some(pid_of(&self.child)),
+            Resource::Nofile,
+            Rlimit { current: limit, maximum },
+        );
+        set.expect("it is our child");
     }
 
     /// Open descriptors: what a process leaks first.

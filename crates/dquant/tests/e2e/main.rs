@@ -11,6 +11,7 @@
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
+//! | [`floods`] | connections that say nothing, and daemons without descriptors |
 //! | [`lifecycle`] | several clients, status, the end of daemons |
 //! | [`harness`], [`corpus`], [`wire_kit`], [`relay`] | processes, files, packets and eavesdroppers of a test |
 
@@ -20,6 +21,7 @@ mod bad_names;
 mod bad_plans;
 mod corpus;
 mod dpu_dies;
+mod floods;
 mod harness;
 mod hostile_packets;
 mod hostile_sockets;

@@ -1,9 +1,13 @@
 //! The socket under a UDP wire: which options it needs, which it would like, and what it got.
 //!
-//! Unconnected with path-MTU discovery on: only then does Linux send IPv4 identification 0 (and 0, 1,
+//! Unconnected with path-MTU discovery in probe mode: then Linux sends IPv4 identification 0 (and 0, 1,
 //! 2 … within one segmented send) with DF set, which the sender must know because the ICRC covers
-//! both. IPv6 has no such field, but RDMA devices send UDP checksum 0 over it, which a socket refuses
-//! unless told otherwise.
+//! both, and packets may be as long as the link carries. What ICMP says of the path is ignored, because
+//! anyone can forge it: one message would stop all long packets to a peer for ten minutes. IPv6 has no
+//! identification, but RDMA devices send UDP checksum 0 over it, which a socket refuses unless told
+//! otherwise.
+//!
+//! Nothing sets IP_RECVERR: an unconnected socket without it never reports an ICMP error.
 
 use std::ffi::c_int;
 use std::io;
@@ -74,15 +78,18 @@ impl Socket {
     }
 }
 
+const INTERFACE_MTU: c_int = libc::IPV6_PMTUDISC_INTERFACE;
+
 /// Options without which packets would be wrong or unseen.
 fn require(fd: &OwnedFd, local: SocketAddr) -> Result<(), UdpError> {
     let v4: &[Setting] = &[
-        ("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+        ("IP_MTU_DISCOVER", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE),
         ("IP_RECVTOS", libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
     ];
     let v6: &[Setting] = &[
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
-        ("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+        // As probe mode, and the route learns nothing either. Over IPv4 this mode would clear DF.
+        ("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, INTERFACE_MTU),
         ("IPV6_RECVTCLASS", libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
         ("UDP_NO_CHECK6_RX", libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1),
     ];

@@ -1,4 +1,4 @@
-//! What a queue pair is connected to: attributes that stay fixed while it runs.
+//! What a queue pair is connected to: attributes that stay fixed while it sends; SQD may change some.
 
 use arrayvec::ArrayVec;
 
@@ -127,12 +127,14 @@ pub(super) struct Draft {
     pub(super) ext: Ext,
     pub(super) ack_req: bool,
     pub(super) solicited: bool,
+    /// Selective repeat: not to be placed before its turn. The BTH says so by a migration bit of 0.
+    pub(super) ordered: bool,
 }
 
 impl Draft {
-    /// Asks for part of a READ again.
-    pub(super) fn asking(psn: Psn, ext: Ext) -> Draft {
-        Draft { opcode: Opcode::SrReadRequest, psn, ext, ack_req: false, solicited: false }
+    /// A packet without flags.
+    pub(super) fn new(opcode: Opcode, psn: Psn, ext: Ext) -> Draft {
+        Draft { opcode, psn, ext, ack_req: false, solicited: false, ordered: false }
     }
 }
 
@@ -184,14 +186,7 @@ impl Link {
 
     /// A congestion notification to the peer (IBA annex A17.9.3).
     pub(super) fn notification(&self) -> Headers {
-        let draft = Draft {
-            opcode: Opcode::Cnp,
-            psn: Psn::default(),
-            ext: Ext::Cnp,
-            ack_req: false,
-            solicited: false,
-        };
-        let plain = self.headers(draft, 0);
+        let plain = self.headers(Draft::new(Opcode::Cnp, Psn::default(), Ext::Cnp), 0);
         let bth = Bth { becn: true, ..*plain.bth() };
         Headers::new(bth, Ext::Cnp).unwrap_or(plain)
     }
@@ -206,7 +201,7 @@ impl Link {
         let bth = Bth {
             opcode: draft.opcode,
             solicited: draft.solicited,
-            mig_req: true,
+            mig_req: !draft.ordered,
             pad: (payload_len.wrapping_neg() & 3) as u8,
             pkey: DEFAULT_PKEY,
             fecn: false,

@@ -111,6 +111,10 @@ pub enum TimeoutReason {
     Pacing,
 }
 
+/// Most responses that READs may still miss when a request behind them is sent. A peer of ours reads
+/// that many ahead; behind more, the request would be held back and have to be sent again.
+pub(crate) const HELD_RESPONSES: u32 = 16;
+
 /// The rest of the endpoint, as a queue pair sees it while it handles one event.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
@@ -422,6 +426,9 @@ impl Qp {
         self.set_attributes(attr);
         if attr.mask.has(AttrMask::RATE_LIMIT) {
             self.congestion.set_limit(attr.rate_limit_bps);
+        }
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.follow(&self.link, attr.mask);
         }
         if to == QpState::Rtr {
             self.link.peer.window_packets = attr.window_packets.max(1);
@@ -910,6 +917,27 @@ impl Qp {
             self.handle_failure(cx, failure, None);
             let _ = self.poll_kind(cx);
         }
+        self.count_sent(cx);
+    }
+
+    /// Leaves in `cx.packet` the next answer to a READ or atomic. It does not wait for congestion
+    /// control, which counts it: a request waits behind it, and such answers are few.
+    pub(crate) fn poll_answer(&mut self, cx: &mut Context<'_>) {
+        let Kind::Rc(rc) = &mut self.kind else {
+            return;
+        };
+        match rc.responder.poll_answer(cx, &self.link) {
+            Ok(()) => self.count_sent(cx),
+            Err(fatal) => self.handle_failure(cx, fatal.into(), None),
+        }
+    }
+
+    /// Whether READs of the peer have to be answered before this packet may be handled.
+    pub(crate) fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
+        matches!(&self.kind, Kind::Rc(rc) if rc.responder.is_behind_read(headers, planted))
+    }
+
+    fn count_sent(&mut self, cx: &mut Context<'_>) {
         if cx.packet.is_some() {
             cx.count(|c| &mut c.packets_sent);
             let sent = sg::placed_bytes(cx.pieces);

@@ -125,13 +125,9 @@ impl Request {
         let done_bytes = self.done * link.mtu;
         let (remote_addr, rkey) = remote(self.wr.op);
         let addr = remote_addr.wrapping_add(u64::from(done_bytes));
-        Draft {
-            opcode: Opcode::RcReadRequest,
-            psn: self.first_psn.plus(self.done),
-            ext: Ext::Reth(Reth { addr, rkey, len: self.len - done_bytes }),
-            ack_req: true,
-            solicited: false,
-        }
+        let ext = Ext::Reth(Reth { addr, rkey, len: self.len - done_bytes });
+        let psn = self.first_psn.plus(self.done);
+        Draft { ack_req: true, ..Draft::new(Opcode::RcReadRequest, psn, ext) }
     }
 
     /// An atomic's only packet; the same however often it is sent.
@@ -146,7 +142,7 @@ impl Request {
             _ => return None,
         };
         let ext = Ext::AtomicEth(atomic);
-        Some(Draft { opcode, psn: self.first_psn, ext, ack_req: true, solicited: false })
+        Some(Draft { ack_req: true, ..Draft::new(opcode, self.first_psn, ext) })
     }
 
     /// Packet `index` of a SEND or WRITE.
@@ -170,7 +166,7 @@ impl Request {
         };
         let solicited = self.wr.solicited && is_last;
         let psn = self.first_psn.plus(index);
-        Ok((Draft { opcode, psn, ext, ack_req, solicited }, extent.len))
+        Ok((Draft { ack_req, solicited, ..Draft::new(opcode, psn, ext) }, extent.len))
     }
 }
 

@@ -30,7 +30,8 @@ use alloc::collections::VecDeque;
 use super::codes::{NO_CREDITS, ack_timeout, credit_count, rnr_delay};
 use super::link::{Draft, Link};
 use super::request::{self, ATOMIC_BYTES, Request};
-use super::{Context, TimeoutReason};
+use super::{Context, HELD_RESPONSES, TimeoutReason};
+use crate::attributes::AttrMask;
 use crate::endpoint::Insert;
 use crate::planted::Bug;
 use crate::region::Purpose;
@@ -162,6 +163,29 @@ impl Requester {
         self.retries_left = link.peer.retry_count;
         self.rnr_retries_left = link.peer.rnr_retry;
         self.start_selective(link);
+    }
+
+    /// Attributes have changed while the connection runs: what was derived from them changes too.
+    pub(super) fn follow(&mut self, link: &Link, changed: AttrMask) {
+        if changed.has(AttrMask::RETRY_CNT) {
+            self.retries_left = link.peer.retry_count;
+        }
+        if changed.has(AttrMask::RNR_RETRY) {
+            self.rnr_retries_left = link.peer.rnr_retry;
+        }
+        if !changed.has(AttrMask::TIMEOUT) {
+            return;
+        }
+        let timeout = ack_timeout(link.peer.timeout);
+        self.follow_timeout(timeout);
+        match (self.wait, timeout) {
+            (Wait::Answer(_), None) => self.wait = Wait::Nothing,
+            // Verbs carry no time. Sent once more, the packets start the timer that they had not.
+            (Wait::Nothing, Some(_)) if self.selective.is_none() && self.is_waiting() => {
+                self.rewind();
+            }
+            _ => {}
+        }
     }
 
     /// Round-trip times of this connection.
@@ -335,7 +359,30 @@ impl Requester {
 
     /// Whether a request may start, as far as a pause and the requests before it are concerned.
     fn may_begin(&self, request: &Request, is_begun: bool) -> bool {
-        (is_begun || !self.is_paused) && (self.awaited == 0 || !request.is_fenced())
+        (is_begun || !self.is_paused)
+            && (self.awaited == 0 || !(request.is_fenced() || self.would_be_held(request)))
+    }
+
+    /// Whether the peer would hold a request back, and have it sent again, because too much of the
+    /// READs before it is unanswered.
+    fn would_be_held(&self, request: &Request) -> bool {
+        !request.is_read() && self.missing_responses(request) > HELD_RESPONSES.into()
+    }
+
+    /// Responses of READs and atomics before the request at the cursor that have not come.
+    fn missing_responses(&self, request: &Request) -> u64 {
+        match &self.selective {
+            Some(selective) => selective.missing_responses(),
+            None => {
+                let psns = request.first_psn.distance_from(self.una).unsigned_abs();
+                u64::from((psns + self.awaited).saturating_sub(self.unacknowledged()))
+            }
+        }
+    }
+
+    /// In selective repeat, what follows a READ or atomic must not be placed before it is executed.
+    fn is_ordered(&self) -> bool {
+        self.selective.is_some() && self.awaited > 0
     }
 
     /// Carries out the local operation at the cursor, unless it was before a going back.
@@ -410,6 +457,7 @@ impl Requester {
         let ack_req = self.ack_is_due(link);
         let request = &self.queue[self.next];
         let (draft, payload_len) = request.packet(self.next_packet, cx, link, ack_req)?;
+        let draft = Draft { ordered: self.is_ordered(), ..draft };
         self.count_sent(cx, link, draft.psn, ack_req);
         cx.emit(link, draft, payload_len);
         Ok(())
@@ -421,7 +469,9 @@ impl Requester {
         if let Some(status) = request.fault {
             return Err(status);
         }
-        if request.awaits_response() && link.peer.max_rd_atomic == 0 {
+        // One that was begun before the limit fell is finished.
+        let is_begun = request.first_psn.is_before(self.sent_end);
+        if request.awaits_response() && link.peer.max_rd_atomic == 0 && !is_begun {
             return Err(WcStatus::LocalQpError);
         }
         if self.next_packet != 0 && !request.is_read() {
@@ -455,7 +505,7 @@ impl Requester {
             self.probe = Some(psn);
             cx.count(|c| &mut c.credit_probes);
         }
-        self.keep_score(link, cx.now);
+        self.keep_score(cx, link);
         let is_new = !psn.is_before(self.sent_end);
         let end = self.move_cursor();
         if self.sent_end.is_before(end) {

@@ -1,19 +1,21 @@
-//! Responder resources: the READs and atomics whose answers are owed, and the results of the latest
-//! atomics in case they are asked for again (IBA 9.7.5.2, responder side).
+//! Responder resources: the READs and atomics whose answers are owed, and the latest ones that were
+//! executed, in case they are asked for again (IBA 9.7.5.2, responder side).
 //!
 //! Answers leave in PSN order, so jobs stand in PSN order. A READ is carried out while it is
 //! answered, and again if it is asked for again. An atomic is carried out once, when it arrives;
 //! whoever asks again gets the former value of that time.
 //!
-//! As many results are kept as the peer may have READs and atomics unanswered, so every atomic that
-//! it can still be waiting for is among them. An older one that turns up again is a stray of the
-//! network: it is dropped, and above all not carried out.
+//! As many requests are kept as the peer may have READs and atomics unanswered, so every one that it
+//! can still be waiting for is among them, also when its answer has left and was lost. An older one
+//! that turns up again is a stray of the network, and one that differs from what was executed is
+//! forged: both are dropped, and above all not carried out.
 
 use alloc::collections::VecDeque;
 
 use super::link::Link;
 use crate::region::Range;
 use crate::wire::{Psn, Reth};
+use crate::world::AtomicOp;
 
 /// An answer that is owed.
 #[derive(Debug)]
@@ -45,10 +47,21 @@ pub(super) struct ReadWork {
     pub(super) fresh: bool,
 }
 
-/// An atomic that was carried out, or is about to be.
+/// What the peer asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Read(Range),
+    Atomic(Range, AtomicOp),
+}
+
+/// A READ or an atomic that was executed, or is about to be.
 #[derive(Clone, Copy, Debug)]
 struct Performed {
     psn: Psn,
+    /// PSNs that it takes.
+    psns: u32,
+    asked: Asked,
+    /// The word's former value, once it is known.
     original: Option<u64>,
 }
 
@@ -89,6 +102,11 @@ impl Resources {
 
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
+    }
+
+    /// Whether a READ is not answered to the end.
+    pub(super) fn owes_read(&self) -> bool {
+        self.jobs.iter().any(|job| matches!(job.work, Work::Read(_)))
     }
 
     /// The answer that is next.
@@ -132,13 +150,24 @@ impl Resources {
         self.jobs.push_back(job);
     }
 
-    /// Adds a new atomic, for which room was made. Its result is to follow; `limit` are kept.
-    pub(super) fn begin_atomic(&mut self, psn: Psn, msn: u32, limit: usize) {
+    /// Adds a new atomic, for which room was made. Its result is to follow.
+    pub(super) fn begin_atomic(&mut self, psn: Psn, msn: u32) {
+        self.jobs.push_back(Job::atomic(psn, msn));
+    }
+
+    /// Keeps a request of `psns` PSNs that is being executed, in case it is asked for again; the
+    /// latest `limit` are kept.
+    pub(super) fn keep(&mut self, psn: Psn, psns: u32, asked: Asked, limit: usize) {
         while self.performed.len() >= limit.max(1) {
             self.performed.pop_front();
         }
-        self.performed.push_back(Performed { psn, original: None });
-        self.jobs.push_back(Job::atomic(psn, msn));
+        self.performed.push_back(Performed { psn, psns, asked, original: None });
+    }
+
+    /// The request that `psn` is one of, and its first PSN, if it is still kept.
+    pub(super) fn kept(&self, psn: Psn) -> Option<(Psn, Asked)> {
+        let is_its = |one: &&Performed| psn.minus(one.psn.get()).get() < one.psns;
+        self.performed.iter().rev().find(is_its).map(|one| (one.psn, one.asked))
     }
 
     /// The result of the atomic with this PSN.
@@ -169,7 +198,7 @@ impl Resources {
         }
     }
 
-    /// The atomic with this PSN, if its result is still known.
+    /// The answer of the atomic with this PSN, if it is still kept.
     pub(super) fn performed(&self, psn: Psn, msn: u32) -> Option<Job> {
         let performed = self.performed.iter().rev().find(|performed| performed.psn == psn)?;
         Some(Job { work: Work::Atomic(performed.original), ..Job::atomic(psn, msn) })
@@ -180,12 +209,30 @@ impl Resources {
 mod tests {
     use super::*;
 
+    const ADD: Asked = Asked::Atomic(Range { key: 1, addr: 8, len: 8 }, AtomicOp::FetchAdd(1));
+
+    #[test]
+    fn a_request_is_found_by_each_of_its_psns() {
+        let mut resources = Resources::default();
+        let read = Asked::Read(Range { key: 1, addr: 8, len: 700 });
+        let first = Psn::new(0xff_ffff);
+        resources.keep(first, 3, read, 2);
+        resources.keep(first.plus(3), 1, ADD, 2);
+        for (ahead, wanted) in [(0, read), (1, read), (2, read), (3, ADD)] {
+            let psn = if wanted == ADD { first.plus(3) } else { first };
+            assert_eq!(resources.kept(first.plus(ahead)), Some((psn, wanted)));
+        }
+        assert_eq!(resources.kept(first.minus(1)), None);
+        assert_eq!(resources.kept(first.plus(4)), None);
+    }
+
     #[test]
     fn the_latest_results_are_kept_and_no_others() {
         let mut resources = Resources::default();
         for n in 0..10 {
             assert!(resources.make_room(0, 3));
-            resources.begin_atomic(Psn::new(n), n, 3);
+            resources.keep(Psn::new(n), 1, ADD, 3);
+            resources.begin_atomic(Psn::new(n), n);
             resources.complete_atomic(Psn::new(n), 100 + u64::from(n));
             resources.pop_front();
         }
@@ -202,7 +249,8 @@ mod tests {
     #[test]
     fn a_repetition_of_what_is_still_owed_adds_nothing() {
         let mut resources = Resources::default();
-        resources.begin_atomic(Psn::new(5), 1, 2);
+        resources.keep(Psn::new(5), 1, ADD, 2);
+        resources.begin_atomic(Psn::new(5), 1);
         resources.complete_atomic(Psn::new(5), 42);
         for _ in 0..4 {
             let again = resources.performed(Psn::new(5), 1).unwrap();

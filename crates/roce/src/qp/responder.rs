@@ -6,7 +6,7 @@
 //! | PSN | what happens |
 //! |---|---|
 //! | expected | checked and executed; the expected PSN moves on |
-//! | earlier | executed before: SEND and WRITE are acknowledged again, READ is executed again, atomics are answered from what was kept |
+//! | earlier | executed before: SEND and WRITE are acknowledged again; READ is executed again and atomics are answered from what was kept, if they match what was executed |
 //! | later | something was lost: one NAK, then silence until the expected packet comes |
 //!
 //! Answers leave in PSN order, as the requester takes one for an answer to all that came before. So
@@ -16,7 +16,8 @@
 //!
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
 //! for every packet (C3); an atomic is carried out once, however often it arrives; a READ sent again
-//! by the network can never end the connection, because its key may rightly be gone.
+//! by the network can never end the connection, because its key may rightly be gone. A duplicate that
+//! does not match the request that was executed gets no answer of any kind, so it tells nothing.
 
 mod selective;
 
@@ -24,10 +25,10 @@ use alloc::boxed::Box;
 
 use super::link::{Draft, Link};
 use super::receives::Receives;
-use super::resources::{Job, ReadWork, Resources, Work};
+use super::resources::{Asked, Job, ReadWork, Resources, Work};
 use super::{Arrival, Context};
 use crate::endpoint::{AtomicJob, Insert};
-use crate::planted::Bug;
+use crate::planted::{Bug, Planted};
 use crate::region::{Purpose, Range, Refusal};
 use crate::sg::{Extent, Placement};
 use crate::srq::Receive;
@@ -219,7 +220,7 @@ impl Responder {
         let (psn, opcode) = (headers.bth().psn, headers.bth().opcode);
         if opcode.is_atomic_request() {
             self.repeat_atomic(cx, link, headers);
-            return self.atomic_again(cx, link, psn);
+            return self.atomic_again(cx, link, headers);
         }
         match headers.ext().reth().filter(|_| opcode.is_read_request()) {
             Some(reth) => self.read_again(cx, link, psn, *reth),
@@ -239,6 +240,10 @@ impl Responder {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fatal> {
+        if self.is_behind_read(headers, cx.planted) {
+            self.hold_back(cx);
+            return Ok(());
+        }
         let executed = match headers.ext() {
             _ if !self.check_self_description(headers) => {
                 cx.count(|c| &mut c.bad_opcode);
@@ -263,6 +268,32 @@ impl Responder {
                 Err(fatal)
             }
         }
+    }
+
+    /// Whether a request has to wait because READs before it are unanswered: it could change what they
+    /// return, or tell a program that they are done.
+    pub(super) fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
+        let Bth { opcode, psn, .. } = *headers.bth();
+        self.owes_read()
+            && opcode.is_request()
+            && !opcode.is_read_request()
+            && !psn.is_before(self.expected)
+            && !planted.is(Bug::ReadOvertaken)
+    }
+
+    fn owes_read(&self) -> bool {
+        match &self.selective {
+            Some(selective) => selective.has_answer(),
+            None => self.resources.owes_read(),
+        }
+    }
+
+    /// The request is dropped, and asked for again once the READs are answered: a NAK leaves after
+    /// the answers to what comes before it.
+    fn hold_back(&mut self, cx: &mut Context<'_>) {
+        cx.count(|c| &mut c.held_requests);
+        self.nak_sent = true;
+        self.reply = Some(Reply::Nak { psn: self.expected, syndrome: Syndrome::SequenceError });
     }
 
     /// What follows the packet in this message is dropped in silence until it is sent again.
@@ -441,7 +472,9 @@ impl Responder {
         }
         check_remote(cx, link, Purpose::RemoteRead, range_of(reth))?;
         self.make_room(cx, link)?;
-        self.accept(link.psns(reth.len, true));
+        let psns = link.psns(reth.len, true);
+        self.resources.keep(psn, psns, Asked::Read(range_of(reth)), job_limit(link));
+        self.accept(psns);
         match &mut self.selective {
             Some(selective) => selective.begin_read(psn, reth),
             None => self.resources.begin_read(Job::read(psn, reth, link, self.msn.get())),
@@ -474,8 +507,9 @@ impl Responder {
         self.make_room(cx, link)?;
         self.accept(1);
         let Bth { psn, opcode, .. } = *headers.bth();
-        self.resources.begin_atomic(psn, self.msn.get(), job_limit(link));
         let op = operation(opcode, atomic);
+        self.resources.keep(psn, 1, Asked::Atomic(word, op), job_limit(link));
+        self.resources.begin_atomic(psn, self.msn.get());
         cx.count(|c| &mut c.atomics);
         *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
         Ok(())
@@ -517,33 +551,67 @@ impl Responder {
         self.resources.complete_atomic(psn, original);
     }
 
-    /// A READ that was executed before: its responses, or the rest of them, are wanted again.
+    /// A READ that was executed before: its responses, or some of them, are wanted again.
     fn read_again(&mut self, cx: &mut Context<'_>, link: &Link, psn: Psn, reth: Reth) {
-        cx.count(|c| &mut c.duplicate_reads);
         let behind = psn.distance_from(self.expected).unsigned_abs();
         if u64::from(reth.len) > MAX_MESSAGE_BYTES || link.packets(reth.len) > behind {
             cx.count(|c| &mut c.bad_psn);
             return;
         }
-        let purpose = Purpose::RemoteRead;
-        let checked = cx.regions.check_remote(link.pd, link.qpn, purpose, range_of(&reth));
-        match checked {
-            Ok(_) => {
-                let job = Job::read(psn, &reth, link, self.msn.get());
-                self.resources.add_again(job, job_limit(link));
-            }
-            Err(refusal) => cx.count_refusal(refusal),
+        let offset = |first: Psn| u64::from(psn.minus(first.get()).get()) * u64::from(link.mtu);
+        if self.may_read_again(cx, link, psn, range_of(&reth), offset) {
+            let job = Job::read(psn, &reth, link, self.msn.get());
+            self.resources.add_again(job, job_limit(link));
         }
     }
 
+    /// Whether `part` is a part of the READ at `psn` that was executed, and may still be read;
+    /// `offset` says where it begins in a READ by that one's first PSN. Nothing is answered if not:
+    /// the network may have repeated what is rightly gone, and who makes READs up learns nothing.
+    fn may_read_again(
+        &self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        psn: Psn,
+        part: Range,
+        offset: impl Fn(Psn) -> u64,
+    ) -> bool {
+        let is_known = match self.resources.kept(psn) {
+            Some((first, Asked::Read(whole))) => part.is_part_of(whole, offset(first)),
+            _ => false,
+        };
+        let is_unchecked = cx.planted.is(Bug::DuplicateReadUnchecked);
+        if !is_known && !is_unchecked {
+            cx.count(|c| &mut c.unmatched_duplicates);
+            return false;
+        }
+        let is_enabled = link.access.remote_read && job_limit(link) > 0;
+        let is_allowed = (is_unchecked || check_enabled(cx, is_enabled).is_ok())
+            && check_remote(cx, link, Purpose::RemoteRead, part).is_ok();
+        if is_allowed {
+            cx.count(|c| &mut c.duplicate_reads);
+        }
+        is_allowed
+    }
+
     /// An atomic that was carried out before: its result is wanted again.
-    fn atomic_again(&mut self, cx: &mut Context<'_>, link: &Link, psn: Psn) {
-        match self.resources.performed(psn, self.msn.get()) {
-            Some(job) => {
-                cx.count(|c| &mut c.duplicate_atomics);
-                self.resources.add_again(job, job_limit(link));
+    fn atomic_again(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+        let Bth { psn, opcode, .. } = *headers.bth();
+        let Ext::AtomicEth(atomic) = headers.ext() else {
+            return;
+        };
+        let word = Range { key: atomic.rkey, addr: atomic.addr, len: 8 };
+        let asked = Asked::Atomic(word, operation(opcode, atomic));
+        match self.resources.kept(psn) {
+            None => return cx.count(|c| &mut c.stale_atomics),
+            Some((_, kept)) if kept != asked => {
+                return cx.count(|c| &mut c.unmatched_duplicates);
             }
-            None => cx.count(|c| &mut c.stale_atomics),
+            Some(_) => {}
+        }
+        cx.count(|c| &mut c.duplicate_atomics);
+        if let Some(job) = self.resources.performed(psn, self.msn.get()) {
+            self.resources.add_again(job, job_limit(link));
         }
     }
 
@@ -711,7 +779,7 @@ impl Responder {
 
 /// A packet of the responder's.
 fn answer(opcode: Opcode, psn: Psn, ext: Ext) -> Draft {
-    Draft { opcode, psn, ext, ack_req: false, solicited: false }
+    Draft::new(opcode, psn, ext)
 }
 
 /// Most READs and atomics of the peer that may be unanswered.

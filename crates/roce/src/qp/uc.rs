@@ -85,7 +85,7 @@ impl Uc {
             .map_err(|_| WcStatus::LocalProtectionError)?;
         let (opcode, ext) = form(posted.wr.op, posted.len, index == 0, is_last);
         let solicited = posted.wr.solicited && is_last;
-        let draft = Draft { opcode, psn: self.sends.psn(), ext, ack_req: false, solicited };
+        let draft = Draft { solicited, ..Draft::new(opcode, self.sends.psn(), ext) };
         self.sends.advance(cx, link, is_last);
         cx.emit(link, draft, extent.len);
         Ok(())

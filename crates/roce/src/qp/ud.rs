@@ -39,8 +39,7 @@ impl Ud {
         let to = wr.to.ok_or(WcStatus::LocalQpError)?;
         check_buffers(cx, link, wr, len)?;
         let (opcode, ext) = form(wr.op, deth(link, &to));
-        let draft =
-            Draft { opcode, psn: self.sends.psn(), ext, ack_req: false, solicited: wr.solicited };
+        let draft = Draft { solicited: wr.solicited, ..Draft::new(opcode, self.sends.psn(), ext) };
         self.sends.advance(cx, link, true);
         *cx.packet = Some((to.path, link.headers_to(to.dest_qp, draft, len)));
         Ok(())

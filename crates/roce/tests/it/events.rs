@@ -177,14 +177,46 @@ fn one_arm_makes_one_notification() {
         pair.receives(4);
         pair.deliver(false);
         assert_eq!(pair.notified(), [], "not armed");
-        let cq = pair.b.recv_cq;
+        let (b, cq) = (pair.b, pair.b.recv_cq);
+        pair.fabric.received_by(b);
         pair.arm(cq, false);
-        assert_eq!(pair.notified(), [], "what waits already makes none");
+        assert_eq!(pair.notified(), [], "nothing waits");
         pair.deliver(false);
         pair.deliver(false);
         assert_eq!(pair.notified(), [cq], "{transport:?}");
         pair.deliver(false);
         assert_eq!(pair.notified(), []);
+    }
+}
+
+/// A program that polls, arms and sleeps would otherwise sleep through what came in between.
+#[test]
+fn arming_with_completions_waiting_notifies_at_once() {
+    for transport in TRANSPORTS {
+        let mut pair = Pair::new(transport);
+        pair.receives(4);
+        let (b, cq) = (pair.b, pair.b.recv_cq);
+        pair.deliver(false);
+        pair.arm(cq, true);
+        assert_eq!(pair.notified(), [], "{transport:?}: what waits is not solicited");
+        pair.arm(cq, false);
+        assert_eq!(pair.notified(), [cq], "{transport:?}");
+        pair.deliver(false);
+        assert_eq!(pair.notified(), [], "the first notification has disarmed it");
+        pair.arm(cq, false);
+        pair.arm(cq, false);
+        assert_eq!(pair.notified(), [cq], "two requests, one notification");
+        pair.deliver(true);
+        pair.arm(cq, true);
+        assert_eq!(pair.notified(), [cq], "{transport:?}: a solicited one waits");
+        pair.fabric.received_by(b);
+        pair.arm(cq, true);
+        assert_eq!(pair.notified(), [], "it was polled");
+        pair.fabric.received_by(b);
+        pair.fabric.endpoint(b).modify_to_error(b.qpn).unwrap();
+        assert_eq!(pair.notified(), [cq]);
+        pair.arm(cq, true);
+        assert_eq!(pair.notified(), [cq], "{transport:?}: a failed one waits");
     }
 }
 
@@ -235,44 +267,45 @@ fn sends_notify_their_own_queue() {
     assert_eq!(pair.fabric.endpoint(a).poll_notified(), Some(a.send_cq));
 }
 
-/// A program that sleeps whenever it has armed, polled and found nothing never sleeps through a
-/// completion, whenever that comes.
+/// A program that polls and arms, in either order, and then sleeps until it is notified never sleeps
+/// through a completion, whenever that comes.
 #[test]
-fn arming_before_polling_loses_no_wake_up() {
+fn polling_and_arming_in_any_order_loses_no_wake_up() {
+    const TOTAL: u64 = 60;
     for seed in 0..300 {
         let mut draw = Draw::new(seed);
         let mut pair = Pair::new(TRANSPORTS[draw.below(3) as usize]);
-        pair.receives(60);
+        pair.receives(TOTAL);
         let (b, cq) = (pair.b, pair.b.recv_cq);
-        let (mut sent, mut seen, mut asleep) = (0, 0, false);
-        while sent < 60 {
-            let burst = draw.below(3).min(60 - sent);
-            for _ in 0..burst {
-                pair.deliver(draw.chance(500));
-            }
-            sent += burst;
-            let woken = pair.notified() == [cq];
-            assert!(!asleep || woken == (burst > 0), "seed {seed}: woken {woken} by {burst}");
-            if asleep && !woken {
-                continue;
-            }
+        let (mut sent, mut seen) = (0, 0);
+        let deliver = |pair: &mut Pair, draw: &mut Draw, sent: &mut u64| {
+            let burst = draw.below(3).min(TOTAL - *sent);
+            (0..burst).for_each(|_| pair.deliver(draw.chance(500)));
+            *sent += burst;
+        };
+        while seen < TOTAL {
             // Completions may come between any two steps.
-            let mut poll = |pair: &mut Pair| seen += pair.fabric.received_by(b).len() as u64;
-            poll(&mut pair);
-            let surprise = u64::from(sent < 60 && draw.chance(300));
-            if surprise == 1 && draw.chance(500) {
-                pair.deliver(false);
-                pair.arm(cq, false);
-            } else {
-                pair.arm(cq, false);
-                if surprise == 1 {
-                    pair.deliver(false);
+            let arms_first = draw.chance(500);
+            for arms in [arms_first, !arms_first] {
+                deliver(&mut pair, &mut draw, &mut sent);
+                if arms {
+                    pair.arm(cq, false);
+                } else {
+                    seen += pair.fabric.received_by(b).len() as u64;
                 }
             }
-            sent += surprise;
-            poll(&mut pair);
-            asleep = pair.notified().is_empty();
-            assert_eq!(seen, sent, "seed {seed}: asleep with completions waiting");
+            deliver(&mut pair, &mut draw, &mut sent);
+            let woken = pair.notified() == [cq];
+            assert!(
+                woken || seen == sent,
+                "seed {seed}: {} completions slept through",
+                sent - seen
+            );
+            if sent < TOTAL && !woken {
+                pair.deliver(false);
+                sent += 1;
+                assert_eq!(pair.notified(), [cq], "seed {seed}: a sleeper is not woken");
+            }
         }
     }
 }

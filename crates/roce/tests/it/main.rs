@@ -9,9 +9,11 @@
 //! | `rc_atomic` | atomics: exactly once, in order, checked |
 //! | `rc_local` | memory windows, invalidation, fences, shared receives |
 //! | `rc_chaos` | random programs under faults, against a reference model (C2, C3) |
+//! | `rc_order` | requests take effect in the order in which they were posted |
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
+//! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
 //! | `report` | what a queue pair says of itself, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
@@ -31,6 +33,8 @@ mod rc_chaos;
 mod rc_directed;
 mod rc_hostile;
 mod rc_local;
+mod rc_order;
+mod rc_rights;
 mod report;
 mod srq;
 mod states;

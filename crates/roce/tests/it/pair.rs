@@ -165,9 +165,14 @@ pub(crate) struct Lone {
 
 impl Lone {
     pub(crate) fn new() -> Lone {
+        Lone::with(|_| {})
+    }
+
+    pub(crate) fn with(adjust: impl Fn(&mut Connect)) -> Lone {
         let mut pair = Pair::with(|connect| {
             connect.mtu = Mtu::M256;
             connect.max_dest_rd_atomic = 2;
+            adjust(connect);
         });
         pair.receive(7, 1000);
         let psn = pair.first_psn();
@@ -218,9 +223,14 @@ impl Lone {
 
     /// The acknowledgement that node 1 has to send, if any.
     pub(crate) fn answer(&mut self) -> Option<(Psn, Syndrome)> {
-        let transmit = self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?;
-        let aeth = transmit.headers.ext().aeth().copied()?;
-        Some((transmit.headers.bth().psn, aeth.syndrome))
+        let headers = self.answer_packet()?;
+        let aeth = headers.ext().aeth().copied()?;
+        Some((headers.bth().psn, aeth.syndrome))
+    }
+
+    /// The next packet that node 1 has to send, if any.
+    pub(crate) fn answer_packet(&mut self) -> Option<Headers> {
+        Some(self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?.headers)
     }
 
     pub(crate) fn reth(&self, len: u32) -> Ext {

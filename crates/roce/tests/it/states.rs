@@ -3,18 +3,20 @@
 //! The table here is written by hand in another form than the crate's, attribute by attribute as a
 //! manual would have it; the two have to agree on every transition, transport and attribute.
 
-use roce::Time;
 use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState,
+    Reliability,
 };
 use roce::verbs::{
-    Datagram, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError, WcStatus,
+    Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError,
+    WcStatus,
 };
 use roce::wire::{Opcode, Psn};
 use roce::world::Path;
+use roce::{Duration, Time};
 
 use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-use WcStatus::{LocalProtectionError, Success, WrFlushError};
+use WcStatus::{LocalProtectionError, RetryExceeded, Success, WrFlushError};
 
 use crate::harness::{BASE, End, Fabric, FabricConfig};
 use crate::kit::{
@@ -462,6 +464,151 @@ fn limits_of_reads_change_while_the_queue_is_drained() {
         let done = fabric.sent_by(a);
         let all_done = done.iter().all(|done| done.status == Success);
         assert_eq!(all_done, served, "{limit}: {done:?}");
+    }
+}
+
+// ---- attributes that change while connected ---------------------------------------------------
+
+const MODES: [Reliability; 2] = [Reliability::GoBackN, Reliability::Selective];
+
+/// A reliable connection with these attributes on both sides.
+struct Tuned {
+    fabric: Fabric,
+    a: End,
+    b: End,
+    regions: [MemoryRegion; 2],
+}
+
+impl Tuned {
+    fn new(adjust: impl Fn(&mut QpAttr)) -> Tuned {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let [a, b] = [0, 1].map(|node| fabric.create(node, Transport::Rc, None));
+        for (own, peer) in [(a, b), (b, a)] {
+            let path = fabric.nodes[peer.node].path();
+            let mut base = attributes(path, own.qpn, peer.qpn, Mtu::M256);
+            adjust(&mut base);
+            bring_to(fabric.endpoint(own), own.qpn, Transport::Rc, &base, Rts);
+        }
+        Tuned { fabric, a, b, regions }
+    }
+
+    fn post(&mut self, wr_id: u64, op: SendOp, len: u32) {
+        self.fabric.post_send(self.a, send(wr_id, op, list(self.regions[0], 0, len)));
+    }
+
+    fn read(&mut self, wr_id: u64) {
+        let op = SendOp::Read { remote_addr: BASE + 4096 * wr_id, rkey: self.regions[1].rkey };
+        let sges = list(self.regions[0], 4096 * wr_id, 1500);
+        self.fabric.post_send(self.a, send(wr_id, op, sges));
+    }
+
+    fn modify(&mut self, attr: &QpAttr) {
+        let a = self.a;
+        self.fabric.endpoint(a).modify_qp(a.qpn, attr).unwrap();
+    }
+
+    /// Goes to SQD and sets one attribute there.
+    fn retune(&mut self, bit: AttrMask, adjust: impl Fn(&mut QpAttr)) {
+        let mut attr = QpAttr { mask: bit, ..QpAttr::to(Sqd) };
+        adjust(&mut attr);
+        self.modify(&QpAttr::to(Sqd));
+        self.modify(&attr);
+    }
+
+    fn limit_reads(&mut self, limit: u8) {
+        self.retune(AttrMask::MAX_QP_RD_ATOMIC, |attr| attr.max_rd_atomic = limit);
+    }
+
+    fn ended(&mut self) -> Vec<(u64, WcStatus)> {
+        self.fabric.run_until(self.fabric.now + Duration::from_millis(2000));
+        let a = self.a;
+        brief(&self.fabric.sent_by(a))
+    }
+
+    /// Whether READ `wr_id` has brought the peer's bytes.
+    fn has_read(&self, wr_id: u64) -> bool {
+        let [ours, theirs] = [&self.fabric.nodes[0].arena, &self.fabric.nodes[1].arena];
+        let at = BASE + 4096 * wr_id;
+        ours.peek(at, 1500) == theirs.peek(at, 1500)
+    }
+}
+
+#[test]
+fn more_reads_may_be_in_flight_once_the_limit_is_raised() {
+    for (mode, before) in MODES.into_iter().flat_map(|mode| [(mode, 0), (mode, 1), (mode, 3)]) {
+        let mut tuned = Tuned::new(|attr| (attr.reliability, attr.max_rd_atomic) = (mode, before));
+        // The places in use do not begin with the first.
+        for wr_id in 0..u64::from(before) / 2 {
+            tuned.read(wr_id);
+        }
+        tuned.fabric.run(1_000);
+        tuned.fabric.sent_by(tuned.a);
+        tuned.limit_reads(16);
+        tuned.modify(&QpAttr::to(Rts));
+        let wanted: Vec<_> = (0..20).map(|wr_id| (wr_id, Success)).collect();
+        (0..20).for_each(|wr_id| tuned.read(wr_id));
+        assert_eq!(tuned.ended(), wanted, "{mode:?} from {before}");
+        assert!((0..20).all(|wr_id| tuned.has_read(wr_id)), "{mode:?} from {before}");
+    }
+}
+
+/// READs that were begun are finished, losses and all, whatever the limit has become.
+#[test]
+fn the_limit_of_reads_changes_under_reads_in_flight() {
+    for (mode, limit) in MODES.into_iter().flat_map(|mode| [0, 1, 2, 9].map(|limit| (mode, limit)))
+    {
+        let mut tuned = Tuned::new(|attr| (attr.reliability, attr.max_rd_atomic) = (mode, 4));
+        let mut responses = 0;
+        tuned.fabric.filter = Some(Box::new(move |_, headers| {
+            responses += u32::from(headers.bth().opcode.is_response());
+            !headers.bth().opcode.is_response() || responses > 12
+        }));
+        (0..6).for_each(|wr_id| tuned.read(wr_id));
+        tuned.fabric.settle();
+        tuned.limit_reads(limit);
+        let begun: Vec<_> = (0..4).map(|wr_id| (wr_id, Success)).collect();
+        assert_eq!(tuned.ended(), begun, "{mode:?} to {limit}");
+        tuned.limit_reads_from_drained(5);
+        assert_eq!(tuned.ended(), [(4, Success), (5, Success)], "{mode:?} to {limit}");
+        assert!((0..6).all(|wr_id| tuned.has_read(wr_id)), "{mode:?} to {limit}");
+    }
+}
+
+impl Tuned {
+    /// Sets the limit in SQD, and goes on.
+    fn limit_reads_from_drained(&mut self, limit: u8) {
+        let mask = AttrMask::MAX_QP_RD_ATOMIC;
+        self.modify(&QpAttr { mask, max_rd_atomic: limit, ..QpAttr::to(Sqd) });
+        self.modify(&QpAttr::to(Rts));
+    }
+}
+
+#[test]
+fn retries_and_timeout_are_those_set_last() {
+    for mode in MODES {
+        // More retries, while one is needed.
+        let mut tuned = Tuned::new(|attr| {
+            (attr.reliability, attr.retry_count, attr.timeout) = (mode, 0, 8);
+        });
+        let mut lost = 0;
+        tuned.fabric.filter = Some(Box::new(move |_, _| {
+            lost += 1;
+            lost > 4
+        }));
+        let (op, b) = (SendOp::Send, tuned.b);
+        tuned.fabric.post_recv(b, recv(7, list(tuned.regions[1], 0, 100)));
+        tuned.post(1, op, 100);
+        tuned.fabric.settle();
+        tuned.retune(AttrMask::RETRY_CNT, |attr| attr.retry_count = 7);
+        assert_eq!(tuned.ended(), [(1, Success)], "{mode:?}");
+        // A timeout, where there was none.
+        let mut tuned = Tuned::new(|attr| (attr.reliability, attr.timeout) = (mode, 0));
+        tuned.fabric.filter = Some(Box::new(|_, _| false));
+        tuned.post(1, op, 100);
+        assert_eq!(tuned.ended(), [], "{mode:?}: waits for ever");
+        tuned.retune(AttrMask::TIMEOUT, |attr| attr.timeout = 8);
+        assert_eq!(tuned.ended(), [(1, RetryExceeded)], "{mode:?}");
     }
 }
 

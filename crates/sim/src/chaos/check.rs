@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use roce::verbs::{Completion, Sge, Verbs, WcStatus};
+use roce::verbs::{Completion, Qpn, Sge, Verbs, WcStatus};
 
 use super::atomics::Attempt;
 use super::side::{Announced, At, Effect, Open, PostedReceive, PostedSend};
@@ -26,7 +26,8 @@ impl Run {
             }
             for (side, node) in nodes.into_iter().enumerate() {
                 self.collect_events(node)?;
-                self.collect_side(At { pair, side })?;
+                self.wake(node);
+                self.collect_if_awake(At { pair, side })?;
             }
             self.look_after(pair)?;
         }
@@ -37,7 +38,7 @@ impl Run {
         let Ok(side) = self.side(at) else {
             return Ok(());
         };
-        if side.is_dead {
+        if side.is_dead || side.is_abandoned {
             return Ok(());
         }
         let (node, qpn, cqs) = (side.node, side.qpn, [side.send_cq, side.recv_cq]);
@@ -47,6 +48,15 @@ impl Run {
             found.extend(core::iter::from_fn(|| endpoint.poll_cq(cq)));
         }
         self.sabotage_completions(&mut found);
+        self.check_completions(at, qpn, found)
+    }
+
+    pub(super) fn check_completions(
+        &mut self,
+        at: At,
+        qpn: Qpn,
+        found: Vec<Completion>,
+    ) -> Checked<()> {
         for done in found {
             ensure!(done.qpn == qpn, "C2: completion of another queue pair: {done:?}");
             self.summary.completions += 1;
@@ -133,6 +143,12 @@ impl Run {
                 self.check_written(peer_node, target, &bytes)?;
                 self.granted_done(at.peer())
             }
+            Effect::Former { landing, bytes, repeated } => {
+                self.check_former(at, &landing, &bytes, repeated)
+            }
+            Effect::FormerWord { landing, word, repeated } => {
+                self.check_former_word(at, landing, word, repeated)
+            }
             Effect::Bind => self.bound(at),
             Effect::Invalidate => self.invalidated(at),
             Effect::Write { target, bytes, .. } if !is_reliable => {
@@ -172,7 +188,7 @@ impl Run {
         }
     }
 
-    fn read_word(&self, node: u32, addr: u64) -> u64 {
+    pub(super) fn read_word(&self, node: u32, addr: u64) -> u64 {
         let mut word = [0; 8];
         word.copy_from_slice(self.fabric.node(node).memory.peek(addr, 8));
         u64::from_ne_bytes(word)
@@ -187,7 +203,7 @@ impl Run {
         Ok(())
     }
 
-    fn check_landed(&mut self, node: u32, list: &[Sge], bytes: &[u8]) -> Checked<()> {
+    pub(super) fn check_landed(&mut self, node: u32, list: &[Sge], bytes: &[u8]) -> Checked<()> {
         let there = gather(&self.fabric.node(node).memory, list, bytes.len());
         if there != bytes {
             let at = there.iter().zip(bytes).position(|(a, b)| a != b).unwrap_or(0);
@@ -217,6 +233,8 @@ impl Run {
         self.pair_mut(at).held.extend(volatile);
         match posted.effect {
             Effect::None | Effect::Bind | Effect::Invalidate => {}
+            Effect::Former { landing, .. } => self.leave_any(at, node, &landing),
+            Effect::FormerWord { landing, .. } => self.leave_any(at, node, &[landing]),
             Effect::Granted { target, bytes } => {
                 self.pair_mut(at).open.push(Open { node: peer, addr: target, bytes, any: false });
             }

@@ -153,7 +153,8 @@ impl Run {
 
     pub(super) fn draft_read(&mut self, at: At) -> Checked<Option<Draft>> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
-        let read_back = self.chance.per_mille(400);
+        let readable = self.spaces[peer as usize].access(Use::Window).remote_read;
+        let read_back = self.chance.per_mille(400) && readable;
         let written = if read_back { self.last_write(at)? } else { None };
         let (addr, of, bytes, write) = match written {
             Some((wr_id, target, bytes)) => (target, Use::Window, bytes, Some(wr_id)),
@@ -264,7 +265,9 @@ impl Run {
 
     /// A request without any bytes, which needs no key either.
     pub(super) fn empty_draft(&self, at: At) -> Draft {
-        if self.pairs[at.pair].params.transport == Transport::Ud {
+        let is_ud = self.pairs[at.pair].params.transport == Transport::Ud;
+        let may_write = self.side(at.peer()).is_ok_and(|peer| peer.access.remote_write);
+        if is_ud || !may_write {
             let tells = Some((None, Vec::new(), None));
             return Draft { tells, ..Draft::new(SendOp::Send, WcOpcode::Send, SgList::new()) };
         }
@@ -274,7 +277,7 @@ impl Run {
 }
 
 /// What the peer's word goes through.
-fn applied(op: SendOp) -> AtomicOp {
+pub(super) fn applied(op: SendOp) -> AtomicOp {
     match op {
         SendOp::CompareSwap { compare, swap, .. } => AtomicOp::CompareSwap { compare, swap },
         SendOp::FetchAdd { add, .. } => AtomicOp::FetchAdd(add),

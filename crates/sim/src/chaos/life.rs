@@ -5,21 +5,23 @@ use alloc::vec::Vec;
 use core::mem;
 
 use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpConfig, QpState};
-use roce::verbs::{Transport, VerbsError};
+use roce::verbs::{Transport, Verbs, VerbsError};
 use roce::wire::Psn;
 use roce::world::AtomicOp;
 
 use super::atomics::{Attempt, Verdict, WordHistory};
 use super::side::{At, Effect, Open, Pair, PairState, Side, Turn, has_failed};
 use super::space::{Space, Use, WORDS};
-use super::{Checked, Phase, Run, ensure};
+use super::{Checked, Phase, Run, ensure, rights};
 use crate::faults::Fault;
 use crate::memory::Arena;
 
 impl Run {
     pub(super) fn new_space(&mut self, node: u32) -> Checked<Space> {
         let (max_len, sides) = (self.scenario.max_len, self.scenario.sides());
-        Space::new(self.fabric.node_mut(node), max_len, sides, &mut self.chance)
+        let entry = self.fabric.node_mut(node);
+        let chances = (&mut self.chance, &mut self.whims);
+        Space::new(entry, max_len, sides, &self.scenario.habits, chances)
     }
 
     /// Begins the histories of a node's words.
@@ -94,6 +96,7 @@ impl Run {
         for side in 0..2 {
             let after_ns = 1 + self.chance.below(5_000);
             self.schedule(after_ns, Turn::Act { at: At { pair, side }, epoch });
+            self.lull(At { pair, side }, epoch)?;
         }
         Ok(())
     }
@@ -124,7 +127,10 @@ impl Run {
         }
         let shares = srq.is_some();
         let window = self.new_window(node)?;
-        Ok(Side { shares, window, qkey, ..Side::new(node, qpn, send_cq, recv_cq) })
+        let max_rd_atomic = self.pairs[at.pair].params.max_rd_atomic;
+        let (access, nap) = (self.draw_access(), self.draw_nap());
+        let bare = Side::new(node, qpn, send_cq, recv_cq);
+        Ok(Side { shares, window, qkey, max_rd_atomic, access, nap, ..bare })
     }
 
     fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
@@ -137,7 +143,9 @@ impl Run {
             let path = self.fabric.path_to(peer.node);
             let psn = self.fabric.node(peer.node).endpoint.initial_psn(peer.qpn)?;
             let connect = self.pairs[pair].params.connect(path, peer.qpn, psn);
-            self.fabric.node_mut(own.node).endpoint.connect(own.qpn, &connect)?;
+            let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
+            endpoint.connect(own.qpn, &connect)?;
+            endpoint.modify_qp(own.qpn, &rights::attributes(own.access))?;
         }
         Ok(())
     }
@@ -145,7 +153,9 @@ impl Run {
     // ---- breaking ------------------------------------------------------------------------------
 
     fn has_failed(&self, side: &Side) -> bool {
-        side.is_dead || has_failed(self.fabric.node(side.node).endpoint.qp_state(side.qpn))
+        side.is_dead
+            || side.is_abandoned
+            || has_failed(self.fabric.node(side.node).endpoint.qp_state(side.qpn))
     }
 
     /// The same, or it only sends no more.
@@ -160,8 +170,13 @@ impl Run {
             return Ok(());
         };
         let failed = [self.has_failed(&sides[0]), self.has_failed(&sides[1])];
-        if !sides.iter().any(|side| self.has_stopped(side)) {
+        let stopped = [self.has_stopped(&sides[0]), self.has_stopped(&sides[1])];
+        if stopped == [false, false] {
             return Ok(());
+        }
+        if failed == [false, false] && self.may_recover(pair) {
+            let sides = (0..2).filter(|&side| stopped[side]);
+            return sides.map(|side| At { pair, side }).try_for_each(|at| self.recover(at));
         }
         if self.pairs[pair].state == PairState::Up {
             self.begin_breaking(pair)?;
@@ -179,6 +194,7 @@ impl Run {
         let is_reliable = self.pairs[pair].params.is_reliable();
         let epoch = self.pairs[pair].epoch;
         for side in 0..2 {
+            self.resume_now(At { pair, side })?;
             let patient = is_reliable && self.chance.per_mille(500);
             let after_ns = match patient {
                 true => self.patience_ns(&self.pairs[pair]),
@@ -196,14 +212,14 @@ impl Run {
         if pair.epoch != epoch || pair.state != PairState::Breaking {
             return Ok(());
         }
+        self.collect_side(at)?;
         let side = self.side(at)?;
         if self.has_failed(side) {
             return Ok(());
         }
         let waits = side.sends.iter().any(|send| send.signaled);
         ensure!(!(patient && waits), "retries should have run out. {}", self.describe());
-        self.stop(at)?;
-        self.collect_side(at)?;
+        self.end(at)?;
         self.look_after(at.pair)
     }
 
@@ -212,9 +228,15 @@ impl Run {
         let pair = self.pair_mut(at);
         pair.is_excused = true;
         pair.is_retired = true;
-        self.stop(at)?;
-        self.collect_side(at)?;
+        self.end(at)?;
         self.look_after(at.pair)
+    }
+
+    /// A program ends its side: it takes what is completed or flushed, or does not care.
+    fn end(&mut self, at: At) -> Checked<()> {
+        self.stop(at)?;
+        let abandons = self.scenario.habits.abandons;
+        if self.whims.per_mille(abandons) { self.abandon(at) } else { self.collect_side(at) }
     }
 
     fn stop(&mut self, at: At) -> Checked<()> {
@@ -227,6 +249,7 @@ impl Run {
     /// Nobody can change anything any more: what was left open is looked at.
     fn settle(&mut self, pair: usize) -> Checked<()> {
         for side in 0..2 {
+            self.collect_side(At { pair, side })?;
             self.check_flushed(At { pair, side })?;
         }
         for side in 0..2 {
@@ -237,7 +260,7 @@ impl Run {
         };
         for side in sides.iter().filter(|side| !side.is_dead) {
             let endpoint = &mut self.fabric.node_mut(side.node).endpoint;
-            destroy(endpoint, side).map_err(|error| format!("destroy: {error}"))?;
+            destroy(endpoint, side)?;
             let Some(window) = side.window else {
                 continue;
             };
@@ -257,7 +280,7 @@ impl Run {
     fn check_flushed(&mut self, at: At) -> Checked<()> {
         self.collect_events(self.side(at)?.node)?;
         let side = self.side_mut(at)?;
-        if side.is_dead {
+        if side.is_dead || side.is_abandoned {
             return Ok(());
         }
         ensure!(side.last_wqe == side.shares, "nothing said that no more receives are taken");
@@ -272,7 +295,8 @@ impl Run {
     fn check_delivered(&mut self, at: At) -> Checked<()> {
         let (sender, receiver) = (self.side(at)?, self.side(at.peer())?);
         let lost = sender.delivered.saturating_sub(receiver.received);
-        let may_lose = receiver.is_dead || !self.pairs[at.pair].params.is_reliable();
+        let may_lose =
+            receiver.is_dead || receiver.is_abandoned || !self.pairs[at.pair].params.is_reliable();
         ensure!(lost == 0 || may_lose, "C2: {lost} acknowledged messages were lost");
         Ok(())
     }
@@ -317,6 +341,7 @@ impl Run {
         self.pools[node as usize] = self.new_pool(node)?;
         self.start_words(node);
         self.excuse_node(node);
+        self.forget_intruders(node);
         let mut felt = false;
         for pair in 0..self.pairs.len() {
             felt |= self.kill_sides(pair, node)?;
@@ -376,11 +401,11 @@ impl Run {
             }
             self.pairs[pair].is_excused = true;
             for side in 0..2 {
-                self.stop(At { pair, side })?;
-                self.collect_side(At { pair, side })?;
+                self.end(At { pair, side })?;
             }
             self.look_after(pair)?;
         }
+        self.close_intruders()?;
         Ok(())
     }
 }
@@ -409,8 +434,17 @@ fn raise(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
     Ok(())
 }
 
-fn destroy(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
-    endpoint.destroy_qp(side.qpn)?;
-    endpoint.destroy_cq(side.send_cq)?;
-    if side.recv_cq != side.send_cq { endpoint.destroy_cq(side.recv_cq) } else { Ok(()) }
+/// No completion outlives its queue pair.
+fn destroy(endpoint: &mut Endpoint, side: &Side) -> Checked<()> {
+    let failed = |error: VerbsError| format!("destroy: {error}");
+    endpoint.destroy_qp(side.qpn).map_err(failed)?;
+    for cq in [side.send_cq, side.recv_cq] {
+        let left = endpoint.poll_cq(cq);
+        ensure!(left.is_none(), "C2: a completion of a queue pair that is no more: {left:?}");
+    }
+    endpoint.destroy_cq(side.send_cq).map_err(failed)?;
+    match side.recv_cq == side.send_cq {
+        true => Ok(()),
+        false => endpoint.destroy_cq(side.recv_cq).map_err(failed),
+    }
 }

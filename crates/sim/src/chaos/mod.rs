@@ -22,15 +22,21 @@
 //! when a machine restarts. Then both sides flush, what was under way may have arrived or not (byte by
 //! byte the old or the new), and the programs connect again.
 
+mod abandon;
 mod atomics;
 mod check;
 mod draft;
+mod drain;
+mod intruder;
 mod life;
 mod monitor;
+mod overtake;
 mod pool;
 mod post;
+mod rights;
 mod scenario;
 mod side;
+mod sleep;
 mod space;
 mod summary;
 mod trespass;
@@ -52,7 +58,8 @@ use crate::fabric::{Fabric, MAX_DELAY_NS, Sighting};
 use crate::faults::FaultMix;
 use crate::link::LinkConfig;
 use crate::memory::Arena;
-use monitor::Monitor;
+use intruder::Intruder;
+use monitor::{Monitor, Requests};
 use scenario::{Scenario, Strike};
 use side::{At, Healing, Pair, PairState, Pool, Turn};
 use space::Space;
@@ -154,6 +161,8 @@ struct Run {
     scenario: Scenario,
     options: Options,
     chance: Chance,
+    /// Source of what habits draw: without them, a run stays as it is.
+    whims: Chance,
     spaces: Vec<Space>,
     pairs: Vec<Pair>,
     /// Shared receive queues, by node.
@@ -162,6 +171,7 @@ struct Run {
     words: Vec<Vec<atomics::WordHistory>>,
     /// Values that the words were seen to get last: what compare-and-swaps are tried with.
     last_values: Vec<Vec<u64>>,
+    intruders: Vec<Intruder>,
     strikes: VecDeque<(u64, Strike)>,
     turns: Vec<Turn>,
     monitor: Monitor,
@@ -187,6 +197,7 @@ impl Run {
             words: Vec::new(),
             last_values: Vec::new(),
             pairs,
+            intruders: Vec::new(),
             strikes,
             turns: Vec::new(),
             monitor: Monitor::default(),
@@ -196,6 +207,7 @@ impl Run {
             summary: Summary { seeds: 1, ..Summary::default() },
             options: options.clone(),
             chance: chance.fork(),
+            whims: Chance::new(!scenario.fabric.seed).fork(),
             fabric,
             scenario,
         };
@@ -217,7 +229,8 @@ impl Run {
                 self.fabric.node_mut(node).corrupt_every(5);
             }
         }
-        (0..self.pairs.len()).try_for_each(|pair| self.connect(pair))
+        (0..self.pairs.len()).try_for_each(|pair| self.connect(pair))?;
+        (0..self.scenario.habits.intruders).try_for_each(|_| self.intrude())
     }
 
     /// Makes a fresh endpoint make the mistake that the run is to show.
@@ -233,6 +246,7 @@ impl Run {
             ensure!(self.fabric.advance(), "stuck: nothing will ever happen. {}", self.describe());
             self.check_health()?;
             self.watch()?;
+            self.watch_intruders()?;
             self.collect()?;
             self.take_turns()?;
             self.move_on()?;
@@ -282,6 +296,9 @@ impl Run {
                 Turn::Act { at, epoch } => self.act(at, epoch)?,
                 Turn::GiveUp { at, epoch, patient } => self.give_up(at, epoch, patient)?,
                 Turn::Connect { pair } => self.connect(pair)?,
+                Turn::Arm { at, epoch } => self.arm(at, epoch)?,
+                Turn::Resume { at, epoch, patience } => self.resume(at, epoch, patience)?,
+                Turn::Attack { intruder } => self.attack(intruder)?,
                 Turn::PlugIn { node } => self.fabric.set_cable(node, true),
             }
         }
@@ -328,6 +345,7 @@ impl Run {
 
     /// All faults stop. What is outstanding has to finish within a bound.
     fn heal(&mut self) -> Checked<()> {
+        self.resume_all()?;
         self.ask_for_the_last()?;
         self.fabric.mix = FaultMix::NONE;
         self.fabric.set_queue_bytes(1 << 40);
@@ -427,6 +445,8 @@ impl Run {
                 .map_err(|what| format!("node {node}: {what}"))?;
             self.count_node(node);
         }
+        let Requests { checked, skipped } = self.monitor.requests;
+        (self.summary.requests_checked, self.summary.requests_skipped) = (checked, skipped);
         self.summary.faults = self.fabric.fault_counts();
         self.summary.events = self.fabric.events_handled();
         self.summary.simulated_ns = self.fabric.now().as_nanos();

@@ -2,18 +2,22 @@
 //!
 //! A transport can break these and still deliver every byte, only slower or at its peer's expense, so
 //! completions alone would not show it:
-//! - after an RNR NAK, the refused packet is not sent before the delay has passed (IBA 9.7.5.2.8);
-//! - not more request packets are unacknowledged than the window allows;
+//! - after an RNR NAK no request packet is sent before the delay has passed (IBA 9.7.5.2.8);
+//! - not more request packets are unacknowledged than the window allows; where losses are repaired
+//!   selectively, packets that a SACK reported do not count, and the oldest unacknowledged packet
+//!   is at most four windows back;
 //! - an acknowledgement promises no more receives than are posted (IBA 9.7.7.2);
 //! - congestion notifications of a queue pair keep their distance.
 //!
-//! Where losses are repaired by selective repeat, answers say more than these rules know, and where READs are
-//! mixed in, packets and sequence numbers do not correspond one to one and a missing
-//! READ response also makes the requester go back; the first two rules skip such queue pairs.
+//! The first two rules follow what the requester was told, in both modes: a READ of n responses is
+//! one request packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement
+//! beyond an unanswered READ or atomic ends there, and an RNR NAK behind one starts no wait, because
+//! the lost response is asked for first. They apply to every request packet of a reliable connection
+//! whose sender the programs know ([`Monitor::requests`] counts the others, too).
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 
-use roce::wire::{Headers, Opcode, Psn, Service, Syndrome};
+use roce::wire::{Aeth, Ext, Headers, Opcode, Psn, Sack, Service, Syndrome};
 use roce::{Duration, Time};
 
 use super::scenario::rnr_units;
@@ -21,24 +25,176 @@ use super::side::{Pair, Side};
 use super::{Checked, ensure};
 use crate::fabric::{Direction, Sighting};
 
-/// What the wire has shown of a requester.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
+/// Most PSNs between the oldest unacknowledged packet and the newest in selective repeat, in windows.
+const HORIZON_WINDOWS: u32 = 4;
+
+/// What a request packet waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Await {
+    /// An acknowledgement.
+    Ack,
+    /// So many responses.
+    Responses(u32),
+}
+
+/// A requester as the wire has shown it.
+#[derive(Debug)]
+struct Requester {
+    /// Connections of its pair before this one: queue pair numbers come again.
+    epoch: u32,
     /// First PSN that is not acknowledged.
     una: Psn,
     /// PSN after the last one sent.
     end: Psn,
-    /// PSN that must not be sent before then.
-    wait: Option<(Psn, Time)>,
+    /// No request packet may be sent before.
+    wait: Option<Time>,
+    unanswered: Unanswered,
+}
+
+/// Request packets from `una` on, oldest first.
+#[derive(Debug)]
+enum Unanswered {
+    GoBackN(VecDeque<Await>),
+    Selective {
+        /// For each PSN, whether it was reported and not sent again since.
+        reported: VecDeque<bool>,
+        /// How many of them were not.
+        in_flight: u32,
+    },
+}
+
+/// How many request packets the rules were applied to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Requests {
+    pub(super) checked: u64,
+    /// Their sender is unknown.
+    pub(super) skipped: u64,
 }
 
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Monitor {
     /// By node and queue pair number.
-    seen: BTreeMap<(u32, u32), Seen>,
+    requesters: BTreeMap<(u32, u32), Requester>,
     /// When a queue pair last sent a congestion notification.
     notified: BTreeMap<(u32, u32), Time>,
+    pub(super) requests: Requests,
+}
+
+impl Requester {
+    fn new(epoch: u32, first: Psn, is_selective: bool) -> Requester {
+        let unanswered = match is_selective {
+            true => Unanswered::Selective { reported: VecDeque::new(), in_flight: 0 },
+            false => Unanswered::GoBackN(VecDeque::new()),
+        };
+        Requester { epoch, una: first, end: first, wait: None, unanswered }
+    }
+
+    /// A request packet of `psns` PSNs is sent; whether it is sent for the first time.
+    fn send(&mut self, psn: Psn, psns: u32, waits_for: Await) -> bool {
+        let is_new = !psn.is_before(self.end);
+        if is_new {
+            self.end = psn.plus(psns);
+        }
+        let place = psn.distance_from(self.una);
+        match &mut self.unanswered {
+            Unanswered::GoBackN(requests) if is_new => requests.push_back(waits_for),
+            Unanswered::GoBackN(_) => {}
+            Unanswered::Selective { reported, in_flight } if is_new => {
+                reported.push_back(false);
+                *in_flight += 1;
+            }
+            Unanswered::Selective { reported, in_flight } => {
+                let place = usize::try_from(place).ok().and_then(|place| reported.get_mut(place));
+                if let Some(reported) = place.filter(|reported| **reported) {
+                    *reported = false;
+                    *in_flight += 1;
+                }
+            }
+        }
+        is_new
+    }
+
+    /// Request packets under way, and PSNs from the oldest on where a horizon bounds them.
+    fn under_way(&self) -> (u32, u32) {
+        match &self.unanswered {
+            Unanswered::GoBackN(requests) => (requests.len() as u32, 0),
+            Unanswered::Selective { reported, in_flight } => (*in_flight, reported.len() as u32),
+        }
+    }
+
+    /// Acknowledges PSNs before `psn`, in go-back-N up to an unanswered READ or atomic. Whether all
+    /// of them are now.
+    fn acknowledge(&mut self, psn: Psn) -> bool {
+        while self.una.is_before(psn) {
+            match &mut self.unanswered {
+                Unanswered::GoBackN(requests) => match requests.front() {
+                    Some(Await::Ack) => drop(requests.pop_front()),
+                    _ => return false,
+                },
+                Unanswered::Selective { reported, in_flight } => {
+                    *in_flight -= u32::from(reported.pop_front() == Some(false));
+                }
+            }
+            self.una = self.una.next();
+        }
+        true
+    }
+
+    /// A response to a READ or an atomic.
+    fn respond(&mut self, psn: Psn) {
+        if psn.is_before(self.una) {
+            return;
+        }
+        let Unanswered::GoBackN(_) = self.unanswered else {
+            // It says that its request was executed, and all before it.
+            self.acknowledge(psn.next());
+            return;
+        };
+        if !self.acknowledge(psn) {
+            return;
+        }
+        if let Unanswered::GoBackN(requests) = &mut self.unanswered
+            && let Some(Await::Responses(left)) = requests.front_mut()
+        {
+            *left -= 1;
+            if *left == 0 {
+                requests.pop_front();
+            }
+            self.una = self.una.next();
+        }
+    }
+
+    fn report(&mut self, sack: &Sack) {
+        let Unanswered::Selective { reported, in_flight } = &mut self.unanswered else {
+            return;
+        };
+        let mut bits = sack.bits();
+        while bits != 0 {
+            let place = sack.start.plus(bits.trailing_zeros()).distance_from(self.una);
+            bits &= bits - 1;
+            let place = usize::try_from(place).ok().and_then(|place| reported.get_mut(place));
+            if let Some(reported) = place.filter(|reported| !**reported) {
+                *reported = true;
+                *in_flight -= 1;
+            }
+        }
+    }
+
+    fn hear(&mut self, psn: Psn, aeth: Aeth, now: Time) {
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => drop(self.acknowledge(psn.next())),
+            Syndrome::RnrNak { timer } => {
+                let is_next = self.acknowledge(psn) && psn == self.una;
+                // What arrives while it waits, up to the last moment, changes nothing.
+                if is_next && self.wait.is_none_or(|until| until < now) {
+                    let delay = Duration::from_micros(10) * rnr_units(timer);
+                    self.wait = Some(now + delay);
+                }
+            }
+            _ => drop(self.acknowledge(psn)),
+        }
+    }
 }
 
 impl Monitor {
@@ -47,42 +203,46 @@ impl Monitor {
         if opcode == Opcode::Cnp && sighting.direction == Direction::Sent {
             return self.see_notification(sighting, pairs);
         }
-        if opcode.service() != Service::Rc {
+        if !matches!(opcode.service(), Service::Rc | Service::Selective) {
             return Ok(());
         }
         let is_request = opcode.is_request();
         match (sighting.direction, is_request) {
             (Direction::Sent, true) => self.see_request(sighting, pairs),
             (Direction::Sent, false) => see_credits(sighting, pairs),
-            (Direction::Accepted, false) => self.see_answer(sighting, pairs),
+            (Direction::Accepted, false) => {
+                self.see_answer(sighting);
+                Ok(())
+            }
             (Direction::Accepted, true) => Ok(()),
         }
     }
 
     fn see_request(&mut self, sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
         let Some((pair, own)) = sender(sighting, pairs) else {
+            self.requests.skipped += 1;
             return Ok(());
         };
+        self.requests.checked += 1;
         let psn = sighting.headers.bth().psn;
-        let fresh = Seen { una: psn, end: psn, wait: None };
-        let seen = self.seen.entry((own.node, own.qpn.get())).or_insert(fresh);
-        if !psn.is_before(seen.end) {
-            seen.end = psn.next();
+        let is_selective = pair.params.is_selective();
+        let fresh = || Requester::new(pair.epoch, psn, is_selective);
+        let key = (own.node, own.qpn.get());
+        let requester = self.requesters.entry(key).or_insert_with(fresh);
+        if requester.epoch != pair.epoch {
+            *requester = fresh();
         }
-        if own.has_read || pair.params.is_selective() {
-            return Ok(());
-        }
-        if let Some((refused, until)) = seen.wait.filter(|(refused, _)| *refused == psn) {
-            let now = sighting.at;
-            let psn = refused.get();
+        let (psns, waits_for) = demand(&sighting.headers, pair);
+        let is_new = requester.send(psn, psns, waits_for);
+        if let Some(until) = requester.wait.take() {
+            let (now, psn) = (sighting.at, psn.get());
             ensure!(now >= until, "packet {psn:#x} sent before its RNR delay ended {until}");
-            seen.wait = None;
         }
-        let under_way = seen.end.distance_from(seen.una);
+        let (under_way, span) = requester.under_way();
         let window = pair.params.window_packets.max(1);
         ensure!(
-            under_way <= window as i32,
-            "{under_way} packets under way, though the window is {window}"
+            !is_new || under_way <= window && span <= HORIZON_WINDOWS * window,
+            "{under_way} packets under way in {span}, though the window is {window}"
         );
         Ok(())
     }
@@ -100,27 +260,40 @@ impl Monitor {
         Ok(())
     }
 
-    fn see_answer(&mut self, sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
+    fn see_answer(&mut self, sighting: &Sighting) {
         let own = sighting.headers.bth().dest_qp.get();
-        let Some(seen) = self.seen.get_mut(&(sighting.node, own)) else {
-            return Ok(());
+        let Some(requester) = self.requesters.get_mut(&(sighting.node, own)) else {
+            return;
         };
-        let psn = sighting.headers.bth().psn;
-        let is_known = !psn.is_before(seen.una) && psn.is_before(seen.end);
-        let Some(aeth) = sighting.headers.ext().aeth().filter(|_| is_known) else {
-            return Ok(());
-        };
-        seen.una = match aeth.syndrome {
-            Syndrome::Ack { .. } => psn.next(),
-            _ => psn,
-        };
-        let has_read = receiver(sighting, pairs).is_some_and(|side| side.has_read);
-        if let (Syndrome::RnrNak { timer }, None, false) = (aeth.syndrome, seen.wait, has_read) {
-            let delay = Duration::from_micros(10) * rnr_units(timer);
-            seen.wait = Some((psn, sighting.at + delay));
+        let (psn, ext) = (sighting.headers.bth().psn, sighting.headers.ext());
+        if !psn.is_before(requester.end) {
+            return;
         }
-        Ok(())
+        match *ext {
+            Ext::Aeth(aeth) if sighting.headers.bth().opcode == Opcode::RcAcknowledge => {
+                requester.hear(psn, aeth, sighting.at);
+            }
+            Ext::AethSack(aeth, sack) if !psn.next().is_before(requester.una) => {
+                requester.hear(psn, aeth, sighting.at);
+                requester.report(&sack);
+            }
+            Ext::AethSack(..) => {}
+            _ => requester.respond(psn),
+        }
     }
+}
+
+/// How many PSNs a request packet takes, and what it waits for.
+fn demand(headers: &Headers, pair: &Pair) -> (u32, Await) {
+    let responses = match *headers.ext() {
+        Ext::AtomicEth(_) => 1,
+        Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
+            reth.len.div_ceil(pair.params.mtu.bytes()).max(1)
+        }
+        _ => return (1, Await::Ack),
+    };
+    let psns = if pair.params.is_selective() { 1 } else { responses };
+    (psns, Await::Responses(responses))
 }
 
 fn see_credits(sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
@@ -153,11 +326,4 @@ fn sender<'p>(sighting: &Sighting, pairs: &'p [Pair]) -> Option<(&'p Pair, &'p S
         let own = &sides[1 - to];
         (own.node == sighting.node && !own.is_dead).then_some((pair, own))
     })
-}
-
-/// The side that a packet is for.
-fn receiver<'p>(sighting: &Sighting, pairs: &'p [Pair]) -> Option<&'p Side> {
-    let dest = sighting.headers.bth().dest_qp;
-    let mut sides = pairs.iter().flat_map(|pair| pair.sides.iter().flatten());
-    sides.find(|side| side.node == sighting.node && side.qpn == dest)
 }

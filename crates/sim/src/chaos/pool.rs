@@ -77,6 +77,7 @@ impl Run {
         while let Some(event) = self.fabric.node_quietly(node).endpoint.poll_event() {
             match event {
                 AsyncEvent::LastWqeReached(qpn) => self.note_last_wqe(node, qpn)?,
+                AsyncEvent::SendQueueDrained(qpn) => self.note_drained(node, qpn),
                 AsyncEvent::QpFatal(_) | AsyncEvent::CqError(_) => {
                     return Err(format!("node {node}: {event:?}"));
                 }

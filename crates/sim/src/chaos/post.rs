@@ -12,7 +12,7 @@ use roce::verbs::{
 
 use super::draft::Draft;
 use super::scenario::Kind;
-use super::side::{Announced, At, Effect, PairState, PostedReceive, PostedSend, Turn};
+use super::side::{Announced, At, PairState, PostedReceive, PostedSend, Turn};
 use super::space::SINKS;
 use super::{Checked, MAX_BACKOFF_NS, Phase, Run};
 
@@ -28,9 +28,13 @@ impl Run {
         if pair.state != PairState::Up || pair.epoch != epoch || is_closing {
             return Ok(());
         }
-        if !self.pairs[at.pair].params.is_reliable() && self.side(at)?.posted >= RETIRE_AFTER {
+        if self.side(at)?.is_abandoned {
+            return Ok(());
+        }
+        if self.side(at)?.posted >= RETIRE_AFTER && self.may_retire(at) {
             return self.retire(at);
         }
+        self.maybe_drain(at, epoch)?;
         let mut posted = self.post_receives(at)?;
         if matches!(self.phase, Phase::Faulty) {
             for _ in 0..self.chance.below(4) {
@@ -120,11 +124,13 @@ impl Run {
             return Ok(false);
         }
         let kind = self.draw_kind(at);
+        let kind = self.permitted(at, kind)?;
         let draft = match kind {
             Kind::Send | Kind::SendImm => self.draft_send(at, kind)?,
             Kind::Write | Kind::WriteImm => self.draft_write(at, kind)?,
             Kind::Read => self.draft_read(at)?,
             Kind::ReadSend => return self.post_read_send(at),
+            Kind::ReadThenChange => return self.post_read_then_change(at),
             Kind::Atomic => self.draft_atomic(at)?,
             Kind::Bind => self.draft_bind(at)?,
             Kind::WindowWrite => self.draft_window_write(at)?,
@@ -145,7 +151,10 @@ impl Run {
         if self.chance.per_mille(self.scenario.trespass) && !is_ud {
             return self.chance.pick(&[Kind::Trespass, Kind::Trespass, Kind::LocalTrespass]);
         }
-        self.chance.pick(&self.pairs[at.pair].params.kinds)
+        let kind = self.chance.pick(&self.pairs[at.pair].params.kinds);
+        let is_reliable = self.pairs[at.pair].params.is_reliable();
+        let overtakes = is_reliable && self.whims.per_mille(self.scenario.habits.overtakes);
+        if overtakes { Kind::ReadThenChange } else { kind }
     }
 
     pub(super) fn submit(&mut self, at: At, draft: Draft) -> Checked<()> {
@@ -169,7 +178,6 @@ impl Run {
         let wr_id = self.fresh_id(false);
         let side = self.side_mut(at)?;
         side.posted += 1;
-        side.has_read |= matches!(effect, Effect::Read { .. } | Effect::Atomic { .. });
         side.sends.push_back(PostedSend {
             wr_id,
             signaled,

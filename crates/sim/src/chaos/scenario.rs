@@ -38,11 +38,16 @@ pub(super) enum Kind {
     SendInvalidate,
     /// Takes the own window back.
     LocalInvalidate,
+    /// A READ, and an unfenced request behind it that changes the bytes it reads.
+    ReadThenChange,
     /// A request that the peer must refuse.
     Trespass,
     /// A request that our own endpoint must refuse.
     LocalTrespass,
 }
+
+/// Most READs and atomics of a peer that a queue pair serves at once.
+pub(super) const MAX_RD_ATOMIC: u8 = 4;
 
 /// How a connection is made.
 #[derive(Clone, Debug)]
@@ -51,11 +56,11 @@ pub(super) struct Params {
     /// Receives come from the node's shared queue, where it has one; for either side.
     pub(super) shares_receives: [bool; 2],
     pub(super) mtu: Mtu,
-    timeout: u8,
+    pub(super) timeout: u8,
     pub(super) retry_count: u8,
     rnr_retry: u8,
-    min_rnr_timer: u8,
-    max_rd_atomic: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) max_rd_atomic: u8,
     pub(super) window_packets: u32,
     reliability: Reliability,
     congestion: CongestionControl,
@@ -91,7 +96,7 @@ impl Params {
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,
             max_rd_atomic: self.max_rd_atomic,
-            max_dest_rd_atomic: 4,
+            max_dest_rd_atomic: MAX_RD_ATOMIC,
             window_packets: self.window_packets,
             reliability: self.reliability,
             congestion: self.congestion,
@@ -150,6 +155,44 @@ pub(super) enum Strike {
     Restart { node: u32 },
 }
 
+/// What programs and their peers are given to. Each habit is there or not, by itself, and is drawn
+/// apart from everything else.
+#[derive(Clone, Debug)]
+pub(super) struct Habits {
+    /// Queue pairs and regions allow random subsets of what they could.
+    pub(super) restricts: bool,
+    /// Queue pairs go to SQD, get other attributes there, and come back: per mille of turns.
+    pub(super) drains: u32,
+    /// UC and UD queue pairs come back from SQE.
+    pub(super) recovers: bool,
+    /// Queue pairs that end are reset or destroyed with completions unpolled, per mille.
+    pub(super) abandons: u32,
+    /// Programs that sleep until they are notified, per mille.
+    pub(super) sleeps: u32,
+    /// An unfenced request follows a READ of the bytes it changes, per mille of sends.
+    pub(super) overtakes: u32,
+    /// Hostile peers, which make up their packets, one connection each.
+    pub(super) intruders: u32,
+}
+
+impl Habits {
+    fn draw(chance: &mut Chance) -> Habits {
+        let mut rate = |often, rates: &[u32]| match chance.per_mille(often) {
+            true => chance.pick(rates),
+            false => 0,
+        };
+        Habits {
+            restricts: rate(300, &[1]) > 0,
+            drains: rate(250, &[5, 40]),
+            recovers: rate(500, &[1]) > 0,
+            abandons: rate(300, &[200, 1_000]),
+            sleeps: rate(300, &[300, 1_000]),
+            overtakes: rate(300, &[20, 200]),
+            intruders: rate(350, &[1, 1, 2]),
+        }
+    }
+}
+
 /// Everything that a seed decides in advance.
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
@@ -170,6 +213,7 @@ pub(super) struct Scenario {
     pub(super) trespass: u32,
     /// How often it sends more than the receive can hold, per mille.
     pub(super) too_long: u32,
+    pub(super) habits: Habits,
 }
 
 impl Scenario {
@@ -181,8 +225,12 @@ impl Scenario {
         let count = chance.between(1, if is_large { 2 } else { 4 });
         let fabric = draw_fabric(nodes, seed, chance);
         let rate_bps = fabric.uplink.rate_bps;
-        let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, rate_bps, chance)).collect();
+        let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, rate_bps, chance));
+        let pairs: Vec<PairPlan> = pairs.collect();
         let misbehaves = chance.per_mille(250);
+        let habits = Habits::draw(&mut Chance::new(!seed));
+        let pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
+        let held = count + HELD_BY_INTRUDERS * u64::from(habits.intruders);
         let max_len = if is_large { 48_000 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
@@ -191,10 +239,11 @@ impl Scenario {
             budget,
             max_len,
             pairs,
-            pools: (0..nodes).map(|_| draw_pool(max_len, count, chance)).collect(),
+            pools: (0..nodes).map(|_| draw_pool(max_len, held, chance)).collect(),
             strikes: draw_strikes(nodes, budget, chance),
             trespass: if misbehaves { 12 } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
+            habits,
         }
     }
 
@@ -204,15 +253,20 @@ impl Scenario {
     }
 }
 
+/// Receives of a shared queue that one hostile peer may keep from the others: as many as it has sent
+/// early packets, and one.
+const HELD_BY_INTRUDERS: u64 = 3;
+
 /// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may
-/// keep one receive for a message that is never completed, so there is one more than that.
-fn draw_pool(max_len: u64, sides: u64, chance: &mut Chance) -> Option<(u32, u32)> {
+/// keep one receive for a message that is never completed (hostile ones a few), so there is one more
+/// than that.
+fn draw_pool(max_len: u64, held: u64, chance: &mut Chance) -> Option<(u32, u32)> {
     if !chance.per_mille(300) {
         return None;
     }
     let len = chance.pick(&[64, 1_000, max_len / 2]);
-    let most = (2 * max_len / len).clamp(sides + 1, 24);
-    Some((chance.between(sides + 1, most) as u32, len as u32))
+    let most = (2 * max_len / len).clamp(held + 1, 24);
+    Some((chance.between(held + 1, most) as u32, len as u32))
 }
 
 fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> FabricConfig {
@@ -265,6 +319,16 @@ fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> 
         think_ns: chance.pick(&[200, 2_000, 10_000]),
     };
     PairPlan { nodes: [first, second], params }
+}
+
+/// Queue pairs whose attributes change may begin with no READ or atomic in flight at all.
+fn with_habits(mut pairs: Vec<PairPlan>, habits: &Habits, chance: &mut Chance) -> Vec<PairPlan> {
+    let drains = habits.drains > 0;
+    for plan in pairs.iter_mut().filter(|_| drains) {
+        let params = &mut plan.params;
+        params.max_rd_atomic = chance.pick(&[0, 1, params.max_rd_atomic]);
+    }
+    pairs
 }
 
 fn draw_congestion(line_bps: u64, chance: &mut Chance) -> CongestionControl {

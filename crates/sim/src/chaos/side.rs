@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use roce::Time;
 use roce::endpoint::QpState;
-use roce::verbs::{CqId, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
+use roce::verbs::{Access, CqId, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
 use roce::world::AtomicOp;
 
 use super::scenario::Params;
@@ -55,6 +55,19 @@ pub(super) enum Effect {
     Granted {
         target: u64,
         bytes: Vec<u8>,
+    },
+    /// Bytes appear here, as they were before the request behind it changed them.
+    Former {
+        landing: SgList,
+        bytes: Vec<u8>,
+        /// READs that the peer had executed again by then.
+        repeated: Option<u64>,
+    },
+    /// The same, of a word that atomics work on.
+    FormerWord {
+        landing: Sge,
+        word: usize,
+        repeated: Option<u64>,
     },
     /// The own window opens.
     Bind,
@@ -111,6 +124,16 @@ pub(super) struct Side {
     pub(super) recv_cq: CqId,
     /// Receives come from the node's shared queue.
     pub(super) shares: bool,
+    /// What the peer may do, as far as the queue pair is concerned.
+    pub(super) access: Access,
+    /// READs and atomics that may be in flight.
+    pub(super) max_rd_atomic: u8,
+    /// Whether its program sleeps until it is notified, and does now.
+    pub(super) nap: Nap,
+    /// In SQD.
+    pub(super) drain: Option<Drain>,
+    /// Reset, or about to be destroyed, with completions unpolled.
+    pub(super) is_abandoned: bool,
     /// Queue key, of datagrams.
     pub(super) qkey: u32,
     /// Sends posted since the connection was made.
@@ -135,8 +158,6 @@ pub(super) struct Side {
     /// A send has ended with another error than being flushed.
     pub(super) send_ended: bool,
     pub(super) receive_errors: u64,
-    /// READs or atomics were posted: answers do not come one for one.
-    pub(super) has_read: bool,
     /// The node restarted: the queue pair is no more.
     pub(super) is_dead: bool,
     /// Pause after a turn in which nothing could be done.
@@ -147,6 +168,11 @@ impl Side {
     pub(super) fn new(node: u32, qpn: Qpn, send_cq: CqId, recv_cq: CqId) -> Side {
         Side {
             shares: false,
+            access: Access::ALL,
+            max_rd_atomic: 0,
+            nap: Nap::Never,
+            drain: None,
+            is_abandoned: false,
             qkey: 0,
             posted: 0,
             window: None,
@@ -166,11 +192,28 @@ impl Side {
             send_errors: 0,
             send_ended: false,
             receive_errors: 0,
-            has_read: false,
             is_dead: false,
             backoff_ns: 0,
         }
     }
+}
+
+/// How a program waits for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nap {
+    /// It polls all the time.
+    Never,
+    /// It has polled, and is about to arm its queues.
+    Awake,
+    /// It polls once it is notified.
+    Asleep { notified: bool },
+}
+
+/// A stay in SQD.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Drain {
+    /// The event has come.
+    pub(super) is_drained: bool,
 }
 
 /// Whether a connection is in use.
@@ -249,6 +292,12 @@ pub(super) enum Turn {
     GiveUp { at: At, epoch: u32, patient: bool },
     /// Connect again.
     Connect { pair: usize },
+    /// Arm the completion queues and sleep.
+    Arm { at: At, epoch: u32 },
+    /// Leave SQD once it has drained, or after so many more attempts.
+    Resume { at: At, epoch: u32, patience: u32 },
+    /// The next packet of a hostile peer.
+    Attack { intruder: usize },
     /// Plug a cable in.
     PlugIn { node: u32 },
 }

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use roce::verbs::{Access, MAX_SGE, MemoryRegion, PdId, SgList, Sge};
 
 use super::Checked;
+use super::scenario::Habits;
 use crate::chance::Chance;
 use crate::fabric::Node;
 use crate::memory::Arena;
@@ -61,6 +62,23 @@ fn plan(max_len: u64, sides: u64) -> [(Use, u64, Access); REGIONS] {
     ]
 }
 
+/// Rights that some seeds give a region, or keep from it. What it is for stays possible.
+fn vary(of: Use, access: Access, habits: &Habits, whims: &mut Chance) -> Access {
+    let restricts = habits.restricts;
+    let overtakes = habits.overtakes > 0;
+    match of {
+        Use::Window => Access {
+            remote_read: !restricts || whims.per_mille(700),
+            remote_atomic: !restricts || whims.per_mille(500),
+            ..access
+        },
+        // What is received there is also read by the peer, just before.
+        Use::SinkA => Access { remote_read: overtakes && whims.per_mille(700), ..access },
+        Use::Words => Access { remote_read: overtakes, ..access },
+        _ => access,
+    }
+}
+
 /// Free stretches of a region, as offsets, in order.
 #[derive(Debug, Default)]
 struct Slots {
@@ -99,6 +117,8 @@ pub(super) struct Space {
     model: Vec<u8>,
     /// Their addresses are those of the bytes.
     regions: Vec<MemoryRegion>,
+    /// What each region allows.
+    access: Vec<Access>,
     /// How much higher the addresses are that requests use.
     shifts: Vec<u64>,
     slots: Vec<Slots>,
@@ -118,12 +138,14 @@ impl Space {
         node: &mut Node<Arena>,
         max_len: u64,
         sides: u64,
-        chance: &mut Chance,
+        habits: &Habits,
+        (chance, whims): (&mut Chance, &mut Chance),
     ) -> Checked<Space> {
         let foreign: PdId = node.endpoint.alloc_pd();
         let mut at = Arena::BASE + chance.between(1, 512);
         let mut regions = Vec::new();
         let mut shifts = Vec::new();
+        let mut rights = Vec::new();
         let mut register = |pd, at: u64, shift, len, access| {
             let region = node.register(pd, at + shift, len, at, access);
             let region = region.map_err(|error| format!("register: {error}"))?;
@@ -132,6 +154,8 @@ impl Space {
         let stale = register(foreign, at, 0, 64, Access::ALL)?;
         let own = PdId(0);
         for (of, len, access) in plan(max_len, sides) {
+            let access = vary(of, access, habits, whims);
+            rights.push(access);
             at = if of == Use::Words { at.next_multiple_of(8) } else { at };
             let pd = if of == Use::Foreign { foreign } else { own };
             let is_remote = matches!(of, Use::Window | Use::Library | Use::Words);
@@ -146,6 +170,7 @@ impl Space {
         Ok(Space {
             model: node.memory.all().to_vec(),
             regions,
+            access: rights,
             shifts,
             slots,
             stale_rkey: stale.rkey,
@@ -154,6 +179,11 @@ impl Space {
 
     pub(super) fn region(&self, of: Use) -> MemoryRegion {
         self.regions[of as usize]
+    }
+
+    /// What a region allows.
+    pub(super) fn access(&self, of: Use) -> Access {
+        self.access[of as usize]
     }
 
     /// The address that requests use for the byte at `addr` of a region.

@@ -25,6 +25,12 @@ pub struct Summary {
     pub atomics: u64,
     /// Atomics on words whose history allows too many orders to try them all.
     pub atomics_open: u64,
+    /// Request packets of reliable connections that the rules of the wire were applied to.
+    pub requests_checked: u64,
+    /// Those that they were not applied to: nobody knew their sender.
+    pub requests_skipped: u64,
+    /// Packets that hostile peers made up.
+    pub forged: u64,
     /// Connections made.
     pub connections: u64,
     /// Connections that broke: retries ran out, a program misbehaved, a node restarted.
@@ -61,6 +67,9 @@ impl Summary {
         self.bytes_checked += other.bytes_checked;
         self.atomics += other.atomics;
         self.atomics_open += other.atomics_open;
+        self.requests_checked += other.requests_checked;
+        self.requests_skipped += other.requests_skipped;
+        self.forged += other.forged;
         self.connections += other.connections;
         self.broken += other.broken;
         self.packets += other.packets;
@@ -99,6 +108,13 @@ impl Summary {
         times.sort_unstable();
         let rank = (times.len() as u64 * percent).div_ceil(100).max(1) as usize;
         times.get(rank - 1).copied().unwrap_or(0)
+    }
+
+    /// Share of the request packets of reliable connections that the rules of the wire were applied
+    /// to, in per mille.
+    pub fn requests_checked_per_mille(&self) -> u64 {
+        let all = self.requests_checked + self.requests_skipped;
+        (self.requests_checked * 1_000).checked_div(all).unwrap_or(1_000)
     }
 
     /// The seed that came closest to its bound: that share, in per mille.

@@ -4,6 +4,7 @@
 use roce::verbs::{SendOp, SgList, Sge, WcOpcode, WcStatus};
 
 use super::draft::Draft;
+use super::rights::refusal;
 use super::side::{At, Effect};
 use super::space::{SINKS, Use};
 use super::{Checked, Run, ensure};
@@ -12,8 +13,12 @@ impl Run {
     pub(super) fn draft_trespass(&mut self, at: At) -> Checked<Option<Draft>> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
         let is_reliable = self.pairs[at.pair].params.is_reliable();
+        if let Some(draft) = self.draft_unpermitted(at)? {
+            return Ok(Some(draft));
+        }
+        let may_await = is_reliable && self.side(at)?.max_rd_atomic > 0;
         match self.chance.below(8) {
-            0 if is_reliable => return self.draft_bad_atomic(at),
+            0 if may_await => return self.draft_bad_atomic(at),
             1 | 2 if is_reliable => return self.draft_dead_write(at),
             _ => {}
         }
@@ -21,10 +26,12 @@ impl Run {
         // Where packets stand alone, those of a refused WRITE that may be placed are.
         let most = if params.is_selective() { params.mtu.bytes() } else { u32::MAX };
         let len = self.draw_len(at).clamp(1, most);
-        let (remote_addr, rkey, is_write) = self.draw_forbidden(peer, len, !is_reliable);
+        let (remote_addr, rkey, is_write) = self.draw_forbidden(peer, len, !may_await);
         self.pair_mut(at).is_excused = true;
         // Where nobody answers, the sender does not hear of it.
-        let must = if is_reliable { WcStatus::RemoteAccessError } else { WcStatus::Success };
+        let access = self.side(at.peer())?.access;
+        let is_enabled = if is_write { access.remote_write } else { access.remote_read };
+        let must = if is_reliable { refusal(is_enabled) } else { WcStatus::Success };
         if is_write {
             let sges = self.spaces[node as usize].lasting_source(len, &mut self.chance);
             let op = SendOp::Write { remote_addr, rkey };
@@ -54,6 +61,8 @@ impl Run {
             true => (Use::Words, self.chance.between(1, 7), WcStatus::RemoteInvalidRequest),
             false => (Use::Library, 0, WcStatus::RemoteAccessError),
         };
+        let is_enabled = self.side(at.peer())?.access.remote_atomic;
+        let must = if is_enabled { must } else { refusal(false) };
         let addr = (space.region(of).addr + 7) & !7;
         let (remote_addr, rkey) = (space.remote(of, addr) + offset, space.region(of).rkey);
         let (op, opcode) = self.draw_atomic(remote_addr, rkey, 0);
@@ -67,8 +76,8 @@ impl Run {
     /// An address and key that do not allow `len` bytes to be written, or to be read.
     fn draw_forbidden(&mut self, peer: u32, len: u32, only_writes: bool) -> (u64, u32, bool) {
         let space = &self.spaces[peer as usize];
-        let [window, library, words, foreign] =
-            [Use::Window, Use::Library, Use::Words, Use::Foreign].map(|of| space.region(of));
+        let [window, library, source, foreign] =
+            [Use::Window, Use::Library, Use::Source, Use::Foreign].map(|of| space.region(of));
         let stale = space.stale_rkey;
         let at = |of, addr| space.remote(of, addr);
         let first = at(Use::Window, window.addr);
@@ -81,7 +90,7 @@ impl Run {
             2 => (foreign.addr, foreign.rkey, is_write),
             3 => (first, stale, is_write),
             4 if is_write => (at(Use::Library, library.addr), library.rkey, true),
-            4 => (at(Use::Words, words.addr), words.rkey, false),
+            4 => (at(Use::Source, source.addr), source.rkey, false),
             _ => (first, window.rkey ^ 1 << self.chance.below(32), is_write),
         }
     }

@@ -8,7 +8,7 @@
 use alloc::string::String;
 use core::net::IpAddr;
 
-use roce::verbs::{Completion, GRH_BYTES, Transport, WcOpcode, WcStatus};
+use roce::verbs::{Completion, GRH_BYTES, Sge, Transport, WcOpcode, WcStatus};
 
 use super::side::{Announced, At, Open, PostedReceive};
 use super::space::gather;
@@ -27,7 +27,7 @@ impl Run {
         if done.status != WcStatus::Success {
             ensure!(done.status == WcStatus::WrFlushError, "it cannot end like this");
             self.side_mut(at)?.receive_errors += 1;
-            self.leave_as_is(at, node, receive);
+            self.leave_any(at, node, &receive.sges);
             return Ok(());
         }
         ensure!(self.side(at)?.receive_errors == 0, "a success after an error");
@@ -39,10 +39,10 @@ impl Run {
         Ok(())
     }
 
-    /// What is in the receive may come from messages that were never completed.
-    fn leave_as_is(&mut self, at: At, node: u32, receive: &PostedReceive) {
+    /// What is in these buffers may come from messages that were never completed.
+    pub(super) fn leave_any(&mut self, at: At, node: u32, list: &[Sge]) {
         let pair = self.pair_mut(at);
-        for sge in &receive.sges {
+        for sge in list {
             let bytes = alloc::vec![0; sge.len as usize];
             pair.open.push(Open { node, addr: sge.addr, bytes, any: true });
             pair.held.push((node, sge.addr, sge.len));

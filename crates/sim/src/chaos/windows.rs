@@ -14,6 +14,7 @@ use roce::verbs::{
 };
 
 use super::draft::Draft;
+use super::rights::refusal;
 use super::side::{At, Effect};
 use super::space::Use;
 use super::{Checked, Run, ensure};
@@ -196,7 +197,7 @@ impl Run {
         let remote_addr = self.spaces[peer as usize].remote(Use::Window, region.addr);
         self.pair_mut(at).is_excused = true;
         let op = SendOp::Write { remote_addr, rkey };
-        let must = WcStatus::RemoteAccessError;
+        let must = refusal(self.side(at.peer())?.access.remote_write);
         Ok(Some(Draft { must, ..Draft::new(op, WcOpcode::Write, sges) }))
     }
 

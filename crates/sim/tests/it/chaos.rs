@@ -66,6 +66,18 @@ fn every_work_request_completes_once_in_order_with_the_right_bytes() {
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// The rules of the wire (RNR delays, windows) hold for go-back-N and selective repeat, with READs and
+/// atomics and without; those that skip requests check little.
+#[test]
+fn the_rules_of_the_wire_are_applied_to_every_request() {
+    let mut sum = Summary::default();
+    (0..40).for_each(|seed| sum.add(&run(seed, &Options::default()).unwrap()));
+    let Summary { requests_checked, requests_skipped, .. } = sum;
+    println!("{requests_checked} request packets checked, {requests_skipped} skipped");
+    assert!(requests_checked > 20_000, "{requests_checked} requests");
+    assert!(sum.requests_checked_per_mille() >= 999, "{requests_skipped} requests were skipped");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {

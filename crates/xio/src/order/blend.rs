@@ -150,8 +150,25 @@ impl BlendCursor {
         before.wrapping_add(self.counts[dataset].into())
     }
 
+    /// A cursor whose next step is sample `n`: walks on from here where that is shorter than
+    /// [`Blend::cursor_at`].
+    pub(crate) fn forward_to(&self, n: u64) -> BlendCursor {
+        match n.checked_sub(self.position()) {
+            Some(ahead) if ahead < n % u64::from(self.blend.total) => {
+                let mut cursor = self.clone();
+                for _ in 0..ahead {
+                    cursor.step();
+                }
+                cursor
+            }
+            _ => self.blend.cursor_at(n),
+        }
+    }
+
     /// The dataset of the next sample, and how many samples were drawn from it before.
     pub fn step(&mut self) -> (usize, u64) {
+        #[cfg(test)]
+        super::cost::add();
         self.admit();
         // Some draw is always ready, since a sequence without gaps exists; the alternatives keep a
         // mistake in that reasoning from becoming a crash.

@@ -321,6 +321,11 @@ impl Group {
         }
     }
 
+    /// Which of the group's blocks, in fetch order, the sample at `index` of this epoch lies in.
+    pub(crate) fn slot_of(&self, index: u64) -> u64 {
+        self.slot_at(index).0 - self.slots().start
+    }
+
     /// The same as slot of the epoch and sample of the block in it: all that someone needs who has
     /// the blocks at hand.
     pub(crate) fn slot_at(&self, index: u64) -> (u64, u32) {

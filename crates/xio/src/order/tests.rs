@@ -49,6 +49,22 @@ fn every_prefix_keeps_the_ratio() {
 }
 
 #[test]
+fn walking_on_is_seeking() {
+    for seed in 0..100 {
+        let blend = Blend::new(&weights(seed, 300)).unwrap();
+        let total = u64::from(blend.total());
+        let from = scale(key(&[seed, 1]), 3 * total);
+        let cursor = blend.cursor_at(from);
+        for to in [from, from + 1, from + total / 2, from + 2 * total, from / 2] {
+            let (mut on, mut sought) = (cursor.forward_to(to), blend.cursor_at(to));
+            assert_eq!(on.position(), to, "replay: seed {seed}");
+            let few = |cursor: &mut BlendCursor| cursor.take(20).collect::<Vec<_>>();
+            assert_eq!(few(&mut on), few(&mut sought), "replay: seed {seed}, {from} to {to}");
+        }
+    }
+}
+
+#[test]
 fn extreme_weights_keep_the_ratio() {
     let mut many = vec![1; 1_023];
     many.push(1_000_000 - 1_023);

@@ -3,10 +3,10 @@
 //! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not cross
 //! epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
 
-use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
-use crate::order::{Order, OrderCursor, SampleLayout};
+use crate::order::{BlockShuffle, Group, Order, OrderCursor, SampleLayout};
 
 /// The sample that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,27 +26,110 @@ pub(super) struct Span {
     pub(super) samples: u32,
 }
 
-/// Where a dataset stands before some global sample: which samples of which blocks came before it.
+/// Samples of a group that are counted for each of its blocks, at most. Of a group that is cut with more than
+/// this on either side of the cut, no block comes out empty but with a chance of e^-64.
+const COUNTED_PER_BLOCK: u64 = 64;
+
+/// A group of which a stream delivers a part only: the one it begins in, or ends in.
 #[derive(Clone, Debug)]
-pub(super) struct Cut {
-    /// Position of the first block of the group that comes next. Everything before it came in full.
-    pub(super) first: u64,
-    /// Samples that came from each block of that group; nothing did from later ones.
-    drawn: Vec<u32>,
+struct Part {
+    /// Position of its first block.
+    first: u64,
+    /// Samples to deliver of each of its blocks; or all it has, where counting would take long.
+    needed: Vec<u32>,
 }
 
-impl Cut {
-    /// How many of a block's `samples` came before.
-    pub(super) fn drawn(&self, position: u64, samples: u32) -> u32 {
-        match position.checked_sub(self.first) {
-            None => samples,
-            Some(slot) => self.drawn.get(slot as usize).copied().unwrap_or(0),
+impl Part {
+    /// The samples `wanted` of `group`, which begins at `first`.
+    fn new(group: &Group, first: u64, wanted: Range<u64>) -> Part {
+        let mut needed: Vec<u32> = group.blocks().map(|block| block.samples).collect();
+        let (all, most) = (group.indices(), COUNTED_PER_BLOCK * needed.len() as u64);
+        let taken = wanted.end - wanted.start;
+        let left_out = all.end - all.start - taken;
+        if taken <= left_out.min(most) {
+            needed.fill(0);
+            wanted.for_each(|index| needed[group.slot_of(index) as usize] += 1);
+        } else if left_out <= most {
+            let others = (all.start..wanted.start).chain(wanted.end..all.end);
+            others.for_each(|index| needed[group.slot_of(index) as usize] -= 1);
+        }
+        Part { first, needed }
+    }
+
+    /// Position behind its last block.
+    fn end(&self) -> u64 {
+        self.first + self.needed.len() as u64
+    }
+
+    /// Position behind the last block that is needed.
+    fn needed_end(&self) -> u64 {
+        let last = self.needed.iter().rposition(|samples| *samples > 0);
+        last.map_or(self.first, |slot| self.first + slot as u64 + 1)
+    }
+
+    /// Samples to deliver of a block; none if it is not one of this group.
+    fn of(&self, position: u64) -> Option<u32> {
+        let slot = usize::try_from(position.checked_sub(self.first)?).ok()?;
+        self.needed.get(slot).copied()
+    }
+}
+
+/// The part of a dataset that a stream delivers.
+#[derive(Clone, Debug)]
+pub(super) struct Stretch {
+    /// The group it begins in.
+    head: Part,
+    /// The group it ends in, if that is another.
+    tail: Option<Part>,
+    /// Position before which it ends.
+    end: Option<u64>,
+}
+
+impl Stretch {
+    /// From the `start`-th sample of a dataset on, to before the `end`-th.
+    pub(super) fn new(shuffle: &BlockShuffle, start: u64, end: Option<u64>) -> Stretch {
+        let cut = |k: u64| {
+            let (number, index) = shuffle.split(k);
+            let epoch = shuffle.epoch(number);
+            let group = epoch.group(epoch.group_of(index));
+            (number * shuffle.blocks() + group.number() * shuffle.group_blocks(), group, index)
+        };
+        let (first, group, index) = cut(start);
+        let to_its_end = index..group.indices().end;
+        match end.map(cut) {
+            None => Stretch { head: Part::new(&group, first, to_its_end), tail: None, end: None },
+            Some((last, _, last_index)) if last == first => {
+                let head = Part::new(&group, first, index..last_index);
+                Stretch { end: Some(head.needed_end()), head, tail: None }
+            }
+            Some((last, last_group, last_index)) => {
+                let from_its_start = last_group.indices().start..last_index;
+                let tail = Part::new(&last_group, last, from_its_start);
+                let head = Part::new(&group, first, to_its_end);
+                Stretch { head, end: Some(tail.needed_end()), tail: Some(tail) }
+            }
         }
     }
 
-    /// Whether nothing came from the block at `position`, nor from any later one.
-    pub(super) fn is_before(&self, position: u64) -> bool {
-        position >= self.first + self.drawn.len() as u64
+    /// Position of the first block.
+    pub(super) fn first(&self) -> u64 {
+        self.head.first
+    }
+
+    /// Position of the first block behind the group it begins in.
+    pub(super) fn head_end(&self) -> u64 {
+        self.head.end()
+    }
+
+    /// How many of a block's `samples` are to be delivered, at most.
+    pub(super) fn samples(&self, position: u64, samples: u32) -> u32 {
+        let tail = || self.tail.as_ref().and_then(|tail| tail.of(position));
+        self.head.of(position).or_else(tail).unwrap_or(samples)
+    }
+
+    /// Whether no block from `position` on is needed.
+    pub(super) fn ends_before(&self, position: u64) -> bool {
+        self.end.is_some_and(|end| position >= end)
     }
 }
 
@@ -59,9 +142,8 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Starts at a global sample. `layouts` are in the order's sequence of datasets.
-    pub(super) fn new(order: Order, layouts: Vec<SampleLayout>, first_sample: u64) -> Course {
-        let cursor = order.cursor_at(first_sample);
+    /// Starts where `cursor` stands, a cursor of `order`. `layouts` are in the order's sequence of datasets.
+    pub(super) fn new(order: Order, layouts: Vec<SampleLayout>, cursor: OrderCursor) -> Course {
         let next = Pick { dataset: 0, position: 0, sample: 0 };
         let mut course = Course { order, layouts, cursor, next };
         course.advance();
@@ -75,11 +157,6 @@ impl Course {
     pub(super) fn advance(&mut self) {
         let (dataset, position, sample) = self.cursor.step_position();
         self.next = Pick { dataset: dataset as u32, position, sample };
-    }
-
-    /// Blocks that must be resident together.
-    pub(super) fn group_blocks(&self, dataset: u32) -> u32 {
-        self.order.shuffle_of(dataset as usize).group_blocks() as u32
     }
 
     /// Tokens of a full block.
@@ -99,34 +176,5 @@ impl Course {
             tokens: (u64::from(block.samples) * window) as u32,
             samples: block.samples,
         }
-    }
-
-    /// Tokens of the largest block there is.
-    pub(super) fn most_tokens(&self, dataset: u32) -> u64 {
-        let layout = &self.layouts[dataset as usize];
-        let samples = layout.samples.min(layout.samples_per_block.into());
-        samples * u64::from(layout.window)
-    }
-
-    /// Whether any sample is ever taken from the dataset.
-    pub(super) fn has_weight(&self, dataset: u32) -> bool {
-        self.order.blend().weights()[dataset as usize] > 0
-    }
-
-    /// Where a dataset stands before global sample `sample`.
-    pub(super) fn cut(&self, dataset: u32, sample: u64) -> Cut {
-        let drawn = self.order.cursor_at(sample).drawn(dataset as usize);
-        let shuffle = self.order.shuffle_of(dataset as usize);
-        let (number, index) = shuffle.split(drawn);
-        let epoch = shuffle.epoch(number);
-        let group = epoch.group(epoch.group_of(index));
-        let mut cut = Cut {
-            first: number * shuffle.blocks() + group.number() * shuffle.group_blocks(),
-            drawn: vec![0; group.blocks().len()],
-        };
-        for earlier in group.indices().start..index {
-            cut.drawn[group.at(earlier).slot as usize] += 1;
-        }
-        cut
     }
 }

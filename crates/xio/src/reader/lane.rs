@@ -9,9 +9,10 @@ use core::ops::Range;
 
 use crate::capsule::ReadRequest;
 use crate::dataset::Dtype;
+use crate::order::Order;
 use crate::target::IO_ALIGN;
 
-use super::course::{Course, Cut};
+use super::course::{Course, Stretch};
 use super::{ReaderSource, StreamError, registers_per_lane};
 
 /// No sample has this number: a block holds at most as many as tokens.
@@ -83,27 +84,6 @@ impl Want {
     }
 }
 
-/// The part of a dataset that a stream delivers.
-#[derive(Clone, Debug)]
-pub(super) struct Stretch {
-    pub(super) start: Cut,
-    pub(super) end: Option<Cut>,
-}
-
-impl Stretch {
-    /// How many of a block's samples are to be delivered.
-    fn samples(&self, position: u64, samples: u32) -> u32 {
-        let end = self.end.as_ref();
-        let until = end.map_or(samples, |end| end.drawn(position, samples));
-        until.saturating_sub(self.start.drawn(position, samples))
-    }
-
-    /// Whether no block from `position` on is needed.
-    fn ends_before(&self, position: u64) -> bool {
-        self.end.as_ref().is_some_and(|end| end.is_before(position))
-    }
-}
-
 impl Block {
     /// First token and number of tokens of what is loaded now.
     fn range(&self, window: u32) -> (u64, u32) {
@@ -133,44 +113,51 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    fn register_bytes(course: &Course, lane: u32, source: &ReaderSource) -> u64 {
-        let bytes = course.most_tokens(lane) * u64::from(source.on_wire.bytes());
+    fn register_bytes(source: &ReaderSource) -> u64 {
+        let layout = &source.layout;
+        let samples = layout.samples.min(layout.samples_per_block.into());
+        let bytes = samples * u64::from(layout.window) * u64::from(source.on_wire.bytes());
         bytes.next_multiple_of(u64::from(IO_ALIGN))
     }
 
-    fn registers(course: &Course, lane: u32) -> u32 {
-        match course.has_weight(lane) {
-            true => registers_per_lane(course.group_blocks(lane)),
-            false => 0,
+    fn registers(order: &Order, lane: usize) -> u32 {
+        match order.blend().weights()[lane] {
+            0 => 0,
+            _ => registers_per_lane(order.shuffle_of(lane).group_blocks() as u32),
         }
     }
 
-    pub(super) fn bytes_needed(course: &Course, lane: u32, source: &ReaderSource) -> u64 {
-        let registers = Lane::registers(course, lane);
-        Lane::register_bytes(course, lane, source) * u64::from(registers)
+    pub(super) fn bytes_needed(order: &Order, lane: usize, source: &ReaderSource) -> u64 {
+        Lane::register_bytes(source) * u64::from(Lane::registers(order, lane))
     }
 
+    /// A lane whose registers begin `base_addr` bytes from the start of the reader's memory.
     pub(super) fn new(
-        course: &Course,
-        dataset: u32,
+        order: &Order,
+        dataset: usize,
         source: &ReaderSource,
         base_addr: u64,
         stretch: Stretch,
     ) -> Lane {
-        let registers = Lane::registers(course, dataset);
+        let registers = Lane::registers(order, dataset);
         Lane {
-            dataset,
+            dataset: dataset as u32,
             window: source.layout.window,
             on_wire: source.on_wire,
             base_addr,
-            register_bytes: Lane::register_bytes(course, dataset, source),
+            register_bytes: Lane::register_bytes(source),
             free: (0..registers).rev().collect(),
-            front: stretch.start.first,
+            front: stretch.first(),
             blocks: VecDeque::new(),
             registers,
             stretch,
             wanted: 0,
         }
+    }
+
+    /// Tells the lane where the reader's memory lies.
+    pub(super) fn move_to(&mut self, base_addr: u64) {
+        self.base_addr += base_addr;
     }
 
     pub(super) fn free_registers(&self) -> usize {
@@ -187,9 +174,10 @@ impl Lane {
     }
 
     /// The next block to ask for: one wanted again, else the next in fetch order if a register is free.
-    pub(super) fn next_request(&mut self, course: &Course) -> Option<Want> {
+    /// `looks` bounds how many blocks are looked at on the way.
+    pub(super) fn next_request(&mut self, course: &Course, looks: &mut u32) -> Option<Want> {
         if self.wanted == 0 {
-            self.admit(course)?;
+            self.admit(course, looks)?;
         }
         let wants = |block: &mut Block| *block.load.state() == Resident::Wanted;
         let index = self.blocks.iter_mut().position(wants)?;
@@ -207,13 +195,14 @@ impl Lane {
 
     /// Gives the next block in fetch order a register. Blocks that this stream delivers nothing of get
     /// none and are passed over.
-    fn admit(&mut self, course: &Course) -> Option<()> {
+    fn admit(&mut self, course: &Course, looks: &mut u32) -> Option<()> {
         loop {
             let position = self.front + self.blocks.len() as u64;
             if self.stretch.ends_before(position) {
                 return None;
             }
             let register = *self.free.last()?;
+            *looks = looks.checked_sub(1)?;
             let span = course.block(self.dataset, position);
             let samples_left = self.stretch.samples(position, span.samples);
             self.blocks.push_back(Block {
@@ -321,12 +310,46 @@ impl Lane {
 
     /// Marks one sample of the block as delivered.
     pub(super) fn consume(&mut self, position: u64) {
+        let head_end = self.stretch.head_end();
+        if position >= head_end && self.front < head_end {
+            self.retire_before(head_end);
+        }
         let Some(block) = self.block(position) else {
             return;
         };
         block.samples_left = block.samples_left.saturating_sub(1);
         if block.samples_left == 0 {
             self.retire(position);
+        }
+    }
+
+    /// Frees every register: nothing more is delivered.
+    pub(super) fn finish(&mut self) {
+        self.retire_before(u64::MAX);
+    }
+
+    /// Frees the blocks before `end`, none of which is needed any more. In the group that the stream began in,
+    /// and the one it ends in, blocks whose samples were not counted seem to have some left. One that is
+    /// being asked for keeps its register: the answer is yet to be written there.
+    fn retire_before(&mut self, end: u64) {
+        for position in self.front..end.min(self.front + self.blocks.len() as u64) {
+            let Some(block) = self.block(position).filter(|block| block.samples_left > 0) else {
+                continue;
+            };
+            match *block.load.state() {
+                Resident::Asked => continue,
+                Resident::Wanted => self.wanted -= 1,
+                Resident::Ready | Resident::Failed(_) => {}
+            }
+            if let Some(block) = self.blocks.get_mut((position - self.front) as usize) {
+                block.samples_left = 0;
+                block.load = Load::Whole(Resident::Ready);
+                self.free.push(block.register);
+            }
+        }
+        while self.blocks.front().is_some_and(|block| block.samples_left == 0) {
+            self.blocks.pop_front();
+            self.front += 1;
         }
     }
 

@@ -21,8 +21,12 @@
 //! stream: the reader reports it through [`Reader::lost_connection`], keeps what it has, and asks again
 //! for what is missing once [`Reader::connect`] gives it a new queue pair.
 //!
-//! Order of calls: [`Reader::new`], [`Reader::connect`] for every connection, then [`Reader::poll`] as
-//! long as it returns `true`.
+//! Other streams wait while one is looked after, so whatever costs more with the plan is done before,
+//! on any thread, in [`ReaderSetup::new`], and [`Reader::poll`] does a bounded piece of work: one
+//! block checked, [`COPY_BYTES_PER_POLL`] and [`COPY_SAMPLES_PER_POLL`] copied.
+//!
+//! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection, then
+//! [`Reader::poll`] as long as it returns `true`.
 
 mod connection;
 mod course;
@@ -30,7 +34,7 @@ mod lane;
 
 use alloc::vec::Vec;
 
-use roce::verbs::{CqId, MemoryRegion, Qpn, Verbs, VerbsError, WcStatus};
+use roce::verbs::{Completion, CqId, MemoryRegion, Qpn, Verbs, VerbsError, WcStatus};
 use roce::world::Memory;
 use thiserror::Error;
 
@@ -41,11 +45,17 @@ use crate::order::{Order, SampleLayout};
 
 use connection::{Answer, Asked, Connection};
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
-use course::Course;
-use lane::{Lane, Resident, Stretch};
+use course::{Course, Stretch};
+use lane::{Lane, Resident};
 
 /// Bytes copied into the ring per [`Reader::poll`]: small enough that the wire is looked at often.
 const COPY_BYTES_PER_POLL: u64 = 256 << 10;
+
+/// Samples copied per [`Reader::poll`]: the order costs about 100 ns for each, however small it is.
+const COPY_SAMPLES_PER_POLL: u32 = 2048;
+
+/// Blocks that one [`Reader::poll`] looks at in search of one to ask for.
+const LOOKS_PER_POLL: u32 = 512;
 
 /// How often a block whose CRC-32C does not match is asked for again before the stream fails.
 const CRC_RETRIES: u32 = 3;
@@ -254,10 +264,45 @@ pub struct Reader {
     counters: ReaderCounters,
 }
 
+/// A stream worked out up to where it begins. Costs two walks of the blend at most, and for each dataset what a
+/// group of its shuffle has blocks.
+#[derive(Debug)]
+pub struct ReaderSetup {
+    course: Course,
+    sources: Vec<ReaderSource>,
+    /// Their addresses count from the start of the reader's memory.
+    lanes: Vec<Lane>,
+    delivery: Delivery,
+    memory_bytes: u64,
+}
+
+impl ReaderSetup {
+    /// Works out a stream that starts at `delivery.first_batch`.
+    pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
+        let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
+        let end = delivery.end_sample().map(|end| start.blend_at(end));
+        let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
+        for (index, source) in sources.iter().enumerate() {
+            let last = end.as_ref().map(|end| end.drawn(index));
+            let stretch = Stretch::new(order.shuffle_of(index), start.drawn(index), last);
+            lanes.push(Lane::new(&order, index, source, memory_bytes, stretch));
+            memory_bytes += Lane::bytes_needed(&order, index, source);
+        }
+        let layouts = sources.iter().map(|source| source.layout).collect();
+        let course = Course::new(order, layouts, start);
+        ReaderSetup { course, sources, lanes, delivery, memory_bytes }
+    }
+
+    /// Bytes of registers that the stream needs.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+}
+
 /// Registered memory and queues that a reader works with.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderResources {
-    /// Registers of all lanes: [`Reader::memory_needed`] bytes, remote write.
+    /// Registers of all lanes: [`ReaderSetup::memory_bytes`], remote write.
     pub data: MemoryRegion,
     /// Completion queue of sends, this reader's alone.
     pub send_cq: CqId,
@@ -276,39 +321,22 @@ fn holds(dtype: Dtype, value: i128) -> bool {
     (low..=high).contains(&value)
 }
 
-fn layouts(sources: &[ReaderSource]) -> Vec<SampleLayout> {
-    sources.iter().map(|source| source.layout).collect()
-}
-
 impl Reader {
     /// Bytes of registers that a stream over these sources needs.
     pub fn memory_needed(order: &Order, sources: &[ReaderSource]) -> u64 {
-        let course = Course::new(order.clone(), layouts(sources), 0);
         let lanes = sources.iter().enumerate();
-        lanes.map(|(lane, source)| Lane::bytes_needed(&course, lane as u32, source)).sum()
+        lanes.map(|(lane, source)| Lane::bytes_needed(order, lane, source)).sum()
     }
 
-    /// A reader that starts at `delivery.first_batch`, with room for `connections` connections.
+    /// A reader with room for `connections` connections.
     pub fn new(
-        order: Order,
-        sources: Vec<ReaderSource>,
+        setup: ReaderSetup,
         connections: u32,
-        delivery: Delivery,
         resources: ReaderResources,
         kernels: Kernels,
     ) -> Reader {
-        let first_sample = delivery.first_sample(delivery.first_batch);
-        let course = Course::new(order, layouts(&sources), first_sample);
-        let mut addr = resources.data.addr;
-        let mut lanes = Vec::with_capacity(sources.len());
-        for (index, source) in (0..).zip(&sources) {
-            let stretch = Stretch {
-                start: course.cut(index, first_sample),
-                end: delivery.end_sample().map(|end| course.cut(index, end)),
-            };
-            lanes.push(Lane::new(&course, index, source, addr, stretch));
-            addr += Lane::bytes_needed(&course, index, source);
-        }
+        let ReaderSetup { course, sources, mut lanes, delivery, .. } = setup;
+        lanes.iter_mut().for_each(|lane| lane.move_to(resources.data.addr));
         Reader {
             course,
             lanes,
@@ -424,18 +452,28 @@ impl Reader {
                 self.connections[index].handle_sent(&done);
             }
         }
-        while let Some(done) = verbs.poll_cq(self.recv_cq) {
+        // An answer may bring a block to check and convert: one at a time.
+        if let Some(done) = verbs.poll_cq(self.recv_cq) {
             busy = true;
-            let Some(index) = self.connection_of(done.qpn) else {
-                continue;
-            };
-            match self.connections[index].handle_answer(verbs, memory, &done, self.kernels.crc32c) {
-                Answer::To(asked, outcome) => self.settle(memory, index, &asked, outcome),
-                Answer::Bad => self.counters.bad_answers += 1,
-                Answer::Lost => {}
-            }
+            self.take_answer(verbs, memory, &done);
         }
         busy
+    }
+
+    fn take_answer<V: Verbs, M: Memory>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        done: &Completion,
+    ) {
+        let Some(index) = self.connection_of(done.qpn) else {
+            return;
+        };
+        match self.connections[index].handle_answer(verbs, memory, done, self.kernels.crc32c) {
+            Answer::To(asked, outcome) => self.settle(memory, index, &asked, outcome),
+            Answer::Bad => self.counters.bad_answers += 1,
+            Answer::Lost => {}
+        }
     }
 
     fn connection_of(&self, qpn: Qpn) -> Option<usize> {
@@ -553,13 +591,14 @@ impl Reader {
     /// Sends requests for blocks that have a register, lanes in turn.
     fn ask<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
         let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
-        while idle < count {
+        let mut looks = LOOKS_PER_POLL;
+        while idle < count && looks > 0 {
             let index = self.first_lane;
             self.first_lane = (self.first_lane + 1) % count;
-            idle = if self.ask_one(verbs, memory, index) { 0 } else { idle + 1 };
+            idle = if self.ask_one(verbs, memory, index, &mut looks) { 0 } else { idle + 1 };
             asked |= idle == 0;
         }
-        asked
+        asked || looks == 0
     }
 
     fn ask_one<V: Verbs, M: Memory>(
@@ -567,13 +606,14 @@ impl Reader {
         verbs: &mut V,
         memory: &mut M,
         index: usize,
+        looks: &mut u32,
     ) -> bool {
         let source = self.sources[index];
         let connection = &mut self.connections[source.connection as usize];
         if !connection.can_ask() {
             return false;
         }
-        let Some(want) = self.lanes[index].next_request(&self.course) else {
+        let Some(want) = self.lanes[index].next_request(&self.course, looks) else {
             return false;
         };
         let asked = Asked { lane: index as u32, position: want.position };
@@ -587,8 +627,11 @@ impl Reader {
 
     /// Copies samples, in order, into the slot being filled.
     fn copy<M: Memory, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
-        let mut copied = 0;
-        while copied < COPY_BYTES_PER_POLL && self.phase == Phase::Streaming {
+        let (mut copied, mut samples) = (0, 0);
+        while copied < COPY_BYTES_PER_POLL
+            && samples < COPY_SAMPLES_PER_POLL
+            && self.phase == Phase::Streaming
+        {
             let Some(mut filling) = self.slot_to_fill(sink) else {
                 break;
             };
@@ -612,6 +655,7 @@ impl Reader {
             self.course.advance();
             filling.bytes += bytes as u32;
             copied += bytes;
+            samples += 1;
             self.filling = Some(filling);
             self.publish_if_full(sink);
         }
@@ -625,6 +669,7 @@ impl Reader {
         }
         if self.batches_left() == Some(0) {
             self.phase = Phase::Ended;
+            self.lanes.iter_mut().for_each(Lane::finish);
             sink.finish();
             return None;
         }
@@ -682,3 +727,6 @@ impl Reader {
         self.phase = Phase::Ended;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use xio::dataset::Dtype;
 use xio::plan::Plan;
 use xio::reference::Reference;
 
-use super::corpus::{Corpus, Shape};
+use super::corpus::{Corpus, Recipe, Shape};
 use super::draw::{Draw, Replay, seeds};
 use super::net::Faults;
 use super::world::{Kill, Setup, World};
@@ -125,6 +125,69 @@ fn nothing_is_read_twice_or_for_nothing() {
             assert_eq!((host.ledger.requests, host.ledger.asked_bytes), needed);
         }
     }
+}
+
+/// Groups of so many samples that those of a block are not counted where a stream begins or ends inside one:
+/// its registers come back with the group, and still nothing is read twice or for nothing.
+#[test]
+fn streams_begin_and_end_anywhere_in_large_groups() {
+    for seed in seeds(0..40) {
+        let _replay = Replay { test: "streams_begin_and_end_anywhere_in_large_groups", seed };
+        let mut draw = Draw::new(seed);
+        let shape = Shape {
+            dtype: Dtype::U32,
+            data_offset: 64,
+            samples: 3_300,
+            tail_tokens: 1,
+            per_block: 300,
+        };
+        let recipe = Recipe {
+            window: 2,
+            batch_samples: 8,
+            deliver: Dtype::U16,
+            weights: vec![1],
+            group: Some(draw.within(2..5) as u32),
+            seed,
+        };
+        let corpus = Corpus::new(&[shape], &recipe, &mut draw);
+        let batches = draw.pick(&[1, 20, 100, 400]);
+        let mut setup = Setup { narrow_at_target: false, ..Setup::plain(&corpus, batches) };
+        setup.streams[0].first_batch = draw.below(800);
+        let kills = [(3_000_000, draw.pick(&Kill::ALL))];
+        let kills = &kills[..draw.below(2) as usize];
+        let world = run(&corpus, &setup, kills);
+        let (host, spec) = (&world.readers[0], setup.streams[0]);
+        let needed = corpus.blocks(spec.first_batch, spec.batches.unwrap());
+        if host.reader.counters().repeated_requests == 0 {
+            assert_eq!((host.ledger.requests, host.ledger.asked_bytes), needed);
+        }
+    }
+}
+
+/// A slow host finds many tiny samples waiting: they are copied a few at a time (`assert_bounded`).
+#[test]
+fn tiny_samples_are_copied_in_bounded_pieces() {
+    let mut draw = Draw::new(1);
+    let shape = Shape {
+        dtype: Dtype::U32,
+        data_offset: 0,
+        samples: 60_000,
+        tail_tokens: 0,
+        per_block: 3_000,
+    };
+    let recipe = Recipe {
+        window: 2,
+        batch_samples: 8,
+        deliver: Dtype::U16,
+        weights: vec![1],
+        group: None,
+        seed: 1,
+    };
+    let corpus = Corpus::new(&[shape], &recipe, &mut draw);
+    let mut setup = Setup::plain(&corpus, 5_000);
+    let stream = &mut setup.streams[0];
+    (stream.slot_bytes, stream.pace_ns) = (1_024 * corpus.batch_bytes(), 50_000_000);
+    run(&corpus, &setup, &[]);
 }
 
 /// Plans in the language that users write, blocks of 1 MiB, and the crate's own reference.

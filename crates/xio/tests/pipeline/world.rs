@@ -9,7 +9,11 @@ use roce::verbs::{Access, MemoryRegion, Qpn};
 use roce::{Duration, Time};
 use xio::disk::FileId;
 use xio::kernel::Kernels;
-use xio::reader::{self, ConnectionMemory, Delivery, Reader, ReaderResources, ReaderSource};
+use xio::order::SampleLayout;
+use xio::reader::{
+    self, ConnectionMemory, Delivery, Reader, ReaderCounters, ReaderResources, ReaderSetup,
+    ReaderSource,
+};
 use xio::target::{self, REGISTER_BYTES, SessionMemory, Source, Target, WORK_PER_CREDIT};
 
 use super::corpus::Corpus;
@@ -241,6 +245,17 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
     corpus.datasets.iter().enumerate().map(source).collect()
 }
 
+/// One poll of a reader keeps the other streams of its engine waiting for a bounded piece of work.
+fn assert_bounded(corpus: &Corpus, before: &ReaderCounters, after: &ReaderCounters) {
+    let sample = u64::from(corpus.window) * u64::from(corpus.deliver.bytes());
+    let copied = after.delivered_bytes - before.delivered_bytes;
+    assert!(copied <= 2048 * sample && copied < (256 << 10) + sample, "{copied} bytes copied");
+    let block = |layout: &SampleLayout| layout.samples_per_block * layout.sample_bytes();
+    let largest = corpus.datasets.iter().map(|dataset| block(&dataset.layout)).max();
+    let arrived = after.wire_bytes - before.wire_bytes;
+    assert!(arrived <= largest.unwrap_or(0).into(), "{arrived} bytes checked");
+}
+
 impl World {
     /// Connected, and nothing sent yet.
     pub(crate) fn new(corpus: &Corpus, setup: &Setup) -> World {
@@ -305,7 +320,9 @@ impl World {
         let resources = ReaderResources { data, send_cq: cqs.send, recv_cq: cqs.recv };
         let (order, kernels) = (corpus.order.clone(), Kernels::PORTABLE);
         let connections = spec.connections;
-        let reader = Reader::new(order, sources, connections, delivery, resources, kernels);
+        let setup = ReaderSetup::new(order, sources, delivery);
+        assert_eq!(setup.memory_bytes(), needed);
+        let reader = Reader::new(setup, connections, resources, kernels);
         let (slots, slot_bytes, first) = (spec.slots, spec.slot_bytes, spec.first_batch);
         let ring = HostRing::new(slots, slot_bytes, first, spec.pace_ns, self.draw.word());
         self.readers.push(ReaderHost {
@@ -486,7 +503,12 @@ impl World {
         let host = &mut self.readers[index];
         let node = &mut self.net.nodes[READER];
         let mut verbs = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
+        let before = *host.reader.counters();
         let busy = host.reader.poll(&mut verbs, &mut node.arena, &mut host.ring);
+        // What a lying target claims to have sent says nothing.
+        if self.fake.is_none() {
+            assert_bounded(&self.corpus, &before, host.reader.counters());
+        }
         host.ledger.settle(&node.arena, self.setup.credits);
         host.ring.plan_visit(self.net.now);
         while let Some((connection, qpn, _)) = self.readers[index].reader.lost_connection() {

@@ -198,6 +198,10 @@ struct ChaosReport {
     atomics_checked: u64,
     /// On words whose history allows too many orders to try them all.
     atomics_open: u64,
+    /// Request packets of reliable connections that the rules of the wire were applied to, and not.
+    requests_checked: u64,
+    requests_skipped: u64,
+    requests_checked_per_mille: u64,
     connections: u64,
     connections_broken: u64,
     packets: u64,
@@ -256,6 +260,9 @@ impl ChaosReport {
             bytes_checked: sum.bytes_checked,
             atomics_checked: sum.atomics,
             atomics_open: sum.atomics_open,
+            requests_checked: sum.requests_checked,
+            requests_skipped: sum.requests_skipped,
+            requests_checked_per_mille: sum.requests_checked_per_mille(),
             connections: sum.connections,
             connections_broken: sum.broken,
             packets: sum.packets,
@@ -333,6 +340,14 @@ impl ChaosReport {
             Count(self.completions_not_success),
             Count(self.bytes_checked),
             Count(self.atomics_checked)
+        )?;
+        writeln!(
+            f,
+            "  on the wire {} of {} request packets checked ({}.{} %)",
+            Count(self.requests_checked),
+            Count(self.requests_checked + self.requests_skipped),
+            self.requests_checked_per_mille / 10,
+            self.requests_checked_per_mille % 10
         )?;
         writeln!(
             f,

@@ -21,6 +21,7 @@ use super::super::selective::reads::{Ask, Readings, Response};
 use super::super::selective::scoreboard::Scoreboard;
 use super::{Context, Fault, Headers, Link, Requester, TimeoutReason, Wait, ack_timeout};
 use crate::endpoint::Insert;
+use crate::planted::Bug;
 use crate::region::Purpose;
 use crate::rtt::RttEstimator;
 use crate::sg::Extent;
@@ -81,6 +82,10 @@ impl Selective {
     /// send into a queue on the way that repetitions have to wait in.
     pub(super) fn may_read(&self) -> bool {
         self.readings.missing() < self.window.into()
+    }
+
+    pub(super) fn missing_responses(&self) -> u64 {
+        self.readings.missing()
     }
 
     pub(super) fn has_repetitions(&self) -> bool {
@@ -147,6 +152,13 @@ impl Requester {
         self.selective = link.is_selective().then(|| Box::new(Selective::new(link, self.post_psn)));
     }
 
+    /// The local ACK timeout has changed.
+    pub(super) fn follow_timeout(&mut self, timeout: Option<Duration>) {
+        if let Some(selective) = &mut self.selective {
+            selective.timeout = timeout;
+        }
+    }
+
     pub(super) fn selective_deadline(&self) -> Option<(Time, TimeoutReason)> {
         self.selective.as_ref()?.deadline(&self.rtt.estimator)
     }
@@ -154,7 +166,8 @@ impl Requester {
     // ---- sending -------------------------------------------------------------------------------
 
     /// The packet at the cursor was sent for the first time.
-    pub(super) fn keep_score(&mut self, link: &Link, now: Time) {
+    pub(super) fn keep_score(&mut self, cx: &Context<'_>, link: &Link) {
+        let now = cx.now;
         let Some(selective) = &mut self.selective else {
             return;
         };
@@ -162,7 +175,8 @@ impl Requester {
         if !selective.is_waiting() {
             selective.heard(now);
         }
-        if request.awaits_response() {
+        let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && selective.readings.is_full();
+        if request.awaits_response() && !forgets {
             let (psn, is_prompt) = (request.first_psn, request.is_atomic());
             selective.readings.begin(psn, link.packets(request.len), is_prompt, now);
         }
@@ -211,6 +225,7 @@ impl Requester {
         let packet = psn.distance_from(request.first_psn) as u32;
         let built = request.packet(packet, cx, link, true);
         let (draft, len) = built.map_err(|status| Fault { index, status })?;
+        let draft = super::Draft { ordered: self.is_ordered(), ..draft };
         if let Some(selective) = &mut self.selective {
             selective.board.sent_again(psn, cx.now);
         }
@@ -224,7 +239,8 @@ impl Requester {
         let request = &self.queue[index];
         let drafted = match request.wr.op {
             SendOp::Read { remote_addr, rkey } => {
-                Ok((super::Draft::asking(psn, range(request, remote_addr, rkey, ask, link)), 0))
+                let ext = range(request, remote_addr, rkey, ask, link);
+                Ok((super::Draft::new(Opcode::SrReadRequest, psn, ext), 0))
             }
             _ => request.packet(0, cx, link, true),
         };

@@ -27,7 +27,7 @@ use crate::planted::Bug;
 use crate::region::{Purpose, Range};
 use crate::sg::{Extent, Placement, Placements};
 use crate::verbs::MAX_MESSAGE_BYTES;
-use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth};
+use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
 
 /// Early packets that go unreported while nothing is missing between them.
 const REPORT_INTERVAL: u32 = 16;
@@ -308,6 +308,11 @@ impl Responder {
         if opcode == Opcode::RcReadRequest {
             return (payload_len == 0).then_some(());
         }
+        // A READ or atomic may be among the packets that are missing, or is not answered yet.
+        let is_ordered = !headers.bth().mig_req || self.owes_read();
+        if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
+            return None;
+        }
         let len = check_length(opcode, payload_len, link.mtu).ok()?;
         if opcode.is_send() {
             return self.place_early_send(cx, link, headers, len);
@@ -344,7 +349,7 @@ impl Responder {
         let psn = headers.bth().psn;
         match *headers.ext() {
             Ext::AtomicEth(_) => {
-                self.atomic_again(cx, link, psn);
+                self.atomic_again(cx, link, headers);
                 self.report(psn);
             }
             Ext::RethSreth(reth, sreth) => self.read_range_again(cx, link, psn, &reth, sreth),
@@ -363,12 +368,12 @@ impl Responder {
         reth: &Reth,
         sreth: Sreth,
     ) {
-        cx.count(|c| &mut c.duplicate_reads);
         if u64::from(sreth.offset) + u64::from(reth.len) > MAX_MESSAGE_BYTES {
             return cx.count(|c| &mut c.bad_length);
         }
-        let allowed = check_remote(cx, link, Purpose::RemoteRead, range_of(reth)).is_ok();
-        if let Some(selective) = self.selective.as_mut().filter(|_| allowed) {
+        let offset = |_| u64::from(sreth.offset);
+        let is_allowed = self.may_read_again(cx, link, psn, range_of(reth), offset);
+        if let Some(selective) = self.selective.as_mut().filter(|_| is_allowed) {
             selective.add_again(ReadAnswer::new(psn, reth, sreth.offset));
         }
     }
@@ -398,6 +403,11 @@ impl Responder {
 
     /// Leaves in `cx.packet` the report that is due, if one is.
     pub(super) fn poll_report(&mut self, cx: &mut Context<'_>, link: &Link) {
+        let asks_again =
+            |reply| matches!(reply, Reply::Nak { syndrome: Syndrome::SequenceError, .. });
+        if self.owes_read() && self.reply.is_some_and(asks_again) {
+            return;
+        }
         let Some(reply) = self.reply.take() else {
             return;
         };

@@ -7,9 +7,12 @@
 //! range has not come in time.
 //!
 //! Bounds: [`WINDOW`] responses after the first one missing are accepted; [`ASKS`] ranges of one READ
-//! may be outstanding, further holes wait.
+//! may be outstanding, further holes wait. There are as many READs as the requester has in flight, and
+//! a place for each is made when the connection starts, or when the first one beyond those begins: the
+//! program may raise the limit while the queue pair is connected.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 
 use crate::time::{Duration, Time};
@@ -191,7 +194,8 @@ impl Reading {
 /// The READs of a queue pair that are not completed, oldest first.
 #[derive(Debug)]
 pub(crate) struct Readings {
-    slots: Box<[Reading]>,
+    /// A ring: `len` READs from `first` on.
+    slots: Vec<Reading>,
     first: usize,
     len: usize,
     /// Responses that have not arrived, of all READs.
@@ -255,9 +259,19 @@ impl Readings {
         (0..self.len).find(|&index| self.at(index).psn == psn)
     }
 
-    /// A READ with `packets` responses was sent for the first time. There is room for it.
+    /// Whether every place is taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == self.slots.len()
+    }
+
+    /// A READ with `packets` responses was sent for the first time.
     pub(crate) fn begin(&mut self, psn: Psn, packets: u32, is_prompt: bool, now: Time) {
-        debug_assert!(self.len < self.slots.len());
+        if self.is_full() {
+            // The limit was raised.
+            self.slots.rotate_left(self.first);
+            self.first = 0;
+            self.slots.push(Reading::unused());
+        }
         if self.len == 0 {
             (self.active_at, self.backoff) = (now, 0);
         }
@@ -384,7 +398,6 @@ impl Readings {
 mod tests {
     use super::*;
     use crate::rng::SplitMix64;
-    use alloc::vec::Vec;
 
     fn at(micros: u64) -> Time {
         Time::ZERO + Duration::from_micros(micros)
@@ -410,6 +423,35 @@ mod tests {
         for index in indexes {
             assert_eq!(readings.judge(Psn::new(psn), index), Response::New);
             readings.accept(Psn::new(psn), index, now);
+        }
+    }
+
+    #[test]
+    fn more_reads_than_there_were_places_for_keep_their_order() {
+        for (places, begun) in [(0, 3), (1, 2), (3, 7)] {
+            let mut readings = Readings::new(places);
+            let mut next = 0;
+            // The ring does not begin with the first place.
+            for _ in 0..places / 2 {
+                readings.begin(Psn::new(next), 2, false, at(0));
+                arrive(&mut readings, next, 0..2, at(0));
+                readings.pop_front();
+                next += 1;
+            }
+            let all = next..next + begun;
+            for psn in all.clone() {
+                readings.begin(Psn::new(psn), 2, false, at(0));
+                arrive(&mut readings, psn, 0..1, at(1));
+            }
+            assert_eq!(readings.missing(), u64::from(begun));
+            for psn in all {
+                assert!(!readings.is_front_complete());
+                assert_eq!(readings.judge(Psn::new(psn), 0), Response::Duplicate);
+                arrive(&mut readings, psn, 1..2, at(2));
+                assert!(readings.is_front_complete());
+                readings.pop_front();
+            }
+            assert!(readings.is_empty());
         }
     }
 

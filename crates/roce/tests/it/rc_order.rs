@@ -1,0 +1,193 @@
+//! Requests of one queue pair take effect in the order in which they were posted: a READ returns the
+//! bytes from before the WRITE, SEND or atomic behind it, fenced or not (docs/reliability.md).
+
+use roce::endpoint::{Connect, Mtu};
+use roce::verbs::WcStatus::Success;
+use roce::verbs::{SendOp, SendWr};
+use roce::wire::Opcode;
+
+use crate::harness::{BASE, Fault, FaultMix};
+use crate::pair::Pair;
+
+/// Where node 0 lets READs land.
+const LANDING: u64 = 100_000;
+
+/// Where `Pair::receive` puts what arrives.
+const RECEIVE: u64 = 200_000;
+
+const MODES: [fn(&mut Connect); 2] = [|_| {}, |connect| *connect = connect.selective()];
+
+fn peer_bytes(pair: &Pair, offset: u64, len: u32) -> Vec<u8> {
+    pair.fabric.nodes[1].arena.peek(BASE + offset, len as usize).to_vec()
+}
+
+fn landed(pair: &Pair, at: u64, len: u32) -> Vec<u8> {
+    pair.fabric.nodes[0].arena.peek(BASE + at, len as usize).to_vec()
+}
+
+/// A READ of the peer's bytes at `from`, into `at`.
+fn read_into(pair: &mut Pair, wr_id: u64, from: u64, at: u64, len: u32) {
+    let op = SendOp::Read { remote_addr: BASE + from, rkey: pair.regions[1].rkey };
+    let wr = pair.wr(wr_id, op, at, len);
+    pair.post(wr);
+}
+
+#[test]
+fn a_read_returns_what_was_there_before_the_write_behind_it() {
+    for mode in MODES {
+        for len in [8, 100, 4096, 20_000] {
+            let mut pair = Pair::with(mode);
+            let before = peer_bytes(&pair, 0, len);
+            read_into(&mut pair, 0, 0, LANDING, len);
+            pair.write(1, 0, len);
+            read_into(&mut pair, 2, 0, LANDING + 50_000, len);
+            assert_eq!(pair.run().0, [(0, Success), (1, Success), (2, Success)]);
+            assert!(landed(&pair, LANDING, len) == before, "{len} bytes before the WRITE");
+            assert!(landed(&pair, LANDING + 50_000, len) == landed(&pair, 0, len), "{len} after");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_request_waits_for_the_read_before_it() {
+    let ops: [fn(&Pair) -> SendOp; 4] = [
+        |pair| pair.write_op(RECEIVE),
+        |_| SendOp::Send,
+        |pair| {
+            let (remote_addr, rkey) = (BASE + RECEIVE, pair.regions[1].rkey);
+            SendOp::WriteImm { remote_addr, rkey, imm: 7 }
+        },
+        |pair| {
+            let (remote_addr, rkey) = (BASE + RECEIVE, pair.regions[1].rkey);
+            SendOp::FetchAdd { remote_addr, rkey, add: 1 }
+        },
+    ];
+    for mode in MODES {
+        for op in ops {
+            let mut pair = Pair::with(mode);
+            pair.receive(0, 8);
+            let before = peer_bytes(&pair, RECEIVE, 8);
+            read_into(&mut pair, 1, RECEIVE, LANDING, 8);
+            let behind = pair.wr(2, op(&pair), 0, 8);
+            pair.post(behind);
+            assert_eq!(pair.run().0, [(1, Success), (2, Success)]);
+            assert_eq!(landed(&pair, LANDING, 8), before, "{:?}", op(&pair));
+            assert_ne!(peer_bytes(&pair, RECEIVE, 8), before);
+        }
+    }
+}
+
+/// A READ too long to be gathered at once holds back what is behind it, and nothing is lost by that.
+#[test]
+fn a_long_read_holds_back_the_writes_behind_it() {
+    const LEN: u32 = 90_000;
+    for mode in MODES {
+        let mut pair = Pair::with(|connect| {
+            mode(connect);
+            connect.mtu = Mtu::M256;
+        });
+        let before = peer_bytes(&pair, 0, LEN);
+        read_into(&mut pair, 0, 0, LANDING, LEN);
+        for wr_id in 1..20 {
+            pair.write(wr_id, u64::from(LEN) - 4000 + wr_id, 2000);
+        }
+        let sent = pair.run().0;
+        assert!(sent.iter().all(|&(_, status)| status == Success), "{sent:?}");
+        assert_eq!(sent.len(), 20);
+        assert!(landed(&pair, LANDING, LEN) == before);
+        let end = u64::from(LEN) - 4000 + 19;
+        assert!(pair.arrived(end, 2000));
+        // The requester knows that it would only be held back, so it does not send in vain.
+        assert_eq!(pair.counters(1).held_requests, 0);
+        assert_eq!(pair.counters(0).retransmitted_packets, 0);
+    }
+}
+
+/// A peer that sends right behind a long READ is told to send again once the READ is answered.
+#[test]
+fn what_is_held_back_is_asked_for_again() {
+    use crate::pair::Lone;
+    use roce::wire::{Ext, Reth, Syndrome};
+    let mut lone = Lone::new();
+    let rkey = lone.pair.regions[1].rkey;
+    let reth = |len| Ext::Reth(Reth { addr: BASE, rkey, len });
+    assert!(lone.next(Opcode::RcReadRequest, reth(1024), 0).is_empty());
+    lone.psn = lone.psn.plus(3);
+    let held = lone.psn;
+    for _ in 0..3 {
+        assert!(lone.packet(Opcode::RcWriteOnly, reth(100), 100, held).is_empty());
+    }
+    assert_eq!(lone.counters().held_requests, 3);
+    for ahead in (1..=4).rev() {
+        let answer = lone.answer_packet().unwrap();
+        assert!(answer.bth().opcode.is_read_response());
+        assert_eq!(answer.bth().psn, held.minus(ahead));
+    }
+    assert_eq!(lone.answer(), Some((held, Syndrome::SequenceError)));
+    assert_eq!(lone.answer(), None);
+    assert_eq!(lone.next(Opcode::RcWriteOnly, reth(100), 100).len(), 1);
+}
+
+/// A WRITE that arrives while the READ or atomic before it is missing is not placed early.
+#[test]
+fn nothing_is_placed_early_over_a_read_or_atomic_that_is_missing() {
+    for opcode in [Opcode::RcReadRequest, Opcode::RcFetchAdd] {
+        let mut pair = Pair::with(|connect| *connect = connect.selective());
+        let before = peer_bytes(&pair, 0, 8);
+        let mut lost = false;
+        pair.lose(move |_, headers| {
+            let hit = headers.bth().opcode == opcode && !lost;
+            lost |= hit;
+            hit
+        });
+        let (remote_addr, rkey) = (BASE, pair.regions[1].rkey);
+        let op = match opcode {
+            Opcode::RcFetchAdd => SendOp::FetchAdd { remote_addr, rkey, add: 1 },
+            _ => SendOp::Read { remote_addr, rkey },
+        };
+        let first = pair.wr(0, op, LANDING, 8);
+        pair.post(first);
+        for wr_id in 1..9 {
+            pair.write(wr_id, 0, 8);
+        }
+        let sent = pair.run().0;
+        assert_eq!(sent, (0..9).map(|wr_id| (wr_id, Success)).collect::<Vec<_>>());
+        assert_eq!(landed(&pair, LANDING, 8), before, "{opcode:?}");
+        assert!(pair.arrived(0, 8), "{opcode:?}");
+    }
+}
+
+/// Requests that follow no READ are still placed early: a loss costs one retransmission.
+#[test]
+fn writes_alone_are_placed_early() {
+    let mut pair = Pair::with(|connect| *connect = connect.selective());
+    pair.lose(|asked, _| asked == 1);
+    for wr_id in 0..9 {
+        pair.write(wr_id, wr_id * 100, 100);
+    }
+    assert_eq!(pair.run().0.len(), 9);
+    assert_eq!(pair.counters(1).early_packets, 8);
+    assert_eq!(pair.counters(0).selective_retransmits, 1);
+}
+
+/// The order holds under reordering, duplication and delay; only a lost response may show later bytes.
+#[test]
+fn the_order_holds_when_the_network_reorders() {
+    for mode in MODES {
+        for seed in 0..40 {
+            let config = crate::harness::FabricConfig { seed, ..Default::default() };
+            let mut pair = Pair::build(&config, mode);
+            pair.fabric.mix = FaultMix::only(Fault::Reorder, 300);
+            let before = peer_bytes(&pair, 0, 3000);
+            let read = SendWr { signaled: false, ..pair.wr(0, pair.read_op(), LANDING, 3000) };
+            pair.post(read);
+            for wr_id in 1..12 {
+                pair.write(wr_id, 0, 3000);
+            }
+            let sent = pair.run().0;
+            assert_eq!(sent.len(), 11, "seed {seed}");
+            let repeated = pair.counters(1).duplicate_reads > 0;
+            assert!(repeated || landed(&pair, LANDING, 3000) == before, "seed {seed}");
+        }
+    }
+}
