@@ -16,6 +16,7 @@ import cases
 import lab
 import matrix
 import rdma_core
+import stacks
 
 DEVINFO = """hca_id:\tlo_rdma
 \ttransport:\t\t\tInfiniBand (0)
@@ -190,6 +191,17 @@ class Documents(unittest.TestCase):
         text = matrix.markdown(chosen, [column], cells, [])
         self.assertEqual(text.count("same / reason"), 1)
         self.assertEqual(text.count("**fail** (1)"), 2)
+
+
+class Stacks(unittest.TestCase):
+    def test_every_rank_must_be_ok(self):
+        said = "Ran 36 tests in 1s\n\nOK\n"
+        self.assertEqual(stacks.of_unittest(lab.Result(0, said * 2)), (cases.PASS, "36 tests on each of 2 ranks"))
+        for result in (lab.Result(0, said + "Ran 36 tests in 1s\n\nFAILED (failures=1)\n"), lab.Result(1, said * 2),
+                       lab.Result(None, said), lab.Result(0, "")):
+            self.assertEqual(stacks.of_unittest(result)[0], cases.FAIL)
+        failed = lab.Result(1, said + "FAIL: testGet (test_rma.TestRMAWorld)\nRan 36 tests in 1s\n")
+        self.assertEqual(stacks.of_unittest(failed)[1], "FAIL: testGet (test_rma.TestRMAWorld)")
 
 
 def of_suite(module, state, text="", name="Class.test_x"):
