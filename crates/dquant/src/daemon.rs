@@ -30,7 +30,7 @@ use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
 use crate::control::target::{TargetService, status_reply};
 use crate::engine::dpu::{self, DpuEngine};
-use crate::engine::target::{self, TargetEngine};
+use crate::engine::target::TargetEngine;
 use crate::engine::{Commands, HostConfig};
 use crate::exit::CliError;
 use crate::status::Event;
@@ -201,7 +201,7 @@ pub fn serve(
         }
     });
     runtime.shutdown_timeout(SHUTDOWN);
-    let _ = engine.commands.send(target::Command::Stop);
+    engine.commands.stop();
     let _ = engine.thread.join();
     served
 }

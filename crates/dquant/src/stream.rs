@@ -18,16 +18,16 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use xio::reader::{Reader, ReaderSetup};
 
-use crate::budget::{RingBudget, RingLease};
+use crate::budget::RingBudget;
 use crate::control::proto::{
     DatasetInfo, DatasetRef, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
     open_reply,
 };
 use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
 use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamSpec};
-use crate::engine::{Commands, EngineError, LARGEST_MTU, mtu_towards, path_mtu};
+use crate::engine::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
 use crate::exit::{CliError, Exit};
-use crate::layout::{self, Layout};
+use crate::layout;
 
 /// Largest message on the local socket, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -65,8 +65,8 @@ pub struct DpuContext {
 struct OpenStream {
     id: StreamId,
     commands: Commands<Command>,
+    signals: Signals,
     task: Option<tokio::task::JoinHandle<()>>,
-    _ring: RingLease,
 }
 
 impl Drop for OpenStream {
@@ -74,8 +74,7 @@ impl Drop for OpenStream {
         if let Some(task) = self.task.take() {
             task.abort();
         }
-        // A stopped engine has closed it already.
-        let _ = self.commands.send(Command::Close(self.id));
+        self.signals.close();
     }
 }
 
@@ -196,33 +195,30 @@ fn open(
         batch_samples: layout.delivery.batch_samples,
         window_tokens: layout.delivery.window_tokens,
     };
-    let spec = spec(layout, producer, events, &control);
-    let id = context
-        .commands
-        .call(|reply| Command::Open(Box::new(spec), reply))
-        .and_then(|answer| answer)
-        .map_err(engine_error)?;
-    let mut stream = OpenStream { id, commands: context.commands.clone(), task: None, _ring: ring };
-    let mut keeper = Keeper { context: context.clone(), id, request: request.clone(), infos };
-    let session = context.runtime.block_on(keeper.connect(&control))?;
-    stream.task = Some(context.runtime.spawn(async move { keeper.keep(session, lost).await }));
-    Ok((stream, opened, fds))
-}
-
-fn spec(
-    layout: Layout,
-    producer: Producer,
-    events: mpsc::Sender<Event>,
-    control: &TargetControl,
-) -> StreamSpec {
-    StreamSpec {
+    let signals = context.commands.signals();
+    let spec = StreamSpec {
         // Here and not in the engine, whose other streams would wait.
         setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
         names: layout.names,
         targets: vec![control.name().to_owned()],
         producer,
         events,
-    }
+        signals: signals.clone(),
+        ring,
+    };
+    let id = context
+        .commands
+        .call(|reply| Command::Open(Box::new(spec), reply))
+        .and_then(|answer| answer.map_err(|refused| refused.error))
+        .map_err(engine_error)?;
+    let commands = context.commands.clone();
+    let mut stream = OpenStream { id, commands, signals: signals.clone(), task: None };
+    let (context, request) = (context.clone(), request.clone());
+    let mut keeper = Keeper { context, id, signals, request, infos };
+    let runtime = keeper.context.runtime.clone();
+    let session = runtime.block_on(keeper.connect(&control))?;
+    stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));
+    Ok((stream, opened, fds))
 }
 
 /// How long a stream puts up with a target that is away, or that is there and delivers nothing: a
@@ -265,6 +261,7 @@ impl Patience {
 struct Keeper {
     context: DpuContext,
     id: StreamId,
+    signals: Signals,
     request: OpenRequest,
     infos: Vec<DatasetInfo>,
 }
@@ -336,9 +333,8 @@ impl Keeper {
             tokio::select! {
                 () = session.ended() => {
                     // The engine answers with `Lost`, once it has taken the queue pair down.
-                    if self.context.commands.send(Command::Drop(self.id, CONNECTION)).is_err()
-                        || lost.recv().await.is_none()
-                    {
+                    self.signals.drop_connection(CONNECTION);
+                    if lost.recv().await.is_none() {
                         return;
                     }
                 }
@@ -375,9 +371,7 @@ impl Keeper {
                 break;
             }
         }
-        let abandon = Command::Abandon(self.id, CONNECTION, error.parts().0);
-        // A stopped engine has ended the stream already.
-        let _ = self.context.commands.send(abandon);
+        self.signals.abandon(CONNECTION, error.parts().0);
         None
     }
 

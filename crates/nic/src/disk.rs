@@ -184,29 +184,35 @@ impl UringDisk {
 
     /// Takes over an open file. `mode` says whether it was opened with O_DIRECT.
     pub fn add_file(&mut self, fd: OwnedFd, mode: IoMode) -> Result<FileId, DiskError> {
-        if self.files.len() >= MAX_FILES || self.next_file == u32::MAX {
-            return Err(DiskError::TooManyFiles(self.files.len()));
-        }
         let stat = rustix::fs::fstat(&fd).map_err(|errno| DiskError::Stat(errno.into()))?;
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         // The length of anything else is unknown: its end shows when nothing more comes.
         let size = if regular { stat.st_size.max(0) as u64 } else { u64::MAX };
+        self.add_file_of(fd, mode, size)
+    }
+
+    /// The same for a file whose length is known: no system call.
+    pub fn add_file_of(
+        &mut self,
+        fd: OwnedFd,
+        mode: IoMode,
+        size: u64,
+    ) -> Result<FileId, DiskError> {
+        if self.files.len() >= MAX_FILES || self.next_file == u32::MAX {
+            return Err(DiskError::TooManyFiles(self.files.len()));
+        }
         let id = FileId(self.next_file);
         self.next_file += 1;
         self.files.insert(id, File { fd, mode, size, reads: 0 });
         Ok(id)
     }
 
-    /// Closes a file on which no read is under way.
-    pub fn remove_file(&mut self, id: FileId) -> Result<(), DiskError> {
-        match self.files.get(&id) {
-            None => Err(DiskError::NoFile(id.0)),
-            Some(File { reads: 0, .. }) => {
-                self.files.remove(&id);
-                Ok(())
-            }
-            Some(&File { reads, .. }) => Err(DiskError::Busy { file: id.0, reads }),
+    /// Gives back a file on which no read is under way.
+    pub fn remove_file(&mut self, id: FileId) -> Result<OwnedFd, DiskError> {
+        if let Some(&File { reads: reads @ 1.., .. }) = self.files.get(&id) {
+            return Err(DiskError::Busy { file: id.0, reads });
         }
+        self.files.remove(&id).map(|file| file.fd).ok_or(DiskError::NoFile(id.0))
     }
 
     /// Hands waiting reads to the kernel, all in one call. Returns whether it took any.

@@ -59,11 +59,19 @@ pub enum Bug {
     ArmIgnoresWaiting,
     /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
     ReadSlotsNotGrown,
+    /// In selective repeat, an early WRITE that the peer may not do is dropped in silence.
+    EarlyKeyFree,
+    /// In selective repeat, one early SEND takes all shared receives up to its own.
+    SharedReceivesHoarded,
+    /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
+    LengthOfLastPacket,
+    /// Completions of a queue pair that was reset or destroyed can still be polled.
+    CompletionsKept,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 27] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -87,6 +95,10 @@ impl Bug {
         Bug::DuplicateReadUnchecked,
         Bug::ArmIgnoresWaiting,
         Bug::ReadSlotsNotGrown,
+        Bug::EarlyKeyFree,
+        Bug::SharedReceivesHoarded,
+        Bug::LengthOfLastPacket,
+        Bug::CompletionsKept,
     ];
 }
 

@@ -45,6 +45,12 @@ pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
 /// credit it would find no receive posted, and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
+/// Reads started per [`Target::poll`]: the kernel may copy what it has in memory while it takes them.
+const READS_PER_POLL: u32 = 2;
+
+/// Completions of each kind taken per [`Target::poll`].
+const COMPLETIONS_PER_POLL: u32 = 256;
+
 /// A capsule in and a capsule out.
 const SLOT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 
@@ -140,8 +146,7 @@ enum Turn {
 #[derive(Debug)]
 struct Session {
     sources: Vec<Source>,
-    capsules: MemoryRegion,
-    credits: u32,
+    memory: SessionMemory,
     next_seq: u64,
     /// Requests without a register.
     pending: VecDeque<Job>,
@@ -154,7 +159,7 @@ struct Session {
 
 impl Session {
     fn request_addr(&self, slot: u32) -> u64 {
-        self.capsules.addr + u64::from(slot) * SLOT_BYTES
+        self.memory.capsules.addr + u64::from(slot) * SLOT_BYTES
     }
 
     fn response_addr(&self, slot: u32) -> u64 {
@@ -163,7 +168,7 @@ impl Session {
 
     fn receive(&self, slot: u32) -> RecvWr {
         let len = CAPSULE_BYTES as u32;
-        let sge = Sge { addr: self.request_addr(slot), len, lkey: self.capsules.lkey };
+        let sge = Sge { addr: self.request_addr(slot), len, lkey: self.memory.capsules.lkey };
         RecvWr { wr_id: u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
@@ -189,10 +194,12 @@ impl Session {
     }
 }
 
-/// The memory a session brings: one region of `credits *` [`CREDIT_BYTES`].
+/// The memory a session brings, registered in the protection domain of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionMemory {
-    /// Region for capsules, local write.
+    /// Key of the target's registers: no rights beyond local ones.
+    pub registers_lkey: u32,
+    /// One region of `credits *` [`CREDIT_BYTES`], local write.
     pub capsules: MemoryRegion,
     /// Requests the reader may have outstanding.
     pub credits: u32,
@@ -202,7 +209,7 @@ pub struct SessionMemory {
 #[derive(Debug)]
 pub struct Target {
     registers: Vec<State>,
-    base: MemoryRegion,
+    base_addr: u64,
     free: Vec<u32>,
     sessions: BTreeMap<Qpn, Session>,
     turns: VecDeque<Qpn>,
@@ -220,13 +227,18 @@ const NO_REGISTER: u32 = u32::MAX;
 const DATA_WRITE: u64 = u64::MAX;
 
 impl Target {
-    /// A target whose registers fill `base` ([`REGISTER_BYTES`] each, 4096-aligned), on the two
-    /// completion queues that the queue pairs of its sessions use.
-    pub fn new(base: MemoryRegion, send_cq: CqId, recv_cq: CqId, kernels: Kernels) -> Target {
-        let count = (base.len / u64::from(REGISTER_BYTES)).min(u64::from(u32::MAX - 1)) as u32;
+    /// A target with `count` registers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, on the
+    /// two completion queues that the queue pairs of its sessions use.
+    pub fn new(
+        base_addr: u64,
+        count: u32,
+        send_cq: CqId,
+        recv_cq: CqId,
+        kernels: Kernels,
+    ) -> Target {
         Target {
             registers: (0..count).map(|_| State::Free).collect(),
-            base,
+            base_addr,
             free: (0..count).rev().collect(),
             sessions: BTreeMap::new(),
             turns: VecDeque::new(),
@@ -268,12 +280,11 @@ impl Target {
         sources: Vec<Source>,
         memory: SessionMemory,
     ) -> Result<(), VerbsError> {
-        let SessionMemory { capsules, credits } = memory;
+        let credits = memory.credits;
         let pending = VecDeque::with_capacity(credits as usize);
         let session = Session {
             sources,
-            capsules,
-            credits,
+            memory,
             next_seq: 1,
             pending,
             registers: 0,
@@ -313,7 +324,8 @@ impl Target {
         self.failed.pop_front()
     }
 
-    /// Does what can be done now, one conversion at most; `true` if there was something to do.
+    /// Does what can be done now, one conversion and [`READS_PER_POLL`] reads at most; `true` if there was
+    /// something to do.
     pub fn poll<V: Verbs, M: Memory, D: Disk>(
         &mut self,
         verbs: &mut V,
@@ -321,11 +333,13 @@ impl Target {
         disk: &mut D,
     ) -> bool {
         let mut busy = false;
-        while let Some(done) = verbs.poll_cq(self.send_cq) {
+        for _ in 0..COMPLETIONS_PER_POLL {
+            let Some(done) = verbs.poll_cq(self.send_cq) else { break };
             busy = true;
             self.handle_sent(verbs, &done);
         }
-        while let Some(done) = verbs.poll_cq(self.recv_cq) {
+        for _ in 0..COMPLETIONS_PER_POLL {
+            let Some(done) = verbs.poll_cq(self.recv_cq) else { break };
             busy = true;
             self.handle_capsule(verbs, memory, &done);
         }
@@ -382,7 +396,7 @@ impl Target {
         else {
             return self.refuse(verbs, memory, done.qpn, slot, Refusal::BadCapsule);
         };
-        if session.outstanding > session.credits {
+        if session.outstanding > session.memory.credits {
             return self.answer(verbs, memory, done.qpn, slot, &request, Refusal::NoCredit);
         }
         match session.admit(&request) {
@@ -393,16 +407,16 @@ impl Target {
 
     /// Gives free registers to sessions in turn. One that finds the disk full keeps its turn.
     fn start_reads<D: Disk>(&mut self, disk: &mut D) -> bool {
-        let (mut started, mut passed) = (false, 0);
-        while passed < self.turns.len() && !self.free.is_empty() {
+        let (mut started, mut passed) = (0, 0);
+        while passed < self.turns.len() && !self.free.is_empty() && started < READS_PER_POLL {
             match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
-                Some(Turn::Taken) => (started, passed) = (true, 0),
+                Some(Turn::Taken) => (started, passed) = (started + 1, 0),
                 Some(Turn::Passed) => passed += 1,
                 Some(Turn::DiskFull) | None => break,
             }
             self.turns.rotate_left(1);
         }
-        started
+        started > 0
     }
 
     fn start_read<D: Disk>(&mut self, qpn: Qpn, disk: &mut D) -> Turn {
@@ -418,7 +432,7 @@ impl Target {
         if !may {
             return Turn::Passed;
         }
-        let (job, addr) = (*job, self.base.addr + offset_of(register));
+        let (job, addr) = (*job, self.base_addr + offset_of(register));
         if disk.submit(job.read(addr, u64::from(register))).is_err() {
             return Turn::DiskFull;
         }
@@ -493,7 +507,10 @@ impl Target {
         let mut held = NO_REGISTER;
         match outcome {
             Outcome::Done { bytes, .. } => {
-                let posted = verbs.post_send(job.qpn, self.data_write(register, job, bytes));
+                let Some(write) = self.data_write(register, job, bytes) else {
+                    return self.release(register, Some(job.qpn));
+                };
+                let posted = verbs.post_send(job.qpn, write);
                 if !self.check(job.qpn, posted) {
                     return self.release(register, Some(job.qpn));
                 }
@@ -516,17 +533,19 @@ impl Target {
         self.send(verbs, memory, job.qpn, job.slot, held, &response);
     }
 
-    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> SendWr {
+    /// The WRITE of a register into the reader's memory; none without a session.
+    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> Option<SendWr> {
+        let lkey = self.sessions.get(&job.qpn)?.memory.registers_lkey;
         let addr = self.register_addr(register) + u64::from(job.head());
         let ReadRequest { remote_addr, rkey, .. } = job.request;
-        SendWr {
+        Some(SendWr {
             wr_id: DATA_WRITE,
             op: SendOp::Write { remote_addr, rkey },
-            sges: SgList::from_iter([Sge { addr, len: bytes, lkey: self.base.lkey }]),
+            sges: SgList::from_iter([Sge { addr, len: bytes, lkey }]),
             signaled: false,
             solicited: false,
             ..SendWr::default()
-        }
+        })
     }
 
     fn answer<V: Verbs, M: Memory>(
@@ -580,7 +599,7 @@ impl Target {
             sges: SgList::from_iter([Sge {
                 addr,
                 len: CAPSULE_BYTES as u32,
-                lkey: session.capsules.lkey,
+                lkey: session.memory.capsules.lkey,
             }]),
             signaled: true,
             solicited: true,
@@ -611,7 +630,7 @@ impl Target {
     }
 
     fn register_addr(&self, register: u32) -> u64 {
-        self.base.addr + offset_of(register)
+        self.base_addr + offset_of(register)
     }
 
     /// Frees a register that the session `owner` held, if that is still open.

@@ -25,7 +25,9 @@ use super::proto::{
 };
 use crate::catalog::{Catalog, Found};
 use crate::engine::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
-use crate::engine::{Commands, EngineError, QpAddress, is_specific, mtu_towards, path_mtu};
+use crate::engine::{
+    Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu,
+};
 use crate::exit::CliError;
 use crate::status::Counters;
 
@@ -73,7 +75,8 @@ impl TargetService {
             .map(|found| SessionSource { file: found.file, layout: found.layout })
             .collect();
         let (sender, ended) = oneshot::channel();
-        let spec = SessionSpec { sources, reader, mtu, credits, ended: sender };
+        let signals = self.commands.signals();
+        let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
         let (ours, guard) = self.open(spec).await?;
         let target = Some(queue_pair(&ours, mtu.bytes()));
         let mtu = mtu.bytes();
@@ -85,8 +88,10 @@ impl TargetService {
     async fn open(&self, spec: SessionSpec) -> Result<(QpAddress, Guard), Status> {
         let commands = self.commands.clone();
         let opened = tokio::task::spawn_blocking(move || {
+            let guard = Guard(spec.signals.clone());
             let ours = commands.call(|reply| Command::Open(spec, reply));
-            ours.map(|ours| ours.map(|ours| (ours, Guard { commands, qpn: ours.qpn })))
+            // What came with a refused request is freed here.
+            ours.map(|ours| ours.map(|ours| (ours, guard)).map_err(|refused| refused.error))
         });
         opened
             .await
@@ -115,15 +120,11 @@ struct Open {
 }
 
 /// Closes the session when its control stream ends, however that happens.
-struct Guard {
-    commands: Commands<Command>,
-    qpn: Qpn,
-}
+struct Guard(Signals);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A stopped engine has closed every session itself.
-        let _ = self.commands.send(Command::Close(self.qpn));
+        self.0.close();
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
 use nic::clock;
@@ -13,12 +13,16 @@ use nic::pool::PoolRange;
 use nic::ring::Producer;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
-use roce::verbs::{Access, CqId, MemoryRegion, Qpn, WcStatus};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
 
-use super::{Commands, EngineError, Host, HostConfig, Idle, QpAddress, sleep};
+use super::{
+    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
+    Turns, Work, sleep,
+};
+use crate::budget::RingLease;
 use crate::engine::sink::RingSink;
 use crate::status::Counters;
 
@@ -28,6 +32,9 @@ pub const MAX_STREAMS: usize = 12;
 /// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it
 /// spends on a slot, so it is worth waiting for a few; the engine rings before it sleeps in any case.
 const DOORBELL_SLOTS: u32 = 4;
+
+/// Completions that a stream may leave lying, in each direction.
+const COMPLETIONS: u32 = 4096;
 
 /// Names a stream of one engine; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +53,10 @@ pub struct StreamSpec {
     pub producer: Producer,
     /// Where lost connections are reported.
     pub events: tokio::sync::mpsc::Sender<Event>,
+    /// What the engine looks at for the stream's end.
+    pub signals: Signals,
+    /// The ring's share of the memory for rings, given back when the ring is gone.
+    pub ring: RingLease,
 }
 
 /// What an engine reports about a stream.
@@ -64,23 +75,15 @@ pub enum Event {
 #[derive(Debug)]
 pub enum Command {
     /// Begin a stream.
-    Open(Box<StreamSpec>, SyncSender<Result<StreamId, EngineError>>),
+    Open(Box<StreamSpec>, SyncSender<Result<StreamId, Refused>>),
     /// Make a queue pair for a connection of the stream.
     NewQp(StreamId, u32, SyncSender<Result<QpAddress, EngineError>>),
     /// Connect that queue pair to the target's, with so many credits.
     Connect(StreamId, Peer, SyncSender<Result<(), EngineError>>),
-    /// The control channel of a connection closed: treat it as lost.
-    Drop(StreamId, u32),
-    /// The connection cannot be restored, for this reason: end the stream with an error.
-    Abandon(StreamId, u32, String),
     /// Report what the stream did.
     Stream(StreamId, SyncSender<Option<ReaderCounters>>),
-    /// End a stream.
-    Close(StreamId),
     /// Report counters.
     Status(SyncSender<Counters>),
-    /// End the engine.
-    Stop,
 }
 
 /// The target's end of a connection.
@@ -118,22 +121,60 @@ struct Line {
     capsules: Option<(PoolRange, MemoryRegion)>,
 }
 
+/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream has
+/// no way into the memory of another, whatever keys it knows.
+#[derive(Clone, Copy)]
+struct Domain {
+    pd: PdId,
+    data: (PoolRange, MemoryRegion),
+    cqs: (CqId, CqId),
+}
+
+impl Domain {
+    fn open(host: &mut Host, bytes: u64) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let data = host.register(pd, bytes, Access::REMOTE_WRITE);
+        let made = data.and_then(|data| match host.create_cqs(COMPLETIONS) {
+            Ok(cqs) => Ok(Domain { pd, data, cqs }),
+            Err(error) => {
+                host.deregister(data.0, &data.1);
+                Err(error)
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pairs.
+    fn close(self, host: &mut Host) {
+        host.destroy_cq(self.cqs.0);
+        host.destroy_cq(self.cqs.1);
+        host.deregister(self.data.0, &self.data.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
 struct Stream {
     id: StreamId,
     reader: Reader,
     sink: RingSink,
-    data: (PoolRange, MemoryRegion),
-    cqs: (CqId, CqId),
+    domain: Domain,
     lines: Vec<Line>,
     events: tokio::sync::mpsc::Sender<Event>,
+    signals: Signals,
+    ring: RingLease,
 }
 
 struct Engine {
     host: Host,
     streams: Vec<Stream>,
-    commands: Receiver<Command>,
+    commands: Inbox<Command>,
     next_id: u64,
     ended: ReaderCounters,
+    turns: Turns,
+    disposer: Disposer,
 }
 
 impl DpuEngine {
@@ -143,13 +184,17 @@ impl DpuEngine {
         let notes = host.notes();
         let roce = host.local;
         let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
-        let (commands, receiver) = Commands::new(&waiter);
+        let disposer = Disposer::start();
+        let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
+        let (commands, inbox) = Commands::new(&waiter);
         let engine = Engine {
             host,
             streams: Vec::new(),
-            commands: receiver,
+            commands: inbox,
             next_id: 1,
             ended: ReaderCounters::default(),
+            turns: Turns::new(clock::now()),
+            disposer,
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
@@ -166,8 +211,7 @@ impl DpuEngine {
 
 impl Drop for DpuEngine {
     fn drop(&mut self) {
-        // A stopped engine refuses the command, and joining it then returns at once.
-        let _ = self.commands.send(Command::Stop);
+        self.commands.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -178,20 +222,27 @@ impl Engine {
     fn run(mut self, waiter: &Waiter) {
         let mut idle = Idle::default();
         loop {
-            let mut busy = self.host.drain();
+            let now = self.turns.begin();
+            let mut busy = self.host.drain(now);
+            let mut now = self.turns.spent(Work::Packets);
             for stream in &mut self.streams {
                 busy |= stream.poll(&mut self.host);
+                now = self.turns.spent(Work::Stream);
             }
             // Also when there is plenty to do: streams must open and close under full load.
-            match self.take_commands() {
-                Some(taken) => busy |= taken,
-                None => return,
+            if self.commands.is_stopped() {
+                return;
             }
+            if self.take_signal() || self.take_command() {
+                busy = true;
+            }
+            self.disposer.hand_over();
             if busy {
                 idle.busy();
                 continue;
             }
-            if idle.is_over(clock::now()) {
+            if idle.is_over(now) {
+                self.turns.slept();
                 self.sleep(waiter);
                 idle.busy();
             } else {
@@ -216,73 +267,113 @@ impl Engine {
         }
     }
 
-    /// Whether there was a command; `None` when the engine is to end.
-    fn take_commands(&mut self) -> Option<bool> {
-        let Ok(command) = self.commands.try_recv() else {
-            return Some(false);
+    /// Looks after one stream that something was said about; whether there was one.
+    fn take_signal(&mut self) -> bool {
+        let raised = self.streams.iter().position(|stream| stream.signals.is_raised());
+        raised.map(|index| self.heed(index)).is_some()
+    }
+
+    fn heed(&mut self, index: usize) {
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        let Some(raised) = stream.signals.take() else { return };
+        if raised.close {
+            self.close(index);
+            self.turns.spent(Work::Close);
+            return;
+        }
+        for connection in raised.dropped {
+            stream.reader.drop_connection(connection);
+        }
+        if let Some((connection, why)) = raised.abandoned {
+            stream.sink.set_loss(why);
+            stream.reader.abandon(&mut stream.sink, connection);
+        }
+        self.turns.spent(Work::Drop);
+    }
+
+    /// Whether there was a command.
+    fn take_command(&mut self) -> bool {
+        let Some(command) = self.commands.take() else {
+            return false;
         };
-        // Whoever gave up waiting for a reply closes the stream by another command: nothing is lost
-        // with a reply that finds no receiver.
-        match command {
-            Command::Open(spec, reply) => drop(reply.send(self.open(*spec))),
-            Command::NewQp(id, connection, reply) => drop(reply.send(self.new_qp(id, connection))),
-            Command::Connect(id, peer, reply) => drop(reply.send(self.connect(id, &peer))),
-            Command::Drop(id, connection) => {
-                if let Some(stream) = self.stream(id) {
-                    stream.reader.drop_connection(connection);
-                }
+        // Whoever gave up waiting for a reply closes the stream: nothing is lost with a reply that finds no
+        // receiver.
+        let work = match command {
+            Command::Open(spec, reply) => {
+                drop(reply.send(self.open(spec)));
+                Work::Open
             }
-            Command::Abandon(id, connection, why) => {
-                if let Some(stream) = self.stream(id) {
-                    stream.sink.set_loss(why);
-                    stream.reader.abandon(&mut stream.sink, connection);
+            Command::NewQp(id, connection, reply) => {
+                // What was said before about the queue pair that this one replaces comes first.
+                let said = self.streams.iter().position(|s| s.id == id && s.signals.is_raised());
+                if let Some(index) = said {
+                    self.heed(index);
                 }
+                drop(reply.send(self.new_qp(id, connection)));
+                Work::NewQp
+            }
+            Command::Connect(id, peer, reply) => {
+                drop(reply.send(self.connect(id, &peer)));
+                Work::Connect
             }
             Command::Stream(id, reply) => {
                 let counters = self.stream(id).map(|stream| *stream.reader.counters());
                 let _ = reply.send(counters);
+                Work::Status
             }
-            Command::Close(id) => self.close(id),
-            Command::Status(reply) => drop(reply.send(self.status())),
-            Command::Stop => return None,
-        }
-        Some(true)
+            Command::Status(reply) => {
+                drop(reply.send(self.status()));
+                Work::Status
+            }
+        };
+        self.turns.spent(work);
+        true
     }
 
     fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
         self.streams.iter_mut().find(|stream| stream.id == id)
     }
 
-    fn open(&mut self, spec: StreamSpec) -> Result<StreamId, EngineError> {
+    /// Refuses with the request, which is freed by who made it.
+    fn open(&mut self, spec: Box<StreamSpec>) -> Result<StreamId, Refused> {
+        let domain = match self.domain_for(&spec) {
+            Ok(domain) => domain,
+            Err(error) => return Err(Refused::new(error, spec)),
+        };
+        let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
+        let resources = ReaderResources { data, send_cq, recv_cq };
+        let StreamSpec { setup, names, targets, producer, events, signals, ring } = *spec;
+        let connections = targets.len() as u32;
+        let reader = Reader::new(setup, connections, resources, nic::kernels::best().0);
+        let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
+        let id = StreamId(self.next_id);
+        self.next_id += 1;
+        let lines = Vec::new();
+        self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, ring });
+        Ok(id)
+    }
+
+    fn domain_for(&mut self, spec: &StreamSpec) -> Result<Domain, EngineError> {
+        if self.disposer.waiting() > 0 {
+            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+        }
         let (need, have) = (self.streams.len() as u64 + 1, MAX_STREAMS as u64);
         if need > have {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
-        let need = spec.setup.memory_bytes();
-        let have = self.host.pool.free_bytes();
+        let (need, have) = (spec.setup.memory_bytes(), self.host.pool.free_bytes());
         if need > have {
             return Err(EngineError::Limit { what: "bytes of registers", need, have });
         }
-        let data = self.host.register(need, Access::REMOTE_WRITE)?;
-        let depth = 4096;
-        let cqs = (self.host.endpoint.create_cq(depth)?, self.host.endpoint.create_cq(depth)?);
-        let resources = ReaderResources { data: data.1, send_cq: cqs.0, recv_cq: cqs.1 };
-        let StreamSpec { setup, names, targets, producer, events } = spec;
-        let connections = targets.len() as u32;
-        let kernels = nic::kernels::best().0;
-        let reader = Reader::new(setup, connections, resources, kernels);
-        let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
-        let id = StreamId(self.next_id);
-        self.next_id += 1;
-        self.streams.push(Stream { id, reader, sink, data, cqs, lines: Vec::new(), events });
-        Ok(id)
+        Domain::open(&mut self.host, need)
     }
 
     fn new_qp(&mut self, id: StreamId, connection: u32) -> Result<QpAddress, EngineError> {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         stream.drop_line(&mut self.host, connection);
-        let address = self.host.create_qp(stream.cqs, 2 * super::target::MAX_CREDITS)?;
+        let Domain { pd, cqs, .. } = stream.domain;
+        let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
         stream.lines.push(Line { connection, qpn: address.qpn, capsules: None });
         Ok(address)
     }
@@ -291,31 +382,30 @@ impl Engine {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
-        let capsules = self.host.register(u64::from(credits) * CREDIT_BYTES, Access::LOCAL)?;
         let line = stream.lines.iter_mut().find(|line| line.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
-        line.capsules = Some(capsules);
+        let (pd, bytes) = (stream.domain.pd, u64::from(credits) * CREDIT_BYTES);
+        let capsules = self.host.register(pd, bytes, Access::LOCAL)?;
+        if let Some((range, region)) = line.capsules.replace(capsules) {
+            self.host.deregister(range, &region);
+        }
         self.host.connect(peer.ours, &peer.theirs, peer.mtu)?;
         let memory = ConnectionMemory { capsules: capsules.1, credits };
         let endpoint = &mut self.host.endpoint;
         Ok(stream.reader.connect(endpoint, peer.connection, peer.ours, memory)?)
     }
 
-    fn close(&mut self, id: StreamId) {
-        let Some(index) = self.streams.iter().position(|stream| stream.id == id) else {
-            return;
-        };
+    fn close(&mut self, index: usize) {
         let mut stream = self.streams.swap_remove(index);
         while let Some(line) = stream.lines.first() {
             let connection = line.connection;
             stream.drop_line(&mut self.host, connection);
         }
-        for cq in [stream.cqs.0, stream.cqs.1] {
-            let gone = self.host.endpoint.destroy_cq(cq);
-            debug_assert!(gone.is_ok(), "{gone:?}");
-        }
-        self.host.deregister(stream.data.0, &stream.data.1);
+        stream.domain.close(&mut self.host);
         add(&mut self.ended, stream.reader.counters());
+        let Stream { reader, sink, ring, events, .. } = stream;
+        // In this order: the ring's memory is free when its share is given back.
+        self.disposer.dispose((reader, sink, ring, events));
     }
 
     fn status(&self) -> Counters {
@@ -329,6 +419,7 @@ impl Engine {
         for (name, value) in crate::status::reader_counters(&sum) {
             counters.set(name, value);
         }
+        self.turns.report(&mut counters);
         counters
     }
 }

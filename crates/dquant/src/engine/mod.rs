@@ -2,16 +2,27 @@
 //!
 //! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk or
 //! rings) and shares nothing. The control plane speaks to it through a bounded queue of commands and a
-//! wake-up; the answer comes back on a channel that travels with the command. The thread polls while
-//! there is work, spins briefly when there is none, then sleeps until a packet, a completion, a credit,
-//! a command or a timer.
+//! wake-up; the answer comes back on a channel that travels with the command. What must not be refused,
+//! the end of a stream or session, comes through [`Signals`]. The thread polls while there is work, spins
+//! briefly when there is none, then sleeps until a packet, a completion, a credit, a command or a timer.
+//!
+//! All clients of an engine wait while it looks after one of them, so whatever one asks for costs it less than
+//! about a millisecond at a time: a stream's order is worked out by its client's thread, a poll does a
+//! bounded piece of work, and what is dear to free goes to a [`Disposer`]. [`Turns`] keeps the longest
+//! times.
 
+mod disposer;
 pub mod dpu;
+mod signals;
 pub(crate) mod sink;
 pub mod target;
+mod turns;
 
+use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use nic::clock;
@@ -25,6 +36,10 @@ use roce::wire::Psn;
 use roce::world::{self, Path};
 use roce::{Duration, Time};
 use thiserror::Error;
+
+use disposer::Disposer;
+pub use signals::Signals;
+use turns::{Turns, Work};
 
 /// How long an engine polls without work before it sleeps. A wake-up costs about 30 us of latency
 /// and 5 us of CPU, so a little spinning pays and a lot does not.
@@ -88,6 +103,22 @@ pub enum EngineError {
     },
 }
 
+/// An engine that did not open what it was asked to.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why.
+    pub error: EngineError,
+    /// What came with the request: for whoever asked to free, because the engine has other clients.
+    _rest: Box<dyn Any + Send>,
+}
+
+impl Refused {
+    fn new(error: EngineError, rest: impl Any + Send) -> Refused {
+        Refused { error, _rest: Box::new(rest) }
+    }
+}
+
 /// One end of a queue pair, as exchanged over the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
@@ -119,7 +150,6 @@ pub(crate) struct Host {
     pub(crate) endpoint: Endpoint,
     pub(crate) wire: LossyWire<UdpWire>,
     pub(crate) pool: Pool,
-    pub(crate) pd: PdId,
     local: SocketAddr,
 }
 
@@ -128,11 +158,10 @@ impl Host {
         let wire = UdpWire::bind(&UdpConfig::at(config.roce))?;
         let local = wire.local();
         let pool = Pool::new(config.memory)?;
-        let mut endpoint =
+        let endpoint =
             Endpoint::new(EndpointConfig { seed: config.seed, ..EndpointConfig::default() });
-        let pd = endpoint.alloc_pd();
         let wire = LossyWire::new(wire, config.loss_ppm, config.seed);
-        Ok(Host { endpoint, wire, pool, pd, local })
+        Ok(Host { endpoint, wire, pool, local })
     }
 
     /// The paths chosen and why, for people.
@@ -145,20 +174,20 @@ impl Host {
     }
 
     /// Sends, receives and expires; whether anything happened.
-    fn drain(&mut self) -> bool {
-        let now = clock::now();
+    fn drain(&mut self, now: Time) -> bool {
         let done = world::drain(&mut self.endpoint, &mut self.wire, &mut self.pool, now);
         done.received + done.sent > 0
     }
 
-    /// Takes memory from the pool and registers it.
+    /// Takes memory from the pool and registers it in a domain.
     fn register(
         &mut self,
+        pd: PdId,
         bytes: u64,
         access: Access,
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
         let range = self.pool.alloc(bytes.max(64), 4096)?;
-        match self.endpoint.register(self.pd, range.addr, range.len, access) {
+        match self.endpoint.register(pd, range.addr, range.len, access) {
             Ok(region) => Ok((range, region)),
             Err(error) => {
                 self.release(range);
@@ -179,9 +208,37 @@ impl Host {
         self.release(range);
     }
 
-    fn create_qp(&mut self, cqs: (CqId, CqId), work: u32) -> Result<QpAddress, EngineError> {
+    /// Forgets a domain whose regions and queue pairs are gone.
+    fn dealloc_pd(&mut self, pd: PdId) {
+        let gone = self.endpoint.dealloc_pd(pd);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    /// Completion queues for sends and receives.
+    fn create_cqs(&mut self, depth: u32) -> Result<(CqId, CqId), EngineError> {
+        let send_cq = self.endpoint.create_cq(depth)?;
+        match self.endpoint.create_cq(depth) {
+            Ok(recv_cq) => Ok((send_cq, recv_cq)),
+            Err(error) => {
+                self.destroy_cq(send_cq);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) {
+        let gone = self.endpoint.destroy_cq(cq);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    fn create_qp(
+        &mut self,
+        pd: PdId,
+        cqs: (CqId, CqId),
+        work: u32,
+    ) -> Result<QpAddress, EngineError> {
         let (send_cq, recv_cq) = cqs;
-        let config = QpConfig { recv_cq, ..QpConfig::rc(self.pd, send_cq, work, work) };
+        let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
         let qpn = self.endpoint.create_qp(config)?;
         let psn = self.endpoint.initial_psn(qpn)?;
         Ok(QpAddress { address: self.local, qpn, psn, reliability: Reliability::Selective })
@@ -230,18 +287,52 @@ impl Idle {
 pub struct Commands<C> {
     queue: SyncSender<C>,
     waker: Waker,
+    stop: Arc<AtomicBool>,
+}
+
+/// The engine's end of its commands.
+#[derive(Debug)]
+struct Inbox<C> {
+    queue: Receiver<C>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<C> Inbox<C> {
+    /// A command, if there is one.
+    fn take(&self) -> Option<C> {
+        self.queue.try_recv().ok()
+    }
+
+    /// Whether the engine is to end.
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
 }
 
 impl<C> Clone for Commands<C> {
     fn clone(&self) -> Commands<C> {
-        Commands { queue: self.queue.clone(), waker: self.waker.clone() }
+        let (queue, waker, stop) = (self.queue.clone(), self.waker.clone(), Arc::clone(&self.stop));
+        Commands { queue, waker, stop }
     }
 }
 
 impl<C> Commands<C> {
-    fn new(waiter: &Waiter) -> (Commands<C>, Receiver<C>) {
+    fn new(waiter: &Waiter) -> (Commands<C>, Inbox<C>) {
         let (queue, receiver) = sync_channel(COMMAND_QUEUE);
-        (Commands { queue, waker: waiter.waker() }, receiver)
+        let stop = Arc::new(AtomicBool::new(false));
+        let commands = Commands { queue, waker: waiter.waker(), stop: Arc::clone(&stop) };
+        (commands, Inbox { queue: receiver, stop })
+    }
+
+    /// A way to the engine for one stream or session, which goes with the command that opens it.
+    pub fn signals(&self) -> Signals {
+        Signals::new(self.waker.clone())
+    }
+
+    /// Ends the engine.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
     }
 
     /// Queues a command.
@@ -291,3 +382,6 @@ pub fn path_mtu(ours: u32, theirs: u32) -> Option<Mtu> {
 pub fn is_specific(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast()
 }
+
+#[cfg(test)]
+mod tests;

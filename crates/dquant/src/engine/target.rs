@@ -1,6 +1,6 @@
 //! The storage target's engine: sessions, disk and wire around [`xio::target::Target`].
 
-use std::sync::mpsc::{Receiver, SendError, SyncSender};
+use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
 use nic::clock;
@@ -9,14 +9,17 @@ use nic::pool::PoolRange;
 use nic::root::OpenFile;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
-use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::target::{
     CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
 
-use super::{Commands, EngineError, Host, HostConfig, Idle, QpAddress, sleep};
+use super::{
+    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
+    Turns, Work, sleep,
+};
 use crate::status::Counters;
 
 /// Disk reads in flight.
@@ -50,19 +53,17 @@ pub struct SessionSpec {
     pub credits: u32,
     /// Dropped when the session ends, also by itself: when its queue pair failed.
     pub ended: oneshot::Sender<()>,
+    /// What the engine looks at for the session's end.
+    pub signals: Signals,
 }
 
 /// What the control plane may ask.
 #[derive(Debug)]
 pub enum Command {
     /// Begin a session; the answer is our end of the queue pair.
-    Open(SessionSpec, SyncSender<Result<QpAddress, EngineError>>),
-    /// End a session.
-    Close(Qpn),
+    Open(SessionSpec, SyncSender<Result<QpAddress, Refused>>),
     /// Report counters.
     Status(SyncSender<Counters>),
-    /// End the engine.
-    Stop,
 }
 
 /// A running target engine.
@@ -78,11 +79,51 @@ pub struct TargetEngine {
     pub thread: JoinHandle<()>,
 }
 
+/// Memory of a session, in a protection domain of its own: nothing of another session's, or of the registers
+/// but by our own work requests, is within its reader's reach.
+#[derive(Clone, Copy, Debug)]
+struct Domain {
+    pd: PdId,
+    capsules: (PoolRange, MemoryRegion),
+    /// All registers.
+    registers: MemoryRegion,
+}
+
+impl Domain {
+    fn open(host: &mut Host, credits: u32, registers: PoolRange) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let capsules = host.register(pd, u64::from(credits) * CREDIT_BYTES, Access::LOCAL);
+        let made = capsules.and_then(|capsules| {
+            let PoolRange { addr, len } = registers;
+            match host.endpoint.register(pd, addr, len, Access::LOCAL) {
+                Ok(registers) => Ok(Domain { pd, capsules, registers }),
+                Err(error) => {
+                    host.deregister(capsules.0, &capsules.1);
+                    Err(error.into())
+                }
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pair.
+    fn close(self, host: &mut Host) {
+        let gone = host.endpoint.deregister(self.registers.lkey);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        host.deregister(self.capsules.0, &self.capsules.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
 #[derive(Debug)]
 struct Session {
     qpn: Qpn,
-    capsules: (PoolRange, MemoryRegion),
+    domain: Domain,
     files: Vec<FileId>,
+    signals: Signals,
     _ended: oneshot::Sender<()>,
 }
 
@@ -90,26 +131,31 @@ struct Engine {
     host: Host,
     disk: UringDisk,
     target: Target,
+    /// Where the target's registers lie.
+    registers: PoolRange,
     sessions: Vec<Session>,
     /// Files of ended sessions that the disk still reads; bounded by the disk's queue.
     leaving: Vec<FileId>,
     cqs: (CqId, CqId),
-    commands: Receiver<Command>,
+    commands: Inbox<Command>,
     direct_files: u64,
     buffered_files: u64,
+    turns: Turns,
+    disposer: Disposer,
 }
 
 impl TargetEngine {
     /// Starts the engine with `registers` registers.
     pub fn start(config: HostConfig, registers: u32) -> Result<TargetEngine, EngineError> {
-        let bytes = u64::from(registers.max(2)) * u64::from(REGISTER_BYTES);
+        let count = registers.max(2);
+        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
         let mut host = Host::new(&HostConfig { memory, ..config })?;
-        let (_, base) = host.register(bytes, Access::LOCAL)?;
-        let depth = MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT;
-        let cqs = (host.endpoint.create_cq(depth)?, host.endpoint.create_cq(depth)?);
-        let target = Target::new(base, cqs.0, cqs.1, nic::kernels::best().0);
+        let registers = host.pool.alloc(bytes, u64::from(IO_ALIGN))?;
+        let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
+        let kernels = nic::kernels::best().0;
+        let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
         let disk = UringDisk::new(&host.pool, DISK_QUEUE)?;
         let mut notes = host.notes();
         notes.extend(
@@ -117,17 +163,22 @@ impl TargetEngine {
         );
         let roce = host.local;
         let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
-        let (commands, receiver) = Commands::new(&waiter);
+        let disposer = Disposer::start();
+        let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
+        let (commands, inbox) = Commands::new(&waiter);
         let engine = Engine {
             host,
             disk,
             target,
+            registers,
             sessions: Vec::new(),
             leaving: Vec::new(),
             cqs,
-            commands: receiver,
+            commands: inbox,
             direct_files: 0,
             buffered_files: 0,
+            turns: Turns::new(clock::now()),
+            disposer,
         };
         let thread = std::thread::Builder::new()
             .name("dquant-target".into())
@@ -141,23 +192,30 @@ impl Engine {
     fn run(mut self, waiter: &Waiter) {
         let mut idle = Idle::default();
         loop {
-            let mut busy = self.host.drain();
+            let now = self.turns.begin();
+            let mut busy = self.host.drain(now);
+            self.turns.spent(Work::Packets);
             busy |= self.target.poll(&mut self.host.endpoint, &mut self.host.pool, &mut self.disk);
             busy |= self.disk.flush();
-            while let Some(qpn) = self.target.failed_session() {
-                self.close(qpn);
+            let now = self.turns.spent(Work::Sessions);
+            if self.commands.is_stopped() {
+                return;
             }
             // Also when there is plenty to do: sessions must open and close under full load.
-            match self.take_commands() {
-                Some(taken) => busy |= taken,
-                None => return,
+            if self.close_one() || self.take_command() {
+                busy = true;
             }
-            if busy {
+            if busy && !self.leaving.is_empty() {
                 self.close_files();
+                self.turns.spent(Work::Files);
+            }
+            self.disposer.hand_over();
+            if busy {
                 idle.busy();
                 continue;
             }
-            if idle.is_over(clock::now()) {
+            if idle.is_over(now) {
+                self.turns.slept();
                 let fds = [self.host.wire.inner().fd(), self.disk.fd()];
                 sleep(&self.host, waiter, &fds);
                 idle.busy();
@@ -167,54 +225,78 @@ impl Engine {
         }
     }
 
-    /// Whether there was a command; `None` when the engine is to end.
-    fn take_commands(&mut self) -> Option<bool> {
-        let Ok(command) = self.commands.try_recv() else {
-            return Some(false);
+    /// Ends a session that failed or that its reader gave up; whether there was one.
+    fn close_one(&mut self) -> bool {
+        let given_up = |session: &&Session| session.signals.is_raised();
+        let given_up = || self.sessions.iter().find(given_up).map(|session| session.qpn);
+        let Some(qpn) = self.target.failed_session().or_else(given_up) else {
+            return false;
         };
-        match command {
+        self.close(qpn);
+        self.turns.spent(Work::Close);
+        true
+    }
+
+    /// Whether there was a command.
+    fn take_command(&mut self) -> bool {
+        let Some(command) = self.commands.take() else {
+            return false;
+        };
+        let work = match command {
             Command::Open(spec, reply) => {
                 let opened = self.open(spec);
                 // Whoever receives the answer closes the session; if nobody does, we do.
                 if let Err(SendError(Ok(address))) = reply.send(opened) {
                     self.close(address.qpn);
                 }
+                Work::Open
             }
-            Command::Close(qpn) => self.close(qpn),
             Command::Status(reply) => {
-                let _ = reply.send(self.status());
-            }
-            Command::Stop => return None,
-        }
-        Some(true)
-    }
-
-    fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, EngineError> {
-        let (need, have) = (self.sessions.len() as u64 + 1, MAX_SESSIONS as u64);
-        if need > have {
-            return Err(EngineError::Limit { what: "sessions", need, have });
-        }
-        let bytes = u64::from(spec.credits) * CREDIT_BYTES;
-        let capsules = self.host.register(bytes, Access::LOCAL)?;
-        let address = match self.host.create_qp(self.cqs, spec.credits * WORK_PER_CREDIT) {
-            Ok(address) => address,
-            Err(error) => {
-                self.host.deregister(capsules.0, &capsules.1);
-                return Err(error);
+                drop(reply.send(self.status()));
+                Work::Status
             }
         };
-        let SessionSpec { sources, reader, mtu, credits, ended } = spec;
+        self.turns.spent(work);
+        true
+    }
+
+    /// Refuses with the request, which is freed by who made it.
+    fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, Refused> {
+        let (domain, address) = match self.queue_pair_for(&spec) {
+            Ok(made) => made,
+            Err(error) => return Err(Refused::new(error, spec)),
+        };
+        let SessionSpec { sources, reader, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let address = QpAddress { reliability: reader.reliability, ..address };
-        let mut session = Session { qpn, capsules, files, _ended: ended };
+        let mut session = Session { qpn, domain, files, signals, _ended: ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
         self.sessions.push(session);
         if let Err(error) = begun {
             self.close(address.qpn);
-            return Err(error);
+            return Err(Refused::new(error, ()));
         }
         Ok(address)
+    }
+
+    fn queue_pair_for(&mut self, spec: &SessionSpec) -> Result<(Domain, QpAddress), EngineError> {
+        if self.disposer.waiting() > 0 {
+            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+        }
+        let (need, have) = (self.sessions.len() as u64 + 1, MAX_SESSIONS as u64);
+        if need > have {
+            return Err(EngineError::Limit { what: "sessions", need, have });
+        }
+        let domain = Domain::open(&mut self.host, spec.credits, self.registers)?;
+        let work = spec.credits * WORK_PER_CREDIT;
+        match self.host.create_qp(domain.pd, self.cqs, work) {
+            Ok(address) => Ok((domain, address)),
+            Err(error) => {
+                domain.close(&mut self.host);
+                Err(error)
+            }
+        }
     }
 
     fn begin(
@@ -229,12 +311,14 @@ impl Engine {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
             }
-            let file = self.disk.add_file(file.fd, file.mode)?;
+            let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
             session.files.push(file);
             let (dtype, data_offset, tokens) = (layout.dtype, layout.data_offset, layout.tokens);
             sources.push(Source { file, dtype, data_offset, tokens });
         }
-        let memory = SessionMemory { capsules: session.capsules.1, credits };
+        let Domain { capsules, registers, .. } = session.domain;
+        let registers_lkey = registers.lkey;
+        let memory = SessionMemory { registers_lkey, capsules: capsules.1, credits };
         Ok(self.target.open(&mut self.host.endpoint, session.qpn, sources, memory)?)
     }
 
@@ -246,16 +330,24 @@ impl Engine {
         self.target.close(qpn);
         let gone = self.host.endpoint.destroy_qp(qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
-        self.host.deregister(session.capsules.0, &session.capsules.1);
+        session.domain.close(&mut self.host);
         self.leaving.extend(session.files);
-        self.close_files();
     }
 
-    /// Closes the files of ended sessions, except where a read is under way: its end wakes us, and
-    /// the file is tried again.
+    /// Takes the files of ended sessions from the disk, except where a read is under way: its end wakes us,
+    /// and the file is tried again. Closing them may wait for a file system, so that is not done here.
     fn close_files(&mut self) {
-        let disk = &mut self.disk;
-        self.leaving.retain(|file| matches!(disk.remove_file(*file), Err(DiskError::Busy { .. })));
+        let (disk, mut closing) = (&mut self.disk, Vec::new());
+        self.leaving.retain(|file| match disk.remove_file(*file) {
+            Ok(file) => {
+                closing.push(file);
+                false
+            }
+            Err(error) => matches!(error, DiskError::Busy { .. }),
+        });
+        if !closing.is_empty() {
+            self.disposer.dispose(closing);
+        }
     }
 
     fn status(&self) -> Counters {
@@ -276,8 +368,7 @@ impl Engine {
         for (reason, count) in xio::capsule::Refusal::ALL.iter().zip(target.refused) {
             counters.set(&format!("target.refused.{}", reason.name()), count);
         }
+        self.turns.report(&mut counters);
         counters
     }
 }
-
-const _: () = assert!(IO_ALIGN == 4096, "registers are cut from the pool at this alignment");

@@ -8,16 +8,18 @@ use dquant::control::proto::{
     DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
     StatusReply, StatusRequest,
 };
+use roce::verbs::{SendOp, WcStatus};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
+use xio::capsule::{Outcome, ReadRequest, ReadResponse};
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, World, eventually, fresh_ip};
+use super::harness::{Cat, Daemon, World, eventually, fresh_ip};
 use super::hostile_packets::runtime;
 use super::wire_kit::Rogue;
 
@@ -233,4 +235,53 @@ fn a_target_that_says_nothing_holds_its_own_stream_only() {
         (dpu.status(&world).counter("dpu.streams") == 0).then_some(())
     });
     assert_eq!(fake.sessions(), 1);
+}
+
+/// A fake target at whose queue pair the test sits, and a stream that it serves: what the stream asks for first.
+fn served_by_hand(
+    world: &World,
+    dpu: &Daemon,
+    runtime: &Runtime,
+) -> (Rogue, ReadRequest, Cat, FakeTarget) {
+    let mut rogue = Rogue::new(fresh_ip());
+    let small = vec![info("u32", 1_000, 0)];
+    let (datasets, session_datasets) = (small.clone(), small);
+    let target = Some(rogue.queue_pair());
+    let fake =
+        FakeTarget::start(runtime, Lies { datasets, session_datasets, target, ..Lies::default() });
+    let cat = Cat::through(world, dpu, &fake.url("web"), SMALL);
+    rogue.connect(&eventually("a session", || fake.reader()));
+    let request = ReadRequest::decode(&rogue.receive(), nic::kernels::best().0.crc32c);
+    (rogue, request.expect("a request"), cat, fake)
+}
+
+const SMALL: &[&str] = &["--plan", "window(100) | narrow(u16) | batch(2)", "--batches", "3"];
+
+#[test]
+fn a_target_has_no_way_into_the_memory_of_another_stream() {
+    let Some(world) = World::new("a_target_has_no_way_into_another_stream") else { return };
+    let dpu = world.dpu(&["--reconnect", "1s"]);
+    let runtime = runtime();
+    let (mut honest, request, reading, _kept) = served_by_hand(&world, &dpu, &runtime);
+    let (mut hostile, _, other, _kept_too) = served_by_hand(&world, &dpu, &runtime);
+    let block: Vec<u8> = (0..request.tokens as u16).flat_map(u16::to_le_bytes).collect();
+    let ReadRequest { seq, tag, remote_addr, rkey, .. } = request;
+    let write = SendOp::Write { remote_addr, rkey };
+    assert_eq!(honest.post(write, &block).status, WcStatus::Success);
+
+    // It knows the address and the key, and that the block lies there.
+    let written = hostile.post(write, &vec![0xff; block.len()]);
+    assert_eq!(written.status, WcStatus::RemoteAccessError);
+    assert_eq!(dpu.status(&world).counter("roce.bad_pd"), 1);
+
+    let crc32c = nic::kernels::best().0.crc32c;
+    let bytes = block.len() as u32;
+    let outcome = Outcome::Done { bytes, crc32c: crc32c(0, &block), source_bytes: 2 * bytes };
+    let answer = ReadResponse { seq, tag, outcome }.encode(crc32c);
+    assert_eq!(honest.post(SendOp::Send, &answer).status, WcStatus::Success);
+    let ran = reading.finish().good();
+    assert_eq!(ran.stdout, block[..ran.stdout.len()], "another stream wrote into this one");
+    assert_eq!(ran.stdout.len(), 3 * 2 * 100 * 2);
+    assert_eq!(dpu.status(&world).counter("stream.damaged_blocks"), 0);
+    other.kill();
 }

@@ -52,7 +52,7 @@ pub struct TxCounters {
 pub struct TxDropped {
     /// The socket buffer stayed full.
     pub full: u64,
-    /// Longer than the path's MTU, or than any datagram.
+    /// Longer than the link carries, or than any datagram.
     pub too_long: u64,
     /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,

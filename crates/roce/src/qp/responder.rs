@@ -31,7 +31,7 @@ use crate::endpoint::{AtomicJob, Insert};
 use crate::planted::{Bug, Planted};
 use crate::region::{Purpose, Range, Refusal};
 use crate::sg::{Extent, Placement};
-use crate::srq::Receive;
+use crate::srq::{Receive, SrqTable};
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcOpcode, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 use crate::world::AtomicOp;
@@ -150,9 +150,10 @@ impl Responder {
         self.receives.len()
     }
 
-    /// Forgets everything, posted receives too: the queue pair goes back to RESET.
-    pub(super) fn reset(&mut self) {
-        self.receives.reset();
+    /// Forgets everything, posted receives too: the queue pair goes back to RESET. Shared receives go
+    /// back to their queue.
+    pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
+        self.receives.reset(srqs);
         self.expected = Psn::default();
         self.msn = Psn::default();
         self.message = Message::None;
@@ -184,6 +185,11 @@ impl Responder {
     /// The oldest receive, taken out; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
         self.receives.take_own()
+    }
+
+    /// Puts receives that were taken ahead of their turn back into the shared queue.
+    pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
+        self.receives.give_back(srqs);
     }
 
     // ---- requests ------------------------------------------------------------------------------
@@ -411,14 +417,26 @@ impl Responder {
         }
         match headers.ext().reth() {
             Some(reth) if length_is_legal(reth, headers.bth().opcode, link.mtu) => {
-                let before = headers.ext().sreth().map_or(0, |sreth| sreth.offset);
-                Ok((range_of(reth), before.saturating_add(reth.len)))
+                let before = self.written_before(link, headers, reth);
+                let before = before.inspect_err(|_| cx.count(|c| &mut c.bad_length))?;
+                let is_all = !cx.planted.is(Bug::LengthOfLastPacket);
+                Ok((range_of(reth), reth.len + if is_all { before } else { 0 }))
             }
             _ => {
                 cx.count(|c| &mut c.bad_length);
                 Err(Refused::fatal(Syndrome::InvalidRequest))
             }
         }
+    }
+
+    /// Bytes of the WRITE that packets before this one have written, if what it says is true.
+    fn written_before(&self, link: &Link, headers: &Headers, reth: &Reth) -> Result<u32, Refused> {
+        let (Some(sreth), Some(selective)) = (headers.ext().sreth(), &self.selective) else {
+            return Ok(0);
+        };
+        let is_true = selective.has_written(sreth.offset, reth, link.mtu)
+            && u64::from(sreth.offset) + u64::from(reth.len) <= MAX_MESSAGE_BYTES;
+        is_true.then_some(sreth.offset).ok_or(Refused::fatal(Syndrome::InvalidRequest))
     }
 
     fn execute(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers, effect: Effect) {
@@ -431,6 +449,9 @@ impl Responder {
             None => opcode.ends_message(),
         } {
             self.msn = self.msn.next();
+        }
+        if let Some(selective) = &mut self.selective {
+            selective.note_executed(headers, link.mtu);
         }
         if let Some(rkey) = effect.invalidates
             && !cx.planted.is(Bug::InvalidateForgotten)
@@ -446,7 +467,7 @@ impl Responder {
             let src_qp = None;
             let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
             let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
         // A pending NAK for this very packet is out of date; one acknowledgement is enough.
         if ack_req || self.reply.is_some() {
@@ -534,7 +555,8 @@ impl Responder {
 
     /// Takes a request of `psns` PSNs whose answer acknowledges everything before it.
     fn accept(&mut self, psns: u32) {
-        if self.selective.is_some() {
+        if let Some(selective) = &mut self.selective {
+            selective.note_between();
             // Answers acknowledge nothing here.
             self.expected = self.expected.plus(psns);
             self.reply = Some(Reply::Ack { psn: self.expected.minus(1) });
@@ -756,7 +778,7 @@ impl Responder {
             let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
             let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
             let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
     }
 

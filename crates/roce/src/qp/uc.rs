@@ -21,6 +21,7 @@ use super::{Arrival, Context, request};
 use crate::planted::Bug;
 use crate::region::{Purpose, Range};
 use crate::sg::{self, Extent, Placement};
+use crate::srq::SrqTable;
 use crate::verbs::{MAX_MESSAGE_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Psn, Reth};
 
@@ -265,14 +266,14 @@ impl Uc {
                 ipv4: link.peer.path.remote.ip().to_canonical().is_ipv4(),
                 solicited: headers.bth().solicited,
             };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
     }
 
     /// Forgets everything without completions.
-    pub(super) fn reset(&mut self) {
+    pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.sends.reset();
-        self.receives.reset();
+        self.receives.reset(srqs);
         self.message = Message::None;
     }
 }

@@ -15,6 +15,7 @@ use crate::endpoint::Insert;
 use crate::planted::Bug;
 use crate::region::Purpose;
 use crate::sg::{self, Extent};
+use crate::srq::SrqTable;
 use crate::verbs::{Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Deth, Ext, Headers, Opcode};
 use crate::world::Origin;
@@ -89,15 +90,15 @@ impl Ud {
                 ipv4: origin.source.ip().to_canonical().is_ipv4(),
                 solicited: headers.bth().solicited,
             };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
         Ok(())
     }
 
     /// Forgets everything without completions.
-    pub(super) fn reset(&mut self) {
+    pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.sends.reset();
-        self.receives.reset();
+        self.receives.reset(srqs);
     }
 }
 

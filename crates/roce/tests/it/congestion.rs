@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 
 use roce::dcqcn::{CongestionControl, DcqcnParams};
-use roce::endpoint::{Endpoint, TimeoutReason, Transmit};
+use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
-use roce::wire::{Opcode, Psn};
+use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
 use roce::{Duration, Time};
 
@@ -151,6 +151,55 @@ fn notifications_slow_the_sender_and_it_recovers() {
     assert_eq!(pair.rate(), Some(LINE_BPS));
 }
 
+/// Whoever forges notifications needs the peer's address and the queue pair number, no PSN. The sender then
+/// has its least rate for as long as they come, and is back at line rate soon after.
+#[test]
+fn forged_notifications_cost_speed_while_they_come_and_for_a_while_after() {
+    let mut off = pair(CongestionControl::Off);
+    type Variant = fn(u64) -> DcqcnParams;
+    let variants: [(Variant, u64); 3] =
+        [(DcqcnParams::mlnx, 10_200), (DcqcnParams::paper, 1_900), (DcqcnParams::uet, 3_000)];
+    for (variant, recovered_us) in variants {
+        let params = variant(LINE_BPS);
+        let mut pair = pair(CongestionControl::Dcqcn(params));
+        pair.write();
+        let first = pair.sent(0, at(0)).remove(0);
+        pair.deliver(1, at(0), &first, Ecn::Ce);
+        let cnp = pair.sent(1, at(0)).into_iter().find(is_cnp).expect("a notification");
+        for us in 0..20_000 {
+            pair.deliver(0, at(us), &cnp, Ecn::NotEct);
+            assert!(pair.rate() >= Some(params.min_bps));
+        }
+        assert_eq!(pair.rate(), Some(params.min_bps), "{}", params.name);
+        let back = (20_000..).step_by(100).find(|&us| {
+            pair.endpoint(0).handle_timeout(at(us));
+            pair.rate() == Some(LINE_BPS)
+        });
+        let after = Duration::from_micros(back.expect("it recovers") - 20_000);
+        assert_eq!(after, Duration::from_micros(recovered_us), "{}", params.name);
+        off.deliver(0, at(0), &cnp, Ecn::NotEct);
+        assert!(off.endpoint(0).counters().cnps_received > 0);
+        assert_eq!(off.rate(), None, "without congestion control they change nothing");
+    }
+}
+
+/// Forged or not, marked packets make at most one notification in 50 us, whatever their PSN.
+#[test]
+fn forged_marks_are_no_amplifier() {
+    let mut pair = pair(CongestionControl::Off);
+    pair.write();
+    let mut packet = pair.sent(0, at(0)).remove(0);
+    let mut sent = 0;
+    for us in 0..10_000_u32 {
+        let mut bth = *packet.headers.bth();
+        bth.psn = Psn::new(us.wrapping_mul(0x9e37_79b9));
+        packet.headers = Headers::new(bth, *packet.headers.ext()).unwrap();
+        pair.deliver(1, at(us.into()), &packet, Ecn::Ce);
+        sent += pair.sent(1, at(us.into())).iter().filter(|packet| is_cnp(packet)).count();
+    }
+    assert_eq!(sent, 10_000 / 50);
+}
+
 /// Acknowledgements are not held back by the rate of the data going the same way.
 #[test]
 fn answers_do_not_wait_for_the_rate() {
@@ -170,4 +219,24 @@ fn answers_do_not_wait_for_the_rate() {
     let answers = pair.sent(0, at(2));
     assert_eq!(answers.len(), 1);
     assert_eq!(answers[0].headers.bth().opcode, Opcode::RcAcknowledge);
+}
+
+#[test]
+fn a_queue_pair_that_was_reset_owes_no_notification() {
+    let params = DcqcnParams::named("dcqcn-mlnx", LINE_BPS).unwrap();
+    let mut pair = pair(CongestionControl::Dcqcn(params));
+    pair.write();
+    let packets = pair.sent(0, at(0));
+    pair.deliver(1, at(1), &packets[0], Ecn::Ce);
+    let cnp = pair.sent(1, at(1)).into_iter().find(is_cnp).unwrap();
+    pair.deliver(1, at(101), &packets[0], Ecn::Ce);
+    let qpn = pair.ends[1].qpn;
+    pair.endpoint(1).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    assert!(pair.sent(1, at(102)).is_empty());
+    // Nor does a rate go on changing that a notification had lowered.
+    pair.deliver(0, at(102), &cnp, Ecn::NotEct);
+    assert!(pair.endpoint(0).poll_timeout().is_some());
+    let qpn = pair.ends[0].qpn;
+    pair.endpoint(0).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    assert_eq!(pair.endpoint(0).poll_timeout(), None);
 }

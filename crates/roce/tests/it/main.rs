@@ -14,12 +14,14 @@
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
 //! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
+//! | `off_path` | packets forged by somebody who sees none: what has to be guessed |
 //! | `report` | what a queue pair says of itself, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
 //! | `srq` | shared receive queues and their limit |
 //! | `events` | asynchronous events, notifications, and objects in use |
 //! | `unreliable_chaos` | random UC and UD programs under faults |
+//! | `walk` | random walks through the states, with traffic |
 //! | `unreliable_hostile` | packets that no honest UC or UD peer would send |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,6 +29,7 @@ mod congestion;
 mod events;
 mod harness;
 mod kit;
+mod off_path;
 mod pair;
 mod rc_atomic;
 mod rc_chaos;
@@ -42,3 +45,4 @@ mod uc;
 mod ud;
 mod unreliable_chaos;
 mod unreliable_hostile;
+mod walk;

@@ -1,12 +1,15 @@
 //! What a peer has no right to, it does not get by packets that are duplicates or out of order.
 
 use roce::Time;
-use roce::endpoint::{AttrMask, Connect, QpAttr, QpState, Transmit};
-use roce::verbs::{Access, Verbs};
-use roce::wire::{AtomicEth, Ext, Opcode, Psn, Reth, Sreth};
+use roce::endpoint::{
+    AsyncEvent, AttrMask, Connect, Endpoint, QpAttr, QpState, SrqConfig, Transmit,
+};
+use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs, WcStatus};
+use roce::wire::{AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Sreth, Syndrome};
+use roce::world::Origin;
 
-use crate::harness::BASE;
-use crate::pair::{Lone, WILD};
+use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::pair::{Lone, Pair, WILD, bth_to};
 
 /// Path MTU of [`Lone`].
 const MTU: u32 = 256;
@@ -199,5 +202,336 @@ fn a_duplicate_atomic_is_answered_if_it_is_the_one_that_was_carried_out() {
         }
         assert_eq!(lone.counters().unmatched_duplicates, 4);
         assert_eq!(lone.counters().atomics, 1);
+    }
+}
+
+// ---- early packets -----------------------------------------------------------------------------
+
+/// An early WRITE with this key, of bytes that are registered.
+fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
+    let psn = lone.psn.plus(ahead);
+    let payload = target.len as usize;
+    !lone.packet(Opcode::RcWriteOnly, Ext::Reth(target), payload, psn).is_empty()
+}
+
+/// How the connection of node 1 ended: PSN and syndrome of its only answer, and what that is about.
+fn ended(lone: &mut Lone) -> Option<(Psn, Syndrome, Option<Psn>)> {
+    let all = sent(lone);
+    let is_over = lone.pair.state(1) == QpState::Error;
+    let [only] = &all[..] else {
+        return None;
+    };
+    let ext = only.headers.ext();
+    let aeth = ext.aeth().filter(|_| is_over)?;
+    Some((only.headers.bth().psn, aeth.syndrome, ext.sack().map(|sack| sack.start)))
+}
+
+#[test]
+fn an_early_write_that_is_not_allowed_ends_the_connection_at_once() {
+    let lone = Lone::with(selective);
+    let good = lone.range(64);
+    let wrong = [
+        (Reth { rkey: good.rkey ^ 1, ..good }, Syndrome::RemoteAccess),
+        (Reth { addr: WILD, ..good }, Syndrome::RemoteAccess),
+        (Reth { rkey: lone.pair.regions[1].lkey, ..good }, Syndrome::RemoteAccess),
+    ];
+    for (wrong, syndrome) in wrong {
+        let mut lone = Lone::with(selective);
+        let psn = lone.psn;
+        assert!(!write_early(&mut lone, 3, wrong), "placed: {wrong:?}");
+        assert_eq!(ended(&mut lone), Some((psn, syndrome, Some(psn.plus(3)))), "{wrong:?}");
+        assert_eq!(lone.counters().remote_access_naks_sent, 1);
+        assert_eq!(lone.pair.fabric.nodes[1].endpoint.poll_event(), Some(event(&lone)));
+    }
+    let mut lone = Lone::with(selective);
+    allow(&mut lone, Access { remote_write: false, ..Access::ALL });
+    let (psn, good) = (lone.psn, lone.range(64));
+    assert!(!write_early(&mut lone, 1, good));
+    assert_eq!(ended(&mut lone), Some((psn, Syndrome::InvalidRequest, Some(psn.plus(1)))));
+}
+
+fn event(lone: &Lone) -> AsyncEvent {
+    AsyncEvent::QpAccessError(lone.pair.b.qpn)
+}
+
+/// The requester learns which of its requests was refused, and that those before it were not
+/// executed.
+#[test]
+fn the_request_that_came_early_and_was_refused_is_the_one_that_fails() {
+    let mut pair = Pair::with(|connect| {
+        selective(connect);
+        connect.mtu = roce::endpoint::Mtu::M256;
+    });
+    let mut lost = false;
+    pair.lose(move |_, headers| {
+        let is_write = headers.bth().opcode == Opcode::RcWriteOnly;
+        is_write && !std::mem::replace(&mut lost, true)
+    });
+    pair.write(1, 0, 200);
+    pair.write(2, 300, 200);
+    let bad = pair.wr(3, SendOp::Write { remote_addr: WILD, rkey: pair.regions[1].rkey }, 0, 8);
+    pair.post(bad);
+    pair.write(4, 600, 200);
+    let flushed = |wr_id| (wr_id, WcStatus::WrFlushError);
+    let wanted = [flushed(1), flushed(2), (3, WcStatus::RemoteAccessError), flushed(4)];
+    assert_eq!(pair.run().0, wanted);
+}
+
+/// Packets further ahead than a window of packets, not counting those that have come, cannot be in
+/// flight: they are dropped before anything is looked at.
+#[test]
+fn packets_that_cannot_be_in_flight_are_dropped_unseen() {
+    const WINDOW: u32 = 20;
+    let mut lone = Lone::with(|connect| {
+        selective(connect);
+        connect.window_packets = WINDOW;
+    });
+    let good = lone.range(64);
+    let wrong = Reth { rkey: !good.rkey, ..good };
+    for ahead in [WINDOW, WINDOW + 1, 4 * WINDOW, 4095, 1 << 22] {
+        assert!(!write_early(&mut lone, ahead, good), "placed {ahead} ahead");
+        assert!(!write_early(&mut lone, ahead, wrong));
+        assert_eq!(lone.pair.state(1), QpState::Rts, "ended by a packet {ahead} ahead");
+    }
+    assert_eq!(lone.counters().bad_key, 0);
+    assert!(write_early(&mut lone, WINDOW - 1, good));
+    assert!(write_early(&mut lone, WINDOW, good), "one of those before it has come");
+    assert!(!write_early(&mut lone, WINDOW + 2, good));
+    assert!(!write_early(&mut lone, WINDOW + 1, wrong));
+    assert_eq!(lone.pair.state(1), QpState::Error);
+}
+
+// ---- guessing keys -----------------------------------------------------------------------------
+
+/// Packets until the connection ends or a guess hits, and whether one did. `guess` sends one.
+fn guess_keys(
+    mode: fn(&mut Connect),
+    seed: u64,
+    guess: impl Fn(&mut Lone, u32) -> bool,
+) -> (u32, bool) {
+    let mut lone = Lone::with(mode);
+    let mut draw = Draw::new(seed);
+    for tries in 1..=1000 {
+        let hit = guess(&mut lone, draw.word() as u32);
+        sent(&mut lone);
+        if hit || lone.pair.state(1) != QpState::Rts {
+            return (tries, hit);
+        }
+    }
+    (1000, false)
+}
+
+/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1,
+/// so with n regions that it may write the chance to hit by then is n in 2^31 - 1.
+#[test]
+fn a_peer_that_guesses_keys_has_one_try() {
+    let write = |ahead: u32| {
+        move |lone: &mut Lone, rkey| write_early(lone, ahead, Reth { rkey, ..lone.range(64) })
+    };
+    for seed in 0..50 {
+        assert_eq!(guess_keys(go_back_n, seed, write(0)), (1, false));
+        assert_eq!(guess_keys(selective, seed, write(0)), (1, false));
+        assert_eq!(guess_keys(selective, seed, write(1 + seed as u32)), (1, false));
+    }
+}
+
+/// Duplicates are dropped whether the key is right or wrong, so they tell nothing however many come.
+#[test]
+fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {
+    for (mode, is_selective) in MODES.into_iter().zip([false, true]) {
+        let mut lone = Lone::with(mode);
+        let (first, whole) = read(&mut lone, is_selective, BASE, 600);
+        let mut draw = Draw::new(9);
+        for n in 0..1000 {
+            let rkey = if n % 10 == 0 { whole.rkey } else { draw.word() as u32 };
+            let other = Reth { addr: BASE + 4096, rkey, ..whole };
+            ask_again(&mut lone, is_selective, first, 0, other);
+            assert!(sent(&mut lone).is_empty());
+        }
+        assert_eq!(lone.counters().unmatched_duplicates, 1000);
+    }
+}
+
+// ---- shared receive queues ---------------------------------------------------------------------
+
+/// Receives that the shared queue starts with.
+const RECEIVES: u64 = 64;
+
+/// Two connections in selective repeat whose ends on node 1 share a receive queue. The peer of the
+/// first is the test.
+struct Shared {
+    fabric: Fabric,
+    hostile: (End, End),
+    honest: (End, End),
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let node = &mut fabric.nodes[1];
+        let region = node.register(BASE, 1 << 16, Access::ALL);
+        let config = SrqConfig { pd: node.pd, max_wr: 256, limit: 0 };
+        let srq = node.endpoint.create_srq(config).unwrap();
+        for wr_id in 0..RECEIVES {
+            let sge = Sge { addr: BASE + 256 * wr_id, len: 256, lkey: region.lkey };
+            let wr = RecvWr { wr_id, sges: [sge].into_iter().collect() };
+            node.endpoint.post_srq_recv(srq, wr).unwrap();
+        }
+        fabric.nodes[0].register(BASE, 1 << 16, Access::ALL);
+        let mut pair = || {
+            let ends =
+                (fabric.create_end(0, 128, 256), fabric.create_end_with(1, 128, 256, Some(srq)));
+            fabric.connect(ends.0, ends.1, |connect| {
+                *connect = Connect { rnr_retry: 0, ..connect.selective() };
+            });
+            ends
+        };
+        let (hostile, honest) = (pair(), pair());
+        Shared { fabric, hostile, honest }
+    }
+
+    /// An early SEND of the hostile peer, for its `index`-th receive from now on.
+    fn early_send(&mut self, ahead: u32, index: u32) -> bool {
+        let (peer, end) = self.hostile;
+        let first = self.fabric.nodes[0].endpoint.initial_psn(peer.qpn).unwrap();
+        let bth = Bth { opcode: Opcode::SrSendOnly, psn: first.plus(ahead), ..bth_to(end.qpn) };
+        let ext = Ext::Sreth(Sreth { sequence: index, offset: 0 });
+        let headers = Headers::new(bth, ext).unwrap();
+        let source = self.fabric.nodes[0].path().remote;
+        let origin = Origin::new(source, source.ip());
+        let endpoint = &mut self.fabric.nodes[1].endpoint;
+        !endpoint.handle_packet(Time::ZERO, &origin, &headers, 16).pieces.is_empty()
+    }
+
+    /// The receives that the honest connection still gets, one for each message.
+    fn honest_receives(&mut self, messages: u64) -> Vec<u64> {
+        let (a, b) = self.honest;
+        for wr_id in 0..messages {
+            let wr = SendWr { wr_id, op: SendOp::Send, ..SendWr::default() };
+            self.fabric.nodes[0].endpoint.post_send(a.qpn, wr).unwrap();
+        }
+        self.fabric.run(100_000);
+        self.fabric.received_by(b).iter().map(|done| done.wr_id).collect()
+    }
+}
+
+#[test]
+fn one_early_send_leaves_the_shared_receives_to_the_others() {
+    for index in [511, 63, 9, 8, 1] {
+        let mut shared = Shared::new();
+        let is_placed = shared.early_send(511, index);
+        assert_eq!(is_placed, index <= 8, "receive {index}");
+        let taken = if is_placed { u64::from(index) + 1 } else { 0 };
+        let received = shared.honest_receives(RECEIVES - taken);
+        assert_eq!(received, (taken..RECEIVES).collect::<Vec<u64>>(), "receive {index}");
+    }
+}
+
+/// A message whose packets have come has a receive, however many there are.
+#[test]
+fn early_messages_that_have_come_take_a_receive_each() {
+    let mut shared = Shared::new();
+    for index in 1..40 {
+        assert!(shared.early_send(index, index), "receive {index}");
+    }
+    assert!(!shared.early_send(511, 52), "beyond what is left for the others");
+    assert_eq!(shared.honest_receives(24), (40..64).collect::<Vec<u64>>());
+}
+
+#[test]
+fn receives_that_were_taken_for_nothing_go_back_in_order() {
+    for end_it in [to_error, to_reset, destroy] {
+        let mut shared = Shared::new();
+        assert!(shared.early_send(3, 3) && shared.early_send(7, 6));
+        let end = shared.hostile.1;
+        end_it(&mut shared.fabric.nodes[1].endpoint, end.qpn);
+        let flushed = shared.fabric.received_by(end).iter().map(|done| done.wr_id).collect();
+        let back = shared.honest_receives(RECEIVES - 1);
+        let all: Vec<u64> = [flushed, back].concat();
+        assert_eq!(all[..], (0..RECEIVES).collect::<Vec<u64>>()[..all.len()]);
+        assert!(all.len() as u64 >= RECEIVES - 1);
+    }
+}
+
+fn to_error(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.modify_to_error(qpn).unwrap();
+}
+
+fn to_reset(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+}
+
+fn destroy(endpoint: &mut Endpoint, qpn: Qpn) {
+    endpoint.destroy_qp(qpn).unwrap();
+}
+
+// ---- the length of a WRITE with immediate ------------------------------------------------------
+
+/// Writes full packets one after the other from `addr` on, then a last one with an immediate that
+/// claims `offset` bytes before its own `len` at `last_at`. Returns the length that was reported.
+fn write_imm(packets: u32, addr: u64, last_at: u64, offset: u32) -> Result<u32, Syndrome> {
+    let mut lone = Lone::with(selective);
+    let rkey = lone.pair.regions[1].rkey;
+    for n in 0..packets {
+        let addr = addr + u64::from(n * MTU);
+        let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
+    }
+    let last = Reth { addr: last_at, rkey, len: 10 };
+    let ext = Ext::RethSrethImm(last, Sreth { sequence: 0, offset }, 5);
+    let _ = lone.next(Opcode::SrWriteLastImm, ext, 10);
+    let b = lone.pair.b;
+    match lone.pair.fabric.received_by(b).first() {
+        Some(done) if done.status == WcStatus::Success => Ok(done.byte_len),
+        _ => Err(ended(&mut lone).expect("it was refused").1),
+    }
+}
+
+#[test]
+fn a_write_with_immediate_reports_what_it_has_written() {
+    let at = BASE + 1024;
+    for packets in 1..6 {
+        let bytes = packets * MTU;
+        let end = at + u64::from(bytes);
+        assert_eq!(write_imm(packets, at, end, bytes), Ok(bytes + 10));
+        let refused = Err(Syndrome::InvalidRequest);
+        assert_eq!(write_imm(packets, at, end, bytes + MTU), refused, "more than was written");
+        assert_eq!(write_imm(packets, at, end, bytes - 1), refused, "not whole packets");
+        assert_eq!(write_imm(packets, at, end, 1 << 30), refused);
+        assert_eq!(write_imm(packets, at, end, u32::MAX), refused);
+        assert_eq!(write_imm(packets, at, end + 1, bytes), refused, "not where they end");
+        assert_eq!(write_imm(packets, at, at, bytes), refused);
+    }
+    assert_eq!(write_imm(0, at, at, MTU), Err(Syndrome::InvalidRequest), "nothing was written");
+}
+
+/// What comes between the packets of a WRITE ends it.
+#[test]
+fn a_write_with_immediate_counts_its_own_packets_only() {
+    type Packet = (Opcode, Ext, usize);
+    let others: [fn(&Lone) -> Packet; 4] = [
+        |_| (Opcode::SrSendOnly, Ext::Sreth(Sreth { sequence: 0, offset: 0 }), 4),
+        |lone| (Opcode::RcReadRequest, lone.reth(8), 0),
+        |lone| (Opcode::RcWriteOnly, lone.reth(16), 16),
+        |lone| {
+            let rkey = lone.pair.regions[1].rkey;
+            let ext = AtomicEth { addr: BASE, rkey, swap_or_add: 0, compare: 0 };
+            (Opcode::RcFetchAdd, Ext::AtomicEth(ext), 0)
+        },
+    ];
+    for other in others {
+        let mut lone = Lone::with(selective);
+        lone.pair.receive(8, 100);
+        let (rkey, addr) = (lone.pair.regions[1].rkey, BASE + 1024);
+        let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
+        let (opcode, ext, payload) = other(&lone);
+        let _ = lone.next(opcode, ext, payload);
+        // Nothing is held back behind a READ that is answered.
+        while lone.answer_packet().is_some() {}
+        let sequence = u32::from(opcode == Opcode::SrSendOnly);
+        let last = Reth { addr: addr + 256, rkey, len: 10 };
+        let ext = Ext::RethSrethImm(last, Sreth { sequence, offset: MTU }, 5);
+        let _ = lone.next(Opcode::SrWriteLastImm, ext, 10);
+        assert_eq!(lone.pair.state(1), QpState::Error, "after {opcode:?}");
+        assert_eq!(lone.counters().bad_length, 1);
     }
 }

@@ -170,6 +170,7 @@ pub(crate) struct TargetHost {
     pub(crate) target: Target,
     pub(crate) disk: SimDisk,
     pub(crate) cqs: Cqs,
+    registers_lkey: u32,
     sessions: Vec<TargetSession>,
 }
 
@@ -225,7 +226,8 @@ fn target_host(net: &mut Net, setup: &Setup, files: &[SimFile], seed: u64) -> Ta
     let cqs = node.create_cqs(setup.cq_depth);
     let (depth, latency) = (setup.disk_depth, setup.disk_latency_ns);
     TargetHost {
-        target: Target::new(base, cqs.send, cqs.recv, Kernels::PORTABLE),
+        target: Target::new(base.addr, setup.registers, cqs.send, cqs.recv, Kernels::PORTABLE),
+        registers_lkey: base.lkey,
         disk: SimDisk::new(files.to_vec(), depth, latency, seed),
         cqs,
         sessions: Vec::new(),
@@ -397,7 +399,8 @@ impl World {
         let bytes = u64::from(credits) * target::CREDIT_BYTES;
         let capsules = node.register(bytes, Access::LOCAL);
         let qpn = node.create_qp(host.cqs, WORK_PER_CREDIT * credits);
-        let memory = SessionMemory { capsules, credits };
+        let registers_lkey = host.registers_lkey;
+        let memory = SessionMemory { registers_lkey, capsules, credits };
         let opened = host.target.open(&mut node.endpoint, qpn, sources, memory);
         opened.expect("the queue pair is new");
         let session = TargetSession { qpn, capsules, files, peer: None };

@@ -323,10 +323,12 @@ impl Requester {
                 if psn == self.una { self.handle_rnr(cx, link, timer) } else { Ok(()) }
             }
             Syndrome::InvalidRequest | Syndrome::InvalidRdRequest => {
-                self.end(cx, link, psn, WcStatus::RemoteInvalidRequest)
+                self.end(cx, link, psn, sack, WcStatus::RemoteInvalidRequest)
             }
-            Syndrome::RemoteAccess => self.end(cx, link, psn, WcStatus::RemoteAccessError),
-            Syndrome::RemoteOperation => self.end(cx, link, psn, WcStatus::RemoteOperationError),
+            Syndrome::RemoteAccess => self.end(cx, link, psn, sack, WcStatus::RemoteAccessError),
+            Syndrome::RemoteOperation => {
+                self.end(cx, link, psn, sack, WcStatus::RemoteOperationError)
+            }
         }
     }
 
@@ -343,12 +345,14 @@ impl Requester {
         }
     }
 
-    /// The responder ended the connection because of the request at `psn`.
+    /// The responder has executed everything before `psn` and ended the connection, because of the
+    /// request there, or because of a later one that came early: then `sack` starts with it.
     fn end(
         &mut self,
         cx: &mut Context<'_>,
         link: &Link,
         psn: Psn,
+        sack: Option<&Sack>,
         status: WcStatus,
     ) -> Result<(), Fault> {
         // A refusal of what was completed long ago is late, or made up.
@@ -358,7 +362,8 @@ impl Requester {
         }
         cx.count(|c| &mut c.fatal_naks_received);
         self.settle(cx, link, psn, None)?;
-        Err(Fault { index: self.request_at(psn).unwrap_or(0), status })
+        let refused = sack.map_or(psn, |sack| sack.start);
+        Err(Fault { index: self.request_at(refused).unwrap_or(0), status })
     }
 
     /// Everything before `una` has been executed, and what `sack` says has arrived.

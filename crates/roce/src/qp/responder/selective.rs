@@ -9,7 +9,9 @@
 //!
 //! Executing means: the order of completions, receives, message numbers and READs is that of the
 //! PSNs (C2). A packet is checked when it is placed *and* when it is executed (C3): if the second
-//! check fails, the connection ends as if the packet had come only then.
+//! check fails, the connection ends as if the packet had come only then. If the first one finds that
+//! the peer may not write there, the connection ends at once: no honest peer names a key before it is
+//! valid, and dropping such packets in silence would let a hostile one try keys for nothing.
 //!
 //! Bytes land in the order of arrival, and a WRITE that was repeated must not overwrite a later one
 //! that came before it. So when a packet is placed over bytes of a later one, the later one is
@@ -20,8 +22,8 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-use super::super::selective::arrivals::{Arrivals, Room, Unreported, horizon};
-use super::{Context, Headers, check_enabled, check_length, put_piece};
+use super::super::selective::arrivals::{Arrivals, Room, Unreported};
+use super::{Context, Headers, Refused, check_enabled, check_length, put_piece};
 use super::{Fatal, Job, Link, Message, Reply, Responder, Work, answer, check_remote, range_of};
 use crate::planted::Bug;
 use crate::region::{Purpose, Range};
@@ -88,6 +90,33 @@ impl ReadAnswer {
     }
 }
 
+/// Full packets of WRITEs that were executed last, one behind the other in PSNs and in memory. The
+/// last packet of a WRITE with immediate tells how much of it is its message, and is not believed
+/// beyond this.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    rkey: u32,
+    /// Address behind the last byte.
+    end: u64,
+    bytes: u32,
+}
+
+impl Written {
+    /// What there is after another packet, which was executed.
+    fn then(self, headers: &Headers, mtu: u32) -> Written {
+        let is_write = headers.bth().opcode == Opcode::RcWriteOnly;
+        match *headers.ext() {
+            Ext::Reth(Reth { addr, rkey, len }) if is_write && len == mtu => {
+                let goes_on = (self.rkey, self.end) == (rkey, addr);
+                let before = if goes_on { self.bytes } else { 0 };
+                let end = addr.wrapping_add(u64::from(len));
+                Written { rkey, end, bytes: before.saturating_add(len) }
+            }
+            _ => Written::default(),
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Selective {
@@ -99,6 +128,9 @@ pub(super) struct Selective {
     since_report: u32,
     /// Packets were forgotten that may have been reported: from now on every report is a full one.
     has_forgotten: bool,
+    /// The early packet that ended the connection.
+    refused: Option<Psn>,
+    written: Written,
     reads: VecDeque<ReadAnswer>,
     again: VecDeque<ReadAnswer>,
 }
@@ -107,11 +139,13 @@ impl Selective {
     fn new(link: &Link) -> Selective {
         let expected = link.peer.remote_psn;
         Selective {
-            arrivals: Arrivals::new(expected, horizon(link.peer.window_packets)),
+            arrivals: Arrivals::new(expected, link.peer.window_packets),
             serial: 0,
             unreported: Unreported::default(),
             since_report: 0,
             has_forgotten: false,
+            refused: None,
+            written: Written::default(),
             reads: VecDeque::with_capacity(link.peer.max_dest_rd_atomic.into()),
             again: VecDeque::with_capacity(MAX_AGAIN),
         }
@@ -128,6 +162,22 @@ impl Selective {
 
     pub(super) fn begin_read(&mut self, psn: Psn, reth: &Reth) {
         self.reads.push_back(ReadAnswer::new(psn, reth, 0));
+    }
+
+    /// A packet of a message was executed.
+    pub(super) fn note_executed(&mut self, headers: &Headers, mtu: u32) {
+        self.written = self.written.then(headers, mtu);
+    }
+
+    /// A READ or an atomic was: no message goes on behind it.
+    pub(super) fn note_between(&mut self) {
+        self.written = Written::default();
+    }
+
+    /// Whether `offset` bytes of the message that ends with `last` were written.
+    pub(super) fn has_written(&self, offset: u32, last: &Reth, mtu: u32) -> bool {
+        let Written { rkey, end, bytes } = self.written;
+        (rkey, end) == (last.rkey, last.addr) && offset <= bytes && offset.is_multiple_of(mtu)
     }
 
     pub(super) fn clear_answers(&mut self) {
@@ -183,11 +233,13 @@ impl Responder {
         payload_len: usize,
     ) -> Result<(), Fatal> {
         match headers.bth().psn.distance_from(self.expected) {
-            0 => return self.handle_next(cx, link, headers, payload_len),
+            0 => self.handle_next(cx, link, headers, payload_len),
             1.. => self.handle_early(cx, link, headers, payload_len),
-            _ => self.handle_executed(cx, link, headers),
+            _ => {
+                self.handle_executed(cx, link, headers);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     fn handle_next(
@@ -250,29 +302,43 @@ impl Responder {
         link: &Link,
         headers: &Headers,
         payload_len: usize,
-    ) {
+    ) -> Result<(), Fatal> {
         let (psn, expected) = (headers.bth().psn, self.expected);
-        let Some(room) = self.selective.as_ref().map(|s| s.arrivals.room(expected, psn)) else {
-            return;
-        };
-        match room {
-            Room::Beyond => {
+        match self.selective.as_ref().map(|s| s.arrivals.room(expected, psn)) {
+            None | Some(Room::Beyond) => {
                 cx.count(|c| &mut c.out_of_sequence);
-                return self.report(expected);
+                self.report(expected);
+                return Ok(());
             }
-            Room::Taken => {
+            Some(Room::Taken) => {
                 cx.count(|c| &mut c.duplicates);
-                return self.report(psn);
+                self.report(psn);
+                return Ok(());
             }
-            Room::Free => {}
+            Some(Room::Free) => {}
         }
-        if self.place_early(cx, link, headers, payload_len).is_none() {
-            cx.pieces.clear();
-            cx.count(|c| &mut c.out_of_sequence);
-            return self.report(psn);
+        match self.place_early(cx, link, headers, payload_len) {
+            Ok(()) => self.keep_early(cx, headers, payload_len),
+            Err(Refused::Fatal(fatal)) if !cx.planted.is(Bug::EarlyKeyFree) => {
+                self.reply = Some(Reply::Nak { psn: expected, syndrome: fatal.nak });
+                if let Some(selective) = &mut self.selective {
+                    selective.refused = Some(psn);
+                }
+                return Err(fatal);
+            }
+            Err(_) => {
+                cx.pieces.clear();
+                cx.count(|c| &mut c.out_of_sequence);
+                self.report(psn);
+            }
         }
+        Ok(())
+    }
+
+    /// Keeps the headers of a packet whose payload is being placed before its turn.
+    fn keep_early(&mut self, cx: &mut Context<'_>, headers: &Headers, payload_len: usize) {
         cx.count(|c| &mut c.early_packets);
-        let span = Span::of(cx.pieces);
+        let (psn, expected, span) = (headers.bth().psn, self.expected, Span::of(cx.pieces));
         let Some(selective) = &mut self.selective else {
             return;
         };
@@ -295,33 +361,35 @@ impl Responder {
         self.reply.get_or_insert(Reply::Ack { psn: self.expected.minus(1) });
     }
 
-    /// Finds where the payload of a packet goes that came before its turn; `None` if that cannot be
-    /// said yet, or would be refused. Then the packet has to come again.
+    /// Finds where the payload of a packet goes that came before its turn. If that cannot be said
+    /// yet, the packet has to come again; that the peer may not write there ends the connection.
     fn place_early(
         &mut self,
         cx: &mut Context<'_>,
         link: &Link,
         headers: &Headers,
         payload_len: usize,
-    ) -> Option<()> {
+    ) -> Result<(), Refused> {
         let opcode = headers.bth().opcode;
         if opcode == Opcode::RcReadRequest {
-            return (payload_len == 0).then_some(());
+            return if payload_len == 0 { Ok(()) } else { Err(Refused::NotReady) };
         }
         // A READ or atomic may be among the packets that are missing, or is not answered yet.
         let is_ordered = !headers.bth().mig_req || self.owes_read();
         if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
-            return None;
+            return Err(Refused::NotReady);
         }
-        let len = check_length(opcode, payload_len, link.mtu).ok()?;
+        let len = check_length(opcode, payload_len, link.mtu).map_err(|_| Refused::NotReady)?;
         if opcode.is_send() {
-            return self.place_early_send(cx, link, headers, len);
+            let placed = self.place_early_send(cx, link, headers, len);
+            return placed.ok_or(Refused::NotReady);
         }
-        let reth = headers.ext().reth().filter(|reth| opcode.is_write() && reth.len == len)?;
-        check_enabled(cx, link.access.remote_write).ok()?;
-        let addr = check_remote(cx, link, Purpose::RemoteWrite, range_of(reth)).ok()?;
+        let is_write = |reth: &&Reth| opcode.is_write() && reth.len == len;
+        let reth = headers.ext().reth().filter(is_write).ok_or(Refused::NotReady)?;
+        check_enabled(cx, link.access.remote_write)?;
+        let addr = check_remote(cx, link, Purpose::RemoteWrite, range_of(reth))?;
         put_piece(cx, addr, len);
-        Some(())
+        Ok(())
     }
 
     fn place_early_send(
@@ -423,8 +491,7 @@ impl Responder {
             is_ack && (selective.has_forgotten || !selective.arrivals.is_empty())
         });
         let Some(selective) = full else {
-            let psn = if let Reply::Nak { psn, .. } = reply { psn } else { expected.minus(1) };
-            return cx.emit(link, answer(Opcode::RcAcknowledge, psn, Ext::Aeth(aeth)), 0);
+            return self.emit_plain(cx, link, reply, aeth);
         };
         selective.serial = selective.serial.wrapping_add(1);
         selective.since_report = 0;
@@ -440,6 +507,21 @@ impl Responder {
         let ext = Ext::AethSack(aeth, sack);
         let missing = u32::from(!cx.planted.is(Bug::ReportShifted));
         cx.emit(link, answer(Opcode::SrAcknowledge, expected.minus(missing), ext), 0);
+    }
+
+    /// An acknowledgement without holes, or a NAK; if an early packet was refused, it says which.
+    fn emit_plain(&mut self, cx: &mut Context<'_>, link: &Link, reply: Reply, aeth: Aeth) {
+        let refused = self.selective.as_ref().and_then(|selective| selective.refused);
+        let draft = match (reply, refused) {
+            (Reply::Ack { .. }, _) => {
+                answer(Opcode::RcAcknowledge, self.expected.minus(1), Ext::Aeth(aeth))
+            }
+            (Reply::Nak { psn, .. }, None) => answer(Opcode::RcAcknowledge, psn, Ext::Aeth(aeth)),
+            (Reply::Nak { psn, .. }, Some(early)) => {
+                answer(Opcode::SrAcknowledge, psn, Ext::AethSack(aeth, Sack::new(0, early, 0)))
+            }
+        };
+        cx.emit(link, draft, 0);
     }
 
     /// Leaves in `cx.packet` the next response: what was lost first.

@@ -1,17 +1,19 @@
 //! Packets that arrived before their turn: which they are, and what to do when their turn comes.
 //!
 //! A ring by PSN. What is kept for each packet is up to the caller; here it is only known that it is
-//! there. The ring's size bounds how far ahead of the expected packet anything is accepted.
+//! there. How far ahead of the expected packet anything is accepted is bounded by what the sender can
+//! have in flight: everything from the expected packet on that has not come is in flight, and that
+//! is a window of packets at most. So whoever makes packets up has to guess a PSN within the window.
 
 use alloc::boxed::Box;
 
 use crate::wire::{Psn, Sack};
 
-/// Most packets kept ahead of the expected one.
+/// Most packets ahead of the expected one that any is accepted.
 pub(crate) const MAX_AHEAD: u32 = 2048;
 
-/// How far ahead of the oldest packet missing the sender goes, and the receiver listens, with a
-/// window of so many packets in flight: a packet is known to be lost one window later, and there
+/// How far ahead of the oldest packet missing the sender goes, and the receiver listens at most, with
+/// a window of so many packets in flight: a packet is known to be lost one window later, and there
 /// again after another one; the rest is for those lost twice.
 pub(crate) const fn horizon(window_packets: u32) -> u32 {
     let wanted = window_packets.saturating_mul(4);
@@ -22,6 +24,8 @@ pub(crate) const fn horizon(window_packets: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Arrivals<T> {
     ring: Box<[Option<T>]>,
+    /// Most packets that the sender has in flight.
+    window: u32,
     count: u32,
     /// One past the furthest packet that is or was kept.
     furthest: Psn,
@@ -34,16 +38,16 @@ pub(crate) enum Room {
     Free,
     /// It is there already.
     Taken,
-    /// It is further ahead than anything may be.
+    /// It is further ahead than anything in flight may be.
     Beyond,
 }
 
 impl<T> Arrivals<T> {
-    /// For packets up to `ahead` after the expected one.
-    pub(crate) fn new(expected: Psn, ahead: u32) -> Arrivals<T> {
-        let slots = ahead.clamp(1, MAX_AHEAD).next_power_of_two();
+    /// For a sender with `window` packets in flight at most.
+    pub(crate) fn new(expected: Psn, window: u32) -> Arrivals<T> {
+        let slots = horizon(window).max(1).next_power_of_two();
         let ring = core::iter::repeat_with(|| None).take(slots as usize).collect();
-        Arrivals { ring, count: 0, furthest: expected }
+        Arrivals { ring, window, count: 0, furthest: expected }
     }
 
     fn slot(&self, psn: Psn) -> usize {
@@ -53,6 +57,12 @@ impl<T> Arrivals<T> {
     fn is_within(&self, expected: Psn, psn: Psn) -> bool {
         let ahead = psn.distance_from(expected);
         ahead >= 0 && (ahead as usize) < self.ring.len()
+    }
+
+    /// Whether the sender can have `psn` in flight: what is missing up to there fits its window.
+    fn is_in_flight(&self, expected: Psn, psn: Psn) -> bool {
+        let most = horizon(self.window).min(self.window.saturating_add(self.count));
+        psn.distance_from(expected) < most as i32
     }
 
     /// Whether nothing is kept.
@@ -73,9 +83,9 @@ impl<T> Arrivals<T> {
 
     /// Whether `psn`, which is not before `expected`, may be kept.
     pub(crate) fn room(&self, expected: Psn, psn: Psn) -> Room {
-        match self.is_within(expected, psn) {
+        match self.is_in_flight(expected, psn) {
+            _ if self.is_within(expected, psn) && self.get(psn).is_some() => Room::Taken,
             false => Room::Beyond,
-            true if self.ring[self.slot(psn)].is_some() => Room::Taken,
             true => Room::Free,
         }
     }
@@ -184,18 +194,25 @@ mod tests {
     use alloc::collections::BTreeMap;
 
     #[test]
-    fn the_horizon_is_the_size_of_the_ring() {
+    fn what_is_missing_fits_the_window() {
         let expected = Psn::new(0xff_fffe);
         let mut arrivals = Arrivals::new(expected, 8);
         assert_eq!(arrivals.room(expected, expected.plus(7)), Room::Free);
         assert_eq!(arrivals.room(expected, expected.plus(8)), Room::Beyond);
         arrivals.keep(expected, expected.plus(7), 'x');
         assert_eq!(arrivals.room(expected, expected.plus(7)), Room::Taken);
+        assert_eq!(arrivals.room(expected, expected.plus(8)), Room::Free);
+        assert_eq!(arrivals.room(expected, expected.plus(9)), Room::Beyond);
         assert_eq!(arrivals.furthest(expected), expected.plus(8));
         assert_eq!(arrivals.bits(expected, expected), 1 << 7);
         assert_eq!(arrivals.bits(expected, expected.minus(100)), 1 << 107);
         assert_eq!(arrivals.take(expected.plus(7)), Some('x'));
         assert!(arrivals.is_empty());
+        for ahead in 1..32 {
+            assert_eq!(arrivals.room(expected, expected.plus(ahead)), Room::Free);
+            arrivals.keep(expected, expected.plus(ahead), 'x');
+        }
+        assert_eq!(arrivals.room(expected, expected.plus(32)), Room::Beyond, "four windows");
     }
 
     /// Whatever was noted and is not before the expected packet is in one of the reports, and there
@@ -232,16 +249,17 @@ mod tests {
         for seed in 0..100 {
             let mut rng = SplitMix64::new(seed);
             let first = Psn::new(rng.next_u32());
-            let mut arrivals = Arrivals::new(first, 200);
+            let mut arrivals = Arrivals::new(first, 100);
             // By distance from `first`.
             let mut model = BTreeMap::new();
             let mut base = 0;
             for _ in 0..2_000 {
-                let (expected, at) = (first.plus(base), base + rng.next_u32() % 300);
+                let (expected, at) = (first.plus(base), base + rng.next_u32() % 450);
                 let psn = first.plus(at);
+                let most = 400.min(100 + model.len() as u32);
                 let room = match at - base {
-                    256.. => Room::Beyond,
                     _ if model.contains_key(&at) => Room::Taken,
+                    ahead if ahead >= most => Room::Beyond,
                     _ => Room::Free,
                 };
                 assert_eq!(arrivals.room(expected, psn), room, "seed {seed}");

@@ -1,0 +1,84 @@
+//! What must reach an engine however full its command queue is: the end of a stream or session, and what its
+//! trainer would wait for in vain.
+//!
+//! A queue may refuse whoever asks for something new. Whoever gives something up cannot try again later, so
+//! those messages have a place of their own that exists as long as the stream does: flags, which cannot be full.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nic::waiter::Waker;
+
+/// The way from a stream's or session's owner to the engine.
+#[derive(Clone, Debug)]
+pub struct Signals {
+    shared: Arc<Shared>,
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether `raised` holds anything.
+    is_raised: AtomicBool,
+    raised: Mutex<Raised>,
+}
+
+/// What was said since the engine looked last.
+#[derive(Debug, Default)]
+pub(crate) struct Raised {
+    /// It is over.
+    pub(crate) close: bool,
+    /// Connections whose control channel closed, each once.
+    pub(crate) dropped: Vec<u32>,
+    /// A connection that cannot be restored, and why.
+    pub(crate) abandoned: Option<(u32, String)>,
+}
+
+impl Signals {
+    pub(super) fn new(waker: Waker) -> Signals {
+        Signals { shared: Arc::default(), waker }
+    }
+
+    /// Ends the stream or session.
+    pub fn close(&self) {
+        self.raise(|raised| raised.close = true);
+    }
+
+    /// The control channel of a connection closed: treat it as lost.
+    pub fn drop_connection(&self, connection: u32) {
+        self.raise(|raised| {
+            if !raised.dropped.contains(&connection) {
+                raised.dropped.push(connection);
+            }
+        });
+    }
+
+    /// A connection cannot be restored, for this reason: end the stream with an error.
+    pub fn abandon(&self, connection: u32, why: String) {
+        self.raise(|raised| raised.abandoned = Some((connection, why)));
+    }
+
+    fn raise(&self, say: impl FnOnce(&mut Raised)) {
+        let mut raised = self.shared.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        say(&mut raised);
+        self.shared.is_raised.store(true, Ordering::Release);
+        drop(raised);
+        self.waker.wake();
+    }
+
+    /// Whether there is something to [`take`](Signals::take). Costs the engine a load.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.shared.is_raised.load(Ordering::Acquire)
+    }
+
+    /// What was said, to the engine; none while somebody is saying more, who will wake it.
+    pub(crate) fn take(&self) -> Option<Raised> {
+        let mut raised = match self.shared.raised.try_lock() {
+            Ok(raised) => raised,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return None,
+        };
+        self.shared.is_raised.store(false, Ordering::Relaxed);
+        Some(std::mem::take(&mut raised))
+    }
+}
