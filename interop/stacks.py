@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Runs communication stacks on our library, UCX and Open MPI, and writes their table to docs/interop.md.
 
-UCX: `ucx_perftest` with each transport over its `ib` interfaces. Open MPI: ping-pong and allreduce over UCX, two
-ranks, every byte checked (mpi_cases.c). Loopback, and for UCX two network namespaces joined by a cable as well.
+UCX: `ucx_perftest` with each transport over its `ib` interfaces, polling and asleep between messages. Open MPI: ping-pong
+and allreduce over UCX, two ranks, every byte checked (mpi_cases.c), and mpi4py's tests of one-sided operations, whose folder
+`--mpi4py` names: `test/` of the sources of Debian's version. Loopback, and for UCX two network namespaces joined by a
+cable as well.
 
 Exit status: 0 nothing failed; 1 something did; 77 the machine lacks something (the reason is printed).
 """
@@ -18,12 +20,17 @@ import lab
 import matrix
 import sandbox
 
-INSTALLABLE = ("ucx-utils", "openmpi-bin", "libopenmpi-dev", "gcc", "iproute2", "util-linux")
+INSTALLABLE = ("ucx-utils", "openmpi-bin", "libopenmpi-dev", "python3-mpi4py", "gcc", "iproute2", "util-linux")
 PROGRAMS = {"ucx_perftest": "ucx-utils", "mpirun": "openmpi-bin", "mpicc": "libopenmpi-dev", "ip": "iproute2",
             "nsenter": "util-linux"}
-TESTS = (("tag_lat", 8), ("tag_bw", 65536), ("ucp_put_bw", 65536), ("ucp_get", 65536))
+PYTHON = "/usr/bin/python3"  # Debian's: mpi4py is made for this one
+POLL, SLEEP = (2000, []), (5000, ["-E", "sleep"])  # iterations, and how the program waits
+TESTS = (("tag_lat", 8, POLL), ("tag_bw", 65536, POLL), ("ucp_put_bw", 65536, POLL), ("ucp_get", 65536, POLL),
+         ("tag_lat", 8, SLEEP), ("tag_bw", 65536, SLEEP))
 # rc_verbs alone cannot be: UCX exchanges addresses over a second, connectionless transport.
 TRANSPORTS = ("rc_verbs,ud_verbs:aux", "ud_verbs")
+# Over ud_verbs UCX makes READs and WRITEs of messages, which it does not keep in order, and osc/ucx waits for none.
+ONE_SIDED = TRANSPORTS[0]
 LIMIT_S = 60
 PORTS = iter(range(21000, 22000))
 
@@ -32,15 +39,16 @@ def environment(transport, device):
     return ["env", f"UCX_TLS={transport}", f"UCX_NET_DEVICES={device}:1"]
 
 
-def ucx(test, size, transport, ends, options):
+def ucx(test, transport, ends, options):
     """(state, what was printed) of one run of ucx_perftest. `ends`: (prefix, pid, device) of client and server."""
+    name, size, (count, waiting) = test
     port = str(next(PORTS))
     (client_prefix, client_pid, client_device), (prefix, pid, device) = ends
-    command = lab.ours(["ucx_perftest", "-p", port], options.runner)
+    command = lab.ours(["ucx_perftest", "-p", port, *waiting], options.runner)
     server = lab.HostRun([*prefix, *environment(transport, device), *command], pid, LIMIT_S)
     if not server.wait_listening(int(port)):
         return matrix.cases.FAIL, matrix.cases.complaint(server.finish().text)
-    command += ["-t", test, "-s", str(size), "-n", "2000", "-w", "100", options.server]
+    command += ["-t", name, "-s", str(size), "-n", str(count), "-w", "100", options.server]
     client = lab.HostRun([*client_prefix, *environment(transport, client_device), *command], client_pid, LIMIT_S)
     result = client.finish()
     server.stop()
@@ -49,7 +57,7 @@ def ucx(test, size, transport, ends, options):
     if result.code != 0 or not final:
         return matrix.cases.FAIL, matrix.cases.complaint(result.text + other.text)
     latency, rate = final.groups()
-    return matrix.cases.PASS, f"{latency} us" if test == "tag_lat" else f"{rate} MB/s"
+    return matrix.cases.PASS, f"{latency} us" if name == "tag_lat" else f"{rate} MB/s"
 
 
 def mpi_program():
@@ -59,16 +67,35 @@ def mpi_program():
     return str(program)
 
 
+def ranks(transport, osc, program, options):
+    """How two ranks of an MPI program over UCX ended."""
+    pml = ["--mca", "pml", "ucx", "--mca", "btl", "^openib,uct", "--mca", "osc", osc]
+    command = lab.ours(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *pml, *program], options.runner)
+    return lab.HostRun([*environment(transport, "dq_lo"), *command], "self", 2 * LIMIT_S).finish()
+
+
 def mpi(transport, options):
     """(state, figures) of both MPI cases."""
-    pml = ["--mca", "pml", "ucx", "--mca", "btl", "^openib,uct", "--mca", "osc", "^ucx"]
-    ranks = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *pml, mpi_program()]
-    command = [*environment(transport, "dq_lo"), *lab.ours(ranks, options.runner)]
-    result = lab.HostRun(command, "self", 2 * LIMIT_S).finish()
+    result = ranks(transport, "^ucx", [mpi_program()], options)
     if result.code != 0 or "as expected" not in result.text:
         return [(matrix.cases.FAIL, matrix.cases.complaint(result.text))] * 2
     last = {name: re.findall(rf"{name} (\d+) bytes: ([\d.]+) us", result.text)[-1] for name in ("ping-pong", "allreduce")}
     return [(matrix.cases.PASS, f"{us} us for {size} bytes") for size, us in last.values()]
+
+
+def one_sided(transport, options):
+    """(state, number of tests) of mpi4py's `test_rma` over Open MPI's `osc/ucx`."""
+    tests = [PYTHON, str(options.mpi4py.resolve() / "runtests.py"), "--no-builddir", "--include", "test_rma$"]
+    return of_unittest(ranks(transport, "ucx", tests, options))
+
+
+def of_unittest(result):
+    """What a run of `unittest` on every rank came to. Their lines are mixed with those of libraries."""
+    counts = re.findall(r"Ran (\d+) tests", result.text)
+    if result.code == 0 and counts and len(re.findall(r"\bOK\b", result.text)) == len(counts):
+        return matrix.cases.PASS, f"{counts[0]} tests on each of {len(counts)} ranks"
+    failed = re.search(r"(FAIL|ERROR): .*", result.text)
+    return matrix.cases.FAIL, failed.group() if failed else matrix.cases.complaint(result.text)
 
 
 def places():
@@ -83,18 +110,24 @@ def run(options):
     rows, failed = [], 0
     columns = places()
     for transport in TRANSPORTS:
-        for test, size in TESTS:
+        for test in TESTS:
             cells = []
             for _, ends, options.server in columns:
-                state, text = ucx(test, size, transport, ends, options)
+                state, text = ucx(test, transport, ends, options)
                 failed += state == matrix.cases.FAIL
                 cells.append(f"{state}, {text}")
-            rows.append([f"`UCX_TLS={transport} ucx_perftest -t {test} -s {size}`", *cells])
+            name, size, (_, waiting) = test
+            rows.append([f"`UCX_TLS={transport} {' '.join(['ucx_perftest', *waiting])} -t {name} -s {size}`", *cells])
             print(*rows[-1], sep=" | ", flush=True)
         for name, (state, text) in zip(("ping-pong", "allreduce"), mpi(transport, options)):
             failed += state == matrix.cases.FAIL
             rows.append([f"Open MPI, {name}, `--mca pml ucx`, `UCX_TLS={transport}`", f"{state}, {text}", ""])
             print(*rows[-1], sep=" | ", flush=True)
+    if options.mpi4py:
+        state, text = one_sided(ONE_SIDED, options)
+        failed += state == matrix.cases.FAIL
+        rows.append([f"mpi4py, `test_rma`, `--mca pml ucx --mca osc ucx`, `UCX_TLS={ONE_SIDED}`", f"{state}, {text}", ""])
+        print(*rows[-1], sep=" | ", flush=True)
     heads = ["program", *(title for title, *_ in columns)]
     table = [heads, ["---"] * len(heads), *rows]
     return failed, "\n".join("| " + " | ".join(row) + " |" for row in table)
@@ -109,6 +142,7 @@ def version(command, pattern):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runner", default=lab.RUNNER, help="what starts a program under our library (default: %(default)s)")
+    parser.add_argument("--mpi4py", type=pathlib.Path, metavar="FOLDER", help="tests of mpi4py; without it they are left out")
     parser.add_argument("--no-write", action="store_true", help="leave docs/interop.md alone")
     parser.add_argument("--install", action="store_true", help="apt-get install what is missing (root)")
     options = parser.parse_args()
@@ -116,6 +150,10 @@ def main():
         if options.install:
             subprocess.run(["apt-get", "install", "-y", "-qq", *INSTALLABLE], check=True, stdout=subprocess.DEVNULL)
         sandbox.need(PROGRAMS)
+        if options.mpi4py and not (options.mpi4py / "runtests.py").exists():
+            raise lab.Missing(f"no tests of mpi4py in {options.mpi4py}: --mpi4py names test/ of its sources")
+        if options.mpi4py and subprocess.run([PYTHON, "-c", "import mpi4py"], check=False, capture_output=True).returncode:
+            raise lab.Missing("not installed: python3-mpi4py (apt-get install python3-mpi4py)")
         sandbox.enter()
         failed, table = run(options)
     except lab.Missing as reason:

@@ -1,5 +1,7 @@
 """Tests of the lab's own judgement, without a guest: python3 -m unittest discover interop"""
 
+import argparse
+import gzip
 import pathlib
 import socket
 import struct
@@ -13,6 +15,8 @@ import build
 import cases
 import lab
 import matrix
+import rdma_core
+import stacks
 
 DEVINFO = """hca_id:\tlo_rdma
 \ttransport:\t\t\tInfiniBand (0)
@@ -187,6 +191,58 @@ class Documents(unittest.TestCase):
         text = matrix.markdown(chosen, [column], cells, [])
         self.assertEqual(text.count("same / reason"), 1)
         self.assertEqual(text.count("**fail** (1)"), 2)
+
+
+class Stacks(unittest.TestCase):
+    def test_every_rank_must_be_ok(self):
+        said = "Ran 36 tests in 1s\n\nOK\n"
+        self.assertEqual(stacks.of_unittest(lab.Result(0, said * 2)), (cases.PASS, "36 tests on each of 2 ranks"))
+        for result in (lab.Result(0, said + "Ran 36 tests in 1s\n\nFAILED (failures=1)\n"), lab.Result(1, said * 2),
+                       lab.Result(None, said), lab.Result(0, "")):
+            self.assertEqual(stacks.of_unittest(result)[0], cases.FAIL)
+        failed = lab.Result(1, said + "FAIL: testGet (test_rma.TestRMAWorld)\nRan 36 tests in 1s\n")
+        self.assertEqual(stacks.of_unittest(failed)[1], "FAIL: testGet (test_rma.TestRMAWorld)")
+
+
+def of_suite(module, state, text="", name="Class.test_x"):
+    return {"module": module, "name": name, "state": state, "text": text}
+
+
+class RdmaCore(unittest.TestCase):
+    def test_every_skip_has_its_reason(self):
+        for module, text, why in (
+                ("test_mlx5_cq", "Create Extended CQ is not supported", "other vendors' devices"),
+                ("test_qpex", "Create XRCD is not supported", "XRC"),
+                ("test_odp", "There are no huge pages of size 2M allocated", "on-demand paging"),
+                ("test_parent_domain", "There are no huge pages of size 2M allocated", "huge pages, which this machine has none of"),
+                ("test_qp", "Create Raw Packet QP with attrs is not supported", "flow steering and raw packets"),
+                ("test_new", "something else", "something else")):
+            self.assertEqual(rdma_core.reason(of_suite(module, rdma_core.SKIP, text)), why)
+
+    def test_rows_count_each_place(self):
+        there = [of_suite("test_cq", rdma_core.PASS), of_suite("test_cq", rdma_core.SKIP, "Create XRCD is not supported"),
+                 of_suite("test_mlx5_a", rdma_core.SKIP, "x"), of_suite("test_mlx5_b", rdma_core.SKIP, "y")]
+        here = [of_suite("test_cq", rdma_core.PASS), of_suite("test_cq", rdma_core.FAIL, "why")]
+        self.assertEqual(list(rdma_core.rows({"there": there, "here": here})), [
+            ["`test_cq`", "1 pass, 1 skipped", "1 pass, **1 fail**", "XRC: 1"],
+            ["`test_mlx5_*`, `test_efa*`", "0 pass, 2 skipped", "0 pass", "other vendors' devices: 2"],
+            ["all", "1 pass, 3 skipped", "1 pass, **1 fail**", ""]])
+
+    def test_compressed_sources_are_unpacked(self):
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as unpacked:
+            folder, unpacked = pathlib.Path(folder), pathlib.Path(unpacked)
+            with self.assertRaises(lab.Missing):
+                rdma_core.sources(folder, unpacked)
+            (folder / "run_tests.py").write_text("one")
+            self.assertEqual(rdma_core.sources(folder, unpacked), folder)
+            (folder / "base.py.gz").write_bytes(gzip.compress(b"two"))
+            self.assertEqual(rdma_core.sources(folder, unpacked), unpacked)
+            self.assertEqual({file.name: file.read_text() for file in unpacked.iterdir()}, {"run_tests.py": "one", "base.py": "two"})
+
+    def test_a_suite_that_crashes_has_failed(self):
+        options = argparse.Namespace(runner="false")
+        found = rdma_core.run((), "self", "dq_lo", pathlib.Path("/nowhere"), options)
+        self.assertEqual([test["state"] for test in found], [rdma_core.FAIL])
 
 
 if __name__ == "__main__":

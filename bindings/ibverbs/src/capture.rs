@@ -8,7 +8,6 @@ use std::sync::Once;
 use nic::device::DeviceWire;
 
 use crate::engine;
-use crate::fork;
 use crate::netdev::Interface;
 use crate::settings;
 
@@ -27,10 +26,7 @@ pub(crate) fn begin(wire: &mut DeviceWire, interface: &Interface) {
 
 /// Completes the files.
 extern "C" fn end() {
-    // A child has a copy of the buffer: writing it would repeat packets.
-    if fork::check().is_err() {
-        return;
-    }
+    // A child does not see its parent's engines, so what they have buffered is not written twice.
     for engine in engine::all() {
         if let Ok(wire) = engine.lock().wire() {
             wire.capture_to(None);

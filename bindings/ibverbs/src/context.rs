@@ -19,7 +19,7 @@ use crate::events::{EventQueue, QueuedEvent};
 use crate::mr::{self, Mr};
 use crate::mw::{self, Mw};
 use crate::object::{Arena, Mark, Object, living};
-use crate::pd::Pd;
+use crate::pd::{self, Pd};
 use crate::post;
 use crate::qp::{self, Qp};
 use crate::query;
@@ -112,7 +112,7 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_flow_action: UNUSED,
         create_flow_action_esp: UNUSED,
         modify_qp_rate_limit: None,
-        alloc_parent_domain: None,
+        alloc_parent_domain: Some(pd::alloc_parent_domain),
         dealloc_td: None,
         alloc_td: None,
         modify_cq: None,
@@ -122,7 +122,7 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_wq: UNUSED,
         modify_wq: UNUSED,
         create_wq: UNUSED,
-        query_rt_values: None,
+        query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq_ex::create_cq_ex),
         r#priv: std::ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),

@@ -222,6 +222,8 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) {
     if let Some(cq) = Cq::arena().peek(cq.cast()) {
         cq.comp_acks.acknowledge(nevents);
+        // SAFETY: the member is aligned and changed here only; programs read it.
+        unsafe { events::count(&raw mut (*cq.c.get()).comp_events_completed, nevents) };
     }
 }
 

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use crate::abi::*;
 use crate::cq::{Cq, Wanted, wc_of};
 use crate::errors::{Outcome, or_null};
-use crate::object::{Object, peek};
+use crate::object::{Object, living, peek};
+use crate::pd::Pd;
 
 /// The completion that is being read.
 pub(crate) struct Cursor {
@@ -94,7 +95,14 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 fn create(context: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Outcome<*mut ibv_cq_ex> {
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS == 0 { 0 } else { attr.flags };
-    let unsupported = attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS) != 0
+    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        let domain = living::<Pd>(attr.parent_domain)?;
+        if !domain.is_parent_domain() || domain.owner() != context {
+            return Err(Errno::INVAL);
+        }
+    }
+    let unsupported = attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD)
+        != 0
         || attr.wc_flags & !u64::from(IBV_WC_STANDARD_FLAGS) != 0
         || flags & !FLAGS != 0;
     if unsupported {

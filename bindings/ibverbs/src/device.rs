@@ -5,13 +5,12 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
 use crate::abi::*;
 use crate::errors::{Outcome, or_null, refused, set_errno};
-use crate::fork;
+use crate::fork::{self, ForkLock};
 use crate::netdev::{self, Interface};
 use crate::object::{Arena, Mark, Object, living, object};
 use crate::sysfs;
@@ -88,10 +87,12 @@ pub(crate) fn copy_text(place: &mut [c_char], text: &str) {
     }
 }
 
+/// Devices that were made, by the names of their interfaces.
+static KNOWN: ForkLock<Vec<(String, usize)>> = ForkLock::new(Vec::new());
+
 /// The device of an interface, made at first sight.
 fn device_of(interface: &Interface) -> *mut ibv_device {
-    static KNOWN: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.lock();
     if let Some((_, handle)) = known.iter().find(|(name, _)| *name == interface.name) {
         return *handle as *mut ibv_device;
     }
@@ -102,10 +103,23 @@ fn device_of(interface: &Interface) -> *mut ibv_device {
 }
 
 /// Lists that were handed out and not freed, with their lengths.
-static LISTS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+static LISTS: ForkLock<Option<HashMap<usize, usize>>> = ForkLock::new(None);
+
+/// In a child: the parent's devices and lists are its own, too. They are descriptions, nothing more.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    // SAFETY: as the caller promises.
+    unsafe {
+        Device::arena().renew(true);
+        KNOWN.renew(Vec::new(), |_| ());
+        LISTS.renew(None, |_| ());
+    }
+}
 
 fn device_list() -> Outcome<Vec<*mut ibv_device>> {
-    fork::check()?;
+    fork::watch();
     let interfaces = netdev::interfaces();
     sysfs::prepare(&interfaces);
     Ok(interfaces.iter().map(device_of).collect())
@@ -122,7 +136,7 @@ unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut i
     or_null(found.map(|mut devices| {
         devices.push(std::ptr::null_mut());
         let list = Box::leak(devices.into_boxed_slice());
-        let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lists = LISTS.lock();
         lists.get_or_insert_default().insert(list.as_ptr() as usize, list.len());
         list.as_mut_ptr()
     }))
@@ -130,7 +144,7 @@ unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut i
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut lists = LISTS.lock();
     let Some(len) = lists.get_or_insert_default().remove(&(list as usize)) else {
         return;
     };

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use roce::endpoint::AsyncEvent;
@@ -19,7 +20,6 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::descriptor::Descriptor;
 use crate::errors::{Outcome, or_minus_one};
-use crate::fork;
 use crate::object::{Object, living};
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -153,6 +153,18 @@ impl Subject {
         }
     }
 
+    /// The number of acknowledged events in the C structure.
+    fn completed(&self) -> *mut u32 {
+        // SAFETY: only the addresses of members are taken, of structures that exist.
+        unsafe {
+            match *self {
+                Subject::Qp(qp) => &raw mut (*qp.base()).events_completed,
+                Subject::Cq(cq) => &raw mut (*cq.c.get()).async_events_completed,
+                Subject::Srq(srq) => &raw mut (*srq.c.get()).events_completed,
+            }
+        }
+    }
+
     fn is(&self, other: &Subject) -> bool {
         std::ptr::eq(self.acks(), other.acks())
     }
@@ -214,14 +226,25 @@ fn next_event(context: *mut ibv_context) -> Outcome<QueuedEvent> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    if event.is_null() || fork::check().is_err() {
+    if event.is_null() {
         return;
     }
     // SAFETY: the caller's event; which member is meant follows from its type.
     let found = unsafe { subject_of(&*event) };
     if let Some(subject) = found {
         subject.acks().acknowledge(1);
+        // SAFETY: the member is aligned and changed here only; programs read it.
+        unsafe { count(subject.completed(), 1) };
     }
+}
+
+/// Adds acknowledged events to the number in the C structure, as rdma-core does.
+///
+/// # Safety
+/// `completed` points to such a member of a living object.
+pub(crate) unsafe fn count(completed: *mut u32, events: u32) {
+    // SAFETY: as the caller promises.
+    unsafe { AtomicU32::from_ptr(completed) }.fetch_add(events, Ordering::Relaxed);
 }
 
 /// # Safety

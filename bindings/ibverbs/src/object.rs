@@ -9,13 +9,22 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
 use crate::abi::ibv_context;
-use crate::fork;
+use crate::ah::Ah;
+use crate::channel::CompChannel;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::fork::{self, ForkLock};
+use crate::mr::Mr;
+use crate::mw::Mw;
+use crate::pd::Pd;
+use crate::qp::Qp;
+use crate::srq::Srq;
 
 /// Destroyed objects of one kind that keep their memory before the oldest one's is used again.
 const QUARANTINE: usize = 64;
@@ -44,23 +53,28 @@ pub(crate) trait Object: Sized + 'static {
     }
 }
 
-/// Whether an object exists.
+/// Whether an object exists, and in which process: the generation, 0 for none.
 #[derive(Debug, Default)]
-pub(crate) struct Mark(AtomicBool);
+pub(crate) struct Mark(AtomicU32);
 
 impl Mark {
     fn set(&self, alive: bool) {
-        self.0.store(alive, Ordering::Release);
+        self.0.store(if alive { fork::generation() } else { 0 }, Ordering::Release);
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) == fork::generation()
+    }
+
+    /// It exists, but in a forefather of this process.
+    fn is_inherited(&self) -> bool {
+        !self.is_set() && self.0.load(Ordering::Acquire) != 0
     }
 }
 
 /// All objects of one kind.
 pub(crate) struct Arena<T> {
-    objects: Mutex<Objects<T>>,
+    objects: ForkLock<Objects<T>>,
 }
 
 struct Objects<T> {
@@ -73,14 +87,36 @@ struct Objects<T> {
 // change through atomics, locks, and cells that a lock guards.
 unsafe impl<T> Sync for Arena<T> {}
 
+impl<T> Objects<T> {
+    const fn new() -> Objects<T> {
+        Objects { living: BTreeMap::new(), retired: VecDeque::new() }
+    }
+}
+
 impl<T: Object> Arena<T> {
     pub(crate) const fn new() -> Arena<T> {
-        let objects = Objects { living: BTreeMap::new(), retired: VecDeque::new() };
-        Arena { objects: Mutex::new(objects) }
+        Arena { objects: ForkLock::new(Objects::new()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Objects<T>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
+    }
+
+    /// In a child: what the parent destroyed is not used again, as nothing of the parent's is dropped.
+    /// With `adopt` its living objects are the child's as well.
+    ///
+    /// # Safety
+    /// As [`ForkLock::renew`].
+    pub(crate) unsafe fn renew(&self, adopt: bool) {
+        let keep = |objects: &mut Objects<T>| {
+            std::mem::forget(std::mem::take(&mut objects.retired));
+            for place in objects.living.values().filter(|_| adopt) {
+                // SAFETY: places are initialised and never freed.
+                unsafe { place.as_ref() }.mark().set(true);
+            }
+        };
+        // SAFETY: as the caller promises.
+        unsafe { self.objects.renew(Objects::new(), keep) };
     }
 
     /// Makes an object.
@@ -108,6 +144,11 @@ impl<T: Object> Arena<T> {
 
     /// The living object at `handle`.
     pub(crate) fn find(&self, handle: *mut T::C) -> Option<&'static T> {
+        self.find_any(handle).filter(|object| object.mark().is_set())
+    }
+
+    /// The same, and those that a child has inherited.
+    fn find_any(&self, handle: *mut T::C) -> Option<&'static T> {
         let place = *self.lock().living.get(&(handle as usize))?;
         // SAFETY: places are initialised and never freed.
         Some(unsafe { place.as_ref() })
@@ -117,13 +158,18 @@ impl<T: Object> Arena<T> {
     /// some object of this kind has, or had.
     #[inline]
     pub(crate) fn peek(&self, handle: *mut T::C) -> Option<&'static T> {
+        self.peek_any(handle).filter(|object| object.mark().is_set())
+    }
+
+    /// The same, and those that are gone or that a child has inherited.
+    #[inline]
+    fn peek_any(&self, handle: *mut T::C) -> Option<&'static T> {
         if handle.is_null() {
             return None;
         }
         let place = handle.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>();
         // SAFETY: memory that once held an object of this kind does so for ever.
-        let object = unsafe { &*place };
-        object.mark().is_set().then_some(object)
+        Some(unsafe { &*place })
     }
 
     /// Ends an object; `false` if that had already happened.
@@ -151,17 +197,43 @@ impl<T: Object> Arena<T> {
 /// The living object that a control call names.
 ///
 /// # Errors
-/// `EINVAL` for anything that is none, `ENODEV` in a forked child.
+/// `EINVAL` for anything that is none, `ENODEV` in a child for objects of its parent.
 pub(crate) fn living<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
-    fork::check()?;
-    T::arena().find(handle).ok_or(Errno::INVAL)
+    usable(T::arena().find_any(handle))
 }
 
 /// The same for calls on the data path.
 #[inline]
 pub(crate) fn peek<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
-    fork::check()?;
-    T::arena().peek(handle).ok_or(Errno::INVAL)
+    usable(T::arena().peek_any(handle))
+}
+
+#[inline]
+fn usable<T: Object>(found: Option<&'static T>) -> Result<&'static T, Errno> {
+    match found {
+        Some(object) if object.mark().is_set() => Ok(object),
+        Some(object) if object.mark().is_inherited() => Err(Errno::NODEV),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// In a child: makes every arena usable. Objects stay the parent's.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    // SAFETY: as the caller promises.
+    unsafe {
+        Context::arena().renew(false);
+        Pd::arena().renew(false);
+        Mr::arena().renew(false);
+        Mw::arena().renew(false);
+        Ah::arena().renew(false);
+        Cq::arena().renew(false);
+        CompChannel::arena().renew(false);
+        Srq::arena().renew(false);
+        Qp::arena().renew(false);
+    }
 }
 
 /// Implements [`Object`] for a type with fields `c`, `mark` and `owner`.

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 
+use nic::clock;
 use roce::endpoint::Mtu;
 use rustix::io::Errno;
 
@@ -18,6 +19,9 @@ use crate::object::living;
 /// IANA enterprise and part numbers that no vendor has.
 const VENDOR_ID: u32 = 0x00ff_ffff;
 const PART_ID: u32 = 1;
+
+/// Ticks of the clock of [`query_rt_values`], which counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
 
 const CAPABILITIES: u32 = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_BAD_PKEY_CNTR
@@ -110,8 +114,28 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.orig_attr = device_attributes(context);
         all.device_cap_flags_ex = u64::from(CAPABILITIES);
         all.phys_port_cnt_ex = 1;
+        all.hca_core_clock = CLOCK_KHZ;
         // SAFETY: the caller says how many bytes there is room for.
         unsafe { write_prefix(&all, attr.cast(), attr_size) };
+        Ok(())
+    }))
+}
+
+/// The time that the library goes by. As adapters have it, all of it stands in the nanoseconds.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    code(living::<Context>(context).and_then(|_| {
+        // SAFETY: null or the caller's values.
+        let values = unsafe { values.as_mut() }.ok_or(Errno::INVAL)?;
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(Errno::INVAL);
+        }
+        if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            let now = clock::now().as_nanos() as i64;
+            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: now };
+        }
         Ok(())
     }))
 }

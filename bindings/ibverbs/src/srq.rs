@@ -1,5 +1,6 @@
 //! Shared receive queues.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::pd::Pd;
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct Srq {
-    c: ibv_srq,
+    pub(crate) c: UnsafeCell<ibv_srq>,
     mark: Mark,
     owner: *mut ibv_context,
     pub(crate) engine: Arc<Engine>,
@@ -46,7 +47,7 @@ impl Srq {
         let id = domain.engine.lock().endpoint.create_srq(config).map_err(errno_of)?;
         let owner = domain.owner();
         let srq = Srq::arena().insert(Srq {
-            c: ibv_srq {
+            c: UnsafeCell::new(ibv_srq {
                 context: owner,
                 srq_context: context,
                 pd,
@@ -54,7 +55,7 @@ impl Srq {
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,
                 cond: libc::PTHREAD_COND_INITIALIZER,
                 events_completed: 0,
-            },
+            }),
             mark: Mark::default(),
             owner,
             engine: Arc::clone(&domain.engine),

@@ -11,8 +11,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 use std::{fs, io};
 
 use rustix::io::Errno;
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use crate::abi::DEFAULT_PKEY;
 use crate::device::{device_name, guid};
 use crate::errors::{Outcome, or_minus_one, say};
+use crate::fork::ForkLock;
 use crate::gid;
 use crate::netdev::{self, Interface};
 use crate::query;
@@ -35,7 +36,16 @@ const NODE: &str = "/dev/infiniband/uverbs";
 static ROOT: AtomicPtr<CString> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Contents that [`ROOT`] was made for.
-static MADE_FOR: Mutex<Option<u64>> = Mutex::new(None);
+static MADE_FOR: ForkLock<Option<u64>> = ForkLock::new(None);
+
+/// In a child: the tree is the same.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    // SAFETY: as the caller promises.
+    unsafe { MADE_FOR.renew(None, |_| ()) };
+}
 
 /// Makes the tree for these interfaces, unless it is there.
 pub(crate) fn prepare(interfaces: &[Interface]) {
@@ -44,7 +54,7 @@ pub(crate) fn prepare(interfaces: &[Interface]) {
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let contents = hasher.finish();
-    let mut made_for = MADE_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut made_for = MADE_FOR.lock();
     if *made_for == Some(contents) && is_there() {
         return;
     }

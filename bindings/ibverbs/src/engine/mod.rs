@@ -33,7 +33,7 @@ use crate::device::device_name;
 use crate::errors::{Outcome, hint_for, refused, say};
 use crate::events;
 use crate::explain;
-use crate::fork;
+use crate::fork::{self, ForkLock};
 use crate::limits;
 use crate::netdev::Interface;
 use crate::qp::Qp;
@@ -85,18 +85,28 @@ struct Open {
     users: usize,
 }
 
-static ENGINES: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+static ENGINES: ForkLock<Vec<Open>> = ForkLock::new(Vec::new());
+
+/// In a child: it has no engine yet. The parent's stay as they are in memory.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    let leave = |engines: &mut Vec<Open>| std::mem::forget(std::mem::take(engines));
+    // SAFETY: as the caller promises.
+    unsafe { ENGINES.renew(Vec::new(), leave) };
+}
 
 /// Every engine that is running.
 pub(crate) fn all() -> Vec<Arc<Engine>> {
-    let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let engines = ENGINES.lock();
     engines.iter().map(|open| Arc::clone(&open.engine)).collect()
 }
 
 impl Engine {
     /// The engine of an interface: the one that is running, or a new one.
     pub(crate) fn open(interface: Interface) -> Outcome<Arc<Engine>> {
-        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut engines = ENGINES.lock();
         if let Some(open) = engines.iter_mut().find(|open| open.engine.interface == interface) {
             open.users += 1;
             return Ok(Arc::clone(&open.engine));
@@ -108,7 +118,7 @@ impl Engine {
 
     /// One user less; the last one stops the engine.
     pub(crate) fn release(self: &Arc<Engine>) {
-        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut engines = ENGINES.lock();
         let Some(at) = engines.iter().position(|open| Arc::ptr_eq(&open.engine, self)) else {
             return;
         };
@@ -157,7 +167,7 @@ impl Engine {
             vain_polls: AtomicU32::new(0),
         });
         progress::spawn(&engine).map_err(|error| refused(&name, "no progress thread", error))?;
-        fork::opened(&engine.socket_numbers());
+        fork::close_in_children(&engine.socket_numbers());
         explain::start();
         Ok(engine)
     }

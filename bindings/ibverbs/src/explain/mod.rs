@@ -17,7 +17,7 @@ mod json;
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -40,20 +40,20 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Bytes written between two looks at the clock.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Starts to answer, once in a process.
+/// Starts to answer, once in a process; a child of one is another.
 pub(crate) fn start() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        if let Err(why) = answer() {
-            let hint = match why {
-                Errno::ADDRINUSE => {
-                    "another process holds the name (grep dquant-verbs /proc/net/unix)"
-                }
-                _ => hint_for(why),
-            };
-            say(format_args!("`dquant explain` gets no answer here: {why}; hint: {hint}"));
-        }
-    });
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let own = fork::generation();
+    if STARTED.swap(own, Ordering::Relaxed) == own {
+        return;
+    }
+    if let Err(why) = answer() {
+        let hint = match why {
+            Errno::ADDRINUSE => "another process holds the name (grep dquant-verbs /proc/net/unix)",
+            _ => hint_for(why),
+        };
+        say(format_args!("`dquant explain` gets no answer here: {why}; hint: {hint}"));
+    }
 }
 
 /// Starts the thread.

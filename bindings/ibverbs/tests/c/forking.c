@@ -1,5 +1,7 @@
-/* Children: they are refused, they end as they like, and the parent's connections go on. */
+/* Children: refused what is the parent's, free to open devices anew; the parent's connections go on. */
 #include "kit.h"
+
+#include <pthread.h>
 
 /* Runs `body` in a child, which has to return 0. */
 static void in_child(int (*body)(struct pair *), struct pair *pair, int leave_by_exit)
@@ -49,12 +51,121 @@ static int calls_everything(struct pair *pair)
 	if (ibv_destroy_qp(a->qp) != ENODEV) return 11;
 	if (ibv_destroy_cq(a->cq) != ENODEV) return 12;
 	if (ibv_dealloc_pd(a->pd) != ENODEV) return 13;
-	if (ibv_get_device_list(NULL) || errno != ENODEV) return 14;
 	ibv_ack_cq_events(a->cq, 1);
 	event = (struct ibv_async_event){ .event_type = IBV_EVENT_QP_FATAL, .element.qp = a->qp };
 	ibv_ack_async_event(&event);
-	if (ibv_close_device(a->context) != -1 || errno != ENODEV) return 15;
+	if (ibv_close_device(a->context) != -1 || errno != ENODEV) return 14;
+	if (a->cq->comp_events_completed) return 15;
 	return 0;
+}
+
+static volatile int at_end;
+
+static void *makes_and_destroys(void *pair)
+{
+	struct ibv_context *context = ((struct pair *)pair)->context;
+	while (!at_end) {
+		int count;
+		struct ibv_device **list = ibv_get_device_list(&count);
+		CHECK(list);
+		ibv_free_device_list(list);
+		struct ibv_pd *pd = ibv_alloc_pd(context);
+		struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+		struct ibv_cq *cq = ibv_create_cq(context, DEPTH, NULL, channel, 0);
+		CHECK(pd && cq);
+		EQUAL(ibv_destroy_cq(cq) | ibv_destroy_comp_channel(channel) | ibv_dealloc_pd(pd), 0);
+	}
+	return NULL;
+}
+
+/* A child's own pair, on a device from the parent's list and on one from its own. */
+static int opens_anew(struct pair *pair)
+{
+	for (int again = 0; again < 2; again++) {
+		struct ibv_context *other = ibv_open_device(pair->context->device);
+		CHECK(other);
+		struct pair own = make_pair(IBV_QPT_RC);
+		CHECK(own.a.qp->qp_num >> 16 != pair->a.qp->qp_num >> 16); /* no number of the parent's */
+		parent_goes_on(&own, 0x33 + again);
+		CHECK(!calls_everything(pair));
+		destroy_pair(&own);
+		EQUAL(ibv_close_device(other), 0);
+	}
+	CHECK(!ibv_alloc_pd(NULL));
+	EQUAL(errno, EINVAL);
+	return 0;
+}
+
+static int opens_anew_and_forks(struct pair *pair)
+{
+	struct pair own = make_pair(IBV_QPT_RC);
+	parent_goes_on(&own, 0x35);
+	in_child(opens_anew, &own, 1);
+	in_child(calls_everything, pair, 0);
+	parent_goes_on(&own, 0x36);
+	destroy_pair(&own);
+	return 0;
+}
+
+/* A queue pair of the child's is connected to one of the parent's. */
+static void a_child_talks_to_its_parent(void)
+{
+	struct side side = make_side(open_device(), IBV_QPT_RC);
+	int up[2], down[2], status;
+	uint32_t number;
+	EQUAL(pipe(up) | pipe(down), 0);
+	pid_t child = fork();
+	if (!child) {
+		struct side own = make_side(open_device(), IBV_QPT_RC);
+		CHECK(write(up[1], &own.qp->qp_num, 4) == 4 && read(down[0], &number, 4) == 4);
+		to_init(own.qp);
+		to_rts(own.qp, number);
+		EQUAL(post_receive(&own, 1, 0, 64), 0);
+		CHECK(write(up[1], "r", 1) == 1);
+		expect(own.cq, IBV_WC_SUCCESS);
+		CHECK(all_are(own.bytes, 64, 0x41));
+		destroy_side(&own);
+		EQUAL(ibv_close_device(own.context), 0);
+		_exit(0);
+	}
+	CHECK(write(down[1], &side.qp->qp_num, 4) == 4 && read(up[0], &number, 4) == 4);
+	to_init(side.qp);
+	to_rts(side.qp, number);
+	CHECK(read(up[0], &status, 1) == 1);
+	memset(side.bytes, 0x41, 64);
+	EQUAL(post(&side, (struct ibv_send_wr){ .opcode = IBV_WR_SEND }, 0, 64), 0);
+	expect(side.cq, IBV_WC_SUCCESS);
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+	destroy_side(&side);
+	EQUAL(ibv_close_device(side.context), 0);
+}
+
+static void a_child_opens_anew(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	parent_goes_on(&pair, 1);
+	in_child(opens_anew, &pair, 0);
+	parent_goes_on(&pair, 2);
+	in_child(opens_anew_and_forks, &pair, 1);
+	parent_goes_on(&pair, 3);
+	destroy_pair(&pair);
+}
+
+/* Whatever lock another thread holds when the process forks. */
+static void a_child_of_busy_threads_opens_anew(void)
+{
+	enum { BUSY = 3 };
+	pthread_t threads[BUSY];
+	struct pair pair = make_pair(IBV_QPT_RC);
+	for (int at = 0; at < BUSY; at++)
+		EQUAL(pthread_create(&threads[at], NULL, makes_and_destroys, &pair), 0);
+	for (int round = 0; round < 20; round++)
+		in_child(opens_anew, &pair, round % 2);
+	at_end = 1;
+	for (int at = 0; at < BUSY; at++)
+		EQUAL(pthread_join(threads[at], NULL), 0);
+	destroy_pair(&pair);
 }
 
 static int writes_registered_memory(struct pair *pair)
@@ -138,6 +249,9 @@ int main(int argc, char **argv)
 {
 	static const struct test CASES[] = {
 		CASE(a_child_is_refused_and_the_parent_goes_on),
+		CASE(a_child_opens_anew),
+		CASE(a_child_talks_to_its_parent),
+		CASE(a_child_of_busy_threads_opens_anew),
 		CASE(a_child_has_its_own_copy_of_the_memory),
 		CASE(children_do_not_disturb_what_is_under_way),
 		CASE(a_child_that_outlives_the_parents_device_holds_nothing),

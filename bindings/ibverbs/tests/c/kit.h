@@ -329,13 +329,25 @@ HELPER int readable(int fd, int limit_ms)
 	return poll(&look, 1, limit_ms) == 1;
 }
 
+/* Where the object of an event counts those that were acknowledged. */
+HELPER uint32_t *completed_events(const struct ibv_async_event *event)
+{
+	if (event->event_type == IBV_EVENT_CQ_ERR)
+		return &event->element.cq->async_events_completed;
+	if (event->event_type == IBV_EVENT_SRQ_LIMIT_REACHED)
+		return &event->element.srq->events_completed;
+	return &event->element.qp->events_completed;
+}
+
 /* Waits for an asynchronous event, and acknowledges it. */
 HELPER struct ibv_async_event next_event(struct ibv_context *context)
 {
 	struct ibv_async_event event;
 	CHECK(readable(context->async_fd, PATIENCE_S * 1000));
 	EQUAL(ibv_get_async_event(context, &event), 0);
+	uint32_t completed = *completed_events(&event);
 	ibv_ack_async_event(&event);
+	EQUAL(*completed_events(&event), completed + 1);
 	return event;
 }
 

@@ -43,7 +43,9 @@ static struct ibv_cq *next_cq(struct watched *all, void **context)
 {
 	struct ibv_cq *cq = NULL;
 	EQUAL(ibv_get_cq_event(all->channel, &cq, context), 0);
+	uint32_t completed = cq->comp_events_completed;
 	ibv_ack_cq_events(cq, 1);
+	EQUAL(cq->comp_events_completed, completed + 1);
 	return cq;
 }
 

@@ -99,6 +99,57 @@ static void a_region_has_the_addresses_that_the_program_chose(void)
 	destroy_pair(&pair);
 }
 
+static void *place(struct ibv_pd *pd, void *context, size_t size, size_t alignment, uint64_t type)
+{
+	(void)pd, (void)context, (void)size, (void)alignment, (void)type;
+	return NULL;
+}
+
+static void displace(struct ibv_pd *pd, void *context, void *memory, uint64_t type)
+{
+	(void)pd, (void)context, (void)memory, (void)type;
+}
+
+static void a_parent_domain_stands_for_its_domain(void)
+{
+	struct pair pair = make_pair(IBV_QPT_RC);
+	struct side *b = &pair.b;
+	struct ibv_parent_domain_init_attr attr = { .pd = b->pd, .alloc = place, .free = displace,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(pair.context, &attr);
+	CHECK(parent && parent != b->pd);
+	struct ibv_mr *mr = ibv_reg_mr(parent, b->bytes, 4096, EVERY_ACCESS);
+	CHECK(mr && mr->pd == parent);
+	memset(pair.a.bytes, 0x71, 64);
+	write_there(&pair, b->bytes, mr->rkey, IBV_WC_SUCCESS); /* of a queue pair of the domain */
+	CHECK(all_are(b->bytes, 64, 0x71));
+
+	struct ibv_cq_init_attr_ex wanted = { .cqe = DEPTH, .parent_domain = parent,
+					      .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD };
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(pair.context, &wanted);
+	CHECK(cq);
+	wanted.parent_domain = b->pd;
+	CHECK(!ibv_create_cq_ex(pair.context, &wanted));
+	EQUAL(errno, EINVAL);
+
+	for (int wrong = 0; wrong < 4; wrong++) {
+		struct ibv_parent_domain_init_attr bad = attr;
+		if (wrong == 0) bad.pd = NULL;
+		if (wrong == 1) bad.pd = parent;
+		if (wrong == 2) bad.free = NULL;
+		if (wrong == 3) bad.comp_mask = 1 << 9;
+		CHECK(!ibv_alloc_parent_domain(pair.context, &bad));
+		EQUAL(errno, EINVAL);
+	}
+	EQUAL(ibv_dereg_mr(mr) | ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), 0);
+	struct ibv_pd *alone = ibv_alloc_pd(pair.context);
+	attr.pd = alone;
+	struct ibv_pd *other = ibv_alloc_parent_domain(pair.context, &attr);
+	EQUAL(ibv_dealloc_pd(alone), EBUSY);
+	EQUAL(ibv_dealloc_pd(other) | ibv_dealloc_pd(alone) | ibv_dealloc_pd(parent), 0);
+	destroy_pair(&pair);
+}
+
 static void memory_that_cannot_be_written_is_read_only(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -152,6 +203,7 @@ int main(int argc, char **argv)
 		CASE(a_region_changes_rights_and_domain),
 		CASE(bad_changes_leave_the_region_as_it_was),
 		CASE(a_region_has_the_addresses_that_the_program_chose),
+		CASE(a_parent_domain_stands_for_its_domain),
 		CASE(memory_that_cannot_be_written_is_read_only),
 		CASE(what_is_not_there_is_refused),
 	};
