@@ -1,4 +1,4 @@
-//! What a queue pair is connected to: attributes that stay fixed while it sends; SQD may change some.
+//! What a queue pair is connected to: attributes that stay fixed, but for those that SQD changes.
 
 use arrayvec::ArrayVec;
 

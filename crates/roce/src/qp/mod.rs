@@ -472,7 +472,8 @@ impl Qp {
             (QpState::Init, QpState::Rtr) => self.start_receiving(),
             (QpState::Rtr, QpState::Rts) => self.start_sending(),
             (QpState::Rts, QpState::Sqd) => self.pause(true),
-            (QpState::Sqd, QpState::Rts) => self.pause(false),
+            // One that drained when it failed is paused in SQE, too.
+            (QpState::Sqd | QpState::Sqe, QpState::Rts) => self.pause(false),
             _ => {}
         }
     }
@@ -507,6 +508,7 @@ impl Qp {
     /// Forgets all work, without completions.
     fn reset(&mut self) {
         (self.established, self.drain_event) = (false, false);
+        self.congestion = Congestion::default();
         match &mut self.kind {
             Kind::Rc(rc) => {
                 rc.requester.reset(self.first_psn);

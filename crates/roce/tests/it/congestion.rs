@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use roce::dcqcn::{CongestionControl, DcqcnParams};
-use roce::endpoint::{Endpoint, TimeoutReason, Transmit};
+use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
 use roce::wire::{Opcode, Psn};
 use roce::world::{Ecn, Origin};
@@ -170,4 +170,24 @@ fn answers_do_not_wait_for_the_rate() {
     let answers = pair.sent(0, at(2));
     assert_eq!(answers.len(), 1);
     assert_eq!(answers[0].headers.bth().opcode, Opcode::RcAcknowledge);
+}
+
+#[test]
+fn a_queue_pair_that_was_reset_owes_no_notification() {
+    let params = DcqcnParams::named("dcqcn-mlnx", LINE_BPS).unwrap();
+    let mut pair = pair(CongestionControl::Dcqcn(params));
+    pair.write();
+    let packets = pair.sent(0, at(0));
+    pair.deliver(1, at(1), &packets[0], Ecn::Ce);
+    let cnp = pair.sent(1, at(1)).into_iter().find(is_cnp).unwrap();
+    pair.deliver(1, at(101), &packets[0], Ecn::Ce);
+    let qpn = pair.ends[1].qpn;
+    pair.endpoint(1).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    assert!(pair.sent(1, at(102)).is_empty());
+    // Nor does a rate go on changing that a notification had lowered.
+    pair.deliver(0, at(102), &cnp, Ecn::NotEct);
+    assert!(pair.endpoint(0).poll_timeout().is_some());
+    let qpn = pair.ends[0].qpn;
+    pair.endpoint(0).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    assert_eq!(pair.endpoint(0).poll_timeout(), None);
 }

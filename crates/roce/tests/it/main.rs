@@ -18,6 +18,7 @@
 //! | `srq` | shared receive queues and their limit |
 //! | `events` | asynchronous events, notifications, and objects in use |
 //! | `unreliable_chaos` | random UC and UD programs under faults |
+//! | `walk` | random walks through the states, with traffic |
 //! | `unreliable_hostile` | packets that no honest UC or UD peer would send |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,3 +39,4 @@ mod uc;
 mod ud;
 mod unreliable_chaos;
 mod unreliable_hostile;
+mod walk;

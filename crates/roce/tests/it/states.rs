@@ -8,7 +8,7 @@ use roce::endpoint::{
     Reliability,
 };
 use roce::verbs::{
-    Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError,
+    Access, Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError,
     WcStatus,
 };
 use roce::wire::{Opcode, Psn};
@@ -642,5 +642,32 @@ fn a_failed_send_stops_sending_but_not_receiving() {
         fabric.run(1_000);
         assert_eq!(brief(&fabric.sent_by(a)), [(8, Success)]);
         assert_eq!(brief(&fabric.received_by(b)), [(7, Success)]);
+    }
+}
+
+#[test]
+fn sends_go_on_after_a_queue_failed_while_it_drained() {
+    for asks_for_event in [false, true] {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let (a, b) = fabric.pair_of(Transport::Uc, Mtu::M256);
+        let gone = fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL);
+        fabric.post_send(a, send(1, SendOp::Send, list(gone, 0, 1024)));
+        let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        fabric.inject(a, &first);
+        fabric.endpoint(a).modify_qp(a.qpn, &drain(asks_for_event)).unwrap();
+        fabric.nodes[0].deregister(gone);
+        fabric.run(1_000);
+        assert_eq!(fabric.state(a), Sqe);
+        assert_eq!(brief(&fabric.sent_by(a)), [(1, LocalProtectionError)]);
+        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.post_recv(b, recv(2, list(regions[1], 0, 100)));
+        fabric.post_send(a, send(3, SendOp::Send, list(regions[0], 0, 100)));
+        fabric.run(1_000);
+        assert_eq!(brief(&fabric.sent_by(a)), [(3, Success)]);
+        assert_eq!(brief(&fabric.received_by(b)), [(2, Success)]);
+        // The event of the queue that failed is asked for no more.
+        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Sqd)).unwrap();
+        assert_eq!(fabric.endpoint(a).poll_event(), None);
     }
 }

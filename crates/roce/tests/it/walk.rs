@@ -1,0 +1,246 @@
+//! Random walks through the states of a queue pair, with traffic under way.
+//!
+//! A seed draws the transport, the way losses are repaired, and then one legal step after the other:
+//! posting, draining, changing attributes while drained, failing, starting over. A model of one line
+//! for each step says which state must follow. At the end the queue pair is taken to RTS, and a message
+//! must get through.
+//!
+//! `DQUANT_SEED=n cargo test -p roce --test it walk` replays one walk.
+
+use roce::Duration;
+use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState, Reliability};
+use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Transport, Verbs, WcStatus};
+
+use QpState::{Error, Reset, Rts, Sqd, Sqe};
+
+use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
+
+const STEPS: u32 = 60;
+
+/// Immediate data of the last message.
+const LAST: u32 = 0xdead_beef;
+
+struct Walk {
+    seed: u64,
+    draw: Draw,
+    fabric: Fabric,
+    transport: Transport,
+    reliability: Reliability,
+    /// The end that walks, and its peer, which only answers.
+    a: End,
+    b: End,
+    regions: [MemoryRegion; 2],
+    /// The state that the model says `a` is in.
+    state: QpState,
+    /// READs that may be in flight.
+    reads: u8,
+    /// A request is posted whose memory is gone.
+    is_doomed: bool,
+}
+
+impl Walk {
+    fn new(seed: u64) -> Walk {
+        let mut draw = Draw::new(seed);
+        let transport = draw.pick(&TRANSPORTS);
+        let reliability = draw.pick(&[Reliability::GoBackN, Reliability::Selective]);
+        let mut fabric = Fabric::new(&FabricConfig { seed, ..FabricConfig::default() });
+        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
+        let [a, b] = [0, 1].map(|node| fabric.create(node, transport, None));
+        let (state, reads, is_doomed) = (Reset, 0, false);
+        let mut walk = Walk {
+            seed,
+            draw,
+            fabric,
+            transport,
+            reliability,
+            a,
+            b,
+            regions,
+            state,
+            reads,
+            is_doomed,
+        };
+        walk.start_over();
+        walk
+    }
+
+    /// Takes both ends through RESET to RTS.
+    fn start_over(&mut self) {
+        self.reads = self.draw.below(4) as u8;
+        // The PSNs will be the same: what is still on its way must not be taken for new.
+        for end in [self.a, self.b] {
+            self.fabric.endpoint(end).modify_qp(end.qpn, &QpAttr::to(Reset)).unwrap();
+        }
+        self.fabric.run_until(self.fabric.now + Duration::from_millis(1));
+        for (own, peer) in [(self.a, self.b), (self.b, self.a)] {
+            let path = self.fabric.nodes[peer.node].path();
+            let base = QpAttr {
+                reliability: self.reliability,
+                max_rd_atomic: self.reads,
+                timeout: 10,
+                ..attributes(path, own.qpn, peer.qpn, Mtu::M256)
+            };
+            let endpoint = self.fabric.endpoint(own);
+            bring_to(endpoint, own.qpn, self.transport, &base, Rts);
+        }
+        (self.state, self.is_doomed) = (Rts, false);
+    }
+
+    fn modify(&mut self, attr: &QpAttr) {
+        let a = self.a;
+        self.fabric.endpoint(a).modify_qp(a.qpn, attr).unwrap();
+        if attr.mask.has(AttrMask::STATE) {
+            self.state = attr.state;
+        }
+    }
+
+    fn post(&mut self, op: SendOp, from: MemoryRegion, len: u32) {
+        let to = Some(self.fabric.address(self.b));
+        let len = if self.transport == Transport::Ud { len.min(256) } else { len };
+        let wr = SendWr { to, ..send(1, op, list(from, 0, len)) };
+        let a = self.a;
+        // A full queue is no fault.
+        let _ = self.fabric.endpoint(a).post_send(a.qpn, wr);
+    }
+
+    fn post_something(&mut self) {
+        let len = self.draw.below(2000) as u32;
+        let remote = SendOp::Read { remote_addr: BASE, rkey: self.regions[1].rkey };
+        let is_read = self.transport == Transport::Rc && self.reads > 0 && self.draw.chance(600);
+        let (op, from) = (if is_read { remote } else { SendOp::Send }, self.regions[0]);
+        self.post(op, from, len);
+    }
+
+    /// A message whose memory goes while it is under way, or before. It breaks the send queue, unless
+    /// it left as a whole.
+    fn break_one(&mut self, drains: bool) {
+        let gone = self.fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL);
+        self.post(SendOp::Send, gone, 1024);
+        let (a, now) = (self.a, self.fabric.now);
+        if let Some(first) = self.fabric.endpoint(a).poll_transmit(now) {
+            self.fabric.inject(a, &first);
+        }
+        // A request posted before may have broken it meanwhile.
+        if drains && self.fabric.state(a) == Rts {
+            self.modify(&QpAttr::to(Sqd));
+        }
+        self.fabric.nodes[0].deregister(gone);
+        self.is_doomed = true;
+        self.run();
+    }
+
+    /// Changes one attribute that may be changed in SQD.
+    fn retune(&mut self) {
+        let (a, to) = (self.a, QpAttr::to(Sqd));
+        let now = self.fabric.endpoint(a).query_qp(a.qpn).unwrap();
+        let mut attr = QpAttr { mask: to.mask, state: Sqd, ..now };
+        let bit = match (self.transport, self.draw.below(5)) {
+            (Transport::Ud, _) => AttrMask::QKEY,
+            (Transport::Uc, _) => AttrMask::AV,
+            (_, 0) => AttrMask::TIMEOUT,
+            (_, 1) => AttrMask::RETRY_CNT,
+            (_, 2) => AttrMask::RNR_RETRY,
+            (_, 3) => AttrMask::MAX_DEST_RD_ATOMIC,
+            _ => AttrMask::MAX_QP_RD_ATOMIC,
+        };
+        attr.mask = attr.mask.with(bit);
+        attr.timeout = self.draw.between(8, 14) as u8;
+        attr.retry_count = self.draw.between(5, 7) as u8;
+        attr.max_dest_rd_atomic = self.draw.below(20) as u8;
+        if bit == AttrMask::MAX_QP_RD_ATOMIC {
+            attr.max_rd_atomic = self.draw.between(1, 16) as u8;
+            self.reads = attr.max_rd_atomic;
+        }
+        self.modify(&attr);
+    }
+
+    /// The peer has receives, as many as fit.
+    fn refill(&mut self) {
+        let (b, room) = (self.b, list(self.regions[1], 1 << 18, 2100));
+        for _ in 0..64 {
+            let _ = self.fabric.endpoint(b).post_recv(b.qpn, recv(2, room.clone()));
+        }
+    }
+
+    fn run(&mut self) {
+        let span = Duration::from_nanos(self.draw.below(30_000));
+        self.fabric.run_until(self.fabric.now + span);
+    }
+
+    fn step(&mut self) {
+        let b = self.b;
+        self.refill();
+        match (self.state, self.draw.below(12)) {
+            (Rts | Sqd | Sqe, 0..=4) => self.post_something(),
+            (Rts, 5) => self.break_one(false),
+            (Rts, 6) => self.break_one(true),
+            (Rts, 7 | 8) => {
+                let mask = QpAttr::to(Sqd).mask.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
+                let sqd_notify = self.draw.chance(500);
+                self.modify(&QpAttr { mask, sqd_notify, ..QpAttr::to(Sqd) });
+            }
+            (Sqd, 5..=8) => self.retune(),
+            (Sqd | Sqe, 9 | 10) => self.modify(&QpAttr::to(Rts)),
+            (_, 11) if self.draw.chance(300) => self.modify(&QpAttr::to(Error)),
+            (Error | Reset, _) => self.start_over(),
+            _ => self.run(),
+        }
+        let (a, now) = (self.a, self.fabric.state(self.a));
+        match (self.transport, now) {
+            // Faults, too, may end a connection at any time.
+            (Transport::Rc, Error) => self.state = Error,
+            (Transport::Uc | Transport::Ud, Sqe) if self.is_doomed => {
+                assert!(matches!(self.state, Rts | Sqd | Sqe), "seed {}", self.seed);
+                (self.state, self.is_doomed) = (Sqe, false);
+            }
+            _ => assert_eq!(now, self.state, "seed {}", self.seed),
+        }
+        self.fabric.sent_by(a);
+        self.fabric.received_by(b);
+    }
+
+    /// Heals, returns to RTS by the shortest legal way, and sends a message.
+    fn finish(&mut self) {
+        self.fabric.mix = FaultMix::default();
+        match self.state {
+            Rts => {}
+            Sqd | Sqe => self.modify(&QpAttr::to(Rts)),
+            _ => self.start_over(),
+        }
+        let (a, b) = (self.a, self.b);
+        let drain = |walk: &mut Walk| {
+            walk.fabric.run_until(walk.fabric.now + Duration::from_millis(3_000));
+            (walk.fabric.sent_by(a), walk.fabric.received_by(b))
+        };
+        drain(self);
+        match (self.fabric.state(a), self.fabric.state(b)) {
+            (Rts, Rts) => {}
+            // What was posted broke it only now.
+            (Sqe, Rts) => self.modify(&QpAttr::to(Rts)),
+            _ => self.start_over(),
+        }
+        self.refill();
+        self.post(SendOp::SendImm(LAST), self.regions[0], 700);
+        let (sent, received) = drain(self);
+        let status = sent.last().map(|done| done.status);
+        let imm = received.last().and_then(|done| done.imm);
+        let what = format!("seed {}, {:?}: nothing is sent any more", self.seed, self.transport);
+        assert_eq!((status, imm), (Some(WcStatus::Success), Some(LAST)), "{what}");
+    }
+}
+
+#[test]
+fn every_legal_path_leaves_a_queue_pair_that_works() {
+    let seeds = crate::rc_chaos::seeds(0..400);
+    for seed in seeds {
+        let mut walk = Walk::new(seed);
+        if walk.draw.chance(500) {
+            walk.fabric.mix = FaultMix::only(Fault::Loss, 50);
+        }
+        for _ in 0..STEPS {
+            walk.step();
+        }
+        walk.finish();
+    }
+}
