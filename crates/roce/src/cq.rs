@@ -5,6 +5,9 @@
 //! and every queue pair that needs it goes to the error state (IBA 10.10.4). What was in the queue
 //! can still be polled.
 //!
+//! Completions of a queue pair that is reset or destroyed are purged, as the libraries of adapters do:
+//! the program has freed what their `wr_id` stands for. Notifications that they made stand.
+//!
 //! A queue that is *armed* makes one notification, when a completion of the wanted kind is added, and
 //! is disarmed by it. One that waits already, unpolled, makes it at once, as with adapters whose
 //! arming carries the consumer index: so a program may poll, arm and sleep in any order. One that
@@ -12,11 +15,13 @@
 //! later ones too.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use crate::planted::{Bug, Planted};
 use crate::rng::SplitMix64;
 use crate::slab::{Layout, Slab};
-use crate::verbs::{Completion, CqId, VerbsError, WcStatus};
+use crate::srq::Loan;
+use crate::verbs::{Completion, CqId, Qpn, VerbsError, WcStatus};
 
 /// What became of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +45,15 @@ enum Armed {
 }
 
 #[derive(Debug)]
+struct Entry {
+    completion: Completion,
+    /// What a shared receive queue has lent until the completion is polled.
+    loan: Option<Loan>,
+}
+
+#[derive(Debug)]
 struct Cq {
-    entries: VecDeque<Completion>,
+    entries: VecDeque<Entry>,
     depth: u32,
     overrun: bool,
     users: u32,
@@ -179,7 +191,7 @@ impl CqTable {
     }
 
     /// Adds a completion, unless the queue is full or was overrun before.
-    pub(crate) fn push(&mut self, cq: CqId, completion: Completion) -> Pushed {
+    pub(crate) fn push(&mut self, cq: CqId, completion: Completion, loan: Option<Loan>) -> Pushed {
         let Some(queue) = self.slab.get_mut(cq.0) else {
             return Pushed::Lost;
         };
@@ -190,7 +202,7 @@ impl CqTable {
             queue.overrun = true;
             return Pushed::Overran;
         }
-        queue.entries.push_back(completion);
+        queue.entries.push_back(Entry { completion, loan });
         queue.urgent += u32::from(is_urgent(&completion));
         if queue.springs(is_urgent(&completion)) {
             self.notify(cq);
@@ -207,11 +219,30 @@ impl CqTable {
         }
     }
 
-    pub(crate) fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    pub(crate) fn poll(&mut self, cq: CqId) -> Option<(Completion, Option<Loan>)> {
         let queue = self.slab.get_mut(cq.0)?;
-        let completion = queue.entries.pop_front()?;
+        let Entry { completion, loan } = queue.entries.pop_front()?;
         queue.urgent -= u32::from(is_urgent(&completion));
-        Some(completion)
+        Some((completion, loan))
+    }
+
+    /// Takes out the completions of a queue pair, and adds to `loans` what they held.
+    pub(crate) fn purge(&mut self, cq: CqId, qpn: Qpn, loans: &mut Vec<Loan>) {
+        let Some(queue) = self.slab.get_mut(cq.0) else {
+            return;
+        };
+        if self.planted.is(Bug::CompletionsKept) {
+            return;
+        }
+        let urgent = &mut queue.urgent;
+        queue.entries.retain(|entry| {
+            let stays = entry.completion.qpn != qpn;
+            if !stays {
+                *urgent -= u32::from(is_urgent(&entry.completion));
+                loans.extend(entry.loan);
+            }
+            stays
+        });
     }
 
     pub(crate) fn overrun(&self, cq: CqId) -> Option<bool> {

@@ -283,10 +283,15 @@ impl Endpoint {
         Ok(Qpn::new(id))
     }
 
-    /// Removes a queue pair. Its outstanding work requests vanish without completions; completions
-    /// already made can still be polled. Windows of type 2 that are bound on it lose their binding.
+    /// Removes a queue pair. Its outstanding work requests vanish without completions, and so do
+    /// completions that were not polled. What it took from a shared receive queue, and the program has
+    /// heard nothing of, goes back there. Windows of type 2 that are bound on it lose their binding.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
+        self.on_qp(qpn, |qp, cx| {
+            qp.reset(cx);
+            Ok(())
+        })?;
         let Some(entry) = self.qps.remove(qpn.get()) else {
             return Err(no_qp(qpn));
         };
@@ -332,7 +337,8 @@ impl Endpoint {
 
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
     ///
-    /// Going to RESET discards all work without completions, going to ERROR completes all of it as
+    /// Going to RESET discards all work without completions, and completions that were not polled, as
+    /// [`destroy_qp`](Endpoint::destroy_qp) does; going to ERROR completes all of it as
     /// flushed. Leaving the state out of the mask sets attributes within a state.
     ///
     /// # Errors
@@ -755,7 +761,11 @@ impl Verbs for Endpoint {
     }
 
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        self.cqs.poll(cq)
+        let (completion, loan) = self.cqs.poll(cq)?;
+        if let Some(loan) = loan {
+            self.srqs.settle(loan);
+        }
+        Some(completion)
     }
 }
 

@@ -55,11 +55,13 @@ pub enum Bug {
     ArmIgnoresWaiting,
     /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
     ReadSlotsNotGrown,
+    /// Completions of a queue pair that was reset or destroyed can still be polled.
+    CompletionsKept,
 }
 
 impl Bug {
     /// Every mistake.
-    pub const ALL: [Bug; 21] = [
+    pub const ALL: [Bug; 22] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -81,6 +83,7 @@ impl Bug {
         Bug::ReportShifted,
         Bug::ArmIgnoresWaiting,
         Bug::ReadSlotsNotGrown,
+        Bug::CompletionsKept,
     ];
 }
 

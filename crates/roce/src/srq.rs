@@ -1,10 +1,14 @@
 //! Shared receive queues: receives that several queue pairs take from (IBA 10.2.9).
 //!
 //! A receive belongs to the queue until a queue pair takes it for a message; from then on that queue
-//! pair completes it, whatever happens. The limit is a trap that springs once: an event is made when
+//! pair completes it. If the queue pair is reset or destroyed before the program has polled that
+//! completion, the receive goes back to the front of the queue (adapters only free its place, and the
+//! program never hears of its buffer). So the queue keeps what it has lent until then: at most as many
+//! receives as queue pairs and completion queues hold. The limit is a trap that springs once: an event is made when
 //! fewer receives than that are left, and the limit is 0 from then on.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use crate::attributes::AsyncEvent;
 use crate::endpoint::SrqConfig;
@@ -23,19 +27,32 @@ pub(crate) struct Receive {
     pub(crate) wr: RecvWr,
     /// Room for a message in bytes.
     pub(crate) len: u64,
+    /// Where it goes back to if the program is not to hear of it.
+    pub(crate) loan: Option<Loan>,
+}
+
+/// A receive that a shared queue has lent to a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loan {
+    srq: SrqId,
+    slot: u32,
 }
 
 impl Receive {
     pub(crate) fn new(wr: RecvWr) -> Receive {
         let len = sg::total_bytes(&wr.sges);
-        Receive { wr, len }
+        Receive { wr, len, loan: None }
     }
 }
 
 #[derive(Debug)]
 struct Srq {
     config: SrqConfig,
-    queue: VecDeque<Receive>,
+    /// Slots of the receives that are posted, oldest first.
+    queue: VecDeque<u32>,
+    /// Receives posted or lent.
+    slots: Vec<RecvWr>,
+    free: Vec<u32>,
     users: u32,
 }
 
@@ -52,9 +69,11 @@ impl SrqTable {
 
     pub(crate) fn create(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError> {
         check_limit(&config, config.limit)?;
-        let queue = VecDeque::with_capacity(config.max_wr as usize);
+        let room = config.max_wr as usize;
+        let (queue, free) = (VecDeque::with_capacity(room), Vec::with_capacity(room));
+        let slots = Vec::with_capacity(room);
         self.slab
-            .insert_with(|_, _| Srq { config, queue, users: 0 })
+            .insert_with(|_, _| Srq { config, queue, slots, free, users: 0 })
             .map(SrqId)
             .ok_or(VerbsError::TableFull { what: "shared receive queues", limit: MAX_SRQS })
     }
@@ -100,7 +119,17 @@ impl SrqTable {
         if entry.queue.len() >= limit as usize {
             return Err(VerbsError::TableFull { what: "shared receive work requests", limit });
         }
-        entry.queue.push_back(Receive::new(wr));
+        let slot = match entry.free.pop() {
+            Some(slot) => {
+                entry.slots[slot as usize] = wr;
+                slot
+            }
+            None => {
+                entry.slots.push(wr);
+                entry.slots.len() as u32 - 1
+            }
+        };
+        entry.queue.push_back(slot);
         Ok(())
     }
 
@@ -119,12 +148,30 @@ impl SrqTable {
         Ok(())
     }
 
-    /// The oldest receive.
+    /// The oldest receive, lent until [`settle`](SrqTable::settle) or
+    /// [`give_back`](SrqTable::give_back).
     pub(crate) fn take(&mut self, srq: SrqId, events: &mut EventQueue) -> Option<Receive> {
         let entry = self.slab.get_mut(srq.0)?;
-        let receive = entry.queue.pop_front()?;
+        let slot = entry.queue.pop_front()?;
         entry.spring(srq, events);
-        Some(receive)
+        let wr = entry.slots[slot as usize].clone();
+        Some(Receive { loan: Some(Loan { srq, slot }), ..Receive::new(wr) })
+    }
+
+    /// The program has heard of the receive, or never will: its slot is free.
+    pub(crate) fn settle(&mut self, loan: Loan) {
+        if let Some(entry) = self.slab.get_mut(loan.srq.0) {
+            entry.free.push(loan.slot);
+        }
+    }
+
+    /// Puts receives in front of all others, in the order given.
+    pub(crate) fn give_back(&mut self, loans: impl DoubleEndedIterator<Item = Loan>) {
+        for loan in loans.rev() {
+            if let Some(entry) = self.slab.get_mut(loan.srq.0) {
+                entry.queue.push_front(loan.slot);
+            }
+        }
     }
 }
 

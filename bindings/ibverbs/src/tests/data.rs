@@ -181,3 +181,42 @@ fn the_extended_completion_queue_is_read_field_by_field() {
         assert_eq!((ibv_destroy_qp(qb), ibv_destroy_cq(cq.cast())), (0, 0));
     }
 }
+
+/// The program frees what `wr_id` stands for with the queue pair; what is being read stays valid.
+#[test]
+fn completions_go_with_their_queue_pair_but_for_the_one_being_read() {
+    let side = Side::new();
+    // SAFETY: all-zero bytes are valid attributes; the objects are alive where they are used.
+    unsafe {
+        let mut attr: ibv_cq_init_attr_ex = zeroed();
+        attr.cqe = 16;
+        let cq = crate::cq_ex::create_cq_ex(side.context, &mut attr);
+        assert!(!cq.is_null());
+        let mut init = qp_init(cq.cast(), IBV_QPT_RC, 4);
+        let qps = [(); 2].map(|()| ibv_create_qp(side.pd, &mut init));
+        for (first, qp) in [(0, qps[0]), (2, qps[1])] {
+            to_init(qp);
+            assert_eq!(post_recv(qp, first, &mut side.sge(0, 64)), 0);
+            assert_eq!(post_recv(qp, first + 1, &mut side.sge(0, 64)), 0);
+            to_error(qp);
+        }
+        let (gone, kept) = ((*qps[0]).qp_num, (*qps[1]).qp_num);
+        let mut unused: ibv_poll_cq_attr = zeroed();
+        assert_eq!(((*cq).start_poll)(cq, &mut unused), 0);
+        assert_eq!(ibv_destroy_qp(qps[0]), 0);
+        assert_eq!(((*cq).wr_id, ((*cq).read_qp_num)(cq)), (0, gone));
+        for wr_id in [2, 3] {
+            assert_eq!(((*cq).next_poll)(cq), 0);
+            assert_eq!(((*cq).wr_id, ((*cq).read_qp_num)(cq)), (wr_id, kept));
+        }
+        assert_eq!(((*cq).next_poll)(cq), libc::ENOENT);
+        ((*cq).end_poll)(cq);
+        // RESET does the same.
+        assert_eq!(post_recv(qps[1], 4, &mut side.sge(0, 64)), 0);
+        let mut reset: ibv_qp_attr = zeroed();
+        reset.qp_state = IBV_QPS_RESET;
+        assert_eq!(ibv_modify_qp(qps[1], &mut reset, IBV_QP_STATE as c_int), 0);
+        assert_eq!(((*cq).start_poll)(cq, &mut unused), libc::ENOENT);
+        assert_eq!((ibv_destroy_qp(qps[1]), ibv_destroy_cq(cq.cast())), (0, 0));
+    }
+}

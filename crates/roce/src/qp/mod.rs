@@ -16,7 +16,7 @@
 //! The verbs refuse receives in Reset; here they are taken, so that a program that connects in one
 //! step can post first.
 //!
-//! Nothing in here looks at payload, keeps time or allocates after creation.
+//! Nothing in here looks at payload, keeps time or allocates per packet.
 
 mod codes;
 mod congestion;
@@ -35,6 +35,8 @@ pub(crate) mod transition;
 mod uc;
 mod ud;
 
+use alloc::vec::Vec;
+
 use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
@@ -45,7 +47,7 @@ use crate::region::{Purpose, Refusal, RegionTable};
 use crate::report::{Cause, LastError};
 use crate::rtt::RttMeter;
 use crate::sg::{self, Extent, Placements};
-use crate::srq::SrqTable;
+use crate::srq::{Loan, Receive, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
     Access, Completion, CqId, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendWr, Sge, SrqId, Transport,
@@ -172,14 +174,16 @@ impl Context<'_> {
         *self.packet = Some((link.peer.path, link.headers(draft, payload_len)));
     }
 
-    fn complete(&mut self, cq: CqId, completion: Completion) {
-        let pushed = self.cqs.push(cq, completion);
+    fn complete(&mut self, cq: CqId, completion: Completion, loan: Option<Loan>) {
+        let pushed = self.cqs.push(cq, completion, loan);
         if self.planted.is(Bug::CompletionsSwapped) {
             self.cqs.swap_last(cq);
         }
         if pushed == Pushed::Added {
             return;
         }
+        // Nobody will hear of the receive.
+        loan.into_iter().for_each(|loan| self.srqs.settle(loan));
         self.cq_overflowed = true;
         self.count(|c| &mut c.cq_overflows);
         if pushed == Pushed::Overran {
@@ -191,19 +195,20 @@ impl Context<'_> {
         let opcode = request::wc_opcode(request.wr.op);
         let (wr_id, qpn) = (request.wr.wr_id, link.qpn);
         let completion = Completion { byte_len, ..Completion::new(wr_id, status, opcode, qpn) };
-        self.complete(link.send_cq, completion);
+        self.complete(link.send_cq, completion, None);
     }
 
-    fn complete_recv(&mut self, link: &Link, wr: &RecvWr, arrival: Arrival) {
+    fn complete_recv(&mut self, link: &Link, receive: &Receive, arrival: Arrival) {
         let Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited } = arrival;
-        let bare = Completion::new(wr.wr_id, WcStatus::Success, opcode, link.qpn);
+        let bare = Completion::new(receive.wr.wr_id, WcStatus::Success, opcode, link.qpn);
         let completion = Completion { byte_len, imm, invalidated, src_qp, ipv4, solicited, ..bare };
-        self.complete(link.recv_cq, completion);
+        self.complete(link.recv_cq, completion, receive.loan);
     }
 
-    fn fail_recv(&mut self, link: &Link, wr: &RecvWr, status: WcStatus) {
-        let (wr_id, qpn) = (wr.wr_id, link.qpn);
-        self.complete(link.recv_cq, Completion::new(wr_id, status, WcOpcode::Recv, qpn));
+    fn fail_recv(&mut self, link: &Link, receive: &Receive, status: WcStatus) {
+        let (wr_id, qpn) = (receive.wr.wr_id, link.qpn);
+        let completion = Completion::new(wr_id, status, WcOpcode::Recv, qpn);
+        self.complete(link.recv_cq, completion, receive.loan);
     }
 }
 
@@ -468,7 +473,7 @@ impl Qp {
         }
         self.state = to;
         match (from, to) {
-            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Reset) => self.reset(cx),
             (QpState::Init, QpState::Rtr) => self.start_receiving(),
             (QpState::Rtr, QpState::Rts) => self.start_sending(),
             (QpState::Rts, QpState::Sqd) => self.pause(true),
@@ -505,8 +510,15 @@ impl Qp {
         }
     }
 
-    /// Forgets all work, without completions.
-    fn reset(&mut self) {
+    /// Forgets all work, without completions; those that were not polled go, too. Receives of a shared
+    /// queue go back to it, in the order in which they were taken.
+    pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
+        let mut loans = Vec::new();
+        for cq in self.cqs() {
+            cx.cqs.purge(cq, self.link.qpn, &mut loans);
+        }
+        loans.extend(core::iter::from_fn(|| self.take_receive()).filter_map(|taken| taken.loan));
+        cx.srqs.give_back(loans.into_iter());
         (self.established, self.drain_event) = (false, false);
         self.congestion = Congestion::default();
         match &mut self.kind {
@@ -659,18 +671,16 @@ impl Qp {
     }
 
     fn flush_receives(&mut self, cx: &mut Context<'_>, mut status: WcStatus) {
-        while let Some(wr) = self.take_receive() {
-            cx.fail_recv(&self.link, &wr, status);
+        while let Some(receive) = self.take_receive() {
+            cx.fail_recv(&self.link, &receive, status);
             status = WcStatus::WrFlushError;
         }
     }
 
-    fn take_receive(&mut self) -> Option<RecvWr> {
+    fn take_receive(&mut self) -> Option<Receive> {
         match &mut self.kind {
-            Kind::Rc(rc) => rc.responder.take_front().map(|receive| receive.wr),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => {
-                receives.take_own().map(|receive| receive.wr)
-            }
+            Kind::Rc(rc) => rc.responder.take_front(),
+            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.take_own(),
         }
     }
 
@@ -744,7 +754,7 @@ impl Qp {
             return Err(VerbsError::SharedReceives(self.link.qpn.get()));
         }
         if self.state == QpState::Error {
-            cx.fail_recv(&self.link, &wr, WcStatus::WrFlushError);
+            cx.fail_recv(&self.link, &Receive::new(wr), WcStatus::WrFlushError);
             return Ok(());
         }
         let (is_full, limit) = match &self.kind {

@@ -415,7 +415,7 @@ impl Responder {
             let src_qp = None;
             let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
             let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
         // A pending NAK for this very packet is out of date; one acknowledgement is enough.
         if ack_req || self.reply.is_some() {
@@ -688,7 +688,7 @@ impl Responder {
             let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
             let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
             let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
     }
 

@@ -126,6 +126,7 @@ impl Posted {
 
     pub(super) fn complete(&self, cx: &mut Context<'_>, link: &Link, status: WcStatus) {
         let opcode = request::wc_opcode(self.wr.op);
-        cx.complete(link.send_cq, Completion::new(self.wr.wr_id, status, opcode, link.qpn));
+        let completion = Completion::new(self.wr.wr_id, status, opcode, link.qpn);
+        cx.complete(link.send_cq, completion, None);
     }
 }

@@ -265,7 +265,7 @@ impl Uc {
                 ipv4: link.peer.path.remote.ip().to_canonical().is_ipv4(),
                 solicited: headers.bth().solicited,
             };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
     }
 

@@ -90,7 +90,7 @@ impl Ud {
                 ipv4: origin.source.ip().to_canonical().is_ipv4(),
                 solicited: headers.bth().solicited,
             };
-            cx.complete_recv(link, &receive.wr, arrival);
+            cx.complete_recv(link, &receive, arrival);
         }
         Ok(())
     }

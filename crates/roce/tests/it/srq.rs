@@ -200,6 +200,93 @@ fn a_receive_that_was_taken_is_flushed_with_its_queue_pair() {
     }
 }
 
+/// What a queue pair took from the shared queue, and the program has heard nothing of, goes back.
+#[test]
+fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
+    let every = [Transport::Rc, Transport::Uc];
+    for (transport, destroys) in every.into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        let mut shared = Shared::new(&[transport, Transport::Rc], 8);
+        let ((a, b), (_, other)) = (shared.pairs[0], shared.pairs[1]);
+        for wr_id in 0..6 {
+            shared.post(wr_id, 900).unwrap();
+        }
+        for wr_id in 0..3 {
+            shared.send(0, wr_id, 0, 100);
+        }
+        shared.fabric.run(10_000);
+        let first = shared.endpoint().poll_cq(b.recv_cq).unwrap();
+        assert_eq!((first.wr_id, first.status), (0, Success), "polled: the program's again");
+        // Half a message fills the next one.
+        shared.send(0, 9, 0, 800);
+        let half = shared.fabric.endpoint(a).poll_transmit(roce::Time::ZERO).unwrap();
+        shared.fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(QpState::Reset)).unwrap();
+        shared.fabric.inject(a, &half);
+        shared.fabric.run(10_000);
+        match destroys {
+            true => shared.endpoint().destroy_qp(b.qpn).unwrap(),
+            false => shared.endpoint().modify_qp(b.qpn, &QpAttr::to(QpState::Reset)).unwrap(),
+        }
+        for turn in 0..5 {
+            shared.send(1, turn, 0, 100);
+        }
+        shared.fabric.run(10_000);
+        let received = brief(&shared.fabric.received_by(other));
+        let wanted: Vec<_> = (1..6).map(|wr_id| (wr_id, Success)).collect();
+        assert_eq!(received, wanted, "{transport:?}, destroyed: {destroys}");
+        // All of its places are free again.
+        for wr_id in 0..8 {
+            shared.post(wr_id, 900).unwrap();
+        }
+        assert!(shared.post(8, 900).is_err());
+    }
+}
+
+/// However often receives are lent and come back, each completes once, and the queue does not grow.
+#[test]
+fn lending_and_returning_keeps_every_receive() {
+    for seed in 0..40 {
+        let mut draw = Draw::new(seed);
+        let mut shared = Shared::new(&[Transport::Rc], 8);
+        let (a, b) = shared.pairs[0];
+        let (mut posted, mut sent, mut heard) = (0, 0, Vec::new());
+        for _ in 0..60 {
+            while shared.post(posted, 900).is_ok() {
+                posted += 1;
+            }
+            for _ in 0..draw.below(6) {
+                shared.send(0, sent, 0, 100);
+                sent += 1;
+            }
+            shared.fabric.run(10_000);
+            for _ in 0..draw.below(4) {
+                heard.extend(shared.endpoint().poll_cq(b.recv_cq).map(|done| done.wr_id));
+            }
+            if draw.chance(300) {
+                for end in [a, b] {
+                    shared
+                        .fabric
+                        .endpoint(end)
+                        .modify_qp(end.qpn, &QpAttr::to(QpState::Reset))
+                        .unwrap();
+                }
+                shared.fabric.bring_up(a, b, Transport::Rc, Mtu::M256);
+                shared.fabric.bring_up(b, a, Transport::Rc, Mtu::M256);
+            }
+            shared.fabric.sent_by(a);
+        }
+        heard.extend(shared.fabric.received_by(b).iter().map(|done| done.wr_id));
+        let unused = (0..).map_while(|turn| {
+            shared.send(0, turn, 0, 100);
+            shared.fabric.run_until(shared.fabric.now + roce::Duration::from_micros(100));
+            shared.fabric.received_by(b).first().map(|done| done.wr_id)
+        });
+        let unused: Vec<u64> = unused.collect();
+        heard.extend(unused);
+        heard.sort_unstable();
+        assert_eq!(heard, (0..posted).collect::<Vec<_>>(), "seed {seed}");
+    }
+}
+
 // ---- objects -----------------------------------------------------------------------------------
 
 #[test]

@@ -8,8 +8,8 @@ use roce::endpoint::{
     Reliability,
 };
 use roce::verbs::{
-    Access, Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs, VerbsError,
-    WcStatus,
+    Access, CqId, Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs,
+    VerbsError, WcStatus,
 };
 use roce::wire::{Opcode, Psn};
 use roce::world::Path;
@@ -18,7 +18,7 @@ use roce::{Duration, Time};
 use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use WcStatus::{LocalProtectionError, RetryExceeded, Success, WrFlushError};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::harness::{BASE, End, Fabric, FabricConfig, Node};
 use crate::kit::{
     QKEY, STATES, TRANSPORTS, attributes, brief, bring_to, list, recv, registered, send, step_attr,
 };
@@ -377,6 +377,68 @@ fn the_error_state_flushes_every_transport() {
         assert_eq!(brief(&lone.fabric.sent_by(end)), [(1, WrFlushError), (3, WrFlushError)]);
         assert_eq!(brief(&lone.fabric.received_by(end)), [(2, WrFlushError), (4, WrFlushError)]);
     }
+}
+
+/// Two queue pairs of node 0 that share both completion queues, each with two sends and three receives
+/// flushed: posted in turns.
+fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let Node { endpoint, pd, .. } = &mut fabric.nodes[0];
+    let cq = endpoint.create_cq(64).unwrap();
+    let config = QpConfig { transport, ..QpConfig::rc(*pd, cq, 8, 8) };
+    let qpns = [0, 1].map(|_| endpoint.create_qp(config).unwrap());
+    for qpn in qpns {
+        endpoint.modify_to_error(qpn).unwrap();
+    }
+    for wr_id in 0..6 {
+        let qpn = qpns[wr_id as usize % 2];
+        endpoint.post_recv(qpn, recv(wr_id, SgList::new())).unwrap();
+    }
+    (fabric, qpns, cq)
+}
+
+/// The program frees what `wr_id` stands for once the queue pair is gone.
+#[test]
+fn completions_go_with_their_queue_pair() {
+    for (transport, destroys) in TRANSPORTS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        let (mut fabric, [gone, kept], cq) = flushed_pair(transport);
+        let endpoint = &mut fabric.nodes[0].endpoint;
+        assert_eq!(endpoint.poll_cq(cq).map(|done| done.wr_id), Some(0), "polled before: seen");
+        match destroys {
+            true => endpoint.destroy_qp(gone).unwrap(),
+            false => endpoint.modify_qp(gone, &QpAttr::to(Reset)).unwrap(),
+        }
+        let left: Vec<_> =
+            fabric.nodes[0].completions(cq).iter().map(|d| (d.wr_id, d.qpn)).collect();
+        assert_eq!(left, [(1, kept), (3, kept), (5, kept)], "{transport:?}");
+    }
+}
+
+#[test]
+fn notifications_and_overruns_outlive_the_completions_that_made_them() {
+    let (mut fabric, [gone, kept], cq) = flushed_pair(Transport::Rc);
+    let endpoint = &mut fabric.nodes[0].endpoint;
+    endpoint.req_notify(cq, false).unwrap();
+    endpoint.destroy_qp(gone).unwrap();
+    endpoint.destroy_qp(kept).unwrap();
+    assert_eq!(endpoint.poll_notified(), Some(cq), "one notification too many is legal");
+    endpoint.req_notify(cq, false).unwrap();
+    assert_eq!((endpoint.poll_notified(), endpoint.poll_cq(cq)), (None, None), "nothing waits");
+    // Room that came free does not bring back what was lost.
+    let pd = fabric.nodes[0].pd;
+    let endpoint = &mut fabric.nodes[0].endpoint;
+    let cq = endpoint.create_cq(2).unwrap();
+    let [first, second] = [0, 1].map(|_| endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap());
+    for qpn in [first, second] {
+        endpoint.post_recv(qpn, recv(1, SgList::new())).unwrap();
+        endpoint.post_recv(qpn, recv(2, SgList::new())).unwrap();
+        endpoint.modify_to_error(qpn).unwrap();
+    }
+    assert_eq!(endpoint.cq_overrun(cq), Some(true));
+    endpoint.destroy_qp(first).unwrap();
+    assert_eq!(endpoint.cq_overrun(cq), Some(true));
+    endpoint.post_recv(second, recv(3, SgList::new())).unwrap();
+    assert_eq!(endpoint.poll_cq(cq), None);
 }
 
 // ---- SQD ---------------------------------------------------------------------------------------
