@@ -32,7 +32,9 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 
-    /// Address of the control plane, by number or name; port 4792 when none is given
+    /// Address of the control plane, by number or name
+    ///
+    /// The port is 4792 when none is given.
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     control: String,
 
@@ -54,7 +56,9 @@ pub(super) struct DpuCommand {
     #[command(flatten)]
     token: TokenArgs,
 
-    /// Do not tell on standard error of each stream that begins, ends, fails or is refused
+    /// Write no line for each stream on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
     #[arg(long)]
     quiet: bool,
 

@@ -29,7 +29,9 @@ pub(super) struct Serve {
     #[arg(long = "root", required = true, value_name = "DIR")]
     roots: Vec<PathBuf>,
 
-    /// Address of the control plane, by number or name; port 4790 when none is given
+    /// Address of the control plane, by number or name
+    ///
+    /// The port is 4790 when none is given.
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     control: String,
 
@@ -51,7 +53,9 @@ pub(super) struct Serve {
     #[command(flatten)]
     token: TokenArgs,
 
-    /// Do not tell on standard error of each session that begins, ends, fails or is refused
+    /// Write no line for each session on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
     #[arg(long)]
     quiet: bool,
 
