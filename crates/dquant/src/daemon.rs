@@ -33,8 +33,9 @@ use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::{self, TargetEngine};
 use crate::engine::{Commands, HostConfig};
 use crate::exit::CliError;
+use crate::log;
 use crate::status::Event;
-use crate::stream::{DpuContext, engine_error, refuse_client, serve_client};
+use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
 /// How often the DPU's accept loop looks whether it is to end.
 const ACCEPT_LOOK: Duration = Duration::from_millis(200);
@@ -226,7 +227,7 @@ impl Dpu for DpuService {
             .map_err(|error| Status::internal(error.to_string()))?
             .map_err(|error| Status::unavailable(error.to_string()))?;
         counters.set("control.connections", self.gate.connections() as u64);
-        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS]);
+        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
         Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
     }
@@ -294,7 +295,7 @@ fn accept_clients(
                 Ok(None) => continue,
                 Err(error) => {
                     ACCEPT_ERRORS.count();
-                    eprintln!("dquant: a client was not accepted: {error}");
+                    log::line(format_args!("a local client was not accepted: {error}"));
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
                     continue;
@@ -303,6 +304,7 @@ fn accept_clients(
             if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
+                log::line(format_args!("a local client was refused: {text}"));
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;
             }

@@ -26,6 +26,7 @@ pub mod engine;
 pub mod exit;
 pub mod inspect;
 pub mod layout;
+mod log;
 pub mod status;
 pub mod stream;
 pub mod tokenize;

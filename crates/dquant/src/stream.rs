@@ -23,10 +23,12 @@ use crate::control::proto::{
     open_reply,
 };
 use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
-use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamSpec};
+use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::engine::{Commands, EngineError, LARGEST_MTU, mtu_towards, path_mtu};
 use crate::exit::{CliError, Exit};
 use crate::layout::{self, Layout};
+use crate::log;
+use crate::status;
 
 /// Largest message on the local socket, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -40,6 +42,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// How long a client may take to say what it wants.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests for a stream that were refused, for whatever reason.
+pub(crate) static REFUSED_STREAMS: status::Event = status::Event::new("dpu.refused.streams");
 
 /// What streams of one DPU share.
 #[derive(Clone, Debug)]
@@ -61,6 +66,7 @@ pub struct DpuContext {
 /// Closes the stream in the engine when its client is gone.
 struct OpenStream {
     id: StreamId,
+    target: String,
     commands: Commands<Command>,
     task: Option<tokio::task::JoinHandle<()>>,
     _ring: RingLease,
@@ -79,20 +85,42 @@ impl Drop for OpenStream {
 /// Serves one client until it hangs up.
 pub fn serve_client(context: &DpuContext, mut connection: Connection) {
     connection.set_timeout(OPEN_TIMEOUT);
+    let client = connection.peer().map_or_else(
+        |_| "an unknown process".into(),
+        |peer| format!("process {} of user {}", peer.pid, peer.uid),
+    );
     let opened = receive_request(&connection).and_then(|request| open(context, &request));
     match opened {
         Ok((stream, opened, fds)) => {
+            let (id, plan, target) = (stream.id, &opened.plan, &stream.target);
+            log::line(format_args!("stream {id} for {client} begins: {plan} from target {target}"));
+            let begun = Instant::now();
             let reply = OpenReply { result: Some(open_reply::Result::Opened(opened)) };
             if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
                 attend(&connection, &stream);
             }
+            tell_end(&stream, begun);
         }
         Err(error) => {
+            REFUSED_STREAMS.count();
+            log::line(format_args!("stream refused for {client}: {}", error.parts().0));
             let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
             // A client that went away needs no answer.
             let _ = connection.send(&reply.encode_to_vec(), &[]);
         }
     }
+}
+
+/// Tells what a stream did, at its end.
+fn tell_end(stream: &OpenStream, begun: Instant) {
+    let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
+    let Some(StreamReport { counters, failure }) = stream_report(stream) else {
+        return log::line(format_args!("stream {id} ends with the engine, after {seconds:.1} s"));
+    };
+    let (batches, bytes) = (counters.batches, counters.delivered_bytes);
+    let how = if failure.is_some() { "after its failure" } else { "the client hung up" };
+    let moved = format!("{batches} batches, {bytes} bytes in {seconds:.1} s");
+    log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
 /// Turns a client away without waiting for what it wants.
@@ -119,16 +147,22 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, CliError> {
 /// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
 /// client tells it.
 fn attend(connection: &Connection, stream: &OpenStream) {
+    let mut failed = false;
     loop {
         let mut fds = [PollFd::new(connection, PollFlags::IN)];
         let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
         let polled = poll(&mut fds, Some(&timeout));
+        let Some(report) = stream_report(stream) else { return };
+        if let Some(why) = report.failure.as_ref().filter(|_| !failed) {
+            failed = true;
+            log::line(format_args!("stream {} fails: {why}", stream.id));
+        }
         if connection.hung_up() {
             return;
         }
-        let Some(status) = stream_status(stream) else { return };
         if polled.is_ok_and(|ready| ready > 0) {
             let Ok(_request) = connection.recv(MAX_MESSAGE) else { return };
+            let status = stream_status(&report);
             if connection.send(&status.encode_to_vec(), &[]).is_err() {
                 return;
             }
@@ -137,19 +171,22 @@ fn attend(connection: &Connection, stream: &OpenStream) {
 }
 
 /// What the stream did so far; `None` when the engine does not know it any more.
-fn stream_status(stream: &OpenStream) -> Option<StreamStatus> {
-    let counters = stream.commands.call(|reply| Command::Stream(stream.id, reply));
-    let counters = counters.ok().flatten()?;
-    Some(StreamStatus {
+fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
+    stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
+}
+
+fn stream_status(report: &StreamReport) -> StreamStatus {
+    let counters = &report.counters;
+    StreamStatus {
         batches: counters.batches,
         source_bytes: counters.source_bytes,
         wire_bytes: counters.wire_bytes,
         delivered_bytes: counters.delivered_bytes,
-        counters: crate::status::reader_counters(&counters)
+        counters: status::reader_counters(counters)
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-    })
+    }
 }
 
 /// An engine's refusal in words for the client.
@@ -193,7 +230,8 @@ fn open(
         .call(|reply| Command::Open(Box::new(spec), reply))
         .and_then(|answer| answer)
         .map_err(engine_error)?;
-    let mut stream = OpenStream { id, commands: context.commands.clone(), task: None, _ring: ring };
+    let (target, commands) = (control.name().to_owned(), context.commands.clone());
+    let mut stream = OpenStream { id, target, commands, task: None, _ring: ring };
     let mut keeper = Keeper { context: context.clone(), id, request: request.clone(), infos };
     let session = context.runtime.block_on(keeper.connect(&control))?;
     stream.task = Some(context.runtime.spawn(async move { keeper.keep(session, lost).await }));
@@ -337,11 +375,18 @@ impl Keeper {
                 event = lost.recv() => if event.is_none() { return },
             }
             drop(session);
+            let (id, target) = (self.id, self.request.target.clone());
+            log::line(format_args!("stream {id} has lost target {target}, connects again"));
+            let lost_at = Instant::now();
             patience.lose(self.arrived_bytes().await, connected.elapsed());
             session = match self.reconnect(&mut patience).await {
                 Some(session) => session,
                 None => return,
             };
+            let seconds = lost_at.elapsed().as_secs_f64();
+            log::line(format_args!(
+                "stream {id} is connected to {target} again, {seconds:.1} s later"
+            ));
         }
     }
 
@@ -350,7 +395,7 @@ impl Keeper {
         let (id, commands) = (self.id, self.context.commands.clone());
         let ask = move || commands.call(|reply| Command::Stream(id, reply));
         let counters = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
-        counters.map_or(0, |counters| counters.wire_bytes)
+        counters.map_or(0, |report| report.counters.wire_bytes)
     }
 
     /// Tries until the target is back; gives the stream up when it stays away or has changed.

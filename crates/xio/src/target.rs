@@ -89,6 +89,15 @@ pub struct TargetCounters {
     pub failed_work: u64,
 }
 
+/// What a session was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Requests answered with data.
+    pub requests: u64,
+    /// Bytes given to RDMA WRITE.
+    pub bytes: u64,
+}
+
 /// Where a register stands.
 #[derive(Clone, Copy, Debug)]
 enum State {
@@ -150,6 +159,7 @@ struct Session {
     /// Requests received and not answered.
     outstanding: u32,
     failed: bool,
+    served: Served,
 }
 
 impl Session {
@@ -279,6 +289,7 @@ impl Target {
             registers: 0,
             outstanding: 0,
             failed: false,
+            served: Served::default(),
         };
         for slot in 0..credits * SLOTS_PER_CREDIT {
             verbs.post_recv(qpn, session.receive(slot))?;
@@ -287,6 +298,11 @@ impl Target {
         self.turns.push_back(qpn);
         self.empty_handed += 1;
         Ok(())
+    }
+
+    /// What the session on `qpn` was given so far.
+    pub fn served(&self, qpn: Qpn) -> Option<Served> {
+        self.sessions.get(&qpn).map(|session| session.served)
     }
 
     /// Ends the session on `qpn`. Its registers come back, those the disk still fills a little later.
@@ -499,6 +515,10 @@ impl Target {
                 }
                 self.counters.done += 1;
                 self.counters.written_bytes += u64::from(bytes);
+                if let Some(session) = self.sessions.get_mut(&job.qpn) {
+                    session.served.requests += 1;
+                    session.served.bytes += u64::from(bytes);
+                }
                 self.registers[register as usize] = State::Sending(job.qpn);
                 held = register;
             }

@@ -55,6 +55,12 @@ pub(super) struct DpuCommand {
     #[command(flatten)]
     token: TokenArgs,
 
+    /// Write no line for each stream on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
+    #[arg(long)]
+    quiet: bool,
+
     /// End when the starting process ends
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -66,6 +72,9 @@ impl DpuCommand {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        if !self.quiet {
+            crate::log::enable();
+        }
         let config = DpuConfig {
             socket: self.socket.unwrap_or_else(default_socket),
             host: self.wire.host(self.control.ip(), self.memory)?,

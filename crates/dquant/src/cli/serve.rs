@@ -52,6 +52,12 @@ pub(super) struct Serve {
     #[command(flatten)]
     token: TokenArgs,
 
+    /// Write no line for each session on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
+    #[arg(long)]
+    quiet: bool,
+
     /// End when the starting process ends
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -95,6 +101,9 @@ impl Serve {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        if !self.quiet {
+            crate::log::enable();
+        }
         let config = ServeConfig {
             roots: self.roots,
             host: self.wire.host(self.control.ip(), 0)?,

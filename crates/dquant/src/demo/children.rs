@@ -184,7 +184,7 @@ impl Daemon {
 
     fn start(mut command: Command, job: &Job<'_>) -> Result<Daemon, CliError> {
         let loss = format!("{}ppm", job.config.loss_ppm);
-        command.args(["--loss", &loss, "--seed", &job.config.seed.to_string()]);
+        command.arg("--quiet").args(["--loss", &loss, "--seed", &job.config.seed.to_string()]);
         let (child, mut out) = spawn(&mut command)?;
         let mut line = String::new();
         let read = out.read_line(&mut line);

@@ -3,6 +3,7 @@
 //! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and,
 //! without offload, inside the host process: only who pays for its CPU differs.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -10,7 +11,7 @@ use std::thread::JoinHandle;
 
 use nic::clock;
 use nic::pool::PoolRange;
-use nic::ring::Producer;
+use nic::ring::{Producer, ProducerCounters};
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, WcStatus};
@@ -21,7 +22,7 @@ use xio::reader::{
 
 use super::{Commands, EngineError, Host, HostConfig, Idle, QpAddress, sleep};
 use crate::engine::sink::RingSink;
-use crate::status::Counters;
+use crate::status::{self, Counters};
 
 /// Streams at once: one sleep watches the credits of all of them.
 pub const MAX_STREAMS: usize = 12;
@@ -65,6 +66,21 @@ pub enum Event {
     },
 }
 
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a stream did so far.
+#[derive(Clone, Debug)]
+pub struct StreamReport {
+    /// Batches, bytes, mishaps.
+    pub counters: ReaderCounters,
+    /// Why it ended early, if it did.
+    pub failure: Option<String>,
+}
+
 /// What the control plane may ask.
 #[derive(Debug)]
 pub enum Command {
@@ -79,7 +95,7 @@ pub enum Command {
     /// The connection cannot be restored, for this reason: end the stream with an error.
     Abandon(StreamId, u32, String),
     /// Report what the stream did.
-    Stream(StreamId, SyncSender<Option<ReaderCounters>>),
+    Stream(StreamId, SyncSender<Option<StreamReport>>),
     /// End a stream.
     Close(StreamId),
     /// Report counters.
@@ -139,6 +155,7 @@ struct Engine {
     commands: Receiver<Command>,
     next_id: u64,
     ended: ReaderCounters,
+    ended_rings: ProducerCounters,
 }
 
 impl DpuEngine {
@@ -155,6 +172,7 @@ impl DpuEngine {
             commands: receiver,
             next_id: 1,
             ended: ReaderCounters::default(),
+            ended_rings: ProducerCounters::default(),
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
@@ -244,8 +262,11 @@ impl Engine {
                 }
             }
             Command::Stream(id, reply) => {
-                let counters = self.stream(id).map(|stream| *stream.reader.counters());
-                let _ = reply.send(counters);
+                let report = self.stream(id).map(|stream| StreamReport {
+                    counters: *stream.reader.counters(),
+                    failure: stream.sink.failure().map(str::to_owned),
+                });
+                let _ = reply.send(report);
             }
             Command::Close(id) => self.close(id),
             Command::Status(reply) => drop(reply.send(self.status())),
@@ -321,17 +342,22 @@ impl Engine {
         }
         self.host.deregister(stream.data.0, &stream.data.1);
         add(&mut self.ended, stream.reader.counters());
+        add_ring(&mut self.ended_rings, &stream.sink.counters());
     }
 
     fn status(&self) -> Counters {
         let mut counters = Counters::of_host(&self.host);
-        let mut sum = self.ended;
+        let (mut sum, mut rings) = (self.ended, self.ended_rings);
         for stream in &self.streams {
             add(&mut sum, stream.reader.counters());
+            add_ring(&mut rings, &stream.sink.counters());
         }
         counters.set("dpu.streams", self.streams.len() as u64);
         counters.set("dpu.memory_free_bytes", self.host.pool.free_bytes());
-        for (name, value) in crate::status::reader_counters(&sum) {
+        for (name, value) in status::reader_counters(&sum) {
+            counters.set(name, value);
+        }
+        for (name, value) in status::ring_counters(&rings) {
             counters.set(name, value);
         }
         counters
@@ -373,4 +399,15 @@ fn add(sum: &mut ReaderCounters, part: &ReaderCounters) {
     sum.lost_connections += part.lost_connections;
     sum.waits_for_data += part.waits_for_data;
     sum.waits_for_host += part.waits_for_host;
+}
+
+fn add_ring(sum: &mut ProducerCounters, part: &ProducerCounters) {
+    sum.slots += part.slots;
+    sum.bytes += part.bytes;
+    sum.doorbells += part.doorbells;
+    sum.doorbells_held += part.doorbells_held;
+    sum.credit_waits += part.credit_waits;
+    sum.credit_wakeups_empty += part.credit_wakeups_empty;
+    sum.bad_release_words += part.bad_release_words;
+    sum.bad_sleep_words += part.bad_sleep_words;
 }

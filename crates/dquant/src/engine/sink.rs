@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use nic::ring::{Producer, SlotIndex, SlotMeta as RingMeta};
+use nic::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta};
 use xio::reader::{Sink, SlotMeta, StreamError};
 
 /// Error codes in the ring, stable because clients of another version may read them.
@@ -23,6 +23,8 @@ pub(crate) struct RingSink {
     targets: Vec<String>,
     /// Why a target could not be reached again.
     loss: String,
+    /// Why the stream ended early.
+    failure: Option<String>,
     doorbell_slots: u32,
     taken: Option<SlotIndex>,
     waits_for_credit: bool,
@@ -41,6 +43,7 @@ impl RingSink {
             names,
             targets,
             loss: String::new(),
+            failure: None,
             doorbell_slots,
             taken: None,
             waits_for_credit: false,
@@ -73,6 +76,16 @@ impl RingSink {
     /// Notes why a target is given up, for the error that follows.
     pub(crate) fn set_loss(&mut self, why: String) {
         self.loss = why;
+    }
+
+    /// Why the stream ended early, if it did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// What the ring's producer did.
+    pub(crate) fn counters(&self) -> ProducerCounters {
+        self.producer.counters()
     }
 
     fn name(&self, dataset: u32) -> &str {
@@ -150,6 +163,7 @@ impl Sink for RingSink {
         };
         let text = self.describe(error);
         self.producer.fail(code, &text);
+        self.failure = Some(text);
     }
 
     fn finish(&mut self) {

@@ -13,11 +13,11 @@ use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, SessionMemory, Source, Target, WORK_PER_CREDIT,
+    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, Served, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
 
 use super::{Commands, EngineError, Host, HostConfig, Idle, QpAddress, sleep};
-use crate::status::Counters;
+use crate::status::{self, Counters};
 
 /// Disk reads in flight.
 const DISK_QUEUE: u32 = 64;
@@ -48,8 +48,8 @@ pub struct SessionSpec {
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
     pub credits: u32,
-    /// Dropped when the session ends, also by itself: when its queue pair failed.
-    pub ended: oneshot::Sender<()>,
+    /// Told when the session ends, also by itself: when its queue pair failed.
+    pub ended: oneshot::Sender<Served>,
 }
 
 /// What the control plane may ask.
@@ -83,7 +83,7 @@ struct Session {
     qpn: Qpn,
     capsules: (PoolRange, MemoryRegion),
     files: Vec<FileId>,
-    _ended: oneshot::Sender<()>,
+    ended: oneshot::Sender<Served>,
 }
 
 struct Engine {
@@ -206,7 +206,7 @@ impl Engine {
         let SessionSpec { sources, reader, mtu, credits, ended } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let address = QpAddress { reliability: reader.reliability, ..address };
-        let mut session = Session { qpn, capsules, files, _ended: ended };
+        let mut session = Session { qpn, capsules, files, ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
         self.sessions.push(session);
@@ -243,7 +243,10 @@ impl Engine {
             return;
         };
         let session = self.sessions.swap_remove(index);
+        let served = self.target.served(qpn).unwrap_or_default();
         self.target.close(qpn);
+        // Nobody listens where the control call has gone.
+        let _ = session.ended.send(served);
         let gone = self.host.endpoint.destroy_qp(qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
         self.host.deregister(session.capsules.0, &session.capsules.1);
@@ -262,13 +265,10 @@ impl Engine {
         let mut counters = Counters::of_host(&self.host);
         let target = self.target.counters();
         counters.set("target.sessions", self.sessions.len() as u64);
-        counters.set("target.requests_done", target.done);
-        counters.set("target.source_bytes", target.source_bytes);
-        counters.set("target.written_bytes", target.written_bytes);
-        counters.set("target.overflow", target.overflow);
-        counters.set("target.truncated", target.truncated);
-        counters.set("target.storage_errors", target.storage_errors);
-        counters.set("target.failed_work", target.failed_work);
+        let disk = status::disk_counters(self.disk.counters());
+        for (name, value) in status::target_counters(target).into_iter().chain(disk) {
+            counters.set(name, value);
+        }
         counters.set("target.free_registers", self.target.free_registers() as u64);
         counters.set("target.registers", self.target.register_count() as u64);
         counters.set("target.files_direct", self.direct_files);
