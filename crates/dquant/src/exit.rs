@@ -33,6 +33,8 @@ pub enum CliError {
         hint: Option<String>,
         /// The exit code it leads to.
         exit: Exit,
+        /// Whether the same may work a little later.
+        transient: bool,
     },
 }
 
@@ -59,18 +61,32 @@ impl CliError {
             Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
             None => (text, None),
         };
-        CliError::Failed { message, hint, exit }
+        CliError::Failed { message, hint, exit, transient: exit == Exit::PeerUnreachable }
     }
 
     /// Adds the next thing to try.
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> CliError {
         match self {
-            CliError::Failed { message, exit, .. } => {
-                CliError::Failed { message, hint: Some(text.to_string()), exit }
+            CliError::Failed { message, exit, transient, .. } => {
+                CliError::Failed { message, hint: Some(text.to_string()), exit, transient }
             }
             CliError::PipeClosed => CliError::PipeClosed,
         }
+    }
+
+    /// Marks a failure that may pass by itself: whoever has time tries again.
+    #[must_use]
+    pub fn transient(mut self) -> CliError {
+        if let CliError::Failed { transient, .. } = &mut self {
+            *transient = true;
+        }
+        self
+    }
+
+    /// Whether the same may work a little later. A peer that cannot be reached may come back.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, CliError::Failed { transient: true, .. })
     }
 
     /// Message and hint, for passing the error on to another process.

@@ -25,7 +25,7 @@ use crate::control::proto::{
 use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
 use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::engine::{Commands, EngineError, LARGEST_MTU, mtu_towards, path_mtu};
-use crate::exit::{CliError, Exit};
+use crate::exit::CliError;
 use crate::layout::{self, Layout};
 use crate::log;
 use crate::status;
@@ -192,6 +192,13 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
 /// An engine's refusal in words for the client.
 pub fn engine_error(error: EngineError) -> CliError {
     let usage = CliError::usage(&error);
+    // Another stream may end, another command may leave the queue.
+    let usage = match error {
+        EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
+            usage.transient()
+        }
+        _ => usage,
+    };
     match error {
         EngineError::Limit { what: "bytes of registers", .. } => usage.hint(
             "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
@@ -398,7 +405,8 @@ impl Keeper {
         counters.map_or(0, |report| report.counters.wire_bytes)
     }
 
-    /// Tries until the target is back; gives the stream up when it stays away or has changed.
+    /// Tries until the target is back and takes us; gives the stream up when that lasts too long, or when
+    /// it is refused for a reason that stays.
     async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
         let useless = format!("target {} takes connections, and all fail", self.request.target);
         let mut error = CliError::peer_unreachable(useless);
@@ -408,7 +416,7 @@ impl Keeper {
                 Ok(session) => return Some(session),
                 Err(failed) => error = failed,
             }
-            if error.exit() != Exit::PeerUnreachable {
+            if !error.is_transient() {
                 break;
             }
         }
@@ -427,4 +435,23 @@ impl Keeper {
 /// The datasets a plan names, or the one the URL names.
 pub fn dataset_refs(names: Vec<String>, dtype: &str) -> Vec<DatasetRef> {
     names.into_iter().map(|name| DatasetRef { name, dtype: dtype.to_owned() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_full_may_have_room_later() {
+        let full = EngineError::Limit { what: "bytes of registers", need: 2, have: 1 };
+        let busy = EngineError::Unavailable("is overloaded: its queue is full");
+        let full_pool =
+            nic::pool::PoolError::Full { len: 2, align: 1, free: 1, largest: 1, size: 9 };
+        let out = EngineError::Pool(full_pool);
+        for error in [full, busy, out] {
+            assert!(engine_error(error).is_transient());
+        }
+        let source = std::io::ErrorKind::PermissionDenied.into();
+        assert!(!engine_error(EngineError::Os { what: "eventfd", source }).is_transient());
+    }
 }
