@@ -14,6 +14,7 @@ use super::Report;
 use crate::daemon::Ready;
 use crate::engine::{HostConfig, is_specific};
 use crate::exit::CliError;
+use crate::seed::fresh_seed;
 use crate::units;
 
 /// A time as people write it.
@@ -77,7 +78,7 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
 
-    /// Seed of keys, queue pair numbers and losses [default: from the process and the time]
+    /// Seed of keys, queue pair numbers and losses [default: drawn by the system]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
@@ -91,7 +92,7 @@ impl WireArgs {
                     "name the interface's own address with --roce: the packet checksum covers it",
                 ));
         }
-        let seed = self.seed.unwrap_or_else(fresh_seed);
+        let seed = self.seed.map_or_else(fresh_seed, Ok)?;
         Ok(HostConfig { roce, memory, loss_ppm: self.loss, seed })
     }
 }
@@ -100,13 +101,6 @@ impl WireArgs {
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CliError::usage(format!("cannot follow the starting process: {error}")))
-}
-
-/// A seed that differs between processes and starts, so that keys and numbers of an earlier life of a
-/// daemon mean nothing to the next. Not a secret: guessing keys is not what they protect against.
-pub(crate) fn fresh_seed() -> u64 {
-    let now = nic::clock::now().as_nanos();
-    now.rotate_left(20) ^ u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Says that a daemon serves.

@@ -30,7 +30,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use console::{Console, Report};
-pub(crate) use daemons::fresh_seed;
 
 use crate::exit::{CliError, Exit};
 

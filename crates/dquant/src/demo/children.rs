@@ -32,7 +32,7 @@ impl Workspace {
         let path = std::env::temp_dir().join(format!("dquant-demo-{}", std::process::id()));
         std::fs::create_dir_all(&path)
             .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
-        let token = format!("demo-{:016x}", crate::cli::fresh_seed());
+        let token = format!("demo-{:016x}", crate::seed::fresh_seed()?);
         remove_on_signal(path.clone())?;
         Ok(Workspace { path, token })
     }
