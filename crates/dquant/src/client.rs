@@ -33,6 +33,7 @@ use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 
 use crate::budget::RingBudget;
+use crate::control::CONTROL_PORT;
 use crate::control::peer::with_port;
 use crate::control::proto::{
     OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply,
@@ -145,7 +146,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
     let url: Url = url.parse()?;
     let (plan, names) = layout::names(&url, action, options.seed)?;
     let request = OpenRequest {
-        target: with_port(&url.host),
+        target: with_port(&url.host, CONTROL_PORT),
         token: options.token.clone(),
         datasets: crate::stream::dataset_refs(names, &options.dtype),
         plan,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
 use super::Report;
+use crate::control::peer::with_port;
 use crate::daemon::Ready;
 use crate::engine::{HostConfig, is_specific};
 use crate::exit::CliError;
@@ -95,6 +96,20 @@ impl WireArgs {
         let seed = self.seed.map_or_else(fresh_seed, Ok)?;
         Ok(HostConfig { roce, memory, loss_ppm: self.loss, seed })
     }
+}
+
+/// The first address of `host[:port]` that this machine has: what a daemon listens on.
+pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, CliError> {
+    let name = with_port(host, default_port);
+    let found = name.to_socket_addrs().map_err(|error| {
+        CliError::usage(format!("--control {host}: {error}"))
+            .hint("give an address or a name of this machine: HOST[:PORT]")
+    })?;
+    let found: Vec<SocketAddr> = found.collect();
+    let is_here = |address: &&SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
+    // An address that is not here is refused when it is listened on, with the system's reason.
+    let chosen = found.iter().find(is_here).or(found.first()).copied();
+    chosen.ok_or_else(|| CliError::usage(format!("--control {host}: the name has no address")))
 }
 
 /// Asks the kernel to end this process when the one that started it ends.

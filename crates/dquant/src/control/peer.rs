@@ -16,11 +16,11 @@ use crate::exit::CliError;
 /// How often an idle connection is looked at, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// `host[:port]` with the default port filled in.
-pub fn with_port(host: &str) -> String {
+/// `host[:port]` with the port filled in where there is none.
+pub fn with_port(host: &str, default_port: u16) -> String {
     let bare_v6 = host.starts_with('[') && host.ends_with(']');
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{CONTROL_PORT}") }
+    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
 }
 
 /// A daemon that took our connection.
@@ -44,7 +44,7 @@ impl Peer {
         host: &str,
         command: &str,
     ) -> Result<Peer, CliError> {
-        let name = with_port(host);
+        let name = with_port(host, CONTROL_PORT);
         let endpoint = Endpoint::from_shared(format!("http://{name}"))
             .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
             .connect_timeout(CALL_TIMEOUT)

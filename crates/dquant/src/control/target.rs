@@ -14,6 +14,7 @@ use tokio_stream::Stream;
 use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
+use xio::dataset::Format;
 use xio::target::Served;
 
 use super::auth::{self, AddToken};
@@ -70,6 +71,12 @@ impl TargetService {
             .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
         let credits = first.credits.clamp(1, MAX_CREDITS);
         let found = self.find(first.datasets).await?;
+        for Found { info, layout, .. } in &found {
+            if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
+                let name = &info.name;
+                log::line(format_args!("{name}: {bytes} bytes behind the array are ignored"));
+            }
+        }
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found
             .into_iter()

@@ -108,6 +108,23 @@ fn daemons_say_why_they_cannot_start() {
 }
 
 #[test]
+fn a_control_address_may_be_a_name() {
+    let Some(world) = World::new("a_control_address_may_be_a_name") else {
+        return;
+    };
+    let at_name = ["--control", "localhost:0"];
+    for daemon in [world.target(&at_name), world.dpu(&at_name)] {
+        let at: std::net::SocketAddr = daemon.control().parse().expect("an address");
+        assert!(at.ip().is_loopback() && at.port() != 0, "{at}");
+        let by_name = format!("localhost:{}", at.port());
+        world.run(&["status", "--control", &by_name]).good();
+    }
+    let root = world.root();
+    let nonsense = world.run(&["serve", "--root", path(&root), "--control", "localhost:99999"]);
+    nonsense.failed(2, &["--control localhost:99999"], "HOST[:PORT]");
+}
+
+#[test]
 fn a_missing_dpu_is_named() {
     let Some(world) = World::new("a_missing_dpu_is_named") else {
         return;
