@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nic::attach::Listener;
+use nic::attach::{AttachError, Listener};
 use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
@@ -239,8 +239,13 @@ pub fn run_dpu(
     ready: impl FnOnce(&Ready) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let listener = Listener::bind(&config.socket).map_err(|error| {
-        CliError::usage(format!("socket {}: {error}", config.socket.display()))
-            .hint("another DPU may serve there; choose another --socket")
+        CliError::usage(format!("socket {}: {error}", config.socket.display())).hint(match error {
+            AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
+            AttachError::Path { .. } => {
+                "the folder must exist and be writable; choose another --socket"
+            }
+            _ => "choose another --socket",
+        })
     })?;
     let engine = DpuEngine::start(config.host).map_err(engine_error)?;
     let runtime = runtime()?;

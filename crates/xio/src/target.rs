@@ -348,7 +348,7 @@ impl Target {
         busy |= self.start_reads(disk);
         if let Some(done) = disk.poll() {
             busy = true;
-            self.handle_read(verbs, memory, done);
+            self.handle_read(verbs, memory, disk, done);
         }
         busy
     }
@@ -446,7 +446,13 @@ impl Target {
         Turn::Taken
     }
 
-    fn handle_read<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M, done: DiskDone) {
+    fn handle_read<V: Verbs, M: Memory, D: Disk>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        disk: &D,
+        done: DiskDone,
+    ) {
         let register = done.tag as u32;
         match self.registers.get(register as usize) {
             Some(State::Reading(job)) => {
@@ -454,7 +460,12 @@ impl Target {
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
                     return self.release(register, Some(job.qpn));
                 }
-                let outcome = self.convert(memory, register, &job, done.result);
+                let mut outcome = self.convert(memory, register, &job, done.result);
+                // A read behind the new end of the file says only that the end lies before it.
+                if let Outcome::Truncated { at_byte } = &mut outcome {
+                    let end = disk.len_now(job.source.file).unwrap_or(*at_byte);
+                    *at_byte = end.min(*at_byte);
+                }
                 self.respond(verbs, memory, register, &job, outcome);
             }
             Some(State::Orphan) => self.release(register, None),

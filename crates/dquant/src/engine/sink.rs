@@ -103,6 +103,11 @@ impl RingSink {
             }
             StreamError::Truncated { dataset, at_byte } => {
                 let name = self.name(dataset);
+                if at_byte == 0 {
+                    return format!(
+                        "{name}: the file is empty now: it was cut short while it was read"
+                    );
+                }
                 format!(
                     "{name}: the file now ends at byte {at_byte}: it was cut short while it was read"
                 )

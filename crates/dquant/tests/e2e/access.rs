@@ -101,6 +101,9 @@ fn daemons_say_why_they_cannot_start() {
     for (args, parts, hint) in cases {
         world.run(args).failed(2, parts, hint);
     }
+    let nowhere = world.run(&["dpu", "--socket", "/nonexistent/dpu.sock"]);
+    nowhere.failed(2, &["/nonexistent/dpu.sock"], "must exist and be writable");
+    world.run(&["dpu", "--socket", path(dpu.socket())]).failed(2, &[], "another DPU serves");
     // Whoever could not start has not disturbed the one that serves.
     target.status(&world);
     dpu.status(&world);

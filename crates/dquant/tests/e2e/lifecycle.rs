@@ -90,6 +90,26 @@ fn assert_said(lines: &str, parts: &[&str]) {
 }
 
 #[test]
+fn a_client_may_come_before_its_daemons() {
+    let Some(world) = World::new("a_client_may_come_before") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    // Addresses and socket of daemons that are not there yet.
+    let (mut target, mut dpu) = (world.target(&[]), world.dpu(&[]));
+    let (url, plan) = (target.url("web"), "window(1000) | narrow(u16)");
+    target.terminate();
+    dpu.terminate();
+    let early = Cat::through(&world, &dpu, &url, &["--plan", plan, "--batches", "3"]).finish();
+    early.failed(3, &["no DPU daemon"], "dquant dpu");
+    let args = ["--plan", plan, "--batches", "3", "--wait", "30s"];
+    let cat = Cat::through(&world, &dpu, &url, &args);
+    dpu.restart(&world);
+    target.restart(&world);
+    assert_same(&cat.finish().good().stdout, &expected(plan, &[&corpus], 0..3));
+}
+
+#[test]
 fn daemons_tell_of_every_stream_and_session() {
     let Some(world) = World::new("daemons_tell_of_every_stream") else {
         return;
@@ -191,6 +211,15 @@ fn output_goes_where_it_is_asked_for() {
     assert_eq!(report["batches"], 20);
     assert_eq!(report["bytes"], want.len());
     assert_same(&fs::read(world.path("out.u16")).expect("it was written"), &want);
+    // A stream that fails before its first batch leaves an earlier output as it was.
+    let nothing = ["--plan", plan, "--batches", "20", "-o", "out.u16"];
+    let ran = Cat::through(&world, &dpu, &target.url("none"), &nothing).finish();
+    assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
+    let wide = [vec![70_000_i128], corpus.tokens[1..].to_vec()].concat();
+    Corpus::flat(&world.data("wide.bin"), Dtype::U32, wide);
+    let ran = Cat::through(&world, &dpu, &target.url("wide"), &nothing).finish();
+    assert_eq!(ran.exit, Some(1), "{}", ran.stderr);
+    assert_same(&fs::read(world.path("out.u16")).expect("it is still there"), &want);
     // A reader that goes away is no failure of the stream.
     let mut cat = Cat::through(&world, &dpu, &target.url("web"), ENDLESS);
     cat.read(1000);
