@@ -340,7 +340,7 @@ impl Target {
         self.failed.pop_front()
     }
 
-    /// Does what can be done now, one conversion and [`READS_PER_POLL`] reads at most; `true` if there was
+    /// Does what can be done now, one conversion and `READS_PER_POLL` reads at most; `true` if there was
     /// something to do.
     pub fn poll<V: Verbs, M: Memory, D: Disk>(
         &mut self,

@@ -8,7 +8,7 @@
 //!
 //! All clients of an engine wait while it looks after one of them, so whatever one asks for costs it less than
 //! about a millisecond at a time: a stream's order is worked out by its client's thread, a poll does a
-//! bounded piece of work, and what is dear to free goes to a [`Disposer`]. [`Turns`] keeps the longest
+//! bounded piece of work, and what is dear to free goes to a `Disposer`. `Turns` keeps the longest
 //! times.
 
 mod disposer;

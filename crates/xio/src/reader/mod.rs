@@ -23,7 +23,7 @@
 //!
 //! Other streams wait while one is looked after, so whatever costs more with the plan is done before,
 //! on any thread, in [`ReaderSetup::new`], and [`Reader::poll`] does a bounded piece of work: one
-//! block checked, [`COPY_BYTES_PER_POLL`] and [`COPY_SAMPLES_PER_POLL`] copied.
+//! block checked, `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
 //!
 //! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection, then
 //! [`Reader::poll`] as long as it returns `true`.
