@@ -33,6 +33,7 @@ use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 
 use crate::budget::RingBudget;
+use crate::control::CONTROL_PORT;
 use crate::control::peer::with_port;
 use crate::control::proto::{
     OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply,
@@ -42,6 +43,7 @@ use crate::engine::sink::codes;
 use crate::engine::{EngineError, HostConfig};
 use crate::exit::CliError;
 use crate::layout;
+use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, MAX_MESSAGE, engine_error, serve_client};
 use crate::url::Url;
 
@@ -144,7 +146,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
     let url: Url = url.parse()?;
     let (plan, names) = layout::names(&url, action, options.seed)?;
     let request = OpenRequest {
-        target: with_port(&url.host),
+        target: with_port(&url.host, CONTROL_PORT),
         token: options.token.clone(),
         datasets: crate::stream::dataset_refs(names, &options.dtype),
         plan,
@@ -203,18 +205,25 @@ fn to_own_engine(
     Ok((ours, Some(local)))
 }
 
+/// What the engine of this process is made of, but for its address.
+fn own_host(options: &Options, roce: SocketAddr) -> Result<HostConfig, CliError> {
+    let Options { memory, loss_ppm, .. } = *options;
+    Ok(HostConfig { roce, memory, loss_ppm, seed: fresh_seed()? })
+}
+
 /// Starts an engine at the address asked for, or at one from which the target can be reached: on the
 /// RoCE port if it is free, else on any.
 fn start_engine(request: &OpenRequest, options: &Options) -> Result<DpuEngine, CliError> {
-    let memory = options.memory;
-    let (loss_ppm, seed) = (options.loss_ppm, u64::from(std::process::id()));
-    let start = |roce| DpuEngine::start(HostConfig { roce, memory, loss_ppm, seed });
     if let Some(roce) = options.roce {
-        return start(roce).map_err(engine_error);
+        return DpuEngine::start(own_host(options, roce)?).map_err(engine_error);
     }
     let ip = local_ip_towards(&request.target)?;
-    match start(SocketAddr::new(ip, ROCE_PORT)) {
-        Err(EngineError::Udp(_)) => start(SocketAddr::new(ip, 0)).map_err(engine_error),
+    let host = own_host(options, SocketAddr::new(ip, ROCE_PORT))?;
+    match DpuEngine::start(host) {
+        Err(EngineError::Udp(_)) => {
+            let any_port = HostConfig { roce: SocketAddr::new(ip, 0), ..host };
+            DpuEngine::start(any_port).map_err(engine_error)
+        }
         started => started.map_err(engine_error),
     }
 }
@@ -451,5 +460,20 @@ impl File {
         };
         *self = File::open(&self.url, action, offload, &options)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two processes may have the same number, each in its container, and so may two starts.
+    #[test]
+    fn engines_of_one_process_number_have_seeds_of_their_own() {
+        let options = Options::from_env();
+        let at = SocketAddr::from(([127, 0, 0, 1], 0));
+        let seed = || own_host(&options, at).expect("the system has random numbers").seed;
+        assert_ne!(seed(), seed());
+        assert_ne!(seed(), u64::from(std::process::id()));
     }
 }

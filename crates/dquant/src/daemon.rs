@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nic::attach::Listener;
+use nic::attach::{AttachError, Listener};
 use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
@@ -33,8 +33,9 @@ use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
 use crate::engine::{Commands, HostConfig};
 use crate::exit::CliError;
+use crate::log;
 use crate::status::Event;
-use crate::stream::{DpuContext, engine_error, refuse_client, serve_client};
+use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
 /// How often the DPU's accept loop looks whether it is to end.
 const ACCEPT_LOOK: Duration = Duration::from_millis(200);
@@ -226,7 +227,7 @@ impl Dpu for DpuService {
             .map_err(|error| Status::internal(error.to_string()))?
             .map_err(|error| Status::unavailable(error.to_string()))?;
         counters.set("control.connections", self.gate.connections() as u64);
-        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS]);
+        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
         Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
     }
@@ -238,8 +239,13 @@ pub fn run_dpu(
     ready: impl FnOnce(&Ready) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let listener = Listener::bind(&config.socket).map_err(|error| {
-        CliError::usage(format!("socket {}: {error}", config.socket.display()))
-            .hint("another DPU may serve there; choose another --socket")
+        CliError::usage(format!("socket {}: {error}", config.socket.display())).hint(match error {
+            AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
+            AttachError::Path { .. } => {
+                "the folder must exist and be writable; choose another --socket"
+            }
+            _ => "choose another --socket",
+        })
     })?;
     let engine = DpuEngine::start(config.host).map_err(engine_error)?;
     let runtime = runtime()?;
@@ -295,7 +301,7 @@ fn accept_clients(
                 Ok(None) => continue,
                 Err(error) => {
                     ACCEPT_ERRORS.count();
-                    eprintln!("dquant: a client was not accepted: {error}");
+                    log::line(format_args!("a local client was not accepted: {error}"));
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
                     continue;
@@ -304,6 +310,7 @@ fn accept_clients(
             if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
+                log::line(format_args!("a local client was refused: {text}"));
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;
             }

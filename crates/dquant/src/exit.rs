@@ -6,6 +6,8 @@
 
 use std::{fmt, io};
 
+use tokio::signal::unix::{SignalKind, signal};
+
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -18,6 +20,14 @@ pub enum Exit {
     Usage = 2,
     /// The other side did not answer.
     PeerUnreachable = 3,
+}
+
+const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
+
+/// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
+/// over a socket, are text by the time they come here.
+fn lacks_descriptors(message: &str) -> bool {
+    message.contains("(os error 24)")
 }
 
 /// Why a command stops early.
@@ -33,6 +43,8 @@ pub enum CliError {
         hint: Option<String>,
         /// The exit code it leads to.
         exit: Exit,
+        /// Whether the same may work a little later.
+        transient: bool,
     },
 }
 
@@ -59,18 +71,35 @@ impl CliError {
             Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
             None => (text, None),
         };
-        CliError::Failed { message, hint, exit }
+        let hint = if lacks_descriptors(&message) { Some(DESCRIPTORS_HINT.into()) } else { hint };
+        CliError::Failed { message, hint, exit, transient: exit == Exit::PeerUnreachable }
     }
 
     /// Adds the next thing to try.
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> CliError {
         match self {
-            CliError::Failed { message, exit, .. } => {
-                CliError::Failed { message, hint: Some(text.to_string()), exit }
+            // The cause lies elsewhere than whoever adds this hint could know.
+            CliError::Failed { ref message, .. } if lacks_descriptors(message) => self,
+            CliError::Failed { message, exit, transient, .. } => {
+                CliError::Failed { message, hint: Some(text.to_string()), exit, transient }
             }
             CliError::PipeClosed => CliError::PipeClosed,
         }
+    }
+
+    /// Marks a failure that may pass by itself: whoever has time tries again.
+    #[must_use]
+    pub fn transient(mut self) -> CliError {
+        if let CliError::Failed { transient, .. } = &mut self {
+            *transient = true;
+        }
+        self
+    }
+
+    /// Whether the same may work a little later. A peer that cannot be reached may come back.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, CliError::Failed { transient: true, .. })
     }
 
     /// Message and hint, for passing the error on to another process.
@@ -96,6 +125,34 @@ impl CliError {
         }
         CliError::usage(format_args!("cannot write to standard output: {error}"))
     }
+}
+
+/// Cleans up when this process is asked to end by SIGINT or SIGTERM, and ends it with the code that
+/// shells show for that signal.
+///
+/// # Errors
+/// When the signals cannot be listened to.
+pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(CliError::usage)?;
+    let signals = {
+        let _entered = runtime.enter();
+        signal(SignalKind::terminate())
+            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
+    };
+    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
+    let wait = move || {
+        let code = runtime.block_on(async {
+            tokio::select! {
+                _ = terminate.recv() => 143,
+                _ = interrupt.recv() => 130,
+            }
+        });
+        clean();
+        std::process::exit(code);
+    };
+    std::thread::Builder::new().name("end-signals".into()).spawn(wait).map_err(CliError::usage)?;
+    Ok(())
 }
 
 impl fmt::Display for CliError {
@@ -125,6 +182,15 @@ mod tests {
         assert_eq!(error.parts(), ("no io_uring: EPERM".to_owned(), hint));
         let better = error.hint("run as root");
         assert_eq!(better.parts().1.as_deref(), Some("run as root"));
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_has_its_own_hint() {
+        let errno = io::Error::from_raw_os_error(24);
+        let error = CliError::usage(format!("socket s: {errno}")).hint("choose another --socket");
+        assert!(error.parts().1.expect("a hint").contains("ulimit -n"));
+        let other = CliError::usage("socket s: in use").hint("choose another --socket");
+        assert_eq!(other.parts().1.as_deref(), Some("choose another --socket"));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub mod engine;
 pub mod exit;
 pub mod inspect;
 pub mod layout;
+mod log;
+mod seed;
 pub mod status;
 pub mod stream;
 pub mod tokenize;

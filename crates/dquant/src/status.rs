@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nic::udp::UdpCounters;
+use nic::disk::DiskCounters;
+use nic::ring::ProducerCounters;
+use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
 use xio::reader::ReaderCounters;
+use xio::target::TargetCounters;
 
 use crate::engine::Host;
 
@@ -71,49 +74,196 @@ impl Counters {
 
 /// A reader's counters with their names.
 pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 10] {
+    // Without `..`, here and below: a new counter must be given a name.
+    let ReaderCounters {
+        batches,
+        source_bytes,
+        wire_bytes,
+        delivered_bytes,
+        damaged_blocks,
+        bad_answers,
+        repeated_requests,
+        lost_connections,
+        waits_for_data,
+        waits_for_host,
+    } = *counters;
     [
-        ("stream.batches", counters.batches),
-        ("stream.source_bytes", counters.source_bytes),
-        ("stream.wire_bytes", counters.wire_bytes),
-        ("stream.delivered_bytes", counters.delivered_bytes),
-        ("stream.damaged_blocks", counters.damaged_blocks),
-        ("stream.bad_answers", counters.bad_answers),
-        ("stream.repeated_requests", counters.repeated_requests),
-        ("stream.lost_connections", counters.lost_connections),
-        ("stream.waits_for_data", counters.waits_for_data),
-        ("stream.waits_for_host", counters.waits_for_host),
+        ("stream.batches", batches),
+        ("stream.source_bytes", source_bytes),
+        ("stream.wire_bytes", wire_bytes),
+        ("stream.delivered_bytes", delivered_bytes),
+        ("stream.damaged_blocks", damaged_blocks),
+        ("stream.bad_answers", bad_answers),
+        ("stream.repeated_requests", repeated_requests),
+        ("stream.lost_connections", lost_connections),
+        ("stream.waits_for_data", waits_for_data),
+        ("stream.waits_for_host", waits_for_host),
     ]
 }
 
-fn udp_counters(counters: &UdpCounters) -> [(&'static str, u64); 26] {
-    let (tx, rx) = (&counters.tx, &counters.rx);
-    let (lost, bad) = (&tx.dropped, &rx.unparsable);
+/// The counters of rings with their names.
+pub(crate) fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
+    let ProducerCounters {
+        slots,
+        bytes,
+        doorbells,
+        doorbells_held,
+        credit_waits,
+        credit_wakeups_empty,
+        bad_release_words,
+        bad_sleep_words,
+    } = *counters;
     [
-        ("udp.tx.packets", tx.packets),
-        ("udp.tx.bytes", tx.bytes),
-        ("udp.tx.gso_batches", tx.gso_batches),
-        ("udp.tx.syscalls", tx.syscalls),
-        ("udp.tx.waits", tx.waits),
-        ("udp.tx.dropped.full", lost.full),
-        ("udp.tx.dropped.too_long", lost.too_long),
-        ("udp.tx.dropped.family", lost.family),
-        ("udp.tx.dropped.refused", lost.refused),
-        ("udp.rx.packets", rx.packets),
-        ("udp.rx.bytes", rx.bytes),
-        ("udp.rx.gro_batches", rx.gro_batches),
-        ("udp.rx.syscalls", rx.syscalls),
-        ("udp.rx.accepted", rx.accepted),
-        ("udp.rx.id_solved", rx.id_solved),
-        ("udp.rx.bad_icrc", rx.bad_icrc),
-        ("udp.rx.truncated", rx.truncated),
-        ("udp.rx.errors", rx.errors),
-        ("udp.rx.bad.too_short", bad.too_short),
-        ("udp.rx.bad.opcode", bad.opcode),
-        ("udp.rx.bad.version", bad.version),
-        ("udp.rx.bad.syndrome", bad.syndrome),
-        ("udp.rx.bad.pad", bad.pad),
-        ("udp.rx.bad.reserved", bad.reserved),
-        ("udp.rx.bad.extension", bad.extension),
-        ("udp.rx.bad.range", bad.range),
+        ("ring.slots", slots),
+        ("ring.bytes", bytes),
+        ("ring.doorbells", doorbells),
+        ("ring.doorbells_held", doorbells_held),
+        ("ring.credit_waits", credit_waits),
+        ("ring.credit_wakeups_empty", credit_wakeups_empty),
+        ("ring.bad_release_words", bad_release_words),
+        ("ring.bad_sleep_words", bad_sleep_words),
     ]
+}
+
+/// A disk's counters with their names.
+pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8] {
+    let DiskCounters { reads, bytes, faults, refused, continued, retried, syscalls, submit_errors } =
+        *counters;
+    [
+        ("disk.reads", reads),
+        ("disk.bytes", bytes),
+        ("disk.faults", faults),
+        ("disk.refused", refused),
+        ("disk.continued", continued),
+        ("disk.retried", retried),
+        ("disk.syscalls", syscalls),
+        ("disk.submit_errors", submit_errors),
+    ]
+}
+
+/// A target's counters with their names, without the refusals, which have names of their own.
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 7] {
+    let TargetCounters {
+        done,
+        source_bytes,
+        written_bytes,
+        overflow,
+        truncated,
+        storage_errors,
+        refused: _,
+        failed_work,
+    } = *counters;
+    [
+        ("target.requests_done", done),
+        ("target.source_bytes", source_bytes),
+        ("target.written_bytes", written_bytes),
+        ("target.overflow", overflow),
+        ("target.truncated", truncated),
+        ("target.storage_errors", storage_errors),
+        ("target.failed_work", failed_work),
+    ]
+}
+
+fn udp_counters(counters: &UdpCounters) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    // Daemons have their port to themselves: nothing is shared.
+    let UdpCounters { tx, rx, sharing: _ } = counters;
+    let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
+    let TxDropped { full, too_long, family, refused, last_errno } = dropped;
+    let sent = [
+        ("udp.tx.packets", packets),
+        ("udp.tx.bytes", bytes),
+        ("udp.tx.gso_batches", gso_batches),
+        ("udp.tx.syscalls", syscalls),
+        ("udp.tx.waits", waits),
+        ("udp.tx.dropped.full", full),
+        ("udp.tx.dropped.too_long", too_long),
+        ("udp.tx.dropped.family", family),
+        ("udp.tx.dropped.refused", refused),
+        ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
+    ];
+    sent.into_iter().chain(udp_received(rx))
+}
+
+fn udp_received(counters: &RxCounters) -> [(&'static str, u64); 17] {
+    let RxCounters {
+        packets,
+        bytes,
+        gro_batches,
+        syscalls,
+        accepted,
+        id_solved,
+        bad_icrc,
+        truncated,
+        unparsable,
+        errors,
+    } = *counters;
+    let Unparsable { too_short, opcode, version, syndrome, pad, reserved, extension, range } =
+        unparsable;
+    [
+        ("udp.rx.packets", packets),
+        ("udp.rx.bytes", bytes),
+        ("udp.rx.gro_batches", gro_batches),
+        ("udp.rx.syscalls", syscalls),
+        ("udp.rx.accepted", accepted),
+        ("udp.rx.id_solved", id_solved),
+        ("udp.rx.bad_icrc", bad_icrc),
+        ("udp.rx.truncated", truncated),
+        ("udp.rx.errors", errors),
+        ("udp.rx.bad.too_short", too_short),
+        ("udp.rx.bad.opcode", opcode),
+        ("udp.rx.bad.version", version),
+        ("udp.rx.bad.syndrome", syndrome),
+        ("udp.rx.bad.pad", pad),
+        ("udp.rx.bad.reserved", reserved),
+        ("udp.rx.bad.extension", extension),
+        ("udp.rx.bad.range", range),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields of a counter's structure, from what `Debug` prints: `name: 0`.
+    fn fields(counters: &impl std::fmt::Debug) -> Vec<String> {
+        let text = format!("{counters:?}");
+        let leaf = |part: &str| {
+            let (name, value) = part.rsplit_once(": ")?;
+            let name = name.rsplit([' ', '{']).next()?;
+            value.starts_with(|c: char| c.is_ascii_digit()).then(|| name.to_owned())
+        };
+        text.split([',', '}']).filter_map(leaf).collect()
+    }
+
+    #[track_caller]
+    fn assert_all_named(
+        counters: &impl std::fmt::Debug,
+        names: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        let mut named: Vec<_> = names.into_iter().map(|(name, _)| last(name)).collect();
+        let mut counted = fields(counters);
+        assert!(counted.len() >= 7, "{counted:?}");
+        named.sort_unstable();
+        counted.sort_unstable();
+        assert_eq!(named, counted);
+    }
+
+    fn last(name: &str) -> String {
+        name.rsplit('.').next().unwrap_or(name).replace("requests_done", "done")
+    }
+
+    /// Counted and never shown helps nobody. `nic`'s consumer and its shared ports are not here: they
+    /// belong to processes without a status call.
+    #[test]
+    fn every_counter_has_a_name() {
+        assert_all_named(&ReaderCounters::default(), reader_counters(&Default::default()));
+        assert_all_named(&ProducerCounters::default(), ring_counters(&Default::default()));
+        assert_all_named(&DiskCounters::default(), disk_counters(&Default::default()));
+        let target = TargetCounters::default();
+        assert_all_named(&target, target_counters(&target));
+        let udp = UdpCounters::default();
+        assert_all_named(&(udp.tx, udp.rx), udp_counters(&udp));
+        let roce = roce::endpoint::Counters::default();
+        assert_all_named(&roce, roce.named());
+    }
 }

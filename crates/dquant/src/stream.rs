@@ -24,10 +24,12 @@ use crate::control::proto::{
     open_reply,
 };
 use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
-use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamSpec};
+use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::engine::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
-use crate::exit::{CliError, Exit};
+use crate::exit::CliError;
 use crate::layout;
+use crate::log;
+use crate::status;
 
 /// Largest message on the local socket, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -41,6 +43,9 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// How long a client may take to say what it wants.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests for a stream that were refused, for whatever reason.
+pub(crate) static REFUSED_STREAMS: status::Event = status::Event::new("dpu.refused.streams");
 
 /// What streams of one DPU share.
 #[derive(Clone, Debug)]
@@ -64,6 +69,7 @@ pub struct DpuContext {
 /// Closes the stream in the engine when its client is gone.
 struct OpenStream {
     id: StreamId,
+    target: String,
     commands: Commands<Command>,
     signals: Signals,
     task: Option<tokio::task::JoinHandle<()>>,
@@ -81,20 +87,42 @@ impl Drop for OpenStream {
 /// Serves one client until it hangs up.
 pub fn serve_client(context: &DpuContext, mut connection: Connection) {
     connection.set_timeout(OPEN_TIMEOUT);
+    let client = connection.peer().map_or_else(
+        |_| "an unknown process".into(),
+        |peer| format!("process {} of user {}", peer.pid, peer.uid),
+    );
     let opened = receive_request(&connection).and_then(|request| open(context, &request));
     match opened {
         Ok((stream, opened, fds)) => {
+            let (id, plan, target) = (stream.id, &opened.plan, &stream.target);
+            log::line(format_args!("stream {id} for {client} begins: {plan} from target {target}"));
+            let begun = Instant::now();
             let reply = OpenReply { result: Some(open_reply::Result::Opened(opened)) };
             if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
                 attend(&connection, &stream);
             }
+            tell_end(&stream, begun);
         }
         Err(error) => {
+            REFUSED_STREAMS.count();
+            log::line(format_args!("stream refused for {client}: {}", error.parts().0));
             let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
             // A client that went away needs no answer.
             let _ = connection.send(&reply.encode_to_vec(), &[]);
         }
     }
+}
+
+/// Tells what a stream did, at its end.
+fn tell_end(stream: &OpenStream, begun: Instant) {
+    let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
+    let Some(StreamReport { counters, failure }) = stream_report(stream) else {
+        return log::line(format_args!("stream {id} ends with the engine, after {seconds:.1} s"));
+    };
+    let (batches, bytes) = (counters.batches, counters.delivered_bytes);
+    let how = if failure.is_some() { "after its failure" } else { "the client hung up" };
+    let moved = format!("{batches} batches, {bytes} bytes in {seconds:.1} s");
+    log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
 /// Turns a client away without waiting for what it wants.
@@ -121,16 +149,22 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, CliError> {
 /// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
 /// client tells it.
 fn attend(connection: &Connection, stream: &OpenStream) {
+    let mut failed = false;
     loop {
         let mut fds = [PollFd::new(connection, PollFlags::IN)];
         let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
         let polled = poll(&mut fds, Some(&timeout));
+        let Some(report) = stream_report(stream) else { return };
+        if let Some(why) = report.failure.as_ref().filter(|_| !failed) {
+            failed = true;
+            log::line(format_args!("stream {} fails: {why}", stream.id));
+        }
         if connection.hung_up() {
             return;
         }
-        let Some(status) = stream_status(stream) else { return };
         if polled.is_ok_and(|ready| ready > 0) {
             let Ok(_request) = connection.recv(MAX_MESSAGE) else { return };
+            let status = stream_status(&report);
             if connection.send(&status.encode_to_vec(), &[]).is_err() {
                 return;
             }
@@ -139,24 +173,34 @@ fn attend(connection: &Connection, stream: &OpenStream) {
 }
 
 /// What the stream did so far; `None` when the engine does not know it any more.
-fn stream_status(stream: &OpenStream) -> Option<StreamStatus> {
-    let counters = stream.commands.call(|reply| Command::Stream(stream.id, reply));
-    let counters = counters.ok().flatten()?;
-    Some(StreamStatus {
+fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
+    stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
+}
+
+fn stream_status(report: &StreamReport) -> StreamStatus {
+    let counters = &report.counters;
+    StreamStatus {
         batches: counters.batches,
         source_bytes: counters.source_bytes,
         wire_bytes: counters.wire_bytes,
         delivered_bytes: counters.delivered_bytes,
-        counters: crate::status::reader_counters(&counters)
+        counters: status::reader_counters(counters)
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-    })
+    }
 }
 
 /// An engine's refusal in words for the client.
 pub fn engine_error(error: EngineError) -> CliError {
     let usage = CliError::usage(&error);
+    // Another stream may end, another command may leave the queue.
+    let usage = match error {
+        EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
+            usage.transient()
+        }
+        _ => usage,
+    };
     match error {
         EngineError::Limit { what: "bytes of registers", .. } => usage.hint(
             "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
@@ -211,8 +255,8 @@ fn open(
         .call(|reply| Command::Open(Box::new(spec), reply))
         .and_then(|answer| answer.map_err(|refused| refused.error))
         .map_err(engine_error)?;
-    let commands = context.commands.clone();
-    let mut stream = OpenStream { id, commands, signals: signals.clone(), task: None };
+    let (target, commands) = (control.name().to_owned(), context.commands.clone());
+    let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
     let (context, request) = (context.clone(), request.clone());
     let mut keeper = Keeper { context, id, signals, request, infos };
     let runtime = keeper.context.runtime.clone();
@@ -341,11 +385,18 @@ impl Keeper {
                 event = lost.recv() => if event.is_none() { return },
             }
             drop(session);
+            let (id, target) = (self.id, self.request.target.clone());
+            log::line(format_args!("stream {id} has lost target {target}, connects again"));
+            let lost_at = Instant::now();
             patience.lose(self.arrived_bytes().await, connected.elapsed());
             session = match self.reconnect(&mut patience).await {
                 Some(session) => session,
                 None => return,
             };
+            let seconds = lost_at.elapsed().as_secs_f64();
+            log::line(format_args!(
+                "stream {id} is connected to {target} again, {seconds:.1} s later"
+            ));
         }
     }
 
@@ -354,10 +405,11 @@ impl Keeper {
         let (id, commands) = (self.id, self.context.commands.clone());
         let ask = move || commands.call(|reply| Command::Stream(id, reply));
         let counters = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
-        counters.map_or(0, |counters| counters.wire_bytes)
+        counters.map_or(0, |report| report.counters.wire_bytes)
     }
 
-    /// Tries until the target is back; gives the stream up when it stays away or has changed.
+    /// Tries until the target is back and takes us; gives the stream up when that lasts too long, or when
+    /// it is refused for a reason that stays.
     async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
         let useless = format!("target {} takes connections, and all fail", self.request.target);
         let mut error = CliError::peer_unreachable(useless);
@@ -367,7 +419,7 @@ impl Keeper {
                 Ok(session) => return Some(session),
                 Err(failed) => error = failed,
             }
-            if error.exit() != Exit::PeerUnreachable {
+            if !error.is_transient() {
                 break;
             }
         }
@@ -384,4 +436,23 @@ impl Keeper {
 /// The datasets a plan names, or the one the URL names.
 pub fn dataset_refs(names: Vec<String>, dtype: &str) -> Vec<DatasetRef> {
     names.into_iter().map(|name| DatasetRef { name, dtype: dtype.to_owned() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_full_may_have_room_later() {
+        let full = EngineError::Limit { what: "bytes of registers", need: 2, have: 1 };
+        let busy = EngineError::Unavailable("is overloaded: its queue is full");
+        let full_pool =
+            nic::pool::PoolError::Full { len: 2, align: 1, free: 1, largest: 1, size: 9 };
+        let out = EngineError::Pool(full_pool);
+        for error in [full, busy, out] {
+            assert!(engine_error(error).is_transient());
+        }
+        let source = std::io::ErrorKind::PermissionDenied.into();
+        assert!(!engine_error(EngineError::Os { what: "eventfd", source }).is_transient());
+    }
 }

@@ -161,15 +161,16 @@ pub struct Listener {
     file: (u64, u64),
     /// Locked as long as we live; the kernel unlocks it when we die.
     _lock: OwnedFd,
+    lock_path: PathBuf,
 }
 
 impl Listener {
-    /// Creates the socket file with mode 0600, replacing one that a dead daemon left behind. Leaves a
-    /// lock file `<path>.lock` beside it for good: removing lock files is a race.
+    /// Creates the socket file with mode 0600, replacing one that a dead daemon left behind. Beside it
+    /// is a lock file, `<path>.lock`; both go with the listener.
     pub fn bind(path: impl AsRef<Path>) -> Result<Listener, AttachError> {
         let path = path.as_ref();
         let address = SocketAddrUnix::new(path).map_err(on_path(path, "socket path"))?;
-        let lock = lock(path)?;
+        let (lock, lock_path) = lock(path)?;
         remove_leftover(path)?;
         let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         // On Linux a socket file takes its mode from the socket, so it never exists with another
@@ -179,7 +180,7 @@ impl Listener {
         rustix::net::bind(&socket, &address).map_err(on_path(path, "bind"))?;
         let file = identity(path).map_err(on_path(path, "stat"))?;
         rustix::net::listen(&socket, BACKLOG).map_err(on_path(path, "listen"))?;
-        Ok(Listener { socket, path: path.to_owned(), file, _lock: lock })
+        Ok(Listener { socket, path: path.to_owned(), file, _lock: lock, lock_path })
     }
 
     /// Where clients connect.
@@ -214,6 +215,8 @@ impl Drop for Listener {
         if identity(&self.path) == Ok(self.file) {
             let _ = rustix::fs::unlink(&self.path);
         }
+        // While it is still locked: whoever waits for it sees that it is gone, and makes a new one.
+        let _ = rustix::fs::unlink(&self.lock_path);
     }
 }
 
@@ -226,17 +229,25 @@ fn identity(path: &Path) -> Result<(u64, u64), Errno> {
     rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-fn lock(path: &Path) -> Result<OwnedFd, AttachError> {
+fn lock(path: &Path) -> Result<(OwnedFd, PathBuf), AttachError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let lock_path = PathBuf::from(name);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR)
-        .map_err(on_path(&lock_path, "open"))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(AttachError::InUse { path: path.to_owned() }),
-        Err(errno) => Err(on_path(&lock_path, "flock")(errno)),
+    loop {
+        let file = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(on_path(&lock_path, "open"))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(AttachError::InUse { path: path.to_owned() }),
+            Err(errno) => return Err(on_path(&lock_path, "flock")(errno)),
+        }
+        // A daemon that ended between our two calls has removed the file that we hold: a lock on it
+        // keeps nobody out. Each turn takes the end of one more daemon.
+        let held = rustix::fs::fstat(&file).map_err(on_path(&lock_path, "stat"))?;
+        if identity(&lock_path) == Ok((held.st_dev, held.st_ino)) {
+            return Ok((file, lock_path));
+        }
     }
 }
 
@@ -542,7 +553,11 @@ mod tests {
         assert!(found.file_type().is_socket());
         assert_eq!(found.mode() & 0o7777, 0o600);
         drop(listener);
-        assert!(!place.socket().exists());
+        assert_eq!(
+            std::fs::read_dir(&place.0).unwrap().count(),
+            0,
+            "socket and lock file are gone"
+        );
         let gone = Connection::connect(place.socket()).unwrap_err();
         assert_eq!(gone, AttachError::NoDaemon { path: place.socket() });
     }
@@ -566,6 +581,17 @@ mod tests {
         let refused = Listener::bind(place.socket()).unwrap_err();
         assert_eq!(refused, AttachError::NotASocket { path: place.socket() });
         assert_eq!(std::fs::read(place.socket()).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_lock_file_that_was_replaced_keeps_nobody_out() {
+        let place = Place::new();
+        let (held, lock_path) = lock(&place.socket()).unwrap();
+        assert!(matches!(lock(&place.socket()), Err(AttachError::InUse { .. })));
+        std::fs::remove_file(&lock_path).unwrap();
+        let (_new, _) = lock(&place.socket()).unwrap();
+        drop(held);
+        assert!(matches!(lock(&place.socket()), Err(AttachError::InUse { .. })));
     }
 
     #[test]

@@ -387,6 +387,11 @@ impl Disk for UringDisk {
             }
         }
     }
+
+    fn len_now(&self, file: FileId) -> Option<u64> {
+        let stat = rustix::fs::fstat(&self.files.get(&file)?.fd).ok()?;
+        u64::try_from(stat.st_size).ok()
+    }
 }
 
 impl Drop for UringDisk {

@@ -58,8 +58,8 @@ pub struct EndpointConfig {
     pub max_qps: u32,
     /// Most completion queues, up to 2^28.
     pub max_cqs: u32,
-    /// Most memory regions, up to 2^27, and most memory windows, up to 2^19; the more, the shorter the
-    /// unpredictable part of keys.
+    /// Most memory regions, up to 2^27, and most memory windows, up to 2^19; the more, the sooner keys
+    /// come back.
     pub max_regions: u32,
     /// Most entries of one completion queue.
     pub max_cqe: u32,
@@ -72,7 +72,7 @@ pub struct EndpointConfig {
     pub qpn_prefix: u8,
     /// Largest path MTU that the wire carries, and the longest datagram.
     pub mtu: Mtu,
-    /// Source of keys, queue pair numbers and initial PSNs.
+    /// Source of keys, queue pair numbers and initial PSNs: random where peers are hostile.
     pub seed: u64,
 }
 
@@ -195,12 +195,13 @@ impl Endpoint {
     /// An endpoint without any objects.
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
-        let mut rng = SplitMix64::new(config.seed);
-        let qps = Slab::new(qpn_layout(&config), rng.next_u32());
+        let [mut rng, mut keys, mut numbers] =
+            [1, 2, 3].map(|kind| SplitMix64::of_kind(kind, config.seed));
+        let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,
             pds: PdTable::default(),
-            regions: RegionTable::new(config.max_regions, &mut rng),
+            regions: RegionTable::new(config.max_regions, &mut keys),
             cqs: CqTable::new(config.max_cqs, &mut rng),
             srqs: SrqTable::new(&mut SplitMix64::new(!config.seed)),
             groups: Groups::default(),

@@ -8,17 +8,19 @@
 //! Work requests and peers name bytes by the region's own addresses, which start wherever the
 //! program said; a check that passes returns where those bytes really lie.
 //!
-//! A key is the region's slot in the low bits and a tag above it. The tag comes from a permutation
-//! of the slot's registration count: keys look unrelated, and none comes back before the count has
-//! gone round. `lkey` and `rkey` differ, so a peer does not learn the local one. The top bit of a
-//! region's keys is 0; keys that have it set are those of memory windows ([`window`]).
+//! A local key is the region's slot in the low bits and a tag above it. The tag comes from a
+//! permutation of the slot's registration count: keys look unrelated, and none comes back before the
+//! count has gone round. A remote key is slot and count together, sealed ([`Cipher`]): its 31 bits
+//! tell a peer nothing about any other key, and whoever guesses at one region hits it once in
+//! 2^31 - 1 tries. The top bit of a region's keys is 0; keys that have it set are those of memory
+//! windows ([`window`]).
 
 mod window;
 
 use alloc::collections::BTreeMap;
 
 use crate::planted::{Bug, Planted};
-use crate::rng::{SplitMix64, permute};
+use crate::rng::{Cipher, SplitMix64, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, MemoryRegion, PdId, Qpn, VerbsError};
 use window::WindowTable;
@@ -112,7 +114,7 @@ pub(crate) struct RegionTable {
     /// Regions and windows by protection domain.
     users: BTreeMap<PdId, u32>,
     lkey_seed: u64,
-    rkey_seed: u64,
+    rkeys: Cipher,
     pub(crate) planted: Planted,
 }
 
@@ -121,10 +123,10 @@ impl RegionTable {
     pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> RegionTable {
         let layout = Layout::new(limit, KEY_BITS);
         let slab = Slab::new(layout, rng.next_u32());
-        let (lkey_seed, rkey_seed) = (rng.next_u64(), rng.next_u64());
+        let (lkey_seed, rkeys) = (rng.next_u64(), Cipher::new(KEY_BITS, rng));
         let windows = WindowTable::new(limit, rng);
         let (users, planted) = (BTreeMap::new(), Planted::default());
-        RegionTable { slab, windows, users, lkey_seed, rkey_seed, planted }
+        RegionTable { slab, windows, users, lkey_seed, rkeys, planted }
     }
 
     pub(crate) fn register(&mut self, wanted: Registration) -> Result<MemoryRegion, VerbsError> {
@@ -133,10 +135,10 @@ impl RegionTable {
             return Err(VerbsError::BadRegion { addr, len, why });
         }
         let layout = self.slab.layout();
-        let (lkey_seed, rkey_seed) = (self.lkey_seed, self.rkey_seed);
+        let (lkey_seed, rkeys) = (self.lkey_seed, &self.rkeys);
         let made = self.slab.insert_with(|id, generation| {
             let lkey = key(layout, id, generation, lkey_seed);
-            let rkey = key(layout, id, generation, rkey_seed);
+            let rkey = seal_key(rkeys, id);
             let keys = MemoryRegion { addr, len, lkey, rkey };
             Region { pd, access, keys, backing, id, windows: 0 }
         });
@@ -181,9 +183,17 @@ impl RegionTable {
         Ok(())
     }
 
+    #[inline]
     fn by_lkey(&self, lkey: u32) -> Option<&Region> {
         let index = self.slab.layout().index_of(lkey);
         self.slab.at(index).filter(|region| region.keys.lkey == lkey)
+    }
+
+    /// The region that peers know by this key.
+    #[inline]
+    fn by_rkey(&self, rkey: u32) -> Option<&Region> {
+        let id = open_key(&self.rkeys, rkey);
+        self.slab.get(id).filter(|region| region.keys.rkey == rkey)
     }
 
     /// Whether regions or windows belong to a protection domain.
@@ -209,15 +219,11 @@ impl RegionTable {
         if range.len == 0 {
             return Ok(range.addr);
         }
-        let index = self.slab.layout().index_of(range.key);
-        let region = self.slab.at(index).ok_or(Refusal::Key)?;
-        let is_own_key = match purpose {
-            Purpose::LocalRead | Purpose::LocalWrite => region.keys.lkey == range.key,
-            _ => region.keys.rkey == range.key,
+        let found = match purpose {
+            Purpose::LocalRead | Purpose::LocalWrite => self.by_lkey(range.key),
+            _ => self.by_rkey(range.key),
         };
-        if !is_own_key {
-            return Err(Refusal::Key);
-        }
+        let region = found.ok_or(Refusal::Key)?;
         if region.pd != pd && !self.planted.is(Bug::KeyOfOtherDomain) {
             return Err(Refusal::Pd);
         }
@@ -252,8 +258,7 @@ impl RegionTable {
         if window::is_window_key(rkey) {
             return self.windows.check_invalidate(pd, qpn, rkey);
         }
-        let index = self.slab.layout().index_of(rkey);
-        match self.slab.at(index).filter(|region| region.keys.rkey == rkey) {
+        match self.by_rkey(rkey) {
             None => Err(Refusal::Key),
             Some(region) if region.pd != pd => Err(Refusal::Pd),
             Some(_) => Err(Refusal::Access),
@@ -313,6 +318,25 @@ fn contradiction(wanted: &Registration) -> Option<&'static str> {
     }
     (writes_remotely(access) && !access.local_write)
         .then_some("remote write and remote atomic need local write")
+}
+
+/// The key under which peers know the region `id`. No region has the key 0: its place is taken by the
+/// image of 0, which is no region's id.
+fn seal_key(rkeys: &Cipher, id: u32) -> u32 {
+    match rkeys.seal(id) {
+        0 => rkeys.seal(0),
+        key => key,
+    }
+}
+
+/// The id of the region that has a key; 0 if there can be none.
+#[inline]
+fn open_key(rkeys: &Cipher, rkey: u32) -> u32 {
+    match rkeys.open(rkey) {
+        _ if rkey == 0 => 0,
+        0 => rkeys.open(0),
+        id => id,
+    }
 }
 
 /// The tag 0 is left out, so that no region answers to key 0. Its place is taken by the image of
@@ -386,6 +410,42 @@ mod tests {
             let stale = table.check(PD, Purpose::LocalRead, range(region.lkey, 0, 1));
             assert_eq!(stale, Err(Refusal::Key));
             assert_eq!(table.deregister(region.lkey), Err(VerbsError::NoRegion(region.lkey)));
+        }
+    }
+
+    /// Remote keys of neighbours, and of one slot after the other, are spread over all numbers.
+    #[test]
+    fn remote_keys_have_no_bits_in_common() {
+        let mut table = RegionTable::new(1 << 14, &mut SplitMix64::new(4));
+        let mut seen = BTreeSet::new();
+        let mut ones = [0_u32; 32];
+        for _ in 0..4_000 {
+            let region = table.register(at(0, 1, Access::ALL)).unwrap();
+            assert!(seen.insert(region.rkey) && !window::is_window_key(region.rkey));
+            (0..32).for_each(|bit| ones[bit] += region.rkey >> bit & 1);
+            let known = table.check(PD, Purpose::RemoteRead, range(region.rkey, 0, 1));
+            assert_eq!(known, Ok(0));
+            if region.lkey.is_multiple_of(3) {
+                table.deregister(region.lkey).unwrap();
+                let stale = table.check(PD, Purpose::RemoteRead, range(region.rkey, 0, 1));
+                assert_eq!(stale, Err(Refusal::Key));
+            }
+        }
+        assert!(ones[..31].iter().all(|ones| (1_800..2_200).contains(ones)), "{ones:?}");
+        for bit in 0..32 {
+            let near = seen.iter().filter(|&&key| seen.contains(&(key ^ 1 << bit))).count();
+            assert!(near < 4, "{near} keys differ in bit {bit} alone");
+        }
+    }
+
+    #[test]
+    fn no_remote_key_is_zero() {
+        for seed in 0..200 {
+            let cipher = Cipher::new(6, &mut SplitMix64::new(seed));
+            let keys: BTreeSet<u32> = (1..64).map(|id| seal_key(&cipher, id)).collect();
+            assert_eq!((keys.len(), keys.contains(&0)), (63, false));
+            assert!((1..64).all(|id| open_key(&cipher, seal_key(&cipher, id)) == id));
+            assert_eq!(open_key(&cipher, 0), 0);
         }
     }
 

@@ -4,11 +4,14 @@
 //! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
 //! unrelated, and an id that outlived its entry names nothing until all of them have been used.
 //! Free slots are reused first in, first out, which delays that further.
+//!
+//! Ids that come back from peers are sealed: generation and index go through a [`Cipher`], so that
+//! no bit of an id can be told without its key. The lookup stays one array access.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::rng::{SplitMix64, permute};
+use crate::rng::{Cipher, SplitMix64, permute};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -17,6 +20,7 @@ pub(crate) struct Slab<T> {
     free: VecDeque<u32>,
     layout: Layout,
     seed: u32,
+    cipher: Option<Cipher>,
 }
 
 #[derive(Debug)]
@@ -68,6 +72,40 @@ impl Layout {
         generation != 0 && generation != (1 << self.generation_bits) - 1
     }
 
+    /// Largest id without prefix.
+    fn mask(self) -> u32 {
+        u32::MAX >> (u32::BITS - self.index_bits - self.generation_bits)
+    }
+
+    /// Ids that are never handed out, without prefix.
+    fn is_reserved(self, id: u32) -> bool {
+        id <= 1 || id == self.mask()
+    }
+
+    /// The image of an id among those that are not reserved: what leads out of them is sealed again
+    /// until it is back.
+    fn seal(self, cipher: &Cipher, id: u32) -> u32 {
+        let mut image = cipher.seal(id & self.mask());
+        while self.is_reserved(image) {
+            image = cipher.seal(image);
+        }
+        self.prefix | image
+    }
+
+    /// The id that became `image`.
+    fn open(self, cipher: &Cipher, image: u32) -> u32 {
+        let mut id = image & self.mask();
+        if self.is_reserved(id) {
+            return 0;
+        }
+        // Going on from an id that is not reserved leads back to it at the latest.
+        id = cipher.open(id);
+        while self.is_reserved(id) {
+            id = cipher.open(id);
+        }
+        id
+    }
+
     /// What follows `count`, without what is not legal.
     fn next(self, count: u32) -> u32 {
         if self.is_legal(count + 1) { count + 1 } else { 1 }
@@ -87,7 +125,13 @@ impl Layout {
 impl<T> Slab<T> {
     /// An empty table; `seed` chooses the order of the ids.
     pub(crate) fn new(layout: Layout, seed: u32) -> Slab<T> {
-        Slab { slots: Vec::new(), free: VecDeque::new(), layout, seed }
+        Slab { slots: Vec::new(), free: VecDeque::new(), layout, seed, cipher: None }
+    }
+
+    /// The same with sealed ids.
+    pub(crate) fn sealed(layout: Layout, rng: &mut SplitMix64) -> Slab<T> {
+        let cipher = Cipher::new(layout.index_bits + layout.generation_bits, rng);
+        Slab { cipher: Some(cipher), ..Slab::new(layout, rng.next_u32()) }
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -103,6 +147,9 @@ impl<T> Slab<T> {
         slot.count = layout.next(slot.count);
         let generation = layout.generation(slot.count, seed);
         slot.id = layout.id(index, generation);
+        if let Some(cipher) = &self.cipher {
+            slot.id = layout.seal(cipher, slot.id);
+        }
         slot.value = Some(make(slot.id, generation));
         Some(slot.id)
     }
@@ -124,7 +171,8 @@ impl<T> Slab<T> {
 
     /// The index of the live entry `id`.
     pub(crate) fn find(&self, id: u32) -> Option<u32> {
-        let index = self.layout.index_of(id);
+        let plain = self.cipher.as_ref().map_or(id, |cipher| self.layout.open(cipher, id));
+        let index = self.layout.index_of(plain);
         let slot = self.slots.get(index as usize)?;
         (slot.value.is_some() && slot.id == id).then_some(index)
     }
@@ -176,15 +224,35 @@ mod tests {
     #[test]
     fn reserved_ids_are_never_handed_out() {
         let layout = Layout::new(1, 8);
-        let mut slab = Slab::new(layout, 0);
-        let ids: Vec<u32> = (0..600)
-            .map(|_| {
+        let sealed = (0..50).map(|seed| Slab::sealed(layout, &mut SplitMix64::new(seed)));
+        for mut slab in sealed.chain([Slab::new(layout, 0)]) {
+            for _ in 0..600 {
                 let id = slab.insert_with(|_, _| ()).unwrap();
+                assert!(id > 1 && id < 0xff);
+                assert_eq!(slab.find(id), Some(0));
+                assert!([0, 1, 0xff].iter().all(|&id| slab.find(id).is_none()));
                 slab.remove(id);
-                id
-            })
-            .collect();
-        assert!(ids.iter().all(|&id| id > 1 && id < 0xff));
+            }
+        }
+    }
+
+    /// Without the key, all ids are alike: those of one slot and of neighbours are spread over all
+    /// numbers, and none comes back before the slot's generations are used up.
+    #[test]
+    fn sealed_ids_are_spread_over_all_numbers() {
+        let mut slab = Slab::sealed(Layout::new(1 << 12, 24), &mut SplitMix64::new(2));
+        let first: Vec<u32> = (0..1 << 12).filter_map(|_| slab.insert_with(|_, _| ())).collect();
+        let mut seen: BTreeSet<u32> = first.iter().copied().collect();
+        let mut buckets = [0_u32; 64];
+        let mut id = first[0];
+        for _ in 0..4_000 {
+            slab.remove(id);
+            id = slab.insert_with(|_, _| ()).unwrap();
+            assert!(seen.insert(id), "{id:#x} came back");
+            assert!(slab.get(id).is_some());
+        }
+        seen.iter().for_each(|id| buckets[(id >> 18) as usize] += 1);
+        assert!(buckets.iter().all(|count| (70..190).contains(count)), "{buckets:?}");
     }
 
     #[test]

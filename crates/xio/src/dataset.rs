@@ -54,6 +54,8 @@ pub enum Format {
     Npy {
         /// 1, 2 or 3.
         version: u8,
+        /// Bytes behind the array, which nobody reads.
+        trailing_bytes: u64,
     },
     /// Megatron `.bin` described by its `.idx`.
     Megatron {

@@ -63,4 +63,10 @@ pub trait Disk {
     /// A read that has ended, if there is one. A call that returns `None` has started everything that
     /// was submitted before it, so callers poll until they hear that.
     fn poll(&mut self) -> Option<DiskDone>;
+
+    /// How long a file is now, where the disk can tell. Asked only after a read came back short.
+    fn len_now(&self, file: FileId) -> Option<u64> {
+        let _ = file;
+        None
+    }
 }

@@ -95,6 +95,15 @@ pub struct TargetCounters {
     pub failed_work: u64,
 }
 
+/// What a session was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Requests answered with data.
+    pub requests: u64,
+    /// Bytes given to RDMA WRITE.
+    pub bytes: u64,
+}
+
 /// Where a register stands.
 #[derive(Clone, Copy, Debug)]
 enum State {
@@ -155,6 +164,7 @@ struct Session {
     /// Requests received and not answered.
     outstanding: u32,
     failed: bool,
+    served: Served,
 }
 
 impl Session {
@@ -290,6 +300,7 @@ impl Target {
             registers: 0,
             outstanding: 0,
             failed: false,
+            served: Served::default(),
         };
         for slot in 0..credits * SLOTS_PER_CREDIT {
             verbs.post_recv(qpn, session.receive(slot))?;
@@ -298,6 +309,11 @@ impl Target {
         self.turns.push_back(qpn);
         self.empty_handed += 1;
         Ok(())
+    }
+
+    /// What the session on `qpn` was given so far.
+    pub fn served(&self, qpn: Qpn) -> Option<Served> {
+        self.sessions.get(&qpn).map(|session| session.served)
     }
 
     /// Ends the session on `qpn`. Its registers come back, those the disk still fills a little later.
@@ -346,7 +362,7 @@ impl Target {
         busy |= self.start_reads(disk);
         if let Some(done) = disk.poll() {
             busy = true;
-            self.handle_read(verbs, memory, done);
+            self.handle_read(verbs, memory, disk, done);
         }
         busy
     }
@@ -444,7 +460,13 @@ impl Target {
         Turn::Taken
     }
 
-    fn handle_read<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M, done: DiskDone) {
+    fn handle_read<V: Verbs, M: Memory, D: Disk>(
+        &mut self,
+        verbs: &mut V,
+        memory: &mut M,
+        disk: &D,
+        done: DiskDone,
+    ) {
         let register = done.tag as u32;
         match self.registers.get(register as usize) {
             Some(State::Reading(job)) => {
@@ -452,7 +474,12 @@ impl Target {
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
                     return self.release(register, Some(job.qpn));
                 }
-                let outcome = self.convert(memory, register, &job, done.result);
+                let mut outcome = self.convert(memory, register, &job, done.result);
+                // A read behind the new end of the file says only that the end lies before it.
+                if let Outcome::Truncated { at_byte } = &mut outcome {
+                    let end = disk.len_now(job.source.file).unwrap_or(*at_byte);
+                    *at_byte = end.min(*at_byte);
+                }
                 self.respond(verbs, memory, register, &job, outcome);
             }
             Some(State::Orphan) => self.release(register, None),
@@ -516,6 +543,10 @@ impl Target {
                 }
                 self.counters.done += 1;
                 self.counters.written_bytes += u64::from(bytes);
+                if let Some(session) = self.sessions.get_mut(&job.qpn) {
+                    session.served.requests += 1;
+                    session.served.bytes += u64::from(bytes);
+                }
                 self.registers[register as usize] = State::Sending(job.qpn);
                 held = register;
             }

@@ -3,16 +3,20 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
 
+use super::daemons::span;
 use super::stream_args::StreamArgs;
 use super::{Console, Report};
-use crate::client::{self, Stream};
+use crate::client::{self, Options, Stream};
 use crate::exit::{CliError, Exit};
+
+/// How often `--wait` looks whether the daemons are there.
+const WAIT_LOOK: Duration = Duration::from_millis(100);
 
 /// Write the batches of a stream to a file or to standard output
 ///
@@ -48,8 +52,38 @@ pub(super) struct Cat {
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
 
+    /// How long to wait for a DPU or a target that is not there yet
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
+    wait: Duration,
+
     #[command(flatten)]
     stream: StreamArgs,
+}
+
+/// A file that is made, or made empty, when the first byte for it has come: until then an earlier
+/// output of that name stays what it was.
+struct LateFile<'a> {
+    path: &'a Path,
+    file: Option<BufWriter<File>>,
+}
+
+impl LateFile<'_> {
+    fn file(&mut self) -> io::Result<&mut BufWriter<File>> {
+        if self.file.is_none() {
+            self.file = Some(BufWriter::new(File::create(self.path)?));
+        }
+        self.file.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Write for LateFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file()?.flush()
+    }
 }
 
 /// What was written.
@@ -78,13 +112,12 @@ impl Cat {
         let options = self.stream.options()?;
         let offload = self.stream.offload;
         let started = Instant::now();
-        let mut stream = client::open(&self.url, &self.plan, offload, &options)?;
+        let mut stream = self.open(&options)?;
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {
                 let failed = |error| CliError::usage(format!("{}: {error}", path.display()));
-                let file = File::create(path).map_err(failed)?;
-                copy(&mut stream, &mut BufWriter::new(file), failed)?
+                copy(&mut stream, &mut LateFile { path, file: None }, failed)?
             }
             None => {
                 copy(&mut stream, &mut io::stdout().lock(), |error| CliError::from_output(&error))?
@@ -97,6 +130,21 @@ impl Cat {
             None => console.note(&written),
         }
         Ok(Exit::Good)
+    }
+
+    /// Opens the stream, again and again while nobody answers and there is time.
+    fn open(&self, options: &Options) -> Result<Stream, CliError> {
+        let started = Instant::now();
+        loop {
+            match client::open(&self.url, &self.plan, self.stream.offload, options) {
+                Err(error)
+                    if error.exit() == Exit::PeerUnreachable && started.elapsed() < self.wait =>
+                {
+                    std::thread::sleep(WAIT_LOOK);
+                }
+                opened => return opened,
+            }
+        }
     }
 }
 

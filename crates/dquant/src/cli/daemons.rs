@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +11,11 @@ use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
 use super::Report;
+use crate::control::peer::with_port;
 use crate::daemon::Ready;
 use crate::engine::{HostConfig, is_specific};
 use crate::exit::CliError;
+use crate::seed::fresh_seed;
 use crate::units;
 
 /// A time as people write it.
@@ -77,7 +79,7 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
 
-    /// Seed of keys, queue pair numbers and losses [default: from the process and the time]
+    /// Seed of keys, queue pair numbers and losses [default: drawn by the system]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
@@ -91,22 +93,29 @@ impl WireArgs {
                     "name the interface's own address with --roce: the packet checksum covers it",
                 ));
         }
-        let seed = self.seed.unwrap_or_else(fresh_seed);
+        let seed = self.seed.map_or_else(fresh_seed, Ok)?;
         Ok(HostConfig { roce, memory, loss_ppm: self.loss, seed })
     }
+}
+
+/// The first address of `host[:port]` that this machine has: what a daemon listens on.
+pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, CliError> {
+    let name = with_port(host, default_port);
+    let found = name.to_socket_addrs().map_err(|error| {
+        CliError::usage(format!("--control {host}: {error}"))
+            .hint("give an address or a name of this machine: HOST[:PORT]")
+    })?;
+    let found: Vec<SocketAddr> = found.collect();
+    let is_here = |address: &&SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
+    // An address that is not here is refused when it is listened on, with the system's reason.
+    let chosen = found.iter().find(is_here).or(found.first()).copied();
+    chosen.ok_or_else(|| CliError::usage(format!("--control {host}: the name has no address")))
 }
 
 /// Asks the kernel to end this process when the one that started it ends.
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CliError::usage(format!("cannot follow the starting process: {error}")))
-}
-
-/// A seed that differs between processes and starts, so that keys and numbers of an earlier life of a
-/// daemon mean nothing to the next. Not a secret: guessing keys is not what they protect against.
-pub(crate) fn fresh_seed() -> u64 {
-    let now = nic::clock::now().as_nanos();
-    now.rotate_left(20) ^ u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Says that a daemon serves.

@@ -1,13 +1,12 @@
 //! `dquant dpu`: a software DPU.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::Console;
-use super::daemons::{TokenArgs, WireArgs, die_with_parent, ready_report, span};
+use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, span};
 use crate::client::default_socket;
 use crate::control::CONTROL_PORT;
 use crate::daemon::{self, DpuConfig};
@@ -33,9 +32,11 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 
-    /// Address of the control plane
-    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), CONTROL_PORT + 2))]
-    control: SocketAddr,
+    /// Address of the control plane, by number or name
+    ///
+    /// The port is 4792 when none is given.
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    control: String,
 
     /// Registered memory for blocks on their way
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = units::size_bytes)]
@@ -55,6 +56,12 @@ pub(super) struct DpuCommand {
     #[command(flatten)]
     token: TokenArgs,
 
+    /// Write no line for each stream on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
+    #[arg(long)]
+    quiet: bool,
+
     /// End when the starting process ends
     #[arg(long, hide = true)]
     die_with_parent: bool,
@@ -66,10 +73,14 @@ impl DpuCommand {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        let control = listen_at(&self.control, CONTROL_PORT + 2)?;
+        if !self.quiet {
+            crate::log::enable();
+        }
         let config = DpuConfig {
             socket: self.socket.unwrap_or_else(default_socket),
-            host: self.wire.host(self.control.ip(), self.memory)?,
-            control: self.control,
+            host: self.wire.host(control.ip(), self.memory)?,
+            control,
             token,
             reconnect: self.reconnect,
             rings: self.rings,

@@ -82,6 +82,9 @@ struct Holding {
     sequences: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     documents: Option<u64>,
+    /// Bytes behind the array of a `.npy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trailing_bytes: Option<u64>,
     min_id: Option<i128>,
     max_id: Option<i128>,
     fits_u16: bool,
@@ -94,6 +97,10 @@ impl Holding {
             Format::Megatron { sequences, documents } => (Some(sequences), Some(documents)),
             Format::Flat | Format::Npy { .. } => (None, None),
         };
+        let trailing_bytes = match description.format {
+            Format::Npy { trailing_bytes, .. } if trailing_bytes > 0 => Some(trailing_bytes),
+            _ => None,
+        };
         Holding {
             file: source.path.display().to_string(),
             format: description.format.name(),
@@ -102,6 +109,7 @@ impl Holding {
             data_bytes: description.data_bytes(),
             sequences,
             documents,
+            trailing_bytes,
             min_id: scan.range.map(|(min, _)| min),
             max_id: scan.range.map(|(_, max)| max),
             fits_u16: scan.range.is_none_or(|(min, max)| min >= 0 && max <= i128::from(u16::MAX)),
@@ -119,6 +127,9 @@ impl fmt::Display for Holding {
         writeln!(f, "{}: {}, {tokens} {} tokens, {bytes}", self.file, self.format, self.dtype)?;
         if let (Some(sequences), Some(documents)) = (self.sequences, self.documents) {
             writeln!(f, "  documents    {} in {} sequences", Count(documents), Count(sequences))?;
+        }
+        if let Some(bytes) = self.trailing_bytes {
+            writeln!(f, "  note         {bytes} bytes behind the array are ignored")?;
         }
         let (Some(min), Some(max)) = (self.min_id, self.max_id) else {
             return write!(f, "  ids          none");

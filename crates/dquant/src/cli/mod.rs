@@ -30,7 +30,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use console::{Console, Report};
-pub(crate) use daemons::fresh_seed;
 
 use crate::exit::{CliError, Exit};
 
@@ -106,11 +105,20 @@ impl Command {
 
 /// Runs the program with these arguments, the program's own name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let exit = match Cli::try_parse_from(args) {
+    let exit = match Cli::try_parse_from(without_help_flags(args)) {
         Ok(cli) => execute(cli),
         Err(error) => explain(&error),
     };
     ExitCode::from(exit as u8)
+}
+
+/// `dquant help … --help` asks for the same page twice; clap takes the flag for the name of a command.
+fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut args = args.peekable();
+    let program = args.next();
+    let asks_for_help = args.peek().is_some_and(|arg| arg == "help");
+    let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
+    program.into_iter().chain(args.filter(move |arg| !redundant(arg)))
 }
 
 fn execute(cli: Cli) -> Exit {

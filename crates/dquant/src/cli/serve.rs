@@ -1,13 +1,12 @@
 //! `dquant serve`: a storage target.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
 use nic::disk::IoChoice;
 
 use super::Console;
-use super::daemons::{TokenArgs, WireArgs, die_with_parent, ready_report};
+use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report};
 use crate::control::CONTROL_PORT;
 use crate::daemon::{self, ServeConfig};
 use crate::exit::{CliError, Exit};
@@ -30,9 +29,11 @@ pub(super) struct Serve {
     #[arg(long = "root", required = true, value_name = "DIR")]
     roots: Vec<PathBuf>,
 
-    /// Address of the control plane
-    #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), CONTROL_PORT))]
-    control: SocketAddr,
+    /// Address of the control plane, by number or name
+    ///
+    /// The port is 4790 when none is given.
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    control: String,
 
     /// Registers of 1 MiB that all sessions share
     ///
@@ -51,6 +52,12 @@ pub(super) struct Serve {
 
     #[command(flatten)]
     token: TokenArgs,
+
+    /// Write no line for each session on standard error
+    ///
+    /// Without it a line says what begins, ends, fails or is refused.
+    #[arg(long)]
+    quiet: bool,
 
     /// End when the starting process ends
     #[arg(long, hide = true)]
@@ -95,10 +102,14 @@ impl Serve {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        let control = listen_at(&self.control, CONTROL_PORT)?;
+        if !self.quiet {
+            crate::log::enable();
+        }
         let config = ServeConfig {
             roots: self.roots,
-            host: self.wire.host(self.control.ip(), 0)?,
-            control: self.control,
+            host: self.wire.host(control.ip(), 0)?,
+            control,
             registers: self.registers,
             io: self.io.into(),
             token,

@@ -10,7 +10,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, on_end_signal};
+use crate::tokenize::sink::unfinished_path;
 use crate::tokenize::{self, Encoding, Event, Job, Skip, TokenType, TokenizeError, Totals};
 use crate::units::{self, Bytes, Count};
 
@@ -66,6 +67,9 @@ impl Tokenize {
             chunk_bytes: self.chunk,
             threads: threads.map_or(1, NonZeroUsize::get),
         };
+        if let Some(path) = unfinished_path(&self.output) {
+            on_end_signal(move || drop(std::fs::remove_file(path)))?;
+        }
         let mut narrator =
             Narrator { console, started: Instant::now(), shown: Instant::now(), skipped: 0 };
         let totals = tokenize::run(&job, &mut |event| narrator.tell(event));
@@ -135,6 +139,9 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::DoesNotFit { .. } => CliError::check_failed(&error).hint(
             "write u32 (--dtype u32), or use an encoding below 65,536 ids (r50k_base, p50k_base)",
         ),
+        TokenizeError::NoDocuments { .. } => {
+            CliError::check_failed(&error).hint("nothing was written; name files of UTF-8 text")
+        }
         TokenizeError::OutputIsInput { .. } | TokenizeError::OutputNotAFile { .. } => {
             CliError::usage(&error).hint("choose another name with -o")
         }

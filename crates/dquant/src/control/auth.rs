@@ -6,7 +6,8 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-use super::gate::Call;
+use super::gate::{self, Call};
+use crate::log;
 use crate::status::Event;
 
 /// Calls refused for a missing or wrong token, by this process.
@@ -33,10 +34,12 @@ impl Interceptor for CheckToken {
             return Ok(request);
         }
         REFUSED.count();
-        Err(Status::unauthenticated(match given {
+        let why = match given {
             Some(_) => "the token is not the one this daemon was started with",
             None => "the call carries no token",
-        }))
+        };
+        log::line(format_args!("call from {} refused: {why}", gate::origin_of(&request)));
+        Err(Status::unauthenticated(why))
     }
 }
 

@@ -27,6 +27,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
+use crate::log;
 use crate::status::Event;
 
 /// Connections at once, or half of the process's descriptors where that is less.
@@ -159,10 +160,11 @@ impl Gate {
                         // A connection that gave way closes its socket before the next comes in.
                         tokio::task::yield_now().await;
                     }
-                    Err(_) => {
+                    Err(error) => {
                         // Out of descriptors, most likely: the connection waits in the kernel, and
                         // asking again at once would be a busy loop.
                         ACCEPT_ERRORS.count();
+                        log::line(format_args!("cannot accept connections: {error}"));
                         sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -189,6 +191,8 @@ impl Gate {
             };
             if let Err(refused) = made {
                 refused.count();
+                let why = "callers hold every place";
+                log::line(format_args!("connection from {peer} refused: {why}"));
                 return None;
             }
             places.push(Place { id, origin, activity: Arc::clone(&activity), _open: open });
@@ -198,7 +202,7 @@ impl Gate {
         // A socket that refuses is only slower.
         let _ = tcp.set_nodelay(true);
         let deadline = Box::pin(sleep_until(Instant::now() + self.limits.handshake));
-        let caller = Caller { activity, gate: Arc::clone(self) };
+        let caller = Caller { peer, activity, gate: Arc::clone(self) };
         Some(ControlStream {
             tcp,
             id,
@@ -234,6 +238,7 @@ fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<(
 /// Who makes a call: travels with every request of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
+    peer: SocketAddr,
     activity: Arc<Activity>,
     gate: Arc<Gate>,
 }
@@ -265,6 +270,12 @@ impl Call {
         request.extensions_mut().insert(Arc::new(Call(caller)));
         Ok(())
     }
+}
+
+/// Where a request comes from, for people.
+pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
+    let caller = request.extensions().get::<Caller>();
+    caller.map_or_else(|| "somewhere".into(), |caller| caller.peer.to_string())
 }
 
 impl Drop for Call {
@@ -304,6 +315,8 @@ impl ControlStream {
         while self.deadline.as_mut().poll(cx).is_ready() {
             if self.preface_left > 0 {
                 CLOSED_HANDSHAKE.count();
+                let (peer, after) = (self.caller.peer, self.caller.gate.limits.handshake);
+                log::line(format_args!("connection from {peer} closed: no HTTP/2 in {after:?}"));
                 return true;
             }
             let begun = self.caller.activity.begun.load(Ordering::Relaxed);

@@ -16,11 +16,11 @@ use crate::exit::CliError;
 /// How often an idle connection is looked at, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// `host[:port]` with the default port filled in.
-pub fn with_port(host: &str) -> String {
+/// `host[:port]` with the port filled in where there is none.
+pub fn with_port(host: &str, default_port: u16) -> String {
     let bare_v6 = host.starts_with('[') && host.ends_with(']');
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{CONTROL_PORT}") }
+    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
 }
 
 /// A daemon that took our connection.
@@ -44,7 +44,7 @@ impl Peer {
         host: &str,
         command: &str,
     ) -> Result<Peer, CliError> {
-        let name = with_port(host);
+        let name = with_port(host, CONTROL_PORT);
         let endpoint = Endpoint::from_shared(format!("http://{name}"))
             .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
             .connect_timeout(CALL_TIMEOUT)
@@ -98,10 +98,35 @@ impl Peer {
                 .hint("give the daemon's token with --token, --token-file or DQUANT_TOKEN"),
             _ => CliError::usage(text),
         };
+        let error = if is_transient(status.code()) { error.transient() } else { error };
         match hint {
             Some(hint) => error.hint(hint),
             None => error,
         }
+    }
+}
+
+/// Whether a refusal may pass by itself: the daemon was short of something, or had trouble of its own.
+/// Whether a token is right, a dataset is there or a request makes sense does not change by waiting.
+fn is_transient(code: Code) -> bool {
+    match code {
+        Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted
+        | Code::Aborted
+        | Code::Internal
+        | Code::Unavailable => true,
+        Code::Ok
+        | Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::DataLoss
+        | Code::Unauthenticated => false,
     }
 }
 
@@ -112,4 +137,50 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
         cause = source;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Exit;
+
+    /// A peer that nobody connects to.
+    fn peer() -> Peer {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let _entered = runtime.enter();
+        let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        Peer { role: "target", name: "t:1".into(), channel }
+    }
+
+    #[test]
+    fn every_code_is_tried_again_or_is_not() {
+        use Exit::{PeerUnreachable, Usage};
+        let table = [
+            (Code::Ok, Usage, false),
+            (Code::Cancelled, PeerUnreachable, true),
+            (Code::Unknown, PeerUnreachable, true),
+            (Code::InvalidArgument, Usage, false),
+            (Code::DeadlineExceeded, PeerUnreachable, true),
+            (Code::NotFound, Usage, false),
+            (Code::AlreadyExists, Usage, false),
+            (Code::PermissionDenied, Usage, false),
+            (Code::ResourceExhausted, Usage, true),
+            (Code::FailedPrecondition, Usage, false),
+            (Code::Aborted, Usage, true),
+            (Code::OutOfRange, Usage, false),
+            (Code::Unimplemented, Usage, false),
+            (Code::Internal, Usage, true),
+            (Code::Unavailable, PeerUnreachable, true),
+            (Code::DataLoss, Usage, false),
+            (Code::Unauthenticated, Usage, false),
+        ];
+        let peer = peer();
+        for (number, (code, exit, transient)) in table.into_iter().enumerate() {
+            assert_eq!(Code::from_i32(number as i32), code, "a code is missing");
+            let error = peer.refused(&Status::new(code, "no\nwait"));
+            assert_eq!((error.exit(), error.is_transient()), (exit, transient), "{code:?}");
+            assert_eq!(error.parts().1.as_deref(), Some("wait"), "{code:?}");
+        }
+    }
 }

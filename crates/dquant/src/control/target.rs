@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nic::clock;
 use roce::endpoint::Reliability;
@@ -13,6 +14,8 @@ use tokio_stream::Stream;
 use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
+use xio::dataset::Format;
+use xio::target::Served;
 
 use super::auth::{self, AddToken};
 use super::gate::{self, Call, Gate};
@@ -29,6 +32,7 @@ use crate::engine::{
     Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu,
 };
 use crate::exit::CliError;
+use crate::log;
 use crate::status::Counters;
 
 /// The gRPC service of a storage target.
@@ -69,7 +73,13 @@ impl TargetService {
             .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
         let credits = first.credits.clamp(1, MAX_CREDITS);
         let found = self.find(first.datasets).await?;
-        let datasets = found.iter().map(|found| found.info.clone()).collect();
+        for Found { info, layout, .. } in &found {
+            if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
+                let name = &info.name;
+                log::line(format_args!("{name}: {bytes} bytes behind the array are ignored"));
+            }
+        }
+        let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found
             .into_iter()
             .map(|found| SessionSource { file: found.file, layout: found.layout })
@@ -80,7 +90,10 @@ impl TargetService {
         let (ours, guard) = self.open(spec).await?;
         let target = Some(queue_pair(&ours, mtu.bytes()));
         let mtu = mtu.bytes();
-        Ok((SessionReply { target, credits, mtu, datasets }, Open { ended, _guard: guard }))
+        let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
+        log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
+        let open = Open { name, begun: Instant::now(), ended, guard };
+        Ok((SessionReply { target, credits, mtu, datasets }, open))
     }
 
     /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
@@ -114,9 +127,43 @@ impl TargetService {
 
 /// An open session, as its control stream holds it.
 struct Open {
+    /// For people.
+    name: String,
+    begun: Instant,
     /// Comes when the engine has ended the session.
-    ended: oneshot::Receiver<()>,
-    _guard: Guard,
+    ended: oneshot::Receiver<Served>,
+    guard: Guard,
+}
+
+impl Open {
+    /// Waits until the reader hangs up, by `closed`, or the queue pair fails; ends the session, and tells.
+    async fn last(mut self, closed: impl Future<Output = ()>) {
+        // A reader that waits for answers does not hear that our queue pair failed, unless the
+        // stream ends on our side.
+        let (why, served) = tokio::select! {
+            () = closed => ("the reader hung up", None),
+            served = &mut self.ended => ("its queue pair failed", served.ok()),
+        };
+        drop(self.guard);
+        let served = match served {
+            Some(served) => served,
+            None => self.ended.await.unwrap_or_default(),
+        };
+        let Served { requests, bytes } = served;
+        let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
+        log::line(format_args!(
+            "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"
+        ));
+    }
+}
+
+/// The first of them, and how many there are.
+fn names_of(datasets: &[DatasetInfo]) -> String {
+    let first = datasets.first().map_or("nothing", |dataset| dataset.name.as_str());
+    match datasets.len() {
+        0 | 1 => first.to_owned(),
+        count => format!("{first} and {} more", count - 1),
+    }
 }
 
 /// Closes the session when its control stream ends, however that happens.
@@ -126,6 +173,11 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.0.close();
     }
+}
+
+fn tell_refusal(what: &str, from: &str, status: &Status) {
+    let why = status.message().lines().next().unwrap_or_default();
+    log::line(format_args!("{what} refused for {from}: {why}"));
 }
 
 fn engine_status(error: EngineError) -> Status {
@@ -145,8 +197,9 @@ impl Target for TargetService {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
-        let _call = Call::of(&request);
-        let found = self.find(request.into_inner().datasets).await?;
+        let (_call, from) = (Call::of(&request), gate::origin_of(&request));
+        let found = self.find(request.into_inner().datasets).await;
+        let found = found.inspect_err(|status| tell_refusal("datasets", &from, status))?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))
     }
@@ -157,25 +210,21 @@ impl Target for TargetService {
         &self,
         request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<SessionStream>, Status> {
-        let call = Call::of(&request);
+        let (call, from) = (Call::of(&request), gate::origin_of(&request));
         let mut inbound = request.into_inner();
         let first = inbound.message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
-        let (reply, open) = self.begin(first).await?;
+        let begun = self.begin(first).await;
+        let (reply, open) = begun.inspect_err(|status| tell_refusal("session", &from, status))?;
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let (Open { ended, _guard }, _call) = (open, call);
-            if send.send(Ok(reply)).await.is_err() {
-                return;
-            }
+            let _call = call;
+            let answered = send.send(Ok(reply)).await;
             // Only the end of the stream matters; it comes as an error when the peer was killed.
-            let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
-            // A reader that waits for answers does not hear that our queue pair failed, unless the
-            // stream ends on our side.
-            tokio::select! {
-                () = closed => {}
-                _ = ended => {}
-            }
+            let closed = async {
+                while answered.is_ok() && matches!(inbound.message().await, Ok(Some(_))) {}
+            };
+            open.last(closed).await;
         });
         let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
         Ok(Response::new(Box::pin(outbound)))
@@ -199,7 +248,7 @@ pub fn status_reply(
     notes: &[String],
 ) -> StatusReply {
     let cpu = clock::process_cpu();
-    counters.set_events(gate::EVENTS.into_iter().chain([&auth::REFUSED]));
+    counters.set_events(gate::EVENTS.into_iter().chain([&auth::REFUSED, &log::SUPPRESSED]));
     StatusReply {
         role: role.into(),
         version: env!("CARGO_PKG_VERSION").into(),

@@ -10,11 +10,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::Job;
 use super::trainer::Event;
-use crate::exit::CliError;
+use crate::exit::{CliError, on_end_signal};
 
 /// How long a child may take to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -32,8 +31,10 @@ impl Workspace {
         let path = std::env::temp_dir().join(format!("dquant-demo-{}", std::process::id()));
         std::fs::create_dir_all(&path)
             .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
-        let token = format!("demo-{:016x}", crate::cli::fresh_seed());
-        remove_on_signal(path.clone())?;
+        let token = format!("demo-{:016x}", crate::seed::fresh_seed()?);
+        // As `Drop` does when the demo ends by itself. The children end with their parent.
+        let folder = path.clone();
+        on_end_signal(move || drop(std::fs::remove_dir_all(folder)))?;
         Ok(Workspace { path, token })
     }
 
@@ -51,31 +52,6 @@ impl Workspace {
     pub fn socket(&self) -> PathBuf {
         self.path.join("dpu.sock")
     }
-}
-
-/// Removes the folder when the demo is asked to end, as `Drop` does when it ends by itself. The children
-/// end with their parent.
-fn remove_on_signal(path: PathBuf) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(CliError::usage)?;
-    let signals = {
-        let _entered = runtime.enter();
-        signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
-    };
-    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
-    let wait = move || {
-        let code = runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => 143,
-                _ = interrupt.recv() => 130,
-            }
-        });
-        let _ = std::fs::remove_dir_all(&path);
-        std::process::exit(code);
-    };
-    std::thread::Builder::new().name("demo-signals".into()).spawn(wait).map_err(CliError::usage)?;
-    Ok(())
 }
 
 impl Drop for Workspace {
@@ -184,7 +160,7 @@ impl Daemon {
 
     fn start(mut command: Command, job: &Job<'_>) -> Result<Daemon, CliError> {
         let loss = format!("{}ppm", job.config.loss_ppm);
-        command.args(["--loss", &loss, "--seed", &job.config.seed.to_string()]);
+        command.arg("--quiet").args(["--loss", &loss, "--seed", &job.config.seed.to_string()]);
         let (child, mut out) = spawn(&mut command)?;
         let mut line = String::new();
         let read = out.read_line(&mut line);

@@ -3,6 +3,7 @@
 //! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and,
 //! without offload, inside the host process: only who pays for its CPU differs.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::SyncSender;
@@ -10,7 +11,7 @@ use std::thread::JoinHandle;
 
 use nic::clock;
 use nic::pool::PoolRange;
-use nic::ring::Producer;
+use nic::ring::{Producer, ProducerCounters};
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
@@ -24,7 +25,7 @@ use super::{
 };
 use crate::budget::RingLease;
 use crate::engine::sink::RingSink;
-use crate::status::Counters;
+use crate::status::{self, Counters};
 
 /// Streams at once: one sleep watches the credits of all of them.
 pub const MAX_STREAMS: usize = 12;
@@ -71,6 +72,21 @@ pub enum Event {
     },
 }
 
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a stream did so far.
+#[derive(Clone, Debug)]
+pub struct StreamReport {
+    /// Batches, bytes, mishaps.
+    pub counters: ReaderCounters,
+    /// Why it ended early, if it did.
+    pub failure: Option<String>,
+}
+
 /// What the control plane may ask.
 #[derive(Debug)]
 pub enum Command {
@@ -81,7 +97,7 @@ pub enum Command {
     /// Connect that queue pair to the target's, with so many credits.
     Connect(StreamId, Peer, SyncSender<Result<(), EngineError>>),
     /// Report what the stream did.
-    Stream(StreamId, SyncSender<Option<ReaderCounters>>),
+    Stream(StreamId, SyncSender<Option<StreamReport>>),
     /// Report counters.
     Status(SyncSender<Counters>),
 }
@@ -175,6 +191,7 @@ struct Engine {
     ended: ReaderCounters,
     turns: Turns,
     disposer: Disposer,
+    ended_rings: ProducerCounters,
 }
 
 impl DpuEngine {
@@ -195,6 +212,7 @@ impl DpuEngine {
             ended: ReaderCounters::default(),
             turns: Turns::new(clock::now()),
             disposer,
+            ended_rings: ProducerCounters::default(),
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
@@ -317,8 +335,11 @@ impl Engine {
                 Work::Connect
             }
             Command::Stream(id, reply) => {
-                let counters = self.stream(id).map(|stream| *stream.reader.counters());
-                let _ = reply.send(counters);
+                let report = self.stream(id).map(|stream| StreamReport {
+                    counters: *stream.reader.counters(),
+                    failure: stream.sink.failure().map(str::to_owned),
+                });
+                let _ = reply.send(report);
                 Work::Status
             }
             Command::Status(reply) => {
@@ -403,6 +424,7 @@ impl Engine {
         }
         stream.domain.close(&mut self.host);
         add(&mut self.ended, stream.reader.counters());
+        add_ring(&mut self.ended_rings, &stream.sink.counters());
         let Stream { reader, sink, ring, events, .. } = stream;
         // In this order: the ring's memory is free when its share is given back.
         self.disposer.dispose((reader, sink, ring, events));
@@ -410,13 +432,17 @@ impl Engine {
 
     fn status(&self) -> Counters {
         let mut counters = Counters::of_host(&self.host);
-        let mut sum = self.ended;
+        let (mut sum, mut rings) = (self.ended, self.ended_rings);
         for stream in &self.streams {
             add(&mut sum, stream.reader.counters());
+            add_ring(&mut rings, &stream.sink.counters());
         }
         counters.set("dpu.streams", self.streams.len() as u64);
         counters.set("dpu.memory_free_bytes", self.host.pool.free_bytes());
-        for (name, value) in crate::status::reader_counters(&sum) {
+        for (name, value) in status::reader_counters(&sum) {
+            counters.set(name, value);
+        }
+        for (name, value) in status::ring_counters(&rings) {
             counters.set(name, value);
         }
         self.turns.report(&mut counters);
@@ -459,4 +485,15 @@ fn add(sum: &mut ReaderCounters, part: &ReaderCounters) {
     sum.lost_connections += part.lost_connections;
     sum.waits_for_data += part.waits_for_data;
     sum.waits_for_host += part.waits_for_host;
+}
+
+fn add_ring(sum: &mut ProducerCounters, part: &ProducerCounters) {
+    sum.slots += part.slots;
+    sum.bytes += part.bytes;
+    sum.doorbells += part.doorbells;
+    sum.doorbells_held += part.doorbells_held;
+    sum.credit_waits += part.credit_waits;
+    sum.credit_wakeups_empty += part.credit_wakeups_empty;
+    sum.bad_release_words += part.bad_release_words;
+    sum.bad_sleep_words += part.bad_sleep_words;
 }

@@ -358,7 +358,7 @@ fn sleep(host: &Host, waiter: &Waiter, fds: &[BorrowedFd<'_>]) {
     let timeout = host.sleep_time(clock::now());
     if let Err(error) = waiter.wait(fds, Some(timeout)) {
         // poll(2) fails only for want of kernel memory: do not turn that into a busy loop.
-        eprintln!("dquant: engine cannot sleep: {error}");
+        crate::log::line(format_args!("engine cannot sleep: {error}"));
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }

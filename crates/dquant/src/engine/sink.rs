@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use nic::ring::{Producer, SlotIndex, SlotMeta as RingMeta};
+use nic::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta};
 use xio::reader::{Sink, SlotMeta, StreamError};
 
 /// Error codes in the ring, stable because clients of another version may read them.
@@ -23,6 +23,8 @@ pub(crate) struct RingSink {
     targets: Vec<String>,
     /// Why a target could not be reached again.
     loss: String,
+    /// Why the stream ended early.
+    failure: Option<String>,
     doorbell_slots: u32,
     taken: Option<SlotIndex>,
     waits_for_credit: bool,
@@ -41,6 +43,7 @@ impl RingSink {
             names,
             targets,
             loss: String::new(),
+            failure: None,
             doorbell_slots,
             taken: None,
             waits_for_credit: false,
@@ -75,6 +78,16 @@ impl RingSink {
         self.loss = why;
     }
 
+    /// Why the stream ended early, if it did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// What the ring's producer did.
+    pub(crate) fn counters(&self) -> ProducerCounters {
+        self.producer.counters()
+    }
+
     fn name(&self, dataset: u32) -> &str {
         self.names.get(dataset as usize).map_or("?", String::as_str)
     }
@@ -90,6 +103,11 @@ impl RingSink {
             }
             StreamError::Truncated { dataset, at_byte } => {
                 let name = self.name(dataset);
+                if at_byte == 0 {
+                    return format!(
+                        "{name}: the file is empty now: it was cut short while it was read"
+                    );
+                }
                 format!(
                     "{name}: the file now ends at byte {at_byte}: it was cut short while it was read"
                 )
@@ -150,6 +168,7 @@ impl Sink for RingSink {
         };
         let text = self.describe(error);
         self.producer.fail(code, &text);
+        self.failure = Some(text);
         // Slots that come back are of no more use: waiting for them would keep the engine awake.
         self.waits_for_credit = false;
     }

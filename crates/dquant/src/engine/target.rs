@@ -13,14 +13,14 @@ use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, SessionMemory, Source, Target, WORK_PER_CREDIT,
+    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, Served, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
 
 use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
     Turns, Work, sleep,
 };
-use crate::status::Counters;
+use crate::status::{self, Counters};
 
 /// Disk reads in flight.
 const DISK_QUEUE: u32 = 64;
@@ -51,8 +51,8 @@ pub struct SessionSpec {
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
     pub credits: u32,
-    /// Dropped when the session ends, also by itself: when its queue pair failed.
-    pub ended: oneshot::Sender<()>,
+    /// Told when the session ends, also by itself: when its queue pair failed.
+    pub ended: oneshot::Sender<Served>,
     /// What the engine looks at for the session's end.
     pub signals: Signals,
 }
@@ -124,7 +124,7 @@ struct Session {
     domain: Domain,
     files: Vec<FileId>,
     signals: Signals,
-    _ended: oneshot::Sender<()>,
+    ended: oneshot::Sender<Served>,
 }
 
 struct Engine {
@@ -269,7 +269,7 @@ impl Engine {
         let SessionSpec { sources, reader, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let address = QpAddress { reliability: reader.reliability, ..address };
-        let mut session = Session { qpn, domain, files, signals, _ended: ended };
+        let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
         self.sessions.push(session);
@@ -327,7 +327,10 @@ impl Engine {
             return;
         };
         let session = self.sessions.swap_remove(index);
+        let served = self.target.served(qpn).unwrap_or_default();
         self.target.close(qpn);
+        // Nobody listens where the control call has gone.
+        let _ = session.ended.send(served);
         let gone = self.host.endpoint.destroy_qp(qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
         session.domain.close(&mut self.host);
@@ -354,13 +357,10 @@ impl Engine {
         let mut counters = Counters::of_host(&self.host);
         let target = self.target.counters();
         counters.set("target.sessions", self.sessions.len() as u64);
-        counters.set("target.requests_done", target.done);
-        counters.set("target.source_bytes", target.source_bytes);
-        counters.set("target.written_bytes", target.written_bytes);
-        counters.set("target.overflow", target.overflow);
-        counters.set("target.truncated", target.truncated);
-        counters.set("target.storage_errors", target.storage_errors);
-        counters.set("target.failed_work", target.failed_work);
+        let disk = status::disk_counters(self.disk.counters());
+        for (name, value) in status::target_counters(target).into_iter().chain(disk) {
+            counters.set(name, value);
+        }
         counters.set("target.free_registers", self.target.free_registers() as u64);
         counters.set("target.registers", self.target.register_count() as u64);
         counters.set("target.files_direct", self.direct_files);

@@ -125,6 +125,14 @@ pub enum TokenizeError {
         /// The inputs as given.
         inputs: String,
     },
+    /// Every file was left out.
+    #[error("no file holds text: {skipped_not_utf8} are not UTF-8, {skipped_empty} are empty")]
+    NoDocuments {
+        /// Files that are not UTF-8.
+        skipped_not_utf8: u64,
+        /// Files of no bytes.
+        skipped_empty: u64,
+    },
     /// The output would replace one of the inputs.
     #[error("{} is to be read and to be written", path.display())]
     OutputIsInput {

@@ -175,6 +175,10 @@ impl<'a> Writer<'a> {
         for item in items {
             self.write(item)?;
         }
+        let Totals { documents, skipped_not_utf8, skipped_empty, .. } = self.totals;
+        if documents == 0 {
+            return Err(TokenizeError::NoDocuments { skipped_not_utf8, skipped_empty });
+        }
         self.sink.commit()?;
         Ok(self.totals)
     }

@@ -1,9 +1,10 @@
 //! The output: a flat little-endian file of ids that appears complete or not at all.
 //!
 //! Tokens go to a file of another name in the same folder. [`Sink::commit`] flushes it to the disk and renames it; a
-//! sink that is dropped before that removes it. So whoever opens the output under its name sees the whole of it, and
+//! sink that is dropped before that removes it, and the command does so on Ctrl-C. So whoever opens the output under its name sees the whole of it, and
 //! an interrupted run leaves the previous output as it was.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,18 @@ pub enum SinkError {
     Io(io::Error),
 }
 
+/// What the output `path` is called until it is complete.
+pub fn unfinished_path(path: &Path) -> Option<PathBuf> {
+    path.file_name().map(|name| unfinished(path, name))
+}
+
+fn unfinished(path: &Path, name: &OsStr) -> PathBuf {
+    let mut unfinished = OsString::from(".");
+    unfinished.push(name);
+    unfinished.push(format!(".{}.part", process::id()));
+    path.with_file_name(unfinished)
+}
+
 /// A token file that is being written.
 #[derive(Debug)]
 pub struct Sink {
@@ -67,10 +80,7 @@ impl Sink {
         if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(TokenizeError::OutputNotAFile { path: path.to_owned() });
         }
-        let mut unfinished_name = std::ffi::OsString::from(".");
-        unfinished_name.push(name);
-        unfinished_name.push(format!(".{}.part", process::id()));
-        let unfinished = path.with_file_name(unfinished_name);
+        let unfinished = unfinished(path, name);
         let file = File::create(&unfinished).map_err(TokenizeError::io("create", &unfinished))?;
         let file = BufWriter::with_capacity(1 << 20, file);
         Ok(Sink { file, dtype, unfinished, finished: path.to_owned(), committed: false })

@@ -53,6 +53,17 @@ fn every_command_of_the_overview_is_covered_here() {
 }
 
 #[test]
+fn help_of_help_is_help() {
+    let folder = Folder::new("help-help");
+    let overview = folder.run(&["--help"]).good().stdout;
+    for flag in ["--help", "-h"] {
+        assert_eq!(folder.run(&["help", flag]).good().stdout, overview);
+        let page = folder.run(&["help", "cat", flag]).good().stdout;
+        assert_eq!(page, folder.run(&["cat", "--help"]).good().stdout);
+    }
+}
+
+#[test]
 fn lines_of_help_fit_a_wide_terminal() {
     let folder = Folder::new("help-width");
     for command in COMMANDS {

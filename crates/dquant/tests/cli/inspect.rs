@@ -107,3 +107,21 @@ fn either_half_of_a_megatron_pair_will_do() {
     folder.write("b.bin", u16s(&[1, 2, 3, 4]));
     folder.run(&["inspect", "b.bin"]).failed(2, "b.idx", "");
 }
+
+#[test]
+fn bytes_behind_the_array_of_a_npy_are_a_note() {
+    let folder = Folder::new("inspect-trailing");
+    let dict = "{'descr': '<u2', 'fortran_order': False, 'shape': (3,), }";
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((dict.len() as u16).to_le_bytes());
+    file.extend(dict.as_bytes());
+    file.extend([1, 0, 2, 0, 3, 0]);
+    folder.write("exact.npy", &file);
+    file.extend([7; 5]);
+    folder.write("more.npy", &file);
+    let more = folder.run(&["inspect", "more.npy"]).good().stdout;
+    assert!(more.contains("3 u16 tokens") && more.contains("5 bytes behind the array"), "{more}");
+    let json = folder.run(&["inspect", "more.npy", "--json"]).good().json();
+    assert_eq!((&json["tokens"], &json["trailing_bytes"]), (&3.into(), &5.into()));
+    assert!(!folder.run(&["inspect", "exact.npy"]).good().stdout.contains("note"));
+}

@@ -1,6 +1,8 @@
 //! `dquant tokenize`: ids, order, types, and what is left out.
 
 use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
 
 use super::Folder;
 
@@ -155,4 +157,37 @@ fn an_output_among_the_inputs_is_refused() {
     let ran =
         folder.run(&["tokenize", "a.txt", "--encoding", "r50k_base", "-o", "no/such/out.bin"]);
     ran.failed(2, "no/such", "must exist");
+}
+
+#[test]
+fn inputs_without_any_text_are_an_error_and_leave_no_output() {
+    let folder = Folder::new("tokenize-nothing");
+    folder.write("t/b.jpg", b"text\xff\xd8");
+    folder.write("t/c.txt", "");
+    folder.write("out.bin", "what was there before");
+    let ran = folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin"]);
+    assert_eq!(ran.exit, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("no file holds text: 1 are not UTF-8, 1 are empty"), "{ran:?}");
+    assert_eq!(folder.read("out.bin"), b"what was there before");
+}
+
+#[test]
+fn an_interrupted_run_leaves_nothing_behind() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let folder = Folder::new(&format!("tokenize-interrupted-{code}"));
+        // A pipe in the place of a file would be refused, so there is work for a while.
+        folder.write("a.txt", "It isn't 1234567 words. ".repeat(2_000_000));
+        let args = ["tokenize", "a.txt", "--encoding", "o200k_base", "--jobs", "1", "-o", "a.bin"];
+        let mut command = folder.command(&args);
+        let mut child = command.stdout(Stdio::null()).spawn().expect("the program starts");
+        let files = || fs::read_dir(&folder.0).expect("readable").count();
+        while files() < 2 {
+            assert!(child.try_wait().expect("our child").is_none(), "it ended too early");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&child), signal).expect("it runs");
+        assert_eq!(child.wait().expect("our child").code(), Some(code));
+        assert_eq!(files(), 1, "only the input is left");
+    }
 }

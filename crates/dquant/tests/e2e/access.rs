@@ -101,10 +101,30 @@ fn daemons_say_why_they_cannot_start() {
     for (args, parts, hint) in cases {
         world.run(args).failed(2, parts, hint);
     }
+    let nowhere = world.run(&["dpu", "--socket", "/nonexistent/dpu.sock"]);
+    nowhere.failed(2, &["/nonexistent/dpu.sock"], "must exist and be writable");
+    world.run(&["dpu", "--socket", path(dpu.socket())]).failed(2, &[], "another DPU serves");
     // Whoever could not start has not disturbed the one that serves.
     target.status(&world);
     dpu.status(&world);
     assert!(dpu.socket().exists());
+}
+
+#[test]
+fn a_control_address_may_be_a_name() {
+    let Some(world) = World::new("a_control_address_may_be_a_name") else {
+        return;
+    };
+    let at_name = ["--control", "localhost:0"];
+    for daemon in [world.target(&at_name), world.dpu(&at_name)] {
+        let at: std::net::SocketAddr = daemon.control().parse().expect("an address");
+        assert!(at.ip().is_loopback() && at.port() != 0, "{at}");
+        let by_name = format!("localhost:{}", at.port());
+        world.run(&["status", "--control", &by_name]).good();
+    }
+    let root = world.root();
+    let nonsense = world.run(&["serve", "--root", path(&root), "--control", "localhost:99999"]);
+    nonsense.failed(2, &["--control localhost:99999"], "HOST[:PORT]");
 }
 
 #[test]

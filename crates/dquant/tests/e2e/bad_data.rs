@@ -93,6 +93,20 @@ fn a_file_cut_short_while_it_is_read_is_an_error() {
 }
 
 #[test]
+fn a_file_emptied_while_it_is_read_is_said_to_be_empty() {
+    let Some(world) = World::new("a_file_emptied") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(6_000_000, 3));
+    let (target, dpu) = (world.target(&[]), world.dpu(&["--memory", "64MiB"]));
+    let args = ["--plan", "window(1024) | narrow(u16)", "--slots", "2", "--slot-size", "64KiB"];
+    let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
+    through.read(100);
+    fs::File::options().write(true).open(&corpus.path).expect("it exists").set_len(0).expect("cut");
+    through.finish().failed(1, &["web.bin", "is empty now", "cut short"], "on the target");
+}
+
+#[test]
 fn types_that_do_not_go_with_the_file() {
     let Some(world) = World::new("types_that_do_not_go_with_the_file") else {
         return;

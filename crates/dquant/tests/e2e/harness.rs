@@ -154,7 +154,7 @@ impl World {
         let (root, ip) = (self.root(), fresh_ip());
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["serve", "--json", "--root", path(&root), "--roce", &roce];
-        let args = [&args[..], &["--control", &control, "--registers", "8"], more].concat();
+        let args = [&args[..], &["--registers", "8"], &control_at(&control, more), more].concat();
         Daemon::start(self, args, None)
     }
 
@@ -173,7 +173,7 @@ impl World {
         let socket = self.sockets.join(format!("{}.sock", ip.octets()[3]));
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["dpu", "--json", "--socket", path(&socket), "--roce", &roce];
-        Daemon::start(self, [&args[..], &["--control", &control], more].concat(), None)
+        Daemon::start(self, [&args[..], &control_at(&control, more), more].concat(), None)
     }
 }
 
@@ -182,6 +182,11 @@ impl Drop for World {
         let _ = fs::remove_dir_all(&self.dir);
         let _ = fs::remove_dir_all(&self.sockets);
     }
+}
+
+/// The control address of a daemon, unless `more` names one.
+fn control_at<'a>(control: &'a str, more: &[&str]) -> Vec<&'a str> {
+    if more.contains(&"--control") { Vec::new() } else { vec!["--control", control] }
 }
 
 /// A path as an argument.

@@ -5,7 +5,7 @@ use std::fs;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, World};
+use super::harness::{Cat, Daemon, World, eventually};
 
 const PLAN: &str = "window(1024) | shuffle(1, blocks=2) | narrow(u16) | batch(16)";
 const ENDLESS: &[&str] = &["--plan", PLAN, "--slots", "2", "--slot-size", "64KiB"];
@@ -63,7 +63,8 @@ fn daemons_end_when_asked_and_leave_nothing() {
     alone.finish().failed(3, &["target", target.control()], "--reconnect");
     for daemon in [&target, &dpu] {
         assert!(!daemon.left_children());
-        assert_eq!(daemon.stderr(), "");
+        let lines = daemon.stderr();
+        assert!(lines.lines().all(|line| line.starts_with("dquant: s")), "{lines}");
     }
 
     // With nobody connected, and again on the same addresses.
@@ -71,6 +72,93 @@ fn daemons_end_when_asked_and_leave_nothing() {
         daemon.restart(&world);
         assert_eq!(daemon.terminate().code(), Some(0), "{}", daemon.stderr());
     }
+}
+
+/// Lines of a daemon, once it has written one that says all of `last`.
+fn lines_until(daemon: &Daemon, last: &[&str]) -> String {
+    eventually(&format!("a line that says {last:?}"), || {
+        let lines = daemon.stderr();
+        let said = |line: &str| last.iter().all(|part| line.contains(part));
+        lines.lines().any(said).then_some(lines)
+    })
+}
+
+#[track_caller]
+fn assert_said(lines: &str, parts: &[&str]) {
+    let said = |line: &str| parts.iter().all(|part| line.contains(part));
+    assert!(lines.lines().any(said), "no line says {parts:?}: {lines}");
+}
+
+#[test]
+fn a_client_may_come_before_its_daemons() {
+    let Some(world) = World::new("a_client_may_come_before") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    // Addresses and socket of daemons that are not there yet.
+    let (mut target, mut dpu) = (world.target(&[]), world.dpu(&[]));
+    let (url, plan) = (target.url("web"), "window(1000) | narrow(u16)");
+    target.terminate();
+    dpu.terminate();
+    let early = Cat::through(&world, &dpu, &url, &["--plan", plan, "--batches", "3"]).finish();
+    early.failed(3, &["no DPU daemon"], "dquant dpu");
+    let args = ["--plan", plan, "--batches", "3", "--wait", "30s"];
+    let cat = Cat::through(&world, &dpu, &url, &args);
+    dpu.restart(&world);
+    target.restart(&world);
+    assert_same(&cat.finish().good().stdout, &expected(plan, &[&corpus], 0..3));
+}
+
+#[test]
+fn daemons_tell_of_every_stream_and_session() {
+    let Some(world) = World::new("daemons_tell_of_every_stream") else {
+        return;
+    };
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 1));
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&["--reconnect", "1s"]));
+    let (url, roce) = (target.url("web"), dpu.roce().to_string());
+    let args = ["--plan", PLAN, "--batches", "3"];
+    Cat::through(&world, &dpu, &url, &args).finish().good();
+    let done = ["stream 1 ends", "the client hung up", "3 batches, 98304 bytes"];
+    assert_said(&lines_until(&dpu, &done), &["stream 1 for process", "begins", target.control()]);
+    let done = ["session", &roce, "ends: the reader hung up", "bytes"];
+    assert_said(&lines_until(&target, &done), &["session", &roce, "begins: web.bin"]);
+
+    let unknown = Cat::through(&world, &dpu, &target.url("none"), &args).finish();
+    assert_eq!(unknown.exit, Some(2), "{}", unknown.stderr);
+    lines_until(&dpu, &["stream refused for process", "no such dataset"]);
+    lines_until(&target, &["datasets refused for 127.", "no such dataset"]);
+    assert_eq!(dpu.status(&world).counter("dpu.refused.streams"), 1);
+    let mut call = world.program(&["status", "--control", target.control()]);
+    call.env("DQUANT_TOKEN", "wrong-token");
+    assert_eq!(Cat::start(&world, call).finish().exit, Some(2));
+    lines_until(&target, &["call from 127.", "refused", "token"]);
+
+    let mut cat = Cat::through(&world, &dpu, &url, ENDLESS);
+    cat.read(100_000);
+    target.kill();
+    cat.finish().failed(3, &["did not come back"], "--reconnect");
+    let lines = lines_until(&dpu, &["stream 2 ends, after its failure"]);
+    assert_said(&lines, &["stream 2 has lost target", target.control()]);
+    assert_said(&lines, &["stream 2 fails", "did not come back"]);
+}
+
+#[test]
+fn quiet_daemons_tell_nothing_and_all_counters_are_shown() {
+    let Some(world) = World::new("quiet_daemons_tell_nothing") else {
+        return;
+    };
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&["--quiet"]), world.dpu(&["--quiet"]));
+    let args = ["--plan", "window(1000) | narrow(u16)", "--batches", "9"];
+    Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    let (sent, fed) = (target.status(&world), dpu.status(&world));
+    assert!(sent.counter("disk.reads") > 0 && sent.counter("disk.bytes") >= 400_000);
+    assert!(fed.counter("ring.slots") > 0 && fed.counter("ring.bytes") > 0);
+    for name in ["ring.bad_release_words", "ring.bad_sleep_words", "log.suppressed_lines"] {
+        assert_eq!(fed.counter(name), 0);
+    }
+    assert_eq!((target.stderr(), dpu.stderr()), (String::new(), String::new()));
 }
 
 #[test]
@@ -123,6 +211,15 @@ fn output_goes_where_it_is_asked_for() {
     assert_eq!(report["batches"], 20);
     assert_eq!(report["bytes"], want.len());
     assert_same(&fs::read(world.path("out.u16")).expect("it was written"), &want);
+    // A stream that fails before its first batch leaves an earlier output as it was.
+    let nothing = ["--plan", plan, "--batches", "20", "-o", "out.u16"];
+    let ran = Cat::through(&world, &dpu, &target.url("none"), &nothing).finish();
+    assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
+    let wide = [vec![70_000_i128], corpus.tokens[1..].to_vec()].concat();
+    Corpus::flat(&world.data("wide.bin"), Dtype::U32, wide);
+    let ran = Cat::through(&world, &dpu, &target.url("wide"), &nothing).finish();
+    assert_eq!(ran.exit, Some(1), "{}", ran.stderr);
+    assert_same(&fs::read(world.path("out.u16")).expect("it is still there"), &want);
     // A reader that goes away is no failure of the stream.
     let mut cat = Cat::through(&world, &dpu, &target.url("web"), ENDLESS);
     cat.read(1000);

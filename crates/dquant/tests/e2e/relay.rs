@@ -16,6 +16,7 @@ use dquant::control::target::TargetControl;
 use dquant::exit::CliError;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::Server;
@@ -33,12 +34,23 @@ pub(crate) struct Overheard {
 /// The relay; it ends with the test.
 pub(crate) struct Relay {
     control: String,
+    trouble: Arc<Trouble>,
     overheard: Arc<Mutex<Vec<Overheard>>>,
     server: tokio::task::JoinHandle<()>,
 }
 
+/// What the relay does to its callers.
+#[derive(Default)]
+struct Trouble {
+    /// Ends the sessions there are.
+    cut: Notify,
+    /// Answers to the next sessions, the last one first.
+    refusals: Mutex<Vec<Status>>,
+}
+
 struct Service {
     target: TargetControl,
+    trouble: Arc<Trouble>,
     selective: bool,
     overheard: Arc<Mutex<Vec<Overheard>>>,
 }
@@ -49,7 +61,9 @@ impl Relay {
         let overheard: Arc<Mutex<Vec<Overheard>>> = Arc::default();
         let target = runtime.block_on(TargetControl::connect(target.control(), TOKEN));
         let target = target.expect("reachable");
-        let service = Service { target, selective, overheard: Arc::clone(&overheard) };
+        let trouble = Arc::<Trouble>::default();
+        let (overhears, makes) = (Arc::clone(&overheard), Arc::clone(&trouble));
+        let service = Service { target, trouble: makes, selective, overheard: overhears };
         let listener = runtime.block_on(TcpListener::bind((fresh_ip(), 0))).expect("loopback");
         let control = listener.local_addr().expect("it is bound").to_string();
         let incoming = TcpListenerStream::new(listener);
@@ -57,12 +71,23 @@ impl Relay {
             let server = Server::builder().add_service(TargetServer::new(service));
             server.serve_with_incoming(incoming).await.expect("the relay serves");
         });
-        Relay { control, overheard, server }
+        Relay { control, trouble, overheard, server }
     }
 
     /// What leads a DPU through the relay.
     pub(crate) fn url(&self, name: &str) -> String {
         format!("dq://{}/{name}", self.control)
+    }
+
+    /// Ends the sessions there are, and refuses the next ones like this.
+    pub(crate) fn cut(&self, refusals: Vec<Status>) {
+        *self.trouble.refusals.lock().expect("no panic") = refusals;
+        self.trouble.cut.notify_waiters();
+    }
+
+    /// Refusals that nobody has met yet.
+    pub(crate) fn refusals_left(&self) -> usize {
+        self.trouble.refusals.lock().expect("no panic").len()
     }
 
     /// The sessions so far.
@@ -99,6 +124,10 @@ impl Target for Service {
         &self,
         request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<Replies>, Status> {
+        let refusal = self.trouble.refusals.lock().expect("no panic").pop();
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
         let mut inbound = request.into_inner();
         let first = inbound.message().await?;
         let mut first = first.ok_or_else(|| Status::invalid_argument("empty"))?;
@@ -112,6 +141,7 @@ impl Target for Service {
             self.overheard.lock().expect("no panic").push(Overheard { reader, target });
         }
         let (send, receive) = tokio::sync::mpsc::channel(1);
+        let trouble = Arc::clone(&self.trouble);
         tokio::spawn(async move {
             if send.send(Ok(reply)).await.is_err() {
                 return;
@@ -120,6 +150,7 @@ impl Target for Service {
             tokio::select! {
                 () = closed => {}
                 () = session.ended() => {}
+                () = trouble.cut.notified() => {}
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))

@@ -5,10 +5,13 @@
 
 use std::time::{Duration, Instant};
 
+use tonic::Status;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, World, eventually, fresh_ip};
+use super::hostile_packets::runtime;
+use super::relay::Relay;
 
 /// 64 KiB a batch; shuffled, so that a block asked for twice would show.
 const PLAN: &str = "window(1024) | shuffle(11, blocks=2) | narrow(u16) | batch(32)";
@@ -109,6 +112,35 @@ fn refused_after(name: &str, change: impl FnOnce(&World, &Corpus)) {
     ran.failed(3, &["web.bin", "no longer what it was", target.control()], "");
     let got = [head, ran.stdout].concat();
     assert_same(&got, &expected(PLAN, &[&corpus], 0..got.len() as u64 / (64 << 10)));
+}
+
+#[test]
+fn refusals_that_may_pass_are_tried_again_and_others_are_not() {
+    let Some(world) = World::new("refusals_that_may_pass") else {
+        return;
+    };
+    let corpus = corpus(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let runtime = runtime();
+    let relay = Relay::start(&runtime, &target, true);
+    let want = expected(PLAN, &[&corpus], 0..BATCHES);
+
+    let mut cat = Cat::through(&world, &dpu, &relay.url("web"), ARGS);
+    let mut got = cat.read(1 << 20);
+    relay.cut(vec![
+        Status::internal("the disk hiccups"),
+        Status::unavailable("the engine is overloaded: its queue is full"),
+        Status::resource_exhausted("sessions: 65 needed, 64 free"),
+    ]);
+    got.extend(cat.finish().good().stdout);
+    assert_same(&got, &want);
+    assert_eq!(relay.refusals_left(), 0);
+
+    let mut cat = Cat::through(&world, &dpu, &relay.url("web"), ARGS);
+    cat.read(1 << 20);
+    relay.cut(vec![Status::internal("never asked"), Status::not_found("web: no such dataset")]);
+    cat.finish().failed(3, &["no such dataset"], "--reconnect");
+    assert_eq!(relay.refusals_left(), 1, "it was tried again");
 }
 
 #[test]

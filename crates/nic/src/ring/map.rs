@@ -23,6 +23,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::RingError;
 
+/// Bytes mapped in, and unmapped, in one call. Calls lock the address space of the process, and an engine that
+/// needs memory meanwhile waits for them: 1 GiB at once takes 100 ms and more.
+const PIECE_BYTES: usize = 2 << 20;
+
 /// Whether a mapping may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
@@ -69,18 +73,27 @@ impl Region {
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
         // Huge pages are a wish: kernels that do not offer them for shared memory say EINVAL.
-        let _ = self.advise(Advice::LinuxHugepage);
-        match self.advise(populate) {
-            Ok(()) => Ok(()),
-            // Before Linux 5.14 the first touch of each page pays instead.
-            Err(Errno::INVAL) => Ok(()),
-            Err(errno) => Err(os("madvise(populate)", errno)),
+        let _ = self.advise(0, self.len, Advice::LinuxHugepage);
+        for (at, len) in self.pieces() {
+            match self.advise(at, len, populate) {
+                Ok(()) => {}
+                // Before Linux 5.14 the first touch of each page pays instead.
+                Err(Errno::INVAL) => return Ok(()),
+                Err(errno) => return Err(os("madvise(populate)", errno)),
+            }
         }
+        Ok(())
     }
 
-    fn advise(&self, advice: Advice) -> Result<(), Errno> {
+    fn advise(&self, at: usize, len: usize, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the range is ours (invariant 2) and none of the advice used here drops contents.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast::<c_void>(), self.len, advice) }
+        unsafe { rustix::mm::madvise(self.at(at, len).cast::<c_void>(), len, advice) }
+    }
+
+    /// Offset and length of the pieces to map in and to unmap. Pages lie in one piece each.
+    fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let len = self.len;
+        (0..len).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(len - at)))
     }
 
     /// Address of `len` bytes at `at`. Panics outside the mapping: offsets come from a checked
@@ -139,9 +152,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and no reference outlives `self` (they borrow it). munmap of a
-        // whole own mapping cannot fail.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+        for (at, len) in self.pieces() {
+            // SAFETY: mapped by `map`, and no reference outlives `self` (they borrow it). munmap of own
+            // pages, from the start of the mapping on, cannot fail.
+            let _ = unsafe { rustix::mm::munmap(self.at(at, len).cast::<c_void>(), len) };
+        }
     }
 }
 
@@ -181,4 +196,31 @@ pub(super) fn required_seals(frozen: bool) -> SealFlags {
 /// The error of system call `call`.
 pub(super) fn os(call: &'static str, errno: Errno) -> RingError {
     RingError::Os { call, errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a file of this name is mapped anywhere in this process.
+    fn is_mapped(name: &str) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the list of mappings");
+        maps.lines().any(|line| line.contains(name))
+    }
+
+    #[test]
+    fn a_region_of_many_pieces_is_mapped_and_unmapped_whole() {
+        let len = 5 * PIECE_BYTES / 2 + 1;
+        let file = create_file("dquant-test-pieces", len as u64).expect("memory");
+        let region = Region::map(file.as_fd(), len as u64, Access::ReadWrite).expect("memory");
+        for at in [0, PIECE_BYTES - 1, PIECE_BYTES, len - 1] {
+            // SAFETY: nobody else has the file, and it is mapped for writing.
+            unsafe { region.copy_in(at, b"x") };
+            // SAFETY: nobody writes it meanwhile.
+            assert_eq!(unsafe { region.bytes(at, 1) }, b"x");
+        }
+        assert!(is_mapped("dquant-test-pieces"));
+        drop(region);
+        assert!(!is_mapped("dquant-test-pieces"));
+    }
 }

@@ -10,13 +10,14 @@
 //! A window says everything itself: bounds, rights and where its bytes lie are copied when it is
 //! bound, as the region underneath cannot go while a window is bound to it.
 //!
-//! A window's key has the top bit set, a tag, the slot, and 8 more bits of the tag at the bottom,
-//! where type 2 has the program's choice. Tags of a slot come from a permutation of a count.
+//! A window's key has the top bit set, then 23 bits that are a tag and the slot, sealed ([`Cipher`]),
+//! and 8 more bits of the tag at the bottom, where type 2 has the program's choice. Tags of a slot
+//! come from a permutation of a count.
 
 use alloc::vec::Vec;
 
 use super::{Purpose, Range, Refusal, RegionTable, Span, allows, writes_remotely};
-use crate::rng::{SplitMix64, permute};
+use crate::rng::{Cipher, SplitMix64, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, PdId, Qpn, VerbsError, WindowBinding, WindowId};
 
@@ -26,6 +27,9 @@ const WINDOW_BIT: u32 = 1 << 31;
 /// Low bits of a key, which programs choose for windows of type 2.
 const CHOICE_BITS: u32 = 8;
 const CHOICE: u32 = (1 << CHOICE_BITS) - 1;
+
+/// Bits of a key that are sealed.
+const SEALED_BITS: u32 = 31 - CHOICE_BITS;
 
 /// Most windows: as many as leave four bits of each key that neither name the slot nor are chosen.
 const MAX_WINDOWS: u32 = 1 << (31 - CHOICE_BITS - 4);
@@ -61,13 +65,15 @@ pub(super) struct WindowTable {
     /// Keys drawn so far, by slot.
     draws: Vec<u32>,
     seed: u64,
+    cipher: Cipher,
 }
 
 impl WindowTable {
     pub(super) fn new(limit: u32, rng: &mut SplitMix64) -> WindowTable {
         let layout = Layout::new(limit.min(MAX_WINDOWS), u32::BITS);
         let slab = Slab::new(layout, rng.next_u32());
-        WindowTable { slab, draws: Vec::new(), seed: rng.next_u64() }
+        let cipher = Cipher::new(SEALED_BITS, rng);
+        WindowTable { slab, draws: Vec::new(), seed: rng.next_u64(), cipher }
     }
 
     /// A key that the slot has not had for as long as possible.
@@ -80,12 +86,12 @@ impl WindowTable {
         let index_bits = self.slab.layout().index_bits;
         let slot_seed = SplitMix64::new(self.seed ^ u64::from(index)).next_u64();
         let tag = permute(*draws, 31 - index_bits, slot_seed);
-        let above = tag >> CHOICE_BITS << (index_bits + CHOICE_BITS);
-        WINDOW_BIT | above | index << CHOICE_BITS | tag & CHOICE
+        let sealed = self.cipher.seal(tag >> CHOICE_BITS << index_bits | index);
+        WINDOW_BIT | sealed << CHOICE_BITS | tag & CHOICE
     }
 
     fn index_of(&self, key: u32) -> u32 {
-        key >> CHOICE_BITS & ((1 << self.slab.layout().index_bits) - 1)
+        self.slab.layout().index_of(self.cipher.open(key >> CHOICE_BITS))
     }
 
     /// The bound window with this key.
@@ -377,8 +383,8 @@ mod tests {
     #[test]
     fn what_a_window_shows_is_checked_when_it_is_bound() {
         let (mut table, region) = table();
-        let (window, _) = table.alloc_window(PD, false).unwrap();
-        let good = binding(window, 1 << 31, &region);
+        let (window, first) = table.alloc_window(PD, false).unwrap();
+        let good = binding(window, first, &region);
         let cases = [
             (WindowBinding { lkey: region.rkey, ..good }, Refusal::Key),
             (WindowBinding { window: WindowId(0), ..good }, Refusal::Key),

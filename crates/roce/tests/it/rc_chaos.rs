@@ -3,6 +3,7 @@
 //! A seed draws a scenario: queue pairs, MTUs, windows, credits, PSNs near their wrap, a mix of
 //! faults, and for each side a list of SENDs, WRITEs and READs of 0 to 64 KiB, atomics, fences, and
 //! windows that are bound, lent to the peer, written through and taken away again by either side.
+//! Queue pairs allow what the peer's list needs, and often nothing else.
 //! The faults go on for a while and then heal; from then on everything has to finish.
 //!
 //! Checked, by contract:
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use roce::Duration;
-use roce::endpoint::{Connect, EndpointConfig, Mtu, QpState, Reliability};
+use roce::endpoint::{AttrMask, Connect, EndpointConfig, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{
     Access, Completion, MAX_SGE, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
     WcOpcode, WcStatus, WindowBinding, WindowId,
@@ -1088,6 +1089,16 @@ fn draw_plans(draw: &mut Draw) -> VecDeque<Plan> {
         .collect()
 }
 
+/// What a queue pair allows whose peer has these plans, and perhaps more.
+fn draw_access(peer: &VecDeque<Plan>, draw: &mut Draw) -> Access {
+    use Kind::{Atomic, Lend, Read, SharedAdd, Withdraw, Write, WriteImm, WriteLent};
+    let mut allow =
+        |kinds: &[Kind]| draw.chance(200) || peer.iter().any(|plan| kinds.contains(&plan.kind));
+    let remote_write = allow(&[Write, WriteImm, WriteLent, Lend, Withdraw]);
+    let (remote_read, remote_atomic) = (allow(&[Read]), allow(&[Atomic, SharedAdd]));
+    Access { remote_write, remote_read, remote_atomic, ..Access::LOCAL }
+}
+
 /// `words` says for each side where the words of its peer's node begin, and how many connections
 /// have taken theirs.
 fn connect(
@@ -1126,6 +1137,13 @@ fn connect(
         };
     });
     let plans = [draw_plans(draw), draw_plans(draw)];
+    // Apart from the other draws, so that a seed stays what it was.
+    let mut rights = Draw::new(!draw.clone().word());
+    for (end, peer) in ends.into_iter().zip(plans.iter().rev()) {
+        let access = draw_access(peer, &mut rights);
+        let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
+        fabric.nodes[end.node].endpoint.modify_qp(end.qpn, &attr).unwrap();
+    }
     let lengths = [1, 0].map(|peer: usize| {
         plans[peer].iter().filter(|plan| plan.kind.takes_receive()).map(|plan| plan.len).collect()
     });

@@ -3,12 +3,13 @@
 //! Two generators: headers made up from nothing, with values near the edges of what is legal, and
 //! packets of a real exchange with one field changed. Whatever comes, the endpoint does not panic,
 //! touches nothing outside the regions that the peer may write or read (the arena checks each
-//! access, the guard bytes are compared), and every posted work request still completes.
+//! access, the guard bytes are compared), does nothing that the queue pair's access flags do not
+//! allow (each victim draws its own), and every posted work request still completes.
 
 use std::net::SocketAddr;
 
 use roce::Time;
-use roce::endpoint::{Connect, Endpoint, Insert, Mtu, QpState, Reliability};
+use roce::endpoint::{AttrMask, Connect, Endpoint, Insert, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{
     Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WindowBinding,
 };
@@ -41,6 +42,8 @@ struct Victim {
     secret: MemoryRegion,
     landing: MemoryRegion,
     words: MemoryRegion,
+    /// What the attacked queue pair allows.
+    access: Access,
     /// Keys of the two windows.
     windows: [u32; 2],
     before: Vec<u8>,
@@ -68,6 +71,9 @@ impl Victim {
         let (_, other) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
         let windows = [(end, SHOWN), (other, HIDDEN)]
             .map(|(end, range)| bind(&mut fabric, end, shelf.lkey, range));
+        let access = draw_access(draw);
+        let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
+        fabric.nodes[1].endpoint.modify_qp(end.qpn, &attr).unwrap();
         let mut victim = Victim {
             fabric,
             end,
@@ -77,6 +83,7 @@ impl Victim {
             secret,
             landing,
             words,
+            access,
             windows,
             before,
             posted: 0,
@@ -121,12 +128,16 @@ impl Victim {
         };
         if let Insert::Atomic(job) = delivery.insert {
             assert!(job.addr.is_multiple_of(8));
+            assert!(self.access.remote_atomic, "an atomic without the right");
             self.atomics += 1;
             let original = node.arena.atomic(job.addr, job.op);
             node.endpoint.complete_atomic(&job, original);
         }
         for piece in delivery.pieces {
             assert!(piece.len > 0);
+            let is_in = |(start, len): (u64, u64)| (start..start + len).contains(&piece.addr);
+            let is_write = is_in(WRITABLE) || is_in(SHOWN);
+            assert!(self.access.remote_write || !is_write, "written without the right");
             left = left.checked_sub(piece.len as usize).expect("more placed than there is");
             node.arena.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
         }
@@ -143,6 +154,7 @@ impl Victim {
                 let end = piece.addr + u64::from(piece.len);
                 let readable = piece.addr >= READABLE.0 && end <= READABLE.0 + READABLE.1;
                 assert!(readable || !answers, "{:#x} was read by the peer", piece.addr);
+                assert!(self.access.remote_read || !answers, "read without the right");
             }
         }
     }
@@ -258,6 +270,7 @@ impl Victim {
         let opcode = if draw.chance(100) { draw.pick(&atomics) } else { draw.pick(Opcode::ALL) };
         let far = Psn::new(draw.word() as u32);
         let offset = draw.below(8) as u32;
+        let again = draw.chance(30).then(|| self.duplicate_read(draw));
         let bth = Bth {
             opcode,
             solicited: draw.chance(500),
@@ -270,7 +283,26 @@ impl Victim {
             ack_req: draw.chance(500),
             psn: draw.pick(&[around, around, around.plus(offset), around.minus(offset), far]),
         };
-        Headers::new(bth, self.ext(opcode, payload, draw)).unwrap()
+        let ext = self.ext(opcode, payload, draw);
+        match again {
+            None => Headers::new(bth, ext).unwrap(),
+            Some((opcode, ext)) => {
+                let psn = around.minus(1 + offset);
+                Headers::new(Bth { opcode, psn, ..bth }, ext).unwrap()
+            }
+        }
+    }
+
+    /// A READ of what may be read, as it would be asked for again.
+    fn duplicate_read(&self, draw: &mut Draw) -> (Opcode, Ext) {
+        let addr = READABLE.0 + draw.below(READABLE.1 - 300);
+        let reth = Reth { addr, rkey: self.readable.rkey, len: 1 + draw.below(300) as u32 };
+        match draw.chance(500) {
+            true => (Opcode::RcReadRequest, Ext::Reth(reth)),
+            false => {
+                (Opcode::SrReadRequest, Ext::RethSreth(reth, Sreth { sequence: 0, offset: 0 }))
+            }
+        }
     }
 }
 
@@ -284,6 +316,12 @@ fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u3
     node.endpoint.post_send(end.qpn, SendWr { op, ..SendWr::default() }).unwrap();
     assert!(node.endpoint.poll_transmit(Time::ZERO).is_none());
     rkey
+}
+
+/// Each right is there or not; mostly it is, so that packets get far.
+fn draw_access(draw: &mut Draw) -> Access {
+    let [remote_write, remote_read, remote_atomic] = [(); 3].map(|()| draw.chance(750));
+    Access { remote_write, remote_read, remote_atomic, ..Access::ALL }
 }
 
 /// Every other seed plays with an endpoint that repeats selectively.

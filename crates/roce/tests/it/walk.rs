@@ -68,6 +68,11 @@ impl Walk {
     /// Takes both ends through RESET to RTS.
     fn start_over(&mut self) {
         self.reads = self.draw.below(4) as u8;
+        // The PSNs will be the same: what is still on its way must not be taken for new.
+        for end in [self.a, self.b] {
+            self.fabric.endpoint(end).modify_qp(end.qpn, &QpAttr::to(Reset)).unwrap();
+        }
+        self.fabric.run_until(self.fabric.now + Duration::from_millis(1));
         for (own, peer) in [(self.a, self.b), (self.b, self.a)] {
             let path = self.fabric.nodes[peer.node].path();
             let base = QpAttr {
@@ -77,7 +82,6 @@ impl Walk {
                 ..attributes(path, own.qpn, peer.qpn, Mtu::M256)
             };
             let endpoint = self.fabric.endpoint(own);
-            endpoint.modify_qp(own.qpn, &QpAttr::to(Reset)).unwrap();
             bring_to(endpoint, own.qpn, self.transport, &base, Rts);
         }
         (self.state, self.is_doomed) = (Rts, false);

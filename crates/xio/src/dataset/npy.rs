@@ -5,11 +5,11 @@
 //! array. The reader below accepts that literal and nothing else: no expression, no other key, no
 //! nesting, so a hostile header can waste at most [`MAX_HEADER_BYTES`] of attention.
 //!
-//! An array of any number of axes is read as one run of tokens in C order.
+//! An array of any number of axes is read as one run of tokens in C order. Bytes behind it are ignored.
 
 use alloc::string::String;
 
-use super::{DatasetError, Dtype, Format, TokenFile, exact_len};
+use super::{DatasetError, Dtype, Format, TokenFile};
 
 /// First bytes of every `.npy` file.
 pub const MAGIC: &[u8] = b"\x93NUMPY";
@@ -43,8 +43,14 @@ pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
     let bytes = u64::from(dtype.bytes());
     let end = header.elements.checked_mul(bytes).and_then(|len| len.checked_add(data_offset));
     let end = end.ok_or(DatasetError::TooLarge { field: "shape", value: header.elements })?;
-    exact_len("npy file", file_len, end)?;
-    Ok(TokenFile { dtype, data_offset, tokens: header.elements, format: Format::Npy { version } })
+    // NumPy too reads the array that the header describes and leaves what lies behind it.
+    let trailing_bytes = file_len.checked_sub(end).ok_or(DatasetError::Truncated {
+        what: "npy file",
+        have: file_len,
+        need: end,
+    })?;
+    let format = Format::Npy { version, trailing_bytes };
+    Ok(TokenFile { dtype, data_offset, tokens: header.elements, format })
 }
 
 /// Offset and length of the header text, and the major version.
@@ -263,7 +269,7 @@ mod tests {
             assert_eq!(parsed.dtype, Dtype::U16);
             assert_eq!(parsed.tokens, 1_000);
             assert_eq!(parsed.data_offset, head.len() as u64);
-            assert_eq!(parsed.format, Format::Npy { version });
+            assert_eq!(parsed.format, Format::Npy { version, trailing_bytes: 0 });
             assert_eq!(header_bytes(&head[..12]).unwrap(), head.len() as u64);
         }
         let head = file(1, &dict("<i8", "False", "(3, 5, 7)"));
@@ -272,6 +278,16 @@ mod tests {
         assert_eq!(parse(&head, head.len() as u64 + 48).unwrap().tokens, 12);
         let head = file(1, &dict("<i4", "False", "(18446744073709551615, 0)"));
         assert_eq!(parse(&head, head.len() as u64).unwrap().tokens, 0);
+    }
+
+    #[test]
+    fn bytes_behind_the_array_are_told_and_ignored() {
+        for (data, trailing_bytes) in [(12, 0), (16, 4), (13, 1)] {
+            let head = file(1, &dict("<u4", "False", "(3,)"));
+            let parsed = parse(&head, head.len() as u64 + data).unwrap();
+            assert_eq!(parsed.tokens, 3);
+            assert_eq!(parsed.format, Format::Npy { version: 1, trailing_bytes });
+        }
     }
 
     /// What NumPy 2.4 wrote for `numpy.arange(5, dtype='<u2')` and others.
@@ -306,7 +322,6 @@ mod tests {
             (dict("<u4", "True", "(4,)"), "fortran-order"),
             (dict("<u4", "False", "()"), "scalar"),
             (dict("<u4", "False", "(5,)"), "truncated"),
-            (dict("<u4", "False", "(3,)"), "excess"),
             (dict("<u4", "False", "(4294967296, 4294967296)"), "too-large"),
             (dict("<u4", "False", "(9223372036854775807,)"), "too-large"),
             (dict("<u4", "False", "(-4,)"), "header-syntax"),
@@ -357,7 +372,9 @@ mod tests {
         ) {
             let head = file(1, &text);
             if let Ok(parsed) = parse(&head, len.into()) {
-                prop_assert_eq!(parsed.data_offset + parsed.data_bytes(), u64::from(len));
+                let Format::Npy { trailing_bytes, .. } = parsed.format else { unreachable!() };
+                let described = parsed.data_offset + parsed.data_bytes();
+                prop_assert_eq!(described + trailing_bytes, u64::from(len));
             }
         }
     }
