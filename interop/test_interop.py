@@ -197,6 +197,8 @@ class Stacks(unittest.TestCase):
     def test_every_rank_must_be_ok(self):
         said = "Ran 36 tests in 1s\n\nOK\n"
         self.assertEqual(stacks.of_unittest(lab.Result(0, said * 2)), (cases.PASS, "36 tests on each of 2 ranks"))
+        mixed = "..Ran 36 tests in 1s\n\nRan 36 tests in 1s\n\nOKOK\n"
+        self.assertEqual(stacks.of_unittest(lab.Result(0, mixed))[0], cases.PASS)
         for result in (lab.Result(0, said + "Ran 36 tests in 1s\n\nFAILED (failures=1)\n"), lab.Result(1, said * 2),
                        lab.Result(None, said), lab.Result(0, "")):
             self.assertEqual(stacks.of_unittest(result)[0], cases.FAIL)

@@ -81,6 +81,9 @@ struct Objects<T> {
     /// By the address that programs hold.
     living: BTreeMap<usize, NonNull<T>>,
     retired: VecDeque<NonNull<T>>,
+    /// The list of a child whose parent was changing its own when it forked: handles that are not in it
+    /// may be the parent's.
+    incomplete: bool,
 }
 
 // SAFETY: the arena hands out shared references only, and the kinds of objects kept in arenas
@@ -89,7 +92,7 @@ unsafe impl<T> Sync for Arena<T> {}
 
 impl<T> Objects<T> {
     const fn new() -> Objects<T> {
-        Objects { living: BTreeMap::new(), retired: VecDeque::new() }
+        Objects { living: BTreeMap::new(), retired: VecDeque::new(), incomplete: false }
     }
 }
 
@@ -116,7 +119,7 @@ impl<T: Object> Arena<T> {
             }
         };
         // SAFETY: as the caller promises.
-        unsafe { self.objects.renew(Objects::new(), keep) };
+        unsafe { self.objects.renew(Objects { incomplete: true, ..Objects::new() }, keep) };
     }
 
     /// Makes an object.
@@ -199,7 +202,11 @@ impl<T: Object> Arena<T> {
 /// # Errors
 /// `EINVAL` for anything that is none, `ENODEV` in a child for objects of its parent.
 pub(crate) fn living<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
-    usable(T::arena().find_any(handle))
+    let found = T::arena().find_any(handle);
+    if found.is_none() && !handle.is_null() && T::arena().lock().incomplete {
+        return Err(Errno::NODEV);
+    }
+    usable(found)
 }
 
 /// The same for calls on the data path.
