@@ -338,7 +338,11 @@ impl Run {
         };
         ensure!(legal, "it cannot end like this");
         ensure!(may_hold || !side.shares, "a shared receive that it had not taken");
-        let node = side.node;
+        let (node, shares) = (side.node, side.shares);
+        if shares {
+            self.leave_any(at, node, &receive.sges);
+            return Ok(());
+        }
         let partly = message.filter(|message| may_hold && message.target.is_none());
         let bytes = partly.map(|message| message.bytes).unwrap_or_default();
         self.leave_open(at, node, &receive.sges, &bytes, true);

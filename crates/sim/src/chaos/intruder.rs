@@ -245,7 +245,10 @@ impl Run {
             });
             let receive = pool.zip(place).map(|(pool, at)| pool.receives.swap_remove(at));
             let receive = receive.ok_or_else(|| format!("C2: no receive was posted: {done:?}"))?;
-            self.spaces[victim as usize].give_all(&receive.sges);
+            let memory = &self.fabric.node(victim).memory;
+            let space = &mut self.spaces[victim as usize];
+            receive.sges.iter().for_each(|sge| space.adopt(memory, sge.addr, sge.len as usize));
+            space.give_all(&receive.sges);
         }
         Ok(())
     }
