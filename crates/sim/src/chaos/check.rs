@@ -294,7 +294,7 @@ impl Run {
         match message.target {
             None => self.check_landed_front(at, &receive, &message.bytes),
             Some(addr) => {
-                self.spaces[node as usize].give_all(&receive.sges);
+                self.check_landed_front(at, &receive, &[])?;
                 self.check_written(node, addr, &message.bytes)
             }
         }
