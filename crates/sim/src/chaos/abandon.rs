@@ -48,8 +48,9 @@ impl Run {
         Ok(())
     }
 
-    /// Shared receives may hold parts of messages that nobody will hear of.
-    fn adopt_pool(&mut self, node: u32) {
+    /// Shared receives may hold parts of messages that nobody will hear of: packets that came early, or
+    /// whose completion was not polled, before the receive went back.
+    pub(super) fn adopt_pool(&mut self, node: u32) {
         let receives = self.pools[node as usize].iter().flat_map(|pool| &pool.receives);
         let memory = &self.fabric.node(node).memory;
         for sge in receives.flat_map(|receive| &receive.sges) {

@@ -292,26 +292,27 @@ impl Run {
             self.invalidated(at)?;
         }
         match message.target {
-            None => self.check_landed_front(node, &receive, &message.bytes),
+            None => self.check_landed_front(at, &receive, &message.bytes),
             Some(addr) => {
-                self.spaces[node as usize].give_all(&receive.sges);
+                self.check_landed_front(at, &receive, &[])?;
                 self.check_written(node, addr, &message.bytes)
             }
         }
     }
 
-    /// The message fills the front of the receive; the rest of it keeps its bytes.
-    fn check_landed_front(
-        &mut self,
-        node: u32,
-        receive: &PostedReceive,
-        bytes: &[u8],
-    ) -> Checked<()> {
-        let there = gather(&self.fabric.node(node).memory, &receive.sges, bytes.len());
+    /// The message fills the front of the receive; the rest of it keeps its bytes, unless others may
+    /// have had the receive before: packets that came early for a message that never became whole.
+    fn check_landed_front(&mut self, at: At, receive: &PostedReceive, bytes: &[u8]) -> Checked<()> {
+        let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
+        let memory = &self.fabric.node(node).memory;
+        let there = gather(memory, &receive.sges, bytes.len());
         ensure!(there == bytes, "the receive holds other bytes than were sent");
         self.summary.bytes_checked += bytes.len() as u64;
         let space = &mut self.spaces[node as usize];
         space.put_list(&receive.sges, bytes);
+        for sge in receive.sges.iter().filter(|_| shares) {
+            space.adopt(memory, sge.addr, sge.len as usize);
+        }
         space.give_all(&receive.sges);
         Ok(())
     }
@@ -337,7 +338,11 @@ impl Run {
         };
         ensure!(legal, "it cannot end like this");
         ensure!(may_hold || !side.shares, "a shared receive that it had not taken");
-        let node = side.node;
+        let (node, shares) = (side.node, side.shares);
+        if shares {
+            self.leave_any(at, node, &receive.sges);
+            return Ok(());
+        }
         let partly = message.filter(|message| may_hold && message.target.is_none());
         let bytes = partly.map(|message| message.bytes).unwrap_or_default();
         self.leave_open(at, node, &receive.sges, &bytes, true);

@@ -24,7 +24,7 @@ use super::space::Use;
 use super::{Checked, Phase, Run, ensure, rights};
 
 /// Early WRITEs with wrong keys after which the connection has to be over.
-const MOST_GUESSES: u32 = 8;
+const MOST_GUESSES: u32 = 3;
 
 /// READs that it is allowed, and packets that it sends after them.
 const MOST_READS: u64 = 3;
@@ -36,6 +36,29 @@ const PAUSE_NS: u64 = 60_000;
 
 /// Early SENDs of one peer, each of which may take a receive.
 const MOST_SENDS: u32 = 2;
+
+/// What a hostile peer tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attack {
+    /// Early WRITEs with wrong keys.
+    GuessKey,
+    /// Early WRITEs with a right key, but without the right.
+    WriteWithoutRight,
+    /// Early SENDs for receives far ahead.
+    ClaimReceive,
+    /// READs in their turn that are not allowed.
+    ReadWithoutRight,
+    /// READs that differ from those asked for before, or that never were.
+    ReadAgain,
+}
+
+const ATTACKS: [Attack; 5] = [
+    Attack::GuessKey,
+    Attack::WriteWithoutRight,
+    Attack::ClaimReceive,
+    Attack::ReadWithoutRight,
+    Attack::ReadAgain,
+];
 
 /// A READ that was asked for in its turn and is allowed.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +84,8 @@ pub(super) struct Intruder {
     /// PSN that the victim expects.
     expected: Psn,
     granted: Vec<Granted>,
+    /// What it tries, some attacks and not others.
+    attacks: Vec<Attack>,
     reads_left: u64,
     packets_left: u64,
     guesses: u32,
@@ -103,13 +128,17 @@ impl Run {
     /// A hostile peer connects.
     pub(super) fn intrude(&mut self) -> Checked<()> {
         let nodes = u64::from(self.fabric.len());
-        let victim = self.whims.below(nodes) as u32;
+        // Where receives are shared, there is more to spoil.
+        let shared = (0..nodes as u32).find(|&node| self.pools[node as usize].is_some());
+        let drawn = self.whims.below(nodes) as u32;
+        let victim = shared.filter(|_| self.whims.per_mille(700)).unwrap_or(drawn);
         let node = (victim + 1 + self.whims.below(nodes - 1) as u32) % nodes as u32;
         let made = self.new_intruder(node, victim);
         let intruder = made.map_err(|error| format!("intruder: {error}"))?;
         self.fabric.tap(victim, intruder.decoy);
         self.intruders.push(intruder);
-        let after_ns = 1 + self.whims.below(1_000_000);
+        let latest_ns = self.whims.pick(&[20_000, 200_000, 1_000_000]);
+        let after_ns = 1 + self.whims.below(latest_ns);
         let intruder = self.intruders.len() - 1;
         self.schedule(after_ns, Turn::Attack { intruder });
         Ok(())
@@ -119,7 +148,7 @@ impl Run {
         let pool = self.pools[victim as usize].as_ref();
         let (srq, depth) = (pool.map(|pool| pool.srq), pool.map_or(0, |pool| pool.depth));
         let whims = &mut self.whims;
-        let mut flag = || whims.per_mille(600);
+        let mut flag = || whims.per_mille(700);
         let access = Access { remote_write: flag(), remote_read: flag(), ..Access::ALL };
         let pairs = &self.scenario.pairs;
         let params = &pairs[whims.below(pairs.len() as u64) as usize].params;
@@ -153,12 +182,29 @@ impl Run {
             shares: srq.is_some(),
             expected: connect.remote_psn,
             granted: Vec::new(),
+            attacks: self.draw_attacks(reliability, srq.is_some()),
             reads_left: self.whims.below(MOST_READS + 1),
             packets_left: self.whims.between(1, MOST_PACKETS),
             guesses: 0,
             sends: 0,
             is_gone: false,
         })
+    }
+
+    /// One attack, or a few, of those that there are in this mode.
+    fn draw_attacks(&mut self, reliability: Reliability, shares: bool) -> Vec<Attack> {
+        let is_selective = reliability == Reliability::Selective;
+        let is_possible = |attack: &Attack| match attack {
+            Attack::GuessKey | Attack::WriteWithoutRight => is_selective,
+            Attack::ClaimReceive => is_selective && shares,
+            Attack::ReadWithoutRight | Attack::ReadAgain => true,
+        };
+        if is_possible(&Attack::ClaimReceive) && self.whims.per_mille(400) {
+            return Vec::from([Attack::ClaimReceive]);
+        }
+        let possible: Vec<Attack> = ATTACKS.into_iter().filter(is_possible).collect();
+        let count = self.whims.pick(&[1, 1, 2, 3]);
+        (0..count).map(|_| self.whims.pick(&possible)).collect()
     }
 
     /// A node restarts: its hostile peers, and those of others that it was, are gone.
@@ -199,7 +245,10 @@ impl Run {
             });
             let receive = pool.zip(place).map(|(pool, at)| pool.receives.swap_remove(at));
             let receive = receive.ok_or_else(|| format!("C2: no receive was posted: {done:?}"))?;
-            self.spaces[victim as usize].give_all(&receive.sges);
+            let memory = &self.fabric.node(victim).memory;
+            let space = &mut self.spaces[victim as usize];
+            receive.sges.iter().for_each(|sge| space.adopt(memory, sge.addr, sge.len as usize));
+            space.give_all(&receive.sges);
         }
         Ok(())
     }
@@ -275,24 +324,24 @@ impl Run {
 
     /// A packet that must have no effect.
     fn forge(&mut self, index: usize) -> Option<Forged> {
-        let is_selective = self.intruders[index].is_selective();
-        match self.whims.below(12) {
-            0..=3 if is_selective => Some(self.guess_key(index)),
-            4 | 5 if is_selective => self.write_without_right(index),
-            6 if is_selective => self.claim_receive(index),
-            // It ends the connection, so it is rare.
-            7 if self.whims.per_mille(100) => {
+        let attack = self.whims.pick(&self.intruders[index].attacks);
+        match attack {
+            Attack::GuessKey => Some(self.guess_key(index)),
+            Attack::WriteWithoutRight => self.write_without_right(index),
+            Attack::ClaimReceive => self.claim_receive(index),
+            Attack::ReadWithoutRight => {
                 let of = self.whims.pick(&[Use::Source, Use::Foreign]);
                 Some(self.ask(index, of))
             }
-            _ => Some(self.read_again(index)),
+            Attack::ReadAgain => Some(self.read_again(index)),
         }
     }
 
-    /// An early PSN within the window.
+    /// An early PSN of a packet that can be in flight.
     fn early(&mut self, index: usize) -> Psn {
         let intruder = &self.intruders[index];
-        intruder.expected.plus(1 + self.whims.below(intruder.connect.window_packets.into()) as u32)
+        let most = u64::from(intruder.connect.window_packets) / 2;
+        intruder.expected.plus(1 + self.whims.below(most) as u32)
     }
 
     fn guess_key(&mut self, index: usize) -> Forged {

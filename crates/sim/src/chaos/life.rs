@@ -268,6 +268,8 @@ impl Run {
                 self.pairs[pair].held.push((side.node, addr, len));
             }
         }
+        let sharing = sides.iter().filter(|side| side.shares && !side.is_dead);
+        sharing.for_each(|side| self.adopt_pool(side.node));
         let dead = sides.iter().filter(|side| side.is_dead).map(|side| side.node);
         self.settle_memory(pair, &dead.collect::<Vec<u32>>())?;
         self.pairs[pair].state = PairState::Down;

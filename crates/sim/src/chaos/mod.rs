@@ -18,6 +18,11 @@
 //! UC and UD promise less, and that is checked: a message is heard whole or not at all, with its own
 //! bytes ([`unreliable`]).
 //!
+//! Programs have habits, drawn by seed ([`scenario::Habits`]): they restrict access ([`rights`]), go to
+//! SQD and back ([`drain`]), sleep until they are notified ([`sleep`]), leave completions unpolled
+//! ([`abandon`]), change what they have just read ([`overtake`]). And there may be hostile peers that make up
+//! their packets ([`intruder`]).
+//!
 //! A connection may break when retries run out under harsh faults, when a program misbehaves, or
 //! when a machine restarts. Then both sides flush, what was under way may have arrived or not (byte by
 //! byte the old or the new), and the programs connect again.

@@ -188,7 +188,7 @@ impl Habits {
             abandons: rate(300, &[200, 1_000]),
             sleeps: rate(300, &[300, 1_000]),
             overtakes: rate(300, &[20, 200]),
-            intruders: rate(350, &[1, 1, 2]),
+            intruders: rate(400, &[1, 1, 2]),
         }
     }
 }
@@ -230,7 +230,6 @@ impl Scenario {
         let misbehaves = chance.per_mille(250);
         let habits = Habits::draw(&mut Chance::new(!seed));
         let pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
-        let held = count + HELD_BY_INTRUDERS * u64::from(habits.intruders);
         let max_len = if is_large { 48_000 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
@@ -239,7 +238,7 @@ impl Scenario {
             budget,
             max_len,
             pairs,
-            pools: (0..nodes).map(|_| draw_pool(max_len, held, chance)).collect(),
+            pools: (0..nodes).map(|_| draw_pool(max_len, count, &habits, chance)).collect(),
             strikes: draw_strikes(nodes, budget, chance),
             trespass: if misbehaves { 12 } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
@@ -260,8 +259,9 @@ const HELD_BY_INTRUDERS: u64 = 3;
 /// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may
 /// keep one receive for a message that is never completed (hostile ones a few), so there is one more
 /// than that.
-fn draw_pool(max_len: u64, held: u64, chance: &mut Chance) -> Option<(u32, u32)> {
-    if !chance.per_mille(300) {
+fn draw_pool(max_len: u64, sides: u64, habits: &Habits, chance: &mut Chance) -> Option<(u32, u32)> {
+    let held = sides + HELD_BY_INTRUDERS * u64::from(habits.intruders);
+    if !chance.per_mille(if habits.intruders > 0 { 500 } else { 300 }) {
         return None;
     }
     let len = chance.pick(&[64, 1_000, max_len / 2]);
@@ -321,12 +321,16 @@ fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> 
     PairPlan { nodes: [first, second], params }
 }
 
-/// Queue pairs whose attributes change may begin with no READ or atomic in flight at all.
+/// Queue pairs whose attributes change may begin with no READ or atomic in flight at all; and where
+/// hostile peers claim shared receives, there is somebody to miss them.
 fn with_habits(mut pairs: Vec<PairPlan>, habits: &Habits, chance: &mut Chance) -> Vec<PairPlan> {
-    let drains = habits.drains > 0;
-    for plan in pairs.iter_mut().filter(|_| drains) {
-        let params = &mut plan.params;
-        params.max_rd_atomic = chance.pick(&[0, 1, params.max_rd_atomic]);
+    for PairPlan { params, .. } in &mut pairs {
+        if habits.drains > 0 {
+            params.max_rd_atomic = chance.pick(&[0, 1, params.max_rd_atomic]);
+        }
+        if habits.intruders > 0 && chance.per_mille(600) {
+            params.shares_receives = [true; 2];
+        }
     }
     pairs
 }

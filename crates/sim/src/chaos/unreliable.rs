@@ -77,7 +77,8 @@ impl Run {
         receive: &PostedReceive,
         done: &Completion,
     ) -> Checked<()> {
-        let (node, peer) = (self.side(at)?.node, self.side(at.peer())?);
+        let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
+        let peer = self.side(at.peer())?;
         let (peer_node, peer_qpn) = (peer.node, peer.qpn);
         let there = gather(&self.fabric.node(node).memory, &receive.sges, done.byte_len as usize);
         ensure!(there.len() == done.byte_len as usize, "longer than its receive");
@@ -90,7 +91,12 @@ impl Run {
         let ip = |node| self.fabric.path_to(node).remote.ip();
         ensure!(grh_names(grh, ip(peer_node), ip(node)), "the route header names others");
         self.find_heard(at, done, |message, _| message.bytes == payload)?;
-        self.spaces[node as usize].put_list(&receive.sges, &there);
+        let memory = &self.fabric.node(node).memory;
+        let space = &mut self.spaces[node as usize];
+        space.put_list(&receive.sges, &there);
+        for sge in receive.sges.iter().filter(|_| shares) {
+            space.adopt(memory, sge.addr, sge.len as usize);
+        }
         Ok(())
     }
 

@@ -202,6 +202,8 @@ struct ChaosReport {
     requests_checked: u64,
     requests_skipped: u64,
     requests_checked_per_mille: u64,
+    /// Packets that hostile peers made up.
+    packets_forged: u64,
     connections: u64,
     connections_broken: u64,
     packets: u64,
@@ -263,6 +265,7 @@ impl ChaosReport {
             requests_checked: sum.requests_checked,
             requests_skipped: sum.requests_skipped,
             requests_checked_per_mille: sum.requests_checked_per_mille(),
+            packets_forged: sum.forged,
             connections: sum.connections,
             connections_broken: sum.broken,
             packets: sum.packets,
@@ -357,10 +360,11 @@ impl ChaosReport {
         )?;
         writeln!(
             f,
-            "  packets     {} sent, {} of them again; {} dropped by full queues",
+            "  packets     {} sent, {} of them again; {} dropped by full queues; {} forged",
             Count(self.packets),
             Count(self.packets_sent_again),
-            Count(self.queue_drops)
+            Count(self.queue_drops),
+            Count(self.packets_forged)
         )
     }
 }
