@@ -149,7 +149,7 @@ fn a_full_queue_loses_no_end_of_a_session() {
         let status = engine.commands.call(target::Command::Status);
         status.is_ok_and(|status| status.get("target.sessions") == 0)
     });
-    assert!(matches!(over.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed)));
+    assert!(over.try_recv().is_ok(), "it was told what the session did");
 
     // Nor the end of the engine itself.
     let stalled = stall(&engine.commands, target::Command::Status);
