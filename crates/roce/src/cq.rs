@@ -8,11 +8,12 @@
 //! Completions of a queue pair that is reset or destroyed are purged, as the libraries of adapters do:
 //! the program has freed what their `wr_id` stands for. Notifications that they made stand.
 //!
-//! A queue that is *armed* makes one notification, when a completion of the wanted kind is added, and
-//! is disarmed by it. One that waits already, unpolled, makes it at once, as with adapters whose
-//! arming carries the consumer index: so a program may poll, arm and sleep in any order. One that
-//! arms and then polls is woken once in vain. A notification that nobody has taken yet stands for
-//! later ones too.
+//! A queue that is *armed* makes one notification, for a completion of the wanted kind, and is disarmed
+//! by it. A completion that came while the queue was not armed makes it when the queue is armed next, if
+//! it still waits then: so a program may poll, arm and sleep in any order. Each completion makes one
+//! notification at most: programs that arm before they poll, and take one completion for each event
+//! (perftest does), are not woken in vain. A notification that nobody has taken yet stands for later
+//! ones too.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -49,6 +50,18 @@ struct Entry {
     completion: Completion,
     /// What a shared receive queue has lent until the completion is polled.
     loan: Option<Loan>,
+    /// A notification was made for it.
+    told: bool,
+}
+
+impl Entry {
+    fn answers(&self, armed: Armed) -> bool {
+        match armed {
+            Armed::No => false,
+            Armed::Solicited => is_urgent(&self.completion),
+            Armed::Next => true,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -57,8 +70,9 @@ struct Cq {
     depth: u32,
     overrun: bool,
     users: u32,
-    /// Entries that are solicited or errors.
-    urgent: u32,
+    /// Entries that no notification was made for, and how many of these are solicited or errors.
+    untold: u32,
+    urgent_untold: u32,
     armed: Armed,
     /// Stands in the queue of notifications.
     notified: bool,
@@ -72,23 +86,39 @@ impl Cq {
             depth,
             overrun: false,
             users: 0,
-            urgent: 0,
+            untold: 0,
+            urgent_untold: 0,
             armed: Armed::No,
             notified: false,
         }
     }
 
-    /// Whether what the queue is armed for is there, `urgent` or not. Disarms it then.
-    fn springs(&mut self, urgent: bool) -> bool {
-        let springs = match self.armed {
+    /// Whether an entry waits that the queue is armed for and that no notification was made for.
+    fn is_due(&self) -> bool {
+        match self.armed {
             Armed::No => false,
-            Armed::Solicited => urgent,
-            Armed::Next => true,
-        };
-        if springs {
-            self.armed = Armed::No;
+            Armed::Solicited => self.urgent_untold > 0,
+            Armed::Next => self.untold > 0,
         }
-        springs
+    }
+
+    /// Disarms the queue for the oldest such entry.
+    fn disarm(&mut self) {
+        let armed = core::mem::replace(&mut self.armed, Armed::No);
+        if let Some(entry) =
+            self.entries.iter_mut().find(|entry| !entry.told && entry.answers(armed))
+        {
+            entry.told = true;
+            self.untold -= 1;
+            self.urgent_untold -= u32::from(is_urgent(&entry.completion));
+        }
+    }
+
+    fn forget(&mut self, entry: &Entry) {
+        if !entry.told {
+            self.untold -= 1;
+            self.urgent_untold -= u32::from(is_urgent(&entry.completion));
+        }
     }
 }
 
@@ -167,15 +197,18 @@ impl CqTable {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };
         queue.armed = queue.armed.max(wanted);
-        let is_waited_for = !queue.entries.is_empty() && !self.planted.is(Bug::ArmIgnoresWaiting);
-        if is_waited_for && queue.springs(queue.urgent > 0) {
-            self.notify(cq);
+        if !self.planted.is(Bug::ArmIgnoresWaiting) {
+            self.notify_if_due(cq);
         }
         Ok(())
     }
 
-    fn notify(&mut self, cq: CqId) {
-        if let Some(queue) = self.slab.get_mut(cq.0).filter(|queue| !queue.notified) {
+    fn notify_if_due(&mut self, cq: CqId) {
+        let Some(queue) = self.slab.get_mut(cq.0).filter(|queue| queue.is_due()) else {
+            return;
+        };
+        queue.disarm();
+        if !queue.notified {
             queue.notified = true;
             self.notified.push_back(cq);
         }
@@ -202,11 +235,10 @@ impl CqTable {
             queue.overrun = true;
             return Pushed::Overran;
         }
-        queue.entries.push_back(Entry { completion, loan });
-        queue.urgent += u32::from(is_urgent(&completion));
-        if queue.springs(is_urgent(&completion)) {
-            self.notify(cq);
-        }
+        queue.untold += 1;
+        queue.urgent_untold += u32::from(is_urgent(&completion));
+        queue.entries.push_back(Entry { completion, loan, told: false });
+        self.notify_if_due(cq);
         Pushed::Added
     }
 
@@ -221,9 +253,9 @@ impl CqTable {
 
     pub(crate) fn poll(&mut self, cq: CqId) -> Option<(Completion, Option<Loan>)> {
         let queue = self.slab.get_mut(cq.0)?;
-        let Entry { completion, loan } = queue.entries.pop_front()?;
-        queue.urgent -= u32::from(is_urgent(&completion));
-        Some((completion, loan))
+        let entry = queue.entries.pop_front()?;
+        queue.forget(&entry);
+        Some((entry.completion, entry.loan))
     }
 
     /// Takes out the completions of a queue pair, and adds to `loans` what they held.
@@ -234,11 +266,12 @@ impl CqTable {
         if self.planted.is(Bug::CompletionsKept) {
             return;
         }
-        let urgent = &mut queue.urgent;
+        let (untold, urgent_untold) = (&mut queue.untold, &mut queue.urgent_untold);
         queue.entries.retain(|entry| {
             let stays = entry.completion.qpn != qpn;
             if !stays {
-                *urgent -= u32::from(is_urgent(&entry.completion));
+                *untold -= u32::from(!entry.told);
+                *urgent_untold -= u32::from(!entry.told && is_urgent(&entry.completion));
                 loans.extend(entry.loan);
             }
             stays
