@@ -22,7 +22,7 @@ use crate::planted::Planted;
 use crate::qp::{Context, Qp};
 use crate::region::{RegionTable, Registration};
 use crate::report::{Cause, LastError, QpReport};
-use crate::rng::SplitMix64;
+use crate::rng::{HashedCounter, SplitMix64};
 use crate::rtt::RttMeter;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
@@ -100,6 +100,10 @@ pub struct Delivery {
     pub pieces: Placements,
     /// What goes before the payload, or has to be done instead of placing.
     pub insert: Insert,
+    /// If not 0: the packet is a request behind READs of which so many answers are still to be sent, and
+    /// nothing was done with it yet. [`world::drain`](crate::world::drain) gathers these answers if they
+    /// are few, and then hands the packet to [`handle_held`](Endpoint::handle_held).
+    pub owed_packets: u32,
 }
 
 /// Bytes that are placed though no payload holds them, or an atomic.
@@ -171,7 +175,7 @@ struct QpEntry {
 #[derive(Debug)]
 pub struct Endpoint {
     config: EndpointConfig,
-    rng: SplitMix64,
+    psns: HashedCounter,
     pds: PdTable,
     regions: RegionTable,
     cqs: CqTable,
@@ -195,15 +199,15 @@ impl Endpoint {
     /// An endpoint without any objects.
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
-        let [mut rng, mut keys, mut numbers] =
-            [1, 2, 3].map(|kind| SplitMix64::of_kind(kind, config.seed));
+        let [mut psns, mut keys, mut numbers, mut handles] =
+            [1, 2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
         let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,
             pds: PdTable::default(),
             regions: RegionTable::new(config.max_regions, &mut keys),
-            cqs: CqTable::new(config.max_cqs, &mut rng),
-            srqs: SrqTable::new(&mut SplitMix64::new(!config.seed)),
+            cqs: CqTable::new(config.max_cqs, &mut handles),
+            srqs: SrqTable::new(&mut handles),
             groups: Groups::default(),
             events: EventQueue::default(),
             qps,
@@ -214,7 +218,7 @@ impl Endpoint {
             planted: Planted::default(),
             past_errors: VecDeque::new(),
             outbox: Outbox::default(),
-            rng,
+            psns: HashedCounter::new(&mut psns),
         }
     }
 
@@ -270,7 +274,7 @@ impl Endpoint {
         within(config.max_send_wr, self.config.max_qp_wr, "send work requests")?;
         within(config.max_recv_wr, self.config.max_qp_wr, "receive work requests")?;
         config.srq.map_or(Ok(()), |srq| self.srqs.check(srq, config.pd))?;
-        let first_psn = Psn::new(self.rng.next_u32());
+        let first_psn = Psn::new(self.psns.next_u32());
         let limit = self.qps.layout().limit;
         let mtu = self.config.mtu;
         let made = self.qps.insert_with(|id, _| QpEntry {
@@ -601,6 +605,25 @@ impl Endpoint {
         delivery
     }
 
+    /// The same packet again, whose [`Delivery::owed_packets`] were not 0. If they still are not, the
+    /// packet is dropped, and asked for by a NAK after the answers.
+    #[must_use]
+    pub fn handle_held(
+        &mut self,
+        qpn: Qpn,
+        now: Time,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Delivery {
+        let mut delivery = Delivery::default();
+        if let Some(slot) = self.qps.find(qpn.get()) {
+            self.with_qp(slot, now, &mut delivery, |qp, cx| {
+                qp.handle_held(cx, headers, payload_len);
+            });
+        }
+        delivery
+    }
+
     /// The former value of the word that an [`Insert::Atomic`] asked for.
     pub fn complete_atomic(&mut self, job: &AtomicJob, original: u64) {
         let Some(slot) = self.qps.find(job.qpn.get()) else {
@@ -648,12 +671,6 @@ impl Endpoint {
             }
         }
         None
-    }
-
-    /// Whether READs of the peer have to be answered before this packet may be handled.
-    pub(crate) fn is_behind_read(&self, qpn: Qpn, headers: &Headers) -> bool {
-        let entry = self.qps.get(qpn.get());
-        entry.is_some_and(|entry| entry.qp.is_behind_read(headers, self.planted))
     }
 
     /// The next answer to READs and atomics of the peer, whosever turn it is.
@@ -746,6 +763,7 @@ impl Endpoint {
             all: &mut self.counters,
             pieces: &mut delivery.pieces,
             insert: &mut delivery.insert,
+            owed_packets: &mut delivery.owed_packets,
             packet,
             ecn_ce: false,
             cq_overflowed: false,

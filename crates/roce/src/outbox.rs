@@ -3,7 +3,9 @@
 //! A READ is answered when its packets are polled, and its bytes are read then. A later request of the
 //! same queue pair may arrive in between, and must not change what the READ returns. So the answers
 //! are polled first and their bytes copied here; they leave before everything that is polled later.
-//! What does not fit stays with the queue pair, which holds such requests back until it is answered.
+//!
+//! Each queue pair has a small share, so that one cannot take what others need, and little passes its
+//! congestion control. A queue pair that owes more than its share holds the later request back.
 //!
 //! This is memory of [`drain`](crate::world::drain), kept in the endpoint because it outlives a call.
 
@@ -13,22 +15,29 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 
 use crate::endpoint::{Mtu, Transmit};
-use crate::verbs::MAX_SGE;
+use crate::qp::HELD_RESPONSES;
+use crate::verbs::{MAX_SGE, Qpn};
 use crate::world::{BURST_PACKETS, MAX_HEADER_BYTES, Memory, Path, TxFrame};
 
-/// Most packets kept. With [`HELD_RESPONSES`](crate::qp::HELD_RESPONSES) of each, eight queue pairs of
-/// our own find room.
-const MAX_PACKETS: usize = BURST_PACKETS;
+/// Most packets of one queue pair: as many as a requester of ours lets requests wait behind.
+const SHARE_PACKETS: usize = HELD_RESPONSES as usize;
+
+/// Most packets in all, 8 MiB of payload. They leave with the next burst that the wire takes.
+const MAX_PACKETS: usize = 2048;
+
+/// Packets whose memory is kept when nothing waits.
+const KEPT_PACKETS: usize = BURST_PACKETS;
 
 #[derive(Debug)]
 struct Gathered {
+    qpn: Qpn,
     path: Path,
     header: ArrayVec<u8, MAX_HEADER_BYTES>,
     pad: u8,
     payload: Range<usize>,
 }
 
-/// See the module's text. At most [`MAX_PACKETS`] packets, and so at most 512 KiB of payload.
+/// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     packets: Vec<Gathered>,
@@ -38,8 +47,10 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    pub(crate) fn has_room(&self) -> bool {
-        self.packets.len() < MAX_PACKETS
+    /// Whether so many packets more of this queue pair are within its share.
+    pub(crate) fn has_room(&self, qpn: Qpn, packets: usize) -> bool {
+        let waiting = self.packets[self.sent..].iter().filter(|packet| packet.qpn == qpn);
+        waiting.count() + packets <= SHARE_PACKETS && self.packets.len() + packets <= MAX_PACKETS
     }
 
     /// Packets that wait to be sent.
@@ -48,25 +59,22 @@ impl Outbox {
     }
 
     /// Copies the payload of a packet and keeps it.
-    pub(crate) fn push<M: Memory>(&mut self, transmit: &Transmit, memory: &M) {
-        if self.packets.capacity() == 0 {
-            self.packets.reserve_exact(MAX_PACKETS);
-            self.bytes.reserve_exact(MAX_PACKETS * Mtu::M4096.bytes() as usize);
-        }
+    pub(crate) fn push<M: Memory>(&mut self, qpn: Qpn, transmit: &Transmit, memory: &M) {
         let start = self.bytes.len();
         for piece in &transmit.payload {
             self.bytes.extend_from_slice(memory.bytes(piece.addr, piece.len as usize));
         }
         let header = transmit.headers.emit();
         let payload = start..self.bytes.len();
-        self.packets.push(Gathered { path: transmit.path, header, pad: transmit.pad, payload });
+        let Transmit { path, pad, .. } = *transmit;
+        self.packets.push(Gathered { qpn, path, header, pad, payload });
     }
 
-    /// Hands up to `room` packets to `send`, oldest first, and returns how many.
+    /// Hands up to `room` packets, a burst at most, to `send`, oldest first, and returns how many.
     pub(crate) fn send(&mut self, room: usize, send: impl FnOnce(&[TxFrame<'_>])) -> usize {
-        let count = room.min(self.len());
+        let count = room.min(self.len()).min(BURST_PACKETS);
         let end = self.sent + count;
-        let frames: ArrayVec<TxFrame<'_>, MAX_PACKETS> =
+        let frames: ArrayVec<TxFrame<'_>, BURST_PACKETS> =
             self.packets[self.sent..end].iter().map(|packet| self.frame(packet)).collect();
         if !frames.is_empty() {
             send(&frames);
@@ -76,6 +84,8 @@ impl Outbox {
         if self.len() == 0 {
             self.packets.clear();
             self.bytes.clear();
+            self.packets.shrink_to(KEPT_PACKETS);
+            self.bytes.shrink_to(KEPT_PACKETS * Mtu::M4096.bytes() as usize);
             self.sent = 0;
         }
         count

@@ -1,9 +1,9 @@
 //! The source of keys, queue pair numbers and initial PSNs.
 //!
 //! Whoever knows the endpoint's seed knows all of them, so where peers are hostile it has to be
-//! random. Peers see initial PSNs, and SplitMix64 (Steele, Lea, Flood 2014) can be run backwards. So
-//! each kind of number has a generator of its own, whose seed is a SipHash of the endpoint's: the
-//! numbers of one kind tell nothing about those of another.
+//! random. SplitMix64 (Steele, Lea, Flood 2014) can be run backwards, so no peer sees its numbers:
+//! initial PSNs are a SipHash of a counter ([`HashedCounter`]). Each kind of number has a generator of
+//! its own, whose seed is a SipHash of the endpoint's.
 //!
 //! Numbers that open something (remote keys, queue pair numbers) are sealed by a [`Cipher`]: whoever
 //! knows some of them cannot tell the next better than by guessing, short of breaking it. It is built
@@ -33,6 +33,24 @@ impl SplitMix64 {
 
     pub(crate) fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
+    }
+}
+
+/// Numbers of which those that are known tell nothing about the others: a SipHash of a counter.
+#[derive(Clone, Debug)]
+pub(crate) struct HashedCounter {
+    key: [u64; 2],
+    drawn: u64,
+}
+
+impl HashedCounter {
+    pub(crate) fn new(rng: &mut SplitMix64) -> HashedCounter {
+        HashedCounter { key: [rng.next_u64(), rng.next_u64()], drawn: 0 }
+    }
+
+    pub(crate) fn next_u32(&mut self) -> u32 {
+        self.drawn += 1;
+        siphash(self.key, self.drawn) as u32
     }
 }
 

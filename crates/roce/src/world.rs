@@ -214,13 +214,13 @@ pub fn drain<W: Wire, M: Memory>(
     let mut sent = 0;
     while sent < MAX_SENT {
         let room = wire.room(now).min(BURST_PACKETS);
-        let was_gathered = endpoint.outbox.len() > 0;
-        let burst = match was_gathered {
-            false => send_burst(endpoint, wire, memory, now, room),
-            true => endpoint.outbox.send(room, |frames| wire.send(frames)),
-        };
+        if endpoint.outbox.len() > 0 && room > 0 {
+            sent += endpoint.outbox.send(room, |frames| wire.send(frames));
+            continue;
+        }
+        let burst = send_burst(endpoint, wire, memory, now, room);
         sent += burst;
-        if room == 0 || (burst < room && !was_gathered) {
+        if burst < room || room == 0 {
             break;
         }
     }
@@ -251,11 +251,12 @@ fn accept_for<M: Memory>(
     now: Time,
     frame: &RxFrame<'_>,
 ) {
-    if endpoint.is_behind_read(qpn, &frame.headers) {
-        gather_answers(endpoint, memory, now, qpn);
-    }
     let len = frame.payload.len();
-    let delivery = endpoint.handle_packet_for(qpn, now, &frame.origin, &frame.headers, len);
+    let mut delivery = endpoint.handle_packet_for(qpn, now, &frame.origin, &frame.headers, len);
+    if delivery.owed_packets > 0 {
+        gather_answers(endpoint, memory, now, qpn, delivery.owed_packets as usize);
+        delivery = endpoint.handle_held(qpn, now, &frame.headers, len);
+    }
     match delivery.insert {
         Insert::None => place(memory, &delivery.pieces, &[], frame.payload),
         Insert::Value(value) => {
@@ -269,14 +270,18 @@ fn accept_for<M: Memory>(
     }
 }
 
-/// Reads the bytes that the peer's READs ask for, before a request behind them changes these. What does
-/// not fit stays; the endpoint then holds the request back.
-fn gather_answers<M: Memory>(endpoint: &mut Endpoint, memory: &M, now: Time, qpn: Qpn) {
+/// Reads the bytes that the peer's READs ask for, before a request behind them changes these.
+fn gather_answers<M: Memory>(
+    endpoint: &mut Endpoint,
+    memory: &M,
+    now: Time,
+    qpn: Qpn,
+    owed: usize,
+) {
     let mut outbox = core::mem::take(&mut endpoint.outbox);
-    while outbox.has_room()
-        && let Some(transmit) = endpoint.poll_answer(qpn, now)
-    {
-        outbox.push(&transmit, memory);
+    if outbox.has_room(qpn, owed) {
+        let answers = core::iter::from_fn(|| endpoint.poll_answer(qpn, now));
+        answers.take(owed).for_each(|answer| outbox.push(qpn, &answer, memory));
     }
     endpoint.outbox = outbox;
 }

@@ -113,8 +113,8 @@ pub enum TimeoutReason {
     Pacing,
 }
 
-/// Most responses that READs may still miss when a request behind them is sent. A peer of ours reads
-/// that many ahead; behind more, the request would be held back and have to be sent again.
+/// Most responses that READs may still miss when a request behind them is sent. A peer of ours gathers
+/// that many; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
 /// The rest of the endpoint, as a queue pair sees it while it handles one event.
@@ -133,6 +133,8 @@ pub(crate) struct Context<'a> {
     pub(crate) pieces: &'a mut Placements,
     /// What is placed before that payload, or done instead.
     pub(crate) insert: &'a mut Insert,
+    /// See [`Delivery::owed_packets`](crate::endpoint::Delivery).
+    pub(crate) owed_packets: &'a mut u32,
     /// The packet that was built, and where it goes; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
     /// The packet that arrived was marked: congestion experienced.
@@ -810,6 +812,27 @@ impl Qp {
         cx.add(placed, |c| &mut c.bytes_received);
     }
 
+    /// A packet that was accepted, and held because READs before it were unanswered.
+    pub(crate) fn handle_held(
+        &mut self,
+        cx: &mut Context<'_>,
+        headers: &Headers,
+        payload_len: usize,
+    ) {
+        let Kind::Rc(rc) = &mut self.kind else {
+            return;
+        };
+        // Answering the READs may have failed.
+        if self.state == QpState::Error {
+            return;
+        }
+        if let Err(fatal) = rc.responder.handle_held(cx, &self.link, headers, payload_len) {
+            self.handle_failure(cx, fatal.into(), Some(headers.bth().psn));
+        }
+        let placed = sg::placed_bytes(cx.pieces);
+        cx.add(placed, |c| &mut c.bytes_received);
+    }
+
     fn execute(
         &mut self,
         cx: &mut Context<'_>,
@@ -936,7 +959,7 @@ impl Qp {
     }
 
     /// Leaves in `cx.packet` the next answer to a READ or atomic. It does not wait for congestion
-    /// control, which counts it: a request waits behind it, and such answers are few.
+    /// control, which counts it: a request waits behind it, and the outbox takes few.
     pub(crate) fn poll_answer(&mut self, cx: &mut Context<'_>) {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
@@ -945,11 +968,6 @@ impl Qp {
             Ok(()) => self.count_sent(cx),
             Err(fatal) => self.handle_failure(cx, fatal.into(), None),
         }
-    }
-
-    /// Whether READs of the peer have to be answered before this packet may be handled.
-    pub(crate) fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
-        matches!(&self.kind, Kind::Rc(rc) if rc.responder.is_behind_read(headers, planted))
     }
 
     fn count_sent(&mut self, cx: &mut Context<'_>) {

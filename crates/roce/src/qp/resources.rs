@@ -109,6 +109,12 @@ impl Resources {
         self.jobs.iter().any(|job| matches!(job.work, Work::Read(_)))
     }
 
+    /// Answers that are still to be sent.
+    pub(super) fn owed_packets(&self) -> u32 {
+        let packets = |job: &Job| job.end.distance_from(job.psn).unsigned_abs();
+        self.jobs.iter().map(packets).fold(0, u32::saturating_add)
+    }
+
     /// The answer that is next.
     pub(super) fn front(&self) -> Option<&Job> {
         self.jobs.front()

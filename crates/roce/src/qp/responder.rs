@@ -58,6 +58,11 @@ enum Reply {
 }
 
 impl Reply {
+    /// Whether it asks for the next request.
+    fn is_sequence_nak(self) -> bool {
+        matches!(self, Reply::Nak { syndrome: Syndrome::SequenceError, .. })
+    }
+
     fn psn(self) -> Psn {
         match self {
             Reply::Ack { psn } | Reply::Nak { psn, .. } => psn,
@@ -195,8 +200,22 @@ impl Responder {
     // ---- requests ------------------------------------------------------------------------------
 
     /// A request packet. Leaves in `cx.pieces` where its payload goes, in `cx.insert` the atomic that
-    /// it asks for.
+    /// it asks for, or in `cx.owed_packets` how many answers have to be sent before it.
     pub(super) fn handle_request(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fatal> {
+        if self.is_behind_read(headers, cx.planted) {
+            *cx.owed_packets = self.owed_packets(link);
+            return Ok(());
+        }
+        self.take_request(cx, link, headers, payload_len)
+    }
+
+    fn take_request(
         &mut self,
         cx: &mut Context<'_>,
         link: &Link,
@@ -246,10 +265,6 @@ impl Responder {
         headers: &Headers,
         payload_len: usize,
     ) -> Result<(), Fatal> {
-        if self.is_behind_read(headers, cx.planted) {
-            self.hold_back(cx);
-            return Ok(());
-        }
         let executed = match headers.ext() {
             _ if !self.check_self_description(headers) => {
                 cx.count(|c| &mut c.bad_opcode);
@@ -276,14 +291,13 @@ impl Responder {
         }
     }
 
-    /// Whether a request has to wait because READs before it are unanswered: it could change what they
-    /// return, or tell a program that they are done.
-    pub(super) fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
+    /// Whether a request whose turn it is has to wait because READs before it are unanswered: it could
+    /// change what they return, or tell a program that they are done.
+    fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
         let Bth { opcode, psn, .. } = *headers.bth();
-        self.owes_read()
-            && opcode.is_request()
+        psn == self.expected
+            && self.owes_read()
             && !opcode.is_read_request()
-            && !psn.is_before(self.expected)
             && !planted.is(Bug::ReadOvertaken)
     }
 
@@ -292,6 +306,27 @@ impl Responder {
             Some(selective) => selective.has_answer(),
             None => self.resources.owes_read(),
         }
+    }
+
+    /// Answers to READs and atomics that are still to be sent.
+    fn owed_packets(&self, link: &Link) -> u32 {
+        let reads = self.selective.as_ref().map_or(0, |selective| selective.owed_packets(link));
+        self.resources.owed_packets().saturating_add(reads)
+    }
+
+    /// A request packet that [`handle_request`](Responder::handle_request) held.
+    pub(super) fn handle_held(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fatal> {
+        if self.is_behind_read(headers, cx.planted) {
+            self.hold_back(cx);
+            return Ok(());
+        }
+        self.take_request(cx, link, headers, payload_len)
     }
 
     /// The request is dropped, and asked for again once the READs are answered: a NAK leaves after

@@ -213,7 +213,11 @@ impl Lone {
         let source = self.pair.fabric.nodes[0].path().remote;
         let node = &mut self.pair.fabric.nodes[1];
         let origin = Origin::new(source, source.ip());
-        let delivery = node.endpoint.handle_packet(Time::ZERO, &origin, headers, payload);
+        let mut delivery = node.endpoint.handle_packet(Time::ZERO, &origin, headers, payload);
+        if delivery.owed_packets > 0 {
+            let qpn = headers.bth().dest_qp;
+            delivery = node.endpoint.handle_held(qpn, Time::ZERO, headers, payload);
+        }
         if let Insert::Atomic(job) = delivery.insert {
             let original = node.arena.atomic(job.addr, job.op);
             node.endpoint.complete_atomic(&job, original);

@@ -1,13 +1,18 @@
 //! Requests of one queue pair take effect in the order in which they were posted: a READ returns the
 //! bytes from before the WRITE, SEND or atomic behind it, fenced or not (docs/reliability.md).
 
+use std::net::SocketAddr;
+
+use roce::Time;
+use roce::dcqcn::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
-use roce::verbs::{SendOp, SendWr};
-use roce::wire::Opcode;
+use roce::verbs::{Access, SendOp, SendWr, SgList, Sge, Verbs};
+use roce::wire::{Bth, Headers, Opcode};
+use roce::world::{self, Origin, RxFrame, TxFrame, Wire};
 
-use crate::harness::{BASE, Fault, FaultMix};
-use crate::pair::Pair;
+use crate::harness::{BASE, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::pair::{Lone, Pair, REGION_BYTES, bth_to};
 
 /// Where node 0 lets READs land.
 const LANDING: u64 = 100_000;
@@ -106,7 +111,6 @@ fn a_long_read_holds_back_the_writes_behind_it() {
 /// A peer that sends right behind a long READ is told to send again once the READ is answered.
 #[test]
 fn what_is_held_back_is_asked_for_again() {
-    use crate::pair::Lone;
     use roce::wire::{Ext, Reth, Syndrome};
     let mut lone = Lone::new();
     let rkey = lone.pair.regions[1].rkey;
@@ -175,7 +179,7 @@ fn writes_alone_are_placed_early() {
 fn the_order_holds_when_the_network_reorders() {
     for mode in MODES {
         for seed in 0..40 {
-            let config = crate::harness::FabricConfig { seed, ..Default::default() };
+            let config = FabricConfig { seed, ..FabricConfig::default() };
             let mut pair = Pair::build(&config, mode);
             pair.fabric.mix = FaultMix::only(Fault::Reorder, 300);
             let before = peer_bytes(&pair, 0, 3000);
@@ -189,5 +193,99 @@ fn the_order_holds_when_the_network_reorders() {
             let repeated = pair.counters(1).duplicate_reads > 0;
             assert!(repeated || landed(&pair, LANDING, 3000) == before, "seed {seed}");
         }
+    }
+}
+
+/// Connections of node 0 to node 1 that each post a READ of `packets` packets and a WRITE, and may not
+/// retry. Returns how many of them ended.
+fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connect)) -> usize {
+    let config = FabricConfig { batch: 256, ..FabricConfig::default() };
+    let mut fabric = Fabric::new(&config);
+    let regions =
+        [0, 1].map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL));
+    let connect = |connect: &mut Connect| {
+        mode(connect);
+        (connect.mtu, connect.retry_count) = (Mtu::M256, 0);
+    };
+    let ends: Vec<_> = (0..connections).map(|_| fabric.pair(connect).0).collect();
+    let (remote_addr, rkey) = (BASE + RECEIVE, regions[1].rkey);
+    for (at, end) in (0..).zip(&ends) {
+        let addr = BASE + 5000 * at;
+        let sges = |len| SgList::from_iter([Sge { addr, len, lkey: regions[0].lkey }]);
+        let read = SendOp::Read { remote_addr, rkey };
+        let write = SendOp::Write { remote_addr: remote_addr + 100_000, rkey };
+        for (op, len) in [(read, 256 * packets), (write, 100)] {
+            let wr = SendWr { op, sges: sges(len), signaled: true, ..SendWr::default() };
+            fabric.nodes[0].endpoint.post_send(end.qpn, wr).unwrap();
+        }
+    }
+    fabric.run(1_000_000);
+    let mut failed = |end: &End| fabric.sent_by(*end).iter().any(|done| done.status != Success);
+    ends.iter().copied().filter(|end| failed(end)).count()
+}
+
+/// Many connections that read and write at the same moment share no room with each other, and none
+/// spends a retry.
+#[test]
+fn waiting_behind_a_read_costs_no_retry() {
+    for mode in MODES {
+        for connections in [1, 9, 64] {
+            assert_eq!(broken_without_retries(connections, 16, mode), 0, "{connections}");
+        }
+    }
+}
+
+/// A packet gets answers sent ahead of congestion control only if it could be executed now, and only few.
+#[test]
+fn congestion_control_is_passed_by_few_answers_at_most() {
+    let slow = |connect: &mut Connect| {
+        connect.mtu = Mtu::M1024;
+        connect.congestion = CongestionControl::Fixed(8_000_000);
+    };
+    let own = SocketAddr::from(([10, 0, 0, 1], 0xc001));
+    let stranger = SocketAddr::from(([203, 0, 113, 9], 4444));
+    for (read, source, ahead, most) in [
+        (500 * 1024, stranger, 0, 1),
+        (500 * 1024, own, 1000, 1),
+        (500 * 1024, own, 0, 1),
+        (8 * 1024, stranger, 0, 1),
+        (8 * 1024, own, 1000, 1),
+        (8 * 1024, own, 0, 8),
+    ] {
+        let mut lone = Lone::with(slow);
+        let reth = lone.reth(read);
+        assert!(lone.next(Opcode::RcReadRequest, reth, 0).is_empty());
+        let due = lone.psn.plus(read / 1024 - 1);
+        let psn = due.plus(ahead);
+        let bth = Bth { opcode: Opcode::RcWriteOnly, psn, ..bth_to(lone.pair.b.qpn) };
+        let headers = Headers::new(bth, lone.reth(8)).unwrap();
+        let node = &mut lone.pair.fabric.nodes[1];
+        let mut wire = Source { packets: Vec::new(), sent: 0 };
+        for us in 0..10 {
+            wire.packets.push((Origin::new(source, source.ip()), headers));
+            let now = Time::from_nanos(1000 * us);
+            world::drain(&mut node.endpoint, &mut wire, &mut node.arena, now);
+        }
+        assert!(wire.sent <= most, "READ of {read}, from {source}, {ahead} ahead: {}", wire.sent);
+    }
+}
+
+/// Brings given packets, and counts READ responses.
+struct Source {
+    packets: Vec<(Origin, Headers)>,
+    sent: usize,
+}
+
+impl Wire for Source {
+    fn send(&mut self, frames: &[TxFrame<'_>]) {
+        self.sent += frames.iter().filter(|frame| !frame.payload.is_empty()).count();
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let packets = std::mem::take(&mut self.packets);
+        for (origin, headers) in &packets {
+            sink(&RxFrame { origin: *origin, headers: *headers, payload: &[0; 8] });
+        }
+        packets.len()
     }
 }

@@ -78,7 +78,7 @@ impl Victim {
         let source = self.fabric.nodes[0].path().remote;
         let origin = Origin::new(source, source.ip());
         let node = &mut self.fabric.nodes[1];
-        let Delivery { pieces, insert } =
+        let Delivery { pieces, insert, .. } =
             node.endpoint.handle_packet(Time::ZERO, &origin, headers, payload);
         let header = if insert == Insert::None { 0 } else { GRH_BYTES as usize };
         let placed: usize = pieces.iter().map(|piece| piece.len as usize).sum();

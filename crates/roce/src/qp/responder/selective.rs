@@ -29,7 +29,7 @@ use crate::planted::Bug;
 use crate::region::{Purpose, Range};
 use crate::sg::{Extent, Placement, Placements};
 use crate::verbs::MAX_MESSAGE_BYTES;
-use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
+use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth};
 
 /// Early packets that go unreported while nothing is missing between them.
 const REPORT_INTERVAL: u32 = 16;
@@ -153,6 +153,12 @@ impl Selective {
 
     pub(super) fn has_answer(&self) -> bool {
         !self.reads.is_empty() || !self.again.is_empty()
+    }
+
+    /// READ responses that are still to be sent.
+    pub(super) fn owed_packets(&self, link: &Link) -> u32 {
+        let reads = self.reads.iter().chain(&self.again);
+        reads.map(|read| link.packets(read.left)).fold(0, u32::saturating_add)
     }
 
     /// READs that were not answered to the end.
@@ -471,9 +477,7 @@ impl Responder {
 
     /// Leaves in `cx.packet` the report that is due, if one is.
     pub(super) fn poll_report(&mut self, cx: &mut Context<'_>, link: &Link) {
-        let asks_again =
-            |reply| matches!(reply, Reply::Nak { syndrome: Syndrome::SequenceError, .. });
-        if self.owes_read() && self.reply.is_some_and(asks_again) {
+        if self.owes_read() && self.reply.is_some_and(Reply::is_sequence_nak) {
             return;
         }
         let Some(reply) = self.reply.take() else {
