@@ -68,6 +68,10 @@ impl Wire for Port {
         self.watch.arriving.set(None);
         1
     }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
+    }
 }
 
 /// What a slot's queue pair is.

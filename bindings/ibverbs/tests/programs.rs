@@ -118,6 +118,16 @@ fn valgrind() {
     finish(test, &mut valgrind, Some("lo"));
 }
 
+#[test]
+fn stopped_in_selective_repeat() {
+    let test = "programs::stopped_in_selective_repeat";
+    if let Some(reason) = obstacle() {
+        return skip::note(test, reason);
+    }
+    let mut command = Command::new(make("stopped_selective", "stopped"));
+    finish(test, command.env("DQUANT_RELIABILITY", "selective"), Some("lo"));
+}
+
 /// What a program that opens a device says on stderr with this in its environment.
 fn said_with(program: &Path, name: &str, value: &OsStr) -> String {
     let mut command = Command::new(program);
@@ -210,6 +220,7 @@ programs! {
     datagrams on Some("lo");
     shared_receives on Some("lo");
     states on Some("lo");
+    stopped on Some("lo");
     notify on Some("lo");
     extended on Some("lo");
     queries on Some("lo");

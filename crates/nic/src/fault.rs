@@ -4,7 +4,8 @@
 //! away what the wire has already verified, and counts it. Which packets those are follows from the
 //! seed and the order of arrival alone.
 
-use roce::world::{RxFrame, TxFrame, Wire};
+use roce::verbs::Qpn;
+use roce::world::{Path, RxFrame, TxFrame, Wire};
 
 /// A million: probabilities are given in parts of it.
 pub const PPM: u32 = 1_000_000;
@@ -59,6 +60,10 @@ impl<W: Wire> Wire for LossyWire<W> {
         });
         arrived - (*dropped - before) as usize
     }
+
+    fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
+        self.inner.is_stalled(path, dest)
+    }
 }
 
 /// 32 uniform bits: the upper half of SplitMix64 (Steele, Lea, Flood 2014).
@@ -74,7 +79,6 @@ fn draw(state: &mut u64) -> u64 {
 mod tests {
     use std::net::SocketAddr;
 
-    use roce::verbs::Qpn;
     use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
     use roce::world::Origin;
 
@@ -91,6 +95,10 @@ mod tests {
         fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
             (0..BURST as u32).for_each(|psn| sink(&numbered(psn)));
             BURST
+        }
+
+        fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+            false
         }
     }
 

@@ -37,6 +37,8 @@ counters! {
     retransmitted_packets,
     /// Local ACK timer expiries that led to a retry.
     timeouts,
+    /// Local ACK timer expiries that spent no retry: the peer's process, or this one, did not run.
+    excused_timeouts,
     /// Retries because an answer to a READ or atomic was missing although later ones had arrived.
     implied_naks,
     /// Selective repeat: packets and READ ranges sent again.

@@ -19,7 +19,7 @@ use crate::pd::PdTable;
 #[cfg(feature = "planted-bugs")]
 use crate::planted::Bug;
 use crate::planted::Planted;
-use crate::qp::{Context, Qp};
+use crate::qp::{Context, IsStalled, Qp};
 use crate::region::{RegionTable, Registration};
 use crate::report::{Cause, LastError, QpReport};
 use crate::rng::{HashedCounter, SplitMix64};
@@ -636,11 +636,17 @@ impl Endpoint {
 
     /// Carries out what is due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.handle_timeout_unless(now, &mut |_, _| false);
+    }
+
+    /// The same; ACK timeouts of peers that are stalled spend no retry.
+    pub(crate) fn handle_timeout_unless(&mut self, now: Time, is_stalled: &mut IsStalled<'_>) {
         while let Some((at, slot)) = self.deadlines.earliest()
             && at <= now
         {
             let unused = &mut Delivery::default();
-            let handled = self.with_qp(slot, now, unused, |qp, cx| qp.handle_timeout(cx));
+            let handled =
+                self.with_qp(slot, now, unused, |qp, cx| qp.handle_timeout(cx, is_stalled));
             if handled.is_none() {
                 self.deadlines.set(slot, None);
             }

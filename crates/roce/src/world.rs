@@ -129,6 +129,11 @@ pub trait Wire {
     /// Hands the packets that have arrived to `sink`, a bounded number of them, and returns how many.
     /// Those that do not parse or whose ICRC is wrong are counted by the wire and go no further.
     fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
+
+    /// Whether packets on this path to the queue pair `dest` lie unread, as far as the wire can know:
+    /// their receiver exists, but does not run, and so cannot answer. Asked when an ACK timer has
+    /// expired, never per packet. A receiver that has ended is not stalled.
+    fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool;
 }
 
 /// Registered memory, by the addresses that regions were registered with.
@@ -210,7 +215,7 @@ pub fn drain<W: Wire, M: Memory>(
     now: Time,
 ) -> Progress {
     let received = wire.receive(&mut |frame| accept(endpoint, memory, now, frame));
-    endpoint.handle_timeout(now);
+    endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
     let mut sent = 0;
     while sent < MAX_SENT {
         let room = wire.room(now).min(BURST_PACKETS);

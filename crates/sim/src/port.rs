@@ -4,9 +4,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use roce::Time;
+use roce::verbs::Qpn;
 use roce::wire::icrc::{self, Icrc};
 use roce::wire::{Headers, ICRC_BYTES};
-use roce::world::{Origin, RxFrame, TxFrame, Wire};
+use roce::world::{Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
@@ -209,5 +210,9 @@ impl Wire for Port {
             }
         }
         count
+    }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
     }
 }

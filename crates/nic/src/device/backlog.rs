@@ -46,6 +46,8 @@ pub(super) struct Backlog {
     peers: Vec<Peer>,
     /// Since when, and until when at least, nothing may be sent.
     held: Option<Held>,
+    /// Bytes that lay unread in buffers at the last look of [`Backlog::is_stalled`].
+    unread: Vec<(SocketAddr, u64)>,
     /// Times that sending stopped.
     pub(super) times_held: u64,
 }
@@ -89,7 +91,8 @@ struct Level {
 
 impl Backlog {
     pub(super) fn new() -> Backlog {
-        Backlog { kernel: SockDiag::open(), peers: Vec::new(), held: None, times_held: 0 }
+        let (peers, unread) = (Vec::new(), Vec::new());
+        Backlog { kernel: SockDiag::open(), peers, held: None, unread, times_held: 0 }
     }
 
     /// Why packets to this machine's own processes are not held back, if so.
@@ -157,6 +160,24 @@ impl Backlog {
                 self.held = None;
             }
         }
+    }
+
+    /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than
+    /// at the last look. A process that is busy with others is seen to read at every other look, so it
+    /// does not hide for long that it does not answer.
+    pub(super) fn is_stalled(&mut self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let kernel = self.kernel.as_ref().ok();
+        let level = kernel.and_then(|kernel| kernel.look(local, remote));
+        let unread = level.map_or(0, |level| level.used);
+        let known = self.unread.iter().position(|&(peer, _)| peer == remote);
+        let before = known.map_or(0, |at| self.unread.remove(at).1);
+        if unread > 0 {
+            if self.unread.len() == MAX_PEERS {
+                self.unread.remove(0);
+            }
+            self.unread.push((remote, unread));
+        }
+        unread > 0 && unread >= before
     }
 
     /// When to ask again, while nothing may be sent.
@@ -298,6 +319,31 @@ mod tests {
             drop(to);
             assert_eq!(kernel.look(local, remote), None);
         }
+    }
+
+    #[test]
+    fn a_process_is_stalled_while_its_buffer_does_not_empty() {
+        if kernel("a_process_is_stalled_while_its_buffer_does_not_empty").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        assert!(!backlog.is_stalled(local, remote), "there is nothing to read");
+        for packets in [1, 2, 0] {
+            for _ in 0..packets {
+                from.send_to(&[0; 1000], remote).expect("loopback");
+            }
+            assert!(backlog.is_stalled(local, remote));
+        }
+        for _ in 0..3 {
+            to.recv(&mut [0; 1000]).expect("it was sent");
+        }
+        from.send_to(&[0; 1000], remote).expect("loopback");
+        assert!(!backlog.is_stalled(local, remote), "it has read since the last look");
+        assert!(backlog.is_stalled(local, remote));
+        drop(to);
+        assert!(!backlog.is_stalled(local, remote), "it is gone");
     }
 
     #[test]

@@ -39,8 +39,9 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Time;
+use roce::verbs::Qpn;
 use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
-use roce::world::{RxFrame, TxFrame, Wire};
+use roce::world::{Path, RxFrame, TxFrame, Wire};
 
 use crate::capture::Capture;
 use crate::clock;
@@ -356,6 +357,17 @@ impl Wire for DeviceWire {
         }
         accepted
     }
+
+    /// The buffers of this machine's processes can be seen.
+    fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
+        let DeviceWire { config, ports, locality, backlog, .. } = self;
+        let Some(socket) = ports.sending(path.source) else {
+            return false;
+        };
+        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        let owner = departure.process(path.remote, (dest.get() >> 16) as u8);
+        owner.is_some_and(|owner| backlog.is_stalled(socket.local, owner))
+    }
 }
 
 impl fmt::Display for DeviceWire {
@@ -419,6 +431,17 @@ impl Departure<'_> {
     fn slot(frame: &TxFrame<'_>) -> u8 {
         frame.header.get(forward::SLOT_BYTE).copied().unwrap_or(0)
     }
+
+    /// The port of a process of this machine, if the packets are for one.
+    fn process(&self, remote: SocketAddr, slot: u8) -> Option<SocketAddr> {
+        let mut remote = scoped(remote, self.ifindex);
+        let direct = remote.port() == self.port && (1..=MAX_SLOT).contains(&slot);
+        let is_here = direct && self.locality.contains(remote);
+        is_here.then(|| {
+            remote.set_port(process_port(slot));
+            remote
+        })
+    }
 }
 
 impl Departure<'_> {
@@ -448,12 +471,8 @@ impl Route for Departure<'_> {
     }
 
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
-        let mut remote = scoped(frame.path.remote, self.ifindex);
-        let slot = Departure::slot(frame);
-        let direct = remote.port() == self.port && (1..=MAX_SLOT).contains(&slot);
-        if direct && self.locality.contains(remote) {
-            remote.set_port(process_port(slot));
-        }
-        remote
+        let remote = frame.path.remote;
+        let process = self.process(remote, Departure::slot(frame));
+        process.unwrap_or_else(|| scoped(remote, self.ifindex))
     }
 }

@@ -30,9 +30,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Duration;
+use roce::verbs::Qpn;
 use roce::wire::ROCE_PORT;
 use roce::wire::icrc::Pseudo;
-use roce::world::{RxFrame, TxFrame, Wire};
+use roce::world::{Path, RxFrame, TxFrame, Wire};
 use thiserror::Error;
 
 pub use counters::{RxCounters, SharingCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
@@ -270,6 +271,11 @@ impl Wire for UdpWire {
             capture.flush_if_due();
         }
         accepted
+    }
+
+    /// Not looked at: whoever has the port to himself makes a lost connection anew (streams do).
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
     }
 }
 

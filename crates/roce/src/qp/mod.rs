@@ -117,6 +117,9 @@ pub enum TimeoutReason {
 /// that many; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
+/// Says whether the peer at this path and queue pair number cannot answer ([`crate::world::Wire`]).
+pub(crate) type IsStalled<'a> = dyn FnMut(&Path, Qpn) -> bool + 'a;
+
 /// The rest of the endpoint, as a queue pair sees it while it handles one event.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
@@ -904,11 +907,14 @@ impl Qp {
         }
     }
 
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>, is_stalled: &mut IsStalled<'_>) {
         self.congestion.handle_timeout(cx.now);
-        if let Kind::Rc(rc) = &mut self.kind
-            && let Err(fault) = rc.requester.handle_timeout(cx)
-        {
+        let Kind::Rc(rc) = &mut self.kind else {
+            return;
+        };
+        let Connect { path, dest_qp, .. } = &self.link.peer;
+        rc.requester.excuse(cx, &self.link, || is_stalled(path, *dest_qp));
+        if let Err(fault) = rc.requester.handle_timeout(cx) {
             self.blame_silence(cx, fault);
             self.fail_send(cx, fault);
         }

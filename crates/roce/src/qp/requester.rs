@@ -38,7 +38,7 @@ use crate::region::Purpose;
 use crate::report::{Credits, Flow};
 use crate::rtt::RttMeter;
 use crate::sg::{self, Extent};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::verbs::{SendWr, WcStatus};
 use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Syndrome};
 use selective::Selective;
@@ -48,6 +48,13 @@ const MAX_ACK_INTERVAL: u32 = 32;
 
 /// `rnr_retry` that never gives up.
 const RNR_FOREVER: u8 = 7;
+
+/// An ACK timer that is handled this late tells nothing of the peer: this process did not run, and the
+/// answers may be waiting.
+const LATE: Duration = Duration::from_millis(100);
+
+/// How long timeouts are excused before they spend retries all the same.
+const PATIENCE: Duration = Duration::from_millis(300_000);
 
 /// A request that ended badly, and with it the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +119,8 @@ pub(super) struct Requester {
     /// one packet is sent, and each that is acknowledged allows one more.
     allowance: u32,
     retries_left: u8,
+    /// When the first timeout was excused since the peer was last heard.
+    excused_since: Option<Time>,
     rnr_retries_left: u8,
     wait: Wait,
     /// No request is begun.
@@ -151,6 +160,7 @@ impl Requester {
             credit: Credit::Unknown,
             allowance: u32::MAX,
             retries_left: 0,
+            excused_since: None,
             rnr_retries_left: 0,
             wait: Wait::Nothing,
             is_paused: false,
@@ -779,7 +789,7 @@ impl Requester {
     fn made_progress(&mut self, cx: &Context<'_>, link: &Link) -> Result<(), Fault> {
         self.rtt.answered(self.una, cx.now);
         self.gone_back = false;
-        self.retries_left = link.peer.retry_count;
+        self.restore_retries(link);
         self.rnr_retries_left = link.peer.rnr_retry;
         self.probe = self.probe.filter(|probe| !probe.is_before(self.una));
         if !matches!(self.wait, Wait::Receiver(_)) {
@@ -790,6 +800,12 @@ impl Requester {
             Some(status) => Err(Fault { index: 0, status }),
             None => Ok(()),
         }
+    }
+
+    /// The peer was heard.
+    fn restore_retries(&mut self, link: &Link) {
+        self.retries_left = link.peer.retry_count;
+        self.excused_since = None;
     }
 
     /// Whether anything before the cursor is unanswered.
@@ -877,7 +893,7 @@ impl Requester {
             self.rnr_retries_left -= 1;
         }
         // The peer answers, so the path works: what counts from here on are RNR retries.
-        self.retries_left = link.peer.retry_count;
+        self.restore_retries(link);
         match &mut self.selective {
             Some(selective) => selective.refused_for_now(self.una),
             None => self.rewind(),
@@ -906,6 +922,37 @@ impl Requester {
         };
         let index = self.queue.iter().position(covers).unwrap_or(0);
         Err(Fault { index, status })
+    }
+
+    /// Starts an expired ACK timer anew, without a retry, if the peer cannot answer or could not be
+    /// heard. Nothing is sent again: what was sent lies at the peer.
+    pub(super) fn excuse(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        is_stalled: impl FnOnce() -> bool,
+    ) {
+        let due = match self.wait {
+            Wait::Answer(at) => Some(at),
+            Wait::Nothing => self.selective.as_ref().and_then(|selective| selective.verbs_time()),
+            Wait::Receiver(_) => None,
+        };
+        let (Some(due), Some(timeout)) = (due, ack_timeout(link.peer.timeout)) else {
+            return;
+        };
+        let since = self.excused_since.unwrap_or(cx.now);
+        if due > cx.now || cx.now.since(since) >= PATIENCE {
+            return;
+        }
+        if cx.now.since(due) < LATE && !is_stalled() {
+            return;
+        }
+        self.excused_since = Some(since);
+        cx.count(|c| &mut c.excused_timeouts);
+        match &mut self.selective {
+            Some(selective) => selective.quiet_since = cx.now,
+            None => self.wait = Wait::Answer(cx.now + timeout),
+        }
     }
 
     /// The deadline has passed.

@@ -153,6 +153,8 @@ pub(crate) struct Port {
     /// the history checker must notice.
     pub(crate) corrupt_every: u64,
     accepted: u64,
+    /// The node that lets its packets lie unread.
+    pub(crate) stalled: Option<IpAddr>,
 }
 
 impl Port {
@@ -219,6 +221,10 @@ impl Wire for Port {
             sink(&RxFrame { origin, headers, payload: &payload });
         }
         count
+    }
+
+    fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
+        self.stalled == Some(path.remote.ip())
     }
 }
 
@@ -383,6 +389,7 @@ pub(crate) struct Fabric {
     /// Every packet that was sent, if wanted.
     pub(crate) trace: Option<Vec<Headers>>,
     latency: Duration,
+    stopped: Option<usize>,
     flying: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
     draw: Draw,
@@ -425,17 +432,27 @@ impl Fabric {
             filter: None,
             trace: None,
             latency: config.latency,
+            stopped: None,
             flying: BinaryHeap::new(),
             sent: 0,
             draw,
         }
     }
 
+    /// Stops a node as SIGSTOP does, or lets all run: what arrives there lies unread, and the others'
+    /// wires see that.
+    pub(crate) fn stop(&mut self, node: Option<usize>) {
+        self.stopped = node;
+        let ip = node.map(|node| self.nodes[node].ip());
+        self.nodes.iter_mut().for_each(|node| node.port.stalled = ip);
+    }
+
     /// Lets every endpoint do all it can at this instant.
     pub(crate) fn settle(&mut self) {
         loop {
             let mut idle = true;
-            for node in 0..self.nodes.len() {
+            let stopped = self.stopped;
+            for node in (0..self.nodes.len()).filter(|&node| Some(node) != stopped) {
                 let Node { endpoint, arena, port, .. } = &mut self.nodes[node];
                 idle &= world::drain(endpoint, port, arena, self.now).is_idle();
                 let sent = std::mem::take(&mut port.outbox);
@@ -467,7 +484,8 @@ impl Fabric {
 
     fn next_event(&self) -> Option<Time> {
         let arrival = self.flying.peek().map(|Reverse(arrival)| arrival.at);
-        let timeouts = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
+        let running = self.nodes.iter().enumerate().filter(|(node, _)| Some(*node) != self.stopped);
+        let timeouts = running.filter_map(|(_, node)| node.endpoint.poll_timeout());
         arrival.into_iter().chain(timeouts.map(|(at, _)| at)).min().map(|at| at.max(self.now))
     }
 
@@ -572,6 +590,7 @@ fn new_node(config: &FabricConfig, index: usize, draw: &mut Draw) -> Node {
         harmless: 0,
         corrupt_every: 0,
         accepted: 0,
+        stalled: None,
     };
     Node { endpoint, arena: Arena::new(config.arena_bytes, draw), port, pd }
 }

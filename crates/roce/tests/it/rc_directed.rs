@@ -213,6 +213,80 @@ fn retries_end_after_the_last_timeout() {
     assert_eq!(pair.counters(0).retries_exceeded, 1);
 }
 
+const MODES: [Reliability; 2] = [Reliability::GoBackN, Reliability::Selective];
+
+/// A timeout of 4 ms and one retry.
+fn impatient(connect: &mut Connect, reliability: Reliability) {
+    (connect.timeout, connect.retry_count, connect.reliability) = (10, 1, reliability);
+}
+
+fn seconds(seconds: u64) -> Time {
+    Time::from_nanos(seconds * 1_000_000_000)
+}
+
+/// Its packets wait for it; or its buffer was full, and most are lost.
+#[test]
+fn a_stopped_peer_is_waited_for() {
+    for (reliability, kept) in MODES.into_iter().flat_map(|mode| [(mode, u64::MAX), (mode, 3)]) {
+        let mut pair = Pair::with(|connect| impatient(connect, reliability));
+        pair.lose(move |asked, headers| asked > kept && headers.bth().opcode.is_request());
+        pair.fabric.stop(Some(1));
+        pair.write(1, 0, 20_000);
+        pair.read(2, 20_000);
+        pair.fabric.run_until(seconds(2));
+        assert_eq!((pair.fabric.sent_by(pair.a), pair.state(0)), (vec![], QpState::Rts));
+        assert!(pair.counters(0).excused_timeouts > 400, "{reliability:?} {kept}");
+        assert_eq!(pair.counters(0).timeouts, 0, "{reliability:?} {kept}");
+        pair.fabric.stop(None);
+        pair.fabric.filter = None;
+        assert_eq!(pair.run().0, [(1, Success), (2, Success)], "{reliability:?} {kept}");
+        assert!(pair.arrived(0, 20_000));
+        assert!(pair.counters(0).timeouts <= 1, "{reliability:?} {kept}");
+    }
+}
+
+#[test]
+fn the_patience_with_a_stopped_peer_ends() {
+    for reliability in MODES {
+        let mut pair = Pair::with(|connect| {
+            impatient(connect, reliability);
+            connect.timeout = 14;
+        });
+        pair.fabric.stop(Some(1));
+        pair.write(1, 0, 10);
+        assert_eq!(pair.run().0, [(1, WcStatus::RetryExceeded)]);
+        assert!(pair.fabric.now > seconds(300) && pair.fabric.now < seconds(301));
+        assert_eq!(pair.counters(0).timeouts, 1);
+    }
+}
+
+/// The answers came while nobody here could take them, behind other packets.
+#[test]
+fn who_was_stopped_does_not_blame_the_peer() {
+    for reliability in MODES {
+        let config = FabricConfig { batch: 1, ..FabricConfig::default() };
+        let mut pair = Pair::build(&config, |connect| {
+            impatient(connect, reliability);
+            connect.retry_count = 0;
+        });
+        let rkey = pair.regions[0].rkey;
+        for wr_id in 0..5 {
+            let op = SendOp::Write { remote_addr: BASE + 200_000, rkey };
+            let wr = SendWr { sges: pair.sge(1, 0, 10), ..pair.wr(wr_id, op, 0, 10) };
+            pair.fabric.nodes[1].endpoint.post_send(pair.b.qpn, wr).unwrap();
+        }
+        pair.write(1, 0, 10);
+        pair.fabric.settle();
+        pair.fabric.stop(Some(0));
+        pair.fabric.run_until(seconds(2));
+        pair.fabric.stop(None);
+        let (sent, _) = pair.run();
+        assert_eq!(sent, [(1, Success)], "{reliability:?}");
+        assert_eq!(pair.state(1), QpState::Rts, "{reliability:?}");
+        assert_eq!(pair.counters(0).excused_timeouts, 1, "{reliability:?}");
+    }
+}
+
 /// A peer that is behind gets no further behind by what it is sent again.
 #[test]
 fn timeouts_repeat_one_packet_until_the_peer_answers() {

@@ -121,6 +121,10 @@ impl Wire for Port {
         }
         count
     }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
+    }
 }
 
 /// One machine.

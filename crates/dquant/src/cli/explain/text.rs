@@ -29,6 +29,7 @@ const USUAL: &[(&str, &str)] = &[
 const TROUBLES: &[(&str, &str)] = &[
     ("retransmitted_packets", "packets sent again (retransmits)"),
     ("timeouts", "timeouts without an answer"),
+    ("excused_timeouts", "timeouts while the peer's process, or this one, did not run"),
     ("implied_naks", "answers found missing"),
     ("selective_retransmits", "packets sent again, one by one (selective repeat)"),
     ("packets_judged_lost", "packets taken for lost"),

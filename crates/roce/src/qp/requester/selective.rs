@@ -48,7 +48,7 @@ pub(super) struct Selective {
     /// The local ACK timeout.
     timeout: Option<Duration>,
     /// Since when nothing new was heard, or nothing was expected.
-    quiet_since: Time,
+    pub(super) quiet_since: Time,
     /// Probes since then.
     backoff: u32,
     /// When the latest of them was decided on. It may leave much later, if at all.
@@ -118,7 +118,7 @@ impl Selective {
         (!self.board.is_empty()).then_some(since.max(self.quiet_since) + interval)
     }
 
-    fn verbs_time(&self) -> Option<Time> {
+    pub(super) fn verbs_time(&self) -> Option<Time> {
         self.timeout.filter(|_| self.is_waiting()).map(|timeout| self.quiet_since + timeout)
     }
 
@@ -393,7 +393,7 @@ impl Requester {
             return Ok(());
         }
         selective.heard(cx.now);
-        self.retries_left = link.peer.retry_count;
+        self.restore_retries(link);
         if self.una != una {
             self.una = una;
             self.rnr_retries_left = link.peer.rnr_retry;
@@ -478,7 +478,7 @@ impl Requester {
             selective.readings.accept(piece.psn, number, cx.now);
             selective.heard(cx.now);
         }
-        self.retries_left = link.peer.retry_count;
+        self.restore_retries(link);
         self.complete_ready(cx, link)
     }
 
