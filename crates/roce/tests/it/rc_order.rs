@@ -7,9 +7,9 @@ use roce::Time;
 use roce::dcqcn::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
-use roce::verbs::{Access, SendOp, SendWr, SgList, Sge, Verbs};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};
 use roce::wire::{Bth, Headers, Opcode};
-use roce::world::{self, Origin, RxFrame, TxFrame, Wire};
+use roce::world::{self, Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::harness::{BASE, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::pair::{Lone, Pair, REGION_BYTES, bth_to};
@@ -279,6 +279,10 @@ struct Source {
 impl Wire for Source {
     fn send(&mut self, frames: &[TxFrame<'_>]) {
         self.sent += frames.iter().filter(|frame| !frame.payload.is_empty()).count();
+    }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
