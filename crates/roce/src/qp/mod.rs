@@ -114,7 +114,7 @@ pub enum TimeoutReason {
 }
 
 /// Most responses that READs may still miss when a request behind them is sent. A peer of ours reads
-/// that many ahead; behind more, the request would be held back and have to be sent again.
+/// that many ahead; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
 /// The rest of the endpoint, as a queue pair sees it while it handles one event.

@@ -205,7 +205,7 @@ fn a_duplicate_atomic_is_answered_if_it_is_the_one_that_was_carried_out() {
     }
 }
 
-// ---- early packets -----------------------------------------------------------------------------
+// ---- out-of-order packets ----------------------------------------------------------------------
 
 /// An early WRITE with this key, of bytes that are registered.
 fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
