@@ -3,7 +3,7 @@
 //!
 //! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. At
 //! most [`LINES_PER_SECOND`] are written; the rest is counted, and the count is told with the next line,
-//! so that a flood from outside cannot fill a disk. Nothing is written for single packets. A program that
+//! so that a flood from outside is bounded; log rotation is up to the operator. Nothing is written for single packets. A program that
 //! uses the library hears nothing: only daemons turn the lines on.
 
 use std::fmt::Display;

@@ -33,7 +33,7 @@ counters! {
     /// Payload bytes handed out, retransmissions included.
     bytes_sent,
 
-    /// Request packets sent again (a READ request for the rest of its data counts as one).
+    /// Request packets retransmitted (a READ request for the rest of its data counts as one).
     retransmitted_packets,
     /// Local ACK timer expiries that led to a retry.
     timeouts,
@@ -41,17 +41,17 @@ counters! {
     excused_timeouts,
     /// Retries because an answer to a READ or atomic was missing although later ones had arrived.
     implied_naks,
-    /// Selective repeat: packets and READ ranges sent again.
+    /// Selective repeat: packets and READ ranges retransmitted.
     selective_retransmits,
-    /// Selective repeat: packets found lost because later ones had arrived.
+    /// Selective repeat: packets marked lost because later ones had arrived.
     packets_judged_lost,
-    /// Selective repeat: packets taken for lost that had arrived, or were about to.
+    /// Selective repeat: packets marked lost that had arrived, or were about to.
     spurious_retransmits,
-    /// Selective repeat: packets sent again because nothing was heard.
+    /// Selective repeat: packets retransmitted because nothing was heard.
     loss_probes,
-    /// Selective repeat: acknowledgements sent that tell single packets.
+    /// Selective repeat: SACKs sent.
     selective_acks_sent,
-    /// Selective repeat: request packets placed before their turn.
+    /// Selective repeat: request packets placed out of order.
     early_packets,
     /// Selective repeat: such packets given up because an earlier one was written over them.
     early_packets_forgotten,
@@ -100,7 +100,7 @@ counters! {
     unmatched_duplicates,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
-    /// Requests dropped because READs before them were not answered yet; asked for again afterwards.
+    /// Requests dropped because READs before them were not answered yet; a NAK requests them later.
     held_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,

@@ -373,7 +373,7 @@ impl Requester {
             && (self.awaited == 0 || !(request.is_fenced() || self.would_be_held(request)))
     }
 
-    /// Whether the peer would hold a request back, and have it sent again, because too much of the
+    /// Whether the peer would hold a request back, and have it retransmitted, because too much of the
     /// READs before it is unanswered.
     fn would_be_held(&self, request: &Request) -> bool {
         !request.is_read() && self.missing_responses(request) > HELD_RESPONSES.into()

@@ -1,5 +1,5 @@
 //! Responder resources: the READs and atomics whose answers are owed, and the latest ones that were
-//! executed, in case they are asked for again (IBA 9.7.5.2, responder side).
+//! executed, in case they are requested again (IBA 9.7.5.2, responder side).
 //!
 //! Answers leave in PSN order, so jobs stand in PSN order. A READ is carried out while it is
 //! answered, and again if it is asked for again. An atomic is carried out once, when it arrives;
@@ -161,7 +161,7 @@ impl Resources {
         self.jobs.push_back(Job::atomic(psn, msn));
     }
 
-    /// Keeps a request of `psns` PSNs that is being executed, in case it is asked for again; the
+    /// Keeps a request of `psns` PSNs that is being executed, in case it is requested again; the
     /// latest `limit` are kept.
     pub(super) fn keep(&mut self, psn: Psn, psns: u32, asked: Asked, limit: usize) {
         while self.performed.len() >= limit.max(1) {

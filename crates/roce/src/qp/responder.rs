@@ -329,7 +329,7 @@ impl Responder {
         self.take_request(cx, link, headers, payload_len)
     }
 
-    /// The request is dropped, and asked for again once the READs are answered: a NAK leaves after
+    /// The request is dropped, and requested again once the READs are answered: a NAK leaves after
     /// the answers to what comes before it.
     fn hold_back(&mut self, cx: &mut Context<'_>) {
         cx.count(|c| &mut c.held_requests);

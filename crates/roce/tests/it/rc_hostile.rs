@@ -293,7 +293,7 @@ impl Victim {
         }
     }
 
-    /// A READ of what may be read, as it would be asked for again.
+    /// A READ of what may be read, as it would be requested again.
     fn duplicate_read(&self, draw: &mut Draw) -> (Opcode, Ext) {
         let addr = READABLE.0 + draw.below(READABLE.1 - 300);
         let reth = Reth { addr, rkey: self.readable.rkey, len: 1 + draw.below(300) as u32 };

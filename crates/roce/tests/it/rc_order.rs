@@ -132,7 +132,7 @@ fn what_is_held_back_is_asked_for_again() {
     assert_eq!(lone.next(Opcode::RcWriteOnly, reth(100), 100).len(), 1);
 }
 
-/// A WRITE that arrives while the READ or atomic before it is missing is not placed early.
+/// A WRITE that arrives while the READ or atomic before it is missing is not placed out of order.
 #[test]
 fn nothing_is_placed_early_over_a_read_or_atomic_that_is_missing() {
     for opcode in [Opcode::RcReadRequest, Opcode::RcFetchAdd] {
@@ -161,7 +161,7 @@ fn nothing_is_placed_early_over_a_read_or_atomic_that_is_missing() {
     }
 }
 
-/// Requests that follow no READ are still placed early: a loss costs one retransmission.
+/// Requests that follow no READ are still placed out of order: a loss costs one retransmission.
 #[test]
 fn writes_alone_are_placed_early() {
     let mut pair = Pair::with(|connect| *connect = connect.selective());

@@ -205,9 +205,9 @@ fn a_duplicate_atomic_is_answered_if_it_is_the_one_that_was_carried_out() {
     }
 }
 
-// ---- early packets -----------------------------------------------------------------------------
+// ---- out-of-order packets ----------------------------------------------------------------------
 
-/// An early WRITE with this key, of bytes that are registered.
+/// An out-of-order WRITE with this key, of bytes that are registered.
 fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
     let psn = lone.psn.plus(ahead);
     let payload = target.len as usize;
@@ -390,7 +390,7 @@ impl Shared {
         Shared { fabric, hostile, honest }
     }
 
-    /// An early SEND of the hostile peer, for its `index`-th receive from now on.
+    /// An out-of-order SEND of the hostile peer, for its `index`-th receive from now on.
     fn early_send(&mut self, ahead: u32, index: u32) -> bool {
         let (peer, end) = self.hostile;
         let first = self.fabric.nodes[0].endpoint.initial_psn(peer.qpn).unwrap();

@@ -48,7 +48,7 @@ impl Run {
         Ok(())
     }
 
-    /// Shared receives may hold parts of messages that nobody will hear of: packets that came early, or
+    /// Shared receives may hold parts of messages that nobody will hear of: packets out of order, or
     /// whose completion was not polled, before the receive went back.
     pub(super) fn adopt_pool(&mut self, node: u32) {
         let receives = self.pools[node as usize].iter().flat_map(|pool| &pool.receives);

@@ -301,7 +301,7 @@ impl Run {
     }
 
     /// The message fills the front of the receive; the rest of it keeps its bytes, unless others may
-    /// have had the receive before: packets that came early for a message that never became whole.
+    /// have had the receive before: packets out of order, of a message that never became whole.
     fn check_landed_front(&mut self, at: At, receive: &PostedReceive, bytes: &[u8]) -> Checked<()> {
         let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
         let memory = &self.fabric.node(node).memory;

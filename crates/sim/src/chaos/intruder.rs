@@ -23,7 +23,7 @@ use super::side::{Turn, has_failed};
 use super::space::Use;
 use super::{Checked, Phase, Run, ensure, rights};
 
-/// Early WRITEs with wrong keys after which the connection has to be over.
+/// Out-of-order WRITEs with wrong keys after which the connection has to be over.
 const MOST_GUESSES: u32 = 3;
 
 /// READs that it is allowed, and packets that it sends after them.
@@ -359,7 +359,7 @@ impl Run {
         Forged::write(psn, Reth { addr: space.remote(Use::Window, region.addr), rkey, len: 8 })
     }
 
-    /// An early WRITE with a right key that the queue pair, or the region, allows no WRITE.
+    /// An out-of-order WRITE with a right key that the queue pair, or the region, allows no WRITE.
     fn write_without_right(&mut self, index: usize) -> Option<Forged> {
         let psn = self.early(index);
         let intruder = &self.intruders[index];
@@ -370,7 +370,7 @@ impl Run {
         Some(Forged::write(psn, Reth { addr, rkey, len: 8 }))
     }
 
-    /// An early SEND, of no bytes, for a receive as far ahead as it can be.
+    /// An out-of-order SEND, of no bytes, for a receive as far ahead as it can be.
     fn claim_receive(&mut self, index: usize) -> Option<Forged> {
         let psn = self.early(index);
         let intruder = &mut self.intruders[index];

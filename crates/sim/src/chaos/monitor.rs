@@ -56,7 +56,7 @@ struct Requester {
 enum Unanswered {
     GoBackN(VecDeque<Await>),
     Selective {
-        /// For each PSN, whether it was reported and not sent again since.
+        /// For each PSN, whether a SACK reported it, and it was not retransmitted since.
         reported: VecDeque<bool>,
         /// How many of them were not.
         in_flight: u32,

@@ -253,7 +253,7 @@ impl Scenario {
 }
 
 /// Receives of a shared queue that one hostile peer may keep from the others: as many as it has sent
-/// early packets, and one.
+/// out-of-order packets, and one.
 const HELD_BY_INTRUDERS: u64 = 3;
 
 /// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may

@@ -346,7 +346,7 @@ impl Requester {
     }
 
     /// The responder has executed everything before `psn` and ended the connection, because of the
-    /// request there, or because of a later one that came early: then `sack` starts with it.
+    /// request there, or because of a later one that came out of order: then `sack` starts with it.
     fn end(
         &mut self,
         cx: &mut Context<'_>,

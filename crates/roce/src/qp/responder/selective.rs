@@ -128,7 +128,7 @@ pub(super) struct Selective {
     since_report: u32,
     /// Packets were forgotten that may have been reported: from now on every report is a full one.
     has_forgotten: bool,
-    /// The early packet that ended the connection.
+    /// The out-of-order packet that ended the connection.
     refused: Option<Psn>,
     written: Written,
     reads: VecDeque<ReadAnswer>,
@@ -513,7 +513,8 @@ impl Responder {
         cx.emit(link, answer(Opcode::SrAcknowledge, expected.minus(missing), ext), 0);
     }
 
-    /// An acknowledgement without holes, or a NAK; if an early packet was refused, it says which.
+    /// An acknowledgement without holes, or a NAK; it names the out-of-order packet that was refused, if
+    /// one was.
     fn emit_plain(&mut self, cx: &mut Context<'_>, link: &Link, reply: Reply, aeth: Aeth) {
         let refused = self.selective.as_ref().and_then(|selective| selective.refused);
         let draft = match (reply, refused) {
