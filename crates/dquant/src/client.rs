@@ -26,18 +26,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytemuck::AnyBitPattern;
-use nic::attach::Connection;
+use nic::attach::{AttachError, Connection, DEFAULT_TIMEOUT};
 use nic::ring::{BatchView, Batches as SlotBatches, Consumer, RingError, RingFds};
 use prost::Message;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 
 use crate::budget::RingBudget;
-use crate::control::CONTROL_PORT;
 use crate::control::peer::with_port;
 use crate::control::proto::{
     OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply,
 };
+use crate::control::{CALL_TIMEOUT, CONTROL_PORT};
 use crate::engine::dpu::DpuEngine;
 use crate::engine::sink::codes;
 use crate::engine::{EngineError, HostConfig};
@@ -46,6 +46,10 @@ use crate::layout;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, MAX_MESSAGE, engine_error, serve_client};
 use crate::url::Url;
+
+/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that
+/// a target which gives no answer is reported by the DPU, which knows that.
+const OPEN_TIMEOUT: Duration = CALL_TIMEOUT.saturating_mul(6);
 
 /// How long to wait for the next slot before looking whether all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -181,11 +185,7 @@ fn to_own_engine(
     request: &OpenRequest,
     options: &Options,
 ) -> Result<(Connection, Option<LocalDpu>), CliError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))?;
+    let runtime = crate::runtime::multi_thread()?;
     let engine = start_engine(request, options)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
@@ -247,18 +247,21 @@ fn local_ip_towards(target: &str) -> Result<IpAddr, CliError> {
 
 impl Stream {
     fn begin(
-        connection: Connection,
+        mut connection: Connection,
         local: Option<LocalDpu>,
         request: &OpenRequest,
     ) -> Result<Stream, CliError> {
-        let lost = |error| CliError::peer_unreachable(format!("the DPU daemon went away: {error}"));
+        let who = server(local.is_some());
+        let lost = |error| lost(who, error);
         connection.send(&request.encode_to_vec(), &[]).map_err(lost)?;
+        connection.set_timeout(OPEN_TIMEOUT);
         let message = connection.recv(MAX_MESSAGE).map_err(lost)?;
+        connection.set_timeout(DEFAULT_TIMEOUT);
         let reply = OpenReply::decode(message.bytes.as_slice()).map_err(CliError::usage)?;
         let opened = match reply.result {
             Some(open_reply::Result::Opened(opened)) => opened,
             Some(open_reply::Result::Failure(failure)) => return Err(refused(&failure)),
-            None => return Err(CliError::usage("the DPU daemon gave an empty answer")),
+            None => return Err(CliError::usage(format!("{who} gave an empty answer"))),
         };
         let (_, fds) = message.with_fds::<{ RingFds::COUNT }>().map_err(CliError::usage)?;
         let liveness = connection.liveness().map_err(CliError::usage)?;
@@ -319,11 +322,27 @@ impl Stream {
     /// # Errors
     /// When the DPU does not answer.
     pub fn status(&self) -> Result<StreamStatus, CliError> {
-        let lost = |error| CliError::peer_unreachable(format!("the DPU daemon went away: {error}"));
+        let lost = |error| lost(server(self.is_local()), error);
         let request = StreamStatusRequest { version: 1 }.encode_to_vec();
         self.connection.send(&request, &[]).map_err(lost)?;
         let message = self.connection.recv(MAX_MESSAGE).map_err(lost)?;
         StreamStatus::decode(message.bytes.as_slice()).map_err(CliError::usage)
+    }
+}
+
+/// Who serves the stream, in messages.
+fn server(is_local: bool) -> &'static str {
+    if is_local { "the engine of this process" } else { "the DPU daemon" }
+}
+
+/// No answer came over the local socket.
+fn lost(who: &str, error: AttachError) -> CliError {
+    match error {
+        AttachError::Closed => CliError::peer_unreachable(format!("{who} closed the connection")),
+        AttachError::TimedOut { waited_ms } => {
+            CliError::peer_unreachable(format!("{who} gave no answer in {} s", waited_ms / 1000))
+        }
+        error => CliError::usage(format!("cannot hear {who}: {error}")),
     }
 }
 

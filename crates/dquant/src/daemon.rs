@@ -13,7 +13,6 @@ use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -34,6 +33,7 @@ use crate::engine::target::TargetEngine;
 use crate::engine::{Commands, HostConfig};
 use crate::exit::CliError;
 use crate::log;
+use crate::runtime;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
@@ -107,14 +107,6 @@ pub struct Ready {
     pub notes: Vec<String>,
 }
 
-fn runtime() -> Result<Runtime, CliError> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))
-}
-
 async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), CliError> {
     let bound = async {
         let listener = TcpListener::bind(control).await?;
@@ -180,8 +172,9 @@ pub fn serve(
         })
     };
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
-    let runtime = runtime()?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
@@ -247,8 +240,9 @@ pub fn run_dpu(
             _ => "choose another --socket",
         })
     })?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
     let engine = DpuEngine::start(config.host).map_err(engine_error)?;
-    let runtime = runtime()?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,

@@ -133,8 +133,7 @@ impl CliError {
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(CliError::usage)?;
+    let runtime = crate::runtime::current_thread()?;
     let signals = {
         let _entered = runtime.enter();
         signal(SignalKind::terminate())

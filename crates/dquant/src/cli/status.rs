@@ -89,10 +89,7 @@ impl fmt::Display for DaemonStatus {
 impl StatusCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let token = self.token.given()?.unwrap_or_default();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))?;
+        let runtime = crate::runtime::current_thread()?;
         let reply = runtime.block_on(daemon_status(&self.control, &token))?;
         console.report(&DaemonStatus::new(self.control, reply))?;
         Ok(Exit::Good)
