@@ -355,6 +355,8 @@ fn refused(failure: &crate::control::proto::Failure) -> CliError {
     if failure.hint.is_empty() { error } else { error.hint(&failure.hint) }
 }
 
+const START_AGAIN: &str = "start it again and open the stream at the batch you need";
+
 fn ring_error(error: RingError) -> CliError {
     match error {
         RingError::StreamFailed { code: codes::DATA, message } => CliError::check_failed(message)
@@ -362,10 +364,14 @@ fn ring_error(error: RingError) -> CliError {
         RingError::StreamFailed { code: codes::STORAGE, message } => {
             CliError::check_failed(message).hint("look after the file on the target's machine")
         }
+        RingError::StreamFailed { code: codes::STOPPED, message } => {
+            CliError::peer_unreachable(message).hint(START_AGAIN)
+        }
         RingError::StreamFailed { message, .. } => CliError::peer_unreachable(message)
             .hint("start the target again; a longer wait is --reconnect"),
-        RingError::ProducerDied { .. } => CliError::peer_unreachable("the DPU daemon died")
-            .hint("start it again and open the stream at the batch you need"),
+        RingError::ProducerDied { .. } => {
+            CliError::peer_unreachable("the DPU daemon died").hint(START_AGAIN)
+        }
         other => CliError::usage(other),
     }
 }

@@ -46,6 +46,9 @@ const ENGINE_LOOK: Duration = Duration::from_millis(500);
 /// How long a shutdown waits for control calls under way.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
+/// How long readers get to hear that their sessions end.
+const GOODBYE: Duration = Duration::from_millis(100);
+
 /// Calls that one connection of the control plane may have under way.
 const MAX_CALLS_PER_CONNECTION: u32 = 64;
 
@@ -142,11 +145,13 @@ impl EndSignals {
         Ok(EndSignals { terminate, interrupt })
     }
 
+    /// Waits for one of them and reports it.
     async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+        let name = tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        };
+        log::line(format_args!("stopping on {name}"));
     }
 }
 
@@ -194,9 +199,11 @@ pub fn serve(
             error = engine_died(|| engine.thread.is_finished()) => Err(error),
         }
     });
-    runtime.shutdown_timeout(SHUTDOWN);
     engine.commands.stop();
     let _ = engine.thread.join();
+    // The tasks of the sessions see that the engine is gone, and end their calls.
+    runtime.block_on(tokio::time::sleep(GOODBYE));
+    runtime.shutdown_timeout(SHUTDOWN);
     served
 }
 

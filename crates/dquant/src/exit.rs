@@ -6,7 +6,7 @@
 
 use std::{fmt, io};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,24 +127,41 @@ impl CliError {
     }
 }
 
-/// Cleans up when this process is asked to end by SIGINT or SIGTERM, and ends it with the code that
+/// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 != 0)
+}
+
+async fn hung_up(hangup: &mut Option<Signal>) {
+    match hangup {
+        Some(hangup) => drop(hangup.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Cleans up when this process is asked to end by SIGHUP, SIGINT or SIGTERM, and ends it with the code that
 /// shells show for that signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
     let runtime = crate::runtime::current_thread()?;
-    let signals = {
+    let keep_hangup = ignores_hangup();
+    let listen = |kind| signal(kind).map_err(CliError::usage);
+    let (mut terminate, mut interrupt, mut hangup) = {
         let _entered = runtime.enter();
-        signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
+        let hangup = if keep_hangup { None } else { Some(listen(SignalKind::hangup())?) };
+        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, hangup)
     };
-    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
     let wait = move || {
         let code = runtime.block_on(async {
             tokio::select! {
                 _ = terminate.recv() => 143,
                 _ = interrupt.recv() => 130,
+                () = hung_up(&mut hangup) => 129,
             }
         });
         clean();

@@ -19,7 +19,7 @@ use xio::target::Served;
 
 use super::auth::{self, AddToken};
 use super::gate::{self, Call, Gate};
-use super::peer::Peer;
+use super::peer::{Peer, root_cause};
 use super::proto::target_client::TargetClient;
 use super::proto::target_server::Target;
 use super::proto::{
@@ -141,15 +141,16 @@ impl Open {
         // A reader that waits for answers does not hear that our queue pair failed, unless the
         // stream ends on our side.
         let (why, served) = tokio::select! {
-            () = closed => ("the reader hung up", None),
-            served = &mut self.ended => ("its queue pair failed", served.ok()),
+            () = closed => ("closed by the reader", None),
+            served = &mut self.ended => ("its queue pair failed", Some(served)),
         };
         drop(self.guard);
         let served = match served {
             Some(served) => served,
-            None => self.ended.await.unwrap_or_default(),
+            None => self.ended.await,
         };
-        let Served { requests, bytes } = served;
+        // The engine has stopped, and reported what its sessions did.
+        let Ok(Served { requests, bytes }) = served else { return };
         let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
         log::line(format_args!(
             "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"
@@ -305,9 +306,17 @@ pub struct Session {
 }
 
 impl Session {
-    /// Returns when the target ends the session or cannot be reached any more.
-    pub async fn ended(&mut self) {
-        while let Ok(Some(_)) = self.replies.message().await {}
+    /// Returns when the target ends the session or cannot be reached any more, and says which.
+    pub async fn ended(&mut self) -> String {
+        loop {
+            match self.replies.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return "it ended the session".into(),
+                Err(status) => {
+                    return format!("its control connection broke: {}", root_cause(&status));
+                }
+            }
+        }
     }
 }
 

@@ -335,6 +335,11 @@ impl<C> Commands<C> {
         self.waker.wake();
     }
 
+    /// Whether the engine was asked to end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
     /// Queues a command.
     pub fn send(&self, command: C) -> Result<(), EngineError> {
         self.queue.try_send(command).map_err(|error| match error {

@@ -278,9 +278,14 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid_of(&self.child), signal).expect("it runs");
+    }
+
     /// Asks it to end, and waits.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
-        kill_process(pid_of(&self.child), Signal::TERM).expect("it runs");
+        self.signal(Signal::TERM);
         wait(&mut self.child)
     }
 
