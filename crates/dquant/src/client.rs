@@ -342,7 +342,7 @@ fn lost(who: &str, error: AttachError) -> CliError {
         AttachError::TimedOut { waited_ms } => {
             CliError::peer_unreachable(format!("{who} gave no answer in {} s", waited_ms / 1000))
         }
-        error => CliError::usage(format!("cannot hear {who}: {error}")),
+        error => CliError::usage(format!("cannot read the answer of {who}: {error}")),
     }
 }
 

@@ -26,7 +26,7 @@ const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process tha
 
 /// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
 /// over a socket, are text by the time they come here.
-fn lacks_descriptors(message: &str) -> bool {
+pub(crate) fn lacks_descriptors(message: &str) -> bool {
     message.contains("(os error 24)")
 }
 

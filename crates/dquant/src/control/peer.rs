@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{CALL_TIMEOUT, CONTROL_PORT};
-use crate::exit::CliError;
+use crate::exit::{CliError, lacks_descriptors};
 
 /// How often an idle connection is looked at, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -54,6 +54,11 @@ impl Peer {
             .keep_alive_while_idle(true);
         let channel = endpoint.connect().await.map_err(|error| {
             let cause = root_cause(&error);
+            if lacks_descriptors(&cause) {
+                // Ours, so far: nothing is known about the peer.
+                return CliError::usage(format!("cannot connect to {role} {name}: {cause}"))
+                    .transient();
+            }
             CliError::peer_unreachable(format!("{role} {name}: {cause}"))
                 .hint(format!("is {command} running there? start it with --control {name}"))
         })?;

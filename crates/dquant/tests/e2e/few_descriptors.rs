@@ -58,7 +58,10 @@ fn clients_name_the_limit_and_blame_no_daemon() {
                 break;
             }
             assert_names_the_limit(&ran, limit);
-            assert!(!ran.stderr.contains("DPU daemon"), "{limit}: {}", ran.stderr);
+            // Whoever answers has done nothing wrong.
+            for blame in ["went away", "closed", "more than", "no DPU daemon"] {
+                assert!(!ran.stderr.contains(blame), "{limit}: {}", ran.stderr);
+            }
         }
         assert!(worked, "{args:?} needs more descriptors");
     }
