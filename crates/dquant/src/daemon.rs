@@ -31,7 +31,7 @@ use crate::control::target::{TargetService, status_reply};
 use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
 use crate::engine::{Commands, HostConfig};
-use crate::exit::CliError;
+use crate::exit::{CliError, with_limit_hint};
 use crate::log;
 use crate::runtime;
 use crate::status::Event;
@@ -188,7 +188,8 @@ pub fn serve(
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
         let (gate, commands) = (Gate::new(), engine.commands.clone());
-        let service = TargetService::new(catalog, commands, Arc::clone(&gate), roce, notes);
+        let service =
+            TargetService::new(catalog, commands, Arc::clone(&gate), (control, roce), notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
         let server =
@@ -212,6 +213,7 @@ pub fn serve(
 struct DpuService {
     commands: Commands<dpu::Command>,
     gate: Arc<Gate>,
+    control: SocketAddr,
     roce: SocketAddr,
     notes: Vec<String>,
 }
@@ -229,7 +231,8 @@ impl Dpu for DpuService {
         counters.set("control.connections", self.gate.connections() as u64);
         counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
-        Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
+        let at = (self.control, self.roce);
+        Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
     }
 }
 
@@ -269,7 +272,7 @@ pub fn run_dpu(
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
         let (gate, commands) = (Gate::new(), engine.commands.clone());
-        let service = DpuService { commands, gate: Arc::clone(&gate), roce, notes };
+        let service = DpuService { commands, gate: Arc::clone(&gate), control, roce, notes };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =
@@ -296,18 +299,26 @@ fn accept_clients(
 ) -> Result<JoinHandle<()>, CliError> {
     let clients = Arc::new(AtomicUsize::new(0));
     let accept = move || {
+        let mut failures = 0_u64;
         while !stop.load(Ordering::Relaxed) {
             let connection = match listener.accept(ACCEPT_LOOK) {
                 Ok(Some(connection)) => connection,
                 Ok(None) => continue,
                 Err(error) => {
                     ACCEPT_ERRORS.count();
-                    log::line(format_args!("a local client was not accepted: {error}"));
+                    failures += 1;
+                    if failures == 1 {
+                        let why = with_limit_hint(&error);
+                        log::line(format_args!("cannot accept local clients: {why}"));
+                    }
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
                     continue;
                 }
             };
+            if let failed @ 1.. = std::mem::take(&mut failures) {
+                log::line(format_args!("accepts local clients again, after {failed} failures"));
+            }
             if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");

@@ -30,6 +30,12 @@ pub(crate) fn lacks_descriptors(message: &str) -> bool {
     message.contains("(os error 24)")
 }
 
+/// What the system said, for a line of a daemon, and what helps where descriptors are missing.
+pub(crate) fn with_limit_hint(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    if lacks_descriptors(&text) { format!("{text}; {DESCRIPTORS_HINT}") } else { text }
+}
+
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum CliError {

@@ -117,14 +117,14 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection) {
 /// Tells what a stream did, at its end.
 fn tell_end(stream: &OpenStream, begun: Instant) {
     let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
-    let Some(StreamReport { counters, failure }) = stream_report(stream) else {
+    let Some(StreamReport { counters, published_bytes, failure }) = stream_report(stream) else {
         // Asked to end, it has reported what its streams did.
         if stream.commands.is_stopped() {
             return;
         }
         return log::line(format_args!("stream {id} ends with the engine, after {seconds:.1} s"));
     };
-    let (batches, bytes) = (counters.batches, counters.delivered_bytes);
+    let (batches, bytes) = (counters.batches, published_bytes);
     let how = if failure.is_some() { "after its failure" } else { "closed by the client" };
     let moved = format!("{batches} batches, {bytes} bytes in {seconds:.1} s");
     log::line(format_args!("stream {id} ends, {how}: {moved}"));

@@ -41,20 +41,23 @@ pub struct TargetService {
     catalog: Arc<Catalog>,
     commands: Commands<Command>,
     gate: Arc<Gate>,
+    control: SocketAddr,
     roce: SocketAddr,
     notes: Arc<[String]>,
 }
 
 impl TargetService {
-    /// Serves what `catalog` finds, through the engine behind `commands`.
+    /// Serves what `catalog` finds, through the engine behind `commands`, on a control port and a RoCE
+    /// endpoint.
     pub(crate) fn new(
         catalog: Catalog,
         commands: Commands<Command>,
         gate: Arc<Gate>,
-        roce: SocketAddr,
+        at: (SocketAddr, SocketAddr),
         notes: Vec<String>,
     ) -> TargetService {
-        TargetService { catalog: Arc::new(catalog), commands, gate, roce, notes: notes.into() }
+        let (catalog, (control, roce)) = (Arc::new(catalog), at);
+        TargetService { catalog, commands, gate, control, roce, notes: notes.into() }
     }
 
     /// File work blocks, so it runs beside the async threads.
@@ -236,14 +239,20 @@ impl Target for TargetService {
         let mut counters = self.call(Command::Status).await?;
         counters.set("control.connections", self.gate.connections() as u64);
         let sessions = counters.get("target.sessions") as u32;
-        Ok(Response::new(status_reply("target", self.roce, sessions, counters, &self.notes)))
+        Ok(Response::new(status_reply(
+            "target",
+            (self.control, self.roce),
+            sessions,
+            counters,
+            &self.notes,
+        )))
     }
 }
 
 /// Fills in what every daemon reports about its process.
 pub fn status_reply(
     role: &str,
-    roce: SocketAddr,
+    (control, roce): (SocketAddr, SocketAddr),
     sessions: u32,
     mut counters: Counters,
     notes: &[String],
@@ -253,6 +262,7 @@ pub fn status_reply(
     StatusReply {
         role: role.into(),
         version: env!("CARGO_PKG_VERSION").into(),
+        control_address: control.to_string(),
         roce_address: roce.to_string(),
         sessions,
         cpu_user_ns: cpu.user_ns,

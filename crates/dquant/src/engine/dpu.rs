@@ -84,6 +84,8 @@ impl fmt::Display for StreamId {
 pub struct StreamReport {
     /// Batches, bytes, mishaps.
     pub counters: ReaderCounters,
+    /// Bytes of the batches that are finished; the counters know those of a batch in the making, too.
+    pub published_bytes: u64,
     /// Why it ended early, if it did.
     pub failure: Option<String>,
 }
@@ -350,6 +352,7 @@ impl Engine {
             Command::Stream(id, reply) => {
                 let report = self.stream(id).map(|stream| StreamReport {
                     counters: *stream.reader.counters(),
+                    published_bytes: stream.sink.counters().bytes,
                     failure: stream.sink.failure().map(str::to_owned),
                 });
                 let _ = reply.send(report);

@@ -120,7 +120,10 @@ fn a_control_address_may_be_a_name() {
         let at: std::net::SocketAddr = daemon.control().parse().expect("an address");
         assert!(at.ip().is_loopback() && at.port() != 0, "{at}");
         let by_name = format!("localhost:{}", at.port());
-        world.run(&["status", "--control", &by_name]).good();
+        let ran = world.run(&["status", "--control", &by_name]).good();
+        // Where the daemon listens, not what the caller typed.
+        let text = String::from_utf8(ran.stdout).expect("text");
+        assert!(text.contains(&format!("control {}", daemon.control())), "{text}");
     }
     let root = world.root();
     let nonsense = world.run(&["serve", "--root", path(&root), "--control", "localhost:99999"]);

@@ -129,6 +129,16 @@ fn daemons_tell_of_every_stream_and_session() {
     let done = ["session", &roce, "ends: closed by the reader", "bytes"];
     assert_said(&lines_until(&target, &done), &["session", &roce, "begins: web.bin"]);
 
+    // A trainer that leaves early: whole batches are counted, and their bytes.
+    let mut early = Cat::through(&world, &dpu, &url, ENDLESS);
+    early.read(1000);
+    early.hang_up().good();
+    let lines = lines_until(&dpu, &["stream 2 ends", "closed by the client"]);
+    let line = lines.lines().find(|line| line.contains("stream 2 ends")).expect("just seen");
+    let mut numbers = line.split([' ', ',']).filter_map(|word| word.parse::<u64>().ok()).skip(1);
+    let (batches, bytes) = (numbers.next().expect("batches"), numbers.next().expect("bytes"));
+    assert_eq!(bytes, batches * 32_768, "{line}");
+
     let unknown = Cat::through(&world, &dpu, &target.url("none"), &args).finish();
     assert_eq!(unknown.exit, Some(2), "{}", unknown.stderr);
     lines_until(&dpu, &["stream refused for process", "no such dataset"]);
@@ -143,10 +153,10 @@ fn daemons_tell_of_every_stream_and_session() {
     cat.read(100_000);
     target.kill();
     cat.finish().failed(3, &["did not come back"], "--reconnect");
-    let lines = lines_until(&dpu, &["stream 2 ends, after its failure"]);
-    let lost = ["stream 2 has lost target", target.control(), "(its control connection broke: "];
+    let lines = lines_until(&dpu, &["stream 3 ends, after its failure"]);
+    let lost = ["stream 3 has lost target", target.control(), "(its control connection broke: "];
     assert_said(&lines, &[&lost[..], &["), reconnecting"]].concat());
-    assert_said(&lines, &["stream 2 fails", "did not come back"]);
+    assert_said(&lines, &["stream 3 fails", "did not come back"]);
 }
 
 #[test]
