@@ -166,10 +166,17 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
 
 fn to_daemon(options: &Options) -> Result<Connection, CliError> {
     let socket = options.dpu.display();
-    let connection = Connection::connect(&options.dpu).map_err(|error| {
-        CliError::peer_unreachable(format!("no DPU daemon at {socket}: {error}")).hint(
-            "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false",
-        )
+    let connection = Connection::connect(&options.dpu).map_err(|error| match error {
+        AttachError::NoDaemon { .. } => CliError::peer_unreachable(format!(
+            "no DPU daemon at {socket}"
+        ))
+        .hint("start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"),
+        AttachError::Path { errno: rustix::io::Errno::ACCESS, .. } => {
+            CliError::usage(format!("no right to use the DPU socket {socket}"))
+                .hint("it is its owner's: run as that user or as root, or start a DPU of your own")
+        }
+        error => CliError::usage(format!("cannot connect to a DPU daemon: {error}"))
+            .hint("name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"),
     })?;
     // The request carries the target's token: it goes to our own daemon or the system's, to nobody
     // else who managed to listen at that path.

@@ -173,7 +173,7 @@ pub fn serve(
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
             CliError::usage(format!("root {}: {error}", dir.display()))
-                .hint("--root takes a folder that exists")
+                .hint("--root takes a folder that exists and that this user may enter")
         })
     };
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -242,7 +242,11 @@ pub fn run_dpu(
     ready: impl FnOnce(&Ready) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let listener = Listener::bind(&config.socket).map_err(|error| {
-        CliError::usage(format!("socket {}: {error}", config.socket.display())).hint(match error {
+        let text = match &error {
+            AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
+            error => error.to_string(),
+        };
+        CliError::usage(text).hint(match error {
             AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"

@@ -28,7 +28,7 @@ Examples:
   dquant dpu --control 127.0.0.1:0 --json                any free port for the control plane"
 )]
 pub(super) struct DpuCommand {
-    /// Local socket [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    /// Local socket [default: dquant-dpu.sock in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp]
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use super::daemons::{TokenArgs, span};
+use super::daemons::{TokenArgs, roce_address, span};
 use crate::client::Options;
 use crate::exit::CliError;
 use crate::units;
@@ -18,7 +18,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub(super) offload: bool,
 
-    /// Local socket of the DPU [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    /// Local socket of the DPU [default: dquant-dpu.sock in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp]
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
@@ -47,7 +47,7 @@ pub(super) struct StreamArgs {
     slot_size: u64,
 
     /// Without offload: address of this process's RoCE endpoint
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
     /// Without offload: registered memory

@@ -23,6 +23,18 @@ pub fn with_port(host: &str, default_port: u16) -> String {
     if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
 }
 
+/// Refuses `host:port` with a number that is no port.
+pub(crate) fn check_port(host: &str) -> Result<(), CliError> {
+    let number = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = host.rsplit_once(':').map(|(_, port)| port).filter(number);
+    // The last group of an IPv6 address without brackets has at most four digits.
+    match port.filter(|port| port.len() > 4 && port.parse::<u16>().is_err()) {
+        Some(port) => Err(CliError::usage(format!("{host}: {port} is no port"))
+            .hint("HOST[:PORT] takes ports up to 65535")),
+        None => Ok(()),
+    }
+}
+
 /// A daemon that took our connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -44,6 +56,7 @@ impl Peer {
         host: &str,
         command: &str,
     ) -> Result<Peer, CliError> {
+        check_port(host)?;
         let name = with_port(host, CONTROL_PORT);
         let endpoint = Endpoint::from_shared(format!("http://{name}"))
             .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
@@ -57,6 +70,12 @@ impl Peer {
             if lacks_descriptors(&cause) {
                 // Ours, so far: nothing is known about the peer.
                 return CliError::usage(format!("cannot connect to {role} {name}: {cause}"))
+                    .transient();
+            }
+            if cause.starts_with("failed to lookup address") {
+                // A name service may come back: who waits for the daemon goes on waiting.
+                return CliError::usage(format!("{role} {name}: {cause}"))
+                    .hint("give the name or the address of a machine that this one can resolve")
                     .transient();
             }
             CliError::peer_unreachable(format!("{role} {name}: {cause}"))

@@ -74,6 +74,10 @@ fn an_id_beyond_sixteen_bits_is_refused_with_file_and_position() {
         "--dtype u32",
     );
     assert_eq!(folder.read("out.bin"), b"what was there before");
+    // A reason that did not occur is not named.
+    folder.write("t/b.jpg", "");
+    let ran = folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin"]);
+    assert!(ran.stderr.contains("no file holds text: 2 are empty"), "{ran:?}");
     let names: Vec<_> = fs::read_dir(&folder.0).expect("readable").collect();
     assert_eq!(names.len(), 2, "nothing unfinished is left: {names:?}");
 }
