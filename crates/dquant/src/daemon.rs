@@ -172,7 +172,7 @@ pub fn serve(
 ) -> Result<(), CliError> {
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
-            CliError::usage(format!("root {}: {error}", dir.display()))
+            CliError::usage(error)
                 .hint("--root takes a folder that exists and that this user may enter")
         })
     };
@@ -203,7 +203,7 @@ pub fn serve(
     engine.commands.stop();
     let _ = engine.thread.join();
     // The tasks of the sessions see that the engine is gone, and end their calls.
-    runtime.block_on(tokio::time::sleep(GOODBYE));
+    runtime.block_on(async { tokio::time::sleep(GOODBYE).await });
     runtime.shutdown_timeout(SHUTDOWN);
     served
 }

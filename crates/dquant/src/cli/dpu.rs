@@ -28,7 +28,9 @@ Examples:
   dquant dpu --control 127.0.0.1:0 --json                any free port for the control plane"
 )]
 pub(super) struct DpuCommand {
-    /// Local socket [default: dquant-dpu.sock in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp]
+    /// Local socket [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    ///
+    /// Without that variable it is in $TMPDIR, else in /tmp.
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 

@@ -18,7 +18,9 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub(super) offload: bool,
 
-    /// Local socket of the DPU [default: dquant-dpu.sock in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp]
+    /// Local socket of the DPU [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    ///
+    /// Without that variable it is in $TMPDIR, else in /tmp.
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 

@@ -323,7 +323,12 @@ impl Session {
                 Ok(Some(_)) => {}
                 Ok(None) => return "it ended the session".into(),
                 Err(status) => {
-                    return format!("its control connection broke: {}", root_cause(&status));
+                    // HTTP/2 reports both in the same words.
+                    let cause = root_cause(&status);
+                    return match cause.contains("broken pipe") {
+                        true => "its control connection closed or gave no answer".into(),
+                        false => format!("its control connection broke: {cause}"),
+                    };
                 }
             }
         }
