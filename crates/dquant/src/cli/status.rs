@@ -16,8 +16,9 @@ use crate::units::{Bytes, Count};
 
 /// Say what a storage target or a DPU is doing, and everything it counted.
 ///
-/// Counters that stand at zero are left out for people; --json has them all. Times of the engine
-/// (engine.longest_us.*, engine.recent_us.*) are wall time: the scheduler's share is in them.
+/// Counters that stand at zero are left out for people; --json has them all.
+///
+/// Times of the engine (engine.longest_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
