@@ -28,10 +28,11 @@ use crate::control::peer::{KEEP_ALIVE, root_cause};
 use crate::control::proto::dpu_server::{Dpu, DpuServer};
 use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
+use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
 use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
-use crate::engine::{Commands, HostConfig};
+use crate::engine::HostConfig;
 use crate::exit::CliError;
 use crate::log;
 use crate::status::Event;
@@ -133,6 +134,8 @@ fn control_server() -> Server {
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(CALL_TIMEOUT))
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+        // Until the answer begins: a session's stream lasts as long as it likes.
+        .timeout(CALL_TIMEOUT)
 }
 
 /// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
@@ -210,7 +213,7 @@ pub fn serve(
 /// The gRPC service of a DPU.
 #[derive(Debug)]
 struct DpuService {
-    commands: Commands<dpu::Command>,
+    reports: Reports<dpu::Command>,
     gate: Arc<Gate>,
     roce: SocketAddr,
     notes: Vec<String>,
@@ -220,12 +223,7 @@ struct DpuService {
 impl Dpu for DpuService {
     async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let _call = Call::of(&call);
-        let commands = self.commands.clone();
-        let counters =
-            tokio::task::spawn_blocking(move || commands.call(dpu::Command::Status)).await;
-        let mut counters = counters
-            .map_err(|error| Status::internal(error.to_string()))?
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
         counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
@@ -267,8 +265,9 @@ pub fn run_dpu(
         let socket = Some(config.socket.clone());
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
-        let (gate, commands) = (Gate::new(), engine.commands.clone());
-        let service = DpuService { commands, gate: Arc::clone(&gate), roce, notes };
+        let gate = Gate::new();
+        let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
+        let service = DpuService { reports, gate: Arc::clone(&gate), roce, notes };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =
