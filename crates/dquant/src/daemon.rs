@@ -2,13 +2,14 @@
 //! is and where, and runs until SIGTERM or SIGINT.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nic::attach::{AttachError, Listener};
+use nic::attach::{AttachError, Connection, Listener};
 use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
@@ -30,9 +31,9 @@ use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
+use crate::engine::HostConfig;
 use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
-use crate::engine::HostConfig;
 use crate::exit::CliError;
 use crate::log;
 use crate::status::Event;
@@ -55,6 +56,7 @@ const MAX_CLIENTS: usize = 64;
 
 static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
 static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
+static DISPLACED_CLIENTS: Event = Event::new("dpu.displaced_clients");
 
 /// How to run a storage target.
 #[derive(Clone, Debug)]
@@ -225,7 +227,12 @@ impl Dpu for DpuService {
         let _call = Call::of(&call);
         let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
-        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
+        counters.set_events([
+            &ACCEPT_ERRORS,
+            &REFUSED_CLIENTS,
+            &DISPLACED_CLIENTS,
+            &REFUSED_STREAMS,
+        ]);
         let streams = counters.get("dpu.streams") as u32;
         Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
     }
@@ -286,13 +293,63 @@ pub fn run_dpu(
     served
 }
 
+/// The host processes that are served; the oldest stands first.
+#[derive(Debug, Default)]
+struct Clients {
+    next_id: u64,
+    served: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    /// To hang up on it, while it has said nothing.
+    silent: Option<OwnedFd>,
+}
+
+impl Clients {
+    /// A number for the client behind `connection`, if there is a place or the oldest that has said nothing can
+    /// give way.
+    fn admit(&mut self, connection: &Connection) -> Option<u64> {
+        if self.served.len() >= MAX_CLIENTS {
+            let oldest = self.served.iter().position(|client| client.silent.is_some())?;
+            if let Some(socket) = self.served.remove(oldest).silent {
+                DISPLACED_CLIENTS.count();
+                // Its thread sees the end of the connection. A client that has gone has the same effect.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        // Without a descriptor for it, it keeps its place.
+        self.served.push(Client { id, silent: connection.liveness().ok() });
+        Some(id)
+    }
+
+    /// It said what it wants.
+    fn heard(&mut self, id: u64) {
+        if let Some(client) = self.served.iter_mut().find(|client| client.id == id) {
+            client.silent = None;
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.served.retain(|client| client.id != id);
+    }
+}
+
+fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
+    // The table is never left half changed.
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Accepts host processes, a thread for each.
 fn accept_clients(
     listener: Listener,
     context: DpuContext,
     stop: Arc<AtomicBool>,
 ) -> Result<JoinHandle<()>, CliError> {
-    let clients = Arc::new(AtomicUsize::new(0));
+    let clients = Arc::new(Mutex::new(Clients::default()));
     let accept = move || {
         while !stop.load(Ordering::Relaxed) {
             let connection = match listener.accept(ACCEPT_LOOK) {
@@ -306,25 +363,53 @@ fn accept_clients(
                     continue;
                 }
             };
-            if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
+            let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
                 log::line(format_args!("a local client was refused: {text}"));
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;
-            }
+            };
             let (context, clients) = (context.clone(), Arc::clone(&clients));
-            clients.fetch_add(1, Ordering::Relaxed);
             let client = std::thread::Builder::new().name("dquant-client".into());
             let counted = Arc::clone(&clients);
             let started = client.spawn(move || {
-                serve_client(&context, connection);
-                clients.fetch_sub(1, Ordering::Relaxed);
+                serve_client(&context, connection, || lock(&clients).heard(id));
+                lock(&clients).remove(id);
             });
             if started.is_err() {
-                counted.fetch_sub(1, Ordering::Relaxed);
+                lock(&counted).remove(id);
             }
         }
     };
     std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(CliError::usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_silent_client_gives_way_and_others_stay() {
+        let mut clients = Clients::default();
+        let pair = || Connection::pair().expect("a pair of sockets");
+        let pairs: Vec<_> = (0..=MAX_CLIENTS).map(|_| pair()).collect();
+        let (last, first) = pairs.split_last().expect("there are some");
+        for (_, ours) in first {
+            assert!(clients.admit(ours).is_some());
+        }
+        clients.heard(0);
+        let before = DISPLACED_CLIENTS.get();
+        assert_eq!(clients.admit(&last.1), Some(MAX_CLIENTS as u64));
+        let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
+        assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
+        assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
+
+        for id in 2..=MAX_CLIENTS as u64 {
+            clients.heard(id);
+        }
+        assert_eq!(clients.admit(&last.1), None, "all have said what they want");
+        clients.remove(7);
+        assert!(clients.admit(&last.1).is_some());
+    }
 }

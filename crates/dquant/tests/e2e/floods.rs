@@ -8,6 +8,7 @@ use dquant::control::auth::AddToken;
 use dquant::control::proto::dpu_client::DpuClient;
 use dquant::control::proto::target_client::TargetClient;
 use dquant::control::proto::{SessionRequest, StatusRequest};
+use nic::attach::Connection;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use xio::dataset::Dtype;
@@ -176,4 +177,20 @@ fn calls_without_a_request_keep_nobody_out() {
     let status = target.status(&world);
     assert!(status.counter("control.closed_calls") >= 64, "{status:?}");
     assert!(target.stderr().contains("it brought no request"), "{}", target.stderr());
+}
+
+#[test]
+fn silent_local_clients_keep_nobody_out() {
+    let Some(world) = World::new("silent_local_clients_keep_nobody_out") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(10_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let connect = |_| Connection::connect(dpu.socket()).expect("it listens");
+    let silent: Vec<_> = (0..64).map(connect).collect();
+    let args = ["--plan", PLAN, "--batches", "3"];
+    let ran = Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    assert_same(&ran.stdout, &expected(PLAN, &[&corpus], 0..3));
+    assert!(dpu.status(&world).counter("dpu.displaced_clients") >= 1);
+    drop(silent);
 }
