@@ -206,7 +206,7 @@ fn to_own_engine(
     let (ours, theirs) = Connection::pair().map_err(CliError::usage)?;
     let client = std::thread::Builder::new()
         .name("dquant-stream".into())
-        .spawn(move || serve_client(&context, theirs))
+        .spawn(move || serve_client(&context, theirs, || ()))
         .map_err(CliError::usage)?;
     let local = LocalDpu { client: Some(client), engine: Some(engine), _runtime: runtime };
     Ok((ours, Some(local)))
@@ -260,9 +260,16 @@ impl Stream {
     ) -> Result<Stream, CliError> {
         let who = server(local.is_some());
         let lost = |error| lost(who, error);
-        connection.send(&request.encode_to_vec(), &[]).map_err(lost)?;
+        let sent = connection.send(&request.encode_to_vec(), &[]);
         connection.set_timeout(OPEN_TIMEOUT);
-        let message = connection.recv(MAX_MESSAGE).map_err(lost)?;
+        let answer = sent.and_then(|()| connection.recv(MAX_MESSAGE));
+        // A DPU that turns us away says why and hangs up without having read: what it said comes after the
+        // error.
+        let answer = answer.or_else(|error| match error {
+            AttachError::Closed => connection.recv(MAX_MESSAGE).map_err(|_| error),
+            error => Err(error),
+        });
+        let message = answer.map_err(lost)?;
         connection.set_timeout(DEFAULT_TIMEOUT);
         let reply = OpenReply::decode(message.bytes.as_slice()).map_err(CliError::usage)?;
         let opened = match reply.result {
@@ -507,5 +514,22 @@ mod tests {
         let seed = || own_host(&options, at).expect("the system has random numbers").seed;
         assert_ne!(seed(), seed());
         assert_ne!(seed(), u64::from(std::process::id()));
+    }
+
+    /// The sentence of a DPU that is full reaches whoever it turns away, whether the request was under way
+    /// or not.
+    #[test]
+    fn a_client_that_is_turned_away_hears_why() {
+        let request = OpenRequest { slots: 1, ..OpenRequest::default() };
+        for request_comes_first in [false, true] {
+            let (ours, theirs) = Connection::pair().expect("a pair of sockets");
+            let full = CliError::usage("no room today").hint("try again later");
+            if request_comes_first {
+                ours.send(b"more", &[]).expect("there is room");
+            }
+            crate::stream::refuse_client(theirs, &full);
+            let refused = Stream::begin(ours, None, &request).expect_err("no ring came");
+            assert_eq!(refused.parts().0, "no room today");
+        }
     }
 }

@@ -2,13 +2,14 @@
 //! is and where, and runs until SIGTERM or SIGINT.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nic::attach::{AttachError, Listener};
+use nic::attach::{AttachError, Connection, Listener};
 use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
@@ -27,10 +28,11 @@ use crate::control::peer::{KEEP_ALIVE, root_cause};
 use crate::control::proto::dpu_server::{Dpu, DpuServer};
 use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
+use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
+use crate::engine::HostConfig;
 use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
-use crate::engine::{Commands, HostConfig};
 use crate::exit::{CliError, with_limit_hint};
 use crate::log;
 use crate::runtime;
@@ -57,6 +59,7 @@ const MAX_CLIENTS: usize = 64;
 
 static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
 static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
+static DISPLACED_CLIENTS: Event = Event::new("dpu.displaced_clients");
 
 /// How to run a storage target.
 #[derive(Clone, Debug)]
@@ -128,6 +131,8 @@ fn control_server() -> Server {
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(CALL_TIMEOUT))
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+        // Until the answer begins: a session's stream lasts as long as it likes.
+        .timeout(CALL_TIMEOUT)
 }
 
 /// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
@@ -211,7 +216,7 @@ pub fn serve(
 /// The gRPC service of a DPU.
 #[derive(Debug)]
 struct DpuService {
-    commands: Commands<dpu::Command>,
+    reports: Reports<dpu::Command>,
     gate: Arc<Gate>,
     control: SocketAddr,
     roce: SocketAddr,
@@ -222,14 +227,14 @@ struct DpuService {
 impl Dpu for DpuService {
     async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let _call = Call::of(&call);
-        let commands = self.commands.clone();
-        let counters =
-            tokio::task::spawn_blocking(move || commands.call(dpu::Command::Status)).await;
-        let mut counters = counters
-            .map_err(|error| Status::internal(error.to_string()))?
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
-        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &REFUSED_STREAMS]);
+        counters.set_events([
+            &ACCEPT_ERRORS,
+            &REFUSED_CLIENTS,
+            &DISPLACED_CLIENTS,
+            &REFUSED_STREAMS,
+        ]);
         let streams = counters.get("dpu.streams") as u32;
         let at = (self.control, self.roce);
         Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
@@ -275,8 +280,9 @@ pub fn run_dpu(
         let socket = Some(config.socket.clone());
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
-        let (gate, commands) = (Gate::new(), engine.commands.clone());
-        let service = DpuService { commands, gate: Arc::clone(&gate), control, roce, notes };
+        let gate = Gate::new();
+        let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
+        let service = DpuService { reports, gate: Arc::clone(&gate), control, roce, notes };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =
@@ -295,13 +301,63 @@ pub fn run_dpu(
     served
 }
 
+/// The host processes that are served; the oldest stands first.
+#[derive(Debug, Default)]
+struct Clients {
+    next_id: u64,
+    served: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    /// To hang up on it, while it has said nothing.
+    silent: Option<OwnedFd>,
+}
+
+impl Clients {
+    /// A number for the client behind `connection`, if there is a place or the oldest that has said nothing can
+    /// give way.
+    fn admit(&mut self, connection: &Connection) -> Option<u64> {
+        if self.served.len() >= MAX_CLIENTS {
+            let oldest = self.served.iter().position(|client| client.silent.is_some())?;
+            if let Some(socket) = self.served.remove(oldest).silent {
+                DISPLACED_CLIENTS.count();
+                // Its thread sees the end of the connection. A client that has gone has the same effect.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        // Without a descriptor for it, it keeps its place.
+        self.served.push(Client { id, silent: connection.liveness().ok() });
+        Some(id)
+    }
+
+    /// It said what it wants.
+    fn heard(&mut self, id: u64) {
+        if let Some(client) = self.served.iter_mut().find(|client| client.id == id) {
+            client.silent = None;
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.served.retain(|client| client.id != id);
+    }
+}
+
+fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
+    // The table is never left half changed.
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Accepts host processes, a thread for each.
 fn accept_clients(
     listener: Listener,
     context: DpuContext,
     stop: Arc<AtomicBool>,
 ) -> Result<JoinHandle<()>, CliError> {
-    let clients = Arc::new(AtomicUsize::new(0));
+    let clients = Arc::new(Mutex::new(Clients::default()));
     let accept = move || {
         let mut failures = 0_u64;
         while !stop.load(Ordering::Relaxed) {
@@ -323,25 +379,53 @@ fn accept_clients(
             if let failed @ 1.. = std::mem::take(&mut failures) {
                 log::line(format_args!("accepts local clients again, after {failed} failures"));
             }
-            if clients.load(Ordering::Relaxed) >= MAX_CLIENTS {
+            let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
                 log::line(format_args!("a local client was refused: {text}"));
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;
-            }
+            };
             let (context, clients) = (context.clone(), Arc::clone(&clients));
-            clients.fetch_add(1, Ordering::Relaxed);
             let client = std::thread::Builder::new().name("dquant-client".into());
             let counted = Arc::clone(&clients);
             let started = client.spawn(move || {
-                serve_client(&context, connection);
-                clients.fetch_sub(1, Ordering::Relaxed);
+                serve_client(&context, connection, || lock(&clients).heard(id));
+                lock(&clients).remove(id);
             });
             if started.is_err() {
-                counted.fetch_sub(1, Ordering::Relaxed);
+                lock(&counted).remove(id);
             }
         }
     };
     std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(CliError::usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_silent_client_gives_way_and_others_stay() {
+        let mut clients = Clients::default();
+        let pair = || Connection::pair().expect("a pair of sockets");
+        let pairs: Vec<_> = (0..=MAX_CLIENTS).map(|_| pair()).collect();
+        let (last, first) = pairs.split_last().expect("there are some");
+        for (_, ours) in first {
+            assert!(clients.admit(ours).is_some());
+        }
+        clients.heard(0);
+        let before = DISPLACED_CLIENTS.get();
+        assert_eq!(clients.admit(&last.1), Some(MAX_CLIENTS as u64));
+        let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
+        assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
+        assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
+
+        for id in 2..=MAX_CLIENTS as u64 {
+            clients.heard(id);
+        }
+        assert_eq!(clients.admit(&last.1), None, "all have said what they want");
+        clients.remove(7);
+        assert!(clients.admit(&last.1).is_some());
+    }
 }

@@ -85,14 +85,15 @@ impl Drop for OpenStream {
     }
 }
 
-/// Serves one client until it hangs up.
-pub fn serve_client(context: &DpuContext, mut connection: Connection) {
+/// Serves one client until it hangs up; `heard` when its request has come.
+pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: impl FnOnce()) {
     connection.set_timeout(OPEN_TIMEOUT);
     let client = connection.peer().map_or_else(
         |_| "an unknown process".into(),
         |peer| format!("process {} of user {}", peer.pid, peer.uid),
     );
-    let opened = receive_request(&connection).and_then(|request| open(context, &request));
+    let request = receive_request(&connection).inspect(|_| heard());
+    let opened = request.and_then(|request| open(context, &request));
     match opened {
         Ok((stream, opened, fds)) => {
             let (id, plan, target) = (stream.id, &opened.plan, &stream.target);
@@ -177,7 +178,7 @@ fn attend(connection: &Connection, stream: &OpenStream) {
     }
 }
 
-/// What the stream did so far; `None` when the engine does not know it any more.
+/// What the stream did so far; `None` when the engine has stopped or does not know it any more.
 fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
     stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
 }

@@ -5,16 +5,21 @@
 //! does not come, a connection without a call) and by need. When the table is full, or full of one
 //! address, the oldest connection that never made a call with the right token gives way to the new one.
 //! A flood of silent connections thus displaces only itself, and a caller with the token is refused only
-//! when callers with the token hold every place.
+//! when calls are under way on every place: where none is silent, the connection that has been without a
+//! call for longest gives way.
+//!
+//! Calls are bounded as well: in all, for one address, and for those that do work, so that a status call
+//! finds room when everything else is taken.
 //!
 //! Out of descriptors, the accept loop pauses: the connections wait in the kernel meanwhile.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -34,8 +39,11 @@ use crate::status::Event;
 /// Connections at once, or half of the process's descriptors where that is less.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Calls at once, sessions included.
+/// Calls at once, sessions included; half of them for one address.
 const MAX_CALLS: usize = 256;
+
+/// Those of them that only a status call may use.
+const STATUS_CALLS: usize = 16;
 
 /// How long a connection may take to begin HTTP/2.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,9 +65,10 @@ static CLOSED_HANDSHAKE: Event = Event::new("control.connections.closed.handshak
 static CLOSED_IDLE: Event = Event::new("control.connections.closed.idle");
 static CLOSED_DISPLACED: Event = Event::new("control.connections.closed.displaced");
 static REFUSED_CALLS: Event = Event::new("control.refused_calls");
+static CLOSED_CALLS: Event = Event::new("control.closed_calls");
 
 /// What the doors of this process counted.
-pub(crate) static EVENTS: [&Event; 8] = [
+pub(crate) static EVENTS: [&Event; 9] = [
     &ACCEPTED,
     &ACCEPT_ERRORS,
     &REFUSED_FULL,
@@ -68,6 +77,7 @@ pub(crate) static EVENTS: [&Event; 8] = [
     &CLOSED_IDLE,
     &CLOSED_DISPLACED,
     &REFUSED_CALLS,
+    &CLOSED_CALLS,
 ];
 
 /// How much a door lets in.
@@ -76,6 +86,7 @@ struct Limits {
     connections: usize,
     per_address: usize,
     calls: usize,
+    status_calls: usize,
     handshake: Duration,
     idle: Duration,
 }
@@ -89,6 +100,7 @@ impl Limits {
             connections,
             per_address: connections / 2,
             calls: MAX_CALLS,
+            status_calls: STATUS_CALLS,
             handshake: HANDSHAKE_TIMEOUT,
             idle: IDLE_TIMEOUT,
         }
@@ -101,7 +113,17 @@ pub(crate) struct Gate {
     limits: Limits,
     places: Mutex<Vec<Place>>,
     next_id: AtomicU64,
-    calls: AtomicUsize,
+    calls: Mutex<Calls>,
+}
+
+/// Calls under way.
+#[derive(Debug, Default)]
+struct Calls {
+    all: usize,
+    /// Those that do work, which status calls do not.
+    working: usize,
+    /// By address; at most as many as there are calls.
+    from: BTreeMap<IpAddr, usize>,
 }
 
 /// A connection in the table; the oldest stands first.
@@ -115,10 +137,24 @@ struct Place {
 }
 
 /// Calls of one connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Activity {
     open: AtomicUsize,
     begun: AtomicU64,
+    /// When a call began or ended last.
+    since: Mutex<Instant>,
+}
+
+impl Activity {
+    fn new() -> Activity {
+        let (open, begun) = Default::default();
+        Activity { open, begun, since: Mutex::new(Instant::now()) }
+    }
+
+    fn since(&self) -> MutexGuard<'_, Instant> {
+        // A time cannot be left half changed.
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What counts as one address: an IPv6 host owns the 64 bits below its prefix.
@@ -188,7 +224,7 @@ impl Gate {
     fn admit(self: &Arc<Gate>, tcp: TcpStream, peer: SocketAddr) -> Option<ControlStream> {
         let origin = origin(peer.ip());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let activity = Arc::new(Activity::default());
+        let activity = Arc::new(Activity::new());
         let (open, displaced) = oneshot::channel();
         {
             let mut places = self.places();
@@ -231,17 +267,29 @@ impl Gate {
         self.places().len()
     }
 
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // Numbers that change together are not left half changed.
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn places(&self) -> MutexGuard<'_, Vec<Place>> {
         // The table is never left half changed.
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Closes the oldest connection among `whose` that made no call yet.
+/// Closes the oldest connection among `whose` that made no call yet; without one, that which has been without
+/// a call for longest.
 fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> {
     let silent = |place: &Place| place.activity.begun.load(Ordering::Relaxed) == 0;
-    let oldest = places.iter().position(|place| whose(place) && silent(place))?;
-    places.remove(oldest);
+    let oldest = places.iter().position(|place| whose(place) && silent(place));
+    let idle = |place: &Place| place.activity.open.load(Ordering::Relaxed) == 0;
+    let longest_idle = || {
+        let idle = places.iter().enumerate().filter(|(_, place)| whose(place) && idle(place));
+        idle.min_by_key(|(_, place)| *place.activity.since()).map(|(index, _)| index)
+    };
+    let index = oldest.or_else(longest_idle)?;
+    places.remove(index);
     CLOSED_DISPLACED.count();
     Some(())
 }
@@ -256,12 +304,36 @@ pub(crate) struct Caller {
 
 /// A call under way; it is over when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Call(Caller);
+pub(crate) struct Call {
+    caller: Caller,
+    /// Its request has come.
+    heard: AtomicBool,
+    working: AtomicBool,
+}
 
 impl Call {
-    /// The call that `request` is, if it came through a door.
+    /// The call that `request`, which has come, is, if it came through a door.
     pub(crate) fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
-        request.extensions().get::<Arc<Call>>().cloned()
+        let call = request.extensions().get::<Arc<Call>>().cloned();
+        call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
+    }
+
+    /// The same call, which may have to wait for its request and will do work, if there is room for that.
+    pub(crate) fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
+        let Some(call) = request.extensions().get::<Arc<Call>>().cloned() else {
+            return Ok(None);
+        };
+        let Limits { calls, status_calls, .. } = call.caller.gate.limits;
+        let limit = calls - status_calls;
+        let mut under_way = call.caller.gate.calls();
+        if under_way.working >= limit {
+            drop(under_way);
+            return Err(call.caller.refuse(format!("{limit} calls are under way already")));
+        }
+        under_way.working += 1;
+        drop(under_way);
+        call.working.store(true, Ordering::Relaxed);
+        Ok(Some(call))
     }
 
     /// Begins the call of an authenticated request, and lets it travel with the request.
@@ -269,17 +341,34 @@ impl Call {
         let Some(caller) = request.extensions().get::<Caller>().cloned() else {
             return Ok(());
         };
-        let limit = caller.gate.limits.calls;
-        if caller.gate.calls.fetch_add(1, Ordering::Relaxed) >= limit {
-            caller.gate.calls.fetch_sub(1, Ordering::Relaxed);
-            REFUSED_CALLS.count();
-            let text = format!("{limit} calls are under way already\ntry again later");
-            return Err(Status::resource_exhausted(text));
+        let (limit, origin) = (caller.gate.limits.calls, origin(caller.peer.ip()));
+        let mut calls = caller.gate.calls();
+        let (all, same) = (calls.all, calls.from.get(&origin).copied().unwrap_or(0));
+        if all >= limit || same >= limit / 2 {
+            drop(calls);
+            return Err(caller.refuse(match all >= limit {
+                true => format!("{limit} calls are under way already"),
+                false => format!("{same} calls from this address are under way already"),
+            }));
         }
+        calls.all += 1;
+        calls.from.insert(origin, same + 1);
+        drop(calls);
         caller.activity.open.fetch_add(1, Ordering::Relaxed);
         caller.activity.begun.fetch_add(1, Ordering::Relaxed);
-        request.extensions_mut().insert(Arc::new(Call(caller)));
+        *caller.activity.since() = Instant::now();
+        let (heard, working) = Default::default();
+        request.extensions_mut().insert(Arc::new(Call { caller, heard, working }));
         Ok(())
+    }
+}
+
+impl Caller {
+    /// No room for a call.
+    fn refuse(&self, why: String) -> Status {
+        REFUSED_CALLS.count();
+        log::line(format_args!("call from {} refused: {why}", self.peer));
+        Status::resource_exhausted(format!("{why}\ntry again later"))
     }
 }
 
@@ -291,8 +380,22 @@ pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.0.activity.open.fetch_sub(1, Ordering::Relaxed);
-        self.0.gate.calls.fetch_sub(1, Ordering::Relaxed);
+        let Caller { peer, activity, gate } = &self.caller;
+        *activity.since() = Instant::now();
+        activity.open.fetch_sub(1, Ordering::Relaxed);
+        let origin = origin(peer.ip());
+        let mut calls = gate.calls();
+        calls.all -= 1;
+        calls.working -= usize::from(self.working.load(Ordering::Relaxed));
+        match calls.from.get_mut(&origin) {
+            Some(same) if *same > 1 => *same -= 1,
+            _ => drop(calls.from.remove(&origin)),
+        }
+        drop(calls);
+        if !self.heard.load(Ordering::Relaxed) {
+            CLOSED_CALLS.count();
+            log::line(format_args!("call from {peer} closed: it brought no request"));
+        }
     }
 }
 
@@ -424,7 +527,8 @@ mod tests {
     const SMALL: Limits = Limits {
         connections: 4,
         per_address: 2,
-        calls: 2,
+        calls: 4,
+        status_calls: 1,
         handshake: Duration::from_millis(50),
         idle: Duration::from_millis(50),
     };
@@ -503,8 +607,8 @@ mod tests {
             let third = third.unwrap();
             assert!(is_cut(&mut first).await);
             let also = call(&third).unwrap();
+            assert!(connect(&gate, 1).await.0.is_none(), "both have calls under way");
             drop((in_use, also));
-            assert!(connect(&gate, 1).await.0.is_none(), "both have made calls");
 
             // Other addresses have their own places, and the door as a whole has four.
             let (mut other, _c4) = connect(&gate, 2).await;
@@ -524,8 +628,44 @@ mod tests {
             let calls = [call(&stream).unwrap(), call(&stream).unwrap()];
             let refused = call(&stream).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-            drop(calls);
+            assert!(refused.message().contains("2 calls from this address"), "{refused}");
+            // Another address has room. One of the four calls is kept for a status.
+            let (other, _client) = connect(&gate, 2).await;
+            let other = other.unwrap();
+            let more = [call(&other).unwrap(), call(&other).unwrap()];
+            let (next, _client) = connect(&gate, 3).await;
+            let next = next.unwrap();
+            assert!(call(&next).unwrap_err().message().contains("4 calls are"));
+            let working: Vec<_> = calls.iter().chain(&more).map(Call::work).collect();
+            let refused = working.iter().filter(|working| working.is_err()).count();
+            assert_eq!(refused, 1, "{working:?}");
+            drop((calls, more, working));
             assert!(call(&stream).is_ok());
+            let calls = gate.calls();
+            assert!(calls.all == 0 && calls.working == 0 && calls.from.is_empty(), "{calls:?}");
+        });
+    }
+
+    #[test]
+    fn idle_callers_do_not_hold_every_place() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (mut streams, mut clients) = (Vec::new(), Vec::new());
+            for from in [1, 1, 2, 2] {
+                let (stream, client) = connect(&gate, from).await;
+                let stream = stream.unwrap();
+                drop(call(&stream).unwrap());
+                streams.push(stream);
+                clients.push(client);
+                sleep(Duration::from_millis(2)).await;
+            }
+            // The first is in use, the second called again, so the third is idle for longest.
+            let _busy = call(&streams[0]).unwrap();
+            drop(call(&streams[1]).unwrap());
+            let (next, _client) = connect(&gate, 3).await;
+            assert!(next.is_some() && is_cut(&mut streams[2]).await);
+            let held: Vec<_> = gate.places().iter().map(|place| place.id).collect();
+            assert_eq!(held, [0, 1, 3, 4]);
         });
     }
 

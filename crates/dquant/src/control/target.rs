@@ -26,6 +26,7 @@ use super::proto::{
     DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
     SessionRequest, StatusReply, StatusRequest,
 };
+use super::status::Reports;
 use crate::catalog::{Catalog, Found};
 use crate::engine::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::engine::{
@@ -40,6 +41,7 @@ use crate::status::Counters;
 pub struct TargetService {
     catalog: Arc<Catalog>,
     commands: Commands<Command>,
+    reports: Arc<Reports<Command>>,
     gate: Arc<Gate>,
     control: SocketAddr,
     roce: SocketAddr,
@@ -56,18 +58,28 @@ impl TargetService {
         at: (SocketAddr, SocketAddr),
         notes: Vec<String>,
     ) -> TargetService {
+        let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
         let (catalog, (control, roce)) = (Arc::new(catalog), at);
-        TargetService { catalog, commands, gate, control, roce, notes: notes.into() }
+        TargetService { catalog, commands, reports, gate, control, roce, notes: notes.into() }
     }
 
-    /// File work blocks, so it runs beside the async threads.
-    async fn find(&self, refs: Vec<DatasetRef>) -> Result<Vec<Found>, Status> {
+    /// File work blocks, so it runs beside the async threads. The call lasts as long as that, also if the
+    /// caller has given up: whoever calls and resets without end does not fill those threads.
+    async fn find(&self, refs: Vec<DatasetRef>, call: Held) -> Result<Vec<Found>, Status> {
         let catalog = Arc::clone(&self.catalog);
-        let found = tokio::task::spawn_blocking(move || catalog.find_all(&refs)).await;
+        let find = move || {
+            let _call = call;
+            catalog.find_all(&refs)
+        };
+        let found = tokio::task::spawn_blocking(find).await;
         found.map_err(|error| Status::internal(error.to_string()))?
     }
 
-    async fn begin(&self, first: SessionRequest) -> Result<(SessionReply, Open), Status> {
+    async fn begin(
+        &self,
+        first: SessionRequest,
+        call: &Held,
+    ) -> Result<(SessionReply, Open), Status> {
         let reader = first.reader.ok_or_else(|| Status::invalid_argument("no queue pair given"))?;
         let offered = reader.mtu;
         let reader = qp_address(&reader, self.roce).map_err(Status::invalid_argument)?;
@@ -75,7 +87,7 @@ impl TargetService {
         let mtu = path_mtu(ours, offered)
             .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
         let credits = first.credits.clamp(1, MAX_CREDITS);
-        let found = self.find(first.datasets).await?;
+        let found = self.find(first.datasets, call.clone()).await?;
         for Found { info, layout, .. } in &found {
             if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
                 let name = &info.name;
@@ -90,7 +102,7 @@ impl TargetService {
         let (sender, ended) = oneshot::channel();
         let signals = self.commands.signals();
         let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
-        let (ours, guard) = self.open(spec).await?;
+        let (ours, guard) = self.open(spec, call.clone()).await?;
         let target = Some(queue_pair(&ours, mtu.bytes()));
         let mtu = mtu.bytes();
         let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
@@ -101,9 +113,10 @@ impl TargetService {
 
     /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
     /// both, and the session ends.
-    async fn open(&self, spec: SessionSpec) -> Result<(QpAddress, Guard), Status> {
+    async fn open(&self, spec: SessionSpec, call: Held) -> Result<(QpAddress, Guard), Status> {
         let commands = self.commands.clone();
         let opened = tokio::task::spawn_blocking(move || {
+            let _call = call;
             let guard = Guard(spec.signals.clone());
             let ours = commands.call(|reply| Command::Open(spec, reply));
             // What came with a refused request is freed here.
@@ -114,17 +127,6 @@ impl TargetService {
             .map_err(|error| Status::internal(error.to_string()))?
             .map_err(|error| Status::unavailable(error.to_string()))?
             .map_err(engine_status)
-    }
-
-    async fn call<R: Send + 'static>(
-        &self,
-        make: impl FnOnce(std::sync::mpsc::SyncSender<R>) -> Command + Send + 'static,
-    ) -> Result<R, Status> {
-        let commands = self.commands.clone();
-        let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
-        answered
-            .map_err(|error| Status::internal(error.to_string()))?
-            .map_err(|error| Status::unavailable(error.to_string()))
     }
 }
 
@@ -193,6 +195,9 @@ fn engine_status(error: EngineError) -> Status {
     }
 }
 
+/// The call that work is done for, while that work lasts.
+type Held = Option<Arc<Call>>;
+
 type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -201,8 +206,9 @@ impl Target for TargetService {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
-        let (_call, from) = (Call::of(&request), gate::origin_of(&request));
-        let found = self.find(request.into_inner().datasets).await;
+        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let call = Call::work(&request)?;
+        let found = self.find(request.into_inner().datasets, call).await;
         let found = found.inspect_err(|status| tell_refusal("datasets", &from, status))?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))
@@ -212,13 +218,16 @@ impl Target for TargetService {
 
     async fn session(
         &self,
-        request: Request<Streaming<SessionRequest>>,
+        mut request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<SessionStream>, Status> {
-        let (call, from) = (Call::of(&request), gate::origin_of(&request));
-        let mut inbound = request.into_inner();
-        let first = inbound.message().await?;
+        let from = gate::origin_of(&request);
+        let call = Call::work(&request)?;
+        // The server's time-out ends this wait.
+        let first = request.get_mut().message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
-        let begun = self.begin(first).await;
+        drop(Call::of(&request));
+        let mut inbound = request.into_inner();
+        let begun = self.begin(first, &call).await;
         let (reply, open) = begun.inspect_err(|status| tell_refusal("session", &from, status))?;
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
@@ -236,7 +245,7 @@ impl Target for TargetService {
 
     async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let _call = Call::of(&call);
-        let mut counters = self.call(Command::Status).await?;
+        let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
         let sessions = counters.get("target.sessions") as u32;
         Ok(Response::new(status_reply(

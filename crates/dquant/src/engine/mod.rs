@@ -297,14 +297,14 @@ pub struct Commands<C> {
 
 /// The engine's end of its commands.
 #[derive(Debug)]
-struct Inbox<C> {
+pub(crate) struct Inbox<C> {
     queue: Receiver<C>,
     stop: Arc<AtomicBool>,
 }
 
 impl<C> Inbox<C> {
     /// A command, if there is one.
-    fn take(&self) -> Option<C> {
+    pub(crate) fn take(&self) -> Option<C> {
         self.queue.try_recv().ok()
     }
 
@@ -322,7 +322,7 @@ impl<C> Clone for Commands<C> {
 }
 
 impl<C> Commands<C> {
-    fn new(waiter: &Waiter) -> (Commands<C>, Inbox<C>) {
+    pub(crate) fn new(waiter: &Waiter) -> (Commands<C>, Inbox<C>) {
         let (queue, receiver) = sync_channel(COMMAND_QUEUE);
         let stop = Arc::new(AtomicBool::new(false));
         let commands = Commands { queue, waker: waiter.waker(), stop: Arc::clone(&stop) };
@@ -345,7 +345,7 @@ impl<C> Commands<C> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Queues a command.
+    /// Queues a command, unless the queue is full.
     pub fn send(&self, command: C) -> Result<(), EngineError> {
         self.queue.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => EngineError::Unavailable("is overloaded: its queue is full"),
@@ -355,11 +355,17 @@ impl<C> Commands<C> {
         Ok(())
     }
 
-    /// Queues a command made around a reply channel, and waits for the reply.
+    /// Queues a command made around a reply channel, and waits for the reply; for room in the queue, too: the
+    /// engine takes commands whatever else it does, and callers are bounded before they come here. So only
+    /// an engine that has stopped gives no answer.
     pub fn call<R>(&self, make: impl FnOnce(SyncSender<R>) -> C) -> Result<R, EngineError> {
         let (reply, answer) = sync_channel(1);
-        self.send(make(reply))?;
-        answer.recv().map_err(|_| EngineError::Unavailable("has stopped"))
+        let stopped = EngineError::Unavailable("has stopped");
+        if self.queue.send(make(reply)).is_err() {
+            return Err(stopped);
+        }
+        self.waker.wake();
+        answer.recv().map_err(|_| stopped)
     }
 }
 

@@ -97,8 +97,6 @@ fn a_full_queue_loses_no_end_of_a_stream() {
     let status = || engine.commands.call(dpu::Command::Status).expect("it runs");
     let before = status().get("dpu.memory_free_bytes");
     let stalled = stall(&engine.commands, dpu::Command::Status);
-    let refused = engine.commands.call(|reply| dpu::Command::Stream(closed.id, reply));
-    assert!(matches!(refused, Err(EngineError::Unavailable(_))), "opens are refused: {refused:?}");
     closed.signals.close();
     abandoned.signals.abandon(0, "it burnt down".into());
     drop(stalled);
@@ -156,4 +154,26 @@ fn a_full_queue_loses_no_end_of_a_session() {
     engine.commands.stop();
     drop(stalled);
     engine.thread.join().expect("it ends");
+}
+
+#[test]
+fn a_caller_waits_for_room_in_a_full_queue() {
+    let engine = DpuEngine::start(config()).expect("loopback");
+    let stream = open(&engine, &RingBudget::new(RING_BYTES));
+    let stalled = stall(&engine.commands, dpu::Command::Status);
+    let (commands, id) = (engine.commands.clone(), stream.id);
+    let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));
+    std::thread::sleep(Duration::from_millis(20));
+    drop(stalled);
+    let report = call.join().expect("no panic");
+    assert!(matches!(report, Ok(Some(_))), "the stream runs: {report:?}");
+    // Whoever waits hears of the engine's end.
+    let stalled = stall(&engine.commands, dpu::Command::Status);
+    let commands = engine.commands.clone();
+    let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));
+    std::thread::sleep(Duration::from_millis(20));
+    engine.commands.stop();
+    drop(stalled);
+    let ended = call.join().expect("no panic");
+    assert!(matches!(ended, Err(EngineError::Unavailable("has stopped"))), "{ended:?}");
 }

@@ -1,13 +1,20 @@
-//! Connections to a control port that say nothing, and daemons that run out of descriptors.
+//! Connections and calls that are many or say nothing, and daemons that run out of descriptors.
 
 use std::io::{ErrorKind, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use dquant::control::auth::AddToken;
+use dquant::control::proto::dpu_client::DpuClient;
+use dquant::control::proto::target_client::TargetClient;
+use dquant::control::proto::{SessionRequest, StatusRequest};
+use nic::attach::Connection;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, Daemon, PATIENCE, World, eventually};
+use super::harness::{Cat, Daemon, PATIENCE, TOKEN, World, eventually, fresh_ip};
 
 const PLAN: &str = "window(100) | narrow(u16)";
 
@@ -89,4 +96,107 @@ fn a_daemon_without_descriptors_waits_and_goes_on() {
         assert_eq!(count("`ulimit -n`"), 1, "{lines}");
         assert_eq!(count("accepts connections again, after "), 1, "{lines}");
     }
+}
+
+fn runtime() -> Runtime {
+    Runtime::new().expect("threads")
+}
+
+/// A connection of a caller with the token.
+async fn caller(control: &str, from: IpAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{control}")).expect("an address");
+    endpoint.local_address(Some(from)).connect().await.expect("it listens")
+}
+
+/// Calls that a connection may have under way.
+const CALLS: usize = 64;
+
+#[test]
+fn a_flood_of_status_calls_ends_no_stream() {
+    let Some(world) = World::new("a_flood_of_status_calls_ends_no_stream") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 6));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(1024) | narrow(u16) | batch(16)";
+    let args = ["--plan", plan, "--batches", "200", "--slots", "4", "--slot-size", "64KiB"];
+    let streams = (0..6).map(|_| {
+        let mut cat = Cat::through(&world, &dpu, &target.url("web"), &args);
+        let head = cat.read(1 << 18);
+        (cat, head)
+    });
+    // They stand now, as a trainer's do in a long step.
+    let streams: Vec<_> = streams.collect();
+    let (runtime, from) = (runtime(), [fresh_ip(), fresh_ip()]);
+    // Each stream asks its engine once a second.
+    let until = Instant::now() + Duration::from_secs(4);
+    for index in 0..4 {
+        let (control, from) = (dpu.control().to_owned(), from[index % 2].into());
+        let channel = runtime.block_on(async move { caller(&control, from).await });
+        for _ in 0..CALLS {
+            let mut client = DpuClient::with_interceptor(channel.clone(), AddToken::new(TOKEN));
+            runtime.spawn(async move {
+                while Instant::now() < until {
+                    let _ = client.status(StatusRequest {}).await;
+                }
+            });
+        }
+    }
+    std::thread::sleep(until - Instant::now());
+    drop(runtime);
+    let want = expected(plan, &[&corpus], 0..200);
+    for (cat, head) in streams {
+        assert_same(&[head, cat.finish().good().stdout].concat(), &want);
+    }
+}
+
+#[test]
+fn calls_without_a_request_keep_nobody_out() {
+    let Some(world) = World::new("calls_without_a_request_keep_nobody_out") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(10_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let (runtime, from) = (runtime(), fresh_ip());
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        let channel = runtime.block_on(caller(target.control(), from.into()));
+        for _ in 0..CALLS {
+            let mut client = TargetClient::with_interceptor(channel.clone(), AddToken::new(TOKEN));
+            let silence = tokio_stream::pending::<SessionRequest>();
+            let ended = async move { client.session(silence).await.err().map(|why| why.code()) };
+            calls.push(runtime.spawn(ended));
+        }
+    }
+    // More than half of all calls from one address are refused.
+    eventually("refusals", || {
+        (target.status(&world).counter("control.refused_calls") >= 100).then_some(())
+    });
+    let args = ["--plan", PLAN, "--batches", "3"];
+    let ran = Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    assert_same(&ran.stdout, &expected(PLAN, &[&corpus], 0..3));
+    for call in calls {
+        let ended = async { tokio::time::timeout(PATIENCE, call).await };
+        let ended = runtime.block_on(ended).expect("no call waits for ever").expect("no panic");
+        assert!(ended.is_some(), "a session without a request");
+    }
+    let status = target.status(&world);
+    assert!(status.counter("control.closed_calls") >= 64, "{status:?}");
+    assert!(target.stderr().contains("it brought no request"), "{}", target.stderr());
+}
+
+#[test]
+fn silent_local_clients_keep_nobody_out() {
+    let Some(world) = World::new("silent_local_clients_keep_nobody_out") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(10_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let connect = |_| Connection::connect(dpu.socket()).expect("it listens");
+    let silent: Vec<_> = (0..64).map(connect).collect();
+    let args = ["--plan", PLAN, "--batches", "3"];
+    let ran = Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    assert_same(&ran.stdout, &expected(PLAN, &[&corpus], 0..3));
+    assert!(dpu.status(&world).counter("dpu.displaced_clients") >= 1);
+    drop(silent);
 }
