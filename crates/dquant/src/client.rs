@@ -26,18 +26,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytemuck::AnyBitPattern;
-use nic::attach::{AttachError, Connection};
+use nic::attach::{AttachError, Connection, DEFAULT_TIMEOUT};
 use nic::ring::{BatchView, Batches as SlotBatches, Consumer, RingError, RingFds};
 use prost::Message;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 
 use crate::budget::RingBudget;
-use crate::control::CONTROL_PORT;
 use crate::control::peer::with_port;
 use crate::control::proto::{
     OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply,
 };
+use crate::control::{CALL_TIMEOUT, CONTROL_PORT};
 use crate::engine::dpu::DpuEngine;
 use crate::engine::sink::codes;
 use crate::engine::{EngineError, HostConfig};
@@ -46,6 +46,10 @@ use crate::layout;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, MAX_MESSAGE, engine_error, serve_client};
 use crate::url::Url;
+
+/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that
+/// a target which gives no answer is reported by the DPU, which knows that.
+const OPEN_TIMEOUT: Duration = CALL_TIMEOUT.saturating_mul(6);
 
 /// How long to wait for the next slot before looking whether all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -162,10 +166,17 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
 
 fn to_daemon(options: &Options) -> Result<Connection, CliError> {
     let socket = options.dpu.display();
-    let connection = Connection::connect(&options.dpu).map_err(|error| {
-        CliError::peer_unreachable(format!("no DPU daemon at {socket}: {error}")).hint(
-            "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false",
-        )
+    let connection = Connection::connect(&options.dpu).map_err(|error| match error {
+        AttachError::NoDaemon { .. } => CliError::peer_unreachable(format!(
+            "no DPU daemon at {socket}"
+        ))
+        .hint("start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"),
+        AttachError::Path { errno: rustix::io::Errno::ACCESS, .. } => {
+            CliError::usage(format!("no right to use the DPU socket {socket}"))
+                .hint("it is its owner's: run as that user or as root, or start a DPU of your own")
+        }
+        error => CliError::usage(format!("cannot connect to a DPU daemon: {error}"))
+            .hint("name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"),
     })?;
     // The request carries the target's token: it goes to our own daemon or the system's, to nobody
     // else who managed to listen at that path.
@@ -181,11 +192,7 @@ fn to_own_engine(
     request: &OpenRequest,
     options: &Options,
 ) -> Result<(Connection, Option<LocalDpu>), CliError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))?;
+    let runtime = crate::runtime::multi_thread()?;
     let engine = start_engine(request, options)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
@@ -247,12 +254,14 @@ fn local_ip_towards(target: &str) -> Result<IpAddr, CliError> {
 
 impl Stream {
     fn begin(
-        connection: Connection,
+        mut connection: Connection,
         local: Option<LocalDpu>,
         request: &OpenRequest,
     ) -> Result<Stream, CliError> {
-        let lost = |error| CliError::peer_unreachable(format!("the DPU daemon went away: {error}"));
+        let who = server(local.is_some());
+        let lost = |error| lost(who, error);
         let sent = connection.send(&request.encode_to_vec(), &[]);
+        connection.set_timeout(OPEN_TIMEOUT);
         let answer = sent.and_then(|()| connection.recv(MAX_MESSAGE));
         // A DPU that turns us away says why and hangs up without having read: what it said comes after the
         // error.
@@ -261,11 +270,12 @@ impl Stream {
             error => Err(error),
         });
         let message = answer.map_err(lost)?;
+        connection.set_timeout(DEFAULT_TIMEOUT);
         let reply = OpenReply::decode(message.bytes.as_slice()).map_err(CliError::usage)?;
         let opened = match reply.result {
             Some(open_reply::Result::Opened(opened)) => opened,
             Some(open_reply::Result::Failure(failure)) => return Err(refused(&failure)),
-            None => return Err(CliError::usage("the DPU daemon gave an empty answer")),
+            None => return Err(CliError::usage(format!("{who} gave an empty answer"))),
         };
         let (_, fds) = message.with_fds::<{ RingFds::COUNT }>().map_err(CliError::usage)?;
         let liveness = connection.liveness().map_err(CliError::usage)?;
@@ -326,11 +336,27 @@ impl Stream {
     /// # Errors
     /// When the DPU does not answer.
     pub fn status(&self) -> Result<StreamStatus, CliError> {
-        let lost = |error| CliError::peer_unreachable(format!("the DPU daemon went away: {error}"));
+        let lost = |error| lost(server(self.is_local()), error);
         let request = StreamStatusRequest { version: 1 }.encode_to_vec();
         self.connection.send(&request, &[]).map_err(lost)?;
         let message = self.connection.recv(MAX_MESSAGE).map_err(lost)?;
         StreamStatus::decode(message.bytes.as_slice()).map_err(CliError::usage)
+    }
+}
+
+/// Who serves the stream, in messages.
+fn server(is_local: bool) -> &'static str {
+    if is_local { "the engine of this process" } else { "the DPU daemon" }
+}
+
+/// No answer came over the local socket.
+fn lost(who: &str, error: AttachError) -> CliError {
+    match error {
+        AttachError::Closed => CliError::peer_unreachable(format!("{who} closed the connection")),
+        AttachError::TimedOut { waited_ms } => {
+            CliError::peer_unreachable(format!("{who} gave no answer in {} s", waited_ms / 1000))
+        }
+        error => CliError::usage(format!("cannot read the answer of {who}: {error}")),
     }
 }
 
@@ -343,6 +369,8 @@ fn refused(failure: &crate::control::proto::Failure) -> CliError {
     if failure.hint.is_empty() { error } else { error.hint(&failure.hint) }
 }
 
+const START_AGAIN: &str = "start it again and open the stream at the batch you need";
+
 fn ring_error(error: RingError) -> CliError {
     match error {
         RingError::StreamFailed { code: codes::DATA, message } => CliError::check_failed(message)
@@ -350,10 +378,14 @@ fn ring_error(error: RingError) -> CliError {
         RingError::StreamFailed { code: codes::STORAGE, message } => {
             CliError::check_failed(message).hint("look after the file on the target's machine")
         }
+        RingError::StreamFailed { code: codes::STOPPED, message } => {
+            CliError::peer_unreachable(message).hint(START_AGAIN)
+        }
         RingError::StreamFailed { message, .. } => CliError::peer_unreachable(message)
             .hint("start the target again; a longer wait is --reconnect"),
-        RingError::ProducerDied { .. } => CliError::peer_unreachable("the DPU daemon died")
-            .hint("start it again and open the stream at the batch you need"),
+        RingError::ProducerDied { .. } => {
+            CliError::peer_unreachable("the DPU daemon died").hint(START_AGAIN)
+        }
         other => CliError::usage(other),
     }
 }

@@ -14,7 +14,6 @@ use nic::disk::IoChoice;
 use nic::root::Root;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -34,8 +33,9 @@ use crate::control::target::{TargetService, status_reply};
 use crate::engine::HostConfig;
 use crate::engine::dpu::{self, DpuEngine};
 use crate::engine::target::TargetEngine;
-use crate::exit::CliError;
+use crate::exit::{CliError, with_limit_hint};
 use crate::log;
+use crate::runtime;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
@@ -47,6 +47,9 @@ const ENGINE_LOOK: Duration = Duration::from_millis(500);
 
 /// How long a shutdown waits for control calls under way.
 const SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// How long readers get to hear that their sessions end.
+const GOODBYE: Duration = Duration::from_millis(100);
 
 /// Calls that one connection of the control plane may have under way.
 const MAX_CALLS_PER_CONNECTION: u32 = 64;
@@ -110,14 +113,6 @@ pub struct Ready {
     pub notes: Vec<String>,
 }
 
-fn runtime() -> Result<Runtime, CliError> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))
-}
-
 async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), CliError> {
     let bound = async {
         let listener = TcpListener::bind(control).await?;
@@ -155,11 +150,13 @@ impl EndSignals {
         Ok(EndSignals { terminate, interrupt })
     }
 
+    /// Waits for one of them and reports it.
     async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+        let name = tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        };
+        log::line(format_args!("stopping on {name}"));
     }
 }
 
@@ -180,13 +177,14 @@ pub fn serve(
 ) -> Result<(), CliError> {
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
-            CliError::usage(format!("root {}: {error}", dir.display()))
-                .hint("--root takes a folder that exists")
+            CliError::usage(error)
+                .hint("--root takes a folder that exists and that this user may enter")
         })
     };
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
-    let runtime = runtime()?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
@@ -195,7 +193,8 @@ pub fn serve(
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
         let (gate, commands) = (Gate::new(), engine.commands.clone());
-        let service = TargetService::new(catalog, commands, Arc::clone(&gate), roce, notes);
+        let service =
+            TargetService::new(catalog, commands, Arc::clone(&gate), (control, roce), notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
         let server =
@@ -206,9 +205,11 @@ pub fn serve(
             error = engine_died(|| engine.thread.is_finished()) => Err(error),
         }
     });
-    runtime.shutdown_timeout(SHUTDOWN);
     engine.commands.stop();
     let _ = engine.thread.join();
+    // The tasks of the sessions see that the engine is gone, and end their calls.
+    runtime.block_on(async { tokio::time::sleep(GOODBYE).await });
+    runtime.shutdown_timeout(SHUTDOWN);
     served
 }
 
@@ -217,6 +218,7 @@ pub fn serve(
 struct DpuService {
     reports: Reports<dpu::Command>,
     gate: Arc<Gate>,
+    control: SocketAddr,
     roce: SocketAddr,
     notes: Vec<String>,
 }
@@ -234,7 +236,8 @@ impl Dpu for DpuService {
             &REFUSED_STREAMS,
         ]);
         let streams = counters.get("dpu.streams") as u32;
-        Ok(Response::new(status_reply("dpu", self.roce, streams, counters, &self.notes)))
+        let at = (self.control, self.roce);
+        Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
     }
 }
 
@@ -244,7 +247,11 @@ pub fn run_dpu(
     ready: impl FnOnce(&Ready) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let listener = Listener::bind(&config.socket).map_err(|error| {
-        CliError::usage(format!("socket {}: {error}", config.socket.display())).hint(match error {
+        let text = match &error {
+            AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
+            error => error.to_string(),
+        };
+        CliError::usage(text).hint(match error {
             AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"
@@ -252,8 +259,9 @@ pub fn run_dpu(
             _ => "choose another --socket",
         })
     })?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
     let engine = DpuEngine::start(config.host).map_err(engine_error)?;
-    let runtime = runtime()?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,
@@ -274,7 +282,7 @@ pub fn run_dpu(
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
         let gate = Gate::new();
         let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
-        let service = DpuService { reports, gate: Arc::clone(&gate), roce, notes };
+        let service = DpuService { reports, gate: Arc::clone(&gate), control, roce, notes };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =
@@ -351,18 +359,26 @@ fn accept_clients(
 ) -> Result<JoinHandle<()>, CliError> {
     let clients = Arc::new(Mutex::new(Clients::default()));
     let accept = move || {
+        let mut failures = 0_u64;
         while !stop.load(Ordering::Relaxed) {
             let connection = match listener.accept(ACCEPT_LOOK) {
                 Ok(Some(connection)) => connection,
                 Ok(None) => continue,
                 Err(error) => {
                     ACCEPT_ERRORS.count();
-                    log::line(format_args!("a local client was not accepted: {error}"));
+                    failures += 1;
+                    if failures == 1 {
+                        let why = with_limit_hint(&error);
+                        log::line(format_args!("cannot accept local clients: {why}"));
+                    }
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
                     continue;
                 }
             };
+            if let failed @ 1.. = std::mem::take(&mut failures) {
+                log::line(format_args!("accepts local clients again, after {failed} failures"));
+            }
             let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");

@@ -6,7 +6,7 @@
 
 use std::{fmt, io};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,14 @@ const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process tha
 
 /// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
 /// over a socket, are text by the time they come here.
-fn lacks_descriptors(message: &str) -> bool {
+pub(crate) fn lacks_descriptors(message: &str) -> bool {
     message.contains("(os error 24)")
+}
+
+/// What the system said, for a line of a daemon, and what helps where descriptors are missing.
+pub(crate) fn with_limit_hint(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    if lacks_descriptors(&text) { format!("{text}; {DESCRIPTORS_HINT}") } else { text }
 }
 
 /// Why a command stops early.
@@ -127,25 +133,41 @@ impl CliError {
     }
 }
 
-/// Cleans up when this process is asked to end by SIGINT or SIGTERM, and ends it with the code that
+/// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 != 0)
+}
+
+async fn hung_up(hangup: &mut Option<Signal>) {
+    match hangup {
+        Some(hangup) => drop(hangup.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Cleans up when this process is asked to end by SIGHUP, SIGINT or SIGTERM, and ends it with the code that
 /// shells show for that signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(CliError::usage)?;
-    let signals = {
+    let runtime = crate::runtime::current_thread()?;
+    let keep_hangup = ignores_hangup();
+    let listen = |kind| signal(kind).map_err(CliError::usage);
+    let (mut terminate, mut interrupt, mut hangup) = {
         let _entered = runtime.enter();
-        signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
+        let hangup = if keep_hangup { None } else { Some(listen(SignalKind::hangup())?) };
+        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, hangup)
     };
-    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
     let wait = move || {
         let code = runtime.block_on(async {
             tokio::select! {
                 _ = terminate.recv() => 143,
                 _ = interrupt.recv() => 130,
+                () = hung_up(&mut hangup) => 129,
             }
         });
         clean();

@@ -27,6 +27,7 @@ pub mod exit;
 pub mod inspect;
 pub mod layout;
 mod log;
+mod runtime;
 mod seed;
 pub mod status;
 pub mod stream;

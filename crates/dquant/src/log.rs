@@ -1,10 +1,11 @@
 //! What a daemon tells on standard error: one line for each session, stream or call that begins, ends,
 //! fails or is refused.
 //!
-//! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. At
-//! most [`LINES_PER_SECOND`] are written; the rest is counted, and the count is told with the next line,
-//! so that a flood from outside cannot fill a disk. Nothing is written for single packets. A program that
-//! uses the library hears nothing: only daemons turn the lines on.
+//! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. A line
+//! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written
+//! in ten seconds; both counts are told with the next line. So a flood from outside writes at most 0.5 GB
+//! a day. Nothing is written for single packets. A program that uses the library hears nothing: only
+//! daemons turn the lines on.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -14,14 +15,18 @@ use std::time::{Duration, Instant};
 
 use crate::status::Event;
 
-/// Lines written in any one second; more are counted.
-const LINES_PER_SECOND: u32 = 50;
+/// Lines written in one window; more are counted.
+const LINES_PER_WINDOW: u32 = 50;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// A line that goes on repeating is written again after this time, with its count.
+const REPEAT: Duration = Duration::from_secs(60);
 
 /// Characters of a line; what peers send is in it.
 const MAX_CHARS: usize = 1000;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-static PACE: Mutex<Pace> = Mutex::new(Pace { second: None, written: 0, suppressed: 0 });
+static PACE: Mutex<Pace> = Mutex::new(Pace::NEW);
 pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
 /// Turns the lines on.
@@ -29,22 +34,26 @@ pub(crate) fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// Writes one line, if lines are wanted and this second has room for it.
+/// Writes one line, if lines are wanted, this window has room and the line says something new.
 pub(crate) fn line(text: impl Display) {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
     }
-    // Numbers cannot be left half changed.
-    let admitted = PACE.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
-    let Some(missed) = admitted else {
+    let text = printable(&text.to_string());
+    // Nothing in it is left half changed.
+    let admitted = PACE.lock().unwrap_or_else(PoisonError::into_inner).admit(&text, Instant::now());
+    let Some(Missed { repeated, suppressed }) = admitted else {
         return SUPPRESSED.count();
     };
     let mut out = std::io::stderr().lock();
-    if missed > 0 {
-        let _ = writeln!(out, "dquant: {missed} more lines were suppressed");
-    }
     // A daemon that nobody listens to goes on.
-    let _ = writeln!(out, "dquant: {}", printable(&text.to_string()));
+    if repeated > 0 {
+        let _ = writeln!(out, "dquant: the line before was repeated {repeated} times");
+    }
+    if suppressed > 0 {
+        let _ = writeln!(out, "dquant: {suppressed} more lines were suppressed");
+    }
+    let _ = writeln!(out, "dquant: {text}");
 }
 
 /// One line and no more, without control characters, whatever a peer put into it.
@@ -53,27 +62,49 @@ fn printable(text: &str) -> String {
     text.chars().take(MAX_CHARS).map(show).collect()
 }
 
-/// How many lines this second has seen.
-#[derive(Debug)]
-struct Pace {
-    second: Option<Instant>,
-    written: u32,
+/// Lines that were not written since the last one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Missed {
+    repeated: u64,
     suppressed: u64,
 }
 
+/// How many lines this window has seen, and the last one written.
+#[derive(Debug)]
+struct Pace {
+    window: Option<Instant>,
+    written: u32,
+    last: String,
+    last_at: Option<Instant>,
+    missed: Missed,
+}
+
 impl Pace {
-    /// Whether a line may be written now, and how many could not since the last one.
-    fn admit(&mut self, now: Instant) -> Option<u64> {
-        let fresh = |second: Instant| now.duration_since(second) >= Duration::from_secs(1);
-        if self.second.is_none_or(fresh) {
-            (self.second, self.written) = (Some(now), 0);
+    const NEW: Pace = Pace {
+        window: None,
+        written: 0,
+        last: String::new(),
+        last_at: None,
+        missed: Missed { repeated: 0, suppressed: 0 },
+    };
+
+    /// Whether this line may be written now, and what could not since the last one.
+    fn admit(&mut self, text: &str, now: Instant) -> Option<Missed> {
+        let within = |then: Option<Instant>, span| then.is_some_and(|at| now - at < span);
+        if within(self.last_at, REPEAT) && self.last == text {
+            self.missed.repeated += 1;
+            return None;
         }
-        if self.written >= LINES_PER_SECOND {
-            self.suppressed += 1;
+        if !within(self.window, WINDOW) {
+            (self.window, self.written) = (Some(now), 0);
+        }
+        if self.written >= LINES_PER_WINDOW {
+            self.missed.suppressed += 1;
             return None;
         }
         self.written += 1;
-        Some(std::mem::take(&mut self.suppressed))
+        (self.last, self.last_at) = (text.to_owned(), Some(now));
+        Some(std::mem::take(&mut self.missed))
     }
 }
 
@@ -83,13 +114,29 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_and_counted() {
-        let mut pace = Pace { second: None, written: 0, suppressed: 0 };
-        let start = Instant::now();
-        let admitted = (0..1000).filter(|_| pace.admit(start).is_some()).count();
-        assert_eq!(admitted, LINES_PER_SECOND as usize);
-        let later = start + Duration::from_secs(1);
-        assert_eq!(pace.admit(later), Some(1000 - u64::from(LINES_PER_SECOND)));
-        assert_eq!(pace.admit(later), Some(0));
+        let (mut pace, start) = (Pace::NEW, Instant::now());
+        let mut admit = |number, now| pace.admit(&format!("line {number}"), now);
+        let admitted = (0..1000).filter(|number| admit(*number, start).is_some()).count();
+        assert_eq!(admitted, LINES_PER_WINDOW as usize);
+        let (repeated, suppressed) = (0, 1000 - u64::from(LINES_PER_WINDOW));
+        let later = start + WINDOW;
+        assert_eq!(admit(1000, later), Some(Missed { repeated, suppressed }));
+        assert_eq!(admit(1001, later), Some(Missed::default()));
+    }
+
+    #[test]
+    fn a_line_that_repeats_is_written_once_a_minute() {
+        let (mut pace, start) = (Pace::NEW, Instant::now());
+        assert_eq!(pace.admit("no descriptors", start), Some(Missed::default()));
+        for second in 1..60 {
+            let now = start + Duration::from_secs(second);
+            assert_eq!(pace.admit("no descriptors", now), None);
+        }
+        let missed = |repeated| Some(Missed { repeated, suppressed: 0 });
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(59));
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), None);
+        assert_eq!(pace.admit("all is well", start + REPEAT), missed(1));
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(0));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nic::attach::Connection;
 use nic::ring::{Producer, RingConfig, RingFds};
 use prost::Message;
+use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -117,11 +118,15 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: imp
 /// Tells what a stream did, at its end.
 fn tell_end(stream: &OpenStream, begun: Instant) {
     let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
-    let Some(StreamReport { counters, failure }) = stream_report(stream) else {
+    let Some(StreamReport { counters, published_bytes, failure }) = stream_report(stream) else {
+        // Asked to end, it has reported what its streams did.
+        if stream.commands.is_stopped() {
+            return;
+        }
         return log::line(format_args!("stream {id} ends with the engine, after {seconds:.1} s"));
     };
-    let (batches, bytes) = (counters.batches, counters.delivered_bytes);
-    let how = if failure.is_some() { "after its failure" } else { "the client hung up" };
+    let (batches, bytes) = (counters.batches, published_bytes);
+    let how = if failure.is_some() { "after its failure" } else { "closed by the client" };
     let moved = format!("{batches} batches, {bytes} bytes in {seconds:.1} s");
     log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
@@ -311,6 +316,15 @@ struct Keeper {
     infos: Vec<DatasetInfo>,
 }
 
+/// Why the connection was lost, where our queue pair shows it first.
+fn failed_queue_pair(status: WcStatus) -> String {
+    match status {
+        WcStatus::RetryExceeded => "no answer after the last retransmission".into(),
+        WcStatus::RnrRetryExceeded => "it had no receive posted after the last retry".into(),
+        status => format!("the queue pair failed: {status:?}"),
+    }
+}
+
 /// Connection 0 is the only one: a stream has one target.
 const CONNECTION: u32 = 0;
 
@@ -375,19 +389,23 @@ impl Keeper {
         let mut patience = Patience::new(self.context.reconnect);
         loop {
             let connected = Instant::now();
-            tokio::select! {
-                () = session.ended() => {
+            let why = tokio::select! {
+                why = session.ended() => {
                     // The engine answers with `Lost`, once it has taken the queue pair down.
                     self.signals.drop_connection(CONNECTION);
                     if lost.recv().await.is_none() {
                         return;
                     }
+                    why
                 }
-                event = lost.recv() => if event.is_none() { return },
-            }
+                event = lost.recv() => match event {
+                    Some(Event::Lost { why, .. }) => failed_queue_pair(why),
+                    None => return,
+                },
+            };
             drop(session);
             let (id, target) = (self.id, self.request.target.clone());
-            log::line(format_args!("stream {id} has lost target {target}, connects again"));
+            log::line(format_args!("stream {id} has lost target {target} ({why}), reconnecting"));
             let lost_at = Instant::now();
             patience.lose(self.arrived_bytes().await, connected.elapsed());
             session = match self.reconnect(&mut patience).await {

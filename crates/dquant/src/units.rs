@@ -38,14 +38,12 @@ pub enum UnitError {
         unit: &'static str,
     },
     /// The value is larger than the quantity may be.
-    #[error("'{text}' is too large; the most is {most} {unit}")]
+    #[error("'{text}' is too large; the most is {most}")]
     TooLarge {
         /// What was typed.
         text: String,
-        /// The largest value, in the smallest unit.
-        most: u64,
-        /// What that counts.
-        unit: &'static str,
+        /// The largest value, as it would be typed.
+        most: &'static str,
     },
 }
 
@@ -55,6 +53,8 @@ struct Scale {
     unit: &'static str,
     example: &'static str,
     most: u64,
+    /// That, as it would be typed.
+    most_text: &'static str,
     /// Suffix in lower case and how many of the smallest unit it stands for.
     suffixes: &'static [(&'static str, u64)],
 }
@@ -63,6 +63,7 @@ const SIZE: Scale = Scale {
     unit: "bytes",
     example: "1MiB",
     most: u64::MAX,
+    most_text: "16777215TiB",
     suffixes: &[
         ("", 1),
         ("b", 1),
@@ -81,6 +82,7 @@ const TIME: Scale = Scale {
     unit: "nanoseconds",
     example: "50us",
     most: u64::MAX,
+    most_text: "5000000h",
     suffixes: &[
         ("ns", 1),
         ("us", 1_000),
@@ -96,6 +98,7 @@ const FRACTION: Scale = Scale {
     unit: "parts per million",
     example: "1%",
     most: 1_000_000,
+    most_text: "100%",
     suffixes: &[("", 1_000_000), ("%", 10_000), ("ppm", 1)],
 };
 
@@ -131,8 +134,7 @@ impl Scale {
         let (number, suffix) = trimmed.split_at(end);
         let (digits, decimals) = self.digits(number, text)?;
         let factor = self.factor(suffix.trim())?;
-        let too_large =
-            || UnitError::TooLarge { text: text.to_owned(), most: self.most, unit: self.unit };
+        let too_large = || UnitError::TooLarge { text: text.to_owned(), most: self.most_text };
         let scaled = digits.checked_mul(u128::from(factor)).ok_or_else(too_large)?;
         let divisor = 10_u128.pow(decimals);
         if !scaled.is_multiple_of(divisor) {
@@ -152,11 +154,7 @@ impl Scale {
             return Err(no_number());
         }
         if whole.len() > 20 {
-            return Err(UnitError::TooLarge {
-                text: text.to_owned(),
-                most: self.most,
-                unit: self.unit,
-            });
+            return Err(UnitError::TooLarge { text: text.to_owned(), most: self.most_text });
         }
         if decimals.len() > 15 {
             return Err(UnitError::TooFine { text: text.to_owned(), unit: self.unit });
@@ -250,7 +248,8 @@ mod tests {
         assert_eq!(fraction_ppm("1%"), Ok(10_000));
         assert_eq!(fraction_ppm("250ppm"), Ok(250));
         assert_eq!(fraction_ppm("100%"), Ok(1_000_000));
-        assert!(matches!(fraction_ppm("101%"), Err(UnitError::TooLarge { .. })));
+        let error = fraction_ppm("101%").unwrap_err().to_string();
+        assert_eq!(error, "'101%' is too large; the most is 100%");
     }
 
     #[test]

@@ -422,6 +422,9 @@ impl Connection {
         let fds = take_fds(&mut control);
         Ok(if got.bytes > max_bytes {
             Err(AttachError::Length { bytes: got.bytes, max: max_bytes })
+        } else if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
+            // There was room for more of them: this process may open no further one.
+            Err(os("recvmsg")(Errno::MFILE))
         } else if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
             Err(AttachError::TooManyFds { max: MAX_FDS })
         } else if got.bytes == 0 {

@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fstat, open, openat2, statat,
-    statx,
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fstat, open, openat, openat2,
+    statat, statx,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -143,7 +143,9 @@ impl Root {
     pub fn new(path: impl AsRef<Path>) -> Result<Root, OpenError> {
         let path = path.as_ref().to_owned();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match open(&path, flags, Mode::empty()) {
+        // The second look needs the right to enter the folder, which opening it by its path does not.
+        let opened = open(&path, flags, Mode::empty());
+        match opened.and_then(|dir| openat(&dir, ".", flags, Mode::empty())) {
             Ok(dir) => Ok(Root { dir, path }),
             Err(errno) => Err(OpenError::Root { path, source: errno.into() }),
         }

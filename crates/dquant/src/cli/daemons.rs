@@ -11,7 +11,7 @@ use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
 use super::Report;
-use crate::control::peer::with_port;
+use crate::control::peer::{check_port, with_port};
 use crate::daemon::Ready;
 use crate::engine::{HostConfig, is_specific};
 use crate::exit::CliError;
@@ -21,6 +21,13 @@ use crate::units;
 /// A time as people write it.
 pub(super) fn span(text: &str) -> Result<Duration, units::UnitError> {
     units::duration(text).map(|span| Duration::from_nanos(span.as_nanos()))
+}
+
+/// An address of a RoCE endpoint; its port is 4791 when none is given.
+pub(super) fn roce_address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let without_port = bare.parse().map(|ip| SocketAddr::new(ip, ROCE_PORT));
+    without_port.or_else(|_| text.parse()).map_err(|_| "it is not IP[:PORT]".into())
 }
 
 /// Longest token that is read from a file.
@@ -72,7 +79,7 @@ impl TokenArgs {
 #[derive(Debug, Args)]
 pub(super) struct WireArgs {
     /// Address of the RoCE endpoint [default: the control address, port 4791]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
     /// Drop this share of received packets, for tests: 1%, 0.1%
@@ -100,6 +107,7 @@ impl WireArgs {
 
 /// The first address of `host[:port]` that this machine has: what a daemon listens on.
 pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, CliError> {
+    check_port(host)?;
     let name = with_port(host, default_port);
     let found = name.to_socket_addrs().map_err(|error| {
         CliError::usage(format!("--control {host}: {error}"))

@@ -29,6 +29,8 @@ Examples:
 )]
 pub(super) struct DpuCommand {
     /// Local socket [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    ///
+    /// Without that variable it is in $TMPDIR, else in /tmp.
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 

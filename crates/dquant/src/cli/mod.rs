@@ -112,13 +112,14 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// `dquant help … --help` asks for the same page twice; clap takes the flag for the name of a command.
+/// `dquant help … --help` and `dquant sim help … --help` ask for the same page twice; clap takes the flag for
+/// the name of a command.
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut args = args.peekable();
-    let program = args.next();
-    let asks_for_help = args.peek().is_some_and(|arg| arg == "help");
+    let args: Vec<OsString> = args.collect();
+    let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
+    let asks_for_help = is(1, "help") || (is(1, "sim") || is(1, "capture")) && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
-    program.into_iter().chain(args.filter(move |arg| !redundant(arg)))
+    args.into_iter().filter(move |arg| !redundant(arg))
 }
 
 fn execute(cli: Cli) -> Exit {

@@ -16,7 +16,8 @@ use crate::units::{Bytes, Count};
 
 /// Say what a storage target or a DPU is doing, and everything it counted.
 ///
-/// Counters that stand at zero are left out for people; --json has them all.
+/// Counters that stand at zero are left out for people; --json has them all. Times of the engine
+/// (engine.longest_us.*, engine.recent_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -48,11 +49,11 @@ struct DaemonStatus {
 }
 
 impl DaemonStatus {
-    fn new(control: String, reply: StatusReply) -> DaemonStatus {
+    fn new(reply: StatusReply) -> DaemonStatus {
         DaemonStatus {
             role: reply.role,
             version: reply.version,
-            control,
+            control: reply.control_address,
             roce: reply.roce_address,
             sessions: reply.sessions,
             cpu_user_ns: reply.cpu_user_ns,
@@ -89,12 +90,9 @@ impl fmt::Display for DaemonStatus {
 impl StatusCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let token = self.token.given()?.unwrap_or_default();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))?;
+        let runtime = crate::runtime::current_thread()?;
         let reply = runtime.block_on(daemon_status(&self.control, &token))?;
-        console.report(&DaemonStatus::new(self.control, reply))?;
+        console.report(&DaemonStatus::new(reply))?;
         Ok(Exit::Good)
     }
 }

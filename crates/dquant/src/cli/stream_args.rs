@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 
-use super::daemons::{TokenArgs, span};
+use super::daemons::{TokenArgs, roce_address, span};
 use crate::client::Options;
 use crate::exit::CliError;
 use crate::units;
@@ -19,6 +19,8 @@ pub(super) struct StreamArgs {
     pub(super) offload: bool,
 
     /// Local socket of the DPU [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
+    ///
+    /// Without that variable it is in $TMPDIR, else in /tmp.
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
@@ -47,7 +49,7 @@ pub(super) struct StreamArgs {
     slot_size: u64,
 
     /// Without offload: address of this process's RoCE endpoint
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
     /// Without offload: registered memory

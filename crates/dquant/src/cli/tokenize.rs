@@ -12,7 +12,9 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
 use crate::tokenize::sink::unfinished_path;
-use crate::tokenize::{self, Encoding, Event, Job, Skip, TokenType, TokenizeError, Totals};
+use crate::tokenize::{
+    self, Encoding, Event, Job, Skip, TokenType, TokenizeError, Totals, skipped,
+};
 use crate::units::{self, Bytes, Count};
 
 /// Turn text files into one flat file of token ids
@@ -222,11 +224,10 @@ impl fmt::Display for Summary {
             self.bytes_per_token
         )?;
         writeln!(f, "  largest id   {}, {fits}", Count(self.max_id.into()))?;
-        writeln!(
-            f,
-            "  skipped      {} not UTF-8, {} empty",
-            self.skipped_not_utf8, self.skipped_empty
-        )?;
+        let skipped = skipped(self.skipped_not_utf8, self.skipped_empty, "");
+        if !skipped.is_empty() {
+            writeln!(f, "  skipped      {skipped}")?;
+        }
         if self.forced_cuts > 0 {
             let cuts = self.forced_cuts;
             writeln!(

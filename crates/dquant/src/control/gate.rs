@@ -32,6 +32,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
+use crate::exit::with_limit_hint;
 use crate::log;
 use crate::status::Event;
 
@@ -182,6 +183,7 @@ impl Gate {
     ) -> ReceiverStream<io::Result<ControlStream>> {
         let (send, receive) = mpsc::channel(1);
         tokio::spawn(async move {
+            let mut failures = 0_u64;
             loop {
                 let accepted = tokio::select! {
                     () = send.closed() => return,
@@ -189,6 +191,11 @@ impl Gate {
                 };
                 match accepted {
                     Ok((tcp, peer)) => {
+                        if let failed @ 1.. = std::mem::take(&mut failures) {
+                            log::line(format_args!(
+                                "accepts connections again, after {failed} failures"
+                            ));
+                        }
                         let Some(stream) = self.admit(tcp, peer) else { continue };
                         if send.send(Ok(stream)).await.is_err() {
                             return;
@@ -200,7 +207,11 @@ impl Gate {
                         // Out of descriptors, most likely: the connection waits in the kernel, and
                         // asking again at once would be a busy loop.
                         ACCEPT_ERRORS.count();
-                        log::line(format_args!("cannot accept connections: {error}"));
+                        failures += 1;
+                        if failures == 1 {
+                            let why = with_limit_hint(&error);
+                            log::line(format_args!("cannot accept connections: {why}"));
+                        }
                         sleep(ACCEPT_PAUSE).await;
                     }
                 }

@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{CALL_TIMEOUT, CONTROL_PORT};
-use crate::exit::CliError;
+use crate::exit::{CliError, lacks_descriptors};
 
 /// How often an idle connection is looked at, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -21,6 +21,18 @@ pub fn with_port(host: &str, default_port: u16) -> String {
     let bare_v6 = host.starts_with('[') && host.ends_with(']');
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
+}
+
+/// Refuses `host:port` with a number that is no port.
+pub(crate) fn check_port(host: &str) -> Result<(), CliError> {
+    let number = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = host.rsplit_once(':').map(|(_, port)| port).filter(number);
+    // The last group of an IPv6 address without brackets has at most four digits.
+    match port.filter(|port| port.len() > 4 && port.parse::<u16>().is_err()) {
+        Some(port) => Err(CliError::usage(format!("{host}: {port} is no port"))
+            .hint("HOST[:PORT] takes ports up to 65535")),
+        None => Ok(()),
+    }
 }
 
 /// A daemon that took our connection.
@@ -44,6 +56,7 @@ impl Peer {
         host: &str,
         command: &str,
     ) -> Result<Peer, CliError> {
+        check_port(host)?;
         let name = with_port(host, CONTROL_PORT);
         let endpoint = Endpoint::from_shared(format!("http://{name}"))
             .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
@@ -54,6 +67,17 @@ impl Peer {
             .keep_alive_while_idle(true);
         let channel = endpoint.connect().await.map_err(|error| {
             let cause = root_cause(&error);
+            if lacks_descriptors(&cause) {
+                // Ours, so far: nothing is known about the peer.
+                return CliError::usage(format!("cannot connect to {role} {name}: {cause}"))
+                    .transient();
+            }
+            if cause.starts_with("failed to lookup address") {
+                // A name service may come back: who waits for the daemon goes on waiting.
+                return CliError::usage(format!("{role} {name}: {cause}"))
+                    .hint("give the name or the address of a machine that this one can resolve")
+                    .transient();
+            }
             CliError::peer_unreachable(format!("{role} {name}: {cause}"))
                 .hint(format!("is {command} running there? start it with --control {name}"))
         })?;

@@ -19,7 +19,7 @@ use xio::target::Served;
 
 use super::auth::{self, AddToken};
 use super::gate::{self, Call, Gate};
-use super::peer::Peer;
+use super::peer::{Peer, root_cause};
 use super::proto::target_client::TargetClient;
 use super::proto::target_server::Target;
 use super::proto::{
@@ -43,22 +43,24 @@ pub struct TargetService {
     commands: Commands<Command>,
     reports: Arc<Reports<Command>>,
     gate: Arc<Gate>,
+    control: SocketAddr,
     roce: SocketAddr,
     notes: Arc<[String]>,
 }
 
 impl TargetService {
-    /// Serves what `catalog` finds, through the engine behind `commands`.
+    /// Serves what `catalog` finds, through the engine behind `commands`, on a control port and a RoCE
+    /// endpoint.
     pub(crate) fn new(
         catalog: Catalog,
         commands: Commands<Command>,
         gate: Arc<Gate>,
-        roce: SocketAddr,
+        at: (SocketAddr, SocketAddr),
         notes: Vec<String>,
     ) -> TargetService {
         let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
-        let (catalog, notes) = (Arc::new(catalog), notes.into());
-        TargetService { catalog, commands, reports, gate, roce, notes }
+        let (catalog, notes, (control, roce)) = (Arc::new(catalog), notes.into(), at);
+        TargetService { catalog, commands, reports, gate, control, roce, notes }
     }
 
     /// File work blocks, so it runs beside the async threads. The call lasts as long as that, also if the
@@ -144,15 +146,16 @@ impl Open {
         // A reader that waits for answers does not hear that our queue pair failed, unless the
         // stream ends on our side.
         let (why, served) = tokio::select! {
-            () = closed => ("the reader hung up", None),
-            served = &mut self.ended => ("its queue pair failed", served.ok()),
+            () = closed => ("closed by the reader", None),
+            served = &mut self.ended => ("its queue pair failed", Some(served)),
         };
         drop(self.guard);
         let served = match served {
             Some(served) => served,
-            None => self.ended.await.unwrap_or_default(),
+            None => self.ended.await,
         };
-        let Served { requests, bytes } = served;
+        // The engine has stopped, and reported what its sessions did.
+        let Ok(Served { requests, bytes }) = served else { return };
         let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
         log::line(format_args!(
             "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"
@@ -245,14 +248,20 @@ impl Target for TargetService {
         let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
         let sessions = counters.get("target.sessions") as u32;
-        Ok(Response::new(status_reply("target", self.roce, sessions, counters, &self.notes)))
+        Ok(Response::new(status_reply(
+            "target",
+            (self.control, self.roce),
+            sessions,
+            counters,
+            &self.notes,
+        )))
     }
 }
 
 /// Fills in what every daemon reports about its process.
 pub fn status_reply(
     role: &str,
-    roce: SocketAddr,
+    (control, roce): (SocketAddr, SocketAddr),
     sessions: u32,
     mut counters: Counters,
     notes: &[String],
@@ -262,6 +271,7 @@ pub fn status_reply(
     StatusReply {
         role: role.into(),
         version: env!("CARGO_PKG_VERSION").into(),
+        control_address: control.to_string(),
         roce_address: roce.to_string(),
         sessions,
         cpu_user_ns: cpu.user_ns,
@@ -315,9 +325,22 @@ pub struct Session {
 }
 
 impl Session {
-    /// Returns when the target ends the session or cannot be reached any more.
-    pub async fn ended(&mut self) {
-        while let Ok(Some(_)) = self.replies.message().await {}
+    /// Returns when the target ends the session or cannot be reached any more, and says which.
+    pub async fn ended(&mut self) -> String {
+        loop {
+            match self.replies.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return "it ended the session".into(),
+                Err(status) => {
+                    // HTTP/2 reports both in the same words.
+                    let cause = root_cause(&status);
+                    return match cause.contains("broken pipe") {
+                        true => "its control connection closed or gave no answer".into(),
+                        false => format!("its control connection broke: {cause}"),
+                    };
+                }
+            }
+        }
     }
 }
 

@@ -83,10 +83,7 @@ pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> 
     let plan_text = plan_text(config, &corpora);
     let plan =
         Plan::parse(&plan_text, None).map_err(|error| CliError::usage(error.render(&plan_text)))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(CliError::usage)?;
+    let runtime = crate::runtime::current_thread()?;
     let addresses = Addresses::of_this_process();
     let job = Job { config, workspace: &workspace, corpora: &corpora, plan: &plan_text, addresses };
     let first = job.measure(config.offload, config.seconds, &runtime, watch)?;

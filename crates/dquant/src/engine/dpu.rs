@@ -25,6 +25,7 @@ use super::{
 };
 use crate::budget::RingLease;
 use crate::engine::sink::RingSink;
+use crate::log;
 use crate::status::{self, Counters};
 
 /// Streams at once: one sleep watches the credits of all of them.
@@ -83,6 +84,8 @@ impl fmt::Display for StreamId {
 pub struct StreamReport {
     /// Batches, bytes, mishaps.
     pub counters: ReaderCounters,
+    /// Bytes of the batches that are finished; the counters know those of a batch in the making, too.
+    pub published_bytes: u64,
     /// Why it ended early, if it did.
     pub failure: Option<String>,
 }
@@ -249,7 +252,7 @@ impl Engine {
             }
             // Also when there is plenty to do: streams must open and close under full load.
             if self.commands.is_stopped() {
-                return;
+                return self.stop();
             }
             if self.take_signal() || self.take_command() {
                 busy = true;
@@ -266,6 +269,18 @@ impl Engine {
             } else {
                 std::hint::spin_loop();
             }
+        }
+    }
+
+    /// Ends every stream with a reason that its client reads in the ring.
+    fn stop(&mut self) {
+        for stream in &mut self.streams {
+            stream.sink.stop();
+            let (id, counters) = (stream.id, stream.reader.counters());
+            let (batches, bytes) = (counters.batches, stream.sink.counters().bytes);
+            log::line(format_args!(
+                "stream {id} ends, the DPU stops: {batches} batches, {bytes} bytes"
+            ));
         }
     }
 
@@ -337,6 +352,7 @@ impl Engine {
             Command::Stream(id, reply) => {
                 let report = self.stream(id).map(|stream| StreamReport {
                     counters: *stream.reader.counters(),
+                    published_bytes: stream.sink.counters().bytes,
                     failure: stream.sink.failure().map(str::to_owned),
                 });
                 let _ = reply.send(report);

@@ -27,7 +27,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use nic::clock;
 use nic::fault::LossyWire;
-use nic::pool::{Pool, PoolRange};
+use nic::pool::{Pages, Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::{Waiter, Waker};
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
@@ -166,8 +166,13 @@ impl Host {
 
     /// The paths chosen and why, for people.
     fn notes(&self) -> Vec<String> {
+        let (pages, count) = (self.pool.pages(), self.pool.len().div_ceil(2 << 20));
+        let memory = match pages {
+            Pages::Base => format!("{pages}; for huge pages: sysctl vm.nr_hugepages={count}"),
+            pages => format!("{pages} ({})", self.pool.why()),
+        };
         vec![
-            format!("memory: {} ({})", self.pool.pages(), self.pool.why()),
+            format!("memory: {memory}"),
             self.wire.inner().to_string(),
             format!("kernels: {}", nic::kernels::best().1),
         ]
@@ -333,6 +338,11 @@ impl<C> Commands<C> {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.waker.wake();
+    }
+
+    /// Whether the engine was asked to end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
     }
 
     /// Queues a command, unless the queue is full.

@@ -13,6 +13,8 @@ pub(crate) mod codes {
     pub(crate) const STORAGE: u32 = 2;
     /// A target could not be reached any more.
     pub(crate) const PEER: u32 = 3;
+    /// The DPU was asked to stop.
+    pub(crate) const STOPPED: u32 = 4;
 }
 
 /// A stream's ring.
@@ -76,6 +78,11 @@ impl RingSink {
     /// Notes why a target is given up, for the error that follows.
     pub(crate) fn set_loss(&mut self, why: String) {
         self.loss = why;
+    }
+
+    /// The DPU stops. A stream that has ended keeps the end it has.
+    pub(crate) fn stop(&mut self) {
+        self.producer.fail(codes::STOPPED, "the DPU daemon was stopped");
     }
 
     /// Why the stream ended early, if it did.

@@ -20,6 +20,7 @@ use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
     Turns, Work, sleep,
 };
+use crate::log;
 use crate::status::{self, Counters};
 
 /// Disk reads in flight.
@@ -199,7 +200,7 @@ impl Engine {
             busy |= self.disk.flush();
             let now = self.turns.spent(Work::Sessions);
             if self.commands.is_stopped() {
-                return;
+                return self.stop();
             }
             // Also when there is plenty to do: sessions must open and close under full load.
             if self.close_one() || self.take_command() {
@@ -222,6 +223,16 @@ impl Engine {
             } else {
                 std::hint::spin_loop();
             }
+        }
+    }
+
+    fn stop(&self) {
+        for Session { qpn, .. } in &self.sessions {
+            let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
+            log::line(format_args!(
+                "session {:#x} ends: the target stops; {requests} blocks, {bytes} bytes",
+                qpn.get()
+            ));
         }
     }
 

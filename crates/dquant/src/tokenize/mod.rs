@@ -82,6 +82,13 @@ pub enum Event<'a> {
     Progress(&'a Totals),
 }
 
+/// How many files were left out, by reason, without reasons that did not occur.
+pub(crate) fn skipped(not_utf8: u64, empty: u64, verb: &str) -> String {
+    let part = |(count, what)| format!("{count} {verb}{what}");
+    let reasons = [(not_utf8, "not UTF-8"), (empty, "empty")].into_iter();
+    reasons.filter(|(count, _)| *count > 0).map(part).collect::<Vec<_>>().join(", ")
+}
+
 /// Why a file is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
@@ -126,7 +133,7 @@ pub enum TokenizeError {
         inputs: String,
     },
     /// Every file was left out.
-    #[error("no file holds text: {skipped_not_utf8} are not UTF-8, {skipped_empty} are empty")]
+    #[error("no file holds text: {}", skipped(*skipped_not_utf8, *skipped_empty, "are "))]
     NoDocuments {
         /// Files that are not UTF-8.
         skipped_not_utf8: u64,

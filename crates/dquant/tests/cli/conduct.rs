@@ -60,6 +60,8 @@ fn help_of_help_is_help() {
         assert_eq!(folder.run(&["help", flag]).good().stdout, overview);
         let page = folder.run(&["help", "cat", flag]).good().stdout;
         assert_eq!(page, folder.run(&["cat", "--help"]).good().stdout);
+        let page = folder.run(&["sim", "help", flag]).good().stdout;
+        assert_eq!(page, folder.run(&["sim", "help"]).good().stdout);
     }
 }
 

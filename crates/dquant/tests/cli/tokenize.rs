@@ -1,7 +1,7 @@
 //! `dquant tokenize`: ids, order, types, and what is left out.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::Folder;
@@ -169,17 +169,25 @@ fn inputs_without_any_text_are_an_error_and_leave_no_output() {
     assert_eq!(ran.exit, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("no file holds text: 1 are not UTF-8, 1 are empty"), "{ran:?}");
     assert_eq!(folder.read("out.bin"), b"what was there before");
+    // A reason that did not occur is not named.
+    folder.write("t/b.jpg", "");
+    let ran = folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin"]);
+    assert!(ran.stderr.contains("no file holds text: 2 are empty"), "{ran:?}");
 }
 
 #[test]
 fn an_interrupted_run_leaves_nothing_behind() {
     use rustix::process::{Pid, Signal, kill_process};
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
         let folder = Folder::new(&format!("tokenize-interrupted-{code}"));
         // A pipe in the place of a file would be refused, so there is work for a while.
         folder.write("a.txt", "It isn't 1234567 words. ".repeat(2_000_000));
         let args = ["tokenize", "a.txt", "--encoding", "o200k_base", "--jobs", "1", "-o", "a.bin"];
-        let mut command = folder.command(&args);
+        let plain = folder.command(&args);
+        // Whoever runs the tests may ignore the end of the terminal; the program would, too.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP"]).arg(plain.get_program()).args(args);
+        command.current_dir(&folder.0);
         let mut child = command.stdout(Stdio::null()).spawn().expect("the program starts");
         let files = || fs::read_dir(&folder.0).expect("readable").count();
         while files() < 2 {

@@ -103,7 +103,9 @@ fn daemons_say_why_they_cannot_start() {
     }
     let nowhere = world.run(&["dpu", "--socket", "/nonexistent/dpu.sock"]);
     nowhere.failed(2, &["/nonexistent/dpu.sock"], "must exist and be writable");
-    world.run(&["dpu", "--socket", path(dpu.socket())]).failed(2, &[], "another DPU serves");
+    let ran = world.run(&["dpu", "--socket", path(dpu.socket())]);
+    ran.failed(2, &[], "another DPU serves");
+    assert_eq!(ran.stderr.matches(path(dpu.socket())).count(), 1, "{}", ran.stderr);
     // Whoever could not start has not disturbed the one that serves.
     target.status(&world);
     dpu.status(&world);
@@ -120,11 +122,16 @@ fn a_control_address_may_be_a_name() {
         let at: std::net::SocketAddr = daemon.control().parse().expect("an address");
         assert!(at.ip().is_loopback() && at.port() != 0, "{at}");
         let by_name = format!("localhost:{}", at.port());
-        world.run(&["status", "--control", &by_name]).good();
+        let ran = world.run(&["status", "--control", &by_name]).good();
+        // Where the daemon listens, not what the caller typed.
+        let text = String::from_utf8(ran.stdout).expect("text");
+        assert!(text.contains(&format!("control {}", daemon.control())), "{text}");
     }
     let root = world.root();
     let nonsense = world.run(&["serve", "--root", path(&root), "--control", "localhost:99999"]);
-    nonsense.failed(2, &["--control localhost:99999"], "HOST[:PORT]");
+    nonsense.failed(2, &["localhost:99999", "99999 is no port"], "65535");
+    let unknown = world.run(&["status", "--control", "no-such-host.invalid"]);
+    unknown.failed(2, &["daemon no-such-host.invalid:4790"], "can resolve");
 }
 
 #[test]
@@ -135,6 +142,7 @@ fn a_missing_dpu_is_named() {
     let socket = world.path("none.sock");
     let ran = world.run(&["cat", "dq://127.0.0.1:1/web", "--dpu", path(&socket)]);
     ran.failed(3, &["no DPU daemon", path(&socket)], "dquant dpu");
+    assert_eq!(ran.stderr.matches(path(&socket)).count(), 1, "{}", ran.stderr);
     let plain = world.path("plain");
     std::fs::write(&plain, "not a socket").expect("writable");
     let ran = world.run(&["cat", "dq://127.0.0.1:1/web", "--dpu", path(&plain)]);

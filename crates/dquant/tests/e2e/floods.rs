@@ -89,6 +89,12 @@ fn a_daemon_without_descriptors_waits_and_goes_on() {
         let most = started.elapsed().as_millis() as u64 / 100 + 1;
         assert!(turns >= 1 && turns <= most, "{turns} of {most}");
         drop(waiting);
+        // One line when it begins, with the remedy, and one when it is over.
+        let lines = daemon.stderr();
+        let count = |part: &str| lines.lines().filter(|line| line.contains(part)).count();
+        assert_eq!(count("cannot accept connections"), 1, "{lines}");
+        assert_eq!(count("`ulimit -n`"), 1, "{lines}");
+        assert_eq!(count("accepts connections again, after "), 1, "{lines}");
     }
 }
 

@@ -129,7 +129,7 @@ impl World {
     }
 
     /// [`World::program`], with a limit on its descriptors.
-    fn limited(&self, args: &[&str], descriptors: u32) -> Command {
+    pub(crate) fn limited(&self, args: &[&str], descriptors: u32) -> Command {
         let plain = self.program(args);
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
@@ -278,9 +278,14 @@ impl Daemon {
         let _ = self.child.wait();
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid_of(&self.child), signal).expect("it runs");
+    }
+
     /// Asks it to end, and waits.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
-        kill_process(pid_of(&self.child), Signal::TERM).expect("it runs");
+        self.signal(Signal::TERM);
         wait(&mut self.child)
     }
 
@@ -404,7 +409,7 @@ impl Cat {
     }
 
     /// The bytes there are, 0 at the end.
-    fn read_some(&mut self, into: &mut [u8]) -> usize {
+    pub(crate) fn read_some(&mut self, into: &mut [u8]) -> usize {
         let mut stdout = self.stdout.take().expect("open until it hangs up");
         let mut fds = [PollFd::from_borrowed_fd(stdout.as_fd(), PollFlags::IN)];
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use rustix::process::Signal;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
@@ -54,13 +55,17 @@ fn daemons_end_when_asked_and_leave_nothing() {
     assert!(dpu.socket().exists());
     assert_eq!(dpu.terminate().code(), Some(0), "{}", dpu.stderr());
     assert!(!dpu.socket().exists());
-    cat.finish().failed(3, &["DPU daemon"], "start it again");
+    cat.finish().failed(3, &["the DPU daemon was stopped"], "start it again");
+    assert_said(&dpu.stderr(), &["stopping on SIGTERM"]);
+    assert_said(&dpu.stderr(), &["stream 1 ends, the DPU stops", "batches"]);
 
     let mut alone =
         Cat::alone(&world, &target.url("web"), &[ENDLESS, &["--reconnect", "1s"]].concat());
     alone.read(100_000);
     assert_eq!(target.terminate().code(), Some(0), "{}", target.stderr());
     alone.finish().failed(3, &["target", target.control()], "--reconnect");
+    assert_said(&target.stderr(), &["stopping on SIGTERM"]);
+    assert_said(&target.stderr(), &["session", "ends: the target stops", "blocks"]);
     for daemon in [&target, &dpu] {
         assert!(!daemon.left_children());
         let lines = daemon.stderr();
@@ -119,10 +124,20 @@ fn daemons_tell_of_every_stream_and_session() {
     let (url, roce) = (target.url("web"), dpu.roce().to_string());
     let args = ["--plan", PLAN, "--batches", "3"];
     Cat::through(&world, &dpu, &url, &args).finish().good();
-    let done = ["stream 1 ends", "the client hung up", "3 batches, 98304 bytes"];
+    let done = ["stream 1 ends", "closed by the client", "3 batches, 98304 bytes"];
     assert_said(&lines_until(&dpu, &done), &["stream 1 for process", "begins", target.control()]);
-    let done = ["session", &roce, "ends: the reader hung up", "bytes"];
+    let done = ["session", &roce, "ends: closed by the reader", "bytes"];
     assert_said(&lines_until(&target, &done), &["session", &roce, "begins: web.bin"]);
+
+    // A trainer that leaves early: whole batches are counted, and their bytes.
+    let mut early = Cat::through(&world, &dpu, &url, ENDLESS);
+    early.read(1000);
+    early.hang_up().good();
+    let lines = lines_until(&dpu, &["stream 2 ends", "closed by the client"]);
+    let line = lines.lines().find(|line| line.contains("stream 2 ends")).expect("just seen");
+    let mut numbers = line.split([' ', ',']).filter_map(|word| word.parse::<u64>().ok()).skip(1);
+    let (batches, bytes) = (numbers.next().expect("batches"), numbers.next().expect("bytes"));
+    assert_eq!(bytes, batches * 32_768, "{line}");
 
     let unknown = Cat::through(&world, &dpu, &target.url("none"), &args).finish();
     assert_eq!(unknown.exit, Some(2), "{}", unknown.stderr);
@@ -138,9 +153,32 @@ fn daemons_tell_of_every_stream_and_session() {
     cat.read(100_000);
     target.kill();
     cat.finish().failed(3, &["did not come back"], "--reconnect");
-    let lines = lines_until(&dpu, &["stream 2 ends, after its failure"]);
-    assert_said(&lines, &["stream 2 has lost target", target.control()]);
-    assert_said(&lines, &["stream 2 fails", "did not come back"]);
+    let lines = lines_until(&dpu, &["stream 3 ends, after its failure"]);
+    let lost = ["stream 3 has lost target", target.control(), "(its control connection "];
+    assert_said(&lines, &[&lost[..], &["), reconnecting"]].concat());
+    assert_said(&lines, &["stream 3 fails", "did not come back"]);
+}
+
+#[test]
+fn a_lost_target_is_reported_with_the_reason() {
+    let Some(world) = World::new("a_lost_target_is_reported_with_the_reason") else {
+        return;
+    };
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 1));
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let url = target.url("web");
+    let mut cat = Cat::through(&world, &dpu, &url, ENDLESS);
+    cat.read(100_000);
+    target.terminate();
+    lines_until(&dpu, &["stream 1 has lost target", "(it ended the session), reconnecting"]);
+    target.restart(&world);
+    lines_until(&dpu, &["stream 1 is connected to", "again"]);
+    // A process that is stopped holds its connections and answers nothing.
+    target.signal(Signal::STOP);
+    lines_until(&dpu, &["stream 1 has lost target", "no answer"]);
+    // The DPU knows who gives no answer; its client waits until it has said so.
+    let late = Cat::through(&world, &dpu, &url, ENDLESS).finish();
+    late.failed(3, &["target", target.control(), "gave no answer"], "");
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod bad_names;
 mod bad_plans;
 mod corpus;
 mod dpu_dies;
+mod few_descriptors;
 mod floods;
 mod harness;
 mod hostile_packets;

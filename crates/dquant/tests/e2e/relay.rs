@@ -149,7 +149,7 @@ impl Target for Service {
             let closed = async { while let Ok(Some(_)) = inbound.message().await {} };
             tokio::select! {
                 () = closed => {}
-                () = session.ended() => {}
+                _ = session.ended() => {}
                 () = trouble.cut.notified() => {}
             }
         });
