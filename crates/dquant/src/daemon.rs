@@ -382,7 +382,7 @@ fn accept_clients(
             let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
-                log::line(format_args!("a local client was refused: {text}"));
+                log::refusal(format_args!("a local client was refused: {text}"));
                 refuse_client(connection, &CliError::usage(text).hint("try again later"));
                 continue;
             };

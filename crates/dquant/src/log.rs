@@ -3,7 +3,8 @@
 //!
 //! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. A line
 //! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written
-//! in ten seconds; both counts are told with the next line. So a flood from outside writes at most 0.5 GB
+//! in ten seconds; both counts are told with the next line. Refusals, which anyone can cause who reaches a
+//! port, have a smaller share of their own ([`REFUSALS_PER_WINDOW`]): they do not silence the rest. So a flood from outside writes at most 0.5 GB
 //! a day. Nothing is written for single packets. A program that uses the library hears nothing: only
 //! daemons turn the lines on.
 
@@ -17,6 +18,8 @@ use crate::status::Event;
 
 /// Lines written in one window; more are counted.
 const LINES_PER_WINDOW: u32 = 50;
+/// Refusals written in one window beside those; more are counted.
+const REFUSALS_PER_WINDOW: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// A line that goes on repeating is written again after this time, with its count.
@@ -26,7 +29,8 @@ const REPEAT: Duration = Duration::from_secs(60);
 const MAX_CHARS: usize = 1000;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-static PACE: Mutex<Pace> = Mutex::new(Pace::NEW);
+static LINES: Mutex<Pace> = Mutex::new(Pace::new("line", LINES_PER_WINDOW));
+static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WINDOW));
 pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
 /// Turns the lines on.
@@ -36,22 +40,33 @@ pub(crate) fn enable() {
 
 /// Writes one line, if lines are wanted, this window has room and the line says something new.
 pub(crate) fn line(text: impl Display) {
+    write(&LINES, text);
+}
+
+/// The same for a connection, call or request that was refused.
+pub(crate) fn refusal(text: impl Display) {
+    write(&REFUSALS, text);
+}
+
+fn write(pace: &Mutex<Pace>, text: impl Display) {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
     }
     let text = printable(&text.to_string());
     // Nothing in it is left half changed.
-    let admitted = PACE.lock().unwrap_or_else(PoisonError::into_inner).admit(&text, Instant::now());
+    let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+    let (what, admitted) = (pace.what, pace.admit(&text, Instant::now()));
+    drop(pace);
     let Some(Missed { repeated, suppressed }) = admitted else {
         return SUPPRESSED.count();
     };
     let mut out = std::io::stderr().lock();
     // A daemon that nobody listens to goes on.
     if repeated > 0 {
-        let _ = writeln!(out, "dquant: the line before was repeated {repeated} times");
+        let _ = writeln!(out, "dquant: the {what} before was repeated {repeated} times");
     }
     if suppressed > 0 {
-        let _ = writeln!(out, "dquant: {suppressed} more lines were suppressed");
+        let _ = writeln!(out, "dquant: {suppressed} more {what}s were suppressed");
     }
     let _ = writeln!(out, "dquant: {text}");
 }
@@ -72,6 +87,9 @@ struct Missed {
 /// How many lines this window has seen, and the last one written.
 #[derive(Debug)]
 struct Pace {
+    /// Of what.
+    what: &'static str,
+    most: u32,
     window: Option<Instant>,
     written: u32,
     last: String,
@@ -80,13 +98,10 @@ struct Pace {
 }
 
 impl Pace {
-    const NEW: Pace = Pace {
-        window: None,
-        written: 0,
-        last: String::new(),
-        last_at: None,
-        missed: Missed { repeated: 0, suppressed: 0 },
-    };
+    const fn new(what: &'static str, most: u32) -> Pace {
+        let missed = Missed { repeated: 0, suppressed: 0 };
+        Pace { what, most, window: None, written: 0, last: String::new(), last_at: None, missed }
+    }
 
     /// Whether this line may be written now, and what could not since the last one.
     fn admit(&mut self, text: &str, now: Instant) -> Option<Missed> {
@@ -98,7 +113,7 @@ impl Pace {
         if !within(self.window, WINDOW) {
             (self.window, self.written) = (Some(now), 0);
         }
-        if self.written >= LINES_PER_WINDOW {
+        if self.written >= self.most {
             self.missed.suppressed += 1;
             return None;
         }
@@ -114,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_and_counted() {
-        let (mut pace, start) = (Pace::NEW, Instant::now());
+        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
         let mut admit = |number, now| pace.admit(&format!("line {number}"), now);
         let admitted = (0..1000).filter(|number| admit(*number, start).is_some()).count();
         assert_eq!(admitted, LINES_PER_WINDOW as usize);
@@ -126,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_line_that_repeats_is_written_once_a_minute() {
-        let (mut pace, start) = (Pace::NEW, Instant::now());
+        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
         assert_eq!(pace.admit("no descriptors", start), Some(Missed::default()));
         for second in 1..60 {
             let now = start + Duration::from_secs(second);

@@ -107,7 +107,7 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: imp
         }
         Err(error) => {
             REFUSED_STREAMS.count();
-            log::line(format_args!("stream refused for {client}: {}", error.parts().0));
+            log::refusal(format_args!("stream refused for {client}: {}", error.parts().0));
             let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
             // A client that went away needs no answer.
             let _ = connection.send(&reply.encode_to_vec(), &[]);

@@ -38,7 +38,7 @@ impl Interceptor for CheckToken {
             Some(_) => "the token is not the one this daemon was started with",
             None => "the call carries no token",
         };
-        log::line(format_args!("call from {} refused: {why}", gate::origin_of(&request)));
+        log::refusal(format_args!("call from {} refused: {why}", gate::origin_of(&request)));
         Err(Status::unauthenticated(why))
     }
 }

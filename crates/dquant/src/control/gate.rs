@@ -239,7 +239,7 @@ impl Gate {
             if let Err(refused) = made {
                 refused.count();
                 let why = "callers hold every place";
-                log::line(format_args!("connection from {peer} refused: {why}"));
+                log::refusal(format_args!("connection from {peer} refused: {why}"));
                 return None;
             }
             places.push(Place { id, origin, activity: Arc::clone(&activity), _open: open });
@@ -367,7 +367,7 @@ impl Caller {
     /// No room for a call.
     fn refuse(&self, why: String) -> Status {
         REFUSED_CALLS.count();
-        log::line(format_args!("call from {} refused: {why}", self.peer));
+        log::refusal(format_args!("call from {} refused: {why}", self.peer));
         Status::resource_exhausted(format!("{why}\ntry again later"))
     }
 }
@@ -394,7 +394,7 @@ impl Drop for Call {
         drop(calls);
         if !self.heard.load(Ordering::Relaxed) {
             CLOSED_CALLS.count();
-            log::line(format_args!("call from {peer} closed: it brought no request"));
+            log::refusal(format_args!("call from {peer} closed: it brought no request"));
         }
     }
 }
@@ -430,7 +430,7 @@ impl ControlStream {
             if self.preface_left > 0 {
                 CLOSED_HANDSHAKE.count();
                 let (peer, after) = (self.caller.peer, self.caller.gate.limits.handshake);
-                log::line(format_args!("connection from {peer} closed: no HTTP/2 in {after:?}"));
+                log::refusal(format_args!("connection from {peer} closed: no HTTP/2 in {after:?}"));
                 return true;
             }
             let begun = self.caller.activity.begun.load(Ordering::Relaxed);

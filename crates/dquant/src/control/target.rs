@@ -183,7 +183,7 @@ impl Drop for Guard {
 
 fn tell_refusal(what: &str, from: &str, status: &Status) {
     let why = status.message().lines().next().unwrap_or_default();
-    log::line(format_args!("{what} refused for {from}: {why}"));
+    log::refusal(format_args!("{what} refused for {from}: {why}"));
 }
 
 fn engine_status(error: EngineError) -> Status {

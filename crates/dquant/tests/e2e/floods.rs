@@ -200,3 +200,30 @@ fn silent_local_clients_keep_nobody_out() {
     assert!(dpu.status(&world).counter("dpu.displaced_clients") >= 1);
     drop(silent);
 }
+
+#[test]
+fn a_flood_of_wrong_tokens_does_not_silence_sessions() {
+    let Some(world) = World::new("a_flood_of_wrong_tokens") else {
+        return;
+    };
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(10_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let (runtime, from) = (runtime(), fresh_ip());
+    let channel = runtime.block_on(caller(target.control(), from.into()));
+    // No two of these lines are the same, as under a flood of connections.
+    for number in 0..400 {
+        let wrong = AddToken::new(&format!("wrong-{number}"));
+        let mut client = TargetClient::with_interceptor(channel.clone(), wrong);
+        let missing = AddToken::new("");
+        let mut other = TargetClient::with_interceptor(channel.clone(), missing);
+        runtime.block_on(client.status(StatusRequest {})).expect_err("a wrong token");
+        runtime.block_on(other.status(StatusRequest {})).expect_err("no token");
+    }
+    let args = ["--plan", PLAN, "--batches", "3"];
+    Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    for part in ["begins: web.bin", "ends:"] {
+        eventually(part, || target.stderr().contains(part).then_some(()));
+    }
+    let refused = target.stderr().matches("call from").count();
+    assert!((1..100).contains(&refused), "{refused} lines of 800 refusals");
+}
