@@ -29,7 +29,7 @@ TESTS = (("tag_lat", 8, POLL), ("tag_bw", 65536, POLL), ("ucp_put_bw", 65536, PO
          ("tag_lat", 8, SLEEP), ("tag_bw", 65536, SLEEP))
 # rc_verbs alone cannot be: UCX exchanges addresses over a second, connectionless transport.
 TRANSPORTS = ("rc_verbs,ud_verbs:aux", "ud_verbs")
-# Over ud_verbs UCX makes READs and WRITEs of messages, which it does not keep in order, and osc/ucx waits for none.
+# Over ud_verbs UCX may apply a PUT before it has built the answer to the GET before it, and osc/ucx sets no fence.
 ONE_SIDED = TRANSPORTS[0]
 LIMIT_S = 60
 PORTS = iter(range(21000, 22000))
