@@ -203,8 +203,9 @@ impl Side {
 pub(super) enum Nap {
     /// It polls all the time.
     Never,
-    /// It has polled, and is about to arm its queues.
-    Awake,
+    /// It has polled, and is about to arm its queues. A notification that came since is read when it
+    /// sleeps, as an event of a completion channel is.
+    Awake { notified: bool },
     /// It polls once it is notified.
     Asleep { notified: bool },
 }

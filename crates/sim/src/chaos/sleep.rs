@@ -1,8 +1,8 @@
 //! Programs that sleep: they poll until nothing is left, do something else, arm their completion
 //! queues and poll again only once they are notified.
 //!
-//! Completions may come between the last poll and the arming. Then the arming itself has to notify
-//! (as adapters do, which are told how far the program has polled), or the program sleeps for ever.
+//! Completions may come between the last poll and the arming. Then the arming itself has to notify, if
+//! no notification was made for them yet, or the program sleeps for ever.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -18,12 +18,12 @@ const DAWDLE_NS: u64 = 20_000;
 impl Run {
     pub(super) fn draw_nap(&mut self) -> Nap {
         let sleeps = self.scenario.habits.sleeps;
-        if self.whims.per_mille(sleeps) { Nap::Awake } else { Nap::Never }
+        if self.whims.per_mille(sleeps) { Nap::Awake { notified: false } } else { Nap::Never }
     }
 
     /// A sleeper that has polled its queues is going to arm them.
     pub(super) fn lull(&mut self, at: At, epoch: u32) -> Checked<()> {
-        if self.side(at)?.nap == Nap::Awake {
+        if matches!(self.side(at)?.nap, Nap::Awake { .. }) {
             let after_ns = 1 + self.whims.below(DAWDLE_NS);
             self.schedule(after_ns, Turn::Arm { at, epoch });
         }
@@ -36,7 +36,8 @@ impl Run {
             let sides = self.pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
             let mut its = sides.filter(|side| side.node == node && !side.is_dead);
             let found = its.find(|side| side.send_cq == cq || side.recv_cq == cq);
-            if let Some(Nap::Asleep { notified }) = found.map(|side| &mut side.nap) {
+            let nap = found.map(|side| &mut side.nap);
+            if let Some(Nap::Awake { notified } | Nap::Asleep { notified }) = nap {
                 *notified = true;
             }
         }
@@ -47,7 +48,7 @@ impl Run {
         match self.side(at).map(|side| side.nap) {
             Ok(Nap::Never) => self.collect_side(at),
             Ok(Nap::Asleep { notified: true }) => {
-                self.side_mut(at)?.nap = Nap::Awake;
+                self.side_mut(at)?.nap = Nap::Awake { notified: false };
                 self.collect_side(at)?;
                 self.lull(at, self.pairs[at.pair].epoch)
             }
@@ -61,7 +62,7 @@ impl Run {
             return Ok(());
         };
         let is_gone = side.is_dead || side.is_abandoned || self.pairs[at.pair].epoch != epoch;
-        if is_gone || side.nap != Nap::Awake {
+        if is_gone || !matches!(side.nap, Nap::Awake { .. }) {
             return Ok(());
         }
         for solicited_only in [true, false] {
@@ -88,7 +89,9 @@ impl Run {
 
     /// Whether the request is answered at once.
     fn request_notification(&mut self, at: At, solicited_only: bool) -> Checked<bool> {
-        self.side_mut(at)?.nap = Nap::Asleep { notified: false };
+        let side = self.side_mut(at)?;
+        let notified = matches!(side.nap, Nap::Awake { notified: true });
+        side.nap = Nap::Asleep { notified };
         let node = self.side(at)?.node;
         for cq in self.queues(at)? {
             let armed = self.fabric.node_mut(node).endpoint.req_notify(cq, solicited_only);
