@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use roce::Duration;
-use roce::world::Memory;
+use roce::world::Staging;
 
 use super::*;
 use crate::pool::PoolRange;
