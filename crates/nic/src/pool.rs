@@ -11,7 +11,7 @@
 //! Who may touch the bytes:
 //! - Slices handed out borrow the pool, so Rust's rules hold among users of this process.
 //! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk until
-//!   the read is answered ([`xio::disk`]); nobody looks at it before.
+//!   the read is answered; nobody looks at it before.
 //! - A process that maps the descriptor may write at any time. Bytes are plain numbers and whoever
 //!   shares a region treats its content as untrusted (C7).
 //! - The mapping is reference counted: a disk with reads under way keeps it alive.
@@ -224,7 +224,7 @@ impl Pool {
     }
 
     /// The mapping, kept alive beyond the pool.
-    pub(crate) fn region(&self) -> Arc<Region> {
+    pub fn region(&self) -> Arc<Region> {
         Arc::clone(&self.region)
     }
 
@@ -293,9 +293,9 @@ impl Staging for Pool {
     }
 }
 
-/// A mapped memfd. Unmapped when the last user is gone.
+/// The mapped memfd of a pool. Unmapped when its last user is gone.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     fd: OwnedFd,
     start: NonNull<u8>,
     len: usize,
