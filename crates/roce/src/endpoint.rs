@@ -835,7 +835,6 @@ impl Endpoint {
             insert: &mut delivery.insert,
             owed_packets: &mut delivery.owed_packets,
             packet,
-            ecn_ce: false,
             cq_overflowed: false,
             planted: self.planted,
         };
