@@ -2,8 +2,9 @@
 
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
-use xio::plan::{Placement, PlacementError, Plan};
+use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSource};
+use xio::stage::{Branch, CompileError};
 
 use crate::Error;
 use crate::control::proto::{DatasetInfo, OpenRequest};
@@ -21,8 +22,6 @@ pub struct Layout {
     pub names: Vec<String>,
     /// What to deliver.
     pub delivery: Delivery,
-    /// Where each action runs.
-    pub placement: Placement,
 }
 
 /// Reads a plan; a mistake in it is shown in its place.
@@ -65,50 +64,49 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
     let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
-    let placement = plan.place(&dtypes, offload).map_err(|error| types(&error, &names))?;
+    let pipeline = plan.compile(&dtypes, offload).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
     for (file, name) in files.iter().zip(&names) {
-        let layout = SampleLayout::new(*file, plan.window());
+        let layout = SampleLayout::new(*file, pipeline.window_tokens());
         let layout = layout.map_err(|error| {
             Error::invalid(format!("{name}: {error}"))
                 .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
         });
         layouts.push(layout?);
     }
-    let order = Order::from_plan(&plan, &layouts).map_err(Error::invalid)?;
-    let on_wire = |layout: &SampleLayout| {
-        if offload { placement.dtype } else { layout.file.dtype }
-    };
-    let source = |(index, layout): (u32, &SampleLayout)| ReaderSource {
+    let order = Order::from_pipeline(&pipeline, &layouts).map_err(Error::invalid)?;
+    let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
         connection: 0,
         source: index,
         layout: *layout,
-        on_wire: on_wire(layout),
+        stages: branch.blocks().clone(),
     };
-    let sources = (0..).zip(&layouts).map(source).collect();
+    let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
     let delivery = Delivery {
-        window_tokens: plan.window(),
-        batch_samples: plan.batch(),
-        dtype: placement.dtype,
+        window_tokens: pipeline.window_tokens(),
+        batch_samples: pipeline.batch_samples(),
+        dtype: pipeline.dtype(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         slot_bytes: request.slot_bytes,
     };
     check_slot(&delivery)?;
     check_numbers(&delivery)?;
-    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, placement })
+    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery })
 }
 
 /// Types that do not go with the plan, told with the names of the files.
-fn types(error: &PlacementError, names: &[String]) -> Error {
+fn types(error: &CompileError, names: &[String]) -> Error {
     let name = |dataset: usize| names.get(dataset).map_or("?", String::as_str);
     match *error {
-        PlacementError::Count { .. } => Error::invalid(error),
-        PlacementError::Narrow { dataset, from, to } => {
+        CompileError::Count { .. } | CompileError::Stages(_) | CompileError::NoBatches { .. } => {
+            Error::invalid(error)
+        }
+        CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
         }
-        PlacementError::MixedTypes { first, dataset, other } => {
+        CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
             Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")

@@ -17,14 +17,16 @@ use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use xio::reader::{Reader, ReaderSetup};
+use xio::reader::{Reader, ReaderSetup, ReaderSource};
 
 use crate::Error;
 use crate::budget::RingBudget;
 use crate::control::proto::{
-    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus, open_reply,
+    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    TargetStages, open_reply,
 };
-use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
+use crate::control::stages;
+use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
 use crate::layout;
@@ -245,6 +247,8 @@ fn open(
         window_tokens: layout.delivery.window_tokens,
     };
     let signals = context.commands.signals();
+    let to_message = |source: &ReaderSource| stages::message(source.stages.target());
+    let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
         // Here and not in the engine, whose other streams would wait.
         setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
@@ -263,7 +267,7 @@ fn open(
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
     let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
     let (context, request) = (context.clone(), request.clone());
-    let mut keeper = Keeper { context, id, signals, request, infos };
+    let mut keeper = Keeper { context, id, signals, request, infos, stages };
     let runtime = keeper.context.runtime.clone();
     let session = runtime.block_on(keeper.connect(&control))?;
     stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));
@@ -313,6 +317,8 @@ struct Keeper {
     signals: Signals,
     request: OpenRequest,
     infos: Vec<DatasetInfo>,
+    /// What the target is to run over the blocks of each dataset.
+    stages: Vec<TargetStages>,
 }
 
 /// Why the connection was lost, where our queue pair shows it first.
@@ -336,9 +342,14 @@ impl Keeper {
             datasets: self.request.datasets.clone(),
             reader: Some(queue_pair(&ours, self.mtu().await)),
             credits: crate::data::target::MAX_CREDITS,
+            stages: self.stages.clone(),
         };
         let session = control.session(request).await?;
         self.check_unchanged(&session.reply.datasets, control.name())?;
+        if session.reply.stages != self.stages {
+            let text = format!("target {} runs other stages than it was asked for", control.name());
+            return Err(Error::invalid(text).hint(SAME_VERSION));
+        }
         let ours_at = self.context.roce;
         let theirs = session.reply.target.as_ref().map(|pair| qp_address(pair, ours_at));
         let theirs = theirs.unwrap_or_else(|| Err("it named no queue pair".into()));

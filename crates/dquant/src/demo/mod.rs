@@ -92,8 +92,8 @@ pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> 
         false => None,
     };
     let dtypes: Vec<_> = corpora.iter().map(|corpus| corpus.file.dtype).collect();
-    let placement = plan.place(&dtypes, config.offload).map_err(CliError::usage)?;
-    let rows = PlanRow::of(&placement, first.end.batches * u64::from(config.batch));
+    let pipeline = plan.compile(&dtypes, config.offload).map_err(CliError::usage)?;
+    let rows = PlanRow::of(&pipeline.table(), first.end.batches * u64::from(config.batch));
     Ok(Summary::new(config, plan.to_string(), rows, first, compared))
 }
 

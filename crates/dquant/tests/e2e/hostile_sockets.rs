@@ -252,7 +252,7 @@ async fn senseless_calls(target: &str) {
         (Some(QueuePair { address: "0.0.0.0:4791".into(), ..pair }), "no way"),
     ] {
         let datasets = vec![dataset("web")];
-        let request = SessionRequest { datasets, reader, credits: u32::MAX };
+        let request = SessionRequest { datasets, reader, credits: u32::MAX, stages: vec![] };
         refused(control.session(request).await, part);
     }
 }

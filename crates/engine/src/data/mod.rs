@@ -264,8 +264,8 @@ impl Host {
 
     /// Time until the endpoint wants to be called again, within `LONGEST_SLEEP`.
     fn sleep_time(&self, now: Time) -> Duration {
-        let timer = self.endpoint.poll_timeout().map(|(at, _)| at.since(now));
-        timer.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
+        let wakeup = world::next_wakeup(&self.endpoint, &self.wire).map(|at| at.since(now));
+        wakeup.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
     }
 }
 

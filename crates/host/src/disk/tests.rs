@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nic::pool::{Pool, PoolRange};
 use nic::waiter::Waiter;
 use roce::Duration;
-use roce::world::Memory;
+use roce::world::Staging;
 
 use super::*;
 use crate::root::Root;
