@@ -2,8 +2,8 @@
 //!
 //! The application receives, carries out what is due, does its own work and sends in each turn
 //! ([`roce::world::turn`] keeps that order). The driver decides when the next turn comes: at once while
-//! there is work; while there has been none for less than [`SPIN`], too; then when a watched descriptor
-//! is readable, a [`Waker`] is used, or the time has come that the application named.
+//! there is work, and for a short while after ([`Application::SPIN`]); then when a watched descriptor is
+//! readable, a [`Waker`] is used, or the time has come that the application named.
 //!
 //! A sleep watches any number of descriptors, so nothing about streams or sessions is bounded here.
 //! No protocol, no command and no counter may enter.
@@ -14,12 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use roce::{Duration, Time};
 
 use crate::clock;
-use crate::ready::{MAX_READY, ReadySet};
+use crate::ready::ReadySet;
 use crate::waiter::{Waiter, Waker};
-
-/// How long a driver takes turns without work before it sleeps. A wake-up costs about 30 µs of latency
-/// and 5 µs of CPU, so a little spinning pays and a lot does not.
-const SPIN: Duration = Duration::from_micros(5);
 
 /// Longest sleep, so that a lost wake-up does no lasting harm.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -42,6 +38,10 @@ pub enum Turn {
 
 /// What a driver drives.
 pub trait Application {
+    /// How long turns without work are taken before a sleep. A wake-up costs about 30 µs of latency and
+    /// 5 µs of CPU, so a little spinning pays and a lot does not. Zero where others poll meanwhile.
+    const SPIN: Duration;
+
     /// One turn.
     fn turn(&mut self, now: Time) -> Turn;
 
@@ -49,9 +49,8 @@ pub trait Application {
     /// something to do meanwhile. `false`: take another turn.
     fn prepare_sleep(&mut self) -> bool;
 
-    /// A sleep that was prepared is over, or did not begin. These descriptors are readable, by the names
-    /// they were added with; a turn follows.
-    fn woken(&mut self, ready: &[u64]);
+    /// A sleep that was prepared is over, or did not begin. A turn follows.
+    fn woken(&mut self);
 }
 
 /// See the module's text.
@@ -97,7 +96,7 @@ impl Driver {
                     idle_since = None;
                     continue;
                 }
-                Turn::Idle(_) if now.since(*idle_since.get_or_insert(now)) < SPIN => {
+                Turn::Idle(_) if now.since(*idle_since.get_or_insert(now)) < A::SPIN => {
                     std::hint::spin_loop();
                     continue;
                 }
@@ -110,43 +109,43 @@ impl Driver {
     }
 
     fn sleep<A: Application>(&self, application: &mut A, until: Option<Time>, watch: bool) {
-        let mut ready = [0; MAX_READY];
-        let mut count = 0;
         if application.prepare_sleep() {
             let left = until.map_or(LONGEST_SLEEP, |at| at.since(clock::now()).min(LONGEST_SLEEP));
             let watched = watch.then(|| self.watched.as_fd());
             match self.waiter.wait(watched.as_slice(), Some(left)) {
                 Ok(woken) if woken.is_broken => std::thread::sleep(BROKEN_SLEEP),
-                Ok(woken) if woken.ready != 0 => count = self.watched.take(&mut ready),
+                // Also forgets the edges, which would end every sleep from now on.
+                Ok(woken) if woken.ready != 0 => drop(self.watched.take()),
                 Ok(_) => {}
                 Err(_) => std::thread::sleep(BROKEN_SLEEP),
             }
         }
-        application.woken(&ready[..count]);
+        application.woken();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::write;
 
     use super::*;
 
-    /// Does what its script says, then stops, and notes what it was told.
+    /// Does what its script says, then stops, and counts what happens to it.
     #[derive(Default)]
     struct Scripted {
         turns: Vec<Turn>,
         taken: usize,
         refuses_sleep: bool,
         prepared: u32,
-        ready: Vec<u64>,
     }
 
     impl Application for Scripted {
+        const SPIN: Duration = Duration::from_micros(5);
+
         fn turn(&mut self, _now: Time) -> Turn {
             let turn = self.turns.get(self.taken).copied().unwrap_or(Turn::Stop);
             // Idle turns are spun through before a sleep comes.
@@ -161,22 +160,29 @@ mod tests {
             !self.refuses_sleep
         }
 
-        fn woken(&mut self, ready: &[u64]) {
+        fn woken(&mut self) {
             self.taken += 1;
-            self.ready.extend(ready);
         }
     }
 
-    fn soon() -> Option<Time> {
-        Some(clock::now() + Duration::from_millis(1))
+    fn run(driver: &Driver, turns: &[Turn]) -> Scripted {
+        let mut app = Scripted { turns: turns.to_vec(), ..Scripted::default() };
+        driver.run(&mut app);
+        app
+    }
+
+    /// Whether a sleep without end, but for a lost wake-up, ends at once.
+    fn wakes_at_once(driver: &Driver) -> bool {
+        let began = clock::now();
+        run(driver, &[Turn::Idle(None)]);
+        clock::now().since(began) < LONGEST_SLEEP
     }
 
     #[test]
     fn busy_turns_come_without_sleep_and_idle_ones_end_in_one() {
         let driver = Driver::new().expect("descriptors");
-        let turns = vec![Turn::Busy, Turn::Busy, Turn::Idle(soon()), Turn::Busy];
-        let mut app = Scripted { turns, ..Scripted::default() };
-        driver.run(&mut app);
+        let soon = Some(clock::now() + Duration::from_millis(1));
+        let app = run(&driver, &[Turn::Busy, Turn::Busy, Turn::Idle(soon), Turn::Busy]);
         assert_eq!((app.prepared, app.taken), (1, 5));
     }
 
@@ -190,25 +196,29 @@ mod tests {
     }
 
     #[test]
-    fn every_readable_descriptor_is_named_however_many_are_watched() {
+    fn any_of_many_descriptors_ends_a_sleep() {
         let driver = Driver::new().expect("descriptors");
         let fds: Vec<_> =
             (0..100).map(|_| eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd")).collect();
         for (name, fd) in (0..).zip(&fds) {
             driver.watched().add(fd.as_fd(), name).expect("watched");
         }
-        for name in [3, 70, 99] {
-            write(&fds[name], &1_u64.to_ne_bytes()).expect("eventfd");
-        }
-        let mut app = Scripted { turns: vec![Turn::Idle(None)], ..Scripted::default() };
-        driver.run(&mut app);
-        app.ready.sort_unstable();
-        assert_eq!(app.ready, [3, 70, 99]);
+        write(&fds[70], &1_u64.to_ne_bytes()).expect("eventfd");
+        assert!(wakes_at_once(&driver));
         driver.watched().remove(fds[70].as_fd()).expect("it was added");
-        app = Scripted { turns: vec![Turn::Idle(None)], ..Scripted::default() };
-        driver.run(&mut app);
-        app.ready.sort_unstable();
-        assert_eq!(app.ready, [3, 99]);
+        assert!(!wakes_at_once(&driver));
+    }
+
+    #[test]
+    fn an_edge_ends_one_sleep_and_the_next_edge_another() {
+        let driver = Driver::new().expect("descriptors");
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+        driver.watched().add_edges(fd.as_fd(), 0).expect("watched");
+        for _ in 0..2 {
+            write(&fd, &1_u64.to_ne_bytes()).expect("eventfd");
+            assert!(wakes_at_once(&driver));
+            assert!(!wakes_at_once(&driver), "it stays readable, but nothing is new");
+        }
     }
 
     #[test]
@@ -217,21 +227,20 @@ mod tests {
         let readable = eventfd(1, EventfdFlags::CLOEXEC).expect("eventfd");
         driver.watched().add(readable.as_fd(), 7).expect("watched");
         let until = clock::now() + Duration::from_millis(50);
-        let mut app = Scripted { turns: vec![Turn::Nap(until)], ..Scripted::default() };
-        driver.run(&mut app);
-        assert!(app.ready.is_empty() && clock::now() >= until);
+        run(&driver, &[Turn::Nap(until)]);
+        assert!(clock::now() >= until);
 
         let (waker, woken) = (driver.waker(), Arc::new(AtomicU32::new(0)));
         let seen = Arc::clone(&woken);
         let thread = std::thread::spawn(move || {
+            seen.store(1, Ordering::SeqCst);
             waker.wake();
-            seen.store(1, Ordering::Relaxed);
         });
-        let far = clock::now() + Duration::from_millis(60_000);
-        let mut app = Scripted { turns: vec![Turn::Nap(far)], ..Scripted::default() };
-        driver.run(&mut app);
+        let naps: Vec<_> = (0..600).map(|_| Turn::Nap(clock::now() + LONGEST_SLEEP)).collect();
+        // Naps go on until the waker was used, and one ends with it.
+        while woken.load(Ordering::SeqCst) == 0 {
+            run(&driver, &naps[..1]);
+        }
         thread.join().expect("thread");
-        assert_eq!(woken.load(Ordering::Relaxed), 1);
-        assert!(clock::now() < far);
     }
 }

@@ -1,6 +1,7 @@
 //! Which of many descriptors are readable: an epoll instance with a name for each descriptor.
 //!
-//! Level-triggered: a descriptor is reported until it was read empty.
+//! A descriptor is reported until it was read empty, or, if it was added for its edges, once for each
+//! time that something came.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,6 +36,16 @@ impl ReadySet {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), EventFlags::IN)?)
     }
 
+    /// The same for a descriptor that nobody may read empty before the next look, or that others may
+    /// write to for no reason.
+    ///
+    /// # Errors
+    /// As [`add`](ReadySet::add).
+    pub fn add_edges(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), flags)?)
+    }
+
     /// Gives a descriptor of the set another name.
     ///
     /// # Errors
@@ -51,18 +62,15 @@ impl ReadySet {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// Writes the names of readable descriptors to `ready` and returns how many; it does not wait.
-    pub fn take(&self, ready: &mut [u64; MAX_READY]) -> usize {
+    /// The names of descriptors to report, at most [`MAX_READY`] at a time; it does not wait.
+    pub fn take(&self) -> impl Iterator<Item = u64> + use<> {
         const NONE: Event = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let mut events = [NONE; MAX_READY];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An interrupted call is as good as one that found nothing.
         let found = epoll::wait(&self.epoll, &mut events[..], Some(&now)).unwrap_or(0);
-        for (name, event) in ready.iter_mut().zip(&events[..found]) {
-            // Copied out: the structure is packed.
-            *name = { event.data }.u64();
-        }
-        found
+        // Copied out of the structure, which is packed.
+        events.into_iter().take(found).map(|event| { event.data }.u64())
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{DeviceConfig, MAX_SLOT, process_port};
-use crate::ready::{MAX_READY, ReadySet};
+use crate::ready::ReadySet;
 use crate::udp::UdpError;
 use crate::udp::send::USUAL_HOP_LIMIT;
 use crate::udp::socket::{Plan, Setting, Socket, overrun};
@@ -123,9 +123,7 @@ impl Ports {
 
     /// Places of ports with packets, up to eight; the rest will be there next time.
     pub(super) fn ready(&self) -> impl Iterator<Item = usize> + use<> {
-        let mut ready = [0; MAX_READY];
-        let found = self.readiness.take(&mut ready);
-        ready.into_iter().take(found).map(|place| place as usize)
+        self.readiness.take().map(|place| place as usize)
     }
 
     /// The socket that packets from the address with this index leave from.
