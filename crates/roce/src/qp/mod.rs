@@ -22,17 +22,18 @@ mod codes;
 mod congestion;
 mod executor;
 mod grh;
+mod inbound;
 pub(crate) mod link;
 mod rc;
-mod receives;
 mod recovery;
+mod recv_queue;
 mod report;
 mod request;
 mod requester;
 mod requests;
 mod resources;
 mod responder;
-mod sends;
+mod send_queue;
 pub(crate) mod transition;
 mod uc;
 mod ud;
@@ -61,12 +62,12 @@ use congestion::Congestion;
 use executor::Fatal;
 use link::{Connect, Draft, Link, Mtu};
 use rc::{Failure, Rc};
-use receives::Receives;
+use recv_queue::RecvQueue;
 use request::Request;
 use requester::Requester;
 use requests::Fault;
 use responder::Responder;
-use sends::Sends;
+use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
 
@@ -209,31 +210,11 @@ impl Context<'_> {
         self.complete(link.send_cq, completion, None);
     }
 
-    fn complete_recv(&mut self, link: &Link, receive: &Receive, arrival: Arrival) {
-        let Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited } = arrival;
-        let bare = Completion::new(receive.wr.wr_id, WcStatus::Success, opcode, link.qpn);
-        let completion = Completion { byte_len, imm, invalidated, src_qp, ipv4, solicited, ..bare };
-        self.complete(link.recv_cq, completion, receive.loan);
-    }
-
     fn fail_recv(&mut self, link: &Link, receive: &Receive, status: WcStatus) {
         let (wr_id, qpn) = (receive.wr.wr_id, link.qpn);
         let completion = Completion::new(wr_id, status, WcOpcode::Recv, qpn);
         self.complete(link.recv_cq, completion, receive.loan);
     }
-}
-
-/// What a completed receive tells the program.
-struct Arrival {
-    opcode: WcOpcode,
-    byte_len: u32,
-    imm: Option<u32>,
-    /// Key of ours that was taken away.
-    invalidated: Option<u32>,
-    /// Who sent it, for datagrams.
-    src_qp: Option<Qpn>,
-    ipv4: bool,
-    solicited: bool,
 }
 
 /// Which queues and how much room a queue pair gets.
@@ -318,14 +299,14 @@ impl Qp {
             rate_limit_bps: 0,
             peer: unconnected,
         };
-        let receives = Receives::new(max_recv_wr, srq);
+        let receives = RecvQueue::new(max_recv_wr, srq);
         let kind = match transport {
             Transport::Rc => {
                 let requester = Requester::new(max_send_wr, first_psn);
                 Kind::Rc(Rc::new(requester, Responder::new(receives)))
             }
-            Transport::Uc => Kind::Uc(Uc::new(Sends::new(max_send_wr), receives)),
-            Transport::Ud => Kind::Ud(Ud { sends: Sends::new(max_send_wr), receives }),
+            Transport::Uc => Kind::Uc(Uc::new(SendQueue::new(max_send_wr), receives)),
+            Transport::Ud => Kind::Ud(Ud { sends: SendQueue::new(max_send_wr), receives }),
         };
         let state = QpState::Reset;
         Qp {
@@ -522,7 +503,7 @@ impl Qp {
         }
     }
 
-    /// Forgets all work, without completions; those that were not polled go, too. Receives of a shared
+    /// Forgets all work, without completions; those that were not polled go, too. RecvQueue of a shared
     /// queue go back to it, in the order in which they were taken.
     pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
         let mut loans = Vec::new();
@@ -695,7 +676,8 @@ impl Qp {
     fn take_receive(&mut self) -> Option<Receive> {
         match &mut self.kind {
             Kind::Rc(rc) => rc.responder.take_front(),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.take_own(),
+            Kind::Uc(uc) => uc.inbound.receives.take_own(),
+            Kind::Ud(ud) => ud.receives.take_own(),
         }
     }
 
@@ -740,7 +722,7 @@ impl Qp {
         wrs.try_for_each(|wr| self.check_send(wr).map(|_len| ()))
     }
 
-    /// Sends that may still be posted, and the most that may be.
+    /// SendQueue that may still be posted, and the most that may be.
     fn send_room(&self) -> (usize, u32) {
         match &self.kind {
             Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
@@ -778,15 +760,17 @@ impl Qp {
         }
         match &mut self.kind {
             Kind::Rc(rc) => rc.responder.post(wr),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.post(wr),
+            Kind::Uc(uc) => uc.inbound.receives.post(wr),
+            Kind::Ud(ud) => ud.receives.post(wr),
         }
         Ok(())
     }
 
-    fn receives(&self) -> &Receives {
+    fn receives(&self) -> &RecvQueue {
         match &self.kind {
             Kind::Rc(rc) => rc.responder.receives(),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives,
+            Kind::Uc(uc) => &uc.inbound.receives,
+            Kind::Ud(ud) => &ud.receives,
         }
     }
 

@@ -12,12 +12,13 @@
 use alloc::boxed::Box;
 
 use super::Context;
-use super::executor::{Executor, Fatal, Message};
+use super::executor::{Executor, Fatal};
+use super::inbound::Message;
 use super::link::Link;
-use super::receives::Receives;
 use super::recovery::ReceiveRecovery;
 use super::recovery::go_back_n::responder::GoBackN;
 use super::recovery::selective::responder::Selective;
+use super::recv_queue::RecvQueue;
 use crate::planted::{Bug, Planted};
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::RecvWr;
@@ -48,7 +49,7 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(receives: Receives) -> Responder {
+    pub(super) fn new(receives: RecvQueue) -> Responder {
         let recovery = Recovery::GoBackN(GoBackN::default());
         Responder { executor: Executor::new(receives), recovery }
     }
@@ -75,8 +76,8 @@ impl Responder {
 
     // ---- receives ------------------------------------------------------------------------------
 
-    pub(super) fn receives(&self) -> &Receives {
-        &self.executor.receives
+    pub(super) fn receives(&self) -> &RecvQueue {
+        &self.executor.inbound.receives
     }
 
     pub(super) fn post(&mut self, wr: RecvWr) {
@@ -85,12 +86,12 @@ impl Responder {
 
     /// The oldest receive, taken out; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
-        self.executor.receives.take_own()
+        self.executor.inbound.receives.take_own()
     }
 
     /// Puts receives that were taken ahead of their turn back into the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
-        self.executor.receives.give_back(srqs);
+        self.executor.inbound.receives.give_back(srqs);
     }
 
     // ---- requests ------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ impl Responder {
 
     /// Stops for good. The answer to a fatal request, and what has to go before it, still leaves.
     pub(super) fn stop(&mut self, keep_answers: bool) {
-        self.executor.message = Message::None;
+        self.executor.inbound.message = Message::None;
         if !keep_answers {
             self.executor.reply = None;
             self.executor.resources.clear_jobs();

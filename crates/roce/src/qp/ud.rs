@@ -6,17 +6,17 @@
 //! no error of them on an unreliable service, and neither does the kernel's soft-RoCE. Only a
 //! receive that cannot be written ends the queue pair.
 
+use super::Context;
 use super::grh::route_header;
 use super::link::{Draft, Link};
-use super::receives::Receives;
-use super::sends::Sends;
-use super::{Arrival, Context};
+use super::recv_queue::RecvQueue;
+use super::send_queue::SendQueue;
 use crate::endpoint::Insert;
 use crate::planted::Bug;
 use crate::region::Purpose;
 use crate::sg::{self, Extent};
 use crate::srq::SrqTable;
-use crate::verbs::{Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::verbs::{Completion, Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Deth, Ext, Headers, Opcode};
 use crate::world::Origin;
 
@@ -26,8 +26,8 @@ const OWN_QKEY_BIT: u32 = 1 << 31;
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Ud {
-    pub(super) sends: Sends,
-    pub(super) receives: Receives,
+    pub(super) sends: SendQueue,
+    pub(super) receives: RecvQueue,
 }
 
 impl Ud {
@@ -80,18 +80,10 @@ impl Ud {
         cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, extent)
             .map_err(|_| WcStatus::LocalProtectionError)?;
         *cx.insert = Insert::RouteHeader(route_header(origin, headers, payload_len));
-        if let Some(receive) = self.receives.finish() {
-            let arrival = Arrival {
-                opcode: WcOpcode::Recv,
-                byte_len,
-                imm: headers.ext().imm(),
-                invalidated: None,
-                src_qp: Some(deth.src_qp),
-                ipv4: origin.source.ip().to_canonical().is_ipv4(),
-                solicited: headers.bth().solicited,
-            };
-            cx.complete_recv(link, &receive, arrival);
-        }
+        let ipv4 = origin.source.ip().to_canonical().is_ipv4();
+        let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, link.qpn);
+        let told = Completion { byte_len, src_qp: Some(deth.src_qp), ipv4, ..bare };
+        self.receives.complete(cx, link, headers, told);
         Ok(())
     }
 

@@ -9,15 +9,13 @@
 use super::super::ReceiveRecovery;
 use crate::endpoint::{AtomicJob, Insert};
 use crate::planted::Bug;
-use crate::qp::executor::{
-    Executed, Executor, Fatal, Turn, check_remote, job_limit, operation, put_piece, range_of,
-    word_of,
-};
+use crate::qp::Context;
+use crate::qp::executor::{Executed, Executor, Fatal, Turn, job_limit, operation, word_of};
+use crate::qp::inbound::{check_remote, put_piece, range_of};
 use crate::qp::link::{Draft, Link};
 use crate::qp::resources::{Job, ReadWork, Work};
-use crate::qp::{Arrival, Context};
 use crate::region::Purpose;
-use crate::verbs::{MAX_MESSAGE_BYTES, WcOpcode};
+use crate::verbs::{Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 
 /// See the module's text.
@@ -220,14 +218,10 @@ fn repeat_atomic(cx: &mut Context<'_>, link: &Link, headers: &Headers) {
 
 /// See [`Bug::DuplicateSendReceived`].
 fn receive_again(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
-    if headers.bth().opcode == Opcode::RcSendOnly
-        && executor.receives.current(cx).is_some()
-        && let Some(receive) = executor.receives.finish()
-    {
-        let (opcode, byte_len) = (WcOpcode::Recv, 0);
+    let receives = &mut executor.inbound.receives;
+    if headers.bth().opcode == Opcode::RcSendOnly && receives.current(cx).is_some() {
         let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
-        let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
-        let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-        cx.complete_recv(link, &receive, arrival);
+        let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, link.qpn);
+        receives.complete(cx, link, headers, Completion { ipv4, ..bare });
     }
 }

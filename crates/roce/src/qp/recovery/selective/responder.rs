@@ -25,9 +25,9 @@ use super::super::ReceiveRecovery;
 use super::arrivals::{Arrivals, Room, Unreported};
 use crate::planted::Bug;
 use crate::qp::Context;
-use crate::qp::executor::{
-    Executed, Executor, Fatal, Message, Refused, Reply, Turn, bad_opcode, check_enabled,
-    check_remote, legal_length, put_piece, range_of,
+use crate::qp::executor::{Executed, Executor, Fatal, Refused, Reply, Turn};
+use crate::qp::inbound::{
+    bad_opcode, check_enabled, check_remote, legal_length, put_piece, range_of,
 };
 use crate::qp::link::{Draft, Link};
 use crate::qp::resources::{Job, Work};
@@ -357,7 +357,7 @@ impl Selective {
             Turn { written: self.written_before(headers, link.mtu), kept_reads: self.reads.len() };
         let executed = match describes_itself(executor, headers) {
             true => executor.execute(cx, link, headers, payload_len, turn),
-            false => Err(bad_opcode(cx)),
+            false => Err(bad_opcode(cx).into()),
         };
         match executed {
             Ok(Executed::Message { takes_receive, .. }) => {
@@ -567,7 +567,7 @@ fn place_early_send(
     // Every message that takes a receive has a packet at least.
     let packets_between = headers.bth().psn.distance_from(executor.expected);
     let index = usize::try_from(index).ok().filter(|_| index <= packets_between)?;
-    let receive = executor.receives.ahead(cx, index)?;
+    let receive = executor.inbound.receives.ahead(cx, index)?;
     let end = u64::from(sreth.offset) + u64::from(len);
     if end > receive.len.min(MAX_MESSAGE_BYTES) {
         return None;
@@ -579,17 +579,12 @@ fn place_early_send(
 /// Whether a packet whose turn it is has a form that this mode uses, and says of itself what its turn
 /// says.
 fn describes_itself(executor: &Executor, headers: &Headers) -> bool {
-    let offset = match executor.message {
-        Message::Send { offset } => offset,
-        _ => 0,
-    };
     match *headers.ext() {
         Ext::RethSreth(..) => false,
         Ext::RethSrethImm(..) => true,
-        _ if headers.bth().opcode.is_send() => headers
-            .ext()
-            .sreth()
-            .is_some_and(|sreth| sreth.sequence == executor.msn.get() && sreth.offset == offset),
+        _ if headers.bth().opcode.is_send() => headers.ext().sreth().is_some_and(|sreth| {
+            sreth.sequence == executor.msn.get() && sreth.offset == executor.inbound.filled()
+        }),
         _ => headers.bth().opcode.is_only(),
     }
 }

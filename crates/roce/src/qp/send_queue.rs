@@ -17,7 +17,7 @@ pub(super) struct Posted {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Sends {
+pub(super) struct SendQueue {
     queue: VecDeque<Posted>,
     limit: u32,
     /// PSN of the next packet.
@@ -28,10 +28,10 @@ pub(super) struct Sends {
     paused: bool,
 }
 
-impl Sends {
-    pub(super) fn new(limit: u32) -> Sends {
+impl SendQueue {
+    pub(super) fn new(limit: u32) -> SendQueue {
         let queue = VecDeque::with_capacity(limit as usize);
-        Sends { queue, limit, psn: Psn::default(), sent: 0, paused: false }
+        SendQueue { queue, limit, psn: Psn::default(), sent: 0, paused: false }
     }
 
     pub(super) fn start(&mut self, psn: Psn) {
