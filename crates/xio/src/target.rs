@@ -15,7 +15,7 @@
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
 //! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
 //! the two: the registers it frees may still stand in the queue pair's work requests. No socket, file
-//! or clock may enter: they are behind `Verbs`, `Memory` and `Disk`.
+//! or clock may enter: they are behind `Verbs`, `Staging` and `Disk`.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -24,7 +24,7 @@ use roce::verbs::{
     Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
     WcOpcode, WcStatus,
 };
-use roce::world::Memory;
+use roce::world::Staging;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
 use crate::dataset::Dtype;
@@ -342,7 +342,7 @@ impl Target {
 
     /// Does what can be done now, one conversion and `READS_PER_POLL` reads at most; `true` if there was
     /// something to do.
-    pub fn poll<V: Verbs, M: Memory, D: Disk>(
+    pub fn poll<V: Verbs, M: Staging, D: Disk>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -390,7 +390,7 @@ impl Target {
         }
     }
 
-    fn handle_capsule<V: Verbs, M: Memory>(
+    fn handle_capsule<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -460,7 +460,7 @@ impl Target {
         Turn::Taken
     }
 
-    fn handle_read<V: Verbs, M: Memory, D: Disk>(
+    fn handle_read<V: Verbs, M: Staging, D: Disk>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -488,7 +488,7 @@ impl Target {
     }
 
     /// Checks that every byte came, converts in place, and sums what will be sent.
-    fn convert<M: Memory>(
+    fn convert<M: Staging>(
         &mut self,
         memory: &mut M,
         register: u32,
@@ -523,7 +523,7 @@ impl Target {
         }
     }
 
-    fn respond<V: Verbs, M: Memory>(
+    fn respond<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -579,7 +579,7 @@ impl Target {
         })
     }
 
-    fn answer<V: Verbs, M: Memory>(
+    fn answer<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -594,7 +594,7 @@ impl Target {
         self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
     }
 
-    fn refuse<V: Verbs, M: Memory>(
+    fn refuse<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -607,7 +607,7 @@ impl Target {
         self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
     }
 
-    fn send<V: Verbs, M: Memory>(
+    fn send<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -677,7 +677,7 @@ impl Target {
 
 /// What a SEND of the peer put into the receive at `addr`. A WRITE with immediate data completes a
 /// receive too, but puts nothing there, and its length is that of the WRITE.
-pub(crate) fn received<'m, M: Memory>(
+pub(crate) fn received<'m, M: Staging>(
     memory: &'m M,
     addr: u64,
     done: &Completion,

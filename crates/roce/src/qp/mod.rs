@@ -339,8 +339,23 @@ impl Qp {
         self.state
     }
 
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.link.qpn
+    }
+
     pub(crate) fn transport(&self) -> Transport {
         self.link.transport
+    }
+
+    /// Where the next packet goes; `None` if no datagram is next.
+    pub(crate) fn next_destination(&self) -> Option<(Path, Qpn)> {
+        match &self.kind {
+            Kind::Rc(_) | Kind::Uc(_) => Some((self.link.peer.path, self.link.peer.dest_qp)),
+            Kind::Ud(ud) => {
+                let to = ud.sends.next()?.0.wr.to?;
+                Some((to.path, to.dest_qp))
+            }
+        }
     }
 
     pub(crate) fn pd(&self) -> PdId {
