@@ -14,17 +14,18 @@
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
 //! for every packet (C3).
 
-use super::Context;
+use super::RxPacket;
+use super::Scope;
+use super::context::{PacketHeaders, QpContext};
 use super::inbound::{
     Inbound, Message, Violation, bad_length, bad_opcode, check_enabled, check_remote, invalid,
     range_of,
 };
-use super::link::{Draft, Link};
 use super::recv_queue::RecvQueue;
 use super::resources::{Asked, Resources};
 use crate::endpoint::{AtomicJob, Insert};
 use crate::planted::Bug;
-use crate::region::{Purpose, Range};
+use crate::region::{AccessKind, Range};
 use crate::srq::SrqTable;
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
@@ -129,9 +130,9 @@ impl Executor {
         }
     }
 
-    pub(super) fn start(&mut self, link: &Link) {
-        self.expected = link.peer.remote_psn;
-        self.resources.reset(job_limit(link));
+    pub(super) fn start(&mut self, qpc: &QpContext) {
+        self.expected = qpc.peer.remote_psn;
+        self.resources.reset(job_limit(qpc));
     }
 
     /// Forgets everything, posted receives too. Shared receives go back to their queue.
@@ -169,24 +170,21 @@ impl Executor {
     /// dropped in silence until it is sent again.
     pub(super) fn execute(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
         turn: Turn,
     ) -> Result<Executed, Refused> {
-        match headers.ext() {
-            Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
-                self.execute_read(cx, link, reth, payload_len, turn)
+        match packet.headers.ext() {
+            Ext::Reth(reth) if packet.headers.bth().opcode.is_read_request() => {
+                self.execute_read(cx, reth, packet.payload_len, turn)
             }
             Ext::AtomicEth(atomic) => {
-                let opcode = headers.bth().opcode;
-                self.execute_atomic(cx, link, opcode, atomic, payload_len, turn)
+                let opcode = packet.headers.bth().opcode;
+                self.execute_atomic(cx, opcode, atomic, packet.payload_len, turn)
             }
             _ => {
-                let Bth { psn, opcode, ack_req, .. } = *headers.bth();
-                let takes_receive =
-                    self.inbound.execute(cx, link, headers, payload_len, turn.written)?;
+                let Bth { psn, opcode, ack_req, .. } = *packet.headers.bth();
+                let takes_receive = self.inbound.execute(cx, packet, turn.written)?;
                 self.expected = psn.next();
                 // A pending NAK for this very packet is out of date; one acknowledgement is enough.
                 if ack_req || self.reply.is_some() {
@@ -198,10 +196,10 @@ impl Executor {
     }
 
     /// Answers a packet that was not executed.
-    pub(super) fn refuse(&mut self, link: &Link, refused: Refused) -> Result<(), Fatal> {
+    pub(super) fn refuse(&mut self, qpc: &QpContext, refused: Refused) -> Result<(), Fatal> {
         match refused {
             Refused::NotReady => {
-                self.refuse_expected(Syndrome::RnrNak { timer: link.peer.min_rnr_timer & 31 });
+                self.refuse_expected(Syndrome::RnrNak { timer: qpc.peer.min_rnr_timer & 31 });
                 Ok(())
             }
             Refused::Fatal(fatal) => {
@@ -215,66 +213,59 @@ impl Executor {
 
     fn execute_read(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         reth: &Reth,
         payload_len: usize,
         turn: Turn,
     ) -> Result<Executed, Refused> {
         self.check_between_messages(cx)?;
-        check_enabled(cx, link.access.remote_read)?;
+        check_enabled(cx, |access| access.remote_read)?;
         if payload_len != 0 || u64::from(reth.len) > MAX_MESSAGE_BYTES {
             return Err(bad_length(cx).into());
         }
-        check_remote(cx, link, Purpose::RemoteRead, range_of(reth))?;
-        self.make_room(cx, link, turn)?;
-        let psns = link.psns(reth.len, true);
+        check_remote(cx, AccessKind::RemoteRead, range_of(reth))?;
+        self.make_room(cx, turn)?;
+        let psns = cx.qpc.psns(reth.len, true);
         let asked = Asked::Read(range_of(reth));
-        self.resources.keep(self.expected, psns, asked, job_limit(link));
+        self.resources.keep(self.expected, psns, asked, job_limit(cx.qpc));
         self.expected = self.expected.plus(psns);
         Ok(Executed::Read(*reth))
     }
 
     fn execute_atomic(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         opcode: Opcode,
         atomic: &AtomicEth,
         payload_len: usize,
         turn: Turn,
     ) -> Result<Executed, Refused> {
         self.check_between_messages(cx)?;
-        check_enabled(cx, link.access.remote_atomic)?;
+        check_enabled(cx, |access| access.remote_atomic)?;
         if payload_len != 0 {
             return Err(bad_length(cx).into());
         }
-        let addr = check_remote(cx, link, Purpose::RemoteAtomic, word_of(atomic))?;
+        let addr = check_remote(cx, AccessKind::RemoteAtomic, word_of(atomic))?;
         // The rule is about the address that the peer names (IBA 9.4.5); the processor's atomics
         // need the other one aligned too.
         if !(atomic.addr | addr).is_multiple_of(8) {
             return Err(invalid(cx, |c| &mut c.misaligned_atomics).into());
         }
-        self.make_room(cx, link, turn)?;
+        self.make_room(cx, turn)?;
         let (psn, op) = (self.expected, operation(opcode, atomic));
-        self.resources.keep(psn, 1, Asked::Atomic(word_of(atomic), op), job_limit(link));
+        self.resources.keep(psn, 1, Asked::Atomic(word_of(atomic), op), job_limit(cx.qpc));
         self.expected = psn.next();
         cx.count(|c| &mut c.atomics);
-        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: cx.qpc.qpn, psn });
         Ok(Executed::Atomic)
     }
 
-    fn check_between_messages(&self, cx: &mut Context<'_>) -> Result<(), Violation> {
+    fn check_between_messages(&self, cx: &mut Scope<'_, '_>) -> Result<(), Violation> {
         if self.inbound.message == Message::None { Ok(()) } else { Err(bad_opcode(cx)) }
     }
 
-    fn make_room(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        turn: Turn,
-    ) -> Result<(), Violation> {
-        if self.resources.make_room(turn.kept_reads, job_limit(link)) {
+    fn make_room(&mut self, cx: &mut Scope<'_, '_>, turn: Turn) -> Result<(), Violation> {
+        if self.resources.make_room(turn.kept_reads, job_limit(cx.qpc)) {
             return Ok(());
         }
         Err(invalid(cx, |c| &mut c.too_many_reads))
@@ -285,8 +276,7 @@ impl Executor {
     /// gone, and who makes READs up learns nothing.
     pub(super) fn may_read_again(
         &self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         part: Range,
         is_known: bool,
     ) -> bool {
@@ -295,9 +285,10 @@ impl Executor {
             cx.count(|c| &mut c.unmatched_duplicates);
             return false;
         }
-        let is_enabled = link.access.remote_read && job_limit(link) > 0;
-        let is_allowed = (is_unchecked || check_enabled(cx, is_enabled).is_ok())
-            && check_remote(cx, link, Purpose::RemoteRead, part).is_ok();
+        let limit = job_limit(cx.qpc);
+        let is_allowed = (is_unchecked
+            || check_enabled(cx, |access| access.remote_read && limit > 0).is_ok())
+            && check_remote(cx, AccessKind::RemoteRead, part).is_ok();
         if is_allowed {
             cx.count(|c| &mut c.duplicate_reads);
         }
@@ -323,8 +314,7 @@ impl Executor {
     /// An atomic that was carried out before: its result is wanted again.
     pub(super) fn answer_atomic_again(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         headers: &Headers,
         atomic: &AtomicEth,
     ) {
@@ -339,7 +329,7 @@ impl Executor {
         }
         cx.count(|c| &mut c.duplicate_atomics);
         if let Some(job) = self.resources.performed(psn, self.msn.get()) {
-            self.resources.add_again(job, job_limit(link));
+            self.resources.retransmit(job, job_limit(cx.qpc));
         }
     }
 
@@ -347,8 +337,7 @@ impl Executor {
 
     pub(super) fn emit_atomic_answer(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psn: Psn,
         msn: u32,
         original: u64,
@@ -356,7 +345,7 @@ impl Executor {
         self.resources.pop_front();
         let aeth = Aeth { syndrome: self.positive(), msn };
         let ext = Ext::AethAtomicAck(aeth, AtomicAckEth { original });
-        cx.emit(link, Draft::new(Opcode::RcAtomicAcknowledge, psn, ext), 0);
+        cx.emit(PacketHeaders::new(Opcode::RcAtomicAcknowledge, psn, ext), 0);
     }
 
     /// The region of a READ has gone since its request was accepted.
@@ -375,7 +364,7 @@ impl Executor {
     }
 
     /// The AETH of a reply that is about to leave.
-    pub(super) fn reply_aeth(&mut self, cx: &mut Context<'_>, reply: Reply) -> Aeth {
+    pub(super) fn reply_aeth(&mut self, cx: &mut Scope<'_, '_>, reply: Reply) -> Aeth {
         let syndrome = match reply {
             Reply::Ack { .. } => self.positive(),
             Reply::Nak { syndrome, .. } => syndrome,
@@ -395,8 +384,8 @@ impl Executor {
 }
 
 /// Most READs and atomics of the peer that may be unanswered.
-pub(super) fn job_limit(link: &Link) -> usize {
-    usize::from(link.peer.max_dest_rd_atomic)
+pub(super) fn job_limit(qpc: &QpContext) -> usize {
+    usize::from(qpc.peer.max_dest_rd_atomic)
 }
 
 pub(super) fn operation(opcode: Opcode, atomic: &AtomicEth) -> AtomicOp {

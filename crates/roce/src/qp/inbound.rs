@@ -6,15 +6,16 @@
 //! checked for every packet anew (C3). Every violation is counted here; what it means for the queue
 //! pair is the service's decision: RC answers with a NAK, UC drops the message.
 
-use super::Context;
-use super::link::Link;
+use super::RxPacket;
+use super::Scope;
+use super::context::QpContext;
 use super::recv_queue::RecvQueue;
 use crate::counters::Counters;
 use crate::planted::Bug;
-use crate::region::{Purpose, Range};
+use crate::region::{AccessKind, Range};
 use crate::sg::{Extent, Placement};
 use crate::srq::SrqTable;
-use crate::verbs::{Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
+use crate::verbs::{Access, Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Reth};
 
 /// The message whose packets are arriving.
@@ -78,33 +79,33 @@ impl Inbound {
     /// before it have written, for packets that stand alone; `None` makes it a wrong length.
     pub(super) fn execute(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
         written: Option<u32>,
     ) -> Result<bool, Violation> {
-        let opcode = headers.bth().opcode;
+        let opcode = packet.headers.bth().opcode;
         if !self.is_in_order(opcode) {
             return Err(bad_opcode(cx));
         }
-        let len = legal_length(opcode, payload_len, link.mtu).ok_or_else(|| bad_length(cx))?;
+        let len =
+            legal_length(opcode, packet.payload_len, cx.qpc.mtu).ok_or_else(|| bad_length(cx))?;
         let Outcome { message, completes, invalidates } = match opcode.is_send() {
-            true => self.check_send(cx, link, headers, len)?,
-            false => self.check_write(cx, link, headers, len, written)?,
+            true => self.check_send(cx, packet.headers, len)?,
+            false => self.check_write(cx, packet.headers, len, written)?,
         };
         self.message = message;
         if let Some(rkey) = invalidates
             && !cx.planted.is(Bug::InvalidateForgotten)
         {
             // Checked with this packet.
-            let _ = cx.regions.invalidate(link.pd, link.qpn, rkey);
+            let qpc = cx.qpc;
+            let _ = cx.regions.invalidate(qpc.pd, qpc.qpn, rkey);
         }
         if let Some((opcode, byte_len)) = completes {
-            let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
-            let bare = Completion::new(0, WcStatus::Success, opcode, link.qpn);
+            let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();
+            let bare = Completion::new(0, WcStatus::Success, opcode, cx.qpc.qpn);
             let told = Completion { byte_len, invalidated: invalidates, ipv4, ..bare };
-            self.receives.complete(cx, link, headers, told);
+            self.receives.complete(cx, packet.headers, told);
         }
         Ok(completes.is_some())
     }
@@ -130,8 +131,7 @@ impl Inbound {
 
     fn check_send(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         headers: &Headers,
         len: u32,
     ) -> Result<Outcome, Violation> {
@@ -146,12 +146,12 @@ impl Inbound {
             _ => None,
         };
         if let Some(rkey) = invalidates {
-            cx.regions.check_invalidate(link.pd, link.qpn, rkey).map_err(|refusal| {
-                cx.count_refusal(refusal);
+            cx.regions.check_invalidate(cx.qpc.pd, cx.qpc.qpn, rkey).map_err(|error| {
+                cx.count_protection_error(error);
                 Violation::BadInvalidate
             })?;
         }
-        cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, Extent { offset, len })
+        cx.resolve(AccessKind::LocalWrite, &receive.wr.sges, Extent { offset, len })
             .map_err(|_| Violation::BadReceive)?;
         let filled = offset + len;
         let ends = headers.bth().opcode.ends_message();
@@ -164,23 +164,22 @@ impl Inbound {
 
     fn check_write(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         headers: &Headers,
         len: u32,
         written: Option<u32>,
     ) -> Result<Outcome, Violation> {
         let opcode = headers.bth().opcode;
-        check_enabled(cx, link.access.remote_write)?;
+        check_enabled(cx, |access| access.remote_write)?;
         let counts_all = !cx.planted.is(Bug::LengthOfLastPacket);
         let written = written.map(|bytes| if counts_all { bytes } else { 0 });
-        let target = self.write_target(link, headers, written);
+        let target = self.write_target(cx.qpc, headers, written);
         let (target, total) = target.ok_or_else(|| bad_length(cx))?;
         let fits = if opcode.ends_message() { len == target.len } else { len < target.len };
         if !fits {
             return Err(bad_length(cx));
         }
-        let addr = check_remote(cx, link, Purpose::RemoteWrite, target)?;
+        let addr = check_remote(cx, AccessKind::RemoteWrite, target)?;
         let takes_receive = opcode.carries_imm();
         if takes_receive && self.receives.current(cx).is_none() {
             return Err(Violation::NoReceive);
@@ -202,7 +201,7 @@ impl Inbound {
     /// What the WRITE still has to fill, and its whole length, if the packet may say so.
     fn write_target(
         &self,
-        link: &Link,
+        qpc: &QpContext,
         headers: &Headers,
         written: Option<u32>,
     ) -> Option<(Range, u32)> {
@@ -211,7 +210,7 @@ impl Inbound {
         }
         // The length in the first packet agrees with whether more packets follow.
         let is_legal = |reth: &&Reth| {
-            let fits_one = reth.len <= link.mtu;
+            let fits_one = reth.len <= qpc.mtu;
             fits_one == headers.bth().opcode.ends_message()
                 && u64::from(reth.len) <= MAX_MESSAGE_BYTES
         };
@@ -224,7 +223,7 @@ pub(super) fn range_of(reth: &Reth) -> Range {
     Range { key: reth.rkey, addr: reth.addr, len: reth.len }
 }
 
-pub(super) fn put_piece(cx: &mut Context<'_>, addr: u64, len: u32) {
+pub(super) fn put_piece(cx: &mut Scope<'_, '_>, addr: u64, len: u32) {
     cx.pieces.extend((len > 0).then_some(Placement { addr, len }));
 }
 
@@ -241,36 +240,38 @@ pub(super) fn legal_length(opcode: Opcode, payload_len: usize, mtu: u32) -> Opti
 
 /// Counts an invalid request.
 pub(super) fn invalid(
-    cx: &mut Context<'_>,
+    cx: &mut Scope<'_, '_>,
     which: impl Fn(&mut Counters) -> &mut u64,
 ) -> Violation {
     cx.count(which);
     Violation::Invalid
 }
 
-pub(super) fn bad_opcode(cx: &mut Context<'_>) -> Violation {
+pub(super) fn bad_opcode(cx: &mut Scope<'_, '_>) -> Violation {
     invalid(cx, |c| &mut c.bad_opcode)
 }
 
-pub(super) fn bad_length(cx: &mut Context<'_>) -> Violation {
+pub(super) fn bad_length(cx: &mut Scope<'_, '_>) -> Violation {
     invalid(cx, |c| &mut c.bad_length)
 }
 
 /// What the queue pair does not offer its peer at all is an invalid request, whatever it names
 /// (IBA 9.7.4.1.4).
-pub(super) fn check_enabled(cx: &mut Context<'_>, is_enabled: bool) -> Result<(), Violation> {
-    if is_enabled { Ok(()) } else { Err(invalid(cx, |c| &mut c.bad_access)) }
+pub(super) fn check_enabled(
+    cx: &mut Scope<'_, '_>,
+    is_enabled: impl FnOnce(&Access) -> bool,
+) -> Result<(), Violation> {
+    if is_enabled(&cx.qpc.access) { Ok(()) } else { Err(invalid(cx, |c| &mut c.bad_access)) }
 }
 
 /// Where the bytes that the peer names lie.
 pub(super) fn check_remote(
-    cx: &mut Context<'_>,
-    link: &Link,
-    purpose: Purpose,
+    cx: &mut Scope<'_, '_>,
+    kind: AccessKind,
     range: Range,
 ) -> Result<u64, Violation> {
-    cx.regions.check_remote(link.pd, link.qpn, purpose, range).map_err(|refusal| {
-        cx.count_refusal(refusal);
+    cx.regions.check_remote(cx.qpc.pd, cx.qpc.qpn, kind, range).map_err(|error| {
+        cx.count_protection_error(error);
         Violation::Protection
     })
 }

@@ -11,9 +11,8 @@
 
 use alloc::collections::VecDeque;
 
-use super::Context;
+use super::Scope;
 use super::codes::{NO_CREDITS, credit_code};
-use super::link::Link;
 use crate::planted::Bug;
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::{Completion, RecvWr, SrqId};
@@ -93,7 +92,7 @@ impl RecvQueue {
     }
 
     /// The receive that the message in progress fills; a new one is taken if there is none.
-    pub(super) fn current(&mut self, cx: &mut Context<'_>) -> Option<&Receive> {
+    pub(super) fn current(&mut self, cx: &mut Scope<'_, '_>) -> Option<&Receive> {
         if self.current.is_none() {
             self.current = match &mut self.source {
                 Source::Own { queue, .. } => queue.pop_front(),
@@ -102,7 +101,7 @@ impl RecvQueue {
                         self.idle -= usize::from(taken.is_idle);
                         Some(taken.receive)
                     }
-                    None => cx.srqs.take(*srq, cx.events),
+                    None => cx.take_shared(*srq),
                 },
             };
         }
@@ -111,7 +110,7 @@ impl RecvQueue {
 
     /// The receive that will be current once `index` others have completed, for a packet that has
     /// come. From a shared queue it is taken, with those before it, if these are not too many.
-    pub(super) fn ahead(&mut self, cx: &mut Context<'_>, index: usize) -> Option<&Receive> {
+    pub(super) fn ahead(&mut self, cx: &mut Scope<'_, '_>, index: usize) -> Option<&Receive> {
         let Some(later) = index.checked_sub(1) else {
             return self.current(cx);
         };
@@ -124,7 +123,7 @@ impl RecvQueue {
             Source::Shared(srq) => *srq,
         };
         while self.taken.len() <= later {
-            let receive = cx.srqs.take(srq, cx.events)?;
+            let receive = cx.take_shared(srq)?;
             self.taken.push_back(Taken { receive, is_idle: true });
             self.idle += 1;
         }
@@ -134,7 +133,7 @@ impl RecvQueue {
     }
 
     /// Whether so few receives are missing up to `index` that they may be taken for one packet.
-    fn may_take_ahead(&self, cx: &Context<'_>, index: usize) -> bool {
+    fn may_take_ahead(&self, cx: &Scope<'_, '_>, index: usize) -> bool {
         let Source::Shared(srq) = self.source else {
             return true;
         };
@@ -147,17 +146,12 @@ impl RecvQueue {
 
     /// Completes the current receive with what `told` says; immediate and solicited are those of the
     /// packet.
-    pub(super) fn complete(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        told: Completion,
-    ) {
+    pub(super) fn complete(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers, told: Completion) {
         if let Some(receive) = self.current.take() {
             let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
             let completion = Completion { wr_id: receive.wr.wr_id, imm, solicited, ..told };
-            cx.complete(link.recv_cq, completion, receive.loan);
+            let recv_cq = cx.qpc.recv_cq;
+            cx.complete(recv_cq, completion, receive.loan);
         }
     }
 

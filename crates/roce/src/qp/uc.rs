@@ -1,4 +1,4 @@
-//! The unreliable connection service: messages of any length, never acknowledged, never repeated
+//! The unreliable connection service: messages of any length, never acknowledged, never retransmitted
 //! (IBA 9.8.2).
 //!
 //! A message arrives whole or not at all, as far as the program can see. The responder follows the
@@ -14,13 +14,14 @@
 //! stays placed. Requests that are refused (key, bound, length, no receive) are dropped in silence,
 //! with a counter; only a receive that cannot be written ends the queue pair.
 
+use super::RxPacket;
+use super::context::{PacketHeaders, QpContext};
 use super::inbound::{Inbound, Message, Violation};
-use super::link::{Draft, Link};
 use super::recv_queue::RecvQueue;
 use super::send_queue::{Posted, SendQueue};
-use super::{Context, request};
+use super::{Scope, request};
 use crate::planted::Bug;
-use crate::region::Purpose;
+use crate::region::AccessKind;
 use crate::sg::{self, Extent};
 use crate::srq::SrqTable;
 use crate::verbs::{SendOp, SendWr, WcStatus};
@@ -48,29 +49,30 @@ impl Uc {
     // ---- sending -------------------------------------------------------------------------------
 
     /// Leaves in `cx.packet` the next packet, and in `cx.pieces` where its payload lies.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
-        self.execute_local(cx, link)?;
+    pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
+        self.execute_local(cx)?;
         let Some((posted, index)) = self.sends.next() else {
             return Ok(());
         };
-        let is_last = index + 1 == link.packets(posted.len);
-        let extent = packet_extent(posted, index, link);
-        check_buffers(cx, link, posted, index)?;
-        cx.stretch(link, Purpose::LocalRead, &posted.wr.sges, extent)
+        let is_last = index + 1 == cx.qpc.packets(posted.len);
+        let extent = packet_extent(posted, index, cx.qpc);
+        check_buffers(cx, posted, index)?;
+        cx.resolve(AccessKind::LocalRead, &posted.wr.sges, extent)
             .map_err(|_| WcStatus::LocalProtectionError)?;
         let (opcode, ext) = form(posted.wr.op, posted.len, index == 0, is_last);
         let solicited = posted.wr.solicited && is_last;
-        let draft = Draft { solicited, ..Draft::new(opcode, self.sends.psn(), ext) };
-        self.sends.advance(cx, link, is_last);
-        cx.emit(link, draft, extent.len);
+        let header =
+            PacketHeaders { solicited, ..PacketHeaders::new(opcode, self.sends.psn(), ext) };
+        self.sends.advance(cx, is_last);
+        cx.emit(header, extent.len);
         Ok(())
     }
 
     /// Carries out the bindings and invalidations that are next.
-    fn execute_local(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+    fn execute_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         while let Some((posted, _)) = self.sends.next().filter(|(posted, _)| posted.is_local()) {
-            request::execute_local(cx, link, posted.wr.op)?;
-            self.sends.finish(cx, link);
+            request::execute_local(cx, posted.wr.op)?;
+            self.sends.finish(cx);
         }
         Ok(())
     }
@@ -80,17 +82,15 @@ impl Uc {
     /// A request packet. An error is how the current receive ends, and the queue pair with it.
     pub(super) fn handle_request(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), WcStatus> {
-        self.follow_sequence(cx, headers);
-        if self.inbound.message == Message::None && !headers.bth().opcode.starts_message() {
+        self.follow_sequence(cx, packet.headers);
+        if self.inbound.message == Message::None && !packet.headers.bth().opcode.starts_message() {
             cx.count(|c| &mut c.orphan_packets);
             return Ok(());
         }
-        let Err(violation) = self.inbound.execute(cx, link, headers, payload_len, Some(0)) else {
+        let Err(violation) = self.inbound.execute(cx, packet, Some(0)) else {
             return Ok(());
         };
         self.inbound.message = Message::None;
@@ -104,7 +104,7 @@ impl Uc {
     }
 
     /// Gives up the message in progress if this packet is not the next, or starts another.
-    fn follow_sequence(&mut self, cx: &mut Context<'_>, headers: &Headers) {
+    fn follow_sequence(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers) {
         let bth = headers.bth();
         let in_sequence = bth.psn == self.expected || cx.planted.is(Bug::GapIgnored);
         self.expected = bth.psn.next();
@@ -126,34 +126,29 @@ impl Uc {
 }
 
 /// The part of its message that packet `index` carries.
-fn packet_extent(posted: &Posted, index: u32, link: &Link) -> Extent {
-    let offset = index * link.mtu;
-    Extent { offset, len: (posted.len - offset).min(link.mtu) }
+fn packet_extent(posted: &Posted, index: u32, qpc: &QpContext) -> Extent {
+    let offset = index * qpc.mtu;
+    Extent { offset, len: (posted.len - offset).min(qpc.mtu) }
 }
 
 /// All local buffers are checked before the first packet leaves, so that a message that cannot be
 /// sent as a whole is not begun.
-fn check_buffers(
-    cx: &mut Context<'_>,
-    link: &Link,
-    posted: &Posted,
-    index: u32,
-) -> Result<(), WcStatus> {
+fn check_buffers(cx: &mut Scope<'_, '_>, posted: &Posted, index: u32) -> Result<(), WcStatus> {
     if index > 0 {
         return Ok(());
     }
-    sg::check_all(cx.regions, link.pd, Purpose::LocalRead, &posted.wr.sges).map_err(|refusal| {
-        cx.count_refusal(refusal);
+    sg::check_all(cx.regions, cx.qpc.pd, AccessKind::LocalRead, &posted.wr.sges).map_err(|error| {
+        cx.count_protection_error(error);
         WcStatus::LocalProtectionError
     })
 }
 
-/// Why the service cannot carry out the work request, whose message has `bytes` bytes.
-pub(super) fn refusal(wr: &SendWr, bytes: u64) -> Option<&'static str> {
+/// Returns why this service cannot carry out a work request of `bytes` bytes, if it cannot.
+pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     use SendOp::{BindWindow, LocalInvalidate, Send, SendImm, Write, WriteImm};
     match wr.op {
         Send | SendImm(_) | Write { .. } | WriteImm { .. } => None,
-        LocalInvalidate(_) | BindWindow(_) => request::refusal(wr, bytes),
+        LocalInvalidate(_) | BindWindow(_) => request::why_invalid(wr, bytes),
         _ => Some("unreliable connections only send and write"),
     }
 }
