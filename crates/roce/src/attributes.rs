@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::dcqcn::CongestionControl;
 use crate::qp::QpState;
-use crate::qp::link::{Connect, Mtu};
+use crate::qp::context::{Connect, Mtu};
 use crate::verbs::{Access, Qpn};
 use crate::wire::{Psn, ROCE_PORT};
 use crate::world::Path;

@@ -38,7 +38,7 @@ use crate::world::{AtomicOp, Origin, Path};
 pub use crate::attributes::{AsyncEvent, AttrMask, QpAttr, Reliability};
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
-pub use crate::qp::link::{Connect, Mtu, Transmit};
+pub use crate::qp::context::{Connect, Mtu, Transmit};
 pub use crate::qp::transition::MAX_RD_ATOMIC;
 pub use crate::qp::{QpConfig, QpState, TimeoutReason};
 pub use crate::sg::{Placement, Placements};
@@ -517,7 +517,7 @@ impl Endpoint {
         self.groups.attach(qpn, group)
     }
 
-    /// Ends that.
+    /// Detaches from a multicast group.
     pub fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
         self.check_group(qpn, group)?;
         let was_attached = self.groups.detach(qpn, group);

@@ -4,7 +4,7 @@
 //! notifications to the peer, notifications of the peer's change the rate, and the rate decides when
 //! requests and READ responses leave. Acknowledgements and notifications never wait.
 
-use super::link::Link;
+use super::context::QpContext;
 use super::{Context, TimeoutReason};
 use crate::dcqcn::{CongestionControl, Dcqcn, NotificationPoint, Pacer};
 use crate::planted::{Bug, Planted};
@@ -39,11 +39,11 @@ pub(super) struct Congestion {
 
 impl Congestion {
     /// Starts as the attributes say.
-    pub(super) fn start(link: &Link) -> Congestion {
-        let mut limit = (link.rate_limit_bps > 0).then_some(link.rate_limit_bps);
+    pub(super) fn start(qpc: &QpContext) -> Congestion {
+        let mut limit = (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps);
         let mut sender = None;
         let mut cnp_interval = CNP_INTERVAL;
-        match link.peer.congestion {
+        match qpc.peer.congestion {
             CongestionControl::Off => {}
             CongestionControl::Fixed(bps) => limit = Some(limit.map_or(bps, |own| own.min(bps))),
             CongestionControl::Dcqcn(params) => {
@@ -85,11 +85,11 @@ impl Congestion {
     }
 
     /// Leaves in `cx.packet` the notification that is due, if one is.
-    pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>, link: &Link) {
+    pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>, qpc: &QpContext) {
         if core::mem::take(&mut self.cnp_due) {
             cx.count(|c| &mut c.cnps_sent);
-            let path = Path { dscp: CNP_DSCP, ecn: Ecn::NotEct, ..link.peer.path };
-            *cx.packet = Some((path, link.notification()));
+            let path = Path { dscp: CNP_DSCP, ecn: Ecn::NotEct, ..qpc.peer.path };
+            *cx.packet = Some((path, qpc.notification()));
         }
     }
 

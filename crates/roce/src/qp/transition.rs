@@ -17,7 +17,7 @@ use core::net::IpAddr;
 
 use super::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use crate::attributes::{AttrMask, QpAttr};
-use crate::qp::link::Mtu;
+use crate::qp::context::Mtu;
 use crate::verbs::Transport;
 
 /// Most READs and atomics in flight, or served at once, on one queue pair.

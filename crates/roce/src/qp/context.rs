@@ -1,4 +1,5 @@
-//! What a queue pair is connected to: attributes that stay fixed, but for those that SQD changes.
+//! The context of a queue pair: its connection parameters and queues. They stay fixed while it runs, but
+//! for those that SQD changes.
 
 use arrayvec::ArrayVec;
 
@@ -121,7 +122,7 @@ impl Transmit {
 }
 
 /// A packet's headers before the fields that are the same for all packets of a queue pair.
-pub(super) struct Draft {
+pub(super) struct PacketHeaders {
     pub(super) opcode: Opcode,
     pub(super) psn: Psn,
     pub(super) ext: Ext,
@@ -131,16 +132,16 @@ pub(super) struct Draft {
     pub(super) ordered: bool,
 }
 
-impl Draft {
+impl PacketHeaders {
     /// A packet without flags.
-    pub(super) fn new(opcode: Opcode, psn: Psn, ext: Ext) -> Draft {
-        Draft { opcode, psn, ext, ack_req: false, solicited: false, ordered: false }
+    pub(super) fn new(opcode: Opcode, psn: Psn, ext: Ext) -> PacketHeaders {
+        PacketHeaders { opcode, psn, ext, ack_req: false, solicited: false, ordered: false }
     }
 }
 
-/// A queue pair's attributes, as its halves see them.
+/// A queue pair's own context, as its halves see it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Link {
+pub(super) struct QpContext {
     pub(super) qpn: Qpn,
     pub(super) transport: Transport,
     pub(super) pd: PdId,
@@ -157,7 +158,7 @@ pub(super) struct Link {
     pub(super) peer: Connect,
 }
 
-impl Link {
+impl QpContext {
     /// Whether losses are repaired by selective repeat.
     pub(super) fn is_selective(&self) -> bool {
         self.peer.reliability == Reliability::Selective
@@ -186,33 +187,38 @@ impl Link {
 
     /// A congestion notification to the peer (IBA annex A17.9.3).
     pub(super) fn notification(&self) -> Headers {
-        let plain = self.headers(Draft::new(Opcode::Cnp, Psn::default(), Ext::Cnp), 0);
+        let plain = self.headers(PacketHeaders::new(Opcode::Cnp, Psn::default(), Ext::Cnp), 0);
         let bth = Bth { becn: true, ..*plain.bth() };
         Headers::new(bth, Ext::Cnp).unwrap_or(plain)
     }
 
     /// The headers of a packet with `payload_len` bytes of payload, to the peer.
-    pub(super) fn headers(&self, draft: Draft, payload_len: u32) -> Headers {
-        self.headers_to(self.peer.dest_qp, draft, payload_len)
+    pub(super) fn headers(&self, header: PacketHeaders, payload_len: u32) -> Headers {
+        self.headers_to(self.peer.dest_qp, header, payload_len)
     }
 
     /// The same, to another queue pair.
-    pub(super) fn headers_to(&self, dest_qp: Qpn, draft: Draft, payload_len: u32) -> Headers {
+    pub(super) fn headers_to(
+        &self,
+        dest_qp: Qpn,
+        header: PacketHeaders,
+        payload_len: u32,
+    ) -> Headers {
         let bth = Bth {
-            opcode: draft.opcode,
-            solicited: draft.solicited,
-            mig_req: !draft.ordered,
+            opcode: header.opcode,
+            solicited: header.solicited,
+            mig_req: !header.ordered,
             pad: (payload_len.wrapping_neg() & 3) as u8,
             pkey: DEFAULT_PKEY,
             fecn: false,
             becn: false,
             dest_qp,
-            ack_req: draft.ack_req,
-            psn: draft.psn,
+            ack_req: header.ack_req,
+            psn: header.psn,
         };
-        // Drafts pair each opcode with its extension in one match, `pad` is two bits, and credit,
+        // Callers pair each opcode with its extension in one match, `pad` is two bits, and credit,
         // timer and MSN fields come from types and masks of their width.
-        Headers::new(bth, draft.ext).expect("drafts are legal combinations")
+        Headers::new(bth, header.ext).expect("callers make legal combinations")
     }
 }
 
