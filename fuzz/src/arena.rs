@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use roce::verbs::{Access, MemoryRegion, Qpn, SgList, Sge, WindowId};
 use roce::wire::{Opcode, Operation};
-use roce::world::{AtomicOp, Memory};
+use roce::world::{AtomicOp, Memory, MemoryKind};
 
 use crate::ledger::Ledger;
 
@@ -154,15 +154,19 @@ impl Arena {
 }
 
 impl Memory for Arena {
-    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        self.watch.reads.borrow_mut().push((addr, len as u64));
-        &self.bytes[self.at(addr, len)]
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        self.watch.reads.borrow_mut().push((addr, into.len() as u64));
+        into.copy_from_slice(&self.bytes[self.at(addr, into.len())]);
     }
 
-    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        self.judge_write(addr, len as u64);
-        let range = self.at(addr, len);
-        &mut self.bytes[range]
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        self.judge_write(addr, from.len() as u64);
+        let range = self.at(addr, from.len());
+        self.bytes[range].copy_from_slice(from);
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
     }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
@@ -171,10 +175,7 @@ impl Memory for Arena {
         assert!(allowed, "an atomic at {addr:#x}, which it may not touch");
         self.atomics += 1;
         let range = self.at(addr, 8);
-        let word = &mut self.bytes[range];
-        let original = u64::from_ne_bytes(*word.first_chunk().expect("eight bytes"));
-        word.copy_from_slice(&op.apply(original).to_ne_bytes());
-        original
+        op.apply_to(&mut self.bytes[range])
     }
 }
 
@@ -198,20 +199,20 @@ mod tests {
     #[test]
     fn what_is_open_may_be_written() {
         let mut arena = delivering(Opcode::RcWriteOnly, Access::REMOTE_WRITE);
-        assert_eq!(arena.bytes_mut(stretch(0) + STRETCH_BYTES - 8, 8).len(), 8);
+        arena.scatter(stretch(0) + STRETCH_BYTES - 8, &[0; 8]);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_write_beyond_the_region_is_seen() {
         let mut arena = delivering(Opcode::RcWriteOnly, Access::REMOTE_WRITE);
-        arena.bytes_mut(stretch(0) + STRETCH_BYTES - 7, 8);
+        arena.scatter(stretch(0) + STRETCH_BYTES - 7, &[0; 8]);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_write_without_the_right_is_seen() {
-        delivering(Opcode::RcWriteOnly, Access::LOCAL).bytes_mut(stretch(0), 8);
+        delivering(Opcode::RcWriteOnly, Access::LOCAL).scatter(stretch(0), &[0; 8]);
     }
 
     #[test]
@@ -220,13 +221,13 @@ mod tests {
         let posted = SgList::from_iter([Sge { addr: 100, len: 8, lkey: 1 }]);
         let posted = arena.backing_of(&posted);
         arena.ledger.posted(Queue::Recv(QPN), true, Flow::In, posted);
-        assert_eq!(arena.bytes_mut(stretch(0) + 100, 8).len(), 8);
+        arena.scatter(stretch(0) + 100, &[0; 8]);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_send_beside_its_receive_is_seen() {
-        delivering(Opcode::RcSendOnly, Access::LOCAL).bytes_mut(stretch(0) + 100, 8);
+        delivering(Opcode::RcSendOnly, Access::LOCAL).scatter(stretch(0) + 100, &[0; 8]);
     }
 
     #[test]

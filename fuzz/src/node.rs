@@ -15,7 +15,7 @@ use roce::verbs::{
     WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::{Headers, ICRC_BYTES, ROCE_PORT};
-use roce::world::{self, Ecn, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{self, Ecn, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::arena::{Arena, Grant, Pane, STRETCH_BYTES, STRETCHES, Watch, stretch};
 use crate::ledger::{Flow, Heard, Queue};
@@ -42,11 +42,11 @@ pub(crate) struct Port {
 }
 
 impl Wire for Port {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
             let mut bytes = Vec::with_capacity(frame.udp_payload_len());
             bytes.extend_from_slice(&frame.header);
-            frame.payload.iter().for_each(|piece| bytes.extend_from_slice(piece));
+            frame.payload.append_to(&mut bytes, memory);
             bytes.resize(bytes.len() + usize::from(frame.pad) + ICRC_BYTES, 0);
             assert!(bytes.len().is_multiple_of(4), "pad count {} is wrong", frame.pad);
             let (dest, ecn) = (frame.path.remote.ip(), frame.path.ecn);
@@ -54,7 +54,7 @@ impl Wire for Port {
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let Some(flight) = self.inbox.take() else {
             return 0;
         };
@@ -67,6 +67,14 @@ impl Wire for Port {
         sink(&RxFrame { origin, headers, payload });
         self.watch.arriving.set(None);
         1
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {

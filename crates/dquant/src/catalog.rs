@@ -8,8 +8,8 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use nic::disk::IoChoice;
-use nic::root::{OpenError, OpenFile, Root};
+use host::disk::IoChoice;
+use host::root::{OpenError, OpenFile, Root};
 use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 

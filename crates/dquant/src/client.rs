@@ -26,8 +26,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytemuck::AnyBitPattern;
-use nic::attach::{AttachError, Connection, DEFAULT_TIMEOUT};
-use nic::ring::{BatchView, Batches as SlotBatches, Consumer, RingError, RingFds};
+use host::attach::{AttachError, Connection, DEFAULT_TIMEOUT};
+use host::ring::{BatchView, Batches as SlotBatches, Consumer, RingError, RingFds};
 use prost::Message;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nic::attach::{AttachError, Connection, Listener};
-use nic::disk::IoChoice;
-use nic::root::Root;
+use host::attach::{AttachError, Connection, Listener};
+use host::disk::IoChoice;
+use host::root::Root;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nic::disk::DiskCounters;
-use nic::ring::ProducerCounters;
+use host::disk::DiskCounters;
+use host::ring::ProducerCounters;
 use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;

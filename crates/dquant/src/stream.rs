@@ -10,8 +10,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nic::attach::Connection;
-use nic::ring::{Producer, RingConfig, RingFds};
+use host::attach::Connection;
+use host::ring::{Producer, RingConfig, RingFds};
 use prost::Message;
 use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

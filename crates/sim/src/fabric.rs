@@ -22,7 +22,7 @@ use roce::Time;
 use roce::endpoint::EndpointConfig;
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, BURST_PACKETS, Path, TxFrame};
+use roce::world::{self, BURST_PACKETS, NoMemory, Path, Payload, TxFrame};
 
 use crate::chance::Chance;
 use crate::events::EventQueue;
@@ -265,9 +265,9 @@ impl<M: NodeMemory> Fabric<M> {
     /// A packet that was made up reaches a node at once, as if another had sent it, with a right ICRC.
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
         let path = self.path_to(to);
-        let payload = (!payload.is_empty()).then_some(payload).into_iter().collect();
+        let payload = Payload::Bytes(payload);
         let frame = TxFrame { path, header: headers.emit(), payload, pad: headers.bth().pad };
-        if let Some(packet) = self.nodes[from as usize].port.packet(&frame) {
+        if let Some(packet) = self.nodes[from as usize].port.packet(&frame, &NoMemory) {
             self.nodes[to as usize].port.inbox.push_back(packet);
             self.mark_dirty(to);
         }

@@ -119,7 +119,7 @@ fn fabric(config: &GoodputConfig) -> Fabric<Phantom> {
         endpoint: EndpointConfig { max_qps: 16, max_regions: 16, ..EndpointConfig::default() },
         seed: config.seed,
     };
-    Fabric::new(&fabric, |_| Phantom::default())
+    Fabric::new(&fabric, |_| Phantom)
 }
 
 /// `amount` in `span`, per second.

@@ -207,7 +207,7 @@ fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
         },
         seed: config.seed,
     };
-    Fabric::new(&fabric, |_| Phantom::default())
+    Fabric::new(&fabric, |_| Phantom)
 }
 
 #[cfg(test)]

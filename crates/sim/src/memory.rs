@@ -5,19 +5,15 @@
 //! the transport's own checks said. [`Phantom`] has no contents: payload is a length, for
 //! experiments that ask how fast and not what.
 
-use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt;
 
 use roce::verbs::{Access, MemoryRegion};
-use roce::world::Memory;
+use roce::world::{AtomicOp, Memory, MemoryKind};
 
 use crate::chance::Chance;
-
-/// More than any packet carries.
-const MAX_PIECE_BYTES: usize = 8192;
 
 /// What a simulated node can have as memory.
 pub trait NodeMemory: Memory {
@@ -64,8 +60,6 @@ pub struct Arena {
     bytes: Vec<u8>,
     known: Vec<Known>,
     trespass: Cell<Option<Trespass>>,
-    /// What an access outside the arena gets.
-    nowhere: Box<[u8]>,
 }
 
 impl Arena {
@@ -76,8 +70,7 @@ impl Arena {
     pub fn new(len: usize, chance: &mut Chance) -> Arena {
         let mut bytes = vec![0; len];
         chance.fill(&mut bytes);
-        let nowhere = vec![0; MAX_PIECE_BYTES].into_boxed_slice();
-        Arena { bytes, known: Vec::new(), trespass: Cell::new(None), nowhere }
+        Arena { bytes, known: Vec::new(), trespass: Cell::new(None) }
     }
 
     /// Everything, registered or not.
@@ -119,18 +112,25 @@ impl Arena {
 }
 
 impl Memory for Arena {
-    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        match self.locate(addr, len, false) {
-            Some(at) => &self.bytes[at..at + len],
-            None => &self.nowhere[..len],
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        match self.locate(addr, into.len(), false) {
+            Some(at) => into.copy_from_slice(&self.bytes[at..at + into.len()]),
+            None => into.fill(0),
         }
     }
 
-    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        match self.locate(addr, len, true) {
-            Some(at) => &mut self.bytes[at..at + len],
-            None => &mut self.nowhere[..len],
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        if let Some(at) = self.locate(addr, from.len(), true) {
+            self.bytes[at..at + from.len()].copy_from_slice(from);
         }
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        self.locate(addr, 8, true).map_or(0, |at| op.apply_to(&mut self.bytes[at..at + 8]))
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
     }
 }
 
@@ -148,23 +148,23 @@ impl NodeMemory for Arena {
     }
 }
 
-/// No contents: every address leads to the same few kilobytes.
-#[derive(Debug)]
-pub struct Phantom(Box<[u8]>);
-
-impl Default for Phantom {
-    fn default() -> Phantom {
-        Phantom(vec![0; MAX_PIECE_BYTES].into_boxed_slice())
-    }
-}
+/// Addresses without contents.
+#[derive(Debug, Default)]
+pub struct Phantom;
 
 impl Memory for Phantom {
-    fn bytes(&self, _: u64, len: usize) -> &[u8] {
-        &self.0[..len]
+    fn gather(&self, _: u64, into: &mut [u8]) {
+        into.fill(0);
     }
 
-    fn bytes_mut(&mut self, _: u64, len: usize) -> &mut [u8] {
-        &mut self.0[..len]
+    fn scatter(&mut self, _: u64, _: &[u8]) {}
+
+    fn atomic(&mut self, _: u64, _: AtomicOp) -> u64 {
+        0
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Phantom
     }
 }
 
@@ -185,12 +185,12 @@ mod tests {
         let mut arena = Arena::new(4096, &mut Chance::new(1));
         let region = MemoryRegion { addr: Arena::BASE + 64, len: 64, lkey: 1, rkey: 2 };
         arena.registered(&region, Access::LOCAL_READ);
-        arena.bytes(region.addr, 64);
+        arena.gather(region.addr, &mut [0; 64]);
         assert_eq!(arena.trespass(), None);
-        arena.bytes_mut(region.addr, 1)[0] = 7;
+        arena.scatter(region.addr, &[7]);
         let first = Trespass { addr: region.addr, len: 1, writes: true };
         assert_eq!(arena.trespass(), Some(first));
-        arena.bytes(u64::MAX, 16);
+        arena.gather(u64::MAX, &mut [0; 16]);
         assert_eq!(arena.trespass(), Some(first), "the first one stays");
     }
 
@@ -199,7 +199,7 @@ mod tests {
         let mut arena = Arena::new(4096, &mut Chance::new(1));
         let region = MemoryRegion { addr: Arena::BASE, len: 64, lkey: 1, rkey: 2 };
         arena.registered(&region, Access::LOCAL);
-        arena.bytes(region.addr, 65);
+        arena.gather(region.addr, &mut [0; 65]);
         assert!(arena.trespass().is_some());
     }
 }

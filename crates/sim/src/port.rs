@@ -7,7 +7,7 @@ use roce::Time;
 use roce::verbs::Qpn;
 use roce::wire::icrc::{self, Icrc};
 use roce::wire::{Headers, ICRC_BYTES};
-use roce::world::{Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
@@ -88,7 +88,7 @@ impl Port {
         }
     }
 
-    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>) -> Option<Packet> {
+    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>, memory: &dyn Memory) -> Option<Packet> {
         let to = self.addressing.node(frame.path.remote.ip())?;
         self.next_id = self.next_id.wrapping_add(1);
         let (from, id) = (self.node, self.next_id);
@@ -98,7 +98,7 @@ impl Port {
         let behind = frame.header.len() as u32 + u32::from(frame.pad) + ICRC_BYTES as u32;
         if self.real {
             let mut icrc = Icrc::new(&self.addressing.pseudo(from, to, id), udp_len as usize);
-            encode(frame, &mut icrc, &mut bytes);
+            encode(frame, memory, &mut icrc, &mut bytes);
             bytes.extend_from_slice(&icrc.finish());
         } else {
             // Four bytes stand for any payload with its pad, and four for the ICRC.
@@ -170,13 +170,12 @@ impl Port {
     }
 }
 
-fn encode(frame: &TxFrame<'_>, icrc: &mut Icrc, bytes: &mut Vec<u8>) {
+fn encode(frame: &TxFrame<'_>, memory: &dyn Memory, icrc: &mut Icrc, bytes: &mut Vec<u8>) {
     icrc.headers(&frame.header);
     bytes.extend_from_slice(&frame.header);
-    for piece in frame.payload.iter().copied().chain([&ZEROS[..usize::from(frame.pad)]]) {
-        icrc.update(piece);
-        bytes.extend_from_slice(piece);
-    }
+    frame.payload.append_to(bytes, memory);
+    bytes.extend_from_slice(&ZEROS[..usize::from(frame.pad)]);
+    icrc.update(&bytes[frame.header.len()..]);
 }
 
 impl Port {
@@ -189,9 +188,9 @@ impl Port {
 }
 
 impl Wire for Port {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
-            if let Some(packet) = self.packet(frame) {
+            if let Some(packet) = self.packet(frame, memory) {
                 self.note_sent(&packet);
                 if self.taps.contains(&packet.dest_qpn()) {
                     self.tapped.push(packet.bytes.clone());
@@ -201,7 +200,7 @@ impl Wire for Port {
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let count = self.batch.min(self.inbox.len());
         for _ in 0..count {
             if let Some(packet) = self.inbox.pop_front() {
@@ -210,6 +209,14 @@ impl Wire for Port {
             }
         }
         count
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {

@@ -17,7 +17,7 @@
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
 //! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
 //! the two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
-//! or clock may enter: they are behind `Verbs`, `Memory` and `Disk`.
+//! or clock may enter: they are behind `Verbs`, `Staging` and `Disk`.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -26,7 +26,7 @@ use roce::verbs::{
     Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
     WcOpcode, WcStatus,
 };
-use roce::world::Memory;
+use roce::world::Staging;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
 use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
@@ -343,7 +343,7 @@ impl Target {
 
     /// Does what can be done now: at most one block through its stages, and `READS_PER_POLL` reads started.
     /// Returns whether there was something to do.
-    pub fn poll<V: Verbs, M: Memory, D: Disk>(
+    pub fn poll<V: Verbs, M: Staging, D: Disk>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -391,7 +391,7 @@ impl Target {
         }
     }
 
-    fn handle_capsule<V: Verbs, M: Memory>(
+    fn handle_capsule<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -460,7 +460,7 @@ impl Target {
         Turn::Taken
     }
 
-    fn handle_read<V: Verbs, M: Memory, D: Disk>(
+    fn handle_read<V: Verbs, M: Staging, D: Disk>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -488,7 +488,7 @@ impl Target {
     }
 
     /// Checks that every byte came, and runs the stages of the session over them.
-    fn run_stages<M: Memory>(
+    fn run_stages<M: Staging>(
         &mut self,
         memory: &mut M,
         buffer: u32,
@@ -524,7 +524,7 @@ impl Target {
         }
     }
 
-    fn respond<V: Verbs, M: Memory>(
+    fn respond<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -580,7 +580,7 @@ impl Target {
         })
     }
 
-    fn answer<V: Verbs, M: Memory>(
+    fn answer<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -595,7 +595,7 @@ impl Target {
         self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
     }
 
-    fn refuse<V: Verbs, M: Memory>(
+    fn refuse<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -608,7 +608,7 @@ impl Target {
         self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
     }
 
-    fn send<V: Verbs, M: Memory>(
+    fn send<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -678,7 +678,7 @@ impl Target {
 
 /// The message that a SEND of the peer placed into the receive at `addr`. A WRITE with immediate data completes
 /// a receive as well, but places nothing there, and its length is that of the WRITE.
-pub(crate) fn received<'m, M: Memory>(
+pub(crate) fn received<'m, M: Staging>(
     memory: &'m M,
     addr: u64,
     done: &Completion,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use nic::disk::IoChoice;
+use host::disk::IoChoice;
 
 use super::Console;
 use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report};

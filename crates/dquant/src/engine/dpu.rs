@@ -9,9 +9,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
+use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::pool::PoolRange;
-use nic::ring::{Producer, ProducerCounters};
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
@@ -381,7 +381,7 @@ impl Engine {
         let resources = ReaderResources { data, send_cq, recv_cq };
         let StreamSpec { setup, names, targets, producer, events, signals, ring } = *spec;
         let connections = targets.len() as u32;
-        let reader = Reader::new(setup, connections, resources, nic::kernels::best().0);
+        let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
         let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
         let id = StreamId(self.next_id);
         self.next_id += 1;

@@ -73,10 +73,10 @@ pub enum EngineError {
     Udp(#[from] nic::udp::UdpError),
     /// The disk.
     #[error(transparent)]
-    Disk(#[from] nic::disk::DiskError),
+    Disk(#[from] host::disk::DiskError),
     /// The ring.
     #[error(transparent)]
-    Ring(#[from] nic::ring::RingError),
+    Ring(#[from] host::ring::RingError),
     /// A verb was refused.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
@@ -174,7 +174,7 @@ impl Host {
         vec![
             format!("memory: {memory}"),
             self.wire.inner().to_string(),
-            format!("kernels: {}", nic::kernels::best().1),
+            format!("kernels: {}", host::kernels::best().1),
         ]
     }
 
@@ -264,8 +264,8 @@ impl Host {
 
     /// Time until the endpoint wants to be called again, within `LONGEST_SLEEP`.
     fn sleep_time(&self, now: Time) -> Duration {
-        let timer = self.endpoint.poll_timeout().map(|(at, _)| at.since(now));
-        timer.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
+        let wakeup = world::next_wakeup(&self.endpoint, &self.wire).map(|at| at.since(now));
+        wakeup.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
     }
 }
 

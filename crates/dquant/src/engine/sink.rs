@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use nic::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta};
+use host::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta};
 use xio::reader::{Sink, SlotMeta, StreamError};
 
 /// Error codes in the ring, stable because clients of another version may read them.
@@ -188,7 +188,7 @@ impl Sink for RingSink {
 
 #[cfg(test)]
 mod tests {
-    use nic::ring::{Consumer, RingConfig};
+    use host::ring::{Consumer, RingConfig};
 
     use super::*;
 

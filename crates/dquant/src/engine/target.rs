@@ -3,10 +3,10 @@
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
+use host::disk::{DiskError, DiskMemory, IoMode, UringDisk};
+use host::root::OpenFile;
 use nic::clock;
-use nic::disk::{DiskError, IoMode, UringDisk};
 use nic::pool::PoolRange;
-use nic::root::OpenFile;
 use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
@@ -158,9 +158,13 @@ impl TargetEngine {
         let mut host = Host::new(&HostConfig { memory, ..config })?;
         let registers = host.pool.alloc(bytes, u64::from(IO_ALIGN))?;
         let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
-        let kernels = nic::kernels::best().0;
+        let kernels = host::kernels::best().0;
         let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
-        let disk = UringDisk::new(&host.pool, DISK_QUEUE)?;
+        // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
+        // nobody looks at a destination before the read is answered (`xio::disk`).
+        let memory =
+            unsafe { DiskMemory::new(host.pool.base(), host.pool.len(), host.pool.region()) };
+        let disk = UringDisk::new(memory, DISK_QUEUE)?;
         let mut notes = host.notes();
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use nic::ring::{Consumer, Producer, RingConfig};
+use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
 use xio::plan::Plan;

@@ -8,7 +8,7 @@ use dquant::control::auth::AddToken;
 use dquant::control::proto::dpu_client::DpuClient;
 use dquant::control::proto::target_client::TargetClient;
 use dquant::control::proto::{SessionRequest, StatusRequest};
-use nic::attach::Connection;
+use host::attach::Connection;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use xio::dataset::Dtype;

@@ -243,7 +243,7 @@ fn good_request(rogue: &Rogue, seq: u64) -> ReadRequest {
 }
 
 fn ask(rogue: &mut Rogue, request: &ReadRequest) -> Outcome {
-    let crc = nic::kernels::best().0.crc32c;
+    let crc = host::kernels::best().0.crc32c;
     let sent = rogue.post(SendOp::Send, &request.encode(crc));
     assert_eq!(sent.status, WcStatus::Success);
     let answer = rogue.receive();
@@ -282,7 +282,7 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
     }
     for bytes in [&[0; 64][..], &[0xff; 64], b"x", &[]] {
         assert_eq!(rogue.post(SendOp::Send, bytes).status, WcStatus::Success);
-        let crc = nic::kernels::best().0.crc32c;
+        let crc = host::kernels::best().0.crc32c;
         let answer = ReadResponse::decode(&rogue.receive(), crc).expect("well formed");
         assert_eq!(answer.outcome, Outcome::Refused(Refusal::BadCapsule));
     }
@@ -302,7 +302,7 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
     }
 
     // Somewhere it may not write: our own endpoint says no, and the register comes back.
-    let crc = nic::kernels::best().0.crc32c;
+    let crc = host::kernels::best().0.crc32c;
     let astray = ReadRequest { seq: 10, rkey: good.rkey ^ 0x100, ..good };
     rogue.post(SendOp::Send, &astray.encode(crc));
     eventually("the failed write", || {

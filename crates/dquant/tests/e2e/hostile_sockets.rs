@@ -15,7 +15,7 @@ use dquant::control::proto::{
 };
 use dquant::control::target::TargetControl;
 use dquant::exit::{CliError, Exit};
-use nic::attach::Connection;
+use host::attach::Connection;
 use prost::Message;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,

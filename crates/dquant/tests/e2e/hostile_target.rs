@@ -264,7 +264,7 @@ fn served_by_hand(
         FakeTarget::start(runtime, Lies { datasets, session_datasets, target, ..Lies::default() });
     let cat = Cat::through(world, dpu, &fake.url("web"), SMALL);
     rogue.connect(&eventually("a session", || fake.reader()));
-    let request = ReadRequest::decode(&rogue.receive(), nic::kernels::best().0.crc32c);
+    let request = ReadRequest::decode(&rogue.receive(), host::kernels::best().0.crc32c);
     (rogue, request.expect("a request"), cat, fake)
 }
 
@@ -287,7 +287,7 @@ fn a_target_has_no_way_into_the_memory_of_another_stream() {
     assert_eq!(written.status, WcStatus::RemoteAccessError);
     assert_eq!(dpu.status(&world).counter("roce.bad_pd"), 1);
 
-    let crc32c = nic::kernels::best().0.crc32c;
+    let crc32c = host::kernels::best().0.crc32c;
     let bytes = block.len() as u32;
     let outcome = Outcome::Done { bytes, crc32c: crc32c(0, &block), source_bytes: 2 * bytes };
     let answer = ReadResponse { seq, tag, outcome }.encode(crc32c);

@@ -14,7 +14,7 @@ use roce::verbs::{
 };
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
-use roce::world::{self, Memory, Path};
+use roce::world::{self, Path, Staging};
 
 use super::harness::eventually;
 

@@ -16,7 +16,7 @@ use roce::endpoint::{Connect, Endpoint, EndpointConfig, QpConfig};
 use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, Qpn, SrqId, Verbs};
 use roce::wire::icrc::{self, Icrc, Pseudo};
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, AtomicOp, Memory, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{self, AtomicOp, Memory, MemoryKind, Origin, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
 /// SplitMix64; the tests' only source of chance.
@@ -100,23 +100,37 @@ impl Arena {
     }
 }
 
-impl Memory for Arena {
-    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+impl Arena {
+    /// Registered bytes.
+    pub(crate) fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         self.assert_registered(addr, len);
         self.peek(addr, len)
     }
 
-    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+    /// Registered bytes, to be written.
+    pub(crate) fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
         self.assert_registered(addr, len);
         let at = (addr - BASE) as usize;
         &mut self.bytes[at..at + len]
     }
+}
+
+impl Memory for Arena {
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        into.copy_from_slice(self.bytes(addr, into.len()));
+    }
+
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        self.bytes_mut(addr, from.len()).copy_from_slice(from);
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
         assert!(addr.is_multiple_of(8), "an atomic at {addr:#x}");
-        let word = self.bytes_mut(addr, 8);
-        let original = u64::from_ne_bytes((&*word).try_into().unwrap());
-        word.copy_from_slice(&op.apply(original).to_ne_bytes());
+        let original = op.apply_to(self.bytes_mut(addr, 8));
         if self.doubles_atomics {
             let twice = op.apply(op.apply(original));
             self.bytes_mut(addr, 8).copy_from_slice(&twice.to_ne_bytes());
@@ -187,19 +201,20 @@ pub(crate) fn encode(pseudo: &Pseudo, header: &[u8], payload: &[&[u8]], pad: u8)
 }
 
 impl Wire for Port {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
-            assert!(frame.payload.iter().all(|piece| !piece.is_empty()));
             let remote = frame.path.remote;
             let pseudo = self.pseudo(remote);
-            let bytes = encode(&pseudo, &frame.header, &frame.payload, frame.pad);
+            let mut payload = Vec::new();
+            frame.payload.append_to(&mut payload, memory);
+            let bytes = encode(&pseudo, &frame.header, &[&payload], frame.pad);
             assert_eq!(bytes.len(), frame.udp_payload_len());
             let source = self.source;
             self.outbox.push(Datagram { source, remote, pseudo, bytes, damaged: false });
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let count = self.batch.min(self.inbox.len());
         for datagram in self.inbox.drain(..count) {
             let parsed = icrc::verify(&datagram.pseudo, &datagram.bytes)
@@ -221,6 +236,14 @@ impl Wire for Port {
             sink(&RxFrame { origin, headers, payload: &payload });
         }
         count
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {

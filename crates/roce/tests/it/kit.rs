@@ -2,13 +2,14 @@
 //!
 //! `harness` knows connections; here are the attributes, states and address handles around them.
 
-use roce::endpoint::{AttrMask, Endpoint, Mtu, Placement, QpAttr, QpConfig, QpState, Transmit};
+use roce::Time;
+use roce::endpoint::{AttrMask, Endpoint, Mtu, QpAttr, QpConfig, QpState, Transmit};
 use roce::verbs::{
     Access, Completion, Datagram, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, SrqId,
     Transport, Verbs, WcStatus,
 };
 use roce::wire::Psn;
-use roce::world::{Memory, Path, TxFrame, Wire};
+use roce::world::{Path, Payload, TxFrame, Wire};
 
 use crate::harness::{BASE, End, Fabric, Node};
 
@@ -154,14 +155,13 @@ impl Fabric {
     /// Puts a packet that was polled by hand on its way.
     pub(crate) fn inject(&mut self, from: End, transmit: &Transmit) {
         let Node { arena, port, .. } = &mut self.nodes[from.node];
-        let bytes = |piece: &Placement| arena.bytes(piece.addr, piece.len as usize);
         let frame = TxFrame {
             path: transmit.path,
             header: transmit.headers.emit(),
-            payload: transmit.payload.iter().map(bytes).collect(),
+            payload: Payload::Gather(transmit.payload.clone()),
             pad: transmit.pad,
         };
-        port.send(&[frame]);
+        port.send(Time::ZERO, &[frame], arena);
     }
 
     pub(crate) fn state(&self, end: End) -> QpState {

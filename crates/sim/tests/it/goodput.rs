@@ -75,7 +75,7 @@ fn ends(case: &Case) -> Ends {
         endpoint: EndpointConfig::default(),
         seed: 7,
     };
-    let mut fabric = Fabric::new(&config, |_| Phantom::default());
+    let mut fabric = Fabric::new(&config, |_| Phantom);
     fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
     let len = MESSAGE_BYTES * BUFFERS as u32;
     let made = [0, 1].map(|node| {

@@ -34,7 +34,7 @@ mod schedule;
 use alloc::vec::Vec;
 
 use roce::verbs::{Completion, CqId, MemoryRegion, Qpn, Verbs, VerbsError, WcStatus};
-use roce::world::Memory;
+use roce::world::Staging;
 use thiserror::Error;
 
 use crate::capsule::{Outcome, Refusal};
@@ -429,7 +429,7 @@ impl Reader {
     }
 
     /// Does what can be done now. Returns whether there was something to do.
-    pub fn poll<V: Verbs, M: Memory, S: Sink>(
+    pub fn poll<V: Verbs, M: Staging, S: Sink>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -446,7 +446,7 @@ impl Reader {
         busy
     }
 
-    fn take_completions<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+    fn take_completions<V: Verbs, M: Staging>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
         let mut busy = false;
         while let Some(done) = verbs.poll_cq(self.send_cq) {
             busy = true;
@@ -462,7 +462,7 @@ impl Reader {
         busy
     }
 
-    fn take_answer<V: Verbs, M: Memory>(
+    fn take_answer<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -483,7 +483,13 @@ impl Reader {
     }
 
     /// Applies the outcome of a request to its block.
-    fn settle<M: Memory>(&mut self, memory: &mut M, index: usize, asked: &Asked, outcome: Outcome) {
+    fn settle<M: Staging>(
+        &mut self,
+        memory: &mut M,
+        index: usize,
+        asked: &Asked,
+        outcome: Outcome,
+    ) {
         match outcome {
             Outcome::Done { bytes, crc32c, source_bytes } => {
                 self.counters.source_bytes += u64::from(source_bytes);
@@ -542,7 +548,7 @@ impl Reader {
     }
 
     /// Runs our stages over a block that was written into our memory, and makes it ready.
-    fn arrived<M: Memory>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
+    fn arrived<M: Staging>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
         let (dataset, lane) = (asked.lane, &mut self.lanes[asked.lane as usize]);
         let Some((addr, expected)) = lane.place(asked.position) else {
             return;
@@ -581,7 +587,7 @@ impl Reader {
     }
 
     /// Sends requests for blocks that have a staging buffer, lanes in turn.
-    fn ask<V: Verbs, M: Memory>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+    fn ask<V: Verbs, M: Staging>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
         let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
         let mut looks = LOOKS_PER_POLL;
         while idle < count && looks > 0 {
@@ -593,7 +599,7 @@ impl Reader {
         asked || looks == 0
     }
 
-    fn ask_one<V: Verbs, M: Memory>(
+    fn ask_one<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -618,7 +624,7 @@ impl Reader {
     }
 
     /// Copies samples, in order, into the slot being filled.
-    fn copy<M: Memory, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
+    fn copy<M: Staging, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
         let (mut copied, mut samples) = (0, 0);
         while copied < COPY_BYTES_PER_POLL
             && samples < COPY_SAMPLES_PER_POLL

@@ -14,7 +14,9 @@ use std::net::SocketAddr;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use roce::wire::Headers;
-use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{
+    self, AtomicOp, Memory, MemoryKind, Origin, Path, RxFrame, Staging, TxFrame, Wire,
+};
 use roce::{Duration, Time};
 
 use super::draw::Draw;
@@ -75,6 +77,24 @@ impl Arena {
 }
 
 impl Memory for Arena {
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        into.copy_from_slice(self.bytes(addr, into.len()));
+    }
+
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        self.bytes_mut(addr, from.len()).copy_from_slice(from);
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        op.apply_to(self.bytes_mut(addr, 8))
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+impl Staging for Arena {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         self.check(addr, len);
         let at = (addr - BASE) as usize;
@@ -102,17 +122,17 @@ struct Port {
 }
 
 impl Wire for Port {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
             let mut bytes = frame.header.to_vec();
-            frame.payload.iter().for_each(|piece| bytes.extend(*piece));
+            frame.payload.append_to(&mut bytes, memory);
             bytes.resize(bytes.len() + usize::from(frame.pad) + 4, 0);
             let (source, remote) = (self.source, frame.path.remote);
             self.outbox.push(Packet { source, remote, bytes });
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let count = self.inbox.len().min(32);
         for packet in self.inbox.drain(..count) {
             let (headers, payload) = Headers::parse(&packet.bytes).expect("packets of ours parse");
@@ -120,6 +140,14 @@ impl Wire for Port {
             sink(&RxFrame { origin, headers, payload });
         }
         count
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {

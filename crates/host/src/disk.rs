@@ -2,18 +2,19 @@
 //!
 //! One ring serves one thread. Reads wait in the submission queue until [`UringDisk::flush`] or the next
 //! [`Disk::poll`] hands them to the kernel together; the ring's descriptor is readable when one has
-//! ended, so a [`Waiter`](crate::waiter::Waiter) can sleep on it beside a socket.
+//! ended, so a thread can sleep on it beside a socket.
 //!
-//! - The pool's region is registered with the ring, so the kernel pins it once and not for every read.
+//! - The memory is registered with the ring, so the kernel pins it once and not for every read.
 //!   Where that is refused (locked-memory limit) reads go through ordinary addresses, and
 //!   [`UringDisk::why_unregistered`] says why.
-//! - Destinations are checked against the region and direct reads against
+//! - Destinations are checked against the memory and direct reads against
 //!   [`DIRECT_ALIGN`]; what fails is answered with a fault and never reaches the kernel.
 //! - A read that the kernel stops half-way is continued until the file ends.
-//! - The ring holds the region: memory is unmapped only after the last read has ended, even when the
-//!   pool is dropped first.
+//! - The disk holds the owner of the memory: it is unmapped only after the last read has ended, even
+//!   when the pool that it belongs to is dropped first.
 //! - Reads under way are bounded by the depth. A file stays open while reads on it are.
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
@@ -24,15 +25,13 @@ use io_uring::{IoUring, opcode, squeue, types};
 use thiserror::Error;
 use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 
-use crate::pool::{Pool, Region};
-
 /// Most reads under way in one ring.
 pub const MAX_DEPTH: u32 = 4096;
 
 /// Most files open in one ring.
 pub const MAX_FILES: usize = 65_536;
 
-/// Longest single buffer that a ring registers; a larger region is registered in pieces.
+/// Longest single buffer that a ring registers; larger memory is registered in pieces.
 const FIXED_BYTES: u64 = 1 << 30;
 
 /// How often a read that makes no progress is tried again before that is a fault.
@@ -110,7 +109,7 @@ pub struct DiskCounters {
     pub bytes: u64,
     /// Reads that ended with an error of the kernel.
     pub faults: u64,
-    /// Reads refused before the kernel saw them: misaligned, outside the region, no such file.
+    /// Reads refused before the kernel saw them: misaligned, outside the memory, no such file.
     pub refused: u64,
     /// Continuations of reads that had stopped half-way.
     pub continued: u64,
@@ -120,6 +119,31 @@ pub struct DiskCounters {
     pub syscalls: u64,
     /// Such calls that the kernel refused; they are made again.
     pub submit_errors: u64,
+}
+
+/// The memory that reads may fill: a range of addresses and what keeps it mapped.
+#[derive(Clone, Debug)]
+pub struct DiskMemory {
+    base: u64,
+    len: u64,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl DiskMemory {
+    /// The `len` bytes at address `base`.
+    ///
+    /// # Safety
+    /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds a
+    /// reference into the destination of a read from [`Disk::submit`] until its answer.
+    pub unsafe fn new(base: u64, len: u64, owner: Arc<dyn Any + Send + Sync>) -> DiskMemory {
+        DiskMemory { base, len, owner }
+    }
+
+    fn contains(&self, addr: u64, len: u64) -> bool {
+        addr.checked_sub(self.base)
+            .and_then(|at| at.checked_add(len))
+            .is_some_and(|end| end <= self.len)
+    }
 }
 
 /// An open file.
@@ -143,9 +167,9 @@ struct Active {
 
 /// A [`Disk`] on an io_uring.
 pub struct UringDisk {
-    /// Before the region, so that it is closed first.
+    /// Before the memory, so that it is closed first.
     ring: IoUring,
-    region: Arc<Region>,
+    memory: DiskMemory,
     why_unregistered: Option<String>,
     files: BTreeMap<FileId, File>,
     next_file: u32,
@@ -160,17 +184,16 @@ pub struct UringDisk {
 }
 
 impl UringDisk {
-    /// A ring of `depth` reads into the memory of `pool`.
-    pub fn new(pool: &Pool, depth: u32) -> Result<UringDisk, DiskError> {
+    /// A ring of `depth` reads into `memory`.
+    pub fn new(memory: DiskMemory, depth: u32) -> Result<UringDisk, DiskError> {
         if depth == 0 || depth > MAX_DEPTH {
             return Err(DiskError::BadDepth(depth));
         }
         let ring = IoUring::new(depth).map_err(unavailable)?;
-        let region = pool.region();
-        let why_unregistered = register(&ring, &region).err();
+        let why_unregistered = register(&ring, &memory).err();
         Ok(UringDisk {
             ring,
-            region,
+            memory,
             why_unregistered,
             files: BTreeMap::new(),
             next_file: 0,
@@ -260,7 +283,7 @@ impl UringDisk {
         if end > i64::MAX as u64 {
             return Err(libc::EINVAL);
         }
-        if !self.region.contains(read.addr, u64::from(read.len)) {
+        if !self.memory.contains(read.addr, u64::from(read.len)) {
             return Err(libc::EFAULT);
         }
         let aligned = (read.offset | u64::from(read.len) | read.addr).is_multiple_of(DIRECT_ALIGN);
@@ -271,7 +294,7 @@ impl UringDisk {
     fn push(&mut self, slot: u32, active: Active) -> Result<(), i32> {
         let fd = self.files.get(&active.read.file).ok_or(libc::EBADF)?.fd.as_raw_fd();
         let entry = self.entry(fd, &active).user_data(u64::from(slot));
-        // SAFETY: the destination lies in the region (`check`), which this disk keeps mapped until the
+        // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
         // read is answered; until then it belongs to the disk by the contract of `Disk`. The
         // descriptor is open: `remove_file` refuses while reads on the file are under way.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -285,7 +308,7 @@ impl UringDisk {
         let Active { read, done, .. } = active;
         let (addr, len) = (read.addr + u64::from(*done), read.len - done);
         let offset = read.offset + u64::from(*done);
-        let place = addr - self.region.base();
+        let place = addr - self.memory.base;
         let buffer = place / FIXED_BYTES;
         let whole = place % FIXED_BYTES + u64::from(len) <= FIXED_BYTES;
         if self.why_unregistered.is_none() && whole {
@@ -398,7 +421,7 @@ impl Drop for UringDisk {
     fn drop(&mut self) {
         if !self.settle() {
             // Nobody knows when the kernel stops writing, so the memory must stay mapped for good.
-            std::mem::forget(Arc::clone(&self.region));
+            std::mem::forget(Arc::clone(&self.memory.owner));
         }
     }
 }
@@ -446,6 +469,14 @@ fn fault(errno: i32) -> Result<u32, DiskFault> {
     Err(DiskFault::Io(errno))
 }
 
+/// Makes a small ring and drops it again: whether disks can be had on this machine.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn probe() -> io::Result<()> {
+    IoUring::new(2).map(drop)
+}
+
 fn unavailable(source: io::Error) -> DiskError {
     let hint = match source.raw_os_error() {
         Some(libc::ENOSYS) => "the kernel is older than 5.6 or was built without io_uring",
@@ -458,21 +489,21 @@ fn unavailable(source: io::Error) -> DiskError {
     DiskError::Unavailable { source, hint }
 }
 
-/// Registers the region in pieces of [`FIXED_BYTES`], or says why not.
-fn register(ring: &IoUring, region: &Region) -> Result<(), String> {
-    let end = region.base() + region.len() as u64;
-    let pieces = (region.base()..end).step_by(FIXED_BYTES as usize).map(|start| libc::iovec {
+/// Registers the memory in pieces of [`FIXED_BYTES`], or says why not.
+fn register(ring: &IoUring, memory: &DiskMemory) -> Result<(), String> {
+    let end = memory.base + memory.len;
+    let pieces = (memory.base..end).step_by(FIXED_BYTES as usize).map(|start| libc::iovec {
         iov_base: start as *mut libc::c_void,
         iov_len: (end - start).min(FIXED_BYTES) as usize,
     });
     let pieces: Vec<libc::iovec> = pieces.collect();
-    // SAFETY: the pieces tile the region, which the disk keeps mapped for as long as the ring exists.
+    // SAFETY: the pieces tile the memory, which the disk keeps mapped for as long as the ring exists.
     unsafe { ring.submitter().register_buffers(&pieces) }.map_err(|error| {
         let hint = match error.raw_os_error() {
             Some(libc::ENOMEM) => "; hint: raise the locked-memory limit (ulimit -l)",
             _ => "",
         };
-        format!("the kernel would not register {} bytes: {error}{hint}", region.len())
+        format!("the kernel would not register {} bytes: {error}{hint}", memory.len)
     })
 }
 

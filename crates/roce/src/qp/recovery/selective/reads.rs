@@ -41,7 +41,7 @@ pub(crate) struct Ask {
 
 /// What a response turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Response {
+pub(crate) enum Verdict {
     /// To be placed.
     New,
     /// It has arrived before.
@@ -107,12 +107,12 @@ impl Reading {
         index < self.first_missing || (is_within && self.bits[word] & bit != 0)
     }
 
-    fn judge(&self, index: u32) -> Response {
+    fn judge(&self, index: u32) -> Verdict {
         match index {
-            _ if index >= self.total => Response::Unknown,
-            _ if self.has(index) => Response::Duplicate,
-            _ if index - self.first_missing >= WINDOW => Response::Beyond,
-            _ => Response::New,
+            _ if index >= self.total => Verdict::Unknown,
+            _ if self.has(index) => Verdict::Duplicate,
+            _ if index - self.first_missing >= WINDOW => Verdict::Beyond,
+            _ => Verdict::New,
         }
     }
 
@@ -293,11 +293,11 @@ impl Readings {
     }
 
     /// What response `index` of the READ at `psn` is.
-    pub(crate) fn judge(&self, psn: Psn, index: u32) -> Response {
-        self.position(psn).map_or(Response::Unknown, |at| self.at(at).judge(index))
+    pub(crate) fn judge(&self, psn: Psn, index: u32) -> Verdict {
+        self.position(psn).map_or(Verdict::Unknown, |at| self.at(at).judge(index))
     }
 
-    /// A response that is [`Response::New`] was placed.
+    /// A response that is [`Verdict::New`] was placed.
     pub(crate) fn accept(&mut self, psn: Psn, index: u32, now: Time) {
         let Some(at) = self.position(psn) else {
             return;
@@ -320,7 +320,7 @@ impl Readings {
         self.may_ask = true;
     }
 
-    /// A response that is [`Response::Beyond`] was dropped.
+    /// A response that is [`Verdict::Beyond`] was dropped.
     pub(crate) fn cut(&mut self, psn: Psn) {
         if let Some(at) = self.position(psn) {
             self.at_mut(at).is_cut = true;
@@ -421,7 +421,7 @@ mod tests {
         now: Time,
     ) {
         for index in indexes {
-            assert_eq!(readings.judge(Psn::new(psn), index), Response::New);
+            assert_eq!(readings.judge(Psn::new(psn), index), Verdict::New);
             readings.accept(Psn::new(psn), index, now);
         }
     }
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(readings.missing(), u64::from(begun));
             for psn in all {
                 assert!(!readings.is_front_complete());
-                assert_eq!(readings.judge(Psn::new(psn), 0), Response::Duplicate);
+                assert_eq!(readings.judge(Psn::new(psn), 0), Verdict::Duplicate);
                 arrive(&mut readings, psn, 1..2, at(2));
                 assert!(readings.is_front_complete());
                 readings.pop_front();
@@ -470,9 +470,9 @@ mod tests {
         assert_eq!(readings.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
         readings.handle_timeout(Psn::new(8), TIMEOUT, at(52));
         assert_eq!(asks(&mut readings, at(52)), [(7, 11, 14)]);
-        assert_eq!(readings.judge(Psn::new(7), 13), Response::Duplicate);
-        assert_eq!(readings.judge(Psn::new(7), 100), Response::Unknown);
-        assert_eq!(readings.judge(Psn::new(8), 1), Response::Unknown);
+        assert_eq!(readings.judge(Psn::new(7), 13), Verdict::Duplicate);
+        assert_eq!(readings.judge(Psn::new(7), 100), Verdict::Unknown);
+        assert_eq!(readings.judge(Psn::new(8), 1), Verdict::Unknown);
         arrive(&mut readings, 7, (11..13).chain(40..100), at(60));
         assert!(readings.is_front_complete());
     }
@@ -519,7 +519,7 @@ mod tests {
         readings.begin(Psn::new(0), total, false, at(0));
         arrive(&mut readings, 0, 1..WINDOW, at(1));
         assert_eq!(asks(&mut readings, at(1)), [(0, 0, 1)]);
-        assert_eq!(readings.judge(Psn::new(0), WINDOW), Response::Beyond);
+        assert_eq!(readings.judge(Psn::new(0), WINDOW), Verdict::Beyond);
         readings.cut(Psn::new(0));
         arrive(&mut readings, 0, 0..1, at(2));
         assert_eq!(asks(&mut readings, at(2)), [(0, WINDOW, total)]);
@@ -550,7 +550,7 @@ mod tests {
                     let copies = [1, 1, 1, 1, 1, 1, 1, 0, 1, 2][below(10) as usize];
                     for _ in 0..copies {
                         let slot = &mut missing[read as usize][index as usize];
-                        let wanted = if *slot { Response::New } else { Response::Duplicate };
+                        let wanted = if *slot { Verdict::New } else { Verdict::Duplicate };
                         let psn = Psn::new(read);
                         assert_eq!(readings.judge(psn, index), wanted, "seed {seed}");
                         if *slot {

@@ -10,7 +10,7 @@ impl Scratch {
     pub(crate) fn new(name: &str) -> Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("nic-{name}-{}-{number}", std::process::id());
+        let name = format!("host-{name}-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a temporary directory");
         Scratch(path)

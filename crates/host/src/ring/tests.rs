@@ -173,7 +173,7 @@ fn every_byte_arrives_and_no_slot_leaks() {
         Err(_) => (0..24).collect(),
     };
     for seed in seeds {
-        println!("replay: DQUANT_SEED={seed} cargo test -p nic every_byte_arrives");
+        println!("replay: DQUANT_SEED={seed} cargo test -p host every_byte_arrives");
         let mut rng = Rng(seed);
         let slots = 1 + rng.below(6) as u32;
         let (producer, consumer, _life) = ring(slots, 4096 * (1 + rng.next() % 3));

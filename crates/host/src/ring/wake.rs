@@ -192,7 +192,7 @@ mod tests {
 }
 
 /// Every interleaving and every reordering that the memory model allows, by loom:
-/// `cargo test -p nic --features model-check model`.
+/// `cargo test -p host --features model-check model`.
 #[cfg(all(test, feature = "model-check"))]
 mod model {
     use super::*;

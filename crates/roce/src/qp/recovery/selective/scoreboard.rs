@@ -169,7 +169,7 @@ impl Scoreboard {
     }
 
     /// A lost packet was sent again.
-    pub(crate) fn sent_again(&mut self, psn: Psn, now: Time) {
+    pub(crate) fn retransmitted(&mut self, psn: Psn, now: Time) {
         let slot = self.slot(psn);
         debug_assert!(self.contains(psn) && self.packet(slot).state == State::Lost);
         self.lost -= 1;
@@ -228,7 +228,7 @@ impl Scoreboard {
     // ---- reports -------------------------------------------------------------------------------
 
     /// Everything before `una` has arrived, and of the packets after that what `sack` says.
-    pub(crate) fn report(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
+    pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
         let mut tally = Tally { now, news: News::default(), timed: None };
         self.acknowledge(una, &mut tally);
         if let Some(sack) = sack.filter(|sack| self.is_latest(sack.serial)) {
@@ -449,10 +449,10 @@ mod tests {
     #[test]
     fn a_hole_is_lost_after_three_later_transmissions() {
         let mut board = sent(0, 10);
-        let news = board.report(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
+        let news = board.handle_ack(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
         assert_eq!((news.delivered, news.rtt), (4, Some(Duration::from_micros(26))));
         assert_eq!(board.detect(at(30), PATIENCE), 0);
-        board.report(Psn::new(2), Some(&sack(2, 2, 0b1110)), at(31));
+        board.handle_ack(Psn::new(2), Some(&sack(2, 2, 0b1110)), at(31));
         assert_eq!(board.detect(at(31), PATIENCE), 1);
         assert_eq!(board.next_lost(), Some(Psn::new(2)));
         assert_eq!((board.una(), board.span(), board.in_flight()), (Psn::new(2), 8, 4));
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn patience_decides_when_too_little_follows() {
         let mut board = sent(0, 3);
-        board.report(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
         assert_eq!(board.loss_time(Duration::from_micros(25)), Some(at(25)));
         assert_eq!(board.detect(at(24), Duration::from_micros(25)), 0);
         assert_eq!(board.detect(at(25), Duration::from_micros(25)), 1);
@@ -472,15 +472,15 @@ mod tests {
     #[test]
     fn a_lost_repetition_is_found_like_a_lost_packet() {
         let mut board = sent(0, 5);
-        board.report(Psn::new(0), Some(&sack(1, 0, 0b11110)), at(10));
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b11110)), at(10));
         board.detect(at(10), PATIENCE);
         assert_eq!(board.next_lost(), Some(Psn::new(0)));
-        board.sent_again(Psn::new(0), at(11));
+        board.retransmitted(Psn::new(0), at(11));
         assert_eq!(board.next_lost(), None);
         (5..8).for_each(|packet| board.sent_first(at(10 + packet)));
-        board.report(Psn::new(0), Some(&sack(2, 0, 0b111_1110)), at(40));
+        board.handle_ack(Psn::new(0), Some(&sack(2, 0, 0b111_1110)), at(40));
         assert_eq!(board.detect(at(40), PATIENCE), 0);
-        board.report(Psn::new(0), Some(&sack(3, 0, 0b1111_1110)), at(41));
+        board.handle_ack(Psn::new(0), Some(&sack(3, 0, 0b1111_1110)), at(41));
         assert_eq!(board.detect(at(41), PATIENCE), 1);
         assert_eq!(board.next_lost(), Some(Psn::new(0)));
     }
@@ -488,41 +488,41 @@ mod tests {
     #[test]
     fn packets_that_were_only_late_make_it_more_patient() {
         let mut board = sent(0, 20);
-        board.report(Psn::new(0), Some(&sack(1, 0, 0b1000)), at(30));
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b1000)), at(30));
         assert_eq!(board.detect(at(30), PATIENCE), 1);
         // The packet arrives without having been sent again.
-        let news = board.report(Psn::new(1), None, at(31));
+        let news = board.handle_ack(Psn::new(1), None, at(31));
         assert_eq!((news.spurious, news.rtt), (1, None));
-        board.report(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
+        board.handle_ack(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
         assert_eq!(board.detect(at(32), PATIENCE), 0);
         // A repetition answered sooner than anything ever was did no good either.
-        board.report(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
+        board.handle_ack(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
         assert_eq!(board.detect(at(33), PATIENCE), 1);
-        board.sent_again(Psn::new(1), at(34));
-        let news = board.report(Psn::new(2), None, at(35));
+        board.retransmitted(Psn::new(1), at(34));
+        let news = board.handle_ack(Psn::new(2), None, at(35));
         assert_eq!((news.spurious, news.rtt), (1, None));
     }
 
     #[test]
     fn the_latest_report_decides_what_was_taken_back() {
         let mut board = sent(0xff_fffe, 6);
-        board.report(Psn::new(0xff_fffe), Some(&sack(5, 0xff_fffe, 0b11_1100)), at(9));
+        board.handle_ack(Psn::new(0xff_fffe), Some(&sack(5, 0xff_fffe, 0b11_1100)), at(9));
         assert_eq!(board.next_lost(), None);
         // An older report says less, and counts for nothing but its acknowledgement.
-        board.report(Psn::new(0xff_ffff), Some(&sack(4, 0xff_ffff, 0)), at(10));
+        board.handle_ack(Psn::new(0xff_ffff), Some(&sack(4, 0xff_ffff, 0)), at(10));
         assert_eq!((board.una(), board.next_lost()), (Psn::new(0xff_ffff), None));
-        board.report(Psn::new(0xff_ffff), Some(&sack(6, 0xff_ffff, 0b1_1010)), at(10));
+        board.handle_ack(Psn::new(0xff_ffff), Some(&sack(6, 0xff_ffff, 0b1_1010)), at(10));
         assert_eq!(board.next_lost(), Some(Psn::new(1)));
-        board.sent_again(Psn::new(1), at(11));
+        board.retransmitted(Psn::new(1), at(11));
         // A packet far from the report's bits: that it is expected says enough.
-        board.report(Psn::new(2), Some(&sack(7, 500, 1)), at(12));
+        board.handle_ack(Psn::new(2), Some(&sack(7, 500, 1)), at(12));
         assert_eq!(board.next_lost(), Some(Psn::new(2)));
     }
 
     #[test]
     fn everything_can_be_given_up_for_lost() {
         let mut board = sent(100, 4);
-        board.report(Psn::new(100), Some(&sack(1, 100, 0b10)), at(5));
+        board.handle_ack(Psn::new(100), Some(&sack(1, 100, 0b10)), at(5));
         board.lose_latest();
         assert_eq!(board.next_lost(), Some(Psn::new(103)));
         board.lose_one(Psn::new(101));
@@ -530,7 +530,7 @@ mod tests {
         board.lose_all();
         assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
         assert_eq!((board.latest_sent(), board.loss_time(PATIENCE)), (None, None));
-        board.report(Psn::new(104), None, at(6));
+        board.handle_ack(Psn::new(104), None, at(6));
         assert!(board.is_empty());
         assert_eq!(board.next_lost(), None);
     }
@@ -595,7 +595,7 @@ mod tests {
             self.newest = self.newest.max(Some((packet.order, packet.sent_at)));
         }
 
-        fn report(&mut self, una: usize, sack: Option<&Sack>, now: Time) {
+        fn acknowledge(&mut self, una: usize, sack: Option<&Sack>, now: Time) {
             self.sample = None;
             (self.una..una).for_each(|index| self.deliver(index, now));
             self.una = self.una.max(una);
@@ -676,7 +676,7 @@ mod tests {
                     }
                     5 | 6 => {
                         if let Some(psn) = board.next_lost() {
-                            board.sent_again(psn, now);
+                            board.retransmitted(psn, now);
                             let packet = &mut model.packets[psn.distance_from(first) as usize];
                             (packet.state, packet.repeated) = (State::InFlight, true);
                             (packet.order, packet.sent_at) = (model.sent, now);
@@ -685,8 +685,8 @@ mod tests {
                     }
                     7 => {
                         let una = model.una + rng.next_u32() as usize % (span / 4 + 1);
-                        board.report(first.plus(una as u32), None, now);
-                        model.report(una, None, now);
+                        board.handle_ack(first.plus(una as u32), None, now);
+                        model.acknowledge(una, None, now);
                     }
                     8 => {
                         let start = model.una + rng.next_u32() as usize % (span + 1);
@@ -695,8 +695,8 @@ mod tests {
                         let sack = Sack::new(serial.max(1), first.plus(start as u32), bits);
                         // Bits for packets that were never sent must not matter.
                         let una = model.una;
-                        board.report(first.plus(una as u32), Some(&sack), now);
-                        model.report(una, Some(&sack), now);
+                        board.handle_ack(first.plus(una as u32), Some(&sack), now);
+                        model.acknowledge(una, Some(&sack), now);
                     }
                     _ => {
                         let reorder = board.reorder_packets.into();

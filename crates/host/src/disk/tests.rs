@@ -3,14 +3,14 @@
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use nic::pool::{Pool, PoolRange};
+use nic::waiter::Waiter;
 use roce::Duration;
-use roce::world::Memory;
+use roce::world::Staging;
 
 use super::*;
-use crate::pool::PoolRange;
 use crate::root::Root;
 use crate::scratch::Scratch;
-use crate::waiter::Waiter;
 
 const FILE_BYTES: usize = 1_000_003;
 
@@ -22,6 +22,12 @@ fn pattern_file(scratch: &Scratch) -> PathBuf {
     let bytes: Vec<u8> = (0..FILE_BYTES).map(pattern).collect();
     std::fs::write(scratch.path().join("data"), bytes).expect("write");
     scratch.path().to_owned()
+}
+
+fn memory_of(pool: &Pool) -> DiskMemory {
+    // SAFETY: the region is mapped for as long as it lives; the tests look at a destination only after
+    // its read is answered.
+    unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) }
 }
 
 /// A pool, a ring on it, and the pattern file open in it.
@@ -38,7 +44,7 @@ fn bench(choice: IoChoice, depth: u32) -> Bench {
     let root = Root::new(pattern_file(&scratch)).expect("root");
     let opened = root.open("data", choice).expect("open");
     let pool = Pool::new(8 << 20).expect("pool");
-    let mut disk = UringDisk::new(&pool, depth).expect("ring");
+    let mut disk = UringDisk::new(memory_of(&pool), depth).expect("ring");
     let mode = opened.mode;
     let file = disk.add_file(opened.fd, mode).expect("add");
     Bench { pool, disk, file, mode, _scratch: scratch }
@@ -226,8 +232,8 @@ fn dropping_a_disk_waits_for_its_reads() {
 #[test]
 fn rings_of_impossible_depth_are_refused() {
     let pool = Pool::new(4096).expect("pool");
-    assert!(matches!(UringDisk::new(&pool, 0), Err(DiskError::BadDepth(0))));
-    assert!(matches!(UringDisk::new(&pool, 4097), Err(DiskError::BadDepth(4097))));
+    assert!(matches!(UringDisk::new(memory_of(&pool), 0), Err(DiskError::BadDepth(0))));
+    assert!(matches!(UringDisk::new(memory_of(&pool), 4097), Err(DiskError::BadDepth(4097))));
 }
 
 #[test]

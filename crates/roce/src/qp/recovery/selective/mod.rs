@@ -1,6 +1,7 @@
 //! Selective repeat between two of our own endpoints: only what was lost is sent again.
 //!
-//! Here are the parts that know no packet formats beyond PSNs and reports, each with its model test:
+//! [`requester`] and [`responder`] stand on parts that know no packet formats beyond PSNs and SACKs,
+//! each with its model test:
 //!
 //! | part | side | what it keeps |
 //! |---|---|---|
@@ -10,7 +11,9 @@
 //!
 //! The design, with the packet formats, is in `docs/reliability.md`.
 
-pub(crate) mod arrivals;
-pub(super) mod form;
-pub(crate) mod reads;
-pub(crate) mod scoreboard;
+mod arrivals;
+pub(in crate::qp) mod form;
+mod reads;
+pub(in crate::qp) mod requester;
+pub(in crate::qp) mod responder;
+mod scoreboard;

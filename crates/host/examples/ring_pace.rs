@@ -5,16 +5,16 @@
 //! GPU reads the batches. CPU time is user + system of the whole consumer process while it runs.
 //!
 //! ```text
-//! cargo run --release -p nic --example ring_pace            # 1 GB/s, 5 s for each setting
-//! cargo run --release -p nic --example ring_pace 2.0 10     # 2 GB/s, 10 s
+//! cargo run --release -p host --example ring_pace            # 1 GB/s, 5 s for each setting
+//! cargo run --release -p host --example ring_pace 2.0 10     # 2 GB/s, 10 s
 //! ```
 
 use std::error::Error;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nic::attach::{Connection, Listener};
-use nic::ring::{Consumer, Producer, RingConfig, RingFds, SlotMeta};
+use host::attach::{Connection, Listener};
+use host::ring::{Consumer, Producer, RingConfig, RingFds, SlotMeta};
 
 const SLOT_BYTES: u64 = 1 << 20;
 const ROLE: &str = "DQUANT_RING_PACE_SOCKET";

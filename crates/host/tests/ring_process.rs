@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nic::attach::{Connection, Listener};
-use nic::ring::{Consumer, Producer, RingConfig, RingError, RingFds, SlotIndex, SlotMeta};
+use host::attach::{Connection, Listener};
+use host::ring::{Consumer, Producer, RingConfig, RingError, RingFds, SlotIndex, SlotMeta};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
