@@ -281,6 +281,8 @@ pub struct ReaderSetup {
 impl ReaderSetup {
     /// Prepares a stream that starts at `delivery.first_batch`.
     pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
+        let delivers = |source: &ReaderSource| source.stages.output().dtype == delivery.dtype;
+        debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
         let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
         let end = delivery.end_sample().map(|end| start.blend_at(end));
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
