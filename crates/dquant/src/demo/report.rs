@@ -17,8 +17,8 @@ use xio::stage::{Row, Table};
 
 use super::Config;
 use super::trainer::End;
-use crate::control::proto::StatusReply;
 use crate::exit::Exit;
+use engine::control::proto::StatusReply;
 
 /// One run of the processes.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use dquant::control::proto::target_server::{Target, TargetServer};
-use dquant::control::proto::{
+use engine::control::proto::target_server::{Target, TargetServer};
+use engine::control::proto::{
     DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
     StatusReply, StatusRequest, TargetStages,
 };

@@ -1,12 +1,11 @@
 //! The stages that a session agrees on: what is refused, and that both ends run what was agreed.
 
-use dquant::control::proto::stage::Kind;
-use dquant::control::proto::{
+use engine::control::proto::stage::Kind;
+use engine::control::proto::{
     ChecksumStage, DatasetRef, NarrowStage, QueuePair, ReadStage, SessionRequest, Stage,
     TargetStages,
 };
-use dquant::control::target::TargetControl;
-use dquant::exit::Exit;
+use engine::control::target::TargetControl;
 use xio::dataset::Dtype;
 use xio::plan::Plan;
 
@@ -75,7 +74,11 @@ fn a_target_refuses_stages_that_it_cannot_run() {
             assert!(message.contains(part), "{part:?} is not in {message:?}");
             let hinted = hinted.expect("every refusal has a hint");
             assert!(hinted.contains(hint), "{hint:?} is not in {hinted:?}");
-            assert_eq!((error.exit(), error.is_transient()), (Exit::Usage, false), "{message}");
+            assert_eq!(
+                (error.kind(), error.is_transient()),
+                (engine::error::Kind::Invalid, false),
+                "{message}"
+            );
         }
     });
     let status = target.status(&world);

@@ -29,12 +29,10 @@ use super::proto::{
 };
 use super::stages;
 use super::status::Reports;
+use crate::Error;
 use crate::catalog::{Catalog, Found};
-use crate::engine::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
-use crate::engine::{
-    Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu,
-};
-use crate::exit::CliError;
+use crate::data::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
 use crate::log;
 use crate::status::{Counters, Event};
 
@@ -380,7 +378,7 @@ pub struct TargetControl {
 
 impl TargetControl {
     /// Connects to the target at `host[:port]`.
-    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, CliError> {
+    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, Error> {
         let peer = Peer::connect("target", host, "`dquant serve`").await?;
         let client = TargetClient::with_interceptor(peer.channel.clone(), AddToken::new(token));
         Ok(TargetControl { peer, client })
@@ -392,7 +390,7 @@ impl TargetControl {
     }
 
     /// What the datasets are.
-    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, CliError> {
+    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, Error> {
         let mut client = self.client.clone();
         let call = client.describe(DescribeRequest { datasets });
         let reply = self.peer.within(call).await?;
@@ -400,7 +398,7 @@ impl TargetControl {
     }
 
     /// Begins a session.
-    pub async fn session(&self, request: SessionRequest) -> Result<Session, CliError> {
+    pub async fn session(&self, request: SessionRequest) -> Result<Session, Error> {
         let (send, receive) = tokio::sync::mpsc::channel(1);
         // The channel is empty, so there is room for the first message.
         let _ = send.try_send(request);
@@ -408,14 +406,13 @@ impl TargetControl {
         let mut client = self.client.clone();
         let mut replies = self.peer.within(client.session(outbound)).await?.into_inner();
         let first = self.peer.within(replies.message()).await?;
-        let reply = first.ok_or_else(|| {
-            CliError::peer_unreachable(format!("{} ended the session", self.peer))
-        })?;
+        let reply =
+            first.ok_or_else(|| Error::unreachable(format!("{} ended the session", self.peer)))?;
         Ok(Session { reply, _requests: send, replies })
     }
 
     /// The target's counters.
-    pub async fn status(&self) -> Result<StatusReply, CliError> {
+    pub async fn status(&self) -> Result<StatusReply, Error> {
         let mut client = self.client.clone();
         Ok(self.peer.within(client.status(StatusRequest {})).await?.into_inner())
     }

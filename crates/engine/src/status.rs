@@ -9,7 +9,7 @@ use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
 
-use crate::engine::Host;
+use crate::data::Host;
 
 /// Something that the threads of this process count together, and that has no engine to count it.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ use super::{
     Turns, Work, sleep,
 };
 use crate::budget::RingLease;
-use crate::engine::sink::RingSink;
+use crate::data::sink::RingSink;
 use crate::log;
 use crate::status::{self, Counters};
 
