@@ -10,8 +10,9 @@ use alloc::vec::Vec;
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig, Topology};
+use crate::fabric::{Fabric, FabricConfig, Payload};
 use crate::goodput::per_second;
+use crate::graph::Graph;
 use crate::link::{LinkConfig, LinkStats, Marking};
 use crate::memory::Phantom;
 use crate::streams::{Stream, StreamError, run_until};
@@ -194,18 +195,13 @@ impl Collision {
 fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
     let plain = LinkConfig { queue_bytes: 1 << 30, marking: None, ..config.link };
     let fabric = FabricConfig {
-        nodes,
-        topology: Topology::Star,
-        uplink: plain,
-        downlink: config.link,
-        ipv6: false,
-        batch: 64,
+        payload: Payload::Phantom,
         endpoint: EndpointConfig {
             max_qps: 1 << 10,
             max_regions: 1 << 10,
             ..EndpointConfig::default()
         },
-        seed: config.seed,
+        ..FabricConfig::new(Graph::star(nodes, plain, config.link), config.seed)
     };
     Fabric::new(&fabric, |_| Phantom::default())
 }

@@ -1,9 +1,9 @@
-//! A node's memory: real bytes with every access checked, or phantom bytes.
+//! A node's memory: real bytes with every access judged, or phantom bytes.
 //!
-//! [`Arena`] is the one that checks contract C3 from outside the transport: it keeps its own list of
-//! what is registered and how, and an access that leaves it is recorded and fails the run, whatever
-//! the transport's own checks said. [`Phantom`] has no contents: payload is a length, for
-//! experiments that ask how fast and not what.
+//! [`Arena`] checks contract C3 from outside the transport: its [`Guard`] keeps its own list of what may
+//! be touched, whatever the transport's own checks said. [`Regions`] is the guard that knows what is
+//! registered and what is lent to a device; a test that knows more brings a guard of its own. [`Phantom`]
+//! has no contents: payload is a length, for experiments that ask how fast and not what.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -12,40 +12,64 @@ use core::cell::Cell;
 use core::fmt;
 
 use roce::verbs::{Access, MemoryRegion};
-use roce::world::Memory;
+use roce::world::{AtomicOp, Memory};
 
 use crate::chance::Chance;
+
+/// First address of every arena: high, so that offsets mistaken for addresses are caught.
+pub const BASE: u64 = 0x7f00_0000_0000;
 
 /// More than any packet carries.
 const MAX_PIECE_BYTES: usize = 8192;
 
 /// What a simulated node can have as memory.
 pub trait NodeMemory: Memory {
-    /// Whether packets carry bytes, and an ICRC over them.
-    const REAL: bool;
-
-    /// Takes note of a region that the endpoint has registered.
+    /// Takes note of a region that the endpoint has registered; its address is where the bytes lie.
     fn registered(&mut self, region: &MemoryRegion, access: Access);
 
     /// Takes note that it is no more.
     fn deregistered(&mut self, lkey: u32);
 }
 
-/// An access outside what was registered (C3).
+/// How memory is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Read.
+    Read,
+    /// Written.
+    Write,
+    /// Read and written as one word.
+    Atomic,
+}
+
+/// Judges every access to an [`Arena`].
+pub trait Guard {
+    /// A region was registered; its address is where the bytes lie.
+    fn registered(&mut self, region: &MemoryRegion, access: Access);
+
+    /// It is no more.
+    fn deregistered(&mut self, lkey: u32);
+
+    /// An access that is about to happen. Whether one that may not be is recorded or panics is the
+    /// guard's choice.
+    fn judge(&self, addr: u64, len: usize, touch: Touch);
+}
+
+/// An access outside what was registered (C3), or to memory that is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trespass {
     /// First byte.
     pub addr: u64,
     /// Length in bytes.
     pub len: usize,
-    /// Whether it would have written.
-    pub writes: bool,
+    /// How it was touched.
+    pub touch: Touch,
 }
 
 impl fmt::Display for Trespass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Trespass { addr, len, writes } = *self;
-        let verb = if writes { "wrote" } else { "read" };
+        let Trespass { addr, len, touch } = *self;
+        let verb = if touch == Touch::Read { "read" } else { "wrote" };
         write!(f, "C3: {verb} {len} bytes at {addr:#x}, outside any region that allows it")
     }
 }
@@ -58,26 +82,115 @@ struct Known {
     writable: bool,
 }
 
-/// Real bytes from [`Arena::BASE`] on.
-#[derive(Debug)]
-pub struct Arena {
-    bytes: Vec<u8>,
+/// The guard that knows the registered regions, and what is lent to a device.
+#[derive(Debug, Default)]
+pub struct Regions {
     known: Vec<Known>,
+    lent: Vec<(u64, u64)>,
+    /// Panics at the first access that breaks a rule, instead of recording it.
+    pub is_strict: bool,
     trespass: Cell<Option<Trespass>>,
-    /// What an access outside the arena gets.
-    nowhere: Box<[u8]>,
+}
+
+impl Regions {
+    /// Nobody but its device may touch these bytes until they are given back.
+    pub fn lend(&mut self, addr: u64, len: u64) {
+        self.judge(addr, len as usize, Touch::Write);
+        self.lent.push((addr, addr + len));
+    }
+
+    /// The device has finished with the bytes lent at `addr`.
+    pub fn give_back(&mut self, addr: u64) {
+        self.lent.retain(|&(start, _)| start != addr);
+    }
+
+    /// The first access that broke a rule.
+    pub fn trespass(&self) -> Option<Trespass> {
+        self.trespass.get()
+    }
+
+    fn allows(&self, addr: u64, len: usize, touch: Touch) -> bool {
+        let Some(end) = addr.checked_add(len as u64) else {
+            return false;
+        };
+        let inside = |known: &Known| {
+            known.start <= addr && end <= known.end && (known.writable || touch == Touch::Read)
+        };
+        let apart = |&(start, stop): &(u64, u64)| end <= start || stop <= addr;
+        let aligned = touch != Touch::Atomic || addr.is_multiple_of(8);
+        aligned && self.known.iter().any(inside) && self.lent.iter().all(apart)
+    }
+}
+
+impl Guard for Regions {
+    fn registered(&mut self, region: &MemoryRegion, access: Access) {
+        let MemoryRegion { addr, len, lkey, .. } = *region;
+        let writable = access.local_write;
+        self.known.push(Known { lkey, start: addr, end: addr + len, writable });
+    }
+
+    fn deregistered(&mut self, lkey: u32) {
+        self.known.retain(|known| known.lkey != lkey);
+    }
+
+    fn judge(&self, addr: u64, len: usize, touch: Touch) {
+        if self.trespass.get().is_none() && !self.allows(addr, len, touch) {
+            let trespass = Trespass { addr, len, touch };
+            assert!(!self.is_strict, "{trespass}");
+            self.trespass.set(Some(trespass));
+        }
+    }
+}
+
+/// Real bytes from [`BASE`] on.
+#[derive(Debug)]
+pub struct Arena<G = Regions> {
+    bytes: Vec<u8>,
+    /// Who judges every access.
+    pub guard: G,
+    /// Carries out every atomic twice: a broken memory that a history checker must notice.
+    pub doubles_atomics: bool,
+    taken: u64,
+    /// What a write outside the arena gets.
+    nowhere: Vec<u8>,
 }
 
 impl Arena {
-    /// First address of every arena: high, so that offsets mistaken for addresses are caught.
-    pub const BASE: u64 = 0x7f00_0000_0000;
+    /// First address of every arena.
+    pub const BASE: u64 = BASE;
 
-    /// `len` random bytes.
+    /// `len` random bytes, guarded by [`Regions`] that record.
     pub fn new(len: usize, chance: &mut Chance) -> Arena {
         let mut bytes = vec![0; len];
         chance.fill(&mut bytes);
-        let nowhere = vec![0; MAX_PIECE_BYTES].into_boxed_slice();
-        Arena { bytes, known: Vec::new(), trespass: Cell::new(None), nowhere }
+        Arena::with(bytes, Regions::default())
+    }
+
+    /// The same, guarded by [`Regions`] that panic.
+    pub fn strict(len: usize, chance: &mut Chance) -> Arena {
+        let mut arena = Arena::new(len, chance);
+        arena.guard.is_strict = true;
+        arena
+    }
+
+    /// The first access that broke C3.
+    pub fn trespass(&self) -> Option<Trespass> {
+        self.guard.trespass()
+    }
+}
+
+impl<G: Guard> Arena<G> {
+    /// These bytes, with a guard over them.
+    pub const fn with(bytes: Vec<u8>, guard: G) -> Arena<G> {
+        Arena { bytes, guard, doubles_atomics: false, taken: 0, nowhere: Vec::new() }
+    }
+
+    /// The address of fresh memory on a page boundary, which is never given back; `None` when the arena
+    /// is used up.
+    pub fn take(&mut self, len: u64) -> Option<u64> {
+        let addr = BASE + self.taken;
+        self.taken += len.max(1).next_multiple_of(4096);
+        (self.taken <= self.bytes.len() as u64).then_some(addr)
     }
 
     /// Everything, registered or not.
@@ -87,64 +200,73 @@ impl Arena {
 
     /// The `len` bytes at `addr`, registered or not.
     pub fn peek(&self, addr: u64, len: usize) -> &[u8] {
-        let at = (addr - Arena::BASE) as usize;
+        let at = (addr - BASE) as usize;
         &self.bytes[at..at + len]
     }
 
     /// Writes as the program does, to its own memory.
     pub fn poke(&mut self, addr: u64, bytes: &[u8]) {
-        let at = (addr - Arena::BASE) as usize;
+        let at = (addr - BASE) as usize;
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The first access that broke C3.
-    pub fn trespass(&self) -> Option<Trespass> {
-        self.trespass.get()
+    /// The `len` bytes at `addr`, judged; zeros for what is outside the arena.
+    pub fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+        self.guard.judge(addr, len, Touch::Read);
+        match self.locate(addr, len) {
+            Some(at) => &self.bytes[at..at + len],
+            None => &crate::port::ZEROS[..len],
+        }
     }
 
-    /// Where in the arena the access goes, if it is all inside; takes note if it may not be.
-    fn locate(&self, addr: u64, len: usize, writes: bool) -> Option<usize> {
-        let end = addr.checked_add(len as u64);
-        let allows = |known: &Known| {
-            known.start <= addr
-                && end.is_some_and(|end| end <= known.end)
-                && (known.writable || !writes)
-        };
-        if !self.known.iter().any(allows) && self.trespass.get().is_none() {
-            self.trespass.set(Some(Trespass { addr, len, writes }));
+    /// The `len` bytes at `addr` to be written, judged.
+    pub fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+        self.guard.judge(addr, len, Touch::Write);
+        match self.locate(addr, len) {
+            Some(at) => &mut self.bytes[at..at + len],
+            None => {
+                self.nowhere.resize(len, 0);
+                &mut self.nowhere
+            }
         }
-        let at = addr.checked_sub(Arena::BASE)? as usize;
+    }
+
+    /// Where in the arena the bytes lie, if all of them do.
+    fn locate(&self, addr: u64, len: usize) -> Option<usize> {
+        let at = addr.checked_sub(BASE)? as usize;
         (at.checked_add(len)? <= self.bytes.len()).then_some(at)
     }
 }
 
-impl Memory for Arena {
+impl<G: Guard> Memory for Arena<G> {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        match self.locate(addr, len, false) {
-            Some(at) => &self.bytes[at..at + len],
-            None => &self.nowhere[..len],
-        }
+        Arena::bytes(self, addr, len)
     }
 
     fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        match self.locate(addr, len, true) {
-            Some(at) => &mut self.bytes[at..at + len],
-            None => &mut self.nowhere[..len],
-        }
+        Arena::bytes_mut(self, addr, len)
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        self.guard.judge(addr, 8, Touch::Atomic);
+        let place = self.locate(addr, 8).map(|at| &mut self.bytes[at..at + 8]);
+        let Some(word) = place.and_then(|bytes| bytes.first_chunk_mut()) else {
+            return 0;
+        };
+        let original = u64::from_ne_bytes(*word);
+        let once = op.apply(original);
+        *word = if self.doubles_atomics { op.apply(once) } else { once }.to_ne_bytes();
+        original
     }
 }
 
-impl NodeMemory for Arena {
-    const REAL: bool = true;
-
+impl<G: Guard> NodeMemory for Arena<G> {
     fn registered(&mut self, region: &MemoryRegion, access: Access) {
-        let MemoryRegion { addr, len, lkey, .. } = *region;
-        let writable = access.local_write;
-        self.known.push(Known { lkey, start: addr, end: addr + len, writable });
+        self.guard.registered(region, access);
     }
 
     fn deregistered(&mut self, lkey: u32) {
-        self.known.retain(|known| known.lkey != lkey);
+        self.guard.deregistered(lkey);
     }
 }
 
@@ -169,8 +291,6 @@ impl Memory for Phantom {
 }
 
 impl NodeMemory for Phantom {
-    const REAL: bool = false;
-
     fn registered(&mut self, _: &MemoryRegion, _: Access) {}
 
     fn deregistered(&mut self, _: u32) {}
@@ -180,15 +300,20 @@ impl NodeMemory for Phantom {
 mod tests {
     use super::*;
 
+    fn arena(len: u64, access: Access) -> (Arena, MemoryRegion) {
+        let mut arena = Arena::new(4096, &mut Chance::new(1));
+        let region = MemoryRegion { addr: BASE + 64, len, lkey: 1, rkey: 2 };
+        arena.registered(&region, access);
+        (arena, region)
+    }
+
     #[test]
     fn an_access_that_leaves_its_region_is_recorded() {
-        let mut arena = Arena::new(4096, &mut Chance::new(1));
-        let region = MemoryRegion { addr: Arena::BASE + 64, len: 64, lkey: 1, rkey: 2 };
-        arena.registered(&region, Access::LOCAL_READ);
+        let (mut arena, region) = arena(64, Access::LOCAL_READ);
         arena.bytes(region.addr, 64);
         assert_eq!(arena.trespass(), None);
         arena.bytes_mut(region.addr, 1)[0] = 7;
-        let first = Trespass { addr: region.addr, len: 1, writes: true };
+        let first = Trespass { addr: region.addr, len: 1, touch: Touch::Write };
         assert_eq!(arena.trespass(), Some(first));
         arena.bytes(u64::MAX, 16);
         assert_eq!(arena.trespass(), Some(first), "the first one stays");
@@ -196,10 +321,30 @@ mod tests {
 
     #[test]
     fn one_byte_beyond_is_beyond() {
-        let mut arena = Arena::new(4096, &mut Chance::new(1));
-        let region = MemoryRegion { addr: Arena::BASE, len: 64, lkey: 1, rkey: 2 };
-        arena.registered(&region, Access::LOCAL);
+        let (arena, region) = arena(64, Access::LOCAL);
         arena.bytes(region.addr, 65);
         assert!(arena.trespass().is_some());
+    }
+
+    #[test]
+    fn an_atomic_across_words_is_recorded() {
+        let (mut arena, region) = arena(64, Access::LOCAL);
+        arena.atomic(region.addr + 8, AtomicOp::FetchAdd(1));
+        assert_eq!(arena.trespass(), None);
+        arena.atomic(region.addr + 4, AtomicOp::FetchAdd(1));
+        assert!(arena.trespass().is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "C3: wrote 8 bytes")]
+    fn what_is_lent_belongs_to_the_device() {
+        let (mut arena, region) = arena(64, Access::LOCAL);
+        arena.guard.is_strict = true;
+        arena.guard.lend(region.addr + 8, 8);
+        arena.bytes_mut(region.addr, 8);
+        arena.guard.give_back(region.addr + 8);
+        arena.bytes_mut(region.addr + 8, 8);
+        arena.guard.lend(region.addr + 8, 8);
+        arena.bytes_mut(region.addr + 1, 8);
     }
 }

@@ -118,7 +118,7 @@ fn end(
     bytes: u64,
 ) -> Result<(CqId, Qpn, MemoryRegion), VerbsError> {
     let entry = fabric.node_mut(node);
-    let region = entry.register(entry.pd, 1 << 32, bytes, 1 << 32, Access::ALL)?;
+    let region = entry.register(1 << 32, bytes, Access::ALL)?;
     let cq = entry.endpoint.create_cq(2 * DEPTH)?;
     let qpn = entry.endpoint.create_qp(QpConfig::rc(entry.pd, cq, DEPTH, 1))?;
     Ok((cq, qpn, region))
