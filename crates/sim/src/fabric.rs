@@ -462,8 +462,21 @@ impl<M: NodeMemory> Fabric<M> {
         self.run_dirty()
     }
 
-    /// When something happens next.
-    pub fn next_at(&self) -> Option<Time> {
+    /// When something happens next. Deadlines that an endpoint has put off or given up are not among it.
+    pub fn next_at(&mut self) -> Option<Time> {
+        while let Some((at, &Event::Deadline(node))) = self.events.peek() {
+            let entry = &mut self.nodes[node as usize];
+            let due = entry.endpoint.poll_timeout().filter(|_| !entry.is_stopped);
+            let is_set = entry.timer == Some(at);
+            if is_set && due.is_some_and(|(due, _)| due <= at) {
+                break;
+            }
+            self.events.pop_due(at);
+            if is_set {
+                entry.timer = due.map(|(due, _)| due);
+                entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));
+            }
+        }
         self.events.next_at()
     }
 
@@ -502,7 +515,7 @@ impl<M: NodeMemory> Fabric<M> {
         }
         self.touched.clear();
         self.run_dirty();
-        let Some(at) = self.events.next_at() else {
+        let Some(at) = self.next_at() else {
             return !self.touched.is_empty();
         };
         self.now = self.now.max(at);
@@ -521,7 +534,7 @@ impl<M: NodeMemory> Fabric<M> {
             Event::Deadline(node) => {
                 // Others were replaced by an earlier one.
                 let entry = &mut self.nodes[node as usize];
-                if entry.timer == Some(self.now) {
+                if entry.timer.is_some_and(|set| set <= self.now) {
                     entry.timer = None;
                     self.mark_dirty(node);
                 }

@@ -87,12 +87,16 @@ struct Known {
 pub struct Regions {
     known: Vec<Known>,
     lent: Vec<(u64, u64)>,
-    /// Panics at the first access that breaks a rule, instead of recording it.
-    pub is_strict: bool,
+    is_strict: bool,
     trespass: Cell<Option<Trespass>>,
 }
 
 impl Regions {
+    /// Panics at the first access that breaks a rule, instead of recording it.
+    pub fn strict() -> Regions {
+        Regions { is_strict: true, ..Regions::default() }
+    }
+
     /// Nobody but its device may touch these bytes until they are given back.
     pub fn lend(&mut self, addr: u64, len: u64) {
         self.judge(addr, len as usize, Touch::Write);
@@ -168,9 +172,7 @@ impl Arena {
 
     /// The same, guarded by [`Regions`] that panic.
     pub fn strict(len: usize, chance: &mut Chance) -> Arena {
-        let mut arena = Arena::new(len, chance);
-        arena.guard.is_strict = true;
-        arena
+        Arena { guard: Regions::strict(), ..Arena::new(len, chance) }
     }
 
     /// The first access that broke C3.
