@@ -9,7 +9,7 @@
 //!
 //! Packets take the routes of the [`Graph`]. With [`FabricConfig::holds`] they take none: they wait in
 //! front of their node until they are handed over one by one, to be looked at, lost, doubled, changed
-//! and made up on the way ([`Fabric::held`], [`Fabric::deliver`]).
+//! and made up on the way ([`Fabric::release`], [`Fabric::held`], [`Fabric::deliver`]).
 //!
 //! Nothing in here knows what the programs do.
 
@@ -459,11 +459,15 @@ impl<M: NodeMemory> Fabric<M> {
     /// Lets every node do all it can at this instant; whether any had something to do.
     pub fn settle(&mut self) -> bool {
         (0..self.len()).for_each(|node| self.mark_dirty(node));
-        self.run_dirty()
+        self.settle_changed()
     }
 
     /// When something happens next. Deadlines that an endpoint has put off or given up are not among it.
     pub fn next_at(&mut self) -> Option<Time> {
+        if self.holds {
+            let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
+            return deadlines.map(|(at, _)| at.max(self.now)).min();
+        }
         while let Some((at, &Event::Deadline(node))) = self.events.peek() {
             let entry = &mut self.nodes[node as usize];
             let due = entry.endpoint.poll_timeout().filter(|_| !entry.is_stopped);
@@ -514,7 +518,7 @@ impl<M: NodeMemory> Fabric<M> {
             self.nodes[node as usize].is_touched = false;
         }
         self.touched.clear();
-        self.run_dirty();
+        self.settle_changed();
         let Some(at) = self.next_at() else {
             return !self.touched.is_empty();
         };
@@ -523,7 +527,7 @@ impl<M: NodeMemory> Fabric<M> {
             self.handled += 1;
             self.handle(event);
         }
-        self.run_dirty();
+        self.settle_changed();
         true
     }
 
@@ -551,7 +555,8 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
-    fn run_dirty(&mut self) -> bool {
+    /// Lets the nodes that were changed do all they can at this instant; whether any had something to do.
+    pub fn settle_changed(&mut self) -> bool {
         let (mut next, mut is_busy) = (0, false);
         while let Some(&node) = self.dirty.get(next) {
             next += 1;
@@ -580,7 +585,9 @@ impl<M: NodeMemory> Fabric<M> {
             let ended_by_short_burst =
                 !progress.sent.is_multiple_of(BURST_PACKETS) || progress.sent == 0;
             let is_done = port.inbox.is_empty() && ended_by_short_burst;
-            self.forward(node);
+            if !self.holds {
+                self.release(node, |_, _| {});
+            }
             rounds += 1;
             if rounds > self.max_rounds {
                 self.spinning = Some(node);
@@ -590,14 +597,18 @@ impl<M: NodeMemory> Fabric<M> {
             }
         }
         self.collect_sightings(node);
-        self.set_timer(node);
+        if !self.holds {
+            self.set_timer(node);
+        }
         is_busy
     }
 
-    /// Puts what a node has sent on its way.
-    fn forward(&mut self, node: u32) {
+    /// Puts what a node has sent on its way. Where packets are held this is for the caller to do, who
+    /// gets to see each packet, and the memory that it came from.
+    pub fn release(&mut self, node: u32, mut look: impl FnMut(&mut M, &Packet)) {
         let mut outbox = core::mem::take(&mut self.nodes[node as usize].port.outbox);
         for packet in outbox.drain(..) {
+            look(&mut self.nodes[node as usize].memory, &packet);
             if !self.is_kept(&packet) {
                 self.nodes[node as usize].port.recycle(packet.bytes);
             } else if packet.to == GROUP {

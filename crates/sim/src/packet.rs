@@ -128,7 +128,7 @@ impl Packet {
     }
 
     /// Destination queue pair, as far as the packet still has one.
-    pub(crate) fn dest_qpn(&self) -> u32 {
+    pub fn dest_qpn(&self) -> u32 {
         self.word(4) & 0x00ff_ffff
     }
 
@@ -150,7 +150,7 @@ impl Packet {
     }
 
     /// Makes the ICRC right; false for bytes too short to have one.
-    pub(crate) fn seal(&mut self) -> bool {
+    pub fn seal(&mut self) -> bool {
         let right = icrc::compute(&self.pseudo(), &self.bytes);
         if let (Some(right), Some(carried)) = (right, self.bytes.last_chunk_mut()) {
             *carried = right;

@@ -125,6 +125,7 @@ impl Port {
         };
         let bytes = &mut packet.bytes;
         bytes.clear();
+        bytes.reserve(udp_len as usize);
         bytes.extend_from_slice(&frame.header);
         if self.payload == Payload::Phantom {
             // Four bytes stand for any payload with its pad, and four for the ICRC.
