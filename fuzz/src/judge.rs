@@ -183,7 +183,7 @@ impl Judge {
 mod tests {
     use super::*;
     use crate::ledger::{Flow, Queue};
-    use roce::world::{AtomicOp, Memory as _};
+    use roce::world::{AtomicOp, Memory as _, Staging as _};
 
     const QPN: Qpn = Qpn::new(9);
 

@@ -15,7 +15,7 @@ use roce::verbs::{
     WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::Opcode;
-use sim::fabric::{Fabric, FabricConfig, Packet, Payload};
+use sim::fabric::{Body, Fabric, FabricConfig, Packet};
 use sim::graph::Graph;
 use sim::memory::Arena;
 
@@ -150,7 +150,7 @@ const MAX_EVENTS: usize = 8 * 16;
 /// Nodes between which packets are handed over one by one. No ICRC: nobody looks at it here.
 pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
     let config = FabricConfig {
-        payload: Payload::Plain,
+        body: Body::Plain,
         holds: true,
         ipv6: shape.ipv6,
         max_rounds: MAX_TURNS,

@@ -4,8 +4,9 @@
 //! away what the wire has already verified, and counts it. Which packets those are follows from the
 //! seed and the order of arrival alone.
 
+use roce::Time;
 use roce::verbs::Qpn;
-use roce::world::{Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 
 /// A million: probabilities are given in parts of it.
 pub const PPM: u32 = 1_000_000;
@@ -44,14 +45,14 @@ impl<W> LossyWire<W> {
 }
 
 impl<W: Wire> Wire for LossyWire<W> {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
-        self.inner.send(frames);
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.inner.send(now, frames, memory);
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let LossyWire { inner, threshold, state, dropped } = self;
         let before = *dropped;
-        let arrived = inner.receive(&mut |frame| {
+        let arrived = inner.receive(now, &mut |frame| {
             if draw(state) < *threshold {
                 *dropped += 1;
             } else {
@@ -59,6 +60,14 @@ impl<W: Wire> Wire for LossyWire<W> {
             }
         });
         arrived - (*dropped - before) as usize
+    }
+
+    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize {
+        self.inner.admits(now, path, dest, packets)
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        self.inner.next_wakeup()
     }
 
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
@@ -90,16 +99,33 @@ mod tests {
     const BURST: usize = 1000;
 
     impl Wire for Source {
-        fn send(&mut self, _frames: &[TxFrame<'_>]) {}
+        fn send(&mut self, _now: Time, _frames: &[TxFrame<'_>], _memory: &dyn Memory) {}
 
-        fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, _packets: usize) -> usize {
+            3
+        }
+
+        fn next_wakeup(&self) -> Option<Time> {
+            Some(Time::from_nanos(7))
+        }
+
+        fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
             (0..BURST as u32).for_each(|psn| sink(&numbered(psn)));
             BURST
         }
 
         fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
-            false
+            true
         }
+    }
+
+    #[test]
+    fn back_pressure_passes_through() {
+        let mut wire = LossyWire::new(Source, 10_000, 1);
+        let (path, dest) = (Path::new(SocketAddr::from(([127, 0, 0, 1], 4791))), Qpn::new(2));
+        assert_eq!(wire.admits(Time::ZERO, &path, dest, 32), 3);
+        assert_eq!(wire.next_wakeup(), Some(Time::from_nanos(7)));
+        assert!(wire.is_stalled(&path, dest));
     }
 
     fn numbered(psn: u32) -> RxFrame<'static> {
@@ -125,7 +151,8 @@ mod tests {
         let mut seen = Vec::new();
         for _ in 0..rounds {
             let before = seen.len();
-            let got = wire.receive(&mut |frame| seen.push(frame.headers.bth().psn.get()));
+            let got =
+                wire.receive(Time::ZERO, &mut |frame| seen.push(frame.headers.bth().psn.get()));
             assert_eq!(got, seen.len() - before);
         }
         (seen, wire.dropped())

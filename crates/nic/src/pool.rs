@@ -11,7 +11,7 @@
 //! Who may touch the bytes:
 //! - Slices handed out borrow the pool, so Rust's rules hold among users of this process.
 //! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk until
-//!   the read is answered ([`xio::disk`]); nobody looks at it before.
+//!   the read is answered; nobody looks at it before.
 //! - A process that maps the descriptor may write at any time. Bytes are plain numbers and whoever
 //!   shares a region treats its content as untrusted (C7).
 //! - The mapping is reference counted: a disk with reads under way keeps it alive.
@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use roce::world::Memory;
+use roce::world::{AtomicOp, Memory, MemoryKind, Staging};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -224,7 +224,7 @@ impl Pool {
     }
 
     /// The mapping, kept alive beyond the pool.
-    pub(crate) fn region(&self) -> Arc<Region> {
+    pub fn region(&self) -> Arc<Region> {
         Arc::clone(&self.region)
     }
 
@@ -256,6 +256,28 @@ impl Pool {
 }
 
 impl Memory for Pool {
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        let start = self.region.place(addr, into.len());
+        // SAFETY: `place` returned a pointer to that many mapped bytes; `into` is the caller's alone.
+        unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        let start = self.region.place(addr, from.len());
+        // SAFETY: as in `gather`; nobody borrows bytes of the pool while it is borrowed uniquely.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start.as_ptr(), from.len()) }
+    }
+
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
+        op.apply_to(self.bytes_mut(addr, 8))
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+impl Staging for Pool {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         let start = self.region.place(addr, len);
         // SAFETY: `place` returned a pointer to `len` mapped, initialised bytes. The pool is borrowed
@@ -271,9 +293,9 @@ impl Memory for Pool {
     }
 }
 
-/// A mapped memfd. Unmapped when the last user is gone.
+/// The mapped memfd of a pool. Unmapped when its last user is gone.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     fd: OwnedFd,
     start: NonNull<u8>,
     len: usize,

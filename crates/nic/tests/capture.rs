@@ -9,6 +9,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::process::Command;
 
 use nic::capture::Capture;
+use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::interfaces::interfaces;
 use nic::waiter::Waiter;
@@ -19,7 +20,7 @@ use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn,
     ROCE_PORT, Reth, Sack, Sreth, Syndrome,
 };
-use roce::world::{Ecn, Path, TxFrame, Wire};
+use roce::world::{Ecn, NoMemory, Path, Payload, TxFrame, Wire};
 
 /// A file that goes away with the test.
 struct Scratch(PathBuf);
@@ -94,8 +95,7 @@ fn packet(path: Path, slot: u8, opcode: Opcode, psn: u32, payload: &[u8]) -> TxF
     };
     let ext = ext(opcode.ext_kind(), opcode, payload.len() as u32);
     let headers = Headers::new(bth, ext).expect("legal");
-    let pieces: Vec<&[u8]> = payload.chunks(payload.len().div_ceil(2).max(1)).collect();
-    TxFrame { path, header: headers.emit(), payload: pieces.into_iter().collect(), pad: bth.pad }
+    TxFrame { path, header: headers.emit(), payload: Payload::Bytes(payload), pad: bth.pad }
 }
 
 /// Packets of every opcode, three at a time so that the kernel gets runs, with several lengths.
@@ -115,7 +115,7 @@ fn drain(wire: &mut DeviceWire, wanted: usize) {
     let waiter = Waiter::new().expect("eventfd");
     let mut got = 0;
     while got < wanted {
-        match wire.receive(&mut |_| {}) {
+        match wire.receive(clock::now(), &mut |_| {}) {
             0 => {
                 let patience = Some(Duration::from_millis(2_000));
                 let woken = waiter.wait(&wire.fds(), patience).expect("poll");
@@ -136,7 +136,7 @@ fn exchange(address: &str, sent: &Scratch, received: &Scratch) -> usize {
     let payload: Vec<u8> = (0..1024u32).map(|i| (i * 7) as u8).collect();
     let frames = packets(path, b.slot(), &payload);
     for burst in frames.chunks(40) {
-        a.send(burst);
+        a.send(clock::now(), burst, &NoMemory);
         drain(&mut b, burst.len());
     }
     assert!(a.counters().tx.gso_batches > 20, "{:?}", a.counters());
@@ -221,7 +221,7 @@ fn a_capture_ends_at_its_limit_and_traffic_goes_on() {
     let payload = [0xa5; 1024];
     let frames: Vec<_> =
         (0..300).map(|psn| packet(path, b.slot(), Opcode::UcSendOnly, psn, &payload)).collect();
-    a.send(&frames);
+    a.send(clock::now(), &frames, &NoMemory);
     drain(&mut b, 300);
     let capture = a.capture().expect("set");
     assert!(capture.ended().expect("a reason").contains("limit of 200000 bytes"), "{capture}");
@@ -240,11 +240,11 @@ fn what_was_recorded_is_in_the_file_soon_and_at_the_end() {
     a.capture_to(Some(file.capture(u64::MAX)));
     let path = Path::new("127.7.4.1:4791".parse().expect("literal"));
     let packets_in_file = || capture::check(&fs::read(&file.0).expect("a capture")).roce;
-    a.send(&[packet(path, b.slot(), Opcode::RcSendOnly, 1, b"one")]);
+    a.send(clock::now(), &[packet(path, b.slot(), Opcode::RcSendOnly, 1, b"one")], &NoMemory);
     std::thread::sleep(std::time::Duration::from_millis(120));
-    a.receive(&mut |_| {});
+    a.receive(clock::now(), &mut |_| {});
     assert_eq!(packets_in_file(), 1, "without another packet");
-    a.send(&[packet(path, b.slot(), Opcode::RcSendOnly, 2, b"two")]);
+    a.send(clock::now(), &[packet(path, b.slot(), Opcode::RcSendOnly, 2, b"two")], &NoMemory);
     a.capture_to(None);
     assert_eq!(packets_in_file(), 2);
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use nic::capture::Capture;
+use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::interfaces::{Interface, interfaces};
 use nic::packet::PacketTap;
@@ -22,7 +23,7 @@ use roce::verbs::Qpn;
 use roce::wire::frame::{self, Ip, Ipv4};
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT, capture};
-use roce::world::{Origin, Path, TxFrame, Wire};
+use roce::world::{NoMemory, Origin, Path, Payload, TxFrame, Wire};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -145,7 +146,7 @@ fn headers(dest_qp: u32, psn: u32) -> Headers {
 
 fn frame(path: Path, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     let header = headers(dest_qp, psn).emit();
-    TxFrame { path, header, payload: [payload].into_iter().collect(), pad: 0 }
+    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0 }
 }
 
 fn qpn(wire: &DeviceWire) -> u32 {
@@ -164,7 +165,7 @@ fn collect(wire: &mut DeviceWire, wanted: usize) -> Vec<(u32, Origin)> {
     // With nothing wanted it empties what is there.
     while (seen.len() < wanted && idle < 10) || (wanted == 0 && idle < 2) {
         idle += 1;
-        wire.receive(&mut |frame| {
+        wire.receive(clock::now(), &mut |frame| {
             idle = 0;
             seen.push((frame.headers.bth().psn.get(), frame.origin));
         });
@@ -189,7 +190,7 @@ fn every_pair_of_addresses_connects_two_machines() {
         let (path, qpn) = (path(to, source), qpn(&b));
         let batches = a.counters().tx.gso_batches;
         let burst: Vec<_> = (0..100).map(|psn| frame(path, qpn, psn, &payload)).collect();
-        lab.on(0, || a.send(&burst));
+        lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
         let seen = lab.on(1, || collect(&mut b, 100));
         assert_eq!(psns(&seen), (0..100).collect::<Vec<_>>(), "{from} to {to}");
         let origin = seen[0].1;
@@ -220,7 +221,11 @@ fn a_device_opens_while_its_addresses_are_checked_for_duplicates() {
     let mut peer = lab.device(1);
     let to = qpn(&peer);
     lab.on(0, || {
-        early.send(&[frame(path("fd78::2".parse().expect("literal"), source), to, 7, b"soon")]);
+        early.send(
+            clock::now(),
+            &[frame(path("fd78::2".parse().expect("literal"), source), to, 7, b"soon")],
+            &NoMemory,
+        );
     });
     let seen = collect(&mut peer, 1);
     assert_eq!((psns(&seen), seen[0].1.source.ip()), (vec![7], v6));
@@ -241,14 +246,14 @@ fn two_processes_share_what_another_machine_sends() {
         let burst: Vec<_> = (paths.iter())
             .flat_map(|path| [frame(*path, qpn_b, i, &payload), frame(*path, qpn_c, i, &payload)])
             .collect();
-        lab.on(0, || sender.send(&burst));
+        lab.on(0, || sender.send(clock::now(), &burst, &NoMemory));
     }
     // Each empties the shared port for the other as well.
     lab.on(1, || {
         let mut count = [0, 0];
         for _ in 0..300 {
-            count[0] += b.receive(&mut |_| {});
-            count[1] += c.receive(&mut |_| {});
+            count[0] += b.receive(clock::now(), &mut |_| {});
+            count[1] += c.receive(clock::now(), &mut |_| {});
             if count == [18, 18] {
                 break;
             }
@@ -275,7 +280,7 @@ fn groups_reach_members_on_both_machines_once() {
         let path = path(group, source.expect("one of each") as u8);
         let payload = vec![3; 512];
         let burst: Vec<_> = (0..40).map(|psn| frame(path, 0x00ff_ffff, psn, &payload)).collect();
-        lab.on(0, || a.send(&burst));
+        lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
         for (side, wire) in [(0, &mut a), (0, &mut a2), (1, &mut b), (1, &mut b2)] {
             let seen = lab.on(side, || collect(wire, 40));
             assert_eq!(psns(&seen), (0..40).collect::<Vec<_>>(), "{group} on machine {side}");
@@ -296,7 +301,7 @@ fn packets_longer_than_the_link_are_dropped_and_counted() {
     let (large, fits, path) = (vec![0; 2048], vec![0; 1024], Path { source, ..to });
     let qpn = qpn(&b);
     let burst = [(0, &large), (1, &large), (2, &fits)].map(|(psn, p)| frame(path, qpn, psn, p));
-    lab.on(0, || a.send(&burst));
+    lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
     assert_eq!(psns(&lab.on(1, || collect(&mut b, 1))), [2]);
     assert_eq!((a.counters().tx.dropped.too_long, a.why_no_gso()), (2, None));
 }
@@ -367,7 +372,13 @@ fn the_strict_check_takes_everything_once_from_both_kinds_of_neighbours() {
         let burst: Vec<_> =
             (0..100).map(|psn| frame(path(to, source), qpn, psn, &payload)).collect();
         for side in [0, 1] {
-            lab.on(side, || if side == 0 { a.send(&burst) } else { near.send(&burst) });
+            lab.on(side, || {
+                if side == 0 {
+                    a.send(clock::now(), &burst, &NoMemory);
+                } else {
+                    near.send(clock::now(), &burst, &NoMemory);
+                }
+            });
             // Over IPv6 the shared port may have given the packets to the neighbour.
             lab.on(1, || collect(&mut near, 0));
             let mut seen = lab.on(1, || collect(&mut b, 100));
@@ -389,7 +400,7 @@ fn a_tap_sees_segmented_sends_as_the_packets_that_they_are() {
     for (source, to) in (0..).zip(b.addresses().to_vec()) {
         let burst: Vec<_> =
             (0..100).map(|psn| frame(path(to, source), qpn, psn, &payload)).collect();
-        lab.on(0, || a.send(&burst));
+        lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
         assert_eq!(lab.on(1, || collect(&mut b, 100)).len(), 100);
     }
     let file = std::env::temp_dir().join(format!("nic-tap-{}.pcap", std::process::id()));
@@ -467,7 +478,7 @@ fn carries_the_largest(lab: &Lab, a: &mut DeviceWire, b: &mut DeviceWire, to: Ip
     let path = path(to, source.expect("one of each") as u8);
     let burst: Vec<_> = (0..40).map(|psn| frame(path, qpn, psn, &payload)).collect();
     let batches = a.counters().tx.gso_batches;
-    lab.on(0, || a.send(&burst));
+    lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
     let seen = lab.on(1, || collect(b, 40));
     assert_eq!(a.counters().tx.dropped.total(), 0, "{to}: {:?}", a.counters().tx.dropped);
     assert_eq!(psns(&seen), (0..40).collect::<Vec<_>>(), "{to}");

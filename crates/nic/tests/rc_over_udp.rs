@@ -15,7 +15,7 @@ use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
     WcOpcode, WcStatus,
 };
-use roce::world::{Memory, Path, drain};
+use roce::world::{Path, Staging, drain};
 
 const MIB: u64 = 1 << 20;
 

@@ -9,6 +9,7 @@
 //! heap. Nothing is allocated after a queue pair has been created and connected.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::cq::CqTable;
@@ -92,6 +93,9 @@ impl Default for EndpointConfig {
     }
 }
 
+/// How many of so many packets the wire admits on a path to a queue pair.
+pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, usize) -> usize + 'a;
+
 /// What becomes of a packet that arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Delivery {
@@ -149,7 +153,7 @@ pub struct SrqConfig {
 struct QpEntry {
     qp: Qp,
     counters: Counters,
-    /// Stands in the ready queue.
+    /// Stands in the ready queue or is parked.
     is_ready: bool,
 }
 
@@ -185,8 +189,11 @@ pub struct Endpoint {
     qps: Slab<QpEntry>,
     /// Slots of queue pairs that may have something to send.
     ready: VecDeque<u32>,
-    /// What is left of the burst of the queue pair at the front of `ready`.
-    burst_left: u32,
+    /// Packets left of the turn of the queue pair at the front of `ready`; 0 before its turn begins.
+    turn_left: u32,
+    /// Slots of queue pairs whose destinations admit nothing, and when to ask the wire again.
+    parked: Vec<u32>,
+    parked_until: Option<Time>,
     deadlines: Deadlines,
     counters: Counters,
     past_errors: VecDeque<LastError>,
@@ -212,7 +219,9 @@ impl Endpoint {
             events: EventQueue::default(),
             qps,
             ready: VecDeque::new(),
-            burst_left: config.burst_packets,
+            turn_left: 0,
+            parked: Vec::new(),
+            parked_until: None,
             deadlines: Deadlines::default(),
             counters: Counters::default(),
             planted: Planted::default(),
@@ -318,7 +327,8 @@ impl Endpoint {
         self.deadlines.set(slot, None);
         if entry.is_ready {
             self.ready.retain(|&ready| ready != slot);
-            self.burst_left = self.config.burst_packets;
+            self.parked.retain(|&parked| parked != slot);
+            self.turn_left = 0;
         }
         Ok(())
     }
@@ -659,11 +669,23 @@ impl Endpoint {
         self.qps.at(slot)?.qp.deadline()
     }
 
-    /// The next packet to send. Packets of a queue pair come in bursts, queue pairs take turns.
+    /// The next packet to send, whatever its destination. Packets of a queue pair come in bursts, queue
+    /// pairs take turns.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        self.poll_admitted(now, &mut |_, _, packets| packets)
+    }
+
+    /// The next packet to a destination that admits it. Queue pairs whose destinations admit nothing
+    /// are parked until [`unpark`](Endpoint::unpark).
+    pub(crate) fn poll_admitted(&mut self, now: Time, admits: &mut Admits<'_>) -> Option<Transmit> {
         let mut delivery = Delivery::default();
         let mut packet = None;
         while let Some(&slot) = self.ready.front() {
+            if !self.take_turn(slot, admits) {
+                self.ready.pop_front();
+                self.parked.push(slot);
+                continue;
+            }
             let out = (&mut delivery, &mut packet);
             self.poll_qp(slot, now, out, |qp, cx| qp.poll_transmit(cx));
             if packet.is_some() {
@@ -671,12 +693,55 @@ impl Endpoint {
                 return transmit(packet, delivery);
             }
             self.ready.pop_front();
-            self.burst_left = self.config.burst_packets;
+            self.turn_left = 0;
             if let Some(entry) = self.qps.at_mut(slot) {
                 entry.is_ready = false;
             }
         }
         None
+    }
+
+    /// Begins or continues the turn of a queue pair; `false` if its destination admits nothing.
+    fn take_turn(&mut self, slot: u32, admits: &mut Admits<'_>) -> bool {
+        let Some(QpEntry { qp, .. }) = self.qps.at(slot) else {
+            return true;
+        };
+        let is_new = self.turn_left == 0;
+        // Every datagram may have a destination of its own.
+        if !is_new && qp.transport() != Transport::Ud {
+            return true;
+        }
+        let Some((path, dest)) = qp.next_destination() else {
+            self.turn_left = self.turn_left.max(1);
+            return true;
+        };
+        let wanted = match qp.transport() {
+            Transport::Ud => 1,
+            Transport::Rc | Transport::Uc => self.config.burst_packets,
+        };
+        let waits_behind_own = self.outbox.len() > 0 && self.outbox.holds(qp.qpn());
+        let granted = if waits_behind_own { 0 } else { admits(&path, dest, wanted as usize) };
+        self.turn_left = match (granted, is_new) {
+            (0, _) => 0,
+            (_, true) if wanted == 1 => self.config.burst_packets,
+            (_, true) => granted as u32,
+            (_, false) => self.turn_left,
+        };
+        granted > 0
+    }
+
+    /// Lets parked queue pairs take turns again, if it is time to ask the wire.
+    pub(crate) fn unpark(&mut self, now: Time) {
+        if self.parked_until.is_none_or(|at| at <= now) {
+            self.ready.extend(self.parked.drain(..));
+            self.parked_until = None;
+        }
+    }
+
+    /// Until when queue pairs stay parked that were parked since the last call; the next round if the
+    /// wire names no time.
+    pub(crate) fn park_until(&mut self, at: Option<Time>) {
+        self.parked_until = at.filter(|_| !self.parked.is_empty());
     }
 
     /// The next answer to READs and atomics of the peer, whosever turn it is.
@@ -688,11 +753,10 @@ impl Endpoint {
     }
 
     fn end_turn_if_due(&mut self, slot: u32) {
-        self.burst_left -= 1;
-        if self.burst_left > 0 {
+        self.turn_left = self.turn_left.saturating_sub(1);
+        if self.turn_left > 0 {
             return;
         }
-        self.burst_left = self.config.burst_packets;
         self.ready.rotate_left(1);
         if let Some(entry) = self.qps.at_mut(slot) {
             entry.qp.end_burst();
@@ -771,7 +835,6 @@ impl Endpoint {
             insert: &mut delivery.insert,
             owed_packets: &mut delivery.owed_packets,
             packet,
-            ecn_ce: false,
             cq_overflowed: false,
             planted: self.planted,
         };

@@ -132,20 +132,12 @@ pub struct RttMeter {
     pub estimator: RttEstimator,
     /// Counted.
     pub histogram: RttHistogram,
-    pub(crate) probe: RttProbe,
 }
 
 impl RttMeter {
     pub(crate) fn sample(&mut self, rtt: Duration) {
         self.estimator.sample(rtt);
         self.histogram.sample(rtt);
-    }
-
-    /// Everything before `una` is answered.
-    pub(crate) fn answered(&mut self, una: Psn, now: Time) {
-        if let Some(rtt) = self.probe.answered(una, now) {
-            self.sample(rtt);
-        }
     }
 }
 

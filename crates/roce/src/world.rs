@@ -5,13 +5,14 @@
 //! [`drain`] is the only code that lets the two meet (C1): real drivers and simulated ones call it
 //! alike, so even the order of calls is shared.
 
+use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
 
-use crate::endpoint::{Endpoint, Insert, Placement, Transmit};
+use crate::endpoint::{Endpoint, Insert, Placement, Placements, Transmit};
 use crate::time::Time;
-use crate::verbs::{MAX_SGE, MULTICAST_QPN, Qpn};
+use crate::verbs::{MULTICAST_QPN, Qpn};
 use crate::wire::Headers;
 
 /// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
@@ -81,24 +82,73 @@ impl Origin {
     }
 }
 
-/// A packet to send, payload still in registered memory.
+/// A packet to send.
 #[derive(Debug)]
 pub struct TxFrame<'a> {
     /// Where to.
     pub path: Path,
     /// Encoded transport headers, BTH first.
     pub header: ArrayVec<u8, MAX_HEADER_BYTES>,
-    /// Payload, in order. Never empty slices.
-    pub payload: ArrayVec<&'a [u8], MAX_SGE>,
+    /// What follows the headers.
+    pub payload: Payload<'a>,
     /// Zero bytes after the payload, 0–3 (as the BTH says).
     pub pad: u8,
 }
 
+/// Where a packet's payload is before the wire takes it.
+#[derive(Debug)]
+pub enum Payload<'a> {
+    /// In registered memory, to be gathered in this order.
+    Gather(Placements),
+    /// In a buffer that no program can touch.
+    Bytes(&'a [u8]),
+}
+
+impl Payload<'_> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Gather(pieces) => pieces.iter().map(|piece| piece.len as usize).sum(),
+            Payload::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether the packet ends with its headers.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the payload to `bytes`, read from `memory` where it is registered memory.
+    pub fn append_to(&self, bytes: &mut Vec<u8>, memory: &dyn Memory) {
+        match self {
+            Payload::Gather(pieces) => gather(pieces, memory, bytes),
+            Payload::Bytes(payload) => bytes.extend_from_slice(payload),
+        }
+    }
+}
+
+/// Appends registered memory to `bytes`.
+pub(crate) fn gather(pieces: &[Placement], memory: &dyn Memory, bytes: &mut Vec<u8>) {
+    for piece in pieces {
+        let start = bytes.len();
+        bytes.resize(start + piece.len as usize, 0);
+        memory.gather(piece.addr, &mut bytes[start..]);
+    }
+}
+
 impl TxFrame<'_> {
+    /// The queue pair that the packet is for.
+    pub fn dest_qp(&self) -> Qpn {
+        Qpn::new(
+            self.header
+                .get(4..8)
+                .map_or(0, |word| word.iter().fold(0, |value, &byte| value << 8 | u32::from(byte))),
+        )
+    }
+
     /// Bytes after the UDP header: headers, payload, pad and ICRC.
     pub fn udp_payload_len(&self) -> usize {
-        let payload: usize = self.payload.iter().map(|piece| piece.len()).sum();
-        self.header.len() + payload + usize::from(self.pad) + 4
+        self.header.len() + self.payload.len() + usize::from(self.pad) + 4
     }
 }
 
@@ -114,21 +164,24 @@ pub struct RxFrame<'a> {
 }
 
 /// Carries RoCE packets.
+///
+/// No method has a default: a wrapper that forgot one would switch it off in silence.
 pub trait Wire {
-    /// Sends the frames in order. A wire may lose packets, so there is nothing to return; one that
-    /// cannot take more counts what it dropped.
-    fn send(&mut self, frames: &[TxFrame<'_>]);
-
-    /// How many frames the wire would take now without losing any, as far as it knows. A wire that has
-    /// back-pressure says 0 while its receivers are full; the frames stay where they are, in the queue
-    /// pairs. Most wires know nothing and take everything.
-    fn room(&mut self, _now: Time) -> usize {
-        usize::MAX
-    }
+    /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so there is
+    /// nothing to return; one that cannot take more counts what it dropped.
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory);
 
     /// Hands the packets that have arrived to `sink`, a bounded number of them, and returns how many.
     /// Those that do not parse or whose ICRC is wrong are counted by the wire and go no further.
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
+
+    /// How many of `packets` packets on this path to the queue pair `dest` can be sent now without loss,
+    /// as far as the wire knows. What it admits counts as on its way until the next `send`. After 0, ask
+    /// again at [`next_wakeup`](Wire::next_wakeup). A wire that knows nothing of its receivers admits all.
+    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize;
+
+    /// When a destination that admitted nothing may do so again: nothing else will wake who waits.
+    fn next_wakeup(&self) -> Option<Time>;
 
     /// Whether packets on this path to the queue pair `dest` lie unread, as far as the wire can know:
     /// their receiver exists, but does not run, and so cannot answer. Asked when an ACK timer has
@@ -136,28 +189,66 @@ pub trait Wire {
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool;
 }
 
+/// What is behind the addresses of a [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Bytes that this processor reads and writes.
+    Host,
+    /// Nothing: gathered bytes are zero, scattered ones are gone. For simulations of payload that nobody
+    /// looks at.
+    Phantom,
+}
+
 /// Registered memory, by the addresses that regions were registered with.
 ///
-/// The endpoint asks only for ranges inside registered regions; an implementation panics on others,
-/// because then a check in this crate is broken (C3).
+/// Bytes are copied in and out and never borrowed: programs and devices may touch them at the same
+/// moment. The endpoint asks only for ranges inside registered regions; an implementation panics on
+/// others where it can tell, because then a check in this crate is broken (C3).
 pub trait Memory {
+    /// Copies the bytes from `addr` on into all of `into`.
+    fn gather(&self, addr: u64, into: &mut [u8]);
+
+    /// Copies all of `from` to `addr`.
+    fn scatter(&mut self, addr: u64, from: &[u8]);
+
+    /// Carries out an atomic on the 8-byte aligned word at `addr`, which is in host byte order, and
+    /// returns its former value. Memory that programs share does it with the processor's own atomics.
+    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64;
+
+    /// What the bytes are.
+    fn kind(&self) -> MemoryKind;
+}
+
+/// For frames that bring their payload along.
+#[derive(Clone, Copy, Debug)]
+pub struct NoMemory;
+
+impl Memory for NoMemory {
+    fn gather(&self, addr: u64, _into: &mut [u8]) {
+        panic!("nothing is registered at {addr:#x}");
+    }
+
+    fn scatter(&mut self, addr: u64, _from: &[u8]) {
+        panic!("nothing is registered at {addr:#x}");
+    }
+
+    fn atomic(&mut self, addr: u64, _op: AtomicOp) -> u64 {
+        panic!("nothing is registered at {addr:#x}");
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+/// Memory that one thread has to itself between the packets that arrive: it may borrow the bytes, to
+/// convert a block where it lies or to read it without another copy.
+pub trait Staging: Memory {
     /// The bytes at `addr`.
     fn bytes(&self, addr: u64, len: usize) -> &[u8];
 
-    /// The bytes at `addr`, to be written.
+    /// The bytes at `addr`, to be changed.
     fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8];
-
-    /// Carries out an atomic on the 8-byte aligned word at `addr`, which is in host byte order, and
-    /// returns its former value. Memory that programs share with the wire does it with the
-    /// processor's own atomics; the default suits memory that nobody else touches.
-    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
-        let word = self.bytes_mut(addr, 8);
-        let mut original = [0; 8];
-        original.copy_from_slice(word);
-        let original = u64::from_ne_bytes(original);
-        word.copy_from_slice(&op.apply(original).to_ne_bytes());
-        original
-    }
 }
 
 /// What an atomic does to a 64-bit word.
@@ -183,6 +274,15 @@ impl AtomicOp {
             AtomicOp::FetchAdd(add) => original.wrapping_add(add),
         }
     }
+
+    /// Carries it out on a word in host byte order that nobody else touches, and returns the former value.
+    pub fn apply_to(self, word: &mut [u8]) -> u64 {
+        let mut original = [0; 8];
+        original.copy_from_slice(word);
+        let original = u64::from_ne_bytes(original);
+        word.copy_from_slice(&self.apply(original).to_ne_bytes());
+        original
+    }
 }
 
 /// What one [`drain`] did.
@@ -206,30 +306,33 @@ const MAX_SENT: usize = 2 * BURST_PACKETS;
 
 /// Receives once, carries out what is due, and sends what there is to send, up to a bound.
 ///
-/// Call it again at once while it reports progress; else when the wire has packets, when the
-/// endpoint's `poll_timeout` is due, or when work was posted.
+/// Call it again at once while it reports progress; else when the wire has packets, when
+/// [`next_wakeup`] is due, or when work was posted.
 pub fn drain<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
     memory: &mut M,
     now: Time,
 ) -> Progress {
-    let received = wire.receive(&mut |frame| accept(endpoint, memory, now, frame));
+    let received = wire.receive(now, &mut |frame| accept(endpoint, memory, now, frame));
     endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
-    let mut sent = 0;
+    endpoint.unpark(now);
+    let mut sent = send_gathered(endpoint, wire, memory, now);
     while sent < MAX_SENT {
-        let room = wire.room(now).min(BURST_PACKETS);
-        if endpoint.outbox.len() > 0 && room > 0 {
-            sent += endpoint.outbox.send(room, |frames| wire.send(frames));
-            continue;
-        }
-        let burst = send_burst(endpoint, wire, memory, now, room);
+        let burst = send_burst(endpoint, wire, memory, now);
         sent += burst;
-        if burst < room || room == 0 {
+        if burst < BURST_PACKETS {
             break;
         }
     }
+    endpoint.park_until(wire.next_wakeup());
     Progress { received, sent }
+}
+
+/// When [`drain`] has to be called next if nothing else happens.
+pub fn next_wakeup<W: Wire>(endpoint: &Endpoint, wire: &W) -> Option<Time> {
+    let timer = endpoint.poll_timeout().map(|(at, _)| at);
+    timer.into_iter().chain(wire.next_wakeup()).min()
 }
 
 fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: &RxFrame<'_>) {
@@ -286,7 +389,7 @@ fn gather_answers<M: Memory>(
     let mut outbox = core::mem::take(&mut endpoint.outbox);
     if outbox.has_room(qpn, owed) {
         let answers = core::iter::from_fn(|| endpoint.poll_answer(qpn, now));
-        answers.take(owed).for_each(|answer| outbox.push(qpn, &answer, memory));
+        answers.take(owed).for_each(|answer| outbox.push(qpn, answer, memory));
     }
     endpoint.outbox = outbox;
 }
@@ -299,7 +402,7 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
         for source in &mut sources {
             let (bytes, later) = source.split_at(left.min(source.len()));
             if !bytes.is_empty() {
-                memory.bytes_mut(addr, bytes.len()).copy_from_slice(bytes);
+                memory.scatter(addr, bytes);
             }
             (addr, left) = (addr + bytes.len() as u64, left - bytes.len());
             *source = later;
@@ -307,32 +410,48 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
     }
 }
 
-/// Sends up to `room` frames. They borrow registered memory: nothing is copied on this side of the wire.
+/// Sends READ responses that were gathered ahead, as far as their destinations admit them.
+fn send_gathered<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &M,
+    now: Time,
+) -> usize {
+    let mut sent = 0;
+    while sent < MAX_SENT && endpoint.outbox.len() > 0 {
+        let chosen = endpoint.outbox.choose(&mut |path, dest| wire.admits(now, path, dest, 1) > 0);
+        if chosen == 0 {
+            break;
+        }
+        wire.send(now, &endpoint.outbox.frames(), memory);
+        endpoint.outbox.remove_chosen();
+        sent += chosen;
+    }
+    sent
+}
+
+/// Sends up to [`BURST_PACKETS`] packets and returns how many.
 fn send_burst<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
     memory: &M,
     now: Time,
-    room: usize,
 ) -> usize {
     let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
-    while frames.len() < room
-        && let Some(transmit) = endpoint.poll_transmit(now)
+    let mut admits = |path: &Path, dest, packets| wire.admits(now, path, dest, packets);
+    while !frames.is_full()
+        && let Some(transmit) = endpoint.poll_admitted(now, &mut admits)
     {
-        frames.push(frame_of(&transmit, memory));
+        let Transmit { path, headers, payload, pad } = transmit;
+        frames.push(TxFrame {
+            path,
+            header: headers.emit(),
+            payload: Payload::Gather(payload),
+            pad,
+        });
     }
     if !frames.is_empty() {
-        wire.send(&frames);
+        wire.send(now, &frames, memory);
     }
     frames.len()
-}
-
-fn frame_of<'m, M: Memory>(transmit: &Transmit, memory: &'m M) -> TxFrame<'m> {
-    let bytes = |piece: &Placement| memory.bytes(piece.addr, piece.len as usize);
-    TxFrame {
-        path: transmit.path,
-        header: transmit.headers.emit(),
-        payload: transmit.payload.iter().map(bytes).collect(),
-        pad: transmit.pad,
-    }
 }

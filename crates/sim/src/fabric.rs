@@ -22,10 +22,10 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use roce::Time;
-use roce::endpoint::{EndpointConfig, Placement, Transmit};
+use roce::endpoint::{EndpointConfig, Transmit};
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, BURST_PACKETS, Ecn, Path, TxFrame, Wire};
+use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, TxFrame, Wire};
 
 use crate::chance::Chance;
 use crate::events::EventQueue;
@@ -35,7 +35,7 @@ use crate::link::{Link, LinkStats};
 use crate::memory::NodeMemory;
 pub use crate::packet::Packet;
 use crate::packet::{Addressing, GROUP, Marks};
-pub use crate::port::Payload;
+pub use crate::port::Body;
 use crate::port::Port;
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
@@ -48,7 +48,7 @@ pub struct FabricConfig {
     /// Nodes, switches and cables.
     pub graph: Graph,
     /// What packets carry.
-    pub payload: Payload,
+    pub body: Body,
     /// Packets wait in front of their node until they are handed over.
     pub holds: bool,
     /// IPv6 instead of IPv4.
@@ -68,7 +68,7 @@ impl FabricConfig {
     pub fn new(graph: Graph, seed: u64) -> FabricConfig {
         FabricConfig {
             graph,
-            payload: Payload::Sealed,
+            body: Body::Sealed,
             holds: false,
             ipv6: false,
             batch: 64,
@@ -110,7 +110,7 @@ pub struct Sighting {
     pub direction: Direction,
     /// Transport headers.
     pub headers: Headers,
-    /// Payload bytes.
+    /// Body bytes.
     pub payload_len: u32,
 }
 
@@ -136,7 +136,7 @@ pub struct Fabric<M> {
     now: Time,
     links: Vec<Link>,
     routes: Routes,
-    payload: Payload,
+    body: Body,
     holds: bool,
     filter: Option<Filter>,
     misdirected: u64,
@@ -174,7 +174,7 @@ impl<M: NodeMemory> Fabric<M> {
         let addressing = Addressing { ipv6: config.ipv6 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
-            let port = Port::new(index, addressing, config.payload, config.batch);
+            let port = Port::new(index, addressing, config.body, config.batch);
             new_node(config.endpoint, memory, port, seed)
         });
         let nodes = nodes.collect();
@@ -184,7 +184,7 @@ impl<M: NodeMemory> Fabric<M> {
             now: Time::ZERO,
             links: config.graph.edges().iter().map(Link::new).collect(),
             routes: config.graph.routes(),
-            payload: config.payload,
+            body: config.body,
             holds: config.holds,
             filter: None,
             misdirected: 0,
@@ -303,9 +303,9 @@ impl<M: NodeMemory> Fabric<M> {
     /// A packet that was made up reaches a node at once, as if another had sent it, with a right ICRC.
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
         let path = self.path_to(to);
-        let payload = (!payload.is_empty()).then_some(payload).into_iter().collect();
+        let payload = Payload::Bytes(payload);
         let frame = TxFrame { path, header: headers.emit(), payload, pad: headers.bth().pad };
-        let packet = self.nodes[from as usize].port.packet(&frame);
+        let packet = self.nodes[from as usize].port.packet(&frame, &NoMemory);
         self.deliver(to, packet);
     }
 
@@ -313,14 +313,13 @@ impl<M: NodeMemory> Fabric<M> {
     pub fn transmit(&mut self, node: u32, transmit: &Transmit) {
         self.mark_dirty(node);
         let Node { memory, port, .. } = &mut self.nodes[node as usize];
-        let bytes = |piece: &Placement| memory.bytes(piece.addr, piece.len as usize);
         let frame = TxFrame {
             path: transmit.path,
             header: transmit.headers.emit(),
-            payload: transmit.payload.iter().map(bytes).collect(),
+            payload: Payload::Gather(transmit.payload.clone()),
             pad: transmit.pad,
         };
-        port.send(&[frame]);
+        port.send(self.now, &[frame], memory);
     }
 
     /// A packet of these bytes, BTH to ICRC, as if one node had sent it to another.
@@ -427,7 +426,7 @@ impl<M: NodeMemory> Fabric<M> {
         let seed = self.chance.word();
         let (now, endpoint) = (self.now, self.endpoint);
         let old = &mut self.nodes[node as usize];
-        let fresh = Port::new(node, old.port.addressing, self.payload, old.port.batch);
+        let fresh = Port::new(node, old.port.addressing, self.body, old.port.batch);
         let mut port = core::mem::replace(&mut old.port, fresh);
         port.inbox.clear();
         port.outbox.clear();

@@ -7,7 +7,7 @@
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig, Payload};
+use crate::fabric::{Body, Fabric, FabricConfig};
 use crate::faults::{Fault, FaultMix};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
@@ -61,7 +61,7 @@ impl GoodputConfig {
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goodput {
-    /// Payload bits per second that arrived for good.
+    /// Body bits per second that arrived for good.
     pub goodput_bps: u64,
     /// Bits per second on the cable, framing and repetitions included.
     pub wire_bps: u64,
@@ -111,11 +111,11 @@ pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
 
 fn fabric(config: &GoodputConfig) -> Fabric<Phantom> {
     let fabric = FabricConfig {
-        payload: Payload::Phantom,
+        body: Body::Phantom,
         endpoint: EndpointConfig { max_qps: 16, max_regions: 16, ..EndpointConfig::default() },
         ..FabricConfig::new(Graph::cable(config.link), config.seed)
     };
-    Fabric::new(&fabric, |_| Phantom::default())
+    Fabric::new(&fabric, |_| Phantom)
 }
 
 /// `amount` in `span`, per second.

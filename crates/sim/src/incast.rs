@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig, Payload};
+use crate::fabric::{Body, Fabric, FabricConfig};
 use crate::goodput::per_second;
 use crate::graph::Graph;
 use crate::link::{LinkConfig, LinkStats, Marking};
@@ -75,7 +75,7 @@ pub struct Incast {
     pub range_bytes: (u64, u64),
     /// Bits per second on the receiver's link in that time, framing included.
     pub wire_bps: u64,
-    /// Payload bits per second of each sender while shares are compared, the first stream first.
+    /// Body bits per second of each sender while shares are compared, the first stream first.
     pub shares_bps: Vec<u64>,
     /// Packets that found the queue full, in all.
     pub dropped: u64,
@@ -195,7 +195,7 @@ impl Collision {
 fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
     let plain = LinkConfig { queue_bytes: 1 << 30, marking: None, ..config.link };
     let fabric = FabricConfig {
-        payload: Payload::Phantom,
+        body: Body::Phantom,
         endpoint: EndpointConfig {
             max_qps: 1 << 10,
             max_regions: 1 << 10,
@@ -203,7 +203,7 @@ fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
         },
         ..FabricConfig::new(Graph::star(nodes, plain, config.link), config.seed)
     };
-    Fabric::new(&fabric, |_| Phantom::default())
+    Fabric::new(&fabric, |_| Phantom)
 }
 
 #[cfg(test)]

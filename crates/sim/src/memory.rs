@@ -5,22 +5,18 @@
 //! registered and what is lent to a device; a test that knows more brings a guard of its own. [`Phantom`]
 //! has no contents: payload is a length, for experiments that ask how fast and not what.
 
-use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt;
 
 use roce::verbs::{Access, MemoryRegion};
-use roce::world::{AtomicOp, Memory};
+use roce::world::{AtomicOp, Memory, MemoryKind, Staging};
 
 use crate::chance::Chance;
 
 /// First address of every arena: high, so that offsets mistaken for addresses are caught.
 pub const BASE: u64 = 0x7f00_0000_0000;
-
-/// More than any packet carries.
-const MAX_PIECE_BYTES: usize = 8192;
 
 /// What a simulated node can have as memory.
 pub trait NodeMemory: Memory {
@@ -155,8 +151,6 @@ pub struct Arena<G = Regions> {
     /// Carries out every atomic twice: a broken memory that a history checker must notice.
     pub doubles_atomics: bool,
     taken: u64,
-    /// What a write outside the arena gets.
-    nowhere: Vec<u8>,
 }
 
 impl Arena {
@@ -184,7 +178,7 @@ impl Arena {
 impl<G: Guard> Arena<G> {
     /// These bytes, with a guard over them.
     pub const fn with(bytes: Vec<u8>, guard: G) -> Arena<G> {
-        Arena { bytes, guard, doubles_atomics: false, taken: 0, nowhere: Vec::new() }
+        Arena { bytes, guard, doubles_atomics: false, taken: 0 }
     }
 
     /// The address of fresh memory on a page boundary, which is never given back; `None` when the arena
@@ -212,27 +206,6 @@ impl<G: Guard> Arena<G> {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The `len` bytes at `addr`, judged; zeros for what is outside the arena.
-    pub fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        self.guard.judge(addr, len, Touch::Read);
-        match self.locate(addr, len) {
-            Some(at) => &self.bytes[at..at + len],
-            None => &crate::port::ZEROS[..len],
-        }
-    }
-
-    /// The `len` bytes at `addr` to be written, judged.
-    pub fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        self.guard.judge(addr, len, Touch::Write);
-        match self.locate(addr, len) {
-            Some(at) => &mut self.bytes[at..at + len],
-            None => {
-                self.nowhere.resize(len, 0);
-                &mut self.nowhere
-            }
-        }
-    }
-
     /// Where in the arena the bytes lie, if all of them do.
     fn locate(&self, addr: u64, len: usize) -> Option<usize> {
         let at = addr.checked_sub(BASE)? as usize;
@@ -241,24 +214,50 @@ impl<G: Guard> Arena<G> {
 }
 
 impl<G: Guard> Memory for Arena<G> {
-    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        Arena::bytes(self, addr, len)
+    fn gather(&self, addr: u64, into: &mut [u8]) {
+        self.guard.judge(addr, into.len(), Touch::Read);
+        match self.locate(addr, into.len()) {
+            Some(at) => into.copy_from_slice(&self.bytes[at..at + into.len()]),
+            None => into.fill(0),
+        }
     }
 
-    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        Arena::bytes_mut(self, addr, len)
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
+        self.guard.judge(addr, from.len(), Touch::Write);
+        if let Some(at) = self.locate(addr, from.len()) {
+            self.bytes[at..at + from.len()].copy_from_slice(from);
+        }
     }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
         self.guard.judge(addr, 8, Touch::Atomic);
-        let place = self.locate(addr, 8).map(|at| &mut self.bytes[at..at + 8]);
-        let Some(word) = place.and_then(|bytes| bytes.first_chunk_mut()) else {
+        let Some(at) = self.locate(addr, 8) else {
             return 0;
         };
-        let original = u64::from_ne_bytes(*word);
-        let once = op.apply(original);
-        *word = if self.doubles_atomics { op.apply(once) } else { once }.to_ne_bytes();
+        let word = &mut self.bytes[at..at + 8];
+        let original = op.apply_to(word);
+        if self.doubles_atomics {
+            op.apply_to(word);
+        }
         original
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+/// For who knows that the bytes are in the arena.
+impl<G: Guard> Staging for Arena<G> {
+    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+        self.guard.judge(addr, len, Touch::Read);
+        self.peek(addr, len)
+    }
+
+    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+        self.guard.judge(addr, len, Touch::Write);
+        let at = (addr - BASE) as usize;
+        &mut self.bytes[at..at + len]
     }
 }
 
@@ -272,23 +271,23 @@ impl<G: Guard> NodeMemory for Arena<G> {
     }
 }
 
-/// No contents: every address leads to the same few kilobytes.
-#[derive(Debug)]
-pub struct Phantom(Box<[u8]>);
-
-impl Default for Phantom {
-    fn default() -> Phantom {
-        Phantom(vec![0; MAX_PIECE_BYTES].into_boxed_slice())
-    }
-}
+/// Addresses without contents.
+#[derive(Debug, Default)]
+pub struct Phantom;
 
 impl Memory for Phantom {
-    fn bytes(&self, _: u64, len: usize) -> &[u8] {
-        &self.0[..len]
+    fn gather(&self, _: u64, into: &mut [u8]) {
+        into.fill(0);
     }
 
-    fn bytes_mut(&mut self, _: u64, len: usize) -> &mut [u8] {
-        &mut self.0[..len]
+    fn scatter(&mut self, _: u64, _: &[u8]) {}
+
+    fn atomic(&mut self, _: u64, _: AtomicOp) -> u64 {
+        0
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Phantom
     }
 }
 
@@ -312,19 +311,19 @@ mod tests {
     #[test]
     fn an_access_that_leaves_its_region_is_recorded() {
         let (mut arena, region) = arena(64, Access::LOCAL_READ);
-        arena.bytes(region.addr, 64);
+        arena.gather(region.addr, &mut [0; 64]);
         assert_eq!(arena.trespass(), None);
-        arena.bytes_mut(region.addr, 1)[0] = 7;
+        arena.scatter(region.addr, &[7]);
         let first = Trespass { addr: region.addr, len: 1, touch: Touch::Write };
         assert_eq!(arena.trespass(), Some(first));
-        arena.bytes(u64::MAX, 16);
+        arena.gather(u64::MAX, &mut [0; 16]);
         assert_eq!(arena.trespass(), Some(first), "the first one stays");
     }
 
     #[test]
     fn one_byte_beyond_is_beyond() {
         let (arena, region) = arena(64, Access::LOCAL);
-        arena.bytes(region.addr, 65);
+        arena.gather(region.addr, &mut [0; 65]);
         assert!(arena.trespass().is_some());
     }
 

@@ -8,13 +8,13 @@ use roce::Time;
 use roce::verbs::Qpn;
 use roce::wire::icrc;
 use roce::wire::{Headers, ICRC_BYTES};
-use roce::world::{Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
 use crate::packet::{Addressing, Marks, Packet};
 
-/// Payload of phantom packets.
+/// Body of phantom packets.
 pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
 
 /// Buffers that are kept for packets to come.
@@ -22,7 +22,7 @@ const MOST_SPARE: usize = 1024;
 
 /// What packets carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Payload {
+pub enum Body {
     /// Bytes, and an ICRC that receivers verify.
     Sealed,
     /// Bytes, and zeros in place of the ICRC, which nobody looks at: quicker, where nothing is damaged.
@@ -36,7 +36,7 @@ pub(crate) struct Port {
     pub(crate) node: u32,
     pub(crate) addressing: Addressing,
     /// What packets carry.
-    pub(crate) payload: Payload,
+    pub(crate) body: Body,
     /// Most packets handed over per `receive`.
     pub(crate) batch: usize,
     pub(crate) now: Time,
@@ -64,11 +64,11 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(node: u32, addressing: Addressing, payload: Payload, batch: usize) -> Port {
+    pub(crate) fn new(node: u32, addressing: Addressing, body: Body, batch: usize) -> Port {
         Port {
             node,
             addressing,
-            payload,
+            body,
             batch: batch.max(1),
             now: Time::ZERO,
             outbox: Vec::new(),
@@ -98,13 +98,13 @@ impl Port {
         if self.sightings.is_some()
             && let Ok((headers, payload)) = Headers::parse(&packet.bytes)
         {
-            let phantom = self.payload == Payload::Phantom;
+            let phantom = self.body == Body::Phantom;
             let len = if phantom { packet.phantom_payload } else { payload.len() as u32 };
             self.note(Direction::Sent, packet.to, headers, len);
         }
     }
 
-    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>) -> Packet {
+    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>, memory: &dyn Memory) -> Packet {
         self.next_id = self.next_id.wrapping_add(1);
         let udp_len = frame.udp_payload_len() as u32;
         let behind = frame.header.len() as u32 + u32::from(frame.pad) + ICRC_BYTES as u32;
@@ -127,15 +127,15 @@ impl Port {
         bytes.clear();
         bytes.reserve(udp_len as usize);
         bytes.extend_from_slice(&frame.header);
-        if self.payload == Payload::Phantom {
+        if self.body == Body::Phantom {
             // Four bytes stand for any payload with its pad, and four for the ICRC.
             let body = if udp_len > frame.header.len() as u32 + 4 { 4 } else { 0 };
             bytes.resize(bytes.len() + body + ICRC_BYTES, 0);
             return packet;
         }
-        frame.payload.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        frame.payload.append_to(bytes, memory);
         bytes.resize(udp_len as usize, 0);
-        if self.payload == Payload::Sealed {
+        if self.body == Body::Sealed {
             packet.seal();
         }
         packet
@@ -143,13 +143,13 @@ impl Port {
 
     /// Headers and payload, unless the packet has to be refused.
     fn open<'p>(&self, packet: &'p Packet) -> Option<(Headers, &'p [u8])> {
-        match self.payload {
-            Payload::Sealed => icrc::verify(&packet.pseudo(), &packet.bytes)
+        match self.body {
+            Body::Sealed => icrc::verify(&packet.pseudo(), &packet.bytes)
                 .then(|| Headers::parse(&packet.bytes))
                 .and_then(Result::ok),
-            Payload::Plain => Headers::parse(&packet.bytes).ok(),
-            Payload::Phantom if packet.marks.is_damaged() => None,
-            Payload::Phantom => {
+            Body::Plain => Headers::parse(&packet.bytes).ok(),
+            Body::Phantom if packet.marks.is_damaged() => None,
+            Body::Phantom => {
                 let (headers, _) = Headers::parse(&packet.bytes).ok()?;
                 Some((headers, ZEROS.get(..packet.phantom_payload as usize)?))
             }
@@ -200,9 +200,9 @@ impl Port {
 }
 
 impl Wire for Port {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
-            let packet = self.packet(frame);
+            let packet = self.packet(frame, memory);
             self.note_sent(&packet);
             if self.taps.contains(&packet.dest_qpn()) {
                 self.tapped.push(packet.bytes.clone());
@@ -211,7 +211,7 @@ impl Wire for Port {
         }
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let count = self.batch.min(self.inbox.len());
         for _ in 0..count {
             if let Some(packet) = self.inbox.pop_front() {
@@ -220,6 +220,14 @@ impl Wire for Port {
             }
         }
         count
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use roce::world::{AtomicOp, Memory};
+use roce::world::{AtomicOp, Memory, MemoryKind};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
@@ -15,16 +15,22 @@ use rustix::mm::{Advice, madvise};
 pub(crate) struct ProcessMemory;
 
 impl Memory for ProcessMemory {
-    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+    fn gather(&self, addr: u64, into: &mut [u8]) {
         // SAFETY: the range lies in a registered region, which was mapped readable when it was
-        // registered (`populate`), and which the program must not unmap before it deregisters it.
-        unsafe { std::slice::from_raw_parts(addr as *const u8, len) }
+        // registered (`populate`), and which the program must not unmap before it deregisters it. The
+        // program may write the bytes meanwhile; no reference is made to them, and whatever is copied is
+        // what is sent.
+        unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), into.len()) }
     }
 
-    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+    fn scatter(&mut self, addr: u64, from: &[u8]) {
         // SAFETY: as above, and the region was mapped writable: the endpoint asks for this only with
         // local write access.
-        unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, len) }
+        unsafe { std::ptr::copy(from.as_ptr(), addr as *mut u8, from.len()) }
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
     }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {

@@ -264,9 +264,7 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        let timer = self.endpoint.poll_timeout().map(|(at, _)| at);
-        let wire = self.wire.as_ref().and_then(DeviceWire::held_until);
-        timer.into_iter().chain(wire).min()
+        world::next_wakeup(&self.endpoint, self.wire.as_ref()?)
     }
 
     /// The wire, while the device is open.

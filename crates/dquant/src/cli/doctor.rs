@@ -1,10 +1,10 @@
-//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]), and whether programs find the verbs
-//! library ([`super::run`]).
+//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]) and for reading files
+//! ([`host::disk`]), and whether programs find the verbs library ([`super::run`]).
 
 use std::fmt;
 
 use clap::Args;
-use nic::doctor::{Finding, Verdict, examine};
+use nic::doctor::{self, Finding, Verdict};
 use serde::Serialize;
 
 use super::{Console, Report};
@@ -72,6 +72,19 @@ impl fmt::Display for Examined {
     }
 }
 
+/// Without io_uring no storage target can run here.
+fn io_uring() -> Finding {
+    let (verdict, text, fix) = match host::disk::probe() {
+        Ok(()) => (Verdict::Ok, "can be used for reading files".to_owned(), None),
+        Err(error) => (
+            Verdict::Warn,
+            format!("refused ({error}): storage targets cannot run here"),
+            Some("sysctl -w kernel.io_uring_disabled=0; in a container, allow io_uring in its seccomp profile".to_owned()),
+        ),
+    };
+    Finding { topic: "io_uring".to_owned(), verdict, text, fix }
+}
+
 /// What `dquant run` would give to programs. Without it everything else works.
 fn verbs_library() -> Finding {
     let topic = "verbs library".to_owned();
@@ -93,7 +106,9 @@ fn verbs_library() -> Finding {
 
 impl Doctor {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let mut findings = examine();
+        let mut findings = doctor::network();
+        findings.push(io_uring());
+        findings.extend(doctor::memory());
         findings.push(verbs_library());
         let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
         let findings = findings.into_iter().map(Looked::from).collect();

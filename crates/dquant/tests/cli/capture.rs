@@ -8,11 +8,12 @@ use std::process::{Child, Stdio};
 
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::packet::PacketTap;
+use roce::Time;
 use roce::verbs::Qpn;
 use roce::wire::capture::Capture;
 use roce::wire::frame::Packet;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
-use roce::world::{Path as WirePath, TxFrame, Wire};
+use roce::world::{NoMemory, Path as WirePath, Payload, TxFrame, Wire};
 
 use super::{Folder, Ran, skip};
 
@@ -117,7 +118,7 @@ fn frame(to: IpAddr, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     };
     let header = Headers::new(bth, Ext::None).expect("legal").emit();
     let path = WirePath::new(SocketAddr::new(to, ROCE_PORT));
-    TxFrame { path, header, payload: [payload].into_iter().collect(), pad: 0 }
+    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0 }
 }
 
 /// Sends 64 packets from a device to itself: a few segmented sends.
@@ -126,7 +127,7 @@ fn traffic(address: IpAddr) {
     let qpn = u32::from(device.slot()) << 16 | 9;
     let payload = [0x5a; 1024];
     let frames: Vec<_> = (0..64).map(|psn| frame(address, qpn, psn, &payload)).collect();
-    device.send(&frames);
+    device.send(Time::ZERO, &frames, &NoMemory);
     assert!(device.counters().tx.gso_batches > 0);
 }
 

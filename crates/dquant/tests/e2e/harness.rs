@@ -65,11 +65,8 @@ fn obstacle() -> Option<&'static str> {
         let bound = std::net::UdpSocket::bind((ip, 0));
         let loopback = bound.err().map(|error| format!("cannot bind {ip}: {error}"));
         loopback.or_else(|| {
-            let pool = nic::pool::Pool::new(1 << 20).map_err(|error| error.to_string());
-            let disk = pool.and_then(|pool| {
-                nic::disk::UringDisk::new(&pool, 4).map_err(|error| error.to_string())
-            });
-            disk.err()
+            let pool = nic::pool::Pool::new(1 << 20).err().map(|error| error.to_string());
+            pool.or_else(|| host::disk::probe().err().map(|error| format!("no io_uring: {error}")))
         })
     };
     OBSTACLE.get_or_init(look).as_deref()

@@ -3,10 +3,10 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use dquant::control::proto::target_server::{Target, TargetServer};
-use dquant::control::proto::{
+use engine::control::proto::target_server::{Target, TargetServer};
+use engine::control::proto::{
     DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
-    StatusReply, StatusRequest,
+    StatusReply, StatusRequest, TargetStages,
 };
 use roce::verbs::{SendOp, WcStatus};
 use tokio::net::TcpListener;
@@ -33,6 +33,15 @@ pub(crate) struct Lies {
     target: Option<QueuePair>,
     mtu: u32,
     credits: u32,
+    /// Instead of those of the request.
+    stages: Option<Vec<TargetStages>>,
+}
+
+impl Lies {
+    /// A target that runs these stages, whatever it was asked for.
+    pub(crate) fn running(stages: Vec<TargetStages>) -> Lies {
+        Lies { stages: Some(stages), ..Lies::default() }
+    }
 }
 
 fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
@@ -56,6 +65,7 @@ impl Default for Lies {
             }),
             mtu: 4096,
             credits: 8,
+            stages: None,
         }
     }
 }
@@ -126,11 +136,14 @@ impl Target for Service {
     ) -> Result<Response<Replies>, Status> {
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| Status::invalid_argument("empty"))?;
+        let asked = first.stages.clone();
         self.seen.lock().expect("no panic").push(first);
-        let Lies { session_datasets: datasets, target, mtu, credits, .. } = self.lies.clone();
+        let Lies { session_datasets: datasets, target, mtu, credits, stages, .. } =
+            self.lies.clone();
+        let stages = stages.unwrap_or(asked);
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let reply = SessionReply { target, credits, mtu, datasets };
+            let reply = SessionReply { target, credits, mtu, datasets, stages };
             if send.send(Ok(reply)).await.is_ok() {
                 while let Ok(Some(_)) = inbound.message().await {}
             }
@@ -251,7 +264,7 @@ fn served_by_hand(
         FakeTarget::start(runtime, Lies { datasets, session_datasets, target, ..Lies::default() });
     let cat = Cat::through(world, dpu, &fake.url("web"), SMALL);
     rogue.connect(&eventually("a session", || fake.reader()));
-    let request = ReadRequest::decode(&rogue.receive(), nic::kernels::best().0.crc32c);
+    let request = ReadRequest::decode(&rogue.receive(), host::kernels::best().0.crc32c);
     (rogue, request.expect("a request"), cat, fake)
 }
 
@@ -274,7 +287,7 @@ fn a_target_has_no_way_into_the_memory_of_another_stream() {
     assert_eq!(written.status, WcStatus::RemoteAccessError);
     assert_eq!(dpu.status(&world).counter("roce.bad_pd"), 1);
 
-    let crc32c = nic::kernels::best().0.crc32c;
+    let crc32c = host::kernels::best().0.crc32c;
     let bytes = block.len() as u32;
     let outcome = Outcome::Done { bytes, crc32c: crc32c(0, &block), source_bytes: 2 * bytes };
     let answer = ReadResponse { seq, tag, outcome }.encode(crc32c);

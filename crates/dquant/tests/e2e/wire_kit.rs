@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
-use dquant::control::proto::QueuePair;
+use engine::control::proto::QueuePair;
 use nic::clock;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
@@ -14,7 +14,7 @@ use roce::verbs::{
 };
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
-use roce::world::{self, Memory, Path};
+use roce::world::{self, Path, Staging};
 
 use super::harness::eventually;
 

@@ -3,11 +3,11 @@
 //!
 //! UDP over loopback has no back-pressure: what does not fit the receiver's buffer is gone, and the
 //! sender never hears of it. An adapter that loops packets back waits instead, and programs on unreliable
-//! connections count on that. The kernel says the level of any UDP socket of the network namespace to
+//! connections count on that. The kernel tells the level of any UDP socket of the network namespace to
 //! anyone who asks (`sock_diag(7)`), so it is asked whenever another quarter of a buffer may have been
-//! filled. Above half a buffer nothing is sent (the level may be overstated by a quarter: the kernel books
-//! what is read in portions), but no longer than [`PATIENCE`] at a time: a process that has stopped does
-//! not stop its peers.
+//! filled. Above half a buffer nothing is sent to that process (the level may be overstated by a quarter:
+//! the kernel books what is read in portions), but no longer than [`PATIENCE`] at a time. Each process is
+//! followed by itself: one that has stopped slows nobody but those who send to it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -35,20 +35,20 @@ const fn taken(packets: u64, bytes: u64) -> u64 {
 /// What the longest packet takes.
 const LARGEST_BYTES: u64 = taken(1, 4096 + 64);
 
-/// Buffers that are followed at a time; for one more, the one followed longest is forgotten until it is
-/// sent to again.
-const MAX_PEERS: usize = 16;
+/// Processes that are followed at a time. For one more, the one followed longest is forgotten until it is
+/// sent to again. A machine has 254 of them for each address.
+const MAX_PEERS: usize = 512;
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Backlog {
     kernel: Result<SockDiag, String>,
     peers: Vec<Peer>,
-    /// Since when, and until when at least, nothing may be sent.
-    held: Option<Held>,
+    /// Where in `peers` the last one asked for stands.
+    last: usize,
     /// Bytes that lay unread in buffers at the last look of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
-    /// Times that sending stopped.
+    /// Times that sending to a process stopped.
     pub(super) times_held: u64,
 }
 
@@ -67,10 +67,21 @@ struct Peer {
     level: Level,
     /// At most what it grew by since.
     sent: u64,
+    /// Packets that were admitted and have not been sent.
+    admitted: u64,
+    /// Since when, and until when at least, nothing may be sent.
+    held: Option<Held>,
     ignored_until: Time,
 }
 
 impl Peer {
+    /// One whose first look is due.
+    fn new(local: SocketAddr, remote: SocketAddr) -> Peer {
+        let level = Level { used: 0, limit: 0 };
+        let (sent, admitted, held) = (0, 0, None);
+        Peer { local, remote, level, sent, admitted, held, ignored_until: Time::ZERO }
+    }
+
     /// Bytes that may still be sent to it.
     fn room(&self) -> u64 {
         (self.level.limit / 2).saturating_sub(self.level.used + self.sent)
@@ -79,6 +90,17 @@ impl Peer {
     /// Whether the last look is too old to go on.
     fn is_stale(&self) -> bool {
         self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES
+    }
+
+    /// Begins or continues to hold packets back; `false` when that has lasted too long.
+    fn hold(&mut self, now: Time) -> bool {
+        let since = self.held.map_or(now, |held| held.since);
+        if now.since(since) >= PATIENCE {
+            (self.held, self.ignored_until) = (None, now + GIVEN_UP);
+            return false;
+        }
+        self.held = Some(Held { since, look_at: now + LOOK_AGAIN });
+        true
     }
 }
 
@@ -92,7 +114,7 @@ struct Level {
 impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
-        Backlog { kernel: SockDiag::open(), peers, held: None, unread, times_held: 0 }
+        Backlog { kernel: SockDiag::open(), peers, last: 0, unread, times_held: 0 }
     }
 
     /// Why packets to this machine's own processes are not held back, if so.
@@ -100,66 +122,67 @@ impl Backlog {
         self.kernel.as_ref().err().map(String::as_str)
     }
 
-    /// Takes note of packets that went straight to another process.
+    /// How many of so many packets, whatever their length, may be sent now to the process at `remote`.
+    pub(super) fn admits(
+        &mut self,
+        now: Time,
+        local: SocketAddr,
+        remote: SocketAddr,
+        packets: usize,
+    ) -> usize {
+        let Ok(kernel) = &self.kernel else {
+            return packets;
+        };
+        let at = find(&mut self.peers, self.last, local, remote);
+        self.last = at;
+        let peer = &mut self.peers[at];
+        if peer.held.is_some_and(|held| now < held.look_at) {
+            return 0;
+        }
+        if now < peer.ignored_until {
+            return packets;
+        }
+        if peer.held.is_some() || peer.is_stale() {
+            let Some(level) = kernel.look(local, remote) else {
+                // Nobody is there, so nothing is lost.
+                self.peers.swap_remove(at);
+                return packets;
+            };
+            (peer.level, peer.sent) = (level, 0);
+        }
+        if peer.room() < LARGEST_BYTES {
+            self.times_held += u64::from(peer.held.is_none());
+            return if peer.hold(now) { 0 } else { packets };
+        }
+        peer.held = None;
+        let room = (peer.room() / LARGEST_BYTES).saturating_sub(peer.admitted);
+        let granted = packets.min(usize::try_from(room).unwrap_or(usize::MAX));
+        if granted == 0 {
+            // What was admitted before has to leave first; then a look tells.
+            peer.held = Some(Held { since: now, look_at: now });
+        }
+        peer.admitted += granted as u64;
+        granted
+    }
+
+    /// Books packets that went straight to another process.
     pub(super) fn sent(&mut self, local: SocketAddr, remote: SocketAddr, packets: u64, bytes: u64) {
         if self.kernel.is_err() {
             return;
         }
-        let taken = taken(packets, bytes);
-        match self.peers.iter_mut().find(|peer| peer.remote == remote && peer.local == local) {
-            Some(peer) => peer.sent += taken,
-            None => {
-                if self.peers.len() == MAX_PEERS {
-                    self.peers.remove(0);
-                }
-                // The first look is due before anything else is sent.
-                let level = Level { used: 0, limit: 0 };
-                let ignored_until = Time::ZERO;
-                self.peers.push(Peer { local, remote, level, sent: taken, ignored_until });
-            }
-        }
+        let at = find(&mut self.peers, self.last, local, remote);
+        let peer = &mut self.peers[at];
+        peer.sent += taken(packets, bytes);
     }
 
-    /// How many packets may be sent now, whatever their length.
-    pub(super) fn room(&mut self, now: Time) -> usize {
-        if self.held.is_some_and(|held| now < held.look_at) {
-            return 0;
-        }
-        let Ok(kernel) = &self.kernel else {
-            return usize::MAX;
-        };
-        self.peers.retain_mut(|peer| {
-            now < peer.ignored_until
-                || !peer.is_stale()
-                || kernel.look(peer.local, peer.remote).is_some_and(|level| {
-                    (peer.level, peer.sent) = (level, 0);
-                    true
-                })
-        });
-        let followed = self.peers.iter().filter(|peer| now >= peer.ignored_until);
-        let room = followed.map(|peer| peer.room() / LARGEST_BYTES).min().unwrap_or(u64::MAX);
-        self.hold(now, room == 0);
-        if self.held.is_some() { 0 } else { usize::try_from(room.max(1)).unwrap_or(usize::MAX) }
+    /// A burst has left: what was admitted and did not go with it will be asked for again.
+    pub(super) fn forget_admitted(&mut self) {
+        self.peers.iter_mut().for_each(|peer| peer.admitted = 0);
     }
 
-    /// Begins, continues or ends a pause.
-    fn hold(&mut self, now: Time, full: bool) {
-        let look_at = now + LOOK_AGAIN;
-        match self.held {
-            _ if !full => self.held = None,
-            None => {
-                self.held = Some(Held { since: now, look_at });
-                self.times_held += 1;
-            }
-            Some(held) if now.since(held.since) < PATIENCE => {
-                self.held = Some(Held { look_at, ..held });
-            }
-            Some(_) => {
-                let full = self.peers.iter_mut().filter(|peer| peer.room() < LARGEST_BYTES);
-                full.for_each(|peer| peer.ignored_until = now + GIVEN_UP);
-                self.held = None;
-            }
-        }
+    /// When a process that is held back is to be asked for again.
+    pub(super) fn next_look(&self) -> Option<Time> {
+        self.peers.iter().filter_map(|peer| peer.held.map(|held| held.look_at)).min()
     }
 
     /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than
@@ -179,11 +202,21 @@ impl Backlog {
         }
         unread > 0 && unread >= before
     }
+}
 
-    /// When to ask again, while nothing may be sent.
-    pub(super) fn held_until(&self) -> Option<Time> {
-        self.held.map(|held| held.look_at)
+/// Where the process at `remote` stands among `peers`; it is added if it is new.
+fn find(peers: &mut Vec<Peer>, guess: usize, local: SocketAddr, remote: SocketAddr) -> usize {
+    let is_it = |peer: &Peer| peer.remote == remote && peer.local == local;
+    if peers.get(guess).is_some_and(is_it) {
+        return guess;
     }
+    peers.iter().position(is_it).unwrap_or_else(|| {
+        if peers.len() == MAX_PEERS {
+            peers.remove(0);
+        }
+        peers.push(Peer::new(local, remote));
+        peers.len() - 1
+    })
 }
 
 /// The kernel's answers about sockets, by netlink.

@@ -25,7 +25,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use arrayvec::ArrayVec;
 use roce::wire::{FORWARDED_OPCODE, Headers, ICRC_BYTES, is_process_port};
-use roce::world::{BURST_PACKETS, Ecn, Path, RxFrame, TxFrame};
+use roce::world::{BURST_PACKETS, Ecn, NoMemory, Path, Payload, RxFrame, TxFrame};
 
 use super::ports::{Kind, Port};
 use super::{MAX_SLOT, process_port, scoped};
@@ -185,11 +185,11 @@ impl Arrivals<'_> {
             frames.push(TxFrame {
                 path: Path { ecn: Ecn::NotEct, ..Path::new(to) },
                 header: wrap(&run.seen(private.local, stray.id)).into_iter().collect(),
-                payload: [stray.packet].into_iter().collect(),
+                payload: Payload::Bytes(stray.packet),
                 pad: 0,
             });
         }
-        self.sender.send(private, &frames, &mut self.sharing.forwarded, None);
+        self.sender.send(private, &frames, &NoMemory, &mut self.sharing.forwarded, None);
     }
 }
 

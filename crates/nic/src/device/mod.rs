@@ -19,8 +19,8 @@
 //! Multicast (`groups`): each process binds a socket to the group itself. Linux hands a multicast packet
 //! to every matching socket (and chooses one for others), its own packets included.
 //!
-//! Packets for processes of this machine leave only as fast as their receive buffers empty (`backlog`):
-//! loopback is a lossless link, as it is inside an adapter.
+//! Local traffic is paced by receive-buffer occupancy, for each process by itself, so loopback behaves
+//! like a lossless link (`backlog`).
 //!
 //! IP, ICRC and segmentation are those of [`crate::udp`]; no queue pair is known here.
 
@@ -41,10 +41,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use roce::Time;
 use roce::verbs::Qpn;
 use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
-use roce::world::{Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 
 use crate::capture::Capture;
-use crate::clock;
 use crate::interfaces;
 use crate::packet::PacketTap;
 use crate::udp::receive::Receiver;
@@ -117,6 +116,11 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
 
 /// Stands for the packet socket where places of ports are told.
 const TAP: u64 = u64::MAX;
+
+/// The process that a queue pair belongs to.
+const fn slot(qpn: Qpn) -> u8 {
+    (qpn.get() >> 16) as u8
+}
 
 /// The UDP port of a process.
 const fn process_port(slot: u8) -> u16 {
@@ -235,11 +239,6 @@ impl DeviceWire {
         with_address.filter_map(|(ip, why)| Some((*ip, why?)))
     }
 
-    /// When to try again, while [`Wire::room`] says 0: nothing else will wake who waits.
-    pub fn held_until(&self) -> Option<Time> {
-        self.backlog.held_until()
-    }
-
     /// What is checked of the ICRC, and why not more.
     pub fn check_in_force(&self) -> String {
         match (&self.why_no_tap, &self.tap) {
@@ -260,16 +259,15 @@ impl DeviceWire {
     }
 
     /// Sends frames that all leave from the address with index `source`.
-    fn send_from(&mut self, source: u8, frames: &[TxFrame<'_>]) {
+    fn send_from(&mut self, source: u8, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         let DeviceWire { config, ports, locality, backlog, sender, counters, capture, .. } = self;
         let Some(socket) = ports.sending(source) else {
             counters.tx.dropped.family += frames.len() as u64;
             return;
         };
         let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
-        sender.send(&departure, frames, &mut counters.tx, capture.as_mut());
+        sender.send(&departure, frames, memory, &mut counters.tx, capture.as_mut());
         departure.note(frames, backlog);
-        counters.sharing.times_held = backlog.times_held;
     }
 
     /// Takes what waits at the packet socket.
@@ -326,21 +324,36 @@ impl DeviceWire {
 }
 
 impl Wire for DeviceWire {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
-        self.locality.refresh(clock::now());
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.locality.refresh(now);
         for run in frames.chunk_by(|a, b| a.path.source == b.path.source) {
-            self.send_from(run[0].path.source, run);
+            self.send_from(run[0].path.source, run, memory);
         }
+        self.backlog.forget_admitted();
     }
 
-    /// Not more than fits the buffers of this machine's processes; everything for others.
-    fn room(&mut self, now: Time) -> usize {
-        self.backlog.room(now)
+    /// Not more than fits the buffer of a process of this machine; everything for others.
+    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize {
+        let DeviceWire { config, ports, locality, backlog, counters, .. } = self;
+        let Some(socket) = ports.sending(path.source) else {
+            return packets;
+        };
+        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        let Some(owner) = departure.process(path.remote, slot(dest)) else {
+            return packets;
+        };
+        let admitted = backlog.admits(now, socket.local, owner, packets);
+        counters.sharing.times_held = backlog.times_held;
+        admitted
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        self.backlog.next_look()
     }
 
     /// The port that had packets last is asked first, and the others only when it has none; every so
     /// often they come first, so that none starves.
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let before = self.counters.rx.packets;
         let mut accepted = 0;
         if self.ports.prefer_hot() {
@@ -365,7 +378,7 @@ impl Wire for DeviceWire {
             return false;
         };
         let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
-        let owner = departure.process(path.remote, (dest.get() >> 16) as u8);
+        let owner = departure.process(path.remote, slot(dest));
         owner.is_some_and(|owner| backlog.is_stalled(socket.local, owner))
     }
 }
@@ -427,11 +440,6 @@ struct Departure<'a> {
 }
 
 impl Departure<'_> {
-    /// The slot in the queue pair number that a packet is for.
-    fn slot(frame: &TxFrame<'_>) -> u8 {
-        frame.header.get(forward::SLOT_BYTE).copied().unwrap_or(0)
-    }
-
     /// The port of a process of this machine, if the packets are for one.
     fn process(&self, remote: SocketAddr, slot: u8) -> Option<SocketAddr> {
         let mut remote = scoped(remote, self.ifindex);
@@ -467,12 +475,12 @@ impl Route for Departure<'_> {
     }
 
     fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool {
-        a.path == b.path && Departure::slot(a) == Departure::slot(b)
+        a.path == b.path && slot(a.dest_qp()) == slot(b.dest_qp())
     }
 
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
         let remote = frame.path.remote;
-        let process = self.process(remote, Departure::slot(frame));
+        let process = self.process(remote, slot(frame.dest_qp()));
         process.unwrap_or_else(|| scoped(remote, self.ifindex))
     }
 }

@@ -5,9 +5,10 @@ use std::net::UdpSocket;
 use roce::Duration;
 use roce::verbs::Qpn;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, icrc};
-use roce::world::{Ecn, Origin, Path};
+use roce::world::{Ecn, NoMemory, Origin, Path, Payload};
 
 use super::*;
+use crate::clock;
 use crate::udp::{UdpConfig, UdpWire, pseudo};
 use crate::waiter::Waiter;
 
@@ -54,9 +55,8 @@ fn headers(dest_qp: u32, psn: u32, payload_len: usize) -> Headers {
 
 fn frame(path: Path, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     let headers = headers(dest_qp, psn, payload.len());
-    let payload = if payload.is_empty() { vec![] } else { vec![payload] };
     let pad = headers.bth().pad;
-    TxFrame { path, header: headers.emit(), payload: payload.into_iter().collect(), pad }
+    TxFrame { path, header: headers.emit(), payload: Payload::Bytes(payload), pad }
 }
 
 /// What arrived: PSN, payload, origin.
@@ -68,7 +68,7 @@ fn collect_for(wire: &mut DeviceWire, wanted: usize, patience: Duration) -> Vec<
     let mut seen = Vec::new();
     while seen.len() < wanted {
         let arrived = wire.counters.rx.packets;
-        wire.receive(&mut |frame| {
+        wire.receive(clock::now(), &mut |frame| {
             seen.push((frame.headers.bth().psn.get(), frame.payload.to_vec(), frame.origin));
         });
         let idle = wire.counters.rx.packets == arrived;
@@ -141,7 +141,7 @@ fn packets_on_one_machine_go_straight_to_their_process() {
         let payload = vec![7; 1024];
         let frames: Vec<_> =
             (0..100).map(|psn| frame(path_to(address), qpn(b.slot()), psn, &payload)).collect();
-        a.send(&frames);
+        a.send(clock::now(), &frames, &NoMemory);
         let seen = collect(&mut b, 100);
         assert_eq!(psns(&seen), (0..100).collect::<Vec<_>>(), "{address}");
         assert!(seen.iter().all(|(_, bytes, _)| *bytes == payload));
@@ -161,7 +161,7 @@ fn one_burst_may_go_to_several_processes_and_to_oneself() {
     let frames: Vec<_> = (0..30)
         .map(|psn| frame(path_to("127.8.4.1"), qpn(slots[psn as usize % 3]), psn, b"abcd"))
         .collect();
-    wires[0].send(&frames);
+    wires[0].send(clock::now(), &frames, &NoMemory);
     for (i, wire) in (0..).zip(&mut wires) {
         let wanted: Vec<u32> = (0..30).filter(|psn| psn % 3 == i).collect();
         assert_eq!(psns(&collect(wire, 10)), wanted);
@@ -253,7 +253,7 @@ fn a_port_held_by_someone_else_leaves_the_ways_on_this_machine() {
     let (at, why) = a.why_not_shared().next().expect("a reason");
     assert!(at == ip(address) && why.contains("another process"), "{why}");
     assert!(a.to_string().contains("reached from this machine only"), "{a}");
-    a.send(&[frame(path_to(address), qpn(b.slot()), 9, b"still")]);
+    a.send(clock::now(), &[frame(path_to(address), qpn(b.slot()), 9, b"still")], &NoMemory);
     let seen = collect(&mut b, 1);
     assert_eq!(psns(&seen), [9]);
     assert_eq!(seen[0].2.source.port(), process_port(a.slot()));
@@ -263,14 +263,16 @@ fn a_port_held_by_someone_else_leaves_the_ways_on_this_machine() {
 fn daemons_with_a_port_of_their_own_are_reached() {
     let mut wire = device(&["127.8.8.1"]);
     let mut daemon = UdpWire::bind(&UdpConfig::new(ip("127.8.8.2"))).expect("free");
-    wire.send(&[frame(path_to("127.8.8.2"), 0x17, 4, b"daemon")]);
+    wire.send(clock::now(), &[frame(path_to("127.8.8.2"), 0x17, 4, b"daemon")], &NoMemory);
     let waiter = Waiter::new().expect("eventfd");
     waiter.wait(&[daemon.fd()], Some(Duration::from_millis(2_000))).expect("poll");
     let mut seen = Vec::new();
-    daemon.receive(&mut |frame| seen.push((frame.headers.bth().psn.get(), frame.origin.source)));
+    daemon.receive(clock::now(), &mut |frame| {
+        seen.push((frame.headers.bth().psn.get(), frame.origin.source))
+    });
     assert_eq!(seen, [(4, SocketAddr::new(ip("127.8.8.1"), ROCE_PORT))]);
     let back = frame(path_to("127.8.8.1"), qpn(wire.slot()), 5, b"back");
-    daemon.send(&[back]);
+    daemon.send(clock::now(), &[back], &NoMemory);
     assert_eq!(psns(&collect(&mut wire, 1)), [5], "alone on the shared port");
 }
 
@@ -290,7 +292,7 @@ fn the_path_chooses_source_marks_and_hop_limit() {
     ];
     let frames: Vec<_> =
         (0..).zip(paths).map(|(psn, path)| frame(path, qpn(slot), psn, b"x")).collect();
-    a.send(&frames);
+    a.send(clock::now(), &frames, &NoMemory);
     let mut seen = collect(&mut b, 4);
     seen.sort_by_key(|(psn, ..)| *psn);
     let origins: Vec<_> = seen
@@ -318,7 +320,7 @@ fn every_member_of_a_group_gets_a_packet_once() {
     let payload = vec![3; 256];
     let to = path_to(group);
     let burst: Vec<_> = (0..20).map(|psn| frame(to, 0x00ff_ffff, psn, &payload)).collect();
-    wires[0].send(&burst);
+    wires[0].send(clock::now(), &burst, &NoMemory);
     for wire in &mut wires[..3] {
         let seen = collect(wire, 20);
         assert_eq!(psns(&seen), (0..20).collect::<Vec<_>>(), "{group}");
@@ -340,7 +342,9 @@ fn a_group_is_left_when_it_was_left_as_often_as_joined() {
     b.join(group).expect("join");
     b.join(mapped).expect("the same group");
     b.leave(group).expect("once");
-    let mut send = |psn| a.send(&[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")]);
+    let mut send = |psn| {
+        a.send(clock::now(), &[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")], &NoMemory)
+    };
     send(1);
     assert_eq!(psns(&collect(&mut b, 1)), [1]);
     b.leave(group).expect("twice");
@@ -393,11 +397,11 @@ fn garbage_is_counted_and_does_no_harm() {
         }
         source.send_to(&packet, to).expect("send");
         sent += 1;
-        wire.receive(&mut |_| {});
+        wire.receive(clock::now(), &mut |_| {});
     }
     let last = Waiter::new().expect("eventfd");
     while last.wait(&wire.fds(), Some(Duration::from_millis(30))).expect("poll").ready != 0 {
-        wire.receive(&mut |_| {});
+        wire.receive(clock::now(), &mut |_| {});
     }
     let UdpCounters { rx, sharing, .. } = wire.counters;
     assert_eq!(rx.packets, sent);
@@ -415,18 +419,19 @@ fn garbage_is_counted_and_does_no_harm() {
 /// One payload of the largest path MTU.
 static PAYLOAD: [u8; 4096] = [0x5a; 4096];
 
-/// Sends as much as `wire` has room for, at most `limit` packets; returns how many.
+/// Sends as much as `wire` admits, at most `limit` packets; returns how many.
 fn send_as_there_is_room(wire: &mut DeviceWire, to: u8, address: &str, limit: usize) -> usize {
     let mut sent = 0;
     while sent < limit {
-        let room = wire.room(clock::now()).min(16).min(limit - sent);
+        let (path, wanted) = (path_to(address), 16.min(limit - sent));
+        let room = wire.admits(clock::now(), &path, Qpn::new(qpn(to)), wanted);
         if room == 0 {
             break;
         }
         let frames: Vec<TxFrame<'_>> = (0..room)
             .map(|i| frame(path_to(address), qpn(to), (sent + i) as u32, &PAYLOAD))
             .collect();
-        wire.send(&frames);
+        wire.send(clock::now(), &frames, &NoMemory);
         sent += room;
     }
     sent
@@ -459,7 +464,7 @@ fn a_full_receive_buffer_holds_packets_back_and_none_is_lost() {
         while got < total {
             let before = sent;
             sent += send_as_there_is_room(&mut a, b.slot(), address, total - sent);
-            assert!(sent == total || a.held_until().is_some(), "{sent} sent");
+            assert!(sent == total || a.next_wakeup().is_some(), "{sent} sent");
             // The receiver was not there while all of that was sent.
             let arrived = collect_for(&mut b, sent - before, Duration::from_millis(300)).len();
             assert_eq!(arrived, sent - before);
@@ -489,6 +494,28 @@ fn a_process_that_never_reads_does_not_stop_its_peers_for_good() {
     let mut reads = device(&[address]);
     assert_eq!(send_as_there_is_room(&mut a, reads.slot(), address, 16), 16);
     assert_eq!(collect(&mut reads, 16).len(), 16);
+}
+
+#[test]
+fn a_full_receive_buffer_slows_nobody_else() {
+    let address = "127.8.24.1";
+    let wires = small_devices("a_full_receive_buffer_slows_nobody_else", address);
+    let Some([mut a, stopped]) = wires else {
+        return;
+    };
+    let mut reads = device(&[address]);
+    let mut rounds = 0;
+    // Within one pause: whatever reaches `reads` now did not wait for its end.
+    while send_as_there_is_room(&mut a, stopped.slot(), address, 4_000) > 0 {}
+    let (path, full) = (path_to(address), Qpn::new(qpn(stopped.slot())));
+    assert_eq!(a.admits(clock::now(), &path, full, 1), 0);
+    while a.admits(clock::now(), &path, full, 1) == 0 && rounds < 100 {
+        assert_eq!(send_as_there_is_room(&mut a, reads.slot(), address, 16), 16, "{rounds}");
+        assert_eq!(collect(&mut reads, 16).len(), 16);
+        rounds += 1;
+    }
+    assert!(rounds > 0);
+    assert_eq!(stopped.overrun(), 0);
 }
 
 #[test]

@@ -1,8 +1,6 @@
-//! Kernel, processor, memory and disk access.
+//! Kernel, processor and memory.
 
 use std::fs;
-
-use io_uring::IoUring;
 
 use super::Finding;
 
@@ -56,17 +54,6 @@ pub(super) fn processor() -> Finding {
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn processor() -> Finding {
     Finding::ok("processor", format!("{}: checksums as the crates choose", std::env::consts::ARCH))
-}
-
-pub(super) fn io_uring() -> Finding {
-    match IoUring::new(2) {
-        Ok(_) => Finding::ok("io_uring", "can be used for reading files"),
-        Err(error) => Finding::warn(
-            "io_uring",
-            format!("refused ({error}): storage targets cannot run here"),
-            "sysctl -w kernel.io_uring_disabled=0; in a container, allow io_uring in its seccomp profile",
-        ),
-    }
 }
 
 pub(super) fn huge_pages() -> Finding {

@@ -29,11 +29,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use roce::Duration;
 use roce::verbs::Qpn;
 use roce::wire::ROCE_PORT;
 use roce::wire::icrc::Pseudo;
-use roce::world::{Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
+use roce::{Duration, Time};
 use thiserror::Error;
 
 pub use counters::{RxCounters, SharingCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
@@ -257,12 +257,12 @@ impl fmt::Display for UdpWire {
 }
 
 impl Wire for UdpWire {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         let UdpWire { socket, sender, counters, capture, .. } = self;
-        sender.send(socket, frames, &mut counters.tx, capture.as_mut());
+        sender.send(socket, frames, memory, &mut counters.tx, capture.as_mut());
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let UdpWire { socket, check, receiver, counters, capture, .. } = self;
         let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
             run.deliver(*check, socket.local, counters, capture.as_mut(), sink);
@@ -271,6 +271,15 @@ impl Wire for UdpWire {
             capture.flush_if_due();
         }
         accepted
+    }
+
+    /// Receivers are not looked at: what they cannot take is lost, and sent again.
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     /// Not looked at: whoever has the port to himself makes a lost connection anew (streams do).

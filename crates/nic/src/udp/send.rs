@@ -2,9 +2,11 @@
 //!
 //! A group is a run of frames with one path and one length (the last may be shorter). The kernel cuts
 //! it into datagrams again and numbers them 0, 1, 2 … in the IPv4 identification field, so the ICRC
-//! of a frame is computed with its place in the group. The pieces of a group are gathered from where
-//! they lie; only the few bytes between two payloads (pad and ICRC of one frame, headers of the next)
-//! are put side by side first, which halves the number of pieces.
+//! of a frame is computed with its place in the group.
+//!
+//! Frames are copied side by side into a staging buffer first. Programs may write the memory that they
+//! send from at any moment; the ICRC and the bytes that leave are those of one copy. The buffer stays in
+//! the processor's cache, so the copy costs little where the payload has to be read for the ICRC anyway.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -13,9 +15,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use roce::verbs::MAX_SGE;
 use roce::wire::icrc::Icrc;
-use roce::world::{BURST_PACKETS, Ecn, MAX_HEADER_BYTES, Path, TxFrame};
+use roce::world::{BURST_PACKETS, Ecn, Memory, Path, TxFrame};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::message::{Control, Integer, Name};
@@ -30,8 +31,8 @@ const MAX_SEGMENTS: usize = 64;
 /// Most UDP payload bytes in one send over IPv4; IPv6 allows a few more, which gain nothing.
 const MAX_SEND_BYTES: usize = 65_507;
 
-/// Pad and ICRC of one frame and headers of the next.
-const SEAM_BYTES: usize = 3 + 4 + MAX_HEADER_BYTES;
+/// Bytes that are staged for one system call: a quarter of a small level-2 cache. One group may exceed it.
+const STAGING_BYTES: usize = 128 << 10;
 
 /// The time to live that sockets send with by themselves (RFC 1700's default, and Linux's).
 pub(crate) const USUAL_HOP_LIMIT: u8 = 64;
@@ -58,7 +59,7 @@ pub(super) struct Group {
     /// UDP payload of every frame but the last, in bytes.
     pub(super) segment: usize,
     /// UDP payload of all frames together, in bytes.
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Where they go.
     remote: SocketAddr,
     /// Whether the kernel took them.
@@ -76,9 +77,8 @@ enum Progress {
 /// Scratch space of the sending side. Its pointers mean nothing between two calls.
 pub(crate) struct Sender {
     groups: Vec<Group>,
-    seams: Vec<u8>,
-    /// Where each frame's seam ends in `seams`.
-    seam_ends: Vec<usize>,
+    /// The frames of `groups` as they leave, side by side.
+    staged: Vec<u8>,
     pieces: Vec<libc::iovec>,
     names: Vec<Name>,
     controls: Vec<Control>,
@@ -95,9 +95,8 @@ impl Sender {
         let why_no_gso = (!gso).then(|| String::from("turned off by configuration"));
         Sender {
             groups: Vec::with_capacity(BURST_PACKETS),
-            seams: Vec::with_capacity(BURST_PACKETS * (SEAM_BYTES + MAX_HEADER_BYTES)),
-            seam_ends: Vec::with_capacity(BURST_PACKETS),
-            pieces: Vec::with_capacity(BURST_PACKETS * (MAX_SGE + 2)),
+            staged: Vec::with_capacity(STAGING_BYTES + MAX_SEND_BYTES),
+            pieces: Vec::with_capacity(BURST_PACKETS),
             names: Vec::with_capacity(BURST_PACKETS),
             controls: Vec::with_capacity(BURST_PACKETS),
             messages: Vec::with_capacity(BURST_PACKETS),
@@ -114,81 +113,98 @@ impl Sender {
         &mut self,
         route: &R,
         frames: &[TxFrame<'_>],
+        memory: &dyn Memory,
         counters: &mut TxCounters,
         mut tap: Option<&mut Capture>,
     ) {
         let mut patience = Patience::new();
-        for burst in frames.chunks(BURST_PACKETS) {
-            let mut rest = burst;
-            while !rest.is_empty() {
-                rest = self.send_burst(route, rest, counters, &mut patience, tap.as_deref_mut());
+        let mut rest = frames;
+        while !rest.is_empty() {
+            let segments = if self.why_no_gso.is_some() { 1 } else { MAX_SEGMENTS };
+            let planned = self.prepare(route, rest, memory, segments, counters);
+            let progress = self.transmit(route.socket(), counters, &mut patience);
+            self.show(route, rest, tap.as_deref_mut());
+            let Progress::Refused { group, errno } = progress else {
+                rest = &rest[planned..];
+                continue;
+            };
+            let single = &rest[group.frames.clone()];
+            let passed =
+                self.send_singly(route, single, memory, (counters, &mut patience), &mut tap);
+            if passed {
+                // One by one they pass, so it is the segmentation that this kernel or device cannot do.
+                // Otherwise the path takes no packets of this length either way.
+                self.why_no_gso = Some(refusal_text(&group, errno));
             }
+            rest = &rest[group.frames.end..];
         }
     }
 
-    /// Sends frames in segmented sends and returns those after a group that had to go one by one.
-    fn send_burst<'a, 'b, R: Route>(
+    /// Sends frames one by one; whether the kernel took the first, which is as long as any other.
+    fn send_singly<R: Route>(
         &mut self,
         route: &R,
-        frames: &'a [TxFrame<'b>],
-        counters: &mut TxCounters,
-        patience: &mut Patience,
-        mut tap: Option<&mut Capture>,
-    ) -> &'a [TxFrame<'b>] {
-        let segments = if self.why_no_gso.is_some() { 1 } else { MAX_SEGMENTS };
-        self.prepare(route, frames, segments, counters);
-        let progress = self.transmit(route.socket(), counters, patience);
-        self.show(route, frames, tap.as_deref_mut());
-        let Progress::Refused { group, errno } = progress else {
-            return &[];
-        };
-        let (single, rest) = (&frames[group.frames.clone()], &frames[group.frames.end..]);
-        self.prepare(route, single, 1, counters);
-        self.transmit(route.socket(), counters, patience);
-        self.show(route, single, tap);
-        if self.groups.first().is_some_and(|first| first.sent) {
-            // One by one they pass, so it is the segmentation that this kernel or device cannot do.
-            // Otherwise the path takes no packets of this length either way; that the last one, which
-            // may be shorter, passes says nothing.
-            self.why_no_gso = Some(refusal_text(&group, errno));
+        frames: &[TxFrame<'_>],
+        memory: &dyn Memory,
+        (counters, patience): (&mut TxCounters, &mut Patience),
+        tap: &mut Option<&mut Capture>,
+    ) -> bool {
+        let (mut rest, mut passed) = (frames, None);
+        while !rest.is_empty() {
+            let planned = self.prepare(route, rest, memory, 1, counters);
+            self.transmit(route.socket(), counters, patience);
+            self.show(route, rest, tap.as_deref_mut());
+            passed.get_or_insert(self.groups.first().is_some_and(|first| first.sent));
+            rest = &rest[planned..];
         }
-        rest
+        passed == Some(true)
     }
 
-    /// Records what the kernel took of `frames`, as they were planned last.
+    /// Records what the kernel took of `frames`, as they were staged last.
     fn show<R: Route>(&self, route: &R, frames: &[TxFrame<'_>], tap: Option<&mut Capture>) {
         let Some(capture) = tap else {
             return;
         };
-        for group in self.groups.iter().filter(|group| group.sent) {
-            for (id, frame) in (0..).zip(&frames[group.frames.clone()]) {
-                record(capture, route.local(), group.remote, frame, id);
+        let mut staged = &self.staged[..];
+        for group in &self.groups {
+            let (bytes, later) = staged.split_at(group.bytes);
+            staged = later;
+            if !group.sent {
+                continue;
+            }
+            let frames = &frames[group.frames.clone()];
+            for (id, (frame, packet)) in (0..).zip(frames.iter().zip(bytes.chunks(group.segment))) {
+                record(capture, route.local(), group.remote, &frame.path, id, packet);
             }
         }
     }
 
-    /// Lays out everything that the kernel needs for `frames`.
+    /// Stages as many of `frames` as one system call takes, lays out what the kernel needs for them, and
+    /// returns how many they are.
     fn prepare<R: Route>(
         &mut self,
         route: &R,
         frames: &[TxFrame<'_>],
+        memory: &dyn Memory,
         segments: usize,
         counters: &mut TxCounters,
-    ) {
+    ) -> usize {
         plan(route, frames, segments, &mut self.groups);
+        let planned = self.groups.last().map_or(frames.len(), |group| group.frames.end);
         let local = route.local();
         self.groups.retain(|group| {
             let same = group.remote.is_ipv4() == local.is_ipv4();
             counters.dropped.family += if same { 0 } else { group.frames.len() as u64 };
             same
         });
-        self.seams.clear();
-        self.seam_ends.clear();
+        self.staged.clear();
         for group in &self.groups {
-            let frames = &frames[group.frames.clone()];
-            write_seams(local, group.remote, frames, &mut self.seams, &mut self.seam_ends);
+            for (place, frame) in (0..).zip(&frames[group.frames.clone()]) {
+                stage(&mut self.staged, local, group.remote, frame, memory, place);
+            }
         }
         self.lay_out(frames);
+        planned
     }
 
     /// Fills the C structures. From here to the end of `transmit` no vector may grow.
@@ -197,11 +213,12 @@ impl Sender {
         self.names.clear();
         self.controls.clear();
         self.messages.clear();
-        let mut seams = Seams { bytes: &self.seams, ends: &self.seam_ends, at: 0 };
+        let mut staged = &self.staged[..];
         for group in &self.groups {
             let path = frames[group.frames.start].path;
-            let first_piece = self.pieces.len();
-            push_pieces(&mut self.pieces, &frames[group.frames.clone()], &mut seams);
+            let (bytes, later) = staged.split_at(group.bytes);
+            staged = later;
+            self.pieces.push(piece(bytes));
             let (name, name_len) = Name::encode(group.remote);
             let mut control = Control::EMPTY;
             let segment = (group.frames.len() > 1).then_some(group.segment as u16);
@@ -211,7 +228,7 @@ impl Sender {
             // SAFETY: all zeroes is a valid mmsghdr.
             let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
             message.msg_hdr.msg_namelen = name_len;
-            message.msg_hdr.msg_iovlen = (self.pieces.len() - first_piece) as _;
+            message.msg_hdr.msg_iovlen = 1;
             message.msg_hdr.msg_controllen = control_len as _;
             self.messages.push(message);
         }
@@ -219,17 +236,12 @@ impl Sender {
     }
 
     /// Sets the pointers, now that every vector has its final length.
-    #[allow(clippy::unnecessary_cast, reason = "the length's type differs between C libraries")]
     fn point(&mut self) {
-        let mut piece = self.pieces.as_mut_ptr();
         for (i, message) in self.messages.iter_mut().enumerate() {
             let header = &mut message.msg_hdr;
             header.msg_name = (&raw mut self.names[i]).cast();
             header.msg_control = self.controls[i].as_mut_ptr();
-            header.msg_iov = piece;
-            // SAFETY: the message lengths were counted while these pieces were pushed, so the sum of
-            // all of them is the length of `pieces`.
-            piece = unsafe { piece.add(header.msg_iovlen as usize) };
+            header.msg_iov = &raw mut self.pieces[i];
         }
     }
 
@@ -276,7 +288,7 @@ impl fmt::Debug for Sender {
     }
 }
 
-/// Splits `frames` into groups of at most `segments` frames.
+/// Splits `frames` into groups of at most `segments` frames, as far as the staging buffer holds them.
 pub(super) fn plan<R: Route>(
     route: &R,
     frames: &[TxFrame<'_>],
@@ -284,8 +296,10 @@ pub(super) fn plan<R: Route>(
     groups: &mut Vec<Group>,
 ) {
     groups.clear();
+    let mut staged = 0;
     for (i, frame) in frames.iter().enumerate() {
         let len = frame.udp_payload_len();
+        staged += len;
         if let Some(group) = groups.last_mut()
             && group.frames.len() < segments
             && group.bytes == group.frames.len() * group.segment
@@ -295,92 +309,50 @@ pub(super) fn plan<R: Route>(
         {
             group.frames.end = i + 1;
             group.bytes += len;
-        } else {
+        } else if groups.len() < BURST_PACKETS && (staged <= STAGING_BYTES || groups.is_empty()) {
             let remote = route.remote(frame);
             groups.push(Group { frames: i..i + 1, segment: len, bytes: len, remote, sent: false });
+        } else {
+            return;
         }
     }
 }
 
-/// Appends the seams of one group: headers of the first frame, then after each frame its pad and ICRC
-/// and the headers of the next.
-fn write_seams(
-    local: SocketAddr,
-    remote: SocketAddr,
-    frames: &[TxFrame<'_>],
-    seams: &mut Vec<u8>,
-    ends: &mut Vec<usize>,
-) {
-    seams.extend_from_slice(&frames[0].header);
-    ends.push(seams.len());
-    for (place, frame) in frames.iter().enumerate() {
-        let (trailer, len) = trailer(local, remote, frame, place as u16);
-        seams.extend_from_slice(&trailer[..len]);
-        if let Some(next) = frames.get(place + 1) {
-            seams.extend_from_slice(&next.header);
-        }
-        ends.push(seams.len());
-    }
-}
-
-/// Pad and ICRC of a frame, and how many bytes they are.
-fn trailer(
+/// Appends a frame as it leaves: headers, payload, pad, and the ICRC for its place in a segmented send.
+fn stage(
+    staged: &mut Vec<u8>,
     local: SocketAddr,
     remote: SocketAddr,
     frame: &TxFrame<'_>,
-    id: u16,
-) -> ([u8; 7], usize) {
-    let mut trailer = [0u8; 7];
-    let pad = usize::from(frame.pad & 3);
+    memory: &dyn Memory,
+    place: u16,
+) {
+    let start = staged.len();
+    staged.extend_from_slice(&frame.header);
+    frame.payload.append_to(staged, memory);
+    staged.extend_from_slice(&[0; 3][..usize::from(frame.pad & 3)]);
     // Groups of the other IP version were dropped before, so there is always a pseudo header.
-    if let Some(pseudo) = pseudo(local, remote, id) {
-        let mut icrc = Icrc::new(&pseudo, frame.udp_payload_len());
+    let icrc = pseudo(local, remote, place).map_or([0; 4], |pseudo| {
+        let mut icrc = Icrc::new(&pseudo, staged.len() - start + 4);
         icrc.headers(&frame.header);
-        frame.payload.iter().for_each(|piece| icrc.update(piece));
-        icrc.update(&trailer[..pad]);
-        trailer[pad..pad + 4].copy_from_slice(&icrc.finish());
-    }
-    (trailer, pad + 4)
+        icrc.update(&staged[start + frame.header.len()..]);
+        icrc.finish()
+    });
+    staged.extend_from_slice(&icrc);
 }
 
-/// Writes a frame down as it left.
+/// Writes a packet down as it left.
 fn record(
     capture: &mut Capture,
     local: SocketAddr,
     remote: SocketAddr,
-    frame: &TxFrame<'_>,
+    path: &Path,
     id: u16,
+    packet: &[u8],
 ) {
-    let (trailer, len) = trailer(local, remote, frame, id);
-    let hop_limit = hop_limit(&frame.path).map_or(USUAL_HOP_LIMIT, |_| frame.path.hop_limit);
-    let tos = traffic_class_byte(&frame.path);
-    let pieces = std::iter::once(&frame.header[..])
-        .chain(frame.payload.iter().copied())
-        .chain(std::iter::once(&trailer[..len]));
-    capture.record(&Seen { from: local, to: remote, tos, hop_limit, id }, pieces);
-}
-
-/// Walks through the seams in the order they were written.
-struct Seams<'a> {
-    bytes: &'a [u8],
-    ends: &'a [usize],
-    at: usize,
-}
-
-impl<'a> Seams<'a> {
-    fn next(&mut self) -> &'a [u8] {
-        let start = if self.at == 0 { 0 } else { self.ends[self.at - 1] };
-        self.at += 1;
-        &self.bytes[start..self.ends[self.at - 1]]
-    }
-}
-
-fn push_pieces(pieces: &mut Vec<libc::iovec>, frames: &[TxFrame<'_>], seams: &mut Seams<'_>) {
-    pieces.push(piece(seams.next()));
-    for frame in frames {
-        pieces.extend(frame.payload.iter().map(|bytes| piece(bytes)));
-        pieces.push(piece(seams.next()));
-    }
+    let hop_limit = hop_limit(path).map_or(USUAL_HOP_LIMIT, |_| path.hop_limit);
+    let tos = traffic_class_byte(path);
+    capture.record(&Seen { from: local, to: remote, tos, hop_limit, id }, [packet]);
 }
 
 /// The kernel only reads what it is asked to send, so a shared slice will do.
@@ -423,8 +395,8 @@ fn hop_limit(path: &Path) -> Option<Integer> {
 
 fn send_messages(fd: &OwnedFd, messages: &mut [libc::mmsghdr]) -> Result<usize, i32> {
     let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _;
-    // SAFETY: every message points to a name, control bytes and pieces that live in the sender, and the
-    // pieces to frames and seams that the callers borrow until this returns.
+    // SAFETY: every message points to a name, control bytes and one piece of the staging buffer, which all
+    // live in the sender and do not change until this returns.
     let rc = unsafe {
         let len = messages.len() as u32;
         libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), len, flags)

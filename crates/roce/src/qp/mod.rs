@@ -20,16 +20,18 @@
 
 mod codes;
 mod congestion;
+mod executor;
 mod grh;
 pub(crate) mod link;
 mod rc;
 mod receives;
+mod recovery;
 mod report;
 mod request;
 mod requester;
+mod requests;
 mod resources;
 mod responder;
-mod selective;
 mod sends;
 pub(crate) mod transition;
 mod uc;
@@ -56,12 +58,14 @@ use crate::verbs::{
 use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
 use crate::world::{Ecn, Origin, Path};
 use congestion::Congestion;
+use executor::Fatal;
 use link::{Connect, Draft, Link, Mtu};
 use rc::{Failure, Rc};
 use receives::Receives;
 use request::Request;
-use requester::{Fault, Requester};
-use responder::{Fatal, Responder};
+use requester::Requester;
+use requests::Fault;
+use responder::Responder;
 use sends::Sends;
 use uc::Uc;
 use ud::Ud;
@@ -140,8 +144,6 @@ pub(crate) struct Context<'a> {
     pub(crate) owed_packets: &'a mut u32,
     /// The packet that was built, and where it goes; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
-    /// The packet that arrived was marked: congestion experienced.
-    pub(crate) ecn_ce: bool,
     /// A completion was lost because its queue was full.
     pub(crate) cq_overflowed: bool,
     pub(crate) planted: Planted,
@@ -270,6 +272,7 @@ impl QpConfig {
 
 /// The service, with its queues.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "most queue pairs are reliable connections")]
 enum Kind {
     Rc(Rc),
     Uc(Uc),
@@ -355,8 +358,23 @@ impl Qp {
         self.state
     }
 
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.link.qpn
+    }
+
     pub(crate) fn transport(&self) -> Transport {
         self.link.transport
+    }
+
+    /// Where the next packet goes; `None` if no datagram is next.
+    pub(crate) fn next_destination(&self) -> Option<(Path, Qpn)> {
+        match &self.kind {
+            Kind::Rc(_) | Kind::Uc(_) => Some((self.link.peer.path, self.link.peer.dest_qp)),
+            Kind::Ud(ud) => {
+                let to = ud.sends.next()?.0.wr.to?;
+                Some((to.path, to.dest_qp))
+            }
+        }
     }
 
     pub(crate) fn pd(&self) -> PdId {
@@ -706,13 +724,8 @@ impl Qp {
         use QpState::{Error, Rts, Sqd, Sqe};
         self.expect_state(&[Rts, Sqd, Sqe, Error])?;
         let len = self.check_send(&wr)?;
-        let (is_full, limit) = match &self.kind {
-            Kind::Rc(rc) => (rc.requester.is_full(), rc.requester.limit()),
-            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
-                (sends.is_full(), sends.limit())
-            }
-        };
-        if is_full {
+        let (vacant, limit) = self.send_room();
+        if vacant == 0 {
             return Err(self.queue_full("send", limit));
         }
         request::draw_key(cx, &mut wr);
@@ -727,7 +740,6 @@ impl Qp {
         Ok(())
     }
 
-    /// The length of a message that this service can carry.
     /// Whether all of these would be taken if they were posted now, one after the other.
     pub(crate) fn check_sends<'w>(
         &self,
@@ -735,19 +747,25 @@ impl Qp {
     ) -> Result<(), VerbsError> {
         use QpState::{Error, Rts, Sqd, Sqe};
         self.expect_state(&[Rts, Sqd, Sqe, Error])?;
-        let (room, limit) = match &self.kind {
-            Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
-            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
-                (sends.vacant(), sends.limit())
-            }
-        };
+        let (vacant, limit) = self.send_room();
         // In these states nothing stays in the queue.
-        if wrs.len() > room && !matches!(self.state, Error | Sqe) {
+        if wrs.len() > vacant && !matches!(self.state, Error | Sqe) {
             return Err(self.queue_full("send", limit));
         }
         wrs.try_for_each(|wr| self.check_send(wr).map(|_len| ()))
     }
 
+    /// Sends that may still be posted, and the most that may be.
+    fn send_room(&self) -> (usize, u32) {
+        match &self.kind {
+            Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
+                (sends.vacant(), sends.limit())
+            }
+        }
+    }
+
+    /// The length of a message that this service can carry.
     fn check_send(&self, wr: &SendWr) -> Result<u32, VerbsError> {
         let bytes = sg::total_bytes(&wr.sges);
         let refusal = match self.link.transport {
@@ -769,20 +787,22 @@ impl Qp {
             cx.fail_recv(&self.link, &Receive::new(wr), WcStatus::WrFlushError);
             return Ok(());
         }
-        let (is_full, limit) = match &self.kind {
-            Kind::Rc(rc) => (rc.responder.is_full(), rc.responder.limit()),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => {
-                (receives.is_full(), receives.limit())
-            }
-        };
-        if is_full {
-            return Err(self.queue_full("receive", limit));
+        let receives = self.receives();
+        if receives.is_full() {
+            return Err(self.queue_full("receive", receives.limit()));
         }
         match &mut self.kind {
             Kind::Rc(rc) => rc.responder.post(wr),
             Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.post(wr),
         }
         Ok(())
+    }
+
+    fn receives(&self) -> &Receives {
+        match &self.kind {
+            Kind::Rc(rc) => rc.responder.receives(),
+            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives,
+        }
     }
 
     fn queue_full(&self, queue: &'static str, limit: u32) -> VerbsError {
@@ -802,8 +822,7 @@ impl Qp {
         if !self.accepts(cx, origin, headers) {
             return;
         }
-        cx.ecn_ce = origin.ecn == Ecn::Ce;
-        if cx.ecn_ce {
+        if origin.ecn == Ecn::Ce {
             self.note_congestion(cx);
         }
         if self.state == QpState::Rtr && !self.established {

@@ -3,9 +3,11 @@
 //! packets leave.
 
 use super::Context;
+use super::executor::Fatal;
 use super::link::Link;
-use super::requester::{Fault, Requester};
-use super::responder::{Fatal, Responder};
+use super::requester::Requester;
+use super::requests::Fault;
+use super::responder::Responder;
 use crate::verbs::WcStatus;
 use crate::wire::Headers;
 

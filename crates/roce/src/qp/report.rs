@@ -118,11 +118,9 @@ impl Qp {
 
     /// Everything that somebody who looks for a fault may want to know.
     pub(crate) fn report(&self, counters: &Counters) -> QpReport {
-        let (sends, receives) = match &self.kind {
-            Kind::Rc(rc) => (rc.requester.len(), rc.responder.receives()),
-            Kind::Uc(Uc { sends, receives, .. }) | Kind::Ud(Ud { sends, receives, .. }) => {
-                (sends.len(), receives.len())
-            }
+        let sends = match &self.kind {
+            Kind::Rc(rc) => rc.requester.len(),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.len(),
         };
         let flow = match &self.kind {
             Kind::Rc(rc) if self.is_started() => Some(self.flow(rc)),
@@ -133,7 +131,7 @@ impl Qp {
             transport: self.link.transport,
             attr: self.query(),
             sends,
-            receives,
+            receives: self.receives().len(),
             flow,
             rtt: self.rtt().copied(),
             rate_bps: self.rate_bps(),

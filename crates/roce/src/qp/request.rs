@@ -11,7 +11,7 @@
 
 use super::Context;
 use super::link::{Draft, Link};
-use super::selective::form::form;
+use super::recovery::selective::form::form;
 use crate::region::Purpose;
 use crate::sg::Extent;
 use crate::verbs::{SendOp, SendWr, WcOpcode, WcStatus};

@@ -42,10 +42,6 @@ impl Sends {
         self.limit
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.vacant() == 0
-    }
-
     /// Requests that may still be posted.
     pub(super) fn vacant(&self) -> usize {
         (self.limit as usize).saturating_sub(self.queue.len())

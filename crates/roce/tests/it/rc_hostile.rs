@@ -17,7 +17,7 @@ use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth, Sack,
     Sreth, Syndrome,
 };
-use roce::world::{Memory, Origin};
+use roce::world::{Memory, Origin, Staging};
 
 use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 

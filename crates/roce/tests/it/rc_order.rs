@@ -9,7 +9,7 @@ use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};
 use roce::wire::{Bth, Headers, Opcode};
-use roce::world::{self, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
 use crate::harness::{BASE, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::pair::{Lone, Pair, REGION_BYTES, bth_to};
@@ -277,15 +277,23 @@ struct Source {
 }
 
 impl Wire for Source {
-    fn send(&mut self, frames: &[TxFrame<'_>]) {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], _memory: &dyn Memory) {
         self.sent += frames.iter().filter(|frame| !frame.payload.is_empty()).count();
+    }
+
+    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        packets
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
     }
 
     fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
         false
     }
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let packets = std::mem::take(&mut self.packets);
         for (origin, headers) in &packets {
             sink(&RxFrame { origin: *origin, headers: *headers, payload: &[0; 8] });

@@ -10,7 +10,7 @@ use roce::verbs::{
     Access, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SrqId, Transport, Verbs, WcStatus,
 };
 use roce::wire::{Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth};
-use roce::world::Origin;
+use roce::world::{Origin, Staging};
 
 use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 use crate::kit::{QKEY, first_psn, list, recv};

@@ -107,7 +107,7 @@ pub enum Sabotage {
     #[default]
     None,
     /// A payload bit turns after the ICRC was checked.
-    Payload,
+    Body,
     /// Completions get lost on their way to the program.
     Completion,
     /// Completions change places.
@@ -230,7 +230,7 @@ impl Run {
             self.last_values.push(Vec::new());
             self.start_words(node);
             self.plant(node);
-            if self.options.sabotage == Sabotage::Payload {
+            if self.options.sabotage == Sabotage::Body {
                 self.fabric.node_mut(node).corrupt_every(5);
             }
         }

@@ -16,7 +16,7 @@ use crate::graph::Vertex;
 use crate::link::{Enqueued, Link};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
-use crate::port::Payload;
+use crate::port::Body;
 
 /// Longest time that a fault holds a packet up.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
@@ -170,7 +170,7 @@ impl<M: NodeMemory> Fabric<M> {
         copy.marks.twin = None;
         let distance = self.chance.between(1 << 16, 1 << 22) as u32;
         let ahead = self.chance.per_mille(500);
-        if !shift_psn(&mut copy, distance, ahead, self.payload) {
+        if !shift_psn(&mut copy, distance, ahead, self.body) {
             return;
         }
         copy.marks.stray = true;
@@ -294,7 +294,7 @@ fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
 }
 
 /// Moves the sequence number of a packet of a reliable connection, and its ICRC along with it.
-fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, payload: Payload) -> bool {
+fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, body: Body) -> bool {
     let Ok((headers, _)) = Headers::parse(&packet.bytes) else {
         return false;
     };
@@ -304,5 +304,5 @@ fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, payload: Payload) 
     let psn = headers.bth().psn;
     let moved: Psn = if ahead { psn.plus(distance) } else { psn.minus(distance) };
     packet.bytes[9..12].copy_from_slice(&moved.get().to_be_bytes()[1..]);
-    payload != Payload::Sealed || packet.seal()
+    body != Body::Sealed || packet.seal()
 }

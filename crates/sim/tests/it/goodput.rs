@@ -10,7 +10,7 @@ use roce::Duration;
 use roce::Time;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WcStatus};
-use sim::fabric::{Fabric, FabricConfig, Payload};
+use sim::fabric::{Body, Fabric, FabricConfig};
 use sim::faults::{Fault, FaultMix};
 use sim::graph::Graph;
 use sim::link::LinkConfig;
@@ -66,9 +66,8 @@ struct Ends {
 
 fn ends(case: &Case) -> Ends {
     let link = LinkConfig::new(100_000_000_000, Duration::from_micros(10));
-    let config =
-        FabricConfig { payload: Payload::Phantom, ..FabricConfig::new(Graph::cable(link), 7) };
-    let mut fabric = Fabric::new(&config, |_| Phantom::default());
+    let config = FabricConfig { body: Body::Phantom, ..FabricConfig::new(Graph::cable(link), 7) };
+    let mut fabric = Fabric::new(&config, |_| Phantom);
     fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
     let len = MESSAGE_BYTES * BUFFERS as u32;
     let made = [0, 1].map(|node| {

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use roce::verbs::{
     Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError, WcStatus,
 };
-use roce::world::Memory;
+use roce::world::Staging;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
 use crate::kernel::Crc32c;
@@ -158,7 +158,7 @@ impl Connection {
     }
 
     /// Sends a request; `false` if the transport refused it.
-    pub(super) fn ask<V: Verbs, M: Memory>(
+    pub(super) fn ask<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &mut M,
@@ -209,7 +209,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn handle_answer<V: Verbs, M: Memory>(
+    pub(super) fn handle_answer<V: Verbs, M: Staging>(
         &mut self,
         verbs: &mut V,
         memory: &M,

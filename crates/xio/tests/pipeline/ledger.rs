@@ -9,6 +9,7 @@ use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, Verbs, VerbsError, WcOpcode,
     WcStatus,
 };
+use roce::world::Staging;
 use xio::capsule::{CAPSULE_BYTES, ReadRequest, ReadResponse};
 use xio::kernel::crc32c;
 

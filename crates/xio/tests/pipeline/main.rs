@@ -17,4 +17,5 @@ mod net;
 mod raw;
 mod ring;
 mod seeds;
+mod stages;
 mod world;

@@ -1,0 +1,688 @@
+//! The door of a control port: how many connections, from where, for how long, with how many calls.
+//!
+//! Anyone who reaches the port can open a TCP connection and say nothing. So every connection has a
+//! place in a table of stated size, and there are two ways to lose it: by time (an HTTP/2 handshake that
+//! does not come, a connection without a call) and by need. When the table is full, or full of one
+//! address, the oldest connection that never made a call with the right token gives way to the new one.
+//! A flood of silent connections thus displaces only itself, and a caller with the token is refused only
+//! when calls are under way on every place: where none is silent, the connection that has been without a
+//! call for longest gives way.
+//!
+//! Calls are bounded as well: in all, for one address, and for those that do work, so that a status call
+//! finds room when everything else is taken.
+//!
+//! Out of descriptors, the accept loop pauses: the connections wait in the kernel meanwhile.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+use tonic::{Request, Status};
+
+use crate::error::with_limit_hint;
+use crate::log;
+use crate::status::Event;
+
+/// Connections at once, or half of the process's descriptors where that is less.
+const MAX_CONNECTIONS: usize = 512;
+
+/// Calls at once, sessions included; half of them for one address.
+const MAX_CALLS: usize = 256;
+
+/// Those of them that only a status call may use.
+const STATUS_CALLS: usize = 16;
+
+/// How long a connection may take to begin HTTP/2.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection without a call stays open.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause of the accept loop after the kernel refused.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a client sends first on every HTTP/2 connection, in bytes.
+const PREFACE_BYTES: usize = 24;
+
+static ACCEPTED: Event = Event::new("control.connections.accepted");
+static ACCEPT_ERRORS: Event = Event::new("control.accept_errors");
+static REFUSED_FULL: Event = Event::new("control.connections.refused.full");
+static REFUSED_ADDRESS: Event = Event::new("control.connections.refused.address");
+static CLOSED_HANDSHAKE: Event = Event::new("control.connections.closed.handshake");
+static CLOSED_IDLE: Event = Event::new("control.connections.closed.idle");
+static CLOSED_DISPLACED: Event = Event::new("control.connections.closed.displaced");
+static REFUSED_CALLS: Event = Event::new("control.refused_calls");
+static CLOSED_CALLS: Event = Event::new("control.closed_calls");
+
+/// What the doors of this process counted.
+pub(crate) static EVENTS: [&Event; 9] = [
+    &ACCEPTED,
+    &ACCEPT_ERRORS,
+    &REFUSED_FULL,
+    &REFUSED_ADDRESS,
+    &CLOSED_HANDSHAKE,
+    &CLOSED_IDLE,
+    &CLOSED_DISPLACED,
+    &REFUSED_CALLS,
+    &CLOSED_CALLS,
+];
+
+/// How much a door lets in.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    connections: usize,
+    per_address: usize,
+    calls: usize,
+    status_calls: usize,
+    handshake: Duration,
+    idle: Duration,
+}
+
+impl Limits {
+    fn of_this_process() -> Limits {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let half = descriptors.map_or(MAX_CONNECTIONS, |all| (all / 2).max(4) as usize);
+        let connections = MAX_CONNECTIONS.min(half);
+        Limits {
+            connections,
+            per_address: connections / 2,
+            calls: MAX_CALLS,
+            status_calls: STATUS_CALLS,
+            handshake: HANDSHAKE_TIMEOUT,
+            idle: IDLE_TIMEOUT,
+        }
+    }
+}
+
+/// The table of connections of one control port.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    limits: Limits,
+    places: Mutex<Vec<Place>>,
+    next_id: AtomicU64,
+    calls: Mutex<Calls>,
+}
+
+/// Calls under way.
+#[derive(Debug, Default)]
+struct Calls {
+    all: usize,
+    /// Those that do work, which status calls do not.
+    working: usize,
+    /// By address; at most as many as there are calls.
+    from: BTreeMap<IpAddr, usize>,
+}
+
+/// A connection in the table; the oldest stands first.
+#[derive(Debug)]
+struct Place {
+    id: u64,
+    origin: IpAddr,
+    activity: Arc<Activity>,
+    /// Dropped with the place, which ends the connection.
+    _open: oneshot::Sender<Infallible>,
+}
+
+/// Calls of one connection.
+#[derive(Debug)]
+struct Activity {
+    open: AtomicUsize,
+    begun: AtomicU64,
+    /// When a call began or ended last.
+    since: Mutex<Instant>,
+}
+
+impl Activity {
+    fn new() -> Activity {
+        let (open, begun) = Default::default();
+        Activity { open, begun, since: Mutex::new(Instant::now()) }
+    }
+
+    fn since(&self) -> MutexGuard<'_, Instant> {
+        // A time cannot be left half changed.
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What counts as one address: an IPv6 host owns the 64 bits below its prefix.
+fn origin(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
+impl Gate {
+    /// A door with the limits of this process.
+    pub(crate) fn new() -> Arc<Gate> {
+        Gate::with(Limits::of_this_process())
+    }
+
+    fn with(limits: Limits) -> Arc<Gate> {
+        let (places, next_id, calls) = Default::default();
+        Arc::new(Gate { limits, places, next_id, calls })
+    }
+
+    /// Connections let in through `listener`, until nobody takes them any more.
+    pub(crate) fn accept(
+        self: Arc<Gate>,
+        listener: TcpListener,
+    ) -> ReceiverStream<io::Result<ControlStream>> {
+        let (send, receive) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut failures = 0_u64;
+            loop {
+                let accepted = tokio::select! {
+                    () = send.closed() => return,
+                    accepted = listener.accept() => accepted,
+                };
+                match accepted {
+                    Ok((tcp, peer)) => {
+                        if let failed @ 1.. = std::mem::take(&mut failures) {
+                            log::line(format_args!(
+                                "accepts connections again, after {failed} failures"
+                            ));
+                        }
+                        let Some(stream) = self.admit(tcp, peer) else { continue };
+                        if send.send(Ok(stream)).await.is_err() {
+                            return;
+                        }
+                        // A connection that gave way closes its socket before the next comes in.
+                        tokio::task::yield_now().await;
+                    }
+                    Err(error) => {
+                        // Out of descriptors, most likely: the connection waits in the kernel, and
+                        // asking again at once would be a busy loop.
+                        ACCEPT_ERRORS.count();
+                        failures += 1;
+                        if failures == 1 {
+                            let why = with_limit_hint(&error);
+                            log::line(format_args!("cannot accept connections: {why}"));
+                        }
+                        sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        });
+        ReceiverStream::new(receive)
+    }
+
+    /// A place for the connection, if there is one or one can be made.
+    fn admit(self: &Arc<Gate>, tcp: TcpStream, peer: SocketAddr) -> Option<ControlStream> {
+        let origin = origin(peer.ip());
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let activity = Arc::new(Activity::new());
+        let (open, displaced) = oneshot::channel();
+        {
+            let mut places = self.places();
+            let same = places.iter().filter(|place| place.origin == origin).count();
+            let made = if same >= self.limits.per_address {
+                displace(&mut places, |place| place.origin == origin).ok_or(&REFUSED_ADDRESS)
+            } else if places.len() >= self.limits.connections {
+                displace(&mut places, |_| true).ok_or(&REFUSED_FULL)
+            } else {
+                Ok(())
+            };
+            if let Err(refused) = made {
+                refused.count();
+                let why = "callers hold every place";
+                log::refusal(format_args!("connection from {peer} refused: {why}"));
+                return None;
+            }
+            places.push(Place { id, origin, activity: Arc::clone(&activity), _open: open });
+        }
+        ACCEPTED.count();
+        // Answers are small and waited for: without this each may wait for a delayed ACK of 40 ms.
+        // A socket that refuses is only slower.
+        let _ = tcp.set_nodelay(true);
+        let deadline = Box::pin(sleep_until(Instant::now() + self.limits.handshake));
+        let caller = Caller { peer, activity, gate: Arc::clone(self) };
+        Some(ControlStream {
+            tcp,
+            id,
+            caller,
+            displaced,
+            deadline,
+            preface_left: PREFACE_BYTES,
+            calls_seen: 0,
+            over: false,
+        })
+    }
+
+    /// Connections open now.
+    pub(crate) fn connections(&self) -> usize {
+        self.places().len()
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // Numbers that change together are not left half changed.
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
+        // The table is never left half changed.
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes the oldest connection among `whose` that made no call yet; without one, that which has been without
+/// a call for longest.
+fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> {
+    let silent = |place: &Place| place.activity.begun.load(Ordering::Relaxed) == 0;
+    let oldest = places.iter().position(|place| whose(place) && silent(place));
+    let idle = |place: &Place| place.activity.open.load(Ordering::Relaxed) == 0;
+    let longest_idle = || {
+        let idle = places.iter().enumerate().filter(|(_, place)| whose(place) && idle(place));
+        idle.min_by_key(|(_, place)| *place.activity.since()).map(|(index, _)| index)
+    };
+    let index = oldest.or_else(longest_idle)?;
+    places.remove(index);
+    CLOSED_DISPLACED.count();
+    Some(())
+}
+
+/// Who makes a call: travels with every request of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    peer: SocketAddr,
+    activity: Arc<Activity>,
+    gate: Arc<Gate>,
+}
+
+/// A call under way; it is over when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Call {
+    caller: Caller,
+    /// Its request has come.
+    heard: AtomicBool,
+    working: AtomicBool,
+}
+
+impl Call {
+    /// The call that `request`, which has come, is, if it came through a door.
+    pub(crate) fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
+        let call = request.extensions().get::<Arc<Call>>().cloned();
+        call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
+    }
+
+    /// The same call, which may have to wait for its request and will do work, if there is room for that.
+    pub(crate) fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
+        let Some(call) = request.extensions().get::<Arc<Call>>().cloned() else {
+            return Ok(None);
+        };
+        let Limits { calls, status_calls, .. } = call.caller.gate.limits;
+        let limit = calls - status_calls;
+        let mut under_way = call.caller.gate.calls();
+        if under_way.working >= limit {
+            drop(under_way);
+            return Err(call.caller.refuse(format!("{limit} calls are under way already")));
+        }
+        under_way.working += 1;
+        drop(under_way);
+        call.working.store(true, Ordering::Relaxed);
+        Ok(Some(call))
+    }
+
+    /// Begins the call of an authenticated request, and lets it travel with the request.
+    pub(super) fn begin(request: &mut Request<()>) -> Result<(), Status> {
+        let Some(caller) = request.extensions().get::<Caller>().cloned() else {
+            return Ok(());
+        };
+        let (limit, origin) = (caller.gate.limits.calls, origin(caller.peer.ip()));
+        let mut calls = caller.gate.calls();
+        let (all, same) = (calls.all, calls.from.get(&origin).copied().unwrap_or(0));
+        if all >= limit || same >= limit / 2 {
+            drop(calls);
+            return Err(caller.refuse(match all >= limit {
+                true => format!("{limit} calls are under way already"),
+                false => format!("{same} calls from this address are under way already"),
+            }));
+        }
+        calls.all += 1;
+        calls.from.insert(origin, same + 1);
+        drop(calls);
+        caller.activity.open.fetch_add(1, Ordering::Relaxed);
+        caller.activity.begun.fetch_add(1, Ordering::Relaxed);
+        *caller.activity.since() = Instant::now();
+        let (heard, working) = Default::default();
+        request.extensions_mut().insert(Arc::new(Call { caller, heard, working }));
+        Ok(())
+    }
+}
+
+impl Caller {
+    /// No room for a call.
+    fn refuse(&self, why: String) -> Status {
+        REFUSED_CALLS.count();
+        log::refusal(format_args!("call from {} refused: {why}", self.peer));
+        Status::resource_exhausted(format!("{why}\ntry again later"))
+    }
+}
+
+/// Where a request comes from, for people.
+pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
+    let caller = request.extensions().get::<Caller>();
+    caller.map_or_else(|| "somewhere".into(), |caller| caller.peer.to_string())
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let Caller { peer, activity, gate } = &self.caller;
+        *activity.since() = Instant::now();
+        activity.open.fetch_sub(1, Ordering::Relaxed);
+        let origin = origin(peer.ip());
+        let mut calls = gate.calls();
+        calls.all -= 1;
+        calls.working -= usize::from(self.working.load(Ordering::Relaxed));
+        match calls.from.get_mut(&origin) {
+            Some(same) if *same > 1 => *same -= 1,
+            _ => drop(calls.from.remove(&origin)),
+        }
+        drop(calls);
+        if !self.heard.load(Ordering::Relaxed) {
+            CLOSED_CALLS.count();
+            log::refusal(format_args!("call from {peer} closed: it brought no request"));
+        }
+    }
+}
+
+/// A connection of the control plane, with its place in the table and its deadline.
+#[derive(Debug)]
+pub(crate) struct ControlStream {
+    tcp: TcpStream,
+    id: u64,
+    caller: Caller,
+    displaced: oneshot::Receiver<Infallible>,
+    /// For the handshake, later for the next look whether the connection is in use.
+    deadline: Pin<Box<Sleep>>,
+    preface_left: usize,
+    calls_seen: u64,
+    over: bool,
+}
+
+impl ControlStream {
+    /// Fails when the connection has lost its place; otherwise the task is woken when it does.
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if !self.over {
+            self.over = Pin::new(&mut self.displaced).poll(cx).is_ready() || self.is_late(cx);
+        }
+        match self.over {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        while self.deadline.as_mut().poll(cx).is_ready() {
+            if self.preface_left > 0 {
+                CLOSED_HANDSHAKE.count();
+                let (peer, after) = (self.caller.peer, self.caller.gate.limits.handshake);
+                log::refusal(format_args!("connection from {peer} closed: no HTTP/2 in {after:?}"));
+                return true;
+            }
+            let begun = self.caller.activity.begun.load(Ordering::Relaxed);
+            let idle = self.caller.activity.open.load(Ordering::Relaxed) == 0;
+            if idle && begun == self.calls_seen {
+                CLOSED_IDLE.count();
+                return true;
+            }
+            self.calls_seen = begun;
+            self.look_again();
+        }
+        false
+    }
+
+    fn look_again(&mut self) {
+        self.deadline.as_mut().reset(Instant::now() + self.caller.gate.limits.idle);
+    }
+}
+
+impl Drop for ControlStream {
+    fn drop(&mut self) {
+        self.caller.gate.places().retain(|place| place.id != self.id);
+    }
+}
+
+impl Connected for ControlStream {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller.clone()
+    }
+}
+
+impl AsyncRead for ControlStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.tcp).poll_read(cx, into))?;
+        if self.preface_left > 0 {
+            self.preface_left = self.preface_left.saturating_sub(into.filled().len() - before);
+            if self.preface_left == 0 {
+                self.look_again();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for ControlStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.tcp).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.tcp).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const SMALL: Limits = Limits {
+        connections: 4,
+        per_address: 2,
+        calls: 4,
+        status_calls: 1,
+        handshake: Duration::from_millis(50),
+        idle: Duration::from_millis(50),
+    };
+    const PATIENT: Limits =
+        Limits { handshake: Duration::from_secs(600), idle: Duration::from_secs(600), ..SMALL };
+
+    fn run<F: Future>(test: F) -> F::Output {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(test)
+    }
+
+    /// A connection as the door lets it in, and the client's end of it.
+    async fn connect(gate: &Arc<Gate>, from: u8) -> (Option<ControlStream>, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (tcp, _) = listener.accept().await.unwrap();
+        let peer = SocketAddr::from(([192, 0, 2, from], 1000));
+        (gate.admit(tcp, peer), client)
+    }
+
+    fn call(stream: &ControlStream) -> Result<Request<()>, Status> {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(stream.connect_info());
+        Call::begin(&mut request).map(|()| request)
+    }
+
+    async fn is_cut(stream: &mut ControlStream) -> bool {
+        stream.read(&mut [0; 64]).await.is_err()
+    }
+
+    #[test]
+    fn a_connection_that_says_nothing_or_half_a_preface_is_cut() {
+        run(async {
+            let gate = Gate::with(SMALL);
+            for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+                let (stream, mut client) = connect(&gate, 1).await;
+                let mut stream = stream.unwrap();
+                client.write_all(said).await.unwrap();
+                while stream.read(&mut [0; 64]).await.is_ok() {}
+                assert_eq!(gate.connections(), 1);
+                drop(stream);
+                assert_eq!(gate.connections(), 0);
+            }
+        });
+    }
+
+    #[test]
+    fn only_a_connection_without_a_call_is_idle() {
+        run(async {
+            let gate = Gate::with(SMALL);
+            let (stream, mut client) = connect(&gate, 1).await;
+            let mut stream = stream.unwrap();
+            let busy = call(&stream).unwrap();
+            client.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
+            assert_eq!(stream.read(&mut [0; 64]).await.unwrap(), PREFACE_BYTES);
+            let four_looks = sleep(SMALL.idle * 4);
+            tokio::select! {
+                _ = is_cut(&mut stream) => panic!("cut off with a call under way"),
+                () = four_looks => {}
+            }
+            drop(busy);
+            assert!(is_cut(&mut stream).await);
+        });
+    }
+
+    #[test]
+    fn the_oldest_silent_connection_gives_way_and_callers_stay() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (first, _c1) = connect(&gate, 1).await;
+            let (second, _c2) = connect(&gate, 1).await;
+            let (mut first, second) = (first.unwrap(), second.unwrap());
+            // The address has two places: the silent one of them is given to the third.
+            let in_use = call(&second).unwrap();
+            let (third, _c3) = connect(&gate, 1).await;
+            let third = third.unwrap();
+            assert!(is_cut(&mut first).await);
+            let also = call(&third).unwrap();
+            assert!(connect(&gate, 1).await.0.is_none(), "both have calls under way");
+            drop((in_use, also));
+
+            // Other addresses have their own places, and the door as a whole has four.
+            let (mut other, _c4) = connect(&gate, 2).await;
+            let (_next, _c5) = connect(&gate, 3).await;
+            let (last, _c6) = connect(&gate, 4).await;
+            assert!(last.is_some() && is_cut(other.as_mut().unwrap()).await);
+            assert_eq!(gate.connections(), 4);
+        });
+    }
+
+    #[test]
+    fn calls_are_counted_while_they_last() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (stream, _client) = connect(&gate, 1).await;
+            let stream = stream.unwrap();
+            let calls = [call(&stream).unwrap(), call(&stream).unwrap()];
+            let refused = call(&stream).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+            assert!(refused.message().contains("2 calls from this address"), "{refused}");
+            // Another address has room. One of the four calls is kept for a status.
+            let (other, _client) = connect(&gate, 2).await;
+            let other = other.unwrap();
+            let more = [call(&other).unwrap(), call(&other).unwrap()];
+            let (next, _client) = connect(&gate, 3).await;
+            let next = next.unwrap();
+            assert!(call(&next).unwrap_err().message().contains("4 calls are"));
+            let working: Vec<_> = calls.iter().chain(&more).map(Call::work).collect();
+            let refused = working.iter().filter(|working| working.is_err()).count();
+            assert_eq!(refused, 1, "{working:?}");
+            drop((calls, more, working));
+            assert!(call(&stream).is_ok());
+            let calls = gate.calls();
+            assert!(calls.all == 0 && calls.working == 0 && calls.from.is_empty(), "{calls:?}");
+        });
+    }
+
+    #[test]
+    fn idle_callers_do_not_hold_every_place() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (mut streams, mut clients) = (Vec::new(), Vec::new());
+            for from in [1, 1, 2, 2] {
+                let (stream, client) = connect(&gate, from).await;
+                let stream = stream.unwrap();
+                drop(call(&stream).unwrap());
+                streams.push(stream);
+                clients.push(client);
+                sleep(Duration::from_millis(2)).await;
+            }
+            // The first is in use, the second called again, so the third is idle for longest.
+            let _busy = call(&streams[0]).unwrap();
+            drop(call(&streams[1]).unwrap());
+            let (next, _client) = connect(&gate, 3).await;
+            assert!(next.is_some() && is_cut(&mut streams[2]).await);
+            let held: Vec<_> = gate.places().iter().map(|place| place.id).collect();
+            assert_eq!(held, [0, 1, 3, 4]);
+        });
+    }
+
+    #[test]
+    fn answers_do_not_wait_for_acknowledgements() {
+        run(async {
+            let (stream, _client) = connect(&Gate::with(PATIENT), 1).await;
+            assert!(stream.unwrap().tcp.nodelay().unwrap());
+        });
+    }
+
+    #[test]
+    fn an_address_is_what_one_host_has() {
+        let same = |a: &str, b: &str| origin(a.parse().unwrap()) == origin(b.parse().unwrap());
+        assert!(same("2001:db8::1", "2001:db8::ffff:1:2:3"));
+        assert!(!same("2001:db8::1", "2001:db8:0:1::1"));
+        assert!(same("::ffff:192.0.2.1", "192.0.2.1"));
+        assert!(!same("192.0.2.1", "192.0.2.2"));
+    }
+}

@@ -1,0 +1,210 @@
+//! A daemon as its callers see it: where it is, whether it answers, what it refuses.
+//!
+//! Every call has an end ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
+//! becomes an error of ours with the hint it sent along; silence and a closed connection are
+//! [`Kind::Unreachable`](crate::error::Kind::Unreachable).
+
+use std::fmt;
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::{CALL_TIMEOUT, CONTROL_PORT};
+use crate::error::{Error, lacks_descriptors};
+
+/// How often an idle connection is looked at, so that a dead machine is noticed.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// `host[:port]` with the port filled in where there is none.
+pub fn with_port(host: &str, default_port: u16) -> String {
+    let bare_v6 = host.starts_with('[') && host.ends_with(']');
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
+}
+
+/// Refuses `host:port` with a number that is no port.
+pub fn check_port(host: &str) -> Result<(), Error> {
+    let number = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = host.rsplit_once(':').map(|(_, port)| port).filter(number);
+    // The last group of an IPv6 address without brackets has at most four digits.
+    match port.filter(|port| port.len() > 4 && port.parse::<u16>().is_err()) {
+        Some(port) => Err(Error::invalid(format!("{host}: {port} is no port"))
+            .hint("HOST[:PORT] takes ports up to 65535")),
+        None => Ok(()),
+    }
+}
+
+/// A daemon that took our connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    role: &'static str,
+    name: String,
+    pub(super) channel: Channel,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.role, self.name)
+    }
+}
+
+impl Peer {
+    /// Connects to `host[:port]`. `role` is what errors call it, `command` what starts one.
+    pub(super) async fn connect(
+        role: &'static str,
+        host: &str,
+        command: &str,
+    ) -> Result<Peer, Error> {
+        check_port(host)?;
+        let name = with_port(host, CONTROL_PORT);
+        let endpoint = Endpoint::from_shared(format!("http://{name}"))
+            .map_err(|_| Error::invalid(format!("{host:?} is not a host[:port]")))?
+            .connect_timeout(CALL_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(CALL_TIMEOUT)
+            .keep_alive_while_idle(true);
+        let channel = endpoint.connect().await.map_err(|error| {
+            let cause = root_cause(&error);
+            if lacks_descriptors(&cause) {
+                // Ours, so far: nothing is known about the peer.
+                return Error::invalid(format!("cannot connect to {role} {name}: {cause}"))
+                    .transient();
+            }
+            if cause.starts_with("failed to lookup address") {
+                // A name service may come back: who waits for the daemon goes on waiting.
+                return Error::invalid(format!("{role} {name}: {cause}"))
+                    .hint("give the name or the address of a machine that this one can resolve")
+                    .transient();
+            }
+            Error::unreachable(format!("{role} {name}: {cause}"))
+                .hint(format!("is {command} running there? start it with --control {name}"))
+        })?;
+        Ok(Peer { role, name, channel })
+    }
+
+    /// `host:port`.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for an answer, with an end.
+    pub(super) async fn within<R>(
+        &self,
+        call: impl Future<Output = Result<R, Status>>,
+    ) -> Result<R, Error> {
+        self.answer(call).await?.map_err(|status| self.refused(&status))
+    }
+
+    /// As [`Peer::within`], but a refusal is for the caller to judge.
+    pub(super) async fn answer<R>(
+        &self,
+        call: impl Future<Output = Result<R, Status>>,
+    ) -> Result<Result<R, Status>, Error> {
+        let seconds = CALL_TIMEOUT.as_secs();
+        let late = |_| Error::unreachable(format!("{self} gave no answer in {seconds} s"));
+        tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(late)
+    }
+
+    /// A refusal as an error of ours. Refusals carry their hint after a line break.
+    pub(super) fn refused(&self, status: &Status) -> Error {
+        let (message, hint) = match status.message().split_once('\n') {
+            Some((message, hint)) => (message, Some(hint)),
+            None => (status.message(), None),
+        };
+        let text = format!("{self}: {message}");
+        let error = match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled => {
+                Error::unreachable(text)
+            }
+            Code::Unauthenticated => Error::invalid(text)
+                .hint("give the daemon's token with --token, --token-file or DQUANT_TOKEN"),
+            _ => Error::invalid(text),
+        };
+        let error = if is_transient(status.code()) { error.transient() } else { error };
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}
+
+/// Whether a refusal may pass by itself: the daemon was short of something, or had trouble of its own.
+/// Whether a token is right, a dataset is there or a request makes sense does not change by waiting.
+fn is_transient(code: Code) -> bool {
+    match code {
+        Code::Cancelled
+        | Code::Unknown
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted
+        | Code::Aborted
+        | Code::Internal
+        | Code::Unavailable => true,
+        Code::Ok
+        | Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::DataLoss
+        | Code::Unauthenticated => false,
+    }
+}
+
+/// The innermost message of an error: what the operating system said.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    /// A peer that nobody connects to.
+    fn peer() -> Peer {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let _entered = runtime.enter();
+        let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        Peer { role: "target", name: "t:1".into(), channel }
+    }
+
+    #[test]
+    fn every_code_is_tried_again_or_is_not() {
+        use Kind::{Invalid, Unreachable};
+        let table = [
+            (Code::Ok, Invalid, false),
+            (Code::Cancelled, Unreachable, true),
+            (Code::Unknown, Unreachable, true),
+            (Code::InvalidArgument, Invalid, false),
+            (Code::DeadlineExceeded, Unreachable, true),
+            (Code::NotFound, Invalid, false),
+            (Code::AlreadyExists, Invalid, false),
+            (Code::PermissionDenied, Invalid, false),
+            (Code::ResourceExhausted, Invalid, true),
+            (Code::FailedPrecondition, Invalid, false),
+            (Code::Aborted, Invalid, true),
+            (Code::OutOfRange, Invalid, false),
+            (Code::Unimplemented, Invalid, false),
+            (Code::Internal, Invalid, true),
+            (Code::Unavailable, Unreachable, true),
+            (Code::DataLoss, Invalid, false),
+            (Code::Unauthenticated, Invalid, false),
+        ];
+        let peer = peer();
+        for (number, (code, kind, transient)) in table.into_iter().enumerate() {
+            assert_eq!(Code::from_i32(number as i32), code, "a code is missing");
+            let error = peer.refused(&Status::new(code, "no\nwait"));
+            assert_eq!((error.kind(), error.is_transient()), (kind, transient), "{code:?}");
+            assert_eq!(error.parts().1.as_deref(), Some("wait"), "{code:?}");
+        }
+    }
+}

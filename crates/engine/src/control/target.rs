@@ -1,0 +1,419 @@
+//! Control of a storage target: its gRPC service, and the client that readers use.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nic::clock;
+use roce::endpoint::Reliability;
+use roce::verbs::Qpn;
+use roce::wire::Psn;
+use tokio::sync::oneshot;
+use tokio_stream::Stream;
+use tonic::codegen::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status, Streaming};
+use xio::dataset::Format;
+use xio::stage::TargetStages;
+use xio::target::Served;
+
+use super::auth::{self, AddToken};
+use super::gate::{self, Call, Gate};
+use super::peer::{Peer, root_cause};
+use super::proto::target_client::TargetClient;
+use super::proto::target_server::Target;
+use super::proto::{
+    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
+    SessionRequest, StatusReply, StatusRequest,
+};
+use super::stages;
+use super::status::Reports;
+use crate::Error;
+use crate::catalog::{Catalog, Found};
+use crate::data::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
+use crate::log;
+use crate::status::{Counters, Event};
+
+/// The gRPC service of a storage target.
+#[derive(Clone, Debug)]
+pub struct TargetService {
+    catalog: Arc<Catalog>,
+    commands: Commands<Command>,
+    reports: Arc<Reports<Command>>,
+    gate: Arc<Gate>,
+    control: SocketAddr,
+    roce: SocketAddr,
+    notes: Arc<[String]>,
+}
+
+impl TargetService {
+    /// Serves what `catalog` finds, through the engine behind `commands`, on a control port and a RoCE
+    /// endpoint.
+    pub(crate) fn new(
+        catalog: Catalog,
+        commands: Commands<Command>,
+        gate: Arc<Gate>,
+        at: (SocketAddr, SocketAddr),
+        notes: Vec<String>,
+    ) -> TargetService {
+        let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
+        let (catalog, (control, roce)) = (Arc::new(catalog), at);
+        TargetService { catalog, commands, reports, gate, control, roce, notes: notes.into() }
+    }
+
+    /// File work blocks, so it runs beside the async threads. The call lasts as long as that, also if the
+    /// caller has given up: whoever calls and resets without end does not fill those threads.
+    async fn find(&self, refs: Vec<DatasetRef>, call: Held) -> Result<Vec<Found>, Status> {
+        let catalog = Arc::clone(&self.catalog);
+        let find = move || {
+            let _call = call;
+            catalog.find_all(&refs)
+        };
+        let found = tokio::task::spawn_blocking(find).await;
+        found.map_err(|error| Status::internal(error.to_string()))?
+    }
+
+    async fn begin(
+        &self,
+        first: SessionRequest,
+        call: &Held,
+    ) -> Result<(SessionReply, Open), Status> {
+        let reader = first.reader.ok_or_else(|| Status::invalid_argument("no queue pair given"))?;
+        let offered = reader.mtu;
+        let reader = qp_address(&reader, self.roce).map_err(Status::invalid_argument)?;
+        let ours = mtu_towards(self.roce.ip(), reader.address);
+        let mtu = path_mtu(ours, offered)
+            .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
+        let credits = first.credits.clamp(1, MAX_CREDITS);
+        let (lists, wanted) = (first.stages.len(), first.datasets.len());
+        if lists != wanted {
+            STAGES_REFUSED.count();
+            let why = format!("{lists} lists of stages for {wanted} datasets\n{SAME_VERSION}");
+            return Err(Status::invalid_argument(why));
+        }
+        let found = self.find(first.datasets, call.clone()).await?;
+        let agreed = found.iter().zip(&first.stages).map(|(found, list)| checked(found, list));
+        let agreed = agreed.collect::<Result<Vec<_>, _>>()?;
+        for Found { info, layout, .. } in &found {
+            if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
+                let name = &info.name;
+                log::line(format_args!("{name}: {bytes} bytes behind the array are ignored"));
+            }
+        }
+        let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
+        let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
+            let Found { file, layout, .. } = found;
+            SessionSource { file, layout, stages }
+        });
+        let (sources, stages) = (sources.collect(), first.stages);
+        let (sender, ended) = oneshot::channel();
+        let signals = self.commands.signals();
+        let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
+        let (ours, guard) = self.open(spec, call.clone()).await?;
+        let target = Some(queue_pair(&ours, mtu.bytes()));
+        let mtu = mtu.bytes();
+        let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
+        log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
+        let open = Open { name, begun: Instant::now(), ended, guard };
+        Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
+    }
+
+    /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
+    /// both, and the session ends.
+    async fn open(&self, spec: SessionSpec, call: Held) -> Result<(QpAddress, Guard), Status> {
+        let commands = self.commands.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let _call = call;
+            let guard = Guard(spec.signals.clone());
+            let ours = commands.call(|reply| Command::Open(spec, reply));
+            // What came with a refused request is freed here.
+            ours.map(|ours| ours.map(|ours| (ours, guard)).map_err(|refused| refused.error))
+        });
+        opened
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map_err(|error| Status::unavailable(error.to_string()))?
+            .map_err(engine_status)
+    }
+}
+
+/// Sessions refused because of their stages.
+pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");
+
+/// What to do about a peer that speaks of stages in another way, or not at all.
+pub(crate) const SAME_VERSION: &str = "run the same version of dquant at both ends";
+
+/// The stages for a dataset, or why this target does not run them.
+fn checked(found: &Found, list: &super::proto::TargetStages) -> Result<TargetStages, Status> {
+    stages::checked(list, found.layout.dtype).map_err(|error| {
+        STAGES_REFUSED.count();
+        let text = format!("{}: {error}\n{}", found.info.name, error.hint());
+        Status::invalid_argument(text)
+    })
+}
+
+/// An open session, as its control stream holds it.
+struct Open {
+    /// For people.
+    name: String,
+    begun: Instant,
+    /// Comes when the engine has ended the session.
+    ended: oneshot::Receiver<Served>,
+    guard: Guard,
+}
+
+impl Open {
+    /// Waits until the reader hangs up, by `closed`, or the queue pair fails; ends the session, and tells.
+    async fn last(mut self, closed: impl Future<Output = ()>) {
+        // A reader that waits for answers does not hear that our queue pair failed, unless the
+        // stream ends on our side.
+        let (why, served) = tokio::select! {
+            () = closed => ("closed by the reader", None),
+            served = &mut self.ended => ("its queue pair failed", Some(served)),
+        };
+        drop(self.guard);
+        let served = match served {
+            Some(served) => served,
+            None => self.ended.await,
+        };
+        // The engine has stopped, and reported what its sessions did.
+        let Ok(Served { requests, bytes }) = served else { return };
+        let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
+        log::line(format_args!(
+            "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"
+        ));
+    }
+}
+
+/// The first of them, and how many there are.
+fn names_of(datasets: &[DatasetInfo]) -> String {
+    let first = datasets.first().map_or("nothing", |dataset| dataset.name.as_str());
+    match datasets.len() {
+        0 | 1 => first.to_owned(),
+        count => format!("{first} and {} more", count - 1),
+    }
+}
+
+/// Closes the session when its control stream ends, however that happens.
+struct Guard(Signals);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn tell_refusal(what: &str, from: &str, status: &Status) {
+    let why = status.message().lines().next().unwrap_or_default();
+    log::refusal(format_args!("{what} refused for {from}: {why}"));
+}
+
+fn engine_status(error: EngineError) -> Status {
+    match error {
+        EngineError::Limit { .. } | EngineError::Pool(_) => {
+            Status::resource_exhausted(error.to_string())
+        }
+        other => Status::internal(other.to_string()),
+    }
+}
+
+/// The call that work is done for, while that work lasts.
+type Held = Option<Arc<Call>>;
+
+type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Target for TargetService {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeReply>, Status> {
+        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let call = Call::work(&request)?;
+        let found = self.find(request.into_inner().datasets, call).await;
+        let found = found.inspect_err(|status| tell_refusal("datasets", &from, status))?;
+        let datasets = found.into_iter().map(|found| found.info).collect();
+        Ok(Response::new(DescribeReply { datasets }))
+    }
+
+    type SessionStream = SessionStream;
+
+    async fn session(
+        &self,
+        mut request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        let from = gate::origin_of(&request);
+        let call = Call::work(&request)?;
+        // The server's time-out ends this wait.
+        let first = request.get_mut().message().await?;
+        let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
+        drop(Call::of(&request));
+        let mut inbound = request.into_inner();
+        let begun = self.begin(first, &call).await;
+        let (reply, open) = begun.inspect_err(|status| tell_refusal("session", &from, status))?;
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            let _call = call;
+            let answered = send.send(Ok(reply)).await;
+            // Only the end of the stream matters; it comes as an error when the peer was killed.
+            let closed = async {
+                while answered.is_ok() && matches!(inbound.message().await, Ok(Some(_))) {}
+            };
+            open.last(closed).await;
+        });
+        let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
+        Ok(Response::new(Box::pin(outbound)))
+    }
+
+    async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let _call = Call::of(&call);
+        let mut counters = self.reports.get().await?;
+        counters.set("control.connections", self.gate.connections() as u64);
+        counters.set_events([&STAGES_REFUSED]);
+        let sessions = counters.get("target.sessions") as u32;
+        Ok(Response::new(status_reply(
+            "target",
+            (self.control, self.roce),
+            sessions,
+            counters,
+            &self.notes,
+        )))
+    }
+}
+
+/// Fills in what every daemon reports about its process.
+pub fn status_reply(
+    role: &str,
+    (control, roce): (SocketAddr, SocketAddr),
+    sessions: u32,
+    mut counters: Counters,
+    notes: &[String],
+) -> StatusReply {
+    let cpu = clock::process_cpu();
+    counters.set_events(gate::EVENTS.into_iter().chain([&auth::REFUSED, &log::SUPPRESSED]));
+    StatusReply {
+        role: role.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        control_address: control.to_string(),
+        roce_address: roce.to_string(),
+        sessions,
+        cpu_user_ns: cpu.user_ns,
+        cpu_system_ns: cpu.system_ns,
+        resident_bytes: clock::resident_bytes().unwrap_or(0),
+        counters: counters.0,
+        notes: notes.to_vec(),
+    }
+}
+
+/// A queue pair as a message.
+pub fn queue_pair(ours: &QpAddress, mtu: u32) -> QueuePair {
+    QueuePair {
+        address: ours.address.to_string(),
+        qpn: ours.qpn.get(),
+        psn: ours.psn.get(),
+        mtu,
+        selective_repeat: ours.reliability == Reliability::Selective,
+    }
+}
+
+/// A queue pair from a message, checked: numbers in range, and an address that our endpoint at `ours`
+/// can send to.
+pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, String> {
+    let address: SocketAddr = message
+        .address
+        .parse()
+        .map_err(|_| format!("{:?} is not an IP address and port", message.address))?;
+    if !is_specific(address.ip()) || address.is_ipv4() != ours.is_ipv4() {
+        return Err(format!("an endpoint at {ours} has no way to one at {address}"));
+    }
+    if message.qpn < 2 || message.qpn > 0x00ff_ffff || message.psn > 0x00ff_ffff {
+        return Err(format!("queue pair {} / PSN {} out of range", message.qpn, message.psn));
+    }
+    let reliability = match message.selective_repeat {
+        true => Reliability::Selective,
+        false => Reliability::GoBackN,
+    };
+    let (qpn, psn) = (Qpn::new(message.qpn), Psn::new(message.psn));
+    Ok(QpAddress { address, qpn, psn, reliability })
+}
+
+/// A session held open at a target: it ends when this is dropped.
+#[derive(Debug)]
+pub struct Session {
+    /// What the target agreed to.
+    pub reply: SessionReply,
+    /// Nothing more is ever sent, but dropping it ends the session.
+    _requests: tokio::sync::mpsc::Sender<SessionRequest>,
+    replies: Streaming<SessionReply>,
+}
+
+impl Session {
+    /// Returns when the target ends the session or cannot be reached any more, and says which.
+    pub async fn ended(&mut self) -> String {
+        loop {
+            match self.replies.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return "it ended the session".into(),
+                Err(status) => {
+                    // HTTP/2 reports both in the same words.
+                    let cause = root_cause(&status);
+                    return match cause.contains("broken pipe") {
+                        true => "its control connection closed or gave no answer".into(),
+                        false => format!("its control connection broke: {cause}"),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// A client of one target's control plane.
+#[derive(Clone, Debug)]
+pub struct TargetControl {
+    peer: Peer,
+    client: TargetClient<InterceptedService<Channel, AddToken>>,
+}
+
+impl TargetControl {
+    /// Connects to the target at `host[:port]`.
+    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, Error> {
+        let peer = Peer::connect("target", host, "`dquant serve`").await?;
+        let client = TargetClient::with_interceptor(peer.channel.clone(), AddToken::new(token));
+        Ok(TargetControl { peer, client })
+    }
+
+    /// `host:port`, for messages.
+    pub fn name(&self) -> &str {
+        self.peer.name()
+    }
+
+    /// What the datasets are.
+    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, Error> {
+        let mut client = self.client.clone();
+        let call = client.describe(DescribeRequest { datasets });
+        let reply = self.peer.within(call).await?;
+        Ok(reply.into_inner().datasets)
+    }
+
+    /// Begins a session.
+    pub async fn session(&self, request: SessionRequest) -> Result<Session, Error> {
+        let (send, receive) = tokio::sync::mpsc::channel(1);
+        // The channel is empty, so there is room for the first message.
+        let _ = send.try_send(request);
+        let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
+        let mut client = self.client.clone();
+        let mut replies = self.peer.within(client.session(outbound)).await?.into_inner();
+        let first = self.peer.within(replies.message()).await?;
+        let reply =
+            first.ok_or_else(|| Error::unreachable(format!("{} ended the session", self.peer)))?;
+        Ok(Session { reply, _requests: send, replies })
+    }
+
+    /// The target's counters.
+    pub async fn status(&self) -> Result<StatusReply, Error> {
+        let mut client = self.client.clone();
+        Ok(self.peer.within(client.status(StatusRequest {})).await?.into_inner())
+    }
+}

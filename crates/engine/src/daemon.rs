@@ -1,0 +1,437 @@
+//! The two daemons: storage target and DPU. Each starts its engine, its control plane, says once what it
+//! is and where, and runs until SIGTERM or SIGINT.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host::attach::{AttachError, Connection, Listener};
+use host::disk::IoChoice;
+use host::root::Root;
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use crate::budget::RingBudget;
+use crate::catalog::Catalog;
+use crate::control::CALL_TIMEOUT;
+use crate::control::auth::CheckToken;
+use crate::control::gate::{Call, Gate};
+use crate::control::peer::{KEEP_ALIVE, root_cause};
+use crate::control::proto::dpu_server::{Dpu, DpuServer};
+use crate::control::proto::target_server::TargetServer;
+use crate::control::proto::{StatusReply, StatusRequest};
+use crate::control::status::Reports;
+use crate::control::target::{TargetService, status_reply};
+use crate::data::HostConfig;
+use crate::data::dpu::{self, DpuEngine};
+use crate::data::target::TargetEngine;
+use crate::error::{Error, with_limit_hint};
+use crate::log;
+use crate::runtime;
+use crate::status::Event;
+use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
+
+/// How often the DPU's accept loop looks whether it is to end.
+const ACCEPT_LOOK: Duration = Duration::from_millis(200);
+
+/// How often a daemon looks whether its engine lives.
+const ENGINE_LOOK: Duration = Duration::from_millis(500);
+
+/// How long a shutdown waits for control calls under way.
+const SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// How long readers get to hear that their sessions end.
+const GOODBYE: Duration = Duration::from_millis(100);
+
+/// Calls that one connection of the control plane may have under way.
+const MAX_CALLS_PER_CONNECTION: u32 = 64;
+
+/// Clients whose requests are being served at once; streams have a limit of their own.
+const MAX_CLIENTS: usize = 64;
+
+static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
+static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
+static DISPLACED_CLIENTS: Event = Event::new("dpu.displaced_clients");
+
+/// How to run a storage target.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Folders to export.
+    pub roots: Vec<PathBuf>,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Engine settings; registers come on top of its memory.
+    pub host: HostConfig,
+    /// Registers of 1 MiB.
+    pub registers: u32,
+    /// Direct or buffered reads.
+    pub io: IoChoice,
+    /// Token that callers must bring.
+    pub token: String,
+}
+
+/// How to run a DPU.
+#[derive(Clone, Debug)]
+pub struct DpuConfig {
+    /// Local socket for host processes.
+    pub socket: PathBuf,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Engine settings.
+    pub host: HostConfig,
+    /// Token that callers of the control plane must bring.
+    pub token: String,
+    /// How long a lost target may stay away.
+    pub reconnect: Duration,
+    /// Bytes for the rings of all streams.
+    pub rings: u64,
+}
+
+/// Printed once a daemon serves.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ready {
+    /// "target" or "dpu".
+    pub role: &'static str,
+    /// Address of the control plane.
+    pub control: SocketAddr,
+    /// Address of the RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Local socket, for a DPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Process number.
+    pub pid: u32,
+    /// Paths chosen, and why.
+    pub notes: Vec<String>,
+}
+
+async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let bound = async {
+        let listener = TcpListener::bind(control).await?;
+        let address = listener.local_addr()?;
+        Ok::<_, std::io::Error>((listener, address))
+    };
+    bound.await.map_err(|error| {
+        Error::invalid(format!("cannot listen on {control}: {error}"))
+            .hint("choose another address or port with --control")
+    })
+}
+
+/// A gRPC server of either daemon: peers that vanish are noticed, and one connection cannot take all.
+fn control_server() -> Server {
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(CALL_TIMEOUT))
+        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+        // Until the answer begins: a session's stream lasts as long as it likes.
+        .timeout(CALL_TIMEOUT)
+}
+
+/// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
+/// daemon says that it is ready.
+struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignals {
+    fn listen() -> Result<EndSignals, Error> {
+        let listen = |kind| signal(kind).map_err(Error::invalid);
+        let (terminate, interrupt) =
+            (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        Ok(EndSignals { terminate, interrupt })
+    }
+
+    /// Waits for one of them and reports it.
+    async fn received(&mut self) {
+        let name = tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        };
+        log::line(format_args!("stopping on {name}"));
+    }
+}
+
+/// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
+/// that can only say so is better started anew by whoever watches over it.
+async fn engine_died(has_stopped: impl Fn() -> bool) -> Error {
+    while !has_stopped() {
+        tokio::time::sleep(ENGINE_LOOK).await;
+    }
+    Error::invalid("the engine stopped unexpectedly")
+        .hint("what it printed before this line belongs into a bug report")
+}
+
+/// Runs a storage target until it is asked to end. `ready` hears where it serves.
+///
+/// # Errors
+/// When it cannot start, and what `ready` returns.
+pub fn serve<E: From<Error>>(
+    config: ServeConfig,
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
+    let open = |dir: &PathBuf| {
+        Root::new(dir).map_err(|error| {
+            Error::invalid(error)
+                .hint("--root takes a folder that exists and that this user may enter")
+        })
+    };
+    let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
+    let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
+    let served = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let (listener, control) = listen(config.control).await?;
+        let (roce, notes) = (engine.roce, engine.notes.clone());
+        let pid = std::process::id();
+        ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
+        let catalog = Catalog::new(roots, config.io);
+        let (gate, commands) = (Gate::new(), engine.commands.clone());
+        let service =
+            TargetService::new(catalog, commands, Arc::clone(&gate), (control, roce), notes);
+        let check = CheckToken::new(&config.token);
+        let service = InterceptedService::new(TargetServer::new(service), check);
+        let server =
+            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
+        tokio::select! {
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
+            () = signals.received() => Ok(()),
+            error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
+        }
+    });
+    engine.commands.stop();
+    let _ = engine.thread.join();
+    // The tasks of the sessions see that the engine is gone, and end their calls.
+    runtime.block_on(async { tokio::time::sleep(GOODBYE).await });
+    runtime.shutdown_timeout(SHUTDOWN);
+    served
+}
+
+/// The gRPC service of a DPU.
+#[derive(Debug)]
+struct DpuService {
+    reports: Reports<dpu::Command>,
+    gate: Arc<Gate>,
+    control: SocketAddr,
+    roce: SocketAddr,
+    notes: Vec<String>,
+}
+
+#[tonic::async_trait]
+impl Dpu for DpuService {
+    async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let _call = Call::of(&call);
+        let mut counters = self.reports.get().await?;
+        counters.set("control.connections", self.gate.connections() as u64);
+        counters.set_events([
+            &ACCEPT_ERRORS,
+            &REFUSED_CLIENTS,
+            &DISPLACED_CLIENTS,
+            &REFUSED_STREAMS,
+        ]);
+        let streams = counters.get("dpu.streams") as u32;
+        let at = (self.control, self.roce);
+        Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
+    }
+}
+
+/// Runs a DPU until it is asked to end. `ready` hears where it serves.
+///
+/// # Errors
+/// As [`serve`].
+pub fn run_dpu<E: From<Error>>(
+    config: DpuConfig,
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
+    let listener = Listener::bind(&config.socket).map_err(|error| {
+        let text = match &error {
+            AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
+            error => error.to_string(),
+        };
+        Error::invalid(text).hint(match error {
+            AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
+            AttachError::Path { .. } => {
+                "the folder must exist and be writable; choose another --socket"
+            }
+            _ => "choose another --socket",
+        })
+    })?;
+    // Before there are threads that could take the descriptors which it finds free.
+    let runtime = runtime::multi_thread()?;
+    let engine = DpuEngine::start(config.host).map_err(engine_error)?;
+    let context = DpuContext {
+        commands: engine.commands.clone(),
+        roce: engine.roce,
+        runtime: runtime.handle().clone(),
+        reconnect: config.reconnect,
+        offload: true,
+        memory: config.host.memory,
+        rings: RingBudget::new(config.rings),
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
+    let served = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let (listener, control) = listen(config.control).await?;
+        let (roce, notes) = (engine.roce, engine.notes.clone());
+        let socket = Some(config.socket.clone());
+        let pid = std::process::id();
+        ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
+        let gate = Gate::new();
+        let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
+        let service = DpuService { reports, gate: Arc::clone(&gate), control, roce, notes };
+        let check = CheckToken::new(&config.token);
+        let service = InterceptedService::new(DpuServer::new(service), check);
+        let server =
+            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
+        tokio::select! {
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
+            () = signals.received() => Ok(()),
+            error = engine_died(|| engine.has_stopped()) => Err(error.into()),
+        }
+    });
+    stop.store(true, Ordering::Relaxed);
+    // Ends the listener's thread and removes the socket file.
+    let _ = accepting.join();
+    drop(engine);
+    runtime.shutdown_timeout(SHUTDOWN);
+    served
+}
+
+/// The host processes that are served; the oldest stands first.
+#[derive(Debug, Default)]
+struct Clients {
+    next_id: u64,
+    served: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    /// To hang up on it, while it has said nothing.
+    silent: Option<OwnedFd>,
+}
+
+impl Clients {
+    /// A number for the client behind `connection`, if there is a place or the oldest that has said nothing can
+    /// give way.
+    fn admit(&mut self, connection: &Connection) -> Option<u64> {
+        if self.served.len() >= MAX_CLIENTS {
+            let oldest = self.served.iter().position(|client| client.silent.is_some())?;
+            if let Some(socket) = self.served.remove(oldest).silent {
+                DISPLACED_CLIENTS.count();
+                // Its thread sees the end of the connection. A client that has gone has the same effect.
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        // Without a descriptor for it, it keeps its place.
+        self.served.push(Client { id, silent: connection.liveness().ok() });
+        Some(id)
+    }
+
+    /// It said what it wants.
+    fn heard(&mut self, id: u64) {
+        if let Some(client) = self.served.iter_mut().find(|client| client.id == id) {
+            client.silent = None;
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.served.retain(|client| client.id != id);
+    }
+}
+
+fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
+    // The table is never left half changed.
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Accepts host processes, a thread for each.
+fn accept_clients(
+    listener: Listener,
+    context: DpuContext,
+    stop: Arc<AtomicBool>,
+) -> Result<JoinHandle<()>, Error> {
+    let clients = Arc::new(Mutex::new(Clients::default()));
+    let accept = move || {
+        let mut failures = 0_u64;
+        while !stop.load(Ordering::Relaxed) {
+            let connection = match listener.accept(ACCEPT_LOOK) {
+                Ok(Some(connection)) => connection,
+                Ok(None) => continue,
+                Err(error) => {
+                    ACCEPT_ERRORS.count();
+                    failures += 1;
+                    if failures == 1 {
+                        let why = with_limit_hint(&error);
+                        log::line(format_args!("cannot accept local clients: {why}"));
+                    }
+                    // Out of descriptors, most likely: the client still waits, do not spin on it.
+                    std::thread::sleep(ACCEPT_LOOK);
+                    continue;
+                }
+            };
+            if let failed @ 1.. = std::mem::take(&mut failures) {
+                log::line(format_args!("accepts local clients again, after {failed} failures"));
+            }
+            let Some(id) = lock(&clients).admit(&connection) else {
+                REFUSED_CLIENTS.count();
+                let text = format!("the DPU serves {MAX_CLIENTS} clients already");
+                log::refusal(format_args!("a local client was refused: {text}"));
+                refuse_client(connection, &Error::invalid(text).hint("try again later"));
+                continue;
+            };
+            let (context, clients) = (context.clone(), Arc::clone(&clients));
+            let client = std::thread::Builder::new().name("dquant-client".into());
+            let counted = Arc::clone(&clients);
+            let started = client.spawn(move || {
+                serve_client(&context, connection, || lock(&clients).heard(id));
+                lock(&clients).remove(id);
+            });
+            if started.is_err() {
+                lock(&counted).remove(id);
+            }
+        }
+    };
+    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(Error::invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_silent_client_gives_way_and_others_stay() {
+        let mut clients = Clients::default();
+        let pair = || Connection::pair().expect("a pair of sockets");
+        let pairs: Vec<_> = (0..=MAX_CLIENTS).map(|_| pair()).collect();
+        let (last, first) = pairs.split_last().expect("there are some");
+        for (_, ours) in first {
+            assert!(clients.admit(ours).is_some());
+        }
+        clients.heard(0);
+        let before = DISPLACED_CLIENTS.get();
+        assert_eq!(clients.admit(&last.1), Some(MAX_CLIENTS as u64));
+        let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
+        assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
+        assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
+
+        for id in 2..=MAX_CLIENTS as u64 {
+            clients.heard(id);
+        }
+        assert_eq!(clients.admit(&last.1), None, "all have said what they want");
+        clients.remove(7);
+        assert!(clients.admit(&last.1).is_some());
+    }
+}

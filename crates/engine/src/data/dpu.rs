@@ -1,0 +1,516 @@
+//! The DPU's engine: streams between storage targets and the rings of host processes.
+//!
+//! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and,
+//! without offload, inside the host process: only who pays for its CPU differs.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::SyncSender;
+use std::thread::JoinHandle;
+
+use host::ring::{Producer, ProducerCounters};
+use nic::clock;
+use nic::pool::PoolRange;
+use nic::waiter::Waiter;
+use roce::endpoint::Mtu;
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
+use xio::reader::{
+    CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
+};
+
+use super::{
+    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
+    Turns, Work, sleep,
+};
+use crate::budget::RingLease;
+use crate::data::sink::RingSink;
+use crate::log;
+use crate::status::{self, Counters};
+
+/// Streams at once: one sleep watches the credits of all of them.
+pub const MAX_STREAMS: usize = 12;
+
+/// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it
+/// spends on a slot, so it is worth waiting for a few; the engine rings before it sleeps in any case.
+const DOORBELL_SLOTS: u32 = 4;
+
+/// Completions that a stream may leave lying, in each direction.
+const COMPLETIONS: u32 = 4096;
+
+/// Names a stream of one engine; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(u64);
+
+/// A stream to begin.
+#[derive(Debug)]
+pub struct StreamSpec {
+    /// The order of samples, worked out up to where the stream begins, and what to deliver.
+    pub setup: ReaderSetup,
+    /// Names of the datasets, in the plan's order, for messages.
+    pub names: Vec<String>,
+    /// Names of the targets, one connection each, for messages.
+    pub targets: Vec<String>,
+    /// The ring to fill.
+    pub producer: Producer,
+    /// Where lost connections are reported.
+    pub events: tokio::sync::mpsc::Sender<Event>,
+    /// What the engine looks at for the stream's end.
+    pub signals: Signals,
+    /// The ring's share of the memory for rings, given back when the ring is gone.
+    pub ring: RingLease,
+}
+
+/// What an engine reports about a stream.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// The queue pair of this connection failed; it needs a new one.
+    Lost {
+        /// Which connection of the stream.
+        connection: u32,
+        /// How its work request ended.
+        why: WcStatus,
+    },
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a stream did so far.
+#[derive(Clone, Debug)]
+pub struct StreamReport {
+    /// Batches, bytes, mishaps.
+    pub counters: ReaderCounters,
+    /// Bytes of the batches that are finished; the counters know those of a batch in the making, too.
+    pub published_bytes: u64,
+    /// Why it ended early, if it did.
+    pub failure: Option<String>,
+}
+
+/// What the control plane may ask.
+#[derive(Debug)]
+pub enum Command {
+    /// Begin a stream.
+    Open(Box<StreamSpec>, SyncSender<Result<StreamId, Refused>>),
+    /// Make a queue pair for a connection of the stream.
+    NewQp(StreamId, u32, SyncSender<Result<QpAddress, EngineError>>),
+    /// Connect that queue pair to the target's, with so many credits.
+    Connect(StreamId, Peer, SyncSender<Result<(), EngineError>>),
+    /// Report what the stream did.
+    Stream(StreamId, SyncSender<Option<StreamReport>>),
+    /// Report counters.
+    Status(SyncSender<Counters>),
+}
+
+/// The target's end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Which connection of the stream.
+    pub connection: u32,
+    /// Our queue pair, made by [`Command::NewQp`].
+    pub ours: Qpn,
+    /// The target's queue pair.
+    pub theirs: QpAddress,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Requests that the target lets us have outstanding.
+    pub credits: u32,
+}
+
+/// A running DPU engine.
+#[derive(Debug)]
+pub struct DpuEngine {
+    /// Where commands go.
+    pub commands: Commands<Command>,
+    /// Address of the RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Paths chosen, and why.
+    pub notes: Vec<String>,
+    /// The thread.
+    pub thread: Option<JoinHandle<()>>,
+}
+
+/// A queue pair of a stream and the memory of its capsules.
+struct Line {
+    connection: u32,
+    qpn: Qpn,
+    capsules: Option<(PoolRange, MemoryRegion)>,
+}
+
+/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream has
+/// no way into the memory of another, whatever keys it knows.
+#[derive(Clone, Copy)]
+struct Domain {
+    pd: PdId,
+    data: (PoolRange, MemoryRegion),
+    cqs: (CqId, CqId),
+}
+
+impl Domain {
+    fn open(host: &mut Host, bytes: u64) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let data = host.register(pd, bytes, Access::REMOTE_WRITE);
+        let made = data.and_then(|data| match host.create_cqs(COMPLETIONS) {
+            Ok(cqs) => Ok(Domain { pd, data, cqs }),
+            Err(error) => {
+                host.deregister(data.0, &data.1);
+                Err(error)
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pairs.
+    fn close(self, host: &mut Host) {
+        host.destroy_cq(self.cqs.0);
+        host.destroy_cq(self.cqs.1);
+        host.deregister(self.data.0, &self.data.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
+struct Stream {
+    id: StreamId,
+    reader: Reader,
+    sink: RingSink,
+    domain: Domain,
+    lines: Vec<Line>,
+    events: tokio::sync::mpsc::Sender<Event>,
+    signals: Signals,
+    ring: RingLease,
+}
+
+struct Engine {
+    host: Host,
+    streams: Vec<Stream>,
+    commands: Inbox<Command>,
+    next_id: u64,
+    ended: ReaderCounters,
+    turns: Turns,
+    disposer: Disposer,
+    ended_rings: ProducerCounters,
+}
+
+impl DpuEngine {
+    /// Starts the engine.
+    pub fn start(config: HostConfig) -> Result<DpuEngine, EngineError> {
+        let host = Host::new(&config)?;
+        let notes = host.notes();
+        let roce = host.local;
+        let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
+        let disposer = Disposer::start();
+        let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
+        let (commands, inbox) = Commands::new(&waiter);
+        let engine = Engine {
+            host,
+            streams: Vec::new(),
+            commands: inbox,
+            next_id: 1,
+            ended: ReaderCounters::default(),
+            turns: Turns::new(clock::now()),
+            disposer,
+            ended_rings: ProducerCounters::default(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("dquant-dpu".into())
+            .spawn(move || engine.run(&waiter))
+            .map_err(|source| EngineError::Os { what: "DPU thread", source })?;
+        Ok(DpuEngine { commands, roce, notes, thread: Some(thread) })
+    }
+
+    /// Whether its thread is gone.
+    pub fn has_stopped(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for DpuEngine {
+    fn drop(&mut self) {
+        self.commands.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Engine {
+    fn run(mut self, waiter: &Waiter) {
+        let mut idle = Idle::default();
+        loop {
+            let now = self.turns.begin();
+            let mut busy = self.host.drain(now);
+            let mut now = self.turns.spent(Work::Packets);
+            for stream in &mut self.streams {
+                busy |= stream.poll(&mut self.host);
+                now = self.turns.spent(Work::Stream);
+            }
+            // Also when there is plenty to do: streams must open and close under full load.
+            if self.commands.is_stopped() {
+                return self.stop();
+            }
+            if self.take_signal() || self.take_command() {
+                busy = true;
+            }
+            self.disposer.hand_over();
+            if busy {
+                idle.busy();
+                continue;
+            }
+            if idle.is_over(now) {
+                self.turns.slept();
+                self.sleep(waiter);
+                idle.busy();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Ends every stream with a reason that its client reads in the ring.
+    fn stop(&mut self) {
+        for stream in &mut self.streams {
+            stream.sink.stop();
+            let (id, counters) = (stream.id, stream.reader.counters());
+            let (batches, bytes) = (counters.batches, stream.sink.counters().bytes);
+            log::line(format_args!(
+                "stream {id} ends, the DPU stops: {batches} batches, {bytes} bytes"
+            ));
+        }
+    }
+
+    /// Rings every host that waits, announces which credits we wait for, and sleeps.
+    fn sleep(&mut self, waiter: &Waiter) {
+        let mut blocked = true;
+        for stream in &mut self.streams {
+            blocked &= stream.sink.prepare_sleep();
+        }
+        if blocked {
+            let mut fds: Vec<BorrowedFd<'_>> = vec![self.host.wire.inner().fd()];
+            fds.extend(self.streams.iter().filter_map(|stream| stream.sink.credit_fd()));
+            sleep(&self.host, waiter, &fds);
+        }
+        for stream in &mut self.streams {
+            stream.sink.after_sleep();
+        }
+    }
+
+    /// Looks after one stream that something was said about; whether there was one.
+    fn take_signal(&mut self) -> bool {
+        let raised = self.streams.iter().position(|stream| stream.signals.is_raised());
+        raised.map(|index| self.heed(index)).is_some()
+    }
+
+    fn heed(&mut self, index: usize) {
+        let Some(stream) = self.streams.get_mut(index) else { return };
+        let Some(raised) = stream.signals.take() else { return };
+        if raised.close {
+            self.close(index);
+            self.turns.spent(Work::Close);
+            return;
+        }
+        for connection in raised.dropped {
+            stream.reader.drop_connection(connection);
+        }
+        if let Some((connection, why)) = raised.abandoned {
+            stream.sink.set_loss(why);
+            stream.reader.abandon(&mut stream.sink, connection);
+        }
+        self.turns.spent(Work::Drop);
+    }
+
+    /// Whether there was a command.
+    fn take_command(&mut self) -> bool {
+        let Some(command) = self.commands.take() else {
+            return false;
+        };
+        // Whoever gave up waiting for a reply closes the stream: nothing is lost with a reply that finds no
+        // receiver.
+        let work = match command {
+            Command::Open(spec, reply) => {
+                drop(reply.send(self.open(spec)));
+                Work::Open
+            }
+            Command::NewQp(id, connection, reply) => {
+                // What was said before about the queue pair that this one replaces comes first.
+                let said = self.streams.iter().position(|s| s.id == id && s.signals.is_raised());
+                if let Some(index) = said {
+                    self.heed(index);
+                }
+                drop(reply.send(self.new_qp(id, connection)));
+                Work::NewQp
+            }
+            Command::Connect(id, peer, reply) => {
+                drop(reply.send(self.connect(id, &peer)));
+                Work::Connect
+            }
+            Command::Stream(id, reply) => {
+                let report = self.stream(id).map(|stream| StreamReport {
+                    counters: *stream.reader.counters(),
+                    published_bytes: stream.sink.counters().bytes,
+                    failure: stream.sink.failure().map(str::to_owned),
+                });
+                let _ = reply.send(report);
+                Work::Status
+            }
+            Command::Status(reply) => {
+                drop(reply.send(self.status()));
+                Work::Status
+            }
+        };
+        self.turns.spent(work);
+        true
+    }
+
+    fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        self.streams.iter_mut().find(|stream| stream.id == id)
+    }
+
+    /// Refuses with the request, which is freed by who made it.
+    fn open(&mut self, spec: Box<StreamSpec>) -> Result<StreamId, Refused> {
+        let domain = match self.domain_for(&spec) {
+            Ok(domain) => domain,
+            Err(error) => return Err(Refused::new(error, spec)),
+        };
+        let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
+        let resources = ReaderResources { data, send_cq, recv_cq };
+        let StreamSpec { setup, names, targets, producer, events, signals, ring } = *spec;
+        let connections = targets.len() as u32;
+        let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
+        let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
+        let id = StreamId(self.next_id);
+        self.next_id += 1;
+        let lines = Vec::new();
+        self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, ring });
+        Ok(id)
+    }
+
+    fn domain_for(&mut self, spec: &StreamSpec) -> Result<Domain, EngineError> {
+        if self.disposer.waiting() > 0 {
+            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+        }
+        let (need, have) = (self.streams.len() as u64 + 1, MAX_STREAMS as u64);
+        if need > have {
+            return Err(EngineError::Limit { what: "streams", need, have });
+        }
+        let (need, have) = (spec.setup.memory_bytes(), self.host.pool.free_bytes());
+        if need > have {
+            return Err(EngineError::Limit { what: "bytes of registers", need, have });
+        }
+        Domain::open(&mut self.host, need)
+    }
+
+    fn new_qp(&mut self, id: StreamId, connection: u32) -> Result<QpAddress, EngineError> {
+        let stream = self.streams.iter_mut().find(|stream| stream.id == id);
+        let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
+        stream.drop_line(&mut self.host, connection);
+        let Domain { pd, cqs, .. } = stream.domain;
+        let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
+        stream.lines.push(Line { connection, qpn: address.qpn, capsules: None });
+        Ok(address)
+    }
+
+    fn connect(&mut self, id: StreamId, peer: &Peer) -> Result<(), EngineError> {
+        let stream = self.streams.iter_mut().find(|stream| stream.id == id);
+        let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
+        let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
+        let line = stream.lines.iter_mut().find(|line| line.qpn == peer.ours);
+        let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
+        let (pd, bytes) = (stream.domain.pd, u64::from(credits) * CREDIT_BYTES);
+        let capsules = self.host.register(pd, bytes, Access::LOCAL)?;
+        if let Some((range, region)) = line.capsules.replace(capsules) {
+            self.host.deregister(range, &region);
+        }
+        self.host.connect(peer.ours, &peer.theirs, peer.mtu)?;
+        let memory = ConnectionMemory { capsules: capsules.1, credits };
+        let endpoint = &mut self.host.endpoint;
+        Ok(stream.reader.connect(endpoint, peer.connection, peer.ours, memory)?)
+    }
+
+    fn close(&mut self, index: usize) {
+        let mut stream = self.streams.swap_remove(index);
+        while let Some(line) = stream.lines.first() {
+            let connection = line.connection;
+            stream.drop_line(&mut self.host, connection);
+        }
+        stream.domain.close(&mut self.host);
+        add(&mut self.ended, stream.reader.counters());
+        add_ring(&mut self.ended_rings, &stream.sink.counters());
+        let Stream { reader, sink, ring, events, .. } = stream;
+        // In this order: the ring's memory is free when its share is given back.
+        self.disposer.dispose((reader, sink, ring, events));
+    }
+
+    fn status(&self) -> Counters {
+        let mut counters = Counters::of_host(&self.host);
+        let (mut sum, mut rings) = (self.ended, self.ended_rings);
+        for stream in &self.streams {
+            add(&mut sum, stream.reader.counters());
+            add_ring(&mut rings, &stream.sink.counters());
+        }
+        counters.set("dpu.streams", self.streams.len() as u64);
+        counters.set("dpu.memory_free_bytes", self.host.pool.free_bytes());
+        for (name, value) in status::reader_counters(&sum) {
+            counters.set(name, value);
+        }
+        for (name, value) in status::ring_counters(&rings) {
+            counters.set(name, value);
+        }
+        self.turns.report(&mut counters);
+        counters
+    }
+}
+
+impl Stream {
+    fn poll(&mut self, host: &mut Host) -> bool {
+        let busy = self.reader.poll(&mut host.endpoint, &mut host.pool, &mut self.sink);
+        while let Some((connection, _, why)) = self.reader.lost_connection() {
+            self.drop_line(host, connection);
+            // Without a listener the stream is about to be closed.
+            let _ = self.events.try_send(Event::Lost { connection, why });
+        }
+        busy
+    }
+
+    /// Destroys the queue pair of a connection, so that nothing more can arrive on it.
+    fn drop_line(&mut self, host: &mut Host, connection: u32) {
+        let found = self.lines.iter().position(|line| line.connection == connection);
+        let Some(index) = found else { return };
+        let line = self.lines.swap_remove(index);
+        let gone = host.endpoint.destroy_qp(line.qpn);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        if let Some((range, region)) = line.capsules {
+            host.deregister(range, &region);
+        }
+    }
+}
+
+fn add(sum: &mut ReaderCounters, part: &ReaderCounters) {
+    sum.batches += part.batches;
+    sum.source_bytes += part.source_bytes;
+    sum.wire_bytes += part.wire_bytes;
+    sum.delivered_bytes += part.delivered_bytes;
+    sum.narrowed_blocks += part.narrowed_blocks;
+    sum.damaged_blocks += part.damaged_blocks;
+    sum.bad_answers += part.bad_answers;
+    sum.repeated_requests += part.repeated_requests;
+    sum.lost_connections += part.lost_connections;
+    sum.waits_for_data += part.waits_for_data;
+    sum.waits_for_host += part.waits_for_host;
+}
+
+fn add_ring(sum: &mut ProducerCounters, part: &ProducerCounters) {
+    sum.slots += part.slots;
+    sum.bytes += part.bytes;
+    sum.doorbells += part.doorbells;
+    sum.doorbells_held += part.doorbells_held;
+    sum.credit_waits += part.credit_waits;
+    sum.credit_wakeups_empty += part.credit_wakeups_empty;
+    sum.bad_release_words += part.bad_release_words;
+    sum.bad_sleep_words += part.bad_sleep_words;
+}

@@ -1,0 +1,403 @@
+//! Engine threads: the loops that move token data.
+//!
+//! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk or
+//! rings) and shares nothing. The control plane speaks to it through a bounded queue of commands and a
+//! wake-up; the answer comes back on a channel that travels with the command. What must not be refused,
+//! the end of a stream or session, comes through [`Signals`]. The thread polls while there is work, spins
+//! briefly when there is none, then sleeps until a packet, a completion, a credit, a command or a timer.
+//!
+//! All clients of an engine wait while it looks after one of them, so whatever one asks for costs it less than
+//! about a millisecond at a time: a stream's order is worked out by its client's thread, a poll does a
+//! bounded piece of work, and what is dear to free goes to a `Disposer`. `Turns` keeps the longest
+//! times.
+
+mod disposer;
+pub mod dpu;
+mod signals;
+pub(crate) mod sink;
+pub mod target;
+mod turns;
+
+use std::any::Any;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+use nic::clock;
+use nic::fault::LossyWire;
+use nic::pool::{Pages, Pool, PoolRange};
+use nic::udp::{UdpConfig, UdpWire};
+use nic::waiter::{Waiter, Waker};
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs, VerbsError};
+use roce::wire::Psn;
+use roce::world::{self, Path};
+use roce::{Duration, Time};
+use thiserror::Error;
+
+use disposer::Disposer;
+pub use signals::Signals;
+use turns::{Turns, Work};
+
+/// How long an engine polls without work before it sleeps. A wake-up costs about 30 us of latency
+/// and 5 us of CPU, so a little spinning pays and a lot does not.
+const SPIN: Duration = Duration::from_micros(5);
+
+/// Longest sleep: status and shutdown stay responsive even if a wake-up were lost.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Commands that may wait for an engine.
+const COMMAND_QUEUE: usize = 256;
+
+/// Local ACK timeout code: 4.096 us * 2^13 = 34 ms, well above the scheduling delays of a busy host.
+const ACK_TIMEOUT: u8 = 13;
+
+/// Retries when the peer has no receive posted. Both sides post theirs before they are needed; a peer
+/// that does not is broken, and is not to hold our registers for ever.
+const RNR_RETRY: u8 = 6;
+
+/// Unacknowledged packets per queue pair: 2 MiB at the largest MTU. A receiver acknowledges once per
+/// round, up to 480 packets; with a smaller window the two ends take turns instead of overlapping.
+const WINDOW_PACKETS: u32 = 512;
+
+/// Why an engine could not start or carry out a command.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// Registered memory.
+    #[error(transparent)]
+    Pool(#[from] nic::pool::PoolError),
+    /// The UDP wire.
+    #[error(transparent)]
+    Udp(#[from] nic::udp::UdpError),
+    /// The disk.
+    #[error(transparent)]
+    Disk(#[from] host::disk::DiskError),
+    /// The ring.
+    #[error(transparent)]
+    Ring(#[from] host::ring::RingError),
+    /// A verb was refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// The operating system.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// The command queue is full or the engine has stopped.
+    #[error("the engine {0}")]
+    Unavailable(&'static str),
+    /// A limit of the configuration.
+    #[error("{what}: {need} needed, {have} free")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How much was asked for.
+        need: u64,
+        /// How much there is.
+        have: u64,
+    },
+}
+
+/// An engine that did not open what it was asked to.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// Why.
+    pub error: EngineError,
+    /// What came with the request: for whoever asked to free, because the engine has other clients.
+    _rest: Box<dyn Any + Send>,
+}
+
+impl Refused {
+    fn new(error: EngineError, rest: impl Any + Send) -> Refused {
+        Refused { error, _rest: Box::new(rest) }
+    }
+}
+
+/// One end of a queue pair, as exchanged over the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// IP address and UDP port of the endpoint.
+    pub address: SocketAddr,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// First packet sequence number it sends.
+    pub psn: Psn,
+    /// How it repeats what was lost. A reader offers what it can, and takes what the target answers.
+    pub reliability: Reliability,
+}
+
+/// Configuration common to both engines.
+#[derive(Clone, Copy, Debug)]
+pub struct HostConfig {
+    /// Address of the RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Bytes of registered memory.
+    pub memory: u64,
+    /// Received packets to drop, in parts per million.
+    pub loss_ppm: u32,
+    /// Seed of keys, queue pair numbers and losses.
+    pub seed: u64,
+}
+
+/// A RoCE endpoint with its wire and its memory.
+pub(crate) struct Host {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) wire: LossyWire<UdpWire>,
+    pub(crate) pool: Pool,
+    local: SocketAddr,
+}
+
+impl Host {
+    fn new(config: &HostConfig) -> Result<Host, EngineError> {
+        let wire = UdpWire::bind(&UdpConfig::at(config.roce))?;
+        let local = wire.local();
+        let pool = Pool::new(config.memory)?;
+        let endpoint =
+            Endpoint::new(EndpointConfig { seed: config.seed, ..EndpointConfig::default() });
+        let wire = LossyWire::new(wire, config.loss_ppm, config.seed);
+        Ok(Host { endpoint, wire, pool, local })
+    }
+
+    /// The paths chosen and why, for people.
+    fn notes(&self) -> Vec<String> {
+        let (pages, count) = (self.pool.pages(), self.pool.len().div_ceil(2 << 20));
+        let memory = match pages {
+            Pages::Base => format!("{pages}; for huge pages: sysctl vm.nr_hugepages={count}"),
+            pages => format!("{pages} ({})", self.pool.why()),
+        };
+        vec![
+            format!("memory: {memory}"),
+            self.wire.inner().to_string(),
+            format!("kernels: {}", host::kernels::best().1),
+        ]
+    }
+
+    /// Sends, receives and expires; whether anything happened.
+    fn drain(&mut self, now: Time) -> bool {
+        let done = world::drain(&mut self.endpoint, &mut self.wire, &mut self.pool, now);
+        done.received + done.sent > 0
+    }
+
+    /// Takes memory from the pool and registers it in a domain.
+    fn register(
+        &mut self,
+        pd: PdId,
+        bytes: u64,
+        access: Access,
+    ) -> Result<(PoolRange, MemoryRegion), EngineError> {
+        let range = self.pool.alloc(bytes.max(64), 4096)?;
+        match self.endpoint.register(pd, range.addr, range.len, access) {
+            Ok(region) => Ok((range, region)),
+            Err(error) => {
+                self.release(range);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn release(&mut self, range: PoolRange) {
+        // The range came from this pool and is given back once, so this cannot be refused.
+        let freed = self.pool.free(range);
+        debug_assert!(freed.is_ok(), "{freed:?}");
+    }
+
+    fn deregister(&mut self, range: PoolRange, region: &MemoryRegion) {
+        let gone = self.endpoint.deregister(region.lkey);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        self.release(range);
+    }
+
+    /// Forgets a domain whose regions and queue pairs are gone.
+    fn dealloc_pd(&mut self, pd: PdId) {
+        let gone = self.endpoint.dealloc_pd(pd);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    /// Completion queues for sends and receives.
+    fn create_cqs(&mut self, depth: u32) -> Result<(CqId, CqId), EngineError> {
+        let send_cq = self.endpoint.create_cq(depth)?;
+        match self.endpoint.create_cq(depth) {
+            Ok(recv_cq) => Ok((send_cq, recv_cq)),
+            Err(error) => {
+                self.destroy_cq(send_cq);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) {
+        let gone = self.endpoint.destroy_cq(cq);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    fn create_qp(
+        &mut self,
+        pd: PdId,
+        cqs: (CqId, CqId),
+        work: u32,
+    ) -> Result<QpAddress, EngineError> {
+        let (send_cq, recv_cq) = cqs;
+        let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
+        let qpn = self.endpoint.create_qp(config)?;
+        let psn = self.endpoint.initial_psn(qpn)?;
+        Ok(QpAddress { address: self.local, qpn, psn, reliability: Reliability::Selective })
+    }
+
+    fn connect(&mut self, qpn: Qpn, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
+        let path = Path::new(peer.address);
+        let connect = Connect {
+            mtu,
+            timeout: ACK_TIMEOUT,
+            rnr_retry: RNR_RETRY,
+            window_packets: WINDOW_PACKETS,
+            reliability: peer.reliability,
+            ..Connect::new(path, peer.qpn, peer.psn)
+        };
+        Ok(self.endpoint.connect(qpn, &connect)?)
+    }
+
+    /// Time until the endpoint wants to be called again, within `LONGEST_SLEEP`.
+    fn sleep_time(&self, now: Time) -> Duration {
+        let wakeup = world::next_wakeup(&self.endpoint, &self.wire).map(|at| at.since(now));
+        wakeup.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
+    }
+}
+
+/// Counts idle rounds and decides between spinning and sleeping.
+#[derive(Debug, Default)]
+struct Idle {
+    since: Option<Time>,
+}
+
+impl Idle {
+    fn busy(&mut self) {
+        self.since = None;
+    }
+
+    /// Whether it is time to sleep.
+    fn is_over(&mut self, now: Time) -> bool {
+        let since = *self.since.get_or_insert(now);
+        now.since(since) >= SPIN
+    }
+}
+
+/// Commands to an engine, from any thread.
+#[derive(Debug)]
+pub struct Commands<C> {
+    queue: SyncSender<C>,
+    waker: Waker,
+    stop: Arc<AtomicBool>,
+}
+
+/// The engine's end of its commands.
+#[derive(Debug)]
+pub(crate) struct Inbox<C> {
+    queue: Receiver<C>,
+    stop: Arc<AtomicBool>,
+}
+
+impl<C> Inbox<C> {
+    /// A command, if there is one.
+    pub(crate) fn take(&self) -> Option<C> {
+        self.queue.try_recv().ok()
+    }
+
+    /// Whether the engine is to end.
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+impl<C> Clone for Commands<C> {
+    fn clone(&self) -> Commands<C> {
+        let (queue, waker, stop) = (self.queue.clone(), self.waker.clone(), Arc::clone(&self.stop));
+        Commands { queue, waker, stop }
+    }
+}
+
+impl<C> Commands<C> {
+    pub(crate) fn new(waiter: &Waiter) -> (Commands<C>, Inbox<C>) {
+        let (queue, receiver) = sync_channel(COMMAND_QUEUE);
+        let stop = Arc::new(AtomicBool::new(false));
+        let commands = Commands { queue, waker: waiter.waker(), stop: Arc::clone(&stop) };
+        (commands, Inbox { queue: receiver, stop })
+    }
+
+    /// A way to the engine for one stream or session, which goes with the command that opens it.
+    pub fn signals(&self) -> Signals {
+        Signals::new(self.waker.clone())
+    }
+
+    /// Ends the engine.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether the engine was asked to end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Queues a command, unless the queue is full.
+    pub fn send(&self, command: C) -> Result<(), EngineError> {
+        self.queue.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => EngineError::Unavailable("is overloaded: its queue is full"),
+            TrySendError::Disconnected(_) => EngineError::Unavailable("has stopped"),
+        })?;
+        self.waker.wake();
+        Ok(())
+    }
+
+    /// Queues a command made around a reply channel, and waits for the reply; for room in the queue, too: the
+    /// engine takes commands whatever else it does, and callers are bounded before they come here. So only
+    /// an engine that has stopped gives no answer.
+    pub fn call<R>(&self, make: impl FnOnce(SyncSender<R>) -> C) -> Result<R, EngineError> {
+        let (reply, answer) = sync_channel(1);
+        let stopped = EngineError::Unavailable("has stopped");
+        if self.queue.send(make(reply)).is_err() {
+            return Err(stopped);
+        }
+        self.waker.wake();
+        answer.recv().map_err(|_| stopped)
+    }
+}
+
+/// Sleeps until one of `fds` is ready, a command comes or the endpoint's next deadline.
+fn sleep(host: &Host, waiter: &Waiter, fds: &[BorrowedFd<'_>]) {
+    let timeout = host.sleep_time(clock::now());
+    if let Err(error) = waiter.wait(fds, Some(timeout)) {
+        // poll(2) fails only for want of kernel memory: do not turn that into a busy loop.
+        crate::log::line(format_args!("engine cannot sleep: {error}"));
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Largest path MTU of RoCE, in bytes: what is offered where the way to the peer is not known.
+pub const LARGEST_MTU: u32 = 4096;
+
+/// Payload bytes that a packet from `local` to `remote` can carry, at most the largest path MTU.
+pub fn mtu_towards(local: IpAddr, remote: SocketAddr) -> u32 {
+    nic::udp::payload_limit(local, remote).map_or(LARGEST_MTU, |limit| limit.min(LARGEST_MTU))
+}
+
+/// Largest path MTU whose packets fit both limits, in payload bytes.
+pub fn path_mtu(ours: u32, theirs: u32) -> Option<Mtu> {
+    let limit = ours.min(theirs);
+    let all = [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512, Mtu::M256];
+    all.into_iter().find(|mtu| mtu.bytes() <= limit)
+}
+
+/// Whether the address can be used by an endpoint: the ICRC covers it, so it must be a specific one.
+pub fn is_specific(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! The ring as the reader's sink: copies into slots, doorbells, and the text of errors.
+
+use std::os::fd::BorrowedFd;
+
+use host::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
+use xio::reader::{Sink, SlotMeta, StreamError};
+
+/// A stream's ring.
+#[derive(Debug)]
+pub(crate) struct RingSink {
+    producer: Producer,
+    names: Vec<String>,
+    targets: Vec<String>,
+    /// Why a target could not be reached again.
+    loss: String,
+    /// Why the stream ended early.
+    failure: Option<String>,
+    doorbell_slots: u32,
+    taken: Option<SlotIndex>,
+    waits_for_credit: bool,
+    armed: bool,
+}
+
+impl RingSink {
+    pub(crate) fn new(
+        producer: Producer,
+        names: Vec<String>,
+        targets: Vec<String>,
+        doorbell_slots: u32,
+    ) -> RingSink {
+        RingSink {
+            producer,
+            names,
+            targets,
+            loss: String::new(),
+            failure: None,
+            doorbell_slots,
+            taken: None,
+            waits_for_credit: false,
+            armed: false,
+        }
+    }
+
+    /// Readies the ring for our sleep; `false` if a credit came meanwhile and there is work to do.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.producer.doorbell_now();
+        if !self.waits_for_credit {
+            return true;
+        }
+        self.armed = self.producer.arm_credit_wakeup();
+        self.armed
+    }
+
+    /// To watch while asleep, if the stream waits for the host.
+    pub(crate) fn credit_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.armed.then(|| self.producer.credit_fd())
+    }
+
+    pub(crate) fn after_sleep(&mut self) {
+        if self.armed {
+            self.producer.disarm_credit_wakeup();
+            self.armed = false;
+        }
+    }
+
+    /// Notes why a target is given up, for the error that follows.
+    pub(crate) fn set_loss(&mut self, why: String) {
+        self.loss = why;
+    }
+
+    /// The DPU stops. A stream that has ended keeps the end it has.
+    pub(crate) fn stop(&mut self) {
+        self.producer.fail(codes::STOPPED, "the DPU daemon was stopped");
+    }
+
+    /// Why the stream ended early, if it did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// What the ring's producer did.
+    pub(crate) fn counters(&self) -> ProducerCounters {
+        self.producer.counters()
+    }
+
+    fn name(&self, dataset: u32) -> &str {
+        self.names.get(dataset as usize).map_or("?", String::as_str)
+    }
+
+    /// The error in words that name the file.
+    fn describe(&self, error: &StreamError) -> String {
+        match *error {
+            StreamError::Overflow { dataset, token, byte, value } => {
+                let name = self.name(dataset);
+                format!(
+                    "{name}: token {token} (byte {byte}) is {value}: it does not fit the type to deliver"
+                )
+            }
+            StreamError::Truncated { dataset, at_byte } => {
+                let name = self.name(dataset);
+                if at_byte == 0 {
+                    return format!(
+                        "{name}: the file is empty now: it was cut short while it was read"
+                    );
+                }
+                format!(
+                    "{name}: the file now ends at byte {at_byte}: it was cut short while it was read"
+                )
+            }
+            StreamError::Storage { dataset, errno } => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                format!("{}: storage error at the target: {error}", self.name(dataset))
+            }
+            StreamError::Refused { dataset, reason } => {
+                format!("{}: the target refused a request: {reason}", self.name(dataset))
+            }
+            StreamError::Damaged { dataset } => {
+                format!("{}: a block arrived damaged again and again (CRC-32C)", self.name(dataset))
+            }
+            StreamError::Lost { connection } => {
+                let target = self.targets.get(connection as usize).map_or("?", String::as_str);
+                format!("target {target} was lost and did not come back: {}", self.loss)
+            }
+        }
+    }
+}
+
+impl Sink for RingSink {
+    fn acquire(&mut self) -> Option<u32> {
+        let slot = self.producer.free_slot();
+        self.waits_for_credit = slot.is_none();
+        self.taken = slot;
+        slot.map(SlotIndex::get)
+    }
+
+    fn write(&mut self, _slot: u32, offset: u32, bytes: &[u8]) {
+        let Some(slot) = self.taken else { return };
+        let written = self.producer.write(slot, offset as usize, bytes);
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
+
+    fn publish(&mut self, _slot: u32, meta: SlotMeta) {
+        let Some(slot) = self.taken.take() else {
+            return;
+        };
+        let meta = RingMeta {
+            bytes: u64::from(meta.batches) * u64::from(meta.batch_bytes),
+            first_batch: meta.first_batch,
+            batch_count: meta.batches,
+            batch_bytes: u64::from(meta.batch_bytes),
+            crc32c: None,
+        };
+        let published = self.producer.publish(slot, meta);
+        debug_assert!(published.is_ok(), "{published:?}");
+        self.producer.doorbell_if_needed(self.doorbell_slots);
+    }
+
+    fn fail(&mut self, error: &StreamError) {
+        let code = match error {
+            StreamError::Lost { .. } => codes::PEER,
+            StreamError::Overflow { .. } => codes::DATA,
+            _ => codes::STORAGE,
+        };
+        let text = self.describe(error);
+        self.producer.fail(code, &text);
+        self.failure = Some(text);
+        // Slots that come back are of no more use: waiting for them would keep the engine awake.
+        self.waits_for_credit = false;
+    }
+
+    fn finish(&mut self) {
+        self.producer.finish();
+        self.waits_for_credit = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host::ring::{Consumer, RingConfig};
+
+    use super::*;
+
+    /// A ring that its stream has filled, of which the host takes a slot and gives it back after the end.
+    fn sleeps_after(end: impl FnOnce(&mut RingSink)) -> bool {
+        let config = RingConfig { slots: 2, slot_bytes: 4096 };
+        let (producer, fds) = Producer::create(config).expect("a small ring");
+        let (alive, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let mut consumer = Consumer::attach(fds, alive.into()).expect("an honest ring");
+        let mut sink = RingSink::new(producer, Vec::new(), Vec::new(), 1);
+        while let Some(slot) = sink.acquire() {
+            sink.publish(slot, SlotMeta { first_batch: 0, batches: 1, batch_bytes: 8 });
+        }
+        assert!(sink.prepare_sleep(), "no slot is free");
+        sink.after_sleep();
+        end(&mut sink);
+        drop(consumer.next(std::time::Duration::ZERO).expect("a slot was published"));
+        sink.prepare_sleep()
+    }
+
+    #[test]
+    fn a_stream_that_has_ended_waits_for_no_credit() {
+        assert!(!sleeps_after(|_| {}), "a stream that goes on has a slot to fill");
+        assert!(sleeps_after(|sink| sink.fail(&StreamError::Lost { connection: 0 })));
+        assert!(sleeps_after(Sink::finish));
+    }
+}

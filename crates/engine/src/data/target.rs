@@ -1,0 +1,392 @@
+//! The storage target's engine: sessions, disk and wire around [`xio::target::Target`].
+
+use std::sync::mpsc::{SendError, SyncSender};
+use std::thread::JoinHandle;
+
+use host::disk::{DiskError, DiskMemory, IoMode, UringDisk};
+use host::root::OpenFile;
+use nic::clock;
+use nic::pool::PoolRange;
+use nic::waiter::Waiter;
+use roce::endpoint::Mtu;
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
+use tokio::sync::oneshot;
+use xio::disk::FileId;
+use xio::stage::TargetStages;
+use xio::target::{
+    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, Served, SessionMemory, Source, Target, WORK_PER_CREDIT,
+};
+
+use super::{
+    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
+    Turns, Work, sleep,
+};
+use crate::log;
+use crate::status::{self, Counters};
+
+/// Disk reads in flight.
+const DISK_QUEUE: u32 = 64;
+
+/// Sessions at once.
+pub const MAX_SESSIONS: usize = 64;
+
+/// Requests one session may have outstanding.
+pub const MAX_CREDITS: u32 = 64;
+
+/// A dataset to serve: its file, and what the catalogue found in it.
+#[derive(Debug)]
+pub struct SessionSource {
+    /// The open file.
+    pub file: OpenFile,
+    /// What is in it.
+    pub layout: xio::dataset::TokenFile,
+    /// What is done to its blocks.
+    pub stages: TargetStages,
+}
+
+/// A session to begin.
+#[derive(Debug)]
+pub struct SessionSpec {
+    /// Its datasets.
+    pub sources: Vec<SessionSource>,
+    /// The reader's queue pair.
+    pub reader: QpAddress,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Requests the reader may have outstanding.
+    pub credits: u32,
+    /// Told when the session ends, also by itself: when its queue pair failed.
+    pub ended: oneshot::Sender<Served>,
+    /// What the engine looks at for the session's end.
+    pub signals: Signals,
+}
+
+/// What the control plane may ask.
+#[derive(Debug)]
+pub enum Command {
+    /// Begin a session; the answer is our end of the queue pair.
+    Open(SessionSpec, SyncSender<Result<QpAddress, Refused>>),
+    /// Report counters.
+    Status(SyncSender<Counters>),
+}
+
+/// A running target engine.
+#[derive(Debug)]
+pub struct TargetEngine {
+    /// Where commands go.
+    pub commands: Commands<Command>,
+    /// Address of the RoCE endpoint.
+    pub roce: std::net::SocketAddr,
+    /// Paths chosen, and why.
+    pub notes: Vec<String>,
+    /// The thread.
+    pub thread: JoinHandle<()>,
+}
+
+/// Memory of a session, in a protection domain of its own: nothing of another session's, or of the registers
+/// but by our own work requests, is within its reader's reach.
+#[derive(Clone, Copy, Debug)]
+struct Domain {
+    pd: PdId,
+    capsules: (PoolRange, MemoryRegion),
+    /// All registers.
+    registers: MemoryRegion,
+}
+
+impl Domain {
+    fn open(host: &mut Host, credits: u32, registers: PoolRange) -> Result<Domain, EngineError> {
+        let pd = host.endpoint.alloc_pd();
+        let capsules = host.register(pd, u64::from(credits) * CREDIT_BYTES, Access::LOCAL);
+        let made = capsules.and_then(|capsules| {
+            let PoolRange { addr, len } = registers;
+            match host.endpoint.register(pd, addr, len, Access::LOCAL) {
+                Ok(registers) => Ok(Domain { pd, capsules, registers }),
+                Err(error) => {
+                    host.deregister(capsules.0, &capsules.1);
+                    Err(error.into())
+                }
+            }
+        });
+        if made.is_err() {
+            host.dealloc_pd(pd);
+        }
+        made
+    }
+
+    /// After its queue pair.
+    fn close(self, host: &mut Host) {
+        let gone = host.endpoint.deregister(self.registers.lkey);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        host.deregister(self.capsules.0, &self.capsules.1);
+        host.dealloc_pd(self.pd);
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    qpn: Qpn,
+    domain: Domain,
+    files: Vec<FileId>,
+    signals: Signals,
+    ended: oneshot::Sender<Served>,
+}
+
+struct Engine {
+    host: Host,
+    disk: UringDisk,
+    target: Target,
+    /// Where the target's registers lie.
+    registers: PoolRange,
+    sessions: Vec<Session>,
+    /// Files of ended sessions that the disk still reads; bounded by the disk's queue.
+    leaving: Vec<FileId>,
+    cqs: (CqId, CqId),
+    commands: Inbox<Command>,
+    direct_files: u64,
+    buffered_files: u64,
+    turns: Turns,
+    disposer: Disposer,
+}
+
+impl TargetEngine {
+    /// Starts the engine with `registers` registers.
+    pub fn start(config: HostConfig, registers: u32) -> Result<TargetEngine, EngineError> {
+        let count = registers.max(2);
+        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
+        let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
+        let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
+        let mut host = Host::new(&HostConfig { memory, ..config })?;
+        let registers = host.pool.alloc(bytes, u64::from(IO_ALIGN))?;
+        let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
+        let kernels = host::kernels::best().0;
+        let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
+        // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
+        // nobody looks at a destination before the read is answered (`xio::disk`).
+        let memory =
+            unsafe { DiskMemory::new(host.pool.base(), host.pool.len(), host.pool.region()) };
+        let disk = UringDisk::new(memory, DISK_QUEUE)?;
+        let mut notes = host.notes();
+        notes.extend(
+            disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
+        );
+        let roce = host.local;
+        let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
+        let disposer = Disposer::start();
+        let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
+        let (commands, inbox) = Commands::new(&waiter);
+        let engine = Engine {
+            host,
+            disk,
+            target,
+            registers,
+            sessions: Vec::new(),
+            leaving: Vec::new(),
+            cqs,
+            commands: inbox,
+            direct_files: 0,
+            buffered_files: 0,
+            turns: Turns::new(clock::now()),
+            disposer,
+        };
+        let thread = std::thread::Builder::new()
+            .name("dquant-target".into())
+            .spawn(move || engine.run(&waiter))
+            .map_err(|source| EngineError::Os { what: "target thread", source })?;
+        Ok(TargetEngine { commands, roce, notes, thread })
+    }
+}
+
+impl Engine {
+    fn run(mut self, waiter: &Waiter) {
+        let mut idle = Idle::default();
+        loop {
+            let now = self.turns.begin();
+            let mut busy = self.host.drain(now);
+            self.turns.spent(Work::Packets);
+            busy |= self.target.poll(&mut self.host.endpoint, &mut self.host.pool, &mut self.disk);
+            busy |= self.disk.flush();
+            let now = self.turns.spent(Work::Sessions);
+            if self.commands.is_stopped() {
+                return self.stop();
+            }
+            // Also when there is plenty to do: sessions must open and close under full load.
+            if self.close_one() || self.take_command() {
+                busy = true;
+            }
+            if busy && !self.leaving.is_empty() {
+                self.close_files();
+                self.turns.spent(Work::Files);
+            }
+            self.disposer.hand_over();
+            if busy {
+                idle.busy();
+                continue;
+            }
+            if idle.is_over(now) {
+                self.turns.slept();
+                let fds = [self.host.wire.inner().fd(), self.disk.fd()];
+                sleep(&self.host, waiter, &fds);
+                idle.busy();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    fn stop(&self) {
+        for Session { qpn, .. } in &self.sessions {
+            let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
+            log::line(format_args!(
+                "session {:#x} ends: the target stops; {requests} blocks, {bytes} bytes",
+                qpn.get()
+            ));
+        }
+    }
+
+    /// Ends a session that failed or that its reader gave up; whether there was one.
+    fn close_one(&mut self) -> bool {
+        let given_up = |session: &&Session| session.signals.is_raised();
+        let given_up = || self.sessions.iter().find(given_up).map(|session| session.qpn);
+        let Some(qpn) = self.target.failed_session().or_else(given_up) else {
+            return false;
+        };
+        self.close(qpn);
+        self.turns.spent(Work::Close);
+        true
+    }
+
+    /// Whether there was a command.
+    fn take_command(&mut self) -> bool {
+        let Some(command) = self.commands.take() else {
+            return false;
+        };
+        let work = match command {
+            Command::Open(spec, reply) => {
+                let opened = self.open(spec);
+                // Whoever receives the answer closes the session; if nobody does, we do.
+                if let Err(SendError(Ok(address))) = reply.send(opened) {
+                    self.close(address.qpn);
+                }
+                Work::Open
+            }
+            Command::Status(reply) => {
+                drop(reply.send(self.status()));
+                Work::Status
+            }
+        };
+        self.turns.spent(work);
+        true
+    }
+
+    /// Refuses with the request, which is freed by who made it.
+    fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, Refused> {
+        let (domain, address) = match self.queue_pair_for(&spec) {
+            Ok(made) => made,
+            Err(error) => return Err(Refused::new(error, spec)),
+        };
+        let SessionSpec { sources, reader, mtu, credits, ended, signals } = spec;
+        let (qpn, files) = (address.qpn, Vec::new());
+        let address = QpAddress { reliability: reader.reliability, ..address };
+        let mut session = Session { qpn, domain, files, signals, ended };
+        let begun = self.begin(&mut session, sources, credits);
+        let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
+        self.sessions.push(session);
+        if let Err(error) = begun {
+            self.close(address.qpn);
+            return Err(Refused::new(error, ()));
+        }
+        Ok(address)
+    }
+
+    fn queue_pair_for(&mut self, spec: &SessionSpec) -> Result<(Domain, QpAddress), EngineError> {
+        if self.disposer.waiting() > 0 {
+            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+        }
+        let (need, have) = (self.sessions.len() as u64 + 1, MAX_SESSIONS as u64);
+        if need > have {
+            return Err(EngineError::Limit { what: "sessions", need, have });
+        }
+        let domain = Domain::open(&mut self.host, spec.credits, self.registers)?;
+        let work = spec.credits * WORK_PER_CREDIT;
+        match self.host.create_qp(domain.pd, self.cqs, work) {
+            Ok(address) => Ok((domain, address)),
+            Err(error) => {
+                domain.close(&mut self.host);
+                Err(error)
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        session: &mut Session,
+        files: Vec<SessionSource>,
+        credits: u32,
+    ) -> Result<(), EngineError> {
+        let mut sources = Vec::with_capacity(files.len());
+        for SessionSource { file, layout, stages } in files {
+            match file.mode {
+                IoMode::Direct => self.direct_files += 1,
+                IoMode::Buffered => self.buffered_files += 1,
+            }
+            let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
+            session.files.push(file);
+            let (data_offset, tokens) = (layout.data_offset, layout.tokens);
+            sources.push(Source { file, stages, data_offset, tokens });
+        }
+        let Domain { capsules, registers, .. } = session.domain;
+        let registers_lkey = registers.lkey;
+        let memory = SessionMemory { registers_lkey, capsules: capsules.1, credits };
+        Ok(self.target.open(&mut self.host.endpoint, session.qpn, sources, memory)?)
+    }
+
+    fn close(&mut self, qpn: Qpn) {
+        let Some(index) = self.sessions.iter().position(|session| session.qpn == qpn) else {
+            return;
+        };
+        let session = self.sessions.swap_remove(index);
+        let served = self.target.served(qpn).unwrap_or_default();
+        self.target.close(qpn);
+        // Nobody listens where the control call has gone.
+        let _ = session.ended.send(served);
+        let gone = self.host.endpoint.destroy_qp(qpn);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        session.domain.close(&mut self.host);
+        self.leaving.extend(session.files);
+    }
+
+    /// Takes the files of ended sessions from the disk, except where a read is under way: its end wakes us,
+    /// and the file is tried again. Closing them may wait for a file system, so that is not done here.
+    fn close_files(&mut self) {
+        let (disk, mut closing) = (&mut self.disk, Vec::new());
+        self.leaving.retain(|file| match disk.remove_file(*file) {
+            Ok(file) => {
+                closing.push(file);
+                false
+            }
+            Err(error) => matches!(error, DiskError::Busy { .. }),
+        });
+        if !closing.is_empty() {
+            self.disposer.dispose(closing);
+        }
+    }
+
+    fn status(&self) -> Counters {
+        let mut counters = Counters::of_host(&self.host);
+        let target = self.target.counters();
+        counters.set("target.sessions", self.sessions.len() as u64);
+        let disk = status::disk_counters(self.disk.counters());
+        for (name, value) in status::target_counters(target).into_iter().chain(disk) {
+            counters.set(name, value);
+        }
+        counters.set("target.free_registers", self.target.free_registers() as u64);
+        counters.set("target.registers", self.target.register_count() as u64);
+        counters.set("target.files_direct", self.direct_files);
+        counters.set("target.files_buffered", self.buffered_files);
+        for (reason, count) in xio::capsule::Refusal::ALL.iter().zip(target.refused) {
+            counters.set(&format!("target.refused.{}", reason.name()), count);
+        }
+        self.turns.report(&mut counters);
+        counters
+    }
+}

@@ -1,0 +1,181 @@
+//! What is given up is released, however full the queue of an engine is.
+
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use host::ring::{Consumer, Producer, RingConfig};
+use xio::dataset::{Dtype, Format, TokenFile};
+use xio::order::{Order, SampleLayout};
+use xio::plan::Plan;
+use xio::reader::{Delivery, ReaderSetup, ReaderSource};
+
+use super::dpu::{DpuEngine, StreamId, StreamSpec};
+use super::target::{SessionSpec, TargetEngine};
+use super::*;
+use crate::budget::RingBudget;
+use crate::status::Counters;
+
+const RING_BYTES: u64 = 16 << 10;
+
+fn config() -> HostConfig {
+    let roce = SocketAddr::from(([127, 0, 0, 1], 0));
+    HostConfig { roce, memory: 32 << 20, loss_ppm: 0, seed: 7 }
+}
+
+/// Waits until `look` says yes.
+fn eventually(what: &str, look: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !look() {
+        assert!(began.elapsed() < Duration::from_secs(30), "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Keeps an engine waiting in the middle of a command, and fills its queue behind that one.
+fn stall<C>(
+    commands: &Commands<C>,
+    status: impl Fn(SyncSender<Counters>) -> C,
+) -> Receiver<Counters> {
+    let (reply, stalled) = sync_channel(0);
+    commands.send(status(reply)).expect("room");
+    let (unread, _) = sync_channel(1);
+    while commands.send(status(unread.clone())).is_ok() {}
+    // The engine may have taken the first one only now, and made room for one.
+    std::thread::sleep(Duration::from_millis(20));
+    while commands.send(status(unread.clone())).is_ok() {}
+    stalled
+}
+
+struct Opened {
+    id: StreamId,
+    signals: Signals,
+    consumer: Consumer,
+    _alive: UnixStream,
+    _events: tokio::sync::mpsc::Receiver<dpu::Event>,
+}
+
+fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
+    let plan = Plan::parse("window(64)", None).expect("a plan");
+    let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
+    let layout = SampleLayout::new(file, plan.window()).expect("it fits");
+    let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
+    let order = Order::from_pipeline(&pipeline, &[layout]).expect("it fits");
+    let stages = pipeline.branches()[0].blocks().clone();
+    let source = ReaderSource { connection: 0, source: 0, layout, stages };
+    let delivery = Delivery {
+        window_tokens: plan.window(),
+        batch_samples: 1,
+        dtype: Dtype::U16,
+        first_batch: 0,
+        batches: None,
+        slot_bytes: 4096,
+    };
+    let ring = RingConfig { slots: 4, slot_bytes: 4096 };
+    let (producer, fds) = Producer::create(ring).expect("a small ring");
+    let (alive, peer) = UnixStream::pair().expect("a pair of sockets");
+    let consumer = Consumer::attach(fds, peer.into()).expect("an honest ring");
+    let (events, lost) = tokio::sync::mpsc::channel(16);
+    let signals = engine.commands.signals();
+    let spec = StreamSpec {
+        setup: ReaderSetup::new(order, vec![source], delivery),
+        names: vec!["a".into()],
+        targets: vec!["nowhere".into()],
+        producer,
+        events,
+        signals: signals.clone(),
+        ring: rings.take(RING_BYTES).expect("room"),
+    };
+    let id = engine.commands.call(|reply| dpu::Command::Open(Box::new(spec), reply));
+    let id = id.expect("it runs").expect("there is room");
+    Opened { id, signals, consumer, _alive: alive, _events: lost }
+}
+
+#[test]
+fn a_full_queue_loses_no_end_of_a_stream() {
+    let engine = DpuEngine::start(config()).expect("loopback");
+    let rings = RingBudget::new(2 * RING_BYTES);
+    let (closed, mut abandoned) = (open(&engine, &rings), open(&engine, &rings));
+    let status = || engine.commands.call(dpu::Command::Status).expect("it runs");
+    let before = status().get("dpu.memory_free_bytes");
+    let stalled = stall(&engine.commands, dpu::Command::Status);
+    closed.signals.close();
+    abandoned.signals.abandon(0, "it burnt down".into());
+    drop(stalled);
+
+    let end = abandoned.consumer.next(Duration::from_secs(30));
+    let end = end.expect_err("nothing was ever delivered");
+    assert!(end.to_string().contains("it burnt down"), "{end}");
+    eventually("one stream", || {
+        let waits = || engine.commands.call(dpu::Command::Status);
+        waits().is_ok_and(|status| status.get("dpu.streams") == 1)
+    });
+    assert!(status().get("dpu.memory_free_bytes") > before);
+    eventually("the ring's share", || rings.take(RING_BYTES).is_ok());
+    // An engine that sleeps takes no more turns than it is woken.
+    let awake = status();
+    std::thread::sleep(Duration::from_millis(300));
+    let turns = status().get("engine.turns") - awake.get("engine.turns");
+    let sleeps = status().get("engine.sleeps") - awake.get("engine.sleeps");
+    assert!(sleeps > 0 && turns < 10_000, "{turns} turns and {sleeps} sleeps without work");
+}
+
+#[test]
+fn a_full_queue_loses_no_end_of_a_session() {
+    let engine = TargetEngine::start(config(), 2).expect("loopback");
+    let reader = QpAddress {
+        address: SocketAddr::from(([127, 0, 0, 1], 9)),
+        qpn: Qpn::new(77),
+        psn: Psn::new(1),
+        reliability: Reliability::Selective,
+    };
+    let (ended, mut over) = tokio::sync::oneshot::channel();
+    let signals = engine.commands.signals();
+    let spec = SessionSpec {
+        sources: Vec::new(),
+        reader,
+        mtu: Mtu::M1024,
+        credits: 4,
+        ended,
+        signals: signals.clone(),
+    };
+    let opened = engine.commands.call(|reply| target::Command::Open(spec, reply));
+    opened.expect("it runs").expect("there is room");
+    let stalled = stall(&engine.commands, target::Command::Status);
+    signals.close();
+    assert!(over.try_recv().is_err());
+    drop(stalled);
+    eventually("no session", || {
+        let status = engine.commands.call(target::Command::Status);
+        status.is_ok_and(|status| status.get("target.sessions") == 0)
+    });
+    assert!(over.try_recv().is_ok(), "it was told what the session did");
+
+    // Nor the end of the engine itself.
+    let stalled = stall(&engine.commands, target::Command::Status);
+    engine.commands.stop();
+    drop(stalled);
+    engine.thread.join().expect("it ends");
+}
+
+#[test]
+fn a_caller_waits_for_room_in_a_full_queue() {
+    let engine = DpuEngine::start(config()).expect("loopback");
+    let stream = open(&engine, &RingBudget::new(RING_BYTES));
+    let stalled = stall(&engine.commands, dpu::Command::Status);
+    let (commands, id) = (engine.commands.clone(), stream.id);
+    let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));
+    std::thread::sleep(Duration::from_millis(20));
+    drop(stalled);
+    let report = call.join().expect("no panic");
+    assert!(matches!(report, Ok(Some(_))), "the stream runs: {report:?}");
+    // Whoever waits hears of the engine's end.
+    let stalled = stall(&engine.commands, dpu::Command::Status);
+    let commands = engine.commands.clone();
+    let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));
+    std::thread::sleep(Duration::from_millis(20));
+    engine.commands.stop();
+    drop(stalled);
+    let ended = call.join().expect("no panic");
+    assert!(matches!(ended, Err(EngineError::Unavailable("has stopped"))), "{ended:?}");
+}

@@ -1,0 +1,162 @@
+//! What a daemon tells on standard error: one line for each session, stream or call that begins, ends,
+//! fails or is refused.
+//!
+//! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. A line
+//! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written
+//! in ten seconds; both counts are told with the next line. Refusals, which anyone can cause who reaches a
+//! port, have a smaller share of their own ([`REFUSALS_PER_WINDOW`]): they do not silence the rest. So a
+//! flood from outside writes at most 0.6 GB a day. Nothing is written for single packets. A program that uses the library hears nothing: only
+//! daemons turn the lines on.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::status::Event;
+
+/// Lines written in one window; more are counted.
+const LINES_PER_WINDOW: u32 = 50;
+/// Refusals written in one window beside those; more are counted.
+const REFUSALS_PER_WINDOW: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// A line that goes on repeating is written again after this time, with its count.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// Characters of a line; what peers send is in it.
+const MAX_CHARS: usize = 1000;
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static LINES: Mutex<Pace> = Mutex::new(Pace::new("line", LINES_PER_WINDOW));
+static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WINDOW));
+pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
+
+/// Turns the lines on.
+pub fn enable() {
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+/// Writes one line, if lines are wanted, this window has room and the line says something new.
+pub(crate) fn line(text: impl Display) {
+    write(&LINES, text);
+}
+
+/// The same for a connection, call or request that was refused.
+pub(crate) fn refusal(text: impl Display) {
+    write(&REFUSALS, text);
+}
+
+fn write(pace: &Mutex<Pace>, text: impl Display) {
+    if !ENABLED.load(Ordering::Relaxed) {
+        return;
+    }
+    let text = printable(&text.to_string());
+    // Nothing in it is left half changed.
+    let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
+    let (what, admitted) = (pace.what, pace.admit(&text, Instant::now()));
+    drop(pace);
+    let Some(Missed { repeated, suppressed }) = admitted else {
+        return SUPPRESSED.count();
+    };
+    let mut out = std::io::stderr().lock();
+    // A daemon that nobody listens to goes on.
+    if repeated > 0 {
+        let _ = writeln!(out, "dquant: the {what} before was repeated {repeated} times");
+    }
+    if suppressed > 0 {
+        let _ = writeln!(out, "dquant: {suppressed} more {what}s were suppressed");
+    }
+    let _ = writeln!(out, "dquant: {text}");
+}
+
+/// One line and no more, without control characters, whatever a peer put into it.
+fn printable(text: &str) -> String {
+    let show = |char: char| if char.is_control() { '\u{fffd}' } else { char };
+    text.chars().take(MAX_CHARS).map(show).collect()
+}
+
+/// Lines that were not written since the last one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Missed {
+    repeated: u64,
+    suppressed: u64,
+}
+
+/// How many lines this window has seen, and the last one written.
+#[derive(Debug)]
+struct Pace {
+    /// Of what.
+    what: &'static str,
+    most: u32,
+    window: Option<Instant>,
+    written: u32,
+    last: String,
+    last_at: Option<Instant>,
+    missed: Missed,
+}
+
+impl Pace {
+    const fn new(what: &'static str, most: u32) -> Pace {
+        let missed = Missed { repeated: 0, suppressed: 0 };
+        Pace { what, most, window: None, written: 0, last: String::new(), last_at: None, missed }
+    }
+
+    /// Whether this line may be written now, and what could not since the last one.
+    fn admit(&mut self, text: &str, now: Instant) -> Option<Missed> {
+        let within = |then: Option<Instant>, span| then.is_some_and(|at| now - at < span);
+        if within(self.last_at, REPEAT) && self.last == text {
+            self.missed.repeated += 1;
+            return None;
+        }
+        if !within(self.window, WINDOW) {
+            (self.window, self.written) = (Some(now), 0);
+        }
+        if self.written >= self.most {
+            self.missed.suppressed += 1;
+            return None;
+        }
+        self.written += 1;
+        (self.last, self.last_at) = (text.to_owned(), Some(now));
+        Some(std::mem::take(&mut self.missed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_and_counted() {
+        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
+        let mut admit = |number, now| pace.admit(&format!("line {number}"), now);
+        let admitted = (0..1000).filter(|number| admit(*number, start).is_some()).count();
+        assert_eq!(admitted, LINES_PER_WINDOW as usize);
+        let (repeated, suppressed) = (0, 1000 - u64::from(LINES_PER_WINDOW));
+        let later = start + WINDOW;
+        assert_eq!(admit(1000, later), Some(Missed { repeated, suppressed }));
+        assert_eq!(admit(1001, later), Some(Missed::default()));
+    }
+
+    #[test]
+    fn a_line_that_repeats_is_written_once_a_minute() {
+        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
+        assert_eq!(pace.admit("no descriptors", start), Some(Missed::default()));
+        for second in 1..60 {
+            let now = start + Duration::from_secs(second);
+            assert_eq!(pace.admit("no descriptors", now), None);
+        }
+        let missed = |repeated| Some(Missed { repeated, suppressed: 0 });
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(59));
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), None);
+        assert_eq!(pace.admit("all is well", start + REPEAT), missed(1));
+        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(0));
+    }
+
+    #[test]
+    fn a_line_is_one_line_whatever_a_peer_sends() {
+        assert_eq!(printable("a\nb\x1b[2Jc\r"), "a\u{fffd}b\u{fffd}[2Jc\u{fffd}");
+        assert_eq!(printable(&"x".repeat(5000)).len(), MAX_CHARS);
+    }
+}

@@ -1,0 +1,36 @@
+//! Async runtimes, for the control plane and for signals.
+//!
+//! With its first runtime in a process tokio opens a pair of sockets for signals, and panics where it
+//! cannot. So every runtime is made here, after a look whether there is room for what it opens.
+
+use std::os::unix::net::UnixStream;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::Error;
+
+/// Pairs of descriptors that must be free: a runtime opens up to six descriptors.
+const PAIRS: usize = 4;
+
+/// A runtime with a thread of its own.
+///
+/// # Errors
+/// When descriptors or threads are short.
+pub fn multi_thread() -> Result<Runtime, Error> {
+    build(Builder::new_multi_thread().worker_threads(1))
+}
+
+/// A runtime that works while its caller waits for it.
+///
+/// # Errors
+/// As [`multi_thread`].
+pub fn current_thread() -> Result<Runtime, Error> {
+    build(&mut Builder::new_current_thread())
+}
+
+fn build(builder: &mut Builder) -> Result<Runtime, Error> {
+    let room: Result<Vec<_>, _> = (0..PAIRS).map(|_| UnixStream::pair()).collect();
+    room.map(drop)
+        .and_then(|()| builder.enable_all().build())
+        .map_err(|error| Error::invalid(format!("cannot start the control plane: {error}")))
+}

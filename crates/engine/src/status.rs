@@ -1,0 +1,273 @@
+//! Counters by name: one flat list per process, the same in the status call, the tests and `--json`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use host::disk::DiskCounters;
+use host::ring::ProducerCounters;
+use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
+use xio::reader::ReaderCounters;
+use xio::target::TargetCounters;
+
+use crate::data::Host;
+
+/// Something that the threads of this process count together, and that has no engine to count it.
+#[derive(Debug)]
+pub(crate) struct Event {
+    name: &'static str,
+    count: AtomicU64,
+}
+
+impl Event {
+    pub(crate) const fn new(name: &'static str) -> Event {
+        Event { name, count: AtomicU64::new(0) }
+    }
+
+    /// It happened once more.
+    pub(crate) fn count(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often so far.
+    pub(crate) fn get(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// Everything a process counts, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Counters(pub BTreeMap<String, u64>);
+
+impl Counters {
+    /// Sets one counter.
+    pub fn set(&mut self, name: &str, value: u64) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    /// Sets the counters of events.
+    pub(crate) fn set_events<'e>(&mut self, events: impl IntoIterator<Item = &'e Event>) {
+        for event in events {
+            self.set(event.name, event.get());
+        }
+    }
+
+    /// A counter, 0 if it was never set.
+    pub fn get(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    /// The counters of endpoint and wire.
+    pub(crate) fn of_host(host: &Host) -> Counters {
+        let mut counters = Counters::default();
+        for (name, value) in host.endpoint.counters().named() {
+            counters.set(&format!("roce.{name}"), value);
+        }
+        let wire = host.wire.inner();
+        for (name, value) in udp_counters(wire.counters()) {
+            counters.set(name, value);
+        }
+        counters.set("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
+        counters.set("udp.dropped_on_purpose", host.wire.dropped());
+        counters
+    }
+}
+
+/// A reader's counters with their names.
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
+    // Without `..`, here and below: a new counter must be given a name.
+    let ReaderCounters {
+        batches,
+        source_bytes,
+        wire_bytes,
+        delivered_bytes,
+        narrowed_blocks,
+        damaged_blocks,
+        bad_answers,
+        repeated_requests,
+        lost_connections,
+        waits_for_data,
+        waits_for_host,
+    } = *counters;
+    [
+        ("stream.batches", batches),
+        ("stream.source_bytes", source_bytes),
+        ("stream.wire_bytes", wire_bytes),
+        ("stream.delivered_bytes", delivered_bytes),
+        ("stream.narrowed_blocks", narrowed_blocks),
+        ("stream.damaged_blocks", damaged_blocks),
+        ("stream.bad_answers", bad_answers),
+        ("stream.repeated_requests", repeated_requests),
+        ("stream.lost_connections", lost_connections),
+        ("stream.waits_for_data", waits_for_data),
+        ("stream.waits_for_host", waits_for_host),
+    ]
+}
+
+/// The counters of rings with their names.
+pub(crate) fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
+    let ProducerCounters {
+        slots,
+        bytes,
+        doorbells,
+        doorbells_held,
+        credit_waits,
+        credit_wakeups_empty,
+        bad_release_words,
+        bad_sleep_words,
+    } = *counters;
+    [
+        ("ring.slots", slots),
+        ("ring.bytes", bytes),
+        ("ring.doorbells", doorbells),
+        ("ring.doorbells_held", doorbells_held),
+        ("ring.credit_waits", credit_waits),
+        ("ring.credit_wakeups_empty", credit_wakeups_empty),
+        ("ring.bad_release_words", bad_release_words),
+        ("ring.bad_sleep_words", bad_sleep_words),
+    ]
+}
+
+/// A disk's counters with their names.
+pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8] {
+    let DiskCounters { reads, bytes, faults, refused, continued, retried, syscalls, submit_errors } =
+        *counters;
+    [
+        ("disk.reads", reads),
+        ("disk.bytes", bytes),
+        ("disk.faults", faults),
+        ("disk.refused", refused),
+        ("disk.continued", continued),
+        ("disk.retried", retried),
+        ("disk.syscalls", syscalls),
+        ("disk.submit_errors", submit_errors),
+    ]
+}
+
+/// A target's counters with their names, without the refusals, which have names of their own.
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 8] {
+    let TargetCounters {
+        done,
+        source_bytes,
+        written_bytes,
+        narrowed_blocks,
+        overflow,
+        truncated,
+        storage_errors,
+        refused: _,
+        failed_work,
+    } = *counters;
+    [
+        ("target.requests_done", done),
+        ("target.source_bytes", source_bytes),
+        ("target.written_bytes", written_bytes),
+        ("target.narrowed_blocks", narrowed_blocks),
+        ("target.overflow", overflow),
+        ("target.truncated", truncated),
+        ("target.storage_errors", storage_errors),
+        ("target.failed_work", failed_work),
+    ]
+}
+
+fn udp_counters(counters: &UdpCounters) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    // Daemons have their port to themselves: nothing is shared.
+    let UdpCounters { tx, rx, sharing: _ } = counters;
+    let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
+    let TxDropped { full, too_long, family, refused, last_errno } = dropped;
+    let sent = [
+        ("udp.tx.packets", packets),
+        ("udp.tx.bytes", bytes),
+        ("udp.tx.gso_batches", gso_batches),
+        ("udp.tx.syscalls", syscalls),
+        ("udp.tx.waits", waits),
+        ("udp.tx.dropped.full", full),
+        ("udp.tx.dropped.too_long", too_long),
+        ("udp.tx.dropped.family", family),
+        ("udp.tx.dropped.refused", refused),
+        ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
+    ];
+    sent.into_iter().chain(udp_received(rx))
+}
+
+fn udp_received(counters: &RxCounters) -> [(&'static str, u64); 17] {
+    let RxCounters {
+        packets,
+        bytes,
+        gro_batches,
+        syscalls,
+        accepted,
+        id_solved,
+        bad_icrc,
+        truncated,
+        unparsable,
+        errors,
+    } = *counters;
+    let Unparsable { too_short, opcode, version, syndrome, pad, reserved, extension, range } =
+        unparsable;
+    [
+        ("udp.rx.packets", packets),
+        ("udp.rx.bytes", bytes),
+        ("udp.rx.gro_batches", gro_batches),
+        ("udp.rx.syscalls", syscalls),
+        ("udp.rx.accepted", accepted),
+        ("udp.rx.id_solved", id_solved),
+        ("udp.rx.bad_icrc", bad_icrc),
+        ("udp.rx.truncated", truncated),
+        ("udp.rx.errors", errors),
+        ("udp.rx.bad.too_short", too_short),
+        ("udp.rx.bad.opcode", opcode),
+        ("udp.rx.bad.version", version),
+        ("udp.rx.bad.syndrome", syndrome),
+        ("udp.rx.bad.pad", pad),
+        ("udp.rx.bad.reserved", reserved),
+        ("udp.rx.bad.extension", extension),
+        ("udp.rx.bad.range", range),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields of a counter's structure, from what `Debug` prints: `name: 0`.
+    fn fields(counters: &impl std::fmt::Debug) -> Vec<String> {
+        let text = format!("{counters:?}");
+        let leaf = |part: &str| {
+            let (name, value) = part.rsplit_once(": ")?;
+            let name = name.rsplit([' ', '{']).next()?;
+            value.starts_with(|c: char| c.is_ascii_digit()).then(|| name.to_owned())
+        };
+        text.split([',', '}']).filter_map(leaf).collect()
+    }
+
+    #[track_caller]
+    fn assert_all_named(
+        counters: &impl std::fmt::Debug,
+        names: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        let mut named: Vec<_> = names.into_iter().map(|(name, _)| last(name)).collect();
+        let mut counted = fields(counters);
+        assert!(counted.len() >= 7, "{counted:?}");
+        named.sort_unstable();
+        counted.sort_unstable();
+        assert_eq!(named, counted);
+    }
+
+    fn last(name: &str) -> String {
+        name.rsplit('.').next().unwrap_or(name).replace("requests_done", "done")
+    }
+
+    /// Counted and never shown helps nobody. `nic`'s consumer and its shared ports are not here: they
+    /// belong to processes without a status call.
+    #[test]
+    fn every_counter_has_a_name() {
+        assert_all_named(&ReaderCounters::default(), reader_counters(&Default::default()));
+        assert_all_named(&ProducerCounters::default(), ring_counters(&Default::default()));
+        assert_all_named(&DiskCounters::default(), disk_counters(&Default::default()));
+        let target = TargetCounters::default();
+        assert_all_named(&target, target_counters(&target));
+        let udp = UdpCounters::default();
+        assert_all_named(&(udp.tx, udp.rx), udp_counters(&udp));
+        let roce = roce::endpoint::Counters::default();
+        assert_all_named(&roce, roce.named());
+    }
+}

@@ -1,0 +1,482 @@
+//! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
+//!
+//! A client brings an [`OpenRequest`] over a local socket and gets the ring's descriptors back on the
+//! same socket; from then on the socket only says that the client is alive, and carries requests for
+//! counters. One thread serves one client. Beside it a control task holds the session with the target:
+//! when the target goes away the stream pauses, the task connects anew with growing delays, and the
+//! stream goes on where it was (C4); when the target stays away too long the stream ends with an error
+//! that names it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use host::attach::Connection;
+use host::ring::{Producer, RingConfig, RingFds};
+use prost::Message;
+use roce::verbs::WcStatus;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use xio::reader::{Reader, ReaderSetup, ReaderSource};
+
+use crate::Error;
+use crate::budget::RingBudget;
+use crate::control::proto::{
+    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    TargetStages, open_reply,
+};
+use crate::control::stages;
+use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
+use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
+use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
+use crate::layout;
+use crate::log;
+use crate::status;
+
+/// Largest message on the local socket, in bytes.
+pub const MAX_MESSAGE: usize = 64 << 10;
+
+/// First and longest delay between attempts to reach a lost target.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+
+/// A connection that lived so long was good, even if the host was too slow for anything to arrive.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// How long a client may take to say what it wants.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests for a stream that were refused, for whatever reason.
+pub(crate) static REFUSED_STREAMS: status::Event = status::Event::new("dpu.refused.streams");
+
+/// What streams of one DPU share.
+#[derive(Clone, Debug)]
+pub struct DpuContext {
+    /// The engine.
+    pub commands: Commands<Command>,
+    /// Address of our RoCE endpoint.
+    pub roce: SocketAddr,
+    /// Where control calls run.
+    pub runtime: Handle,
+    /// How long a lost target may stay away before the stream fails.
+    pub reconnect: Duration,
+    /// Whether actions that shrink bytes run at the target.
+    pub offload: bool,
+    /// Bytes of registers that the engine has in all.
+    pub memory: u64,
+    /// Memory for the rings of all streams.
+    pub rings: RingBudget,
+}
+
+/// Closes the stream in the engine when its client is gone.
+struct OpenStream {
+    id: StreamId,
+    target: String,
+    commands: Commands<Command>,
+    signals: Signals,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        self.signals.close();
+    }
+}
+
+/// Serves one client until it hangs up; `heard` when its request has come.
+pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: impl FnOnce()) {
+    connection.set_timeout(OPEN_TIMEOUT);
+    let client = connection.peer().map_or_else(
+        |_| "an unknown process".into(),
+        |peer| format!("process {} of user {}", peer.pid, peer.uid),
+    );
+    let request = receive_request(&connection).inspect(|_| heard());
+    let opened = request.and_then(|request| open(context, &request));
+    match opened {
+        Ok((stream, opened, fds)) => {
+            let (id, plan, target) = (stream.id, &opened.plan, &stream.target);
+            log::line(format_args!("stream {id} for {client} begins: {plan} from target {target}"));
+            let begun = Instant::now();
+            let reply = OpenReply { result: Some(open_reply::Result::Opened(opened)) };
+            if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
+                attend(&connection, &stream);
+            }
+            tell_end(&stream, begun);
+        }
+        Err(error) => {
+            REFUSED_STREAMS.count();
+            log::refusal(format_args!("stream refused for {client}: {}", error.parts().0));
+            let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
+            // A client that went away needs no answer.
+            let _ = connection.send(&reply.encode_to_vec(), &[]);
+        }
+    }
+}
+
+/// Tells what a stream did, at its end.
+fn tell_end(stream: &OpenStream, begun: Instant) {
+    let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
+    let Some(StreamReport { counters, published_bytes, failure }) = stream_report(stream) else {
+        // Asked to end, it has reported what its streams did.
+        if stream.commands.is_stopped() {
+            return;
+        }
+        return log::line(format_args!("stream {id} ends with the engine, after {seconds:.1} s"));
+    };
+    let (batches, bytes) = (counters.batches, published_bytes);
+    let how = if failure.is_some() { "after its failure" } else { "closed by the client" };
+    let moved = format!("{batches} batches, {bytes} bytes in {seconds:.1} s");
+    log::line(format_args!("stream {id} ends, {how}: {moved}"));
+}
+
+/// Turns a client away without waiting for what it wants.
+pub fn refuse_client(mut connection: Connection, error: &Error) {
+    connection.set_timeout(Duration::ZERO);
+    let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
+    // A client that went away needs no answer.
+    let _ = connection.send(&reply.encode_to_vec(), &[]);
+}
+
+fn failure(error: &Error) -> Failure {
+    let (message, hint) = error.parts();
+    Failure { message, hint: hint.unwrap_or_default(), code: error.kind() as u32 }
+}
+
+fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
+    let message = connection
+        .recv(MAX_MESSAGE)
+        .map_err(|error| Error::invalid(format!("cannot read the request: {error}")))?;
+    OpenRequest::decode(message.bytes.as_slice())
+        .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
+}
+
+/// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
+/// client tells it.
+fn attend(connection: &Connection, stream: &OpenStream) {
+    let mut failed = false;
+    loop {
+        let mut fds = [PollFd::new(connection, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let polled = poll(&mut fds, Some(&timeout));
+        let Some(report) = stream_report(stream) else { return };
+        if let Some(why) = report.failure.as_ref().filter(|_| !failed) {
+            failed = true;
+            log::line(format_args!("stream {} fails: {why}", stream.id));
+        }
+        if connection.hung_up() {
+            return;
+        }
+        if polled.is_ok_and(|ready| ready > 0) {
+            let Ok(_request) = connection.recv(MAX_MESSAGE) else { return };
+            let status = stream_status(&report);
+            if connection.send(&status.encode_to_vec(), &[]).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What the stream did so far; `None` when the engine has stopped or does not know it any more.
+fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
+    stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
+}
+
+fn stream_status(report: &StreamReport) -> StreamStatus {
+    let counters = &report.counters;
+    StreamStatus {
+        batches: counters.batches,
+        source_bytes: counters.source_bytes,
+        wire_bytes: counters.wire_bytes,
+        delivered_bytes: counters.delivered_bytes,
+        counters: status::reader_counters(counters)
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+    }
+}
+
+/// An engine's refusal in words for the client.
+pub fn engine_error(error: EngineError) -> Error {
+    let usage = Error::invalid(&error);
+    // Another stream may end, another command may leave the queue.
+    let usage = match error {
+        EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
+            usage.transient()
+        }
+        _ => usage,
+    };
+    match error {
+        EngineError::Limit { what: "bytes of registers", .. } => usage.hint(
+            "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
+        ),
+        EngineError::Limit { what: "streams", .. } => {
+            usage.hint("close another stream, or start a second `dquant dpu` on another socket")
+        }
+        _ => usage,
+    }
+}
+
+/// Plans the stream, starts it in the engine, and connects it to its target.
+fn open(
+    context: &DpuContext,
+    request: &OpenRequest,
+) -> Result<(OpenStream, Opened, RingFds), Error> {
+    let control = TargetControl::connect(&request.target, &request.token);
+    let control = context.runtime.block_on(control)?;
+    let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
+    let layout = layout::plan(request, &infos, context.offload)?;
+    // Before the order is worked out, which costs more the more memory a stream needs.
+    let need = Reader::memory_needed(&layout.order, &layout.sources);
+    if need > context.memory {
+        let (what, have) = ("bytes of registers", context.memory);
+        return Err(engine_error(EngineError::Limit { what, need, have }));
+    }
+    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
+    let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
+    let (producer, fds) = Producer::create(config)
+        .map_err(|error| Error::invalid(error).hint("choose other --slots or --slot-size"))?;
+    let (events, lost) = mpsc::channel(16);
+    let opened = Opened {
+        datasets: infos.clone(),
+        plan: layout.plan.clone(),
+        dtype: layout.delivery.dtype.to_string(),
+        batch_samples: layout.delivery.batch_samples,
+        window_tokens: layout.delivery.window_tokens,
+    };
+    let signals = context.commands.signals();
+    let to_message = |source: &ReaderSource| stages::message(source.stages.target());
+    let stages = layout.sources.iter().map(to_message).collect();
+    let spec = StreamSpec {
+        // Here and not in the engine, whose other streams would wait.
+        setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
+        names: layout.names,
+        targets: vec![control.name().to_owned()],
+        producer,
+        events,
+        signals: signals.clone(),
+        ring,
+    };
+    let id = context
+        .commands
+        .call(|reply| Command::Open(Box::new(spec), reply))
+        .and_then(|answer| answer.map_err(|refused| refused.error))
+        .map_err(engine_error)?;
+    let (target, commands) = (control.name().to_owned(), context.commands.clone());
+    let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
+    let (context, request) = (context.clone(), request.clone());
+    let mut keeper = Keeper { context, id, signals, request, infos, stages };
+    let runtime = keeper.context.runtime.clone();
+    let session = runtime.block_on(keeper.connect(&control))?;
+    stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));
+    Ok((stream, opened, fds))
+}
+
+/// How long a stream puts up with a target that is away, or that is there and delivers nothing: a
+/// connection that fails at once must not begin the time anew, or it would be tried for ever.
+struct Patience {
+    limit: Duration,
+    /// When the target was last known to be good.
+    since: Instant,
+    /// What had arrived by then.
+    arrived_bytes: u64,
+    delay: Duration,
+}
+
+impl Patience {
+    fn new(limit: Duration) -> Patience {
+        let (since, delay) = (Instant::now(), Duration::ZERO);
+        Patience { limit, since, arrived_bytes: 0, delay }
+    }
+
+    /// A connection was lost after it had `lived` for so long.
+    fn lose(&mut self, arrived_bytes: u64, lived: Duration) {
+        if arrived_bytes > self.arrived_bytes || lived >= SETTLED {
+            (self.since, self.delay) = (Instant::now(), Duration::ZERO);
+        }
+        self.arrived_bytes = arrived_bytes;
+    }
+
+    fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.limit
+    }
+
+    /// Waits before the next attempt: the first comes at once, later ones further and further apart.
+    async fn pause(&mut self) {
+        tokio::time::sleep(self.delay).await;
+        self.delay = (self.delay * 2).clamp(RETRY_FIRST, RETRY_LONGEST);
+    }
+}
+
+/// Keeps the session of a stream with its target.
+struct Keeper {
+    context: DpuContext,
+    id: StreamId,
+    signals: Signals,
+    request: OpenRequest,
+    infos: Vec<DatasetInfo>,
+    /// What the target is to run over the blocks of each dataset.
+    stages: Vec<TargetStages>,
+}
+
+/// Why the connection was lost, where our queue pair shows it first.
+fn failed_queue_pair(status: WcStatus) -> String {
+    match status {
+        WcStatus::RetryExceeded => "no answer after the last retransmission".into(),
+        WcStatus::RnrRetryExceeded => "it had no receive posted after the last retry".into(),
+        status => format!("the queue pair failed: {status:?}"),
+    }
+}
+
+/// Connection 0 is the only one: a stream has one target.
+const CONNECTION: u32 = 0;
+
+impl Keeper {
+    /// Makes a queue pair, begins a session and joins the two.
+    async fn connect(&mut self, control: &TargetControl) -> Result<Session, Error> {
+        let id = self.id;
+        let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
+        let request = SessionRequest {
+            datasets: self.request.datasets.clone(),
+            reader: Some(queue_pair(&ours, self.mtu().await)),
+            credits: crate::data::target::MAX_CREDITS,
+            stages: self.stages.clone(),
+        };
+        let session = control.session(request).await?;
+        self.check_unchanged(&session.reply.datasets, control.name())?;
+        if session.reply.stages != self.stages {
+            let text = format!("target {} runs other stages than it was asked for", control.name());
+            return Err(Error::invalid(text).hint(SAME_VERSION));
+        }
+        let ours_at = self.context.roce;
+        let theirs = session.reply.target.as_ref().map(|pair| qp_address(pair, ours_at));
+        let theirs = theirs.unwrap_or_else(|| Err("it named no queue pair".into()));
+        let bad = |why: String| Error::invalid(format!("target {}: {why}", control.name()));
+        let theirs = theirs.map_err(bad)?;
+        let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
+            .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
+        let credits = session.reply.credits;
+        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits };
+        self.call(move |reply| Command::Connect(id, peer, reply)).await?;
+        Ok(session)
+    }
+
+    /// Payload bytes that our packets can carry towards the target's machine.
+    async fn mtu(&self) -> u32 {
+        let found = tokio::net::lookup_host(self.request.target.as_str()).await;
+        let same_version = |at: &SocketAddr| at.is_ipv4() == self.context.roce.is_ipv4();
+        let target = found.ok().and_then(|mut found| found.find(same_version));
+        target.map_or(LARGEST_MTU, |target| mtu_towards(self.context.roce.ip(), target))
+    }
+
+    /// The order of samples was made for the datasets as they were: others would give wrong batches.
+    fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
+        let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
+        match changed {
+            None if self.infos.len() == now.len() => Ok(()),
+            _ => {
+                let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
+                let text = format!("target {target}: {name} is no longer what it was");
+                Err(Error::invalid(text).hint("open the stream anew"))
+            }
+        }
+    }
+
+    async fn call<R: Send + 'static>(
+        &self,
+        make: impl FnOnce(std::sync::mpsc::SyncSender<Result<R, EngineError>>) -> Command
+        + Send
+        + 'static,
+    ) -> Result<R, Error> {
+        let commands = self.context.commands.clone();
+        let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
+        answered.map_err(Error::invalid)?.and_then(|answer| answer).map_err(engine_error)
+    }
+
+    async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
+        let mut patience = Patience::new(self.context.reconnect);
+        loop {
+            let connected = Instant::now();
+            let why = tokio::select! {
+                why = session.ended() => {
+                    // The engine answers with `Lost`, once it has taken the queue pair down.
+                    self.signals.drop_connection(CONNECTION);
+                    if lost.recv().await.is_none() {
+                        return;
+                    }
+                    why
+                }
+                event = lost.recv() => match event {
+                    Some(Event::Lost { why, .. }) => failed_queue_pair(why),
+                    None => return,
+                },
+            };
+            drop(session);
+            let (id, target) = (self.id, self.request.target.clone());
+            log::line(format_args!("stream {id} has lost target {target} ({why}), reconnecting"));
+            let lost_at = Instant::now();
+            patience.lose(self.arrived_bytes().await, connected.elapsed());
+            session = match self.reconnect(&mut patience).await {
+                Some(session) => session,
+                None => return,
+            };
+            let seconds = lost_at.elapsed().as_secs_f64();
+            log::line(format_args!(
+                "stream {id} is connected to {target} again, {seconds:.1} s later"
+            ));
+        }
+    }
+
+    /// Bytes of tokens that targets have sent so far.
+    async fn arrived_bytes(&self) -> u64 {
+        let (id, commands) = (self.id, self.context.commands.clone());
+        let ask = move || commands.call(|reply| Command::Stream(id, reply));
+        let counters = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
+        counters.map_or(0, |report| report.counters.wire_bytes)
+    }
+
+    /// Tries until the target is back and takes us; gives the stream up when that lasts too long, or when
+    /// it is refused for a reason that stays.
+    async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
+        let useless = format!("target {} takes connections, and all fail", self.request.target);
+        let mut error = Error::unreachable(useless);
+        while !patience.is_over() {
+            patience.pause().await;
+            match self.try_once().await {
+                Ok(session) => return Some(session),
+                Err(failed) => error = failed,
+            }
+            if !error.is_transient() {
+                break;
+            }
+        }
+        self.signals.abandon(CONNECTION, error.parts().0);
+        None
+    }
+
+    async fn try_once(&mut self) -> Result<Session, Error> {
+        let control = TargetControl::connect(&self.request.target, &self.request.token).await?;
+        self.connect(&control).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_full_may_have_room_later() {
+        let full = EngineError::Limit { what: "bytes of registers", need: 2, have: 1 };
+        let busy = EngineError::Unavailable("is overloaded: its queue is full");
+        let full_pool =
+            nic::pool::PoolError::Full { len: 2, align: 1, free: 1, largest: 1, size: 9 };
+        let out = EngineError::Pool(full_pool);
+        for error in [full, busy, out] {
+            assert!(engine_error(error).is_transient());
+        }
+        let source = std::io::ErrorKind::PermissionDenied.into();
+        assert!(!engine_error(EngineError::Os { what: "eventfd", source }).is_transient());
+    }
+}

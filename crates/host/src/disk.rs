@@ -1,0 +1,511 @@
+//! The disk: reads from files into registered memory through an io_uring.
+//!
+//! One ring serves one thread. Reads wait in the submission queue until [`UringDisk::flush`] or the next
+//! [`Disk::poll`] hands them to the kernel together; the ring's descriptor is readable when one has
+//! ended, so a thread can sleep on it beside a socket.
+//!
+//! - The memory is registered with the ring, so the kernel pins it once and not for every read.
+//!   Where that is refused (locked-memory limit) reads go through ordinary addresses, and
+//!   [`UringDisk::why_unregistered`] says why.
+//! - Destinations are checked against the memory and direct reads against
+//!   [`DIRECT_ALIGN`]; what fails is answered with a fault and never reaches the kernel.
+//! - A read that the kernel stops half-way is continued until the file ends.
+//! - The disk holds the owner of the memory: it is unmapped only after the last read has ended, even
+//!   when the pool that it belongs to is dropped first.
+//! - Reads under way are bounded by the depth. A file stays open while reads on it are.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use thiserror::Error;
+use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
+
+/// Most reads under way in one ring.
+pub const MAX_DEPTH: u32 = 4096;
+
+/// Most files open in one ring.
+pub const MAX_FILES: usize = 65_536;
+
+/// Longest single buffer that a ring registers; larger memory is registered in pieces.
+const FIXED_BYTES: u64 = 1 << 30;
+
+/// How often a read that makes no progress is tried again before that is a fault.
+const MAX_RETRIES: u8 = 64;
+
+/// Whether reads of a file go through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoMode {
+    /// From the device straight into registered memory (O_DIRECT).
+    Direct,
+    /// Through the page cache, with one more copy by the CPU.
+    Buffered,
+}
+
+impl fmt::Display for IoMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoMode::Direct => "direct",
+            IoMode::Buffered => "buffered",
+        })
+    }
+}
+
+/// Which [`IoMode`] to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// Direct where the file system can, buffered otherwise.
+    #[default]
+    Auto,
+    /// Direct or not at all.
+    Direct,
+    /// Buffered.
+    Buffered,
+}
+
+/// Why a ring or a file of it could not be had.
+#[derive(Debug, Error)]
+pub enum DiskError {
+    /// No io_uring.
+    #[error("no io_uring: {source}; hint: {hint}")]
+    Unavailable {
+        /// The kernel's error.
+        source: io::Error,
+        /// What to try.
+        hint: &'static str,
+    },
+    /// A depth of zero or beyond [`MAX_DEPTH`].
+    #[error("queue depth {0} is not in 1..={MAX_DEPTH}")]
+    BadDepth(u32),
+    /// The file's length cannot be found out.
+    #[error("length of the file: {0}")]
+    Stat(io::Error),
+    /// [`MAX_FILES`] are open, or all numbers are used up.
+    #[error("{0} files are open, which is the most")]
+    TooManyFiles(usize),
+    /// No such file.
+    #[error("file {0} is not open")]
+    NoFile(u32),
+    /// Reads on the file are under way.
+    #[error("file {file}: {reads} reads are under way")]
+    Busy {
+        /// The file.
+        file: u32,
+        /// How many.
+        reads: u32,
+    },
+}
+
+/// What a disk has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// Reads that ended well.
+    pub reads: u64,
+    /// Bytes that they brought.
+    pub bytes: u64,
+    /// Reads that ended with an error of the kernel.
+    pub faults: u64,
+    /// Reads refused before the kernel saw them: misaligned, outside the memory, no such file.
+    pub refused: u64,
+    /// Continuations of reads that had stopped half-way.
+    pub continued: u64,
+    /// Repetitions of reads that had been interrupted.
+    pub retried: u64,
+    /// Calls that handed reads to the kernel.
+    pub syscalls: u64,
+    /// Such calls that the kernel refused; they are made again.
+    pub submit_errors: u64,
+}
+
+/// The memory that reads may fill: a range of addresses and what keeps it mapped.
+#[derive(Clone, Debug)]
+pub struct DiskMemory {
+    base: u64,
+    len: u64,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl DiskMemory {
+    /// The `len` bytes at address `base`.
+    ///
+    /// # Safety
+    /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds a
+    /// reference into the destination of a read from [`Disk::submit`] until its answer.
+    pub unsafe fn new(base: u64, len: u64, owner: Arc<dyn Any + Send + Sync>) -> DiskMemory {
+        DiskMemory { base, len, owner }
+    }
+
+    fn contains(&self, addr: u64, len: u64) -> bool {
+        addr.checked_sub(self.base)
+            .and_then(|at| at.checked_add(len))
+            .is_some_and(|end| end <= self.len)
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+struct File {
+    fd: OwnedFd,
+    mode: IoMode,
+    /// Length when it was added; reads that stop there are complete.
+    size: u64,
+    reads: u32,
+}
+
+/// A read under way.
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    read: DiskRead,
+    /// Bytes read so far.
+    done: u32,
+    retries: u8,
+}
+
+/// A [`Disk`] on an io_uring.
+pub struct UringDisk {
+    /// Before the memory, so that it is closed first.
+    ring: IoUring,
+    memory: DiskMemory,
+    why_unregistered: Option<String>,
+    files: BTreeMap<FileId, File>,
+    next_file: u32,
+    /// By the user data of the ring's entries.
+    active: Vec<Option<Active>>,
+    free: Vec<u32>,
+    /// Reads that failed a check and wait to be reported; with the active ones never more than the depth.
+    refused: VecDeque<DiskDone>,
+    /// Entries in the submission queue that the kernel has not seen.
+    unsubmitted: usize,
+    counters: DiskCounters,
+}
+
+impl UringDisk {
+    /// A ring of `depth` reads into `memory`.
+    pub fn new(memory: DiskMemory, depth: u32) -> Result<UringDisk, DiskError> {
+        if depth == 0 || depth > MAX_DEPTH {
+            return Err(DiskError::BadDepth(depth));
+        }
+        let ring = IoUring::new(depth).map_err(unavailable)?;
+        let why_unregistered = register(&ring, &memory).err();
+        Ok(UringDisk {
+            ring,
+            memory,
+            why_unregistered,
+            files: BTreeMap::new(),
+            next_file: 0,
+            active: vec![None; depth as usize],
+            free: (0..depth).rev().collect(),
+            refused: VecDeque::with_capacity(depth as usize),
+            unsubmitted: 0,
+            counters: DiskCounters::default(),
+        })
+    }
+
+    /// Takes over an open file. `mode` says whether it was opened with O_DIRECT.
+    pub fn add_file(&mut self, fd: OwnedFd, mode: IoMode) -> Result<FileId, DiskError> {
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| DiskError::Stat(errno.into()))?;
+        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        // The length of anything else is unknown: its end shows when nothing more comes.
+        let size = if regular { stat.st_size.max(0) as u64 } else { u64::MAX };
+        self.add_file_of(fd, mode, size)
+    }
+
+    /// The same for a file whose length is known: no system call.
+    pub fn add_file_of(
+        &mut self,
+        fd: OwnedFd,
+        mode: IoMode,
+        size: u64,
+    ) -> Result<FileId, DiskError> {
+        if self.files.len() >= MAX_FILES || self.next_file == u32::MAX {
+            return Err(DiskError::TooManyFiles(self.files.len()));
+        }
+        let id = FileId(self.next_file);
+        self.next_file += 1;
+        self.files.insert(id, File { fd, mode, size, reads: 0 });
+        Ok(id)
+    }
+
+    /// Gives back a file on which no read is under way.
+    pub fn remove_file(&mut self, id: FileId) -> Result<OwnedFd, DiskError> {
+        if let Some(&File { reads: reads @ 1.., .. }) = self.files.get(&id) {
+            return Err(DiskError::Busy { file: id.0, reads });
+        }
+        self.files.remove(&id).map(|file| file.fd).ok_or(DiskError::NoFile(id.0))
+    }
+
+    /// Hands waiting reads to the kernel, all in one call. Returns whether it took any.
+    pub fn flush(&mut self) -> bool {
+        let before = self.unsubmitted;
+        while self.unsubmitted > 0 {
+            self.counters.syscalls += 1;
+            match self.ring.submit() {
+                Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken.max(1)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    // Out of memory or of completion space for the moment: the next call tries again.
+                    self.counters.submit_errors += 1;
+                    break;
+                }
+            }
+        }
+        self.unsubmitted < before
+    }
+
+    /// Readable when a read has ended.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &DiskCounters {
+        &self.counters
+    }
+
+    /// Reads taken and not answered yet.
+    pub fn in_flight(&self) -> usize {
+        self.active.len() - self.free.len() + self.refused.len()
+    }
+
+    /// Why the kernel pins the destination anew for each read, if it does.
+    pub fn why_unregistered(&self) -> Option<&str> {
+        self.why_unregistered.as_deref()
+    }
+
+    /// The errno with which a read can be refused before the kernel sees it.
+    fn check(&self, read: &DiskRead) -> Result<(), i32> {
+        let file = self.files.get(&read.file).ok_or(libc::EBADF)?;
+        let end = read.offset.checked_add(u64::from(read.len)).ok_or(libc::EINVAL)?;
+        if end > i64::MAX as u64 {
+            return Err(libc::EINVAL);
+        }
+        if !self.memory.contains(read.addr, u64::from(read.len)) {
+            return Err(libc::EFAULT);
+        }
+        let aligned = (read.offset | u64::from(read.len) | read.addr).is_multiple_of(DIRECT_ALIGN);
+        if file.mode == IoMode::Direct && !aligned { Err(libc::EINVAL) } else { Ok(()) }
+    }
+
+    /// Puts what is left of a read into the submission queue.
+    fn push(&mut self, slot: u32, active: Active) -> Result<(), i32> {
+        let fd = self.files.get(&active.read.file).ok_or(libc::EBADF)?.fd.as_raw_fd();
+        let entry = self.entry(fd, &active).user_data(u64::from(slot));
+        // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
+        // read is answered; until then it belongs to the disk by the contract of `Disk`. The
+        // descriptor is open: `remove_file` refuses while reads on the file are under way.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        // The queue has room for as many entries as there are slots.
+        pushed.map_err(|_| libc::EBUSY)?;
+        self.unsubmitted += 1;
+        Ok(())
+    }
+
+    fn entry(&self, fd: i32, active: &Active) -> squeue::Entry {
+        let Active { read, done, .. } = active;
+        let (addr, len) = (read.addr + u64::from(*done), read.len - done);
+        let offset = read.offset + u64::from(*done);
+        let place = addr - self.memory.base;
+        let buffer = place / FIXED_BYTES;
+        let whole = place % FIXED_BYTES + u64::from(len) <= FIXED_BYTES;
+        if self.why_unregistered.is_none() && whole {
+            let read = opcode::ReadFixed::new(types::Fd(fd), addr as *mut u8, len, buffer as u16);
+            read.offset(offset).build()
+        } else {
+            opcode::Read::new(types::Fd(fd), addr as *mut u8, len).offset(offset).build()
+        }
+    }
+
+    /// Deals with one answer of the kernel: either the read is over, or it goes on.
+    fn advance(&mut self, slot: u32, result: i32) -> Option<DiskDone> {
+        let active = self.active.get_mut(slot as usize)?.as_mut()?;
+        let outcome = step(active, self.files.get(&active.read.file), result);
+        let active = *active;
+        let result = match outcome {
+            Step::Over(result) => result,
+            Step::Again => {
+                self.counters.retried += 1;
+                self.push(slot, active).err().map(fault)?
+            }
+            Step::Continue => {
+                self.counters.continued += 1;
+                self.push(slot, active).err().map(fault)?
+            }
+        };
+        Some(self.finish(slot, active.read, result))
+    }
+
+    fn finish(&mut self, slot: u32, read: DiskRead, result: Result<u32, DiskFault>) -> DiskDone {
+        self.active[slot as usize] = None;
+        self.free.push(slot);
+        if let Some(file) = self.files.get_mut(&read.file) {
+            file.reads -= 1;
+        }
+        match result {
+            Ok(bytes) => {
+                self.counters.reads += 1;
+                self.counters.bytes += u64::from(bytes);
+            }
+            Err(_) => self.counters.faults += 1,
+        }
+        DiskDone { tag: read.tag, result }
+    }
+
+    /// The next read that is over, without handing anything to the kernel.
+    fn reap(&mut self) -> Option<DiskDone> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            let done = self.advance(entry.user_data() as u32, entry.result());
+            if done.is_some() {
+                return done;
+            }
+        }
+    }
+
+    /// Waits until the kernel writes nothing more. False when it cannot be waited for.
+    fn settle(&mut self) -> bool {
+        while self.free.len() < self.active.len() {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => while self.reap().is_some() {},
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+impl Disk for UringDisk {
+    fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead> {
+        if self.in_flight() >= self.active.len() {
+            return Err(read);
+        }
+        let Some(slot) = self.free.pop() else {
+            return Err(read);
+        };
+        let active = Active { read, done: 0, retries: 0 };
+        if let Err(errno) = self.check(&read).and_then(|()| self.push(slot, active)) {
+            self.free.push(slot);
+            self.counters.refused += 1;
+            self.refused.push_back(DiskDone { tag: read.tag, result: fault(errno) });
+            return Ok(());
+        }
+        self.active[slot as usize] = Some(active);
+        if let Some(file) = self.files.get_mut(&read.file) {
+            file.reads += 1;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<DiskDone> {
+        loop {
+            if let Some(done) = self.refused.pop_front().or_else(|| self.reap()) {
+                return Some(done);
+            }
+            if !self.flush() {
+                return None;
+            }
+        }
+    }
+
+    fn len_now(&self, file: FileId) -> Option<u64> {
+        let stat = rustix::fs::fstat(&self.files.get(&file)?.fd).ok()?;
+        u64::try_from(stat.st_size).ok()
+    }
+}
+
+impl Drop for UringDisk {
+    fn drop(&mut self) {
+        if !self.settle() {
+            // Nobody knows when the kernel stops writing, so the memory must stay mapped for good.
+            std::mem::forget(Arc::clone(&self.memory.owner));
+        }
+    }
+}
+
+impl fmt::Debug for UringDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UringDisk")
+            .field("files", &self.files.len())
+            .field("in_flight", &self.in_flight())
+            .field("why_unregistered", &self.why_unregistered)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an answer of the kernel means for its read.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// It is answered.
+    Over(Result<u32, DiskFault>),
+    /// The rest has to be read.
+    Continue,
+    /// Nothing came, but may come.
+    Again,
+}
+
+/// Takes in `result`, a byte count or a negative errno.
+fn step(active: &mut Active, file: Option<&File>, result: i32) -> Step {
+    let Ok(bytes) = u32::try_from(result) else {
+        let errno = result.saturating_neg();
+        let transient = matches!(errno, libc::EINTR | libc::EAGAIN) && active.retries < MAX_RETRIES;
+        active.retries = active.retries.saturating_add(1);
+        return if transient { Step::Again } else { Step::Over(fault(errno)) };
+    };
+    active.retries = 0;
+    active.done = active.done.saturating_add(bytes).min(active.read.len);
+    let Active { read, done, .. } = *active;
+    let (mode, size) = file.map_or((IoMode::Buffered, 0), |file| (file.mode, file.size));
+    let at_end = bytes == 0 || read.offset + u64::from(done) >= size;
+    // A direct read that stops off the grid has met the end of a file that was cut meanwhile.
+    let off_grid = mode == IoMode::Direct && !u64::from(done).is_multiple_of(DIRECT_ALIGN);
+    if done == read.len || at_end || off_grid { Step::Over(Ok(done)) } else { Step::Continue }
+}
+
+fn fault(errno: i32) -> Result<u32, DiskFault> {
+    Err(DiskFault::Io(errno))
+}
+
+/// Makes a small ring and drops it again: whether disks can be had on this machine.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn probe() -> io::Result<()> {
+    IoUring::new(2).map(drop)
+}
+
+fn unavailable(source: io::Error) -> DiskError {
+    let hint = match source.raw_os_error() {
+        Some(libc::ENOSYS) => "the kernel is older than 5.6 or was built without io_uring",
+        Some(libc::EPERM | libc::EACCES) => {
+            "allow it: sysctl kernel.io_uring_disabled=0, and in containers a seccomp profile with io_uring"
+        }
+        Some(libc::ENOMEM) => "raise the locked-memory limit (ulimit -l)",
+        _ => "see io_uring_setup(2)",
+    };
+    DiskError::Unavailable { source, hint }
+}
+
+/// Registers the memory in pieces of [`FIXED_BYTES`], or says why not.
+fn register(ring: &IoUring, memory: &DiskMemory) -> Result<(), String> {
+    let end = memory.base + memory.len;
+    let pieces = (memory.base..end).step_by(FIXED_BYTES as usize).map(|start| libc::iovec {
+        iov_base: start as *mut libc::c_void,
+        iov_len: (end - start).min(FIXED_BYTES) as usize,
+    });
+    let pieces: Vec<libc::iovec> = pieces.collect();
+    // SAFETY: the pieces tile the memory, which the disk keeps mapped for as long as the ring exists.
+    unsafe { ring.submitter().register_buffers(&pieces) }.map_err(|error| {
+        let hint = match error.raw_os_error() {
+            Some(libc::ENOMEM) => "; hint: raise the locked-memory limit (ulimit -l)",
+            _ => "",
+        };
+        format!("the kernel would not register {} bytes: {error}{hint}", memory.len)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! The host ring: batches written once into memory that the trainer maps.
+//!
+//! One [`Producer`] (the DPU process; on real hardware a DMA engine does its copies) and one
+//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, handed over as [`RingFds`].
+//! Either may be killed at any instant; the other finds out through the Unix socket that they were
+//! handed over on ([`attach`](crate::attach)). Slots carry whole batches. They are published in
+//! order and come back in any order:
+//!
+//! ```text
+//!   FREE --free_slot--> FILLING --publish--> READY --next--> HELD --last view dropped--> FREE
+//!        (producer's private state)        (descriptor)    (consumer)   (release word per slot)
+//! ```
+//!
+//! A publication goes into *any* free slot and its descriptor says which, so one view that is kept
+//! for long costs one slot and never blocks the others.
+//!
+//! Rules:
+//! - Only the producer can write the data file: it is sealed against later writable mappings. All
+//!   that a consumer can change is its sleep word, its release words and the eventfd; the producer
+//!   compares those with what it knows and counts what no honest consumer writes (C7). A lying
+//!   consumer gets its own slots overwritten early, nothing else.
+//! - The consumer checks every number that it takes from the producer before it is used.
+//! - Nothing queues: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
+//!
+//! `layout` says where words stand, `map` owns the memory, `wake` is the wake-up protocol.
+
+mod consumer;
+mod error;
+mod layout;
+mod map;
+mod producer;
+mod wake;
+
+#[cfg(test)]
+mod tests;
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+pub use consumer::{BatchView, Batches, Consumer, ConsumerCounters, SlotView};
+pub use error::{AttachRefusal, DescriptorFault, RingError};
+pub use layout::{
+    Geometry, MAX_END_TEXT_BYTES, MAX_RING_BYTES, MAX_SLOT_BYTES, MAX_SLOTS, MIN_SLOT_BYTES,
+    RingFile, SlotMeta, VERSION,
+};
+pub use producer::{Producer, ProducerCounters, SlotIndex};
+
+/// Size of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingConfig {
+    /// Slots, 1 to [`MAX_SLOTS`].
+    pub slots: u32,
+    /// Bytes of each slot: a multiple of [`MIN_SLOT_BYTES`], at most [`MAX_SLOT_BYTES`]. No batch may
+    /// be larger.
+    pub slot_bytes: u64,
+}
+
+impl Default for RingConfig {
+    /// 32 slots of 1 MiB.
+    fn default() -> RingConfig {
+        RingConfig { slots: 32, slot_bytes: 1 << 20 }
+    }
+}
+
+/// What the consumer needs to attach: pass these over the Unix socket, in this order.
+#[derive(Debug)]
+pub struct RingFds {
+    /// Header, descriptors and slots.
+    pub data: OwnedFd,
+    /// Release words and sleep word.
+    pub credit: OwnedFd,
+    /// eventfd that the consumer signals when the producer waits for a slot.
+    pub doorbell: OwnedFd,
+}
+
+impl RingFds {
+    /// How many descriptors there are.
+    pub const COUNT: usize = 3;
+
+    /// The descriptors in the order in which they are passed.
+    pub fn to_pass(&self) -> [BorrowedFd<'_>; RingFds::COUNT] {
+        [self.data.as_fd(), self.credit.as_fd(), self.doorbell.as_fd()]
+    }
+}
+
+impl From<[OwnedFd; RingFds::COUNT]> for RingFds {
+    fn from([data, credit, doorbell]: [OwnedFd; RingFds::COUNT]) -> RingFds {
+        RingFds { data, credit, doorbell }
+    }
+}
+
+/// Why a producer ended a stream: the codes of [`Producer::fail`]. They are stable, because consumers of
+/// another version may read them.
+pub mod codes {
+    /// A token does not fit the type to deliver.
+    pub const DATA: u32 = 1;
+    /// The target cannot deliver the file any more.
+    pub const STORAGE: u32 = 2;
+    /// A target could not be reached any more.
+    pub const PEER: u32 = 3;
+    /// The DPU was asked to stop.
+    pub const STOPPED: u32 = 4;
+}
+
+/// CRC32C of `payload`, as it goes into [`SlotMeta::crc32c`].
+pub fn checksum(payload: &[u8]) -> u32 {
+    crc32c::crc32c(payload)
+}

@@ -1,0 +1,459 @@
+//! One process, both ends: what must hold whatever the pace and the order of drops.
+
+#![allow(clippy::unwrap_used)]
+
+use std::thread;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::*;
+use crate::attach::Connection;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// SplitMix64: named, seedable, four lines.
+#[derive(Clone)]
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+/// Both ends of a ring; the connection stands for the producer's life.
+fn ring(slots: u32, slot_bytes: u64) -> (Producer, Consumer, Connection) {
+    let (producer, fds) = Producer::create(RingConfig { slots, slot_bytes }).unwrap();
+    let (ours, theirs) = Connection::pair().unwrap();
+    let consumer = Consumer::attach(fds, theirs.liveness().unwrap()).unwrap();
+    (producer, consumer, ours)
+}
+
+fn one_batch(bytes: u64, number: u64) -> SlotMeta {
+    SlotMeta { bytes, first_batch: number, batch_count: 1, batch_bytes: bytes, crc32c: None }
+}
+
+fn publish_u64(producer: &mut Producer, value: u64) {
+    let slot = producer.free_slot().unwrap();
+    producer.write(slot, 0, &value.to_le_bytes()).unwrap();
+    producer.publish(slot, one_batch(8, value)).unwrap();
+}
+
+/// Waits for a slot the way an engine does.
+fn wait_for_slot(producer: &mut Producer) -> SlotIndex {
+    loop {
+        if let Some(slot) = producer.free_slot() {
+            return slot;
+        }
+        if producer.arm_credit_wakeup() {
+            let mut poll = [PollFd::from_borrowed_fd(producer.credit_fd(), PollFlags::IN)];
+            let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+            let ready = rustix::event::poll(&mut poll, Some(&limit)).unwrap();
+            producer.disarm_credit_wakeup();
+            assert_ne!(ready, 0, "no credit came back");
+        }
+    }
+}
+
+/// The payload of publication `sequence` under `seed`, and its description.
+fn payload(seed: u64, sequence: u64, slot_bytes: usize) -> (Vec<u8>, SlotMeta) {
+    let mut rng = Rng(seed ^ sequence.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let bytes = 1 + rng.below(slot_bytes);
+    let batch_bytes = 1 + rng.below(bytes);
+    let batch_count = bytes.div_ceil(batch_bytes) as u32;
+    let data: Vec<u8> =
+        (0..bytes.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).take(bytes).collect();
+    let crc32c = rng.next().is_multiple_of(2).then(|| checksum(&data));
+    let meta = SlotMeta {
+        bytes: bytes as u64,
+        first_batch: sequence * 1_000_000,
+        batch_count,
+        batch_bytes: batch_bytes as u64,
+        crc32c,
+    };
+    (data, meta)
+}
+
+fn pause(rng: &mut Rng) {
+    match rng.below(8) {
+        0 => thread::sleep(Duration::from_micros(rng.next() % 200)),
+        1 | 2 => thread::yield_now(),
+        _ => {}
+    }
+}
+
+/// Publishes `count` slots in random pieces, often several slots under way at once.
+fn produce(mut producer: Producer, seed: u64, count: u64) -> Producer {
+    let mut rng = Rng(seed);
+    let slot_bytes = producer.geometry().slot_bytes();
+    for sequence in 0..count {
+        let slot = wait_for_slot(&mut producer);
+        let spare = producer.free_slot();
+        let (data, meta) = payload(seed, sequence, slot_bytes);
+        let cut = rng.below(data.len());
+        producer.write(slot, cut, &data[cut..]).unwrap();
+        if rng.next().is_multiple_of(2) {
+            producer.slot_mut(slot).unwrap()[..cut].copy_from_slice(&data[..cut]);
+        } else {
+            producer.write(slot, 0, &data[..cut]).unwrap();
+        }
+        assert_eq!(producer.publish(slot, meta), Ok(sequence));
+        if let Some(spare) = spare {
+            producer.abandon(spare).unwrap();
+        }
+        producer.doorbell_if_needed(rng.below(4) as u32);
+        pause(&mut rng);
+    }
+    producer.finish();
+    producer
+}
+
+/// Checks a batch against what it must hold; called when it is dropped, so that an early overwrite
+/// shows.
+fn check_batch(batch: &BatchView, seed: u64, slot_bytes: usize) {
+    let sequence = batch.number() / 1_000_000;
+    let index = (batch.number() % 1_000_000) as usize;
+    let (data, meta) = payload(seed, sequence, slot_bytes);
+    let expected = data.chunks(meta.batch_bytes as usize).nth(index).unwrap();
+    assert!(**batch == *expected, "batch {} differs", batch.number());
+}
+
+/// Takes everything, keeps views of up to all slots but one, and drops them in random order, some on
+/// another thread.
+fn consume(mut consumer: Consumer, seed: u64, count: u64) -> Consumer {
+    let mut rng = Rng(seed ^ 0xc0de);
+    let slot_bytes = consumer.geometry().slot_bytes();
+    let keep = consumer.geometry().slots() as usize - 1;
+    consumer.set_verify(true);
+    let (send, elsewhere) = std::sync::mpsc::channel::<Vec<BatchView>>();
+    let dropper = thread::spawn(move || {
+        for batches in elsewhere {
+            batches.iter().for_each(|batch| check_batch(batch, seed, slot_bytes));
+        }
+    });
+    let mut kept: Vec<Vec<BatchView>> = Vec::new();
+    for sequence in 0..count {
+        let view = consumer.next(LONG).unwrap().unwrap();
+        assert_eq!(view.sequence(), sequence);
+        let (data, meta) = payload(seed, sequence, slot_bytes);
+        assert_eq!(view.meta(), meta);
+        assert!(*view == *data);
+        assert_eq!(view.batches().len(), meta.batch_count as usize);
+        kept.push(view.batches().take(3).chain(view.batches().last()).collect());
+        drop(view);
+        while kept.len() > keep || (!kept.is_empty() && rng.below(3) == 0) {
+            let batches = kept.swap_remove(rng.below(kept.len()));
+            if rng.next().is_multiple_of(4) {
+                send.send(batches).unwrap();
+            } else {
+                batches.iter().for_each(|batch| check_batch(batch, seed, slot_bytes));
+            }
+        }
+        pause(&mut rng);
+    }
+    assert!(consumer.next(LONG).unwrap().is_none());
+    drop((kept, send));
+    dropper.join().unwrap();
+    consumer
+}
+
+#[test]
+fn every_byte_arrives_and_no_slot_leaks() {
+    let seeds = match std::env::var("DQUANT_SEED") {
+        Ok(seed) => vec![seed.parse().expect("DQUANT_SEED is a number")],
+        Err(_) => (0..24).collect(),
+    };
+    for seed in seeds {
+        println!("replay: DQUANT_SEED={seed} cargo test -p host every_byte_arrives");
+        let mut rng = Rng(seed);
+        let slots = 1 + rng.below(6) as u32;
+        let (producer, consumer, _life) = ring(slots, 4096 * (1 + rng.next() % 3));
+        let writer = thread::spawn(move || produce(producer, seed, 150));
+        let consumer = consume(consumer, seed, 150);
+        let mut producer = writer.join().unwrap();
+        let free = std::iter::from_fn(|| producer.free_slot()).count();
+        assert_eq!(free, slots as usize, "slots leaked");
+        let (made, taken) = (producer.counters(), consumer.counters());
+        assert_eq!((made.slots, made.bytes), (taken.slots, taken.bytes));
+        assert_eq!((made.bad_release_words, made.bad_sleep_words), (0, 0));
+    }
+}
+
+/// A million sleeps, wakes and credits at full speed. A lost wake-up would end in the slice timer,
+/// which `unrung` counts; a few come from the scheduler.
+#[test]
+fn a_million_slots_without_lost_wakeups() {
+    const COUNT: u64 = 1_000_000;
+    let (mut producer, mut consumer, _life) = ring(4, 4096);
+    let writer = thread::spawn(move || {
+        for value in 0..COUNT {
+            let slot = wait_for_slot(&mut producer);
+            producer.write(slot, 0, &value.to_le_bytes()).unwrap();
+            producer.publish(slot, one_batch(8, value)).unwrap();
+            producer.doorbell_if_needed(1 + (value % 3) as u32);
+        }
+        producer.finish();
+        producer.counters()
+    });
+    let mut expected = 0u64;
+    while let Some(view) = consumer.next(LONG).unwrap() {
+        assert_eq!(*view, expected.to_le_bytes());
+        expected += 1;
+    }
+    assert_eq!(expected, COUNT);
+    let (made, taken) = (writer.join().unwrap(), consumer.counters());
+    println!("{made:?}\n{taken:?}");
+    assert!(taken.unrung * 100 < COUNT / 100, "{} lost wake-ups", taken.unrung);
+}
+
+#[test]
+fn a_kept_view_costs_one_slot_and_blocks_nothing() {
+    let (mut producer, mut consumer, _life) = ring(3, 4096);
+    publish_u64(&mut producer, 0);
+    let kept = consumer.next(LONG).unwrap().unwrap();
+    for value in 1..100 {
+        publish_u64(&mut producer, value);
+        assert_eq!(*consumer.next(LONG).unwrap().unwrap(), value.to_le_bytes());
+    }
+    assert_eq!(*kept, 0u64.to_le_bytes());
+    publish_u64(&mut producer, 100);
+    publish_u64(&mut producer, 101);
+    assert_eq!(producer.free_slot(), None);
+    drop(kept);
+    assert!(producer.free_slot().is_some());
+}
+
+#[test]
+fn a_batch_keeps_its_slot_and_the_mapping() {
+    let (mut producer, mut consumer, life) = ring(1, 4096);
+    let slot = producer.free_slot().unwrap();
+    producer.write(slot, 0, b"aaaabbbbcc").unwrap();
+    let meta =
+        SlotMeta { bytes: 10, first_batch: 40, batch_count: 3, batch_bytes: 4, crc32c: None };
+    producer.publish(slot, meta).unwrap();
+    let view = consumer.next(LONG).unwrap().unwrap();
+    let batches: Vec<BatchView> = view.batches().collect();
+    let found: Vec<(u64, &[u8])> = batches.iter().map(|b| (b.number(), &**b)).collect();
+    assert_eq!(found, [(40, &b"aaaa"[..]), (41, b"bbbb"), (42, b"cc")]);
+    let last = batches[2].clone();
+    drop((view, batches));
+    assert_eq!(producer.free_slot(), None);
+    drop((consumer, life));
+    assert_eq!(*last, *b"cc");
+    thread::spawn(move || drop(last)).join().unwrap();
+    assert_eq!(producer.free_slot(), Some(slot));
+}
+
+#[test]
+fn endings_come_after_the_slots() {
+    let (mut producer, mut consumer, _life) = ring(2, 4096);
+    publish_u64(&mut producer, 7);
+    let long = "é".repeat(MAX_END_TEXT_BYTES);
+    producer.fail(42, &long);
+    producer.finish();
+    assert_eq!(*consumer.next(LONG).unwrap().unwrap(), 7u64.to_le_bytes());
+    for _ in 0..2 {
+        match consumer.next(LONG) {
+            Err(RingError::StreamFailed { code: 42, message }) => {
+                assert_eq!(message, "é".repeat(MAX_END_TEXT_BYTES / 2));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let slot = producer.free_slot().unwrap();
+    assert_eq!(producer.publish(slot, one_batch(8, 0)), Err(RingError::Ended));
+}
+
+#[test]
+fn waiting_ends_in_time_and_goes_on_afterwards() {
+    let (mut producer, mut consumer, _life) = ring(2, 4096);
+    for wait in [Duration::ZERO, Duration::from_millis(3), Duration::from_millis(150)] {
+        assert!(consumer.next(wait).unwrap_err().is_timeout());
+    }
+    publish_u64(&mut producer, 1);
+    assert!(consumer.next(Duration::ZERO).unwrap().is_some());
+}
+
+#[test]
+fn a_hung_up_producer_is_told_after_its_last_slot() {
+    let (mut producer, mut consumer, life) = ring(2, 4096);
+    publish_u64(&mut producer, 1);
+    drop((producer, life));
+    assert!(consumer.next(LONG).unwrap().is_some());
+    let died = RingError::ProducerDied { taken: 1 };
+    assert_eq!(consumer.next(LONG).unwrap_err(), died);
+    assert_eq!(consumer.next(LONG).unwrap_err(), died);
+}
+
+#[test]
+fn a_damaged_payload_is_found_when_asked_for() {
+    let (mut producer, mut consumer, _life) = ring(1, 4096);
+    consumer.set_verify(true);
+    let slot = producer.free_slot().unwrap();
+    let meta = SlotMeta { crc32c: Some(checksum(b"12345678") ^ 1), ..one_batch(8, 0) };
+    producer.write(slot, 0, b"12345678").unwrap();
+    producer.publish(slot, meta).unwrap();
+    let fault = consumer.next(LONG).unwrap_err();
+    assert_eq!(fault.reason(), "bad_descriptor");
+    assert!(fault.to_string().contains("CRC32C"), "{fault}");
+}
+
+#[test]
+fn misuse_by_the_engine_is_refused() {
+    let (mut producer, _consumer, _life) = ring(1, 4096);
+    let slot = producer.free_slot().unwrap();
+    let reasons: Vec<&str> = [(4096, 1), (usize::MAX, 1), (0, 4097)]
+        .map(|(offset, len)| producer.write(slot, offset, &vec![0; len]).unwrap_err().reason())
+        .to_vec();
+    assert_eq!(reasons, ["out_of_slot"; 3]);
+    for meta in [
+        one_batch(0, 0),
+        one_batch(4097, 0),
+        one_batch(8, u64::MAX),
+        SlotMeta { batch_count: 2, ..one_batch(8, 0) },
+        SlotMeta { batch_bytes: 0, ..one_batch(8, 0) },
+    ] {
+        assert_eq!(producer.publish(slot, meta).unwrap_err().reason(), "bad_meta");
+    }
+    producer.abandon(slot).unwrap();
+    let not_filling = Err(RingError::NotFilling { slot: 0 });
+    assert_eq!(producer.write(slot, 0, b"x"), not_filling);
+    assert_eq!(producer.abandon(slot), not_filling);
+}
+
+#[test]
+fn the_doorbell_can_ring_late() {
+    let (mut producer, mut consumer, _life) = ring(4, 4096);
+    let waiter = thread::spawn(move || consumer.next(LONG).map(|view| view.is_some()));
+    while producer.words().sleep_word() == 0 {
+        thread::yield_now();
+    }
+    publish_u64(&mut producer, 0);
+    let early = producer.doorbell_if_needed(2);
+    publish_u64(&mut producer, 1);
+    let late = producer.doorbell_if_needed(2);
+    assert_eq!(waiter.join().unwrap(), Ok(true));
+    // The consumer's own look at the producer's life may come first; it needs no ring then.
+    assert!(!early);
+    println!("rung: {late}");
+}
+
+/// A data file over which a test writes what it likes.
+fn forged(words: &[[u64; layout::DESCRIPTOR_WORDS]], produced: u64) -> (Consumer, Connection) {
+    let geometry = Geometry::new(2, 4096).unwrap();
+    let header = layout::Header { geometry, nonce: 1 };
+    let data = map::create_file("forged", geometry.data_bytes()).unwrap();
+    let credit = map::create_file("forged", geometry.credit_bytes()).unwrap();
+    let put = |fd: &OwnedFd, at: usize, bytes: &[u8]| {
+        assert_eq!(rustix::io::pwrite(fd, bytes, at as u64).unwrap(), bytes.len());
+    };
+    put(&data, 0, &header.encode(RingFile::Data));
+    put(&credit, 0, &header.encode(RingFile::Credit));
+    put(&data, layout::PRODUCED_AT, &produced.to_ne_bytes());
+    for (i, word) in words.iter().flatten().enumerate() {
+        put(&data, geometry.descriptor_at(0) + 8 * i, &word.to_ne_bytes());
+    }
+    map::seal(&data, true).unwrap();
+    map::seal(&credit, false).unwrap();
+    let doorbell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let (ours, theirs) = Connection::pair().unwrap();
+    let fds = RingFds { data, credit, doorbell };
+    (Consumer::attach(fds, theirs.liveness().unwrap()).unwrap(), ours)
+}
+
+#[test]
+fn impossible_counters_are_refused() {
+    for produced in [3, u64::MAX, 1 << 32] {
+        let (mut consumer, _life) = forged(&[], produced);
+        let fault = consumer.next(LONG).unwrap_err();
+        assert_eq!(fault, RingError::BadCounter { produced, taken: 0, slots: 2 });
+    }
+}
+
+#[test]
+fn a_slot_published_twice_is_refused() {
+    let meta = one_batch(8, 0);
+    let descriptors =
+        [0, 1].map(|sequence| layout::Descriptor { sequence, slot: 1, meta }.encode());
+    let (mut consumer, _life) = forged(&descriptors, 2);
+    let _held = consumer.next(LONG).unwrap();
+    let again = consumer.next(LONG).unwrap_err();
+    let fault = DescriptorFault::Held { slot: 1 };
+    assert_eq!(again, RingError::BadDescriptor { sequence: 1, fault });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn garbled_descriptors_give_an_error_or_a_view_in_bounds(
+        word in 0..layout::DESCRIPTOR_WORDS, value: u64, small in 0u64..5000, pick: bool,
+    ) {
+        let mut words = layout::Descriptor { sequence: 0, slot: 1, meta: one_batch(64, 3) }.encode();
+        words[word] = if pick { value } else { small };
+        let (mut consumer, _life) = forged(&[words], 1);
+        match consumer.next(LONG) {
+            Ok(Some(view)) => {
+                let total: usize = view.batches().take(5000).map(|batch| batch.len()).sum();
+                prop_assert!(view.len() <= 4096 && total <= view.len());
+            }
+            Ok(None) => prop_assert!(false, "an end out of nothing"),
+            Err(fault) => prop_assert_eq!(fault.reason(), "bad_descriptor"),
+        }
+    }
+}
+
+fn refusal(fds: RingFds) -> AttachRefusal {
+    let (_ours, theirs) = Connection::pair().unwrap();
+    match Consumer::attach(fds, theirs.liveness().unwrap()) {
+        Err(RingError::Refused(refusal)) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn fds() -> RingFds {
+    Producer::create(RingConfig { slots: 2, slot_bytes: 4096 }).unwrap().1
+}
+
+#[test]
+fn files_that_are_no_ring_are_refused() {
+    let RingFds { data, credit, doorbell } = fds();
+    let swapped = RingFds { data: credit, credit: data, doorbell };
+    assert_eq!(refusal(swapped).reason(), "attach_seals");
+    let mixed = RingFds { credit: fds().credit, ..fds() };
+    assert_eq!(refusal(mixed), AttachRefusal::Mixed);
+    let twice = RingFds { credit: fds().data, ..fds() };
+    assert_eq!(refusal(twice), AttachRefusal::WrongFile { file: RingFile::Credit });
+
+    let unsealed = RingFds { data: map::create_file("loose", 4096).unwrap(), ..fds() };
+    assert_eq!(refusal(unsealed).reason(), "attach_seals");
+    for (bytes, reason) in [(8, "attach_size"), (4096, "attach_magic")] {
+        let data = map::create_file("blank", bytes).unwrap();
+        map::seal(&data, true).unwrap();
+        assert_eq!(refusal(RingFds { data, ..fds() }).reason(), reason);
+    }
+    let pipe = OwnedFd::from(std::io::pipe().unwrap().0);
+    let (_ours, theirs) = Connection::pair().unwrap();
+    let odd = Consumer::attach(RingFds { data: pipe, ..fds() }, theirs.liveness().unwrap());
+    assert_eq!(odd.unwrap_err().reason(), "os");
+}
+
+#[test]
+fn a_header_that_promises_more_than_the_file_is_refused() {
+    let header = layout::Header { geometry: Geometry::new(8, 8192).unwrap(), nonce: 1 };
+    let data = map::create_file("short", 8192).unwrap();
+    rustix::io::pwrite(&data, &header.encode(RingFile::Data), 0).unwrap();
+    map::seal(&data, true).unwrap();
+    let refused = refusal(RingFds { data, ..fds() });
+    let expected = header.geometry.data_bytes();
+    assert_eq!(refused, AttachRefusal::Size { file: RingFile::Data, found: 8192, expected });
+}

@@ -1,0 +1,233 @@
+//! The responder's side of go-back-N. A request packet is judged by its PSN alone:
+//!
+//! | PSN | what happens |
+//! |---|---|
+//! | expected | checked and executed; the expected PSN moves on |
+//! | earlier | executed before: SEND and WRITE are acknowledged again; READ is executed again and atomics are answered from what was kept, if they match what was executed |
+//! | later | something was lost: one NAK, then silence until the expected packet comes |
+
+use super::super::ReceiveRecovery;
+use crate::endpoint::{AtomicJob, Insert};
+use crate::planted::Bug;
+use crate::qp::executor::{
+    Executed, Executor, Fatal, Turn, check_remote, job_limit, operation, put_piece, range_of,
+    word_of,
+};
+use crate::qp::link::{Draft, Link};
+use crate::qp::resources::{Job, ReadWork, Work};
+use crate::qp::{Arrival, Context};
+use crate::region::Purpose;
+use crate::verbs::{MAX_MESSAGE_BYTES, WcOpcode};
+use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(in crate::qp) struct GoBackN {
+    /// The expected packet was requested; asking again would make the peer send everything again.
+    nak_sent: bool,
+}
+
+impl ReceiveRecovery for GoBackN {
+    fn handle_request(
+        &mut self,
+        executor: &mut Executor,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fatal> {
+        match cx.planted.distance(headers.bth().psn, executor.expected) {
+            0 => return self.handle_expected(executor, cx, link, headers, payload_len),
+            1.. => {
+                cx.count(|c| &mut c.out_of_sequence);
+                if !core::mem::replace(&mut self.nak_sent, true) {
+                    executor.refuse_expected(Syndrome::SequenceError);
+                }
+            }
+            _ => handle_earlier(executor, cx, link, headers),
+        }
+        Ok(())
+    }
+
+    fn note_nak(&mut self) {
+        self.nak_sent = true;
+    }
+
+    fn owes_read(&self, executor: &Executor) -> bool {
+        executor.resources.owes_read()
+    }
+
+    fn owed_packets(&self, executor: &Executor, _: &Link) -> u32 {
+        executor.resources.owed_packets()
+    }
+
+    fn has_answer(&self, executor: &Executor) -> bool {
+        !executor.resources.is_empty()
+    }
+
+    fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Context<'_>, link: &Link) {
+        let Some(reply) = executor.reply else {
+            return;
+        };
+        if executor.resources.front().is_some_and(|job| !reply.psn().is_before(job.psn)) {
+            return;
+        }
+        executor.reply = None;
+        let aeth = executor.reply_aeth(cx, reply);
+        let aeth = Aeth { syndrome: cx.planted.promise(aeth.syndrome), ..aeth };
+        cx.emit(link, Draft::new(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
+    }
+
+    fn poll_answer(
+        &mut self,
+        executor: &mut Executor,
+        cx: &mut Context<'_>,
+        link: &Link,
+    ) -> Result<(), Fatal> {
+        while let Some(&Job { psn, end, msn, again, work }) = executor.resources.front() {
+            let read = match work {
+                Work::Read(read) => read,
+                Work::Atomic(Some(original)) => {
+                    executor.emit_atomic_answer(cx, link, psn, msn, original);
+                    return Ok(());
+                }
+                // The caller owes the value.
+                Work::Atomic(None) => return Ok(()),
+            };
+            match check_remote(cx, link, Purpose::RemoteRead, read.remaining()) {
+                Ok(addr) => {
+                    let len = read.left.min(link.mtu);
+                    let is_last = psn.next() == end;
+                    let opcode = read_opcode(read, is_last);
+                    let ext = match opcode {
+                        Opcode::RcReadResponseMiddle => Ext::None,
+                        _ => Ext::Aeth(Aeth { syndrome: executor.positive(), msn }),
+                    };
+                    put_piece(cx, addr, len);
+                    if is_last {
+                        executor.resources.pop_front();
+                    } else {
+                        executor.resources.advance_read(len);
+                    }
+                    cx.emit(link, Draft::new(opcode, psn, ext), len);
+                    return Ok(());
+                }
+                Err(_) if again => executor.resources.pop_front(),
+                Err(_) => return Err(executor.fail_read(psn)),
+            }
+        }
+        Ok(())
+    }
+
+    fn clear_answers(&mut self) {}
+}
+
+impl GoBackN {
+    fn handle_expected(
+        &mut self,
+        executor: &mut Executor,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fatal> {
+        let psn = headers.bth().psn;
+        let turn = Turn { written: Some(0), kept_reads: 0 };
+        let executed = match executor.execute(cx, link, headers, payload_len, turn) {
+            Ok(executed) => executed,
+            Err(refused) => {
+                self.nak_sent = true;
+                return executor.refuse(link, refused);
+            }
+        };
+        self.nak_sent = false;
+        if matches!(executed, Executed::Message { ends: false, .. }) {
+            return Ok(());
+        }
+        executor.msn = executor.msn.next();
+        let msn = executor.msn.get();
+        match executed {
+            Executed::Message { .. } => return Ok(()),
+            Executed::Read(reth) => {
+                executor.resources.begin_read(Job::read(psn, &reth, link, msn));
+            }
+            Executed::Atomic => executor.resources.begin_atomic(psn, msn),
+        }
+        // The answer acknowledges everything before it.
+        executor.reply = None;
+        Ok(())
+    }
+}
+
+fn handle_earlier(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+    match headers.ext() {
+        Ext::AtomicEth(atomic) => {
+            if cx.planted.is(Bug::AtomicRepeated) {
+                repeat_atomic(cx, link, headers);
+            }
+            executor.answer_atomic_again(cx, link, headers, atomic);
+        }
+        Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
+            read_again(executor, cx, link, headers.bth().psn, reth);
+        }
+        _ => {
+            cx.count(|c| &mut c.duplicates);
+            if cx.planted.is(Bug::DuplicateSendReceived) {
+                receive_again(executor, cx, link, headers);
+            }
+            executor.acknowledge();
+        }
+    }
+}
+
+/// A READ that was executed before: its responses, or some of them, are wanted again.
+fn read_again(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, psn: Psn, reth: &Reth) {
+    let behind = psn.distance_from(executor.expected).unsigned_abs();
+    if u64::from(reth.len) > MAX_MESSAGE_BYTES || link.packets(reth.len) > behind {
+        cx.count(|c| &mut c.bad_psn);
+        return;
+    }
+    let part = range_of(reth);
+    let offset = |packets| u64::from(packets) * u64::from(link.mtu);
+    let is_known = executor.is_part_of_read(psn, part, offset);
+    if executor.may_read_again(cx, link, part, is_known) {
+        let job = Job::read(psn, reth, link, executor.msn.get());
+        executor.resources.add_again(job, job_limit(link));
+    }
+}
+
+fn read_opcode(read: ReadWork, is_last: bool) -> Opcode {
+    match (read.fresh, is_last) {
+        (true, true) => Opcode::RcReadResponseOnly,
+        (true, false) => Opcode::RcReadResponseFirst,
+        (false, true) => Opcode::RcReadResponseLast,
+        (false, false) => Opcode::RcReadResponseMiddle,
+    }
+}
+
+// ---- planted mistakes --------------------------------------------------------------------------
+
+/// See [`Bug::AtomicRepeated`].
+fn repeat_atomic(cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+    let Bth { psn, opcode, .. } = *headers.bth();
+    if let Ext::AtomicEth(atomic) = headers.ext()
+        && let Ok(addr) = check_remote(cx, link, Purpose::RemoteAtomic, word_of(atomic))
+    {
+        let op = operation(opcode, atomic);
+        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+    }
+}
+
+/// See [`Bug::DuplicateSendReceived`].
+fn receive_again(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+    if headers.bth().opcode == Opcode::RcSendOnly
+        && executor.receives.current(cx).is_some()
+        && let Some(receive) = executor.receives.finish()
+    {
+        let (opcode, byte_len) = (WcOpcode::Recv, 0);
+        let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
+        let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
+        let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
+        cx.complete_recv(link, &receive, arrival);
+    }
+}

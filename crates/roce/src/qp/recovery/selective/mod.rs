@@ -1,0 +1,19 @@
+//! Selective repeat between two of our own endpoints: only what was lost is sent again.
+//!
+//! [`requester`] and [`responder`] stand on parts that know no packet formats beyond PSNs and SACKs,
+//! each with its model test:
+//!
+//! | part | side | what it keeps |
+//! |---|---|---|
+//! | [`scoreboard`] | requester | every unacknowledged packet: in flight, arrived, lost |
+//! | [`reads`] | requester | which READ responses are missing, which were asked for again |
+//! | [`arrivals`] | responder | packets that came before their turn |
+//!
+//! The design, with the packet formats, is in `docs/reliability.md`.
+
+mod arrivals;
+pub(in crate::qp) mod form;
+mod reads;
+pub(in crate::qp) mod requester;
+pub(in crate::qp) mod responder;
+mod scoreboard;

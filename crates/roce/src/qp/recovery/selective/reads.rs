@@ -1,0 +1,578 @@
+//! What the requester still misses of its READs, and what it asks for again.
+//!
+//! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived,
+//! which slides along with the first one missing. Responses come in the order of the READs, and
+//! within each in rising order, except those that were asked for again; so a hole behind which
+//! responses keep coming is a loss. Holes are asked for as ranges, and asked for once more when a
+//! range has not come in time.
+//!
+//! Bounds: [`WINDOW`] responses after the first one missing are accepted; [`ASKS`] ranges of one READ
+//! may be outstanding, further holes wait. There are as many READs as the requester has in flight, and
+//! a place for each is made when the connection starts, or when the first one beyond those begins: the
+//! program may raise the limit while the queue pair is connected.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use arrayvec::ArrayVec;
+
+use crate::time::{Duration, Time};
+use crate::wire::Psn;
+
+/// Responses accepted from the first missing one on.
+pub(crate) const WINDOW: u32 = 2048;
+
+/// Ranges of one READ that may be asked for at the same time.
+const ASKS: usize = 16;
+
+/// Responses behind a hole until it counts as a loss.
+const REORDER_RESPONSES: u32 = 3;
+
+/// Times that a range is asked for at doubling intervals.
+const MAX_BACKOFF: u32 = 10;
+
+/// Responses `first .. end` of a READ, wanted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+    /// When it was sent; `None` if it is still to be sent.
+    sent_at: Option<Time>,
+}
+
+/// What a response turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// To be placed.
+    New,
+    /// It has arrived before.
+    Duplicate,
+    /// Too far behind a hole; it will be asked for.
+    Beyond,
+    /// No such READ, or no such response of it.
+    Unknown,
+}
+
+/// One READ.
+#[derive(Debug)]
+struct Reading {
+    psn: Psn,
+    /// An atomic: answered at once, before READs that were sent earlier.
+    is_prompt: bool,
+    total: u32,
+    first_missing: u32,
+    /// One past the furthest response that has arrived.
+    furthest: u32,
+    /// Holes before this one have been asked for.
+    settled: u32,
+    /// Responses were dropped because they were too far.
+    is_cut: bool,
+    bits: Box<[u64; (WINDOW / 64) as usize]>,
+    asks: ArrayVec<Ask, ASKS>,
+}
+
+impl Reading {
+    fn unused() -> Reading {
+        Reading {
+            psn: Psn::default(),
+            is_prompt: false,
+            total: 0,
+            first_missing: 0,
+            furthest: 0,
+            settled: 0,
+            is_cut: false,
+            bits: Box::new([0; (WINDOW / 64) as usize]),
+            asks: ArrayVec::new(),
+        }
+    }
+
+    fn begin(&mut self, psn: Psn, total: u32, is_prompt: bool) {
+        (self.psn, self.total, self.is_prompt) = (psn, total, is_prompt);
+        (self.first_missing, self.furthest, self.settled) = (0, 0, 0);
+        self.is_cut = false;
+        self.bits.fill(0);
+        self.asks.clear();
+    }
+
+    fn is_complete(&self) -> bool {
+        self.first_missing == self.total
+    }
+
+    fn word(index: u32) -> (usize, u64) {
+        ((index % WINDOW / 64) as usize, 1 << (index % 64))
+    }
+
+    fn has(&self, index: u32) -> bool {
+        let (word, bit) = Reading::word(index);
+        let is_within = index < self.furthest && index - self.first_missing.min(index) < WINDOW;
+        index < self.first_missing || (is_within && self.bits[word] & bit != 0)
+    }
+
+    fn judge(&self, index: u32) -> Verdict {
+        match index {
+            _ if index >= self.total => Verdict::Unknown,
+            _ if self.has(index) => Verdict::Duplicate,
+            _ if index - self.first_missing >= WINDOW => Verdict::Beyond,
+            _ => Verdict::New,
+        }
+    }
+
+    fn accept(&mut self, index: u32) {
+        let (word, bit) = Reading::word(index);
+        self.bits[word] |= bit;
+        self.furthest = self.furthest.max(index + 1);
+        while self.first_missing < self.furthest {
+            let (word, bit) = Reading::word(self.first_missing);
+            if self.bits[word] & bit == 0 {
+                break;
+            }
+            self.bits[word] &= !bit;
+            self.first_missing += 1;
+        }
+    }
+
+    /// The first run of missing responses in `from .. to`.
+    fn hole(&self, from: u32, to: u32) -> Option<(u32, u32)> {
+        let from = from.max(self.first_missing);
+        let known = to.min(self.furthest);
+        // Nothing from `furthest` on has come: no need to look.
+        let first = (from..known).find(|&index| !self.has(index)).unwrap_or(from.max(known));
+        let end = (first..known).find(|&index| self.has(index)).unwrap_or(to);
+        (first < end).then_some((first, end))
+    }
+
+    /// Drops ranges that have come, and makes those due again that are `expired`. Whether there are
+    /// some of these.
+    fn review(&mut self, expired: impl Fn(Time) -> bool) -> bool {
+        let mut again = false;
+        let mut asks = core::mem::take(&mut self.asks);
+        asks.retain(|ask| match self.hole(ask.first, ask.end) {
+            None => false,
+            Some((first, _)) => {
+                if ask.sent_at.is_some_and(&expired) {
+                    (ask.first, ask.sent_at) = (first, None);
+                    again = true;
+                }
+                true
+            }
+        });
+        self.asks = asks;
+        again
+    }
+
+    /// Asks for holes that responses behind them prove. `is_overtaken`: responses of later READs
+    /// have come, so nothing more of this one is on its way.
+    fn settle(&mut self, is_overtaken: bool) {
+        let (limit, behind) = match is_overtaken {
+            true => (self.total.min(self.first_missing.saturating_add(WINDOW)), 0),
+            false => (self.furthest, REORDER_RESPONSES),
+        };
+        self.settled = self.settled.max(self.first_missing);
+        while !self.asks.is_full()
+            && let Some((first, end)) = self.hole(self.settled, limit)
+            && end + behind <= limit
+        {
+            self.asks.push(Ask { first, end, sent_at: None });
+            self.settled = end;
+        }
+        if self.is_cut && self.first_missing == self.furthest {
+            self.is_cut = false;
+            self.ask_rest();
+        }
+    }
+
+    fn is_asked(&self, index: u32) -> bool {
+        self.asks.iter().any(|ask| ask.first <= index && index < ask.end)
+    }
+
+    fn ask_rest(&mut self) {
+        self.asks.clear();
+        self.asks.push(Ask { first: self.first_missing, end: self.total, sent_at: None });
+        self.settled = self.total;
+    }
+}
+
+/// The READs of a queue pair that are not completed, oldest first.
+#[derive(Debug)]
+pub(crate) struct Readings {
+    /// A ring: `len` READs from `first` on.
+    slots: Vec<Reading>,
+    first: usize,
+    len: usize,
+    /// Responses that have not arrived, of all READs.
+    missing: u64,
+    /// When something last happened that the oldest READ could hope from.
+    active_at: Time,
+    backoff: u32,
+    /// No range was asked for before this time, of those outstanding.
+    asked_from: Option<Time>,
+    /// There may be ranges to ask for.
+    may_ask: bool,
+}
+
+impl Readings {
+    /// Room for `limit` READs.
+    pub(crate) fn new(limit: u32) -> Readings {
+        let slots = core::iter::repeat_with(Reading::unused).take(limit as usize).collect();
+        Readings {
+            slots,
+            first: 0,
+            len: 0,
+            missing: 0,
+            active_at: Time::ZERO,
+            backoff: 0,
+            asked_from: None,
+            may_ask: false,
+        }
+    }
+
+    /// Whether there may be something for [`next_ask`](Readings::next_ask).
+    pub(crate) fn may_ask(&self) -> bool {
+        self.may_ask
+    }
+
+    /// Responses that are still to come.
+    pub(crate) fn missing(&self) -> u64 {
+        self.missing
+    }
+
+    /// Whether no READ is outstanding.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// READs not completed.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> u32 {
+        self.len as u32
+    }
+
+    fn at(&self, index: usize) -> &Reading {
+        &self.slots[(self.first + index) % self.slots.len()]
+    }
+
+    fn at_mut(&mut self, index: usize) -> &mut Reading {
+        let slots = self.slots.len();
+        &mut self.slots[(self.first + index) % slots]
+    }
+
+    fn position(&self, psn: Psn) -> Option<usize> {
+        (0..self.len).find(|&index| self.at(index).psn == psn)
+    }
+
+    /// Whether every place is taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len == self.slots.len()
+    }
+
+    /// A READ with `packets` responses was sent for the first time.
+    pub(crate) fn begin(&mut self, psn: Psn, packets: u32, is_prompt: bool, now: Time) {
+        if self.is_full() {
+            // The limit was raised.
+            self.slots.rotate_left(self.first);
+            self.first = 0;
+            self.slots.push(Reading::unused());
+        }
+        if self.len == 0 {
+            (self.active_at, self.backoff) = (now, 0);
+        }
+        self.len += 1;
+        self.missing += u64::from(packets);
+        self.at_mut(self.len - 1).begin(psn, packets, is_prompt);
+    }
+
+    /// Whether the oldest READ has all its responses.
+    pub(crate) fn is_front_complete(&self) -> bool {
+        self.len > 0 && self.at(0).is_complete()
+    }
+
+    /// The oldest READ is completed.
+    pub(crate) fn pop_front(&mut self) {
+        debug_assert!(self.len > 0);
+        self.first = (self.first + 1) % self.slots.len();
+        self.len -= 1;
+    }
+
+    /// What response `index` of the READ at `psn` is.
+    pub(crate) fn judge(&self, psn: Psn, index: u32) -> Verdict {
+        self.position(psn).map_or(Verdict::Unknown, |at| self.at(at).judge(index))
+    }
+
+    /// A response that is [`Verdict::New`] was placed.
+    pub(crate) fn accept(&mut self, psn: Psn, index: u32, now: Time) {
+        let Some(at) = self.position(psn) else {
+            return;
+        };
+        let reading = self.at_mut(at);
+        reading.accept(index);
+        self.missing -= 1;
+        let reading = self.at_mut(at);
+        if reading.is_asked(index) {
+            reading.review(|_| false);
+        }
+        (self.active_at, self.backoff) = (now, 0);
+        let has_overtaken = self.at(at).furthest >= REORDER_RESPONSES.min(self.at(at).total);
+        for earlier in 0..at {
+            if has_overtaken && (self.at(earlier).is_prompt || !self.at(at).is_prompt) {
+                self.at_mut(earlier).settle(true);
+            }
+        }
+        self.at_mut(at).settle(false);
+        self.may_ask = true;
+    }
+
+    /// A response that is [`Verdict::Beyond`] was dropped.
+    pub(crate) fn cut(&mut self, psn: Psn) {
+        if let Some(at) = self.position(psn) {
+            self.at_mut(at).is_cut = true;
+        }
+    }
+
+    /// The next range to ask for: PSN of its READ, and which responses.
+    pub(crate) fn next_ask(&mut self) -> Option<(Psn, Ask)> {
+        if !self.may_ask {
+            return None;
+        }
+        let unsent = |at| {
+            let reading: &Reading = self.at(at);
+            let ask = reading.asks.iter().find(|ask| ask.sent_at.is_none())?;
+            Some((reading.psn, *ask))
+        };
+        let found = (0..self.len).find_map(unsent);
+        self.may_ask = found.is_some();
+        found
+    }
+
+    /// It was sent.
+    pub(crate) fn ask_sent(&mut self, now: Time) {
+        self.active_at = now;
+        self.asked_from.get_or_insert(now);
+        for at in 0..self.len {
+            if let Some(ask) = self.at_mut(at).asks.iter_mut().find(|ask| ask.sent_at.is_none()) {
+                ask.sent_at = Some(now);
+                return;
+            }
+        }
+    }
+
+    fn patience(&self, timeout: Duration) -> Duration {
+        timeout * (1 << self.backoff.min(MAX_BACKOFF))
+    }
+
+    /// Looks for ranges that have not come within `timeout`, and for a standstill: the oldest READ
+    /// was executed (its PSN is before `executed`) and nothing comes.
+    pub(crate) fn handle_timeout(&mut self, executed: Psn, timeout: Duration, now: Time) {
+        let patience = self.patience(timeout);
+        let mut again = false;
+        for at in 0..self.len {
+            again |= self.at_mut(at).review(|sent_at| sent_at + patience <= now);
+        }
+        if self.is_waiting(executed) && self.active_at + patience <= now {
+            self.at_mut(0).ask_rest();
+            again = true;
+        }
+        if again {
+            self.backoff += 1;
+            self.may_ask = true;
+        }
+        let asked = (0..self.len).flat_map(|at| self.at(at).asks.iter());
+        self.asked_from = asked.filter_map(|ask| ask.sent_at).min();
+    }
+
+    /// The oldest READ misses responses and has not asked for them.
+    fn is_waiting(&self, executed: Psn) -> bool {
+        self.len > 0 && {
+            let front = self.at(0);
+            front.asks.is_empty() && !front.is_complete() && front.psn.is_before(executed)
+        }
+    }
+
+    /// When [`handle_timeout`](Readings::handle_timeout) has something to do.
+    pub(crate) fn poll_timeout(&self, executed: Psn, timeout: Duration) -> Option<Time> {
+        let patience = self.patience(timeout);
+        let idle = self.is_waiting(executed).then_some(self.active_at);
+        [self.asked_from, idle].into_iter().flatten().min().map(|since| since + patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::SplitMix64;
+
+    fn at(micros: u64) -> Time {
+        Time::ZERO + Duration::from_micros(micros)
+    }
+
+    const TIMEOUT: Duration = Duration::from_micros(50);
+
+    fn asks(readings: &mut Readings, now: Time) -> Vec<(u32, u32, u32)> {
+        let mut all = Vec::new();
+        while let Some((psn, ask)) = readings.next_ask() {
+            readings.ask_sent(now);
+            all.push((psn.get(), ask.first, ask.end));
+        }
+        all
+    }
+
+    fn arrive(
+        readings: &mut Readings,
+        psn: u32,
+        indexes: impl IntoIterator<Item = u32>,
+        now: Time,
+    ) {
+        for index in indexes {
+            assert_eq!(readings.judge(Psn::new(psn), index), Verdict::New);
+            readings.accept(Psn::new(psn), index, now);
+        }
+    }
+
+    #[test]
+    fn more_reads_than_there_were_places_for_keep_their_order() {
+        for (places, begun) in [(0, 3), (1, 2), (3, 7)] {
+            let mut readings = Readings::new(places);
+            let mut next = 0;
+            // The ring does not begin with the first place.
+            for _ in 0..places / 2 {
+                readings.begin(Psn::new(next), 2, false, at(0));
+                arrive(&mut readings, next, 0..2, at(0));
+                readings.pop_front();
+                next += 1;
+            }
+            let all = next..next + begun;
+            for psn in all.clone() {
+                readings.begin(Psn::new(psn), 2, false, at(0));
+                arrive(&mut readings, psn, 0..1, at(1));
+            }
+            assert_eq!(readings.missing(), u64::from(begun));
+            for psn in all {
+                assert!(!readings.is_front_complete());
+                assert_eq!(readings.judge(Psn::new(psn), 0), Verdict::Duplicate);
+                arrive(&mut readings, psn, 1..2, at(2));
+                assert!(readings.is_front_complete());
+                readings.pop_front();
+            }
+            assert!(readings.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_hole_is_asked_for_once_three_later_responses_have_come() {
+        let mut readings = Readings::new(4);
+        readings.begin(Psn::new(7), 100, false, at(0));
+        arrive(&mut readings, 7, (0..10).chain(14..16), at(1));
+        assert_eq!(asks(&mut readings, at(1)), []);
+        arrive(&mut readings, 7, 16..17, at(2));
+        assert_eq!(asks(&mut readings, at(2)), [(7, 10, 14)]);
+        arrive(&mut readings, 7, 17..40, at(3));
+        assert_eq!(asks(&mut readings, at(3)), []);
+        // Part of it comes; what does not is asked for again when its time is over.
+        arrive(&mut readings, 7, [10, 13], at(4));
+        assert_eq!(readings.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
+        readings.handle_timeout(Psn::new(8), TIMEOUT, at(52));
+        assert_eq!(asks(&mut readings, at(52)), [(7, 11, 14)]);
+        assert_eq!(readings.judge(Psn::new(7), 13), Verdict::Duplicate);
+        assert_eq!(readings.judge(Psn::new(7), 100), Verdict::Unknown);
+        assert_eq!(readings.judge(Psn::new(8), 1), Verdict::Unknown);
+        arrive(&mut readings, 7, (11..13).chain(40..100), at(60));
+        assert!(readings.is_front_complete());
+    }
+
+    #[test]
+    fn responses_of_a_later_read_prove_that_the_end_of_an_earlier_one_was_lost() {
+        let mut readings = Readings::new(2);
+        readings.begin(Psn::new(0xff_ffff), 5, false, at(0));
+        readings.begin(Psn::new(0), 1, false, at(0));
+        arrive(&mut readings, 0xff_ffff, 0..3, at(1));
+        assert_eq!(asks(&mut readings, at(1)), []);
+        arrive(&mut readings, 0, 0..1, at(2));
+        assert_eq!(asks(&mut readings, at(2)), [(0xff_ffff, 3, 5)]);
+        assert!(!readings.is_front_complete());
+        arrive(&mut readings, 0xff_ffff, 3..5, at(3));
+        assert!(readings.is_front_complete());
+        readings.pop_front();
+        assert!(readings.is_front_complete());
+    }
+
+    #[test]
+    fn a_standstill_is_noticed_once_the_read_was_executed_and_patience_doubles() {
+        let mut readings = Readings::new(1);
+        readings.begin(Psn::new(3), 8, false, at(10));
+        assert_eq!(readings.poll_timeout(Psn::new(3), TIMEOUT), None);
+        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(60)));
+        readings.handle_timeout(Psn::new(4), TIMEOUT, at(59));
+        assert_eq!(asks(&mut readings, at(59)), []);
+        readings.handle_timeout(Psn::new(4), TIMEOUT, at(60));
+        assert_eq!(asks(&mut readings, at(60)), [(3, 0, 8)]);
+        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(160)));
+        readings.handle_timeout(Psn::new(4), TIMEOUT, at(160));
+        assert_eq!(asks(&mut readings, at(160)), [(3, 0, 8)]);
+        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(360)));
+        arrive(&mut readings, 3, 0..1, at(170));
+        readings.handle_timeout(Psn::new(4), TIMEOUT, at(210));
+        assert_eq!(asks(&mut readings, at(210)), [(3, 1, 8)]);
+    }
+
+    #[test]
+    fn a_stream_that_ran_too_far_ahead_is_asked_for_from_there() {
+        let mut readings = Readings::new(1);
+        let total = 1 << 23;
+        readings.begin(Psn::new(0), total, false, at(0));
+        arrive(&mut readings, 0, 1..WINDOW, at(1));
+        assert_eq!(asks(&mut readings, at(1)), [(0, 0, 1)]);
+        assert_eq!(readings.judge(Psn::new(0), WINDOW), Verdict::Beyond);
+        readings.cut(Psn::new(0));
+        arrive(&mut readings, 0, 0..1, at(2));
+        assert_eq!(asks(&mut readings, at(2)), [(0, WINDOW, total)]);
+    }
+
+    /// Every response is accepted exactly once whatever order, repetition and loss; and as long as
+    /// one is missing, it is asked for in the end.
+    #[test]
+    fn agrees_with_a_set_of_responses() {
+        for seed in 0..200 {
+            let mut rng = SplitMix64::new(seed);
+            let mut below = move |end: u32| rng.next_u32() % end;
+            let reads = 1 + below(5);
+            let totals: Vec<u32> = (0..reads).map(|_| 1 + below(400)).collect();
+            let mut readings = Readings::new(reads);
+            let mut missing: Vec<Vec<bool>> = Vec::new();
+            let mut stream = Vec::new();
+            for (read, &total) in totals.iter().enumerate() {
+                readings.begin(Psn::new(read as u32), total, false, at(0));
+                missing.push(alloc::vec![true; total as usize]);
+                stream.extend((0..total).map(|index| (read as u32, index)));
+            }
+            let mut now = 0;
+            let mut rounds = 0;
+            while !stream.is_empty() || missing.iter().flatten().any(|&is_missing| is_missing) {
+                for (read, index) in core::mem::take(&mut stream) {
+                    now += 1;
+                    let copies = [1, 1, 1, 1, 1, 1, 1, 0, 1, 2][below(10) as usize];
+                    for _ in 0..copies {
+                        let slot = &mut missing[read as usize][index as usize];
+                        let wanted = if *slot { Verdict::New } else { Verdict::Duplicate };
+                        let psn = Psn::new(read);
+                        assert_eq!(readings.judge(psn, index), wanted, "seed {seed}");
+                        if *slot {
+                            readings.accept(psn, index, at(now));
+                            *slot = false;
+                        }
+                    }
+                }
+                now += 60;
+                readings.handle_timeout(Psn::new(reads), TIMEOUT, at(now));
+                for (read, first, end) in asks(&mut readings, at(now)) {
+                    stream.extend((first..end).map(|index| (read, index)));
+                }
+                while readings.is_front_complete() {
+                    readings.pop_front();
+                    let done = reads as usize - readings.len() as usize - 1;
+                    assert!(missing[done].iter().all(|is_missing| !is_missing), "seed {seed}");
+                }
+                rounds += 1;
+                assert!(rounds < 1_000, "seed {seed}: nothing is asked for any more");
+            }
+            assert!(readings.is_empty() && readings.missing() == 0, "seed {seed}");
+        }
+    }
+}

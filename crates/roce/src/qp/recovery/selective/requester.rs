@@ -1,0 +1,449 @@
+//! The requester's side of selective repeat: SACKs are read, packets marked lost, and only what is
+//! missing is retransmitted.
+//!
+//! The cursor of [`Requests`] never goes back here; retransmissions are chosen by the
+//! [`Scoreboard`] (request packets) and by the [`Readings`] (responses).
+//!
+//! Timers, all behind one deadline:
+//! - *verbs*: nothing was heard for the local ACK timeout. This alone counts as a retry, so a
+//!   connection never gives up sooner than its attributes allow (IBA 9.7.6.1.3);
+//! - *probe*: nothing was heard for as long as an answer usually takes. The latest packet is
+//!   retransmitted, at doubling intervals, to get a SACK;
+//! - *loss*: a packet is overdue that was sent before one that has arrived;
+//! - *answers*: READ responses that were requested have not come.
+
+use super::super::SendRecovery;
+use super::arrivals::horizon;
+use super::reads::{Ask, Readings, Verdict};
+use super::scoreboard::Scoreboard;
+use crate::planted::Bug;
+use crate::qp::codes::ack_timeout;
+use crate::qp::link::{Draft, Link};
+use crate::qp::request::Request;
+use crate::qp::requests::{Fault, Requests, Response, bad_response};
+use crate::qp::{Context, TimeoutReason};
+use crate::rtt::RttEstimator;
+use crate::time::{Duration, Time};
+use crate::verbs::{SendOp, WcStatus};
+use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
+
+/// How long an answer may take before there is a measurement.
+const FIRST_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// The least time after which an answer counts as overdue.
+const LEAST_TIMEOUT: Duration = Duration::from_micros(50);
+
+/// Times that the probe interval doubles.
+const MAX_BACKOFF: u32 = 12;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(in crate::qp) struct Selective {
+    board: Scoreboard,
+    readings: Readings,
+    /// Most packets in flight.
+    window: u32,
+    /// The local ACK timeout.
+    timeout: Option<Duration>,
+    /// Since when nothing new was heard, or nothing was expected.
+    quiet_since: Time,
+    /// Probes since then.
+    backoff: u32,
+    /// When the latest of them was decided on. It may leave much later, if at all.
+    probed_at: Time,
+}
+
+impl SendRecovery for Selective {
+    /// The window counts packets in flight; the scoreboard holds all since `una`.
+    fn room(&self, _: &Requests, _: &Link) -> u32 {
+        let in_flight = self.window.saturating_sub(self.board.in_flight());
+        in_flight.min(horizon(self.window).saturating_sub(self.board.span()))
+    }
+
+    /// Responses count for the window, too, or the peer would send into a queue on the way that
+    /// retransmissions have to wait in.
+    fn may_await(&self) -> bool {
+        self.readings.missing() < self.window.into()
+    }
+
+    fn missing_responses(&self, _: &Requests, _: &Request) -> u64 {
+        self.readings.missing()
+    }
+
+    /// What follows a READ or atomic must not be placed before that is executed.
+    fn is_ordered(&self, requests: &Requests) -> bool {
+        requests.awaited > 0
+    }
+
+    fn wants_ack(&self, requests: &Requests, _: &Link) -> bool {
+        requests.ack_is_overdue(self.window)
+    }
+
+    fn sent(&mut self, requests: &Requests, cx: &Context<'_>, link: &Link, _: &Draft) {
+        let request = &requests.queue[requests.next];
+        if !self.is_waiting() {
+            self.heard(cx.now);
+        }
+        let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.readings.is_full();
+        if request.awaits_response() && !forgets {
+            let (psn, is_prompt) = (request.first_psn, request.is_atomic());
+            self.readings.begin(psn, link.packets(request.len), is_prompt, cx.now);
+        }
+        self.board.sent_first(cx.now);
+    }
+
+    fn has_retransmission(&self) -> bool {
+        self.board.has_lost() || self.readings.may_ask()
+    }
+
+    fn poll_retransmission(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+    ) -> Result<(), Fault> {
+        let lost = self.board.next_lost();
+        let ask = if lost.is_none() { self.readings.next_ask() } else { None };
+        let Some(psn) = lost.or(ask.map(|(psn, _)| psn)) else {
+            return Ok(());
+        };
+        let index = requests.index_of(psn).unwrap_or(0);
+        let request = &requests.queue[index];
+        let built = match ask {
+            None => {
+                let packet = psn.distance_from(request.first_psn) as u32;
+                let ordered = self.is_ordered(requests);
+                let built = request.packet(packet, cx, link, true);
+                built.map(|(draft, len)| (Draft { ordered, ..draft }, len))
+            }
+            Some((_, ask)) => ask_again(request, psn, ask, cx, link),
+        };
+        let (draft, len) = built.map_err(|status| Fault { index, status })?;
+        match lost {
+            Some(psn) => self.board.retransmitted(psn, cx.now),
+            None => self.readings.ask_sent(cx.now),
+        }
+        cx.count(|c| &mut c.retransmitted_packets);
+        cx.count(|c| &mut c.selective_retransmits);
+        cx.emit(link, draft, len);
+        Ok(())
+    }
+
+    fn handle_response(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+        headers: &Headers,
+        payload_len: usize,
+    ) -> Result<(), Fault> {
+        let psn = headers.bth().psn;
+        if !psn.is_before(requests.sent_end) {
+            cx.count(|c| &mut c.bad_psn);
+            return Ok(());
+        }
+        match *headers.ext() {
+            Ext::Aeth(aeth) if headers.bth().opcode == Opcode::RcAcknowledge => {
+                self.handle_acknowledge(requests, cx, link, psn, aeth, None)
+            }
+            Ext::AethSack(aeth, sack) => {
+                self.handle_acknowledge(requests, cx, link, psn, aeth, Some(&sack))
+            }
+            Ext::AethSreth(aeth, sreth) => {
+                let response = Response { offset: sreth.offset, payload_len, original: None };
+                self.handle_piece(requests, cx, link, psn, aeth, &response)
+            }
+            Ext::AethAtomicAck(aeth, ack) => {
+                let response = Response { offset: 0, payload_len, original: Some(ack.original) };
+                self.handle_piece(requests, cx, link, psn, aeth, &response)
+            }
+            _ if requests.index_of(psn).is_some() => Err(bad_response(cx)),
+            _ => {
+                cx.count(|c| &mut c.duplicate_acks);
+                Ok(())
+            }
+        }
+    }
+
+    fn resume(&mut self, now: Time) {
+        self.heard(now);
+    }
+
+    fn ack_deadline(&self) -> Option<Time> {
+        self.timeout.filter(|_| self.is_waiting()).map(|timeout| self.quiet_since + timeout)
+    }
+
+    fn restart_ack_timer(&mut self, now: Time, _: Duration) {
+        self.quiet_since = now;
+    }
+
+    fn set_ack_timeout(&mut self, _: &mut Requests, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    fn deadline(&self, requests: &Requests) -> Option<(Time, TimeoutReason)> {
+        let rtt = &requests.rtt.estimator;
+        let others = [
+            self.probe_time(rtt),
+            self.board.loss_time(reorder_timeout(rtt)),
+            self.readings.poll_timeout(self.board.una(), self.answer_timeout(rtt)),
+        ];
+        let probe = others.into_iter().flatten().min().map(|at| (at, TimeoutReason::LossProbe));
+        let verbs = self.ack_deadline().map(|at| (at, TimeoutReason::AckTimeout));
+        [verbs, probe].into_iter().flatten().min_by_key(|&(at, _)| at)
+    }
+
+    fn handle_timeout(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Fault> {
+        if self.ack_deadline().is_some_and(|at| at <= cx.now) {
+            requests.spend_retry()?;
+            cx.count(|c| &mut c.timeouts);
+            self.board.lose_all();
+            self.readings.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
+            self.quiet_since = cx.now;
+            return Ok(());
+        }
+        let rtt = &requests.rtt.estimator;
+        let lost = self.board.detect(cx.now, reorder_timeout(rtt));
+        cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+        let timeout = self.answer_timeout(rtt);
+        self.readings.handle_timeout(self.board.una(), timeout, cx.now);
+        if lost == 0 && self.probe_time(rtt).is_some_and(|at| at <= cx.now) {
+            self.board.lose_latest();
+            self.backoff += 1;
+            self.probed_at = cx.now;
+            cx.count(|c| &mut c.loss_probes);
+        }
+        Ok(())
+    }
+
+    fn is_drained(&self, requests: &Requests) -> bool {
+        requests.next == 0 && requests.next_packet == 0
+    }
+}
+
+impl Selective {
+    pub(in crate::qp) fn new(link: &Link, first_psn: Psn) -> Selective {
+        Selective {
+            board: Scoreboard::new(first_psn, horizon(link.peer.window_packets)),
+            window: link.peer.window_packets,
+            readings: Readings::new(link.peer.max_rd_atomic.into()),
+            timeout: ack_timeout(link.peer.timeout),
+            quiet_since: Time::ZERO,
+            backoff: 0,
+            probed_at: Time::ZERO,
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.board.is_empty() || !self.readings.is_empty()
+    }
+
+    fn heard(&mut self, now: Time) {
+        self.quiet_since = now;
+        self.backoff = 0;
+    }
+
+    /// How long an answer may take before it is requested again.
+    fn answer_timeout(&self, rtt: &RttEstimator) -> Duration {
+        self.capped(rtt.timeout(LEAST_TIMEOUT).unwrap_or(FIRST_TIMEOUT))
+    }
+
+    /// No longer than the local ACK timeout: the retries that it counts are to retransmit something.
+    fn capped(&self, interval: Duration) -> Duration {
+        self.timeout.map_or(interval, |timeout| interval.min(timeout))
+    }
+
+    fn probe_time(&self, rtt: &RttEstimator) -> Option<Time> {
+        let since = self.board.latest_sent().unwrap_or(self.quiet_since).max(self.probed_at);
+        let interval = self.capped(self.answer_timeout(rtt) * (1 << self.backoff.min(MAX_BACKOFF)));
+        (!self.board.is_empty()).then_some(since.max(self.quiet_since) + interval)
+    }
+
+    // ---- answers -------------------------------------------------------------------------------
+
+    fn handle_acknowledge(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+        psn: Psn,
+        aeth: Aeth,
+        sack: Option<&Sack>,
+    ) -> Result<(), Fault> {
+        let status = match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                cx.count(|c| &mut c.acks_received);
+                if psn.next().is_before(requests.una) {
+                    // An older one, overtaken; or a peer that takes back what it has acknowledged,
+                    // which must not be taken for progress.
+                    cx.count(|c| &mut c.duplicate_acks);
+                    return Ok(());
+                }
+                requests.take_credit(aeth);
+                return self.settle(requests, cx, link, psn.next(), sack);
+            }
+            Syndrome::SequenceError => {
+                cx.count(|c| &mut c.seq_naks_received);
+                self.settle(requests, cx, link, psn, None)?;
+                self.board.lose_one(psn);
+                return Ok(());
+            }
+            Syndrome::RnrNak { timer } => {
+                cx.count(|c| &mut c.rnr_naks_received);
+                requests.note_no_credit(aeth);
+                self.settle(requests, cx, link, psn, None)?;
+                if psn == requests.una && requests.wait_for_receiver(cx, link, timer)? {
+                    self.board.lose_one(psn);
+                }
+                return Ok(());
+            }
+            Syndrome::InvalidRequest | Syndrome::InvalidRdRequest => WcStatus::RemoteInvalidRequest,
+            Syndrome::RemoteAccess => WcStatus::RemoteAccessError,
+            Syndrome::RemoteOperation => WcStatus::RemoteOperationError,
+        };
+        // A refusal of what was completed long ago is late, or made up.
+        if requests.index_of(psn).is_none() {
+            cx.count(|c| &mut c.duplicate_acks);
+            return Ok(());
+        }
+        cx.count(|c| &mut c.fatal_naks_received);
+        self.settle(requests, cx, link, psn, None)?;
+        // The responder has executed everything before `psn` and ended the connection, because of the
+        // request there, or because of a later one that came out of order: the SACK starts with it.
+        let refused = sack.map_or(psn, |sack| sack.start);
+        Err(Fault { index: requests.index_of(refused).unwrap_or(0), status })
+    }
+
+    /// Everything before `una` has been executed, and what `sack` says has arrived.
+    fn settle(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+        una: Psn,
+        sack: Option<&Sack>,
+    ) -> Result<(), Fault> {
+        let news = self.board.handle_ack(una, sack, cx.now);
+        if let Some(rtt) = news.rtt {
+            requests.rtt.sample(rtt);
+        }
+        cx.add(news.spurious.into(), |c| &mut c.spurious_retransmits);
+        // As long as more is to come, what was not reported may have arrived all the same.
+        if sack.is_none_or(|sack| !sack.more) {
+            let lost = self.board.detect(cx.now, reorder_timeout(&requests.rtt.estimator));
+            cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+        }
+        let una = self.board.una();
+        if news.delivered == 0 && una == requests.una {
+            cx.count(|c| &mut c.duplicate_acks);
+            return Ok(());
+        }
+        self.heard(cx.now);
+        requests.restore_retries(link);
+        if requests.una != una {
+            requests.una = una;
+            requests.note_acknowledged(link);
+        }
+        self.complete_ready(requests, cx, link)
+    }
+
+    /// Completes what is done, oldest first, as far as nothing unfinished comes before.
+    fn complete_ready(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+    ) -> Result<(), Fault> {
+        while let Some(front) = requests.queue.front().filter(|front| self.is_done(requests, front))
+        {
+            if front.awaits_response() {
+                self.readings.pop_front();
+            }
+            requests.complete_front(cx, link);
+        }
+        requests.check_front()
+    }
+
+    fn is_done(&self, requests: &Requests, front: &Request) -> bool {
+        match () {
+            () if requests.next == 0 => false,
+            () if front.is_local() => front.is_executed,
+            () if front.awaits_response() => self.readings.is_front_complete(),
+            () => front.last_psn().is_before(requests.una),
+        }
+    }
+
+    /// A response: it says that its request, and everything before, was executed.
+    fn handle_piece(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Context<'_>,
+        link: &Link,
+        psn: Psn,
+        aeth: Aeth,
+        response: &Response,
+    ) -> Result<(), Fault> {
+        // Answers to what was settled long ago promise nothing: they are late, or made up.
+        if !psn.next().is_before(requests.una) {
+            requests.take_credit(aeth);
+        }
+        if !psn.is_before(requests.una) {
+            self.settle(requests, cx, link, psn.next(), None)?;
+        }
+        let owner = requests.index_of(psn).filter(|&at| requests.queue[at].awaits_response());
+        let Some(index) = owner else {
+            cx.count(|c| &mut c.duplicate_acks);
+            return Ok(());
+        };
+        let number = response.offset / link.mtu;
+        match self.readings.judge(psn, number) {
+            Verdict::New => {}
+            Verdict::Unknown => return Err(bad_response(cx)),
+            Verdict::Duplicate => {
+                cx.count(|c| &mut c.duplicate_acks);
+                return Ok(());
+            }
+            Verdict::Beyond => {
+                self.readings.cut(psn);
+                return Ok(());
+            }
+        }
+        if requests.queue[index].is_atomic() != response.original.is_some() {
+            return Err(bad_response(cx));
+        }
+        requests.place_response(cx, link, index, response)?;
+        self.readings.accept(psn, number, cx.now);
+        self.heard(cx.now);
+        requests.restore_retries(link);
+        self.complete_ready(requests, cx, link)
+    }
+}
+
+/// How long after a packet was sent it is lost, if one sent later has arrived.
+fn reorder_timeout(rtt: &RttEstimator) -> Duration {
+    let usual = rtt.smoothed().unwrap_or(FIRST_TIMEOUT).as_nanos();
+    Duration::from_nanos(usual + usual / 8 + 1_000)
+}
+
+/// A request for the responses of a READ that are missing, or for the result of an atomic.
+fn ask_again(
+    request: &Request,
+    psn: Psn,
+    ask: Ask,
+    cx: &mut Context<'_>,
+    link: &Link,
+) -> Result<(Draft, u32), WcStatus> {
+    let SendOp::Read { remote_addr, rkey } = request.wr.op else {
+        return request.packet(0, cx, link, true);
+    };
+    let offset = ask.first * link.mtu;
+    let end = (u64::from(ask.end) * u64::from(link.mtu)).min(request.len.into());
+    let addr = remote_addr.wrapping_add(offset.into());
+    let reth = Reth { addr, rkey, len: end as u32 - offset };
+    let ext = Ext::RethSreth(reth, Sreth { sequence: 0, offset });
+    Ok((Draft::new(Opcode::SrReadRequest, psn, ext), 0))
+}

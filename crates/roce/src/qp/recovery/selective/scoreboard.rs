@@ -1,0 +1,715 @@
+//! What the sender knows of every packet it has sent and not seen acknowledged.
+//!
+//! Packets are kept by PSN, in a ring, and threaded on a list in the order of their *latest*
+//! transmission. Loss is judged on that list: what was sent clearly before something that has
+//! arrived, and has not arrived itself, is lost. As a repeated packet moves to the end of the list,
+//! a lost repetition is found the same way (the idea of RACK, RFC 8985).
+//!
+//! ```text
+//!   una                                    end
+//!   | delivered | in flight | lost | in flight |        by PSN
+//!   oldest -> ... -> latest                             in flight only, by transmission
+//! ```
+//!
+//! The receiver may take back what it said had arrived (it forgets packets that it cannot use after
+//! all). Its reports are numbered, and the latest one decides.
+//!
+//! No packet format and no clock in here: PSNs, times and reports come in, verdicts go out.
+
+use alloc::boxed::Box;
+
+use crate::time::{Duration, Time};
+use crate::wire::{Psn, Sack};
+
+/// Packets sent after one that is missing, and delivered, until it counts as lost.
+const REORDER_PACKETS: u32 = 3;
+
+/// That number grows when packets prove to have been late only, up to this.
+const MAX_REORDER_PACKETS: u32 = 256;
+
+/// No packet.
+const NONE: u16 = u16::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    InFlight,
+    Delivered,
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    state: State,
+    /// Sent more than once.
+    repeated: bool,
+    /// Was found lost because packets sent after it had arrived.
+    judged: bool,
+    sent_at: Time,
+    /// Number of its latest transmission.
+    order: u64,
+    earlier: u16,
+    later: u16,
+}
+
+const UNUSED: Packet = Packet {
+    state: State::Delivered,
+    repeated: false,
+    judged: false,
+    sent_at: Time::ZERO,
+    order: 0,
+    earlier: NONE,
+    later: NONE,
+};
+
+/// What a report of the receiver told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct News {
+    /// Packets that are known to have arrived now and were not before.
+    pub(crate) delivered: u32,
+    /// From the latest of them that was sent only once: its round-trip time.
+    pub(crate) rtt: Option<Duration>,
+    /// Packets taken for lost that arrived after all: before they were sent again, or too soon after
+    /// that to be the repetition.
+    pub(crate) spurious: u32,
+    /// Those of them that were judged by the order of arrivals, which was wrong.
+    reordered: u32,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Scoreboard {
+    ring: Box<[Packet]>,
+    una: Psn,
+    end: Psn,
+    oldest: u16,
+    latest: u16,
+    in_flight: u32,
+    lost: u32,
+    /// No lost packet comes before it.
+    lost_from: Psn,
+    transmissions: u64,
+    /// Transmission number and time of the latest transmitted packet that has arrived.
+    newest: Option<(u64, Time)>,
+    /// Number of the latest report.
+    serial: Option<u32>,
+    reorder_packets: u32,
+    /// The latest round-trip time of a packet that was sent only once.
+    recent_rtt: Option<Duration>,
+    least_rtt: Option<Duration>,
+}
+
+impl Scoreboard {
+    /// For up to `window` packets, at most 2^15, the first of which is `first`.
+    pub(crate) fn new(first: Psn, window: u32) -> Scoreboard {
+        let slots = window.clamp(1, 1 << 15).next_power_of_two();
+        Scoreboard {
+            ring: alloc::vec![UNUSED; slots as usize].into_boxed_slice(),
+            una: first,
+            end: first,
+            oldest: NONE,
+            latest: NONE,
+            in_flight: 0,
+            lost: 0,
+            lost_from: first,
+            transmissions: 0,
+            newest: None,
+            serial: None,
+            reorder_packets: REORDER_PACKETS,
+            recent_rtt: None,
+            least_rtt: None,
+        }
+    }
+
+    /// The oldest packet that is not acknowledged.
+    pub(crate) fn una(&self) -> Psn {
+        self.una
+    }
+
+    /// Packets from there to the latest one sent.
+    pub(crate) fn span(&self) -> u32 {
+        self.end.distance_from(self.una) as u32
+    }
+
+    /// Packets sent and neither arrived nor lost, as far as is known.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Whether there is something for [`next_lost`](Scoreboard::next_lost).
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
+
+    /// Whether nothing is unacknowledged.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.una == self.end
+    }
+
+    fn slot(&self, psn: Psn) -> u16 {
+        (psn.get() as usize & (self.ring.len() - 1)) as u16
+    }
+
+    fn packet(&mut self, slot: u16) -> &mut Packet {
+        &mut self.ring[usize::from(slot)]
+    }
+
+    fn contains(&self, psn: Psn) -> bool {
+        !psn.is_before(self.una) && psn.is_before(self.end)
+    }
+
+    // ---- sending -------------------------------------------------------------------------------
+
+    /// The packet at `end` was sent for the first time. There is room for it.
+    pub(crate) fn sent_first(&mut self, now: Time) {
+        debug_assert!((self.span() as usize) < self.ring.len());
+        let slot = self.slot(self.end);
+        *self.packet(slot) = Packet { sent_at: now, ..UNUSED };
+        self.end = self.end.next();
+        self.launch(slot, now);
+    }
+
+    /// A lost packet was sent again.
+    pub(crate) fn retransmitted(&mut self, psn: Psn, now: Time) {
+        let slot = self.slot(psn);
+        debug_assert!(self.contains(psn) && self.packet(slot).state == State::Lost);
+        self.lost -= 1;
+        self.packet(slot).repeated = true;
+        self.launch(slot, now);
+    }
+
+    fn launch(&mut self, slot: u16, now: Time) {
+        let (order, earlier) = (self.transmissions, self.latest);
+        self.transmissions += 1;
+        self.in_flight += 1;
+        let packet = self.packet(slot);
+        packet.state = State::InFlight;
+        (packet.sent_at, packet.order) = (now, order);
+        (packet.earlier, packet.later) = (earlier, NONE);
+        match earlier {
+            NONE => self.oldest = slot,
+            earlier => self.packet(earlier).later = slot,
+        }
+        self.latest = slot;
+    }
+
+    /// Takes a packet that is in flight off the list.
+    fn land(&mut self, slot: u16, state: State) {
+        let Packet { earlier, later, .. } = *self.packet(slot);
+        match earlier {
+            NONE => self.oldest = later,
+            earlier => self.packet(earlier).later = later,
+        }
+        match later {
+            NONE => self.latest = earlier,
+            later => self.packet(later).earlier = earlier,
+        }
+        self.packet(slot).state = state;
+        self.in_flight -= 1;
+    }
+
+    /// The first lost packet, to be sent again.
+    pub(crate) fn next_lost(&mut self) -> Option<Psn> {
+        if self.lost == 0 {
+            return None;
+        }
+        let mut psn = self.lost_from;
+        while psn.is_before(self.end) {
+            let slot = self.slot(psn);
+            if self.packet(slot).state == State::Lost {
+                self.lost_from = psn;
+                return Some(psn);
+            }
+            psn = psn.next();
+        }
+        debug_assert!(false, "lost packets are between una and end");
+        None
+    }
+
+    // ---- reports -------------------------------------------------------------------------------
+
+    /// Everything before `una` has arrived, and of the packets after that what `sack` says.
+    pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
+        let mut tally = Tally { now, news: News::default(), timed: None };
+        self.acknowledge(una, &mut tally);
+        if let Some(sack) = sack.filter(|sack| self.is_latest(sack.serial)) {
+            self.serial = Some(sack.serial);
+            self.take_bits(sack, &mut tally);
+        }
+        self.take_back_first();
+        if let Some(rtt) = tally.news.rtt {
+            self.recent_rtt = Some(rtt);
+            self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
+        }
+        if tally.news.reordered > 0 {
+            self.reorder_packets = (self.reorder_packets * 2).min(MAX_REORDER_PACKETS);
+        }
+        tally.news
+    }
+
+    fn is_latest(&self, serial: u32) -> bool {
+        self.serial.is_none_or(|known| (serial.wrapping_sub(known) as i32) > 0)
+    }
+
+    fn acknowledge(&mut self, una: Psn, tally: &mut Tally) {
+        while self.una.is_before(una) && self.una.is_before(self.end) {
+            let slot = self.slot(self.una);
+            self.deliver(slot, tally);
+            self.una = self.una.next();
+        }
+        if self.lost_from.is_before(self.una) {
+            self.lost_from = self.una;
+        }
+    }
+
+    fn deliver(&mut self, slot: u16, tally: &mut Tally) {
+        let packet = *self.packet(slot);
+        match packet.state {
+            State::Delivered => return,
+            State::InFlight => self.land(slot, State::Delivered),
+            State::Lost => {
+                self.lost -= 1;
+                self.packet(slot).state = State::Delivered;
+            }
+        }
+        let is_late = packet.state == State::Lost || self.is_too_soon(&packet, tally.now);
+        tally.count(&packet, is_late);
+        // It was an earlier transmission that arrived: that says nothing of those in between.
+        if is_late {
+            return;
+        }
+        if self.newest.is_none_or(|(order, _)| order < packet.order) {
+            self.newest = Some((packet.order, packet.sent_at));
+        }
+    }
+
+    /// Whether a packet that was sent again is acknowledged too soon for that to be the cause. If it
+    /// was judged, an earlier transmission may still have been in the queues on the way, which grow
+    /// and shrink, but not by much within a round trip. If it was overdue, that one is long gone.
+    fn is_too_soon(&self, packet: &Packet, now: Time) -> bool {
+        let usual = if packet.judged { self.recent_rtt } else { self.least_rtt };
+        let usual = usual.map_or(0, |rtt| rtt.as_nanos());
+        packet.repeated && (now - packet.sent_at).as_nanos() < usual - usual / 8
+    }
+
+    fn take_bits(&mut self, sack: &Sack, tally: &mut Tally) {
+        for bit in 0..Sack::BITS {
+            let psn = sack.start.plus(bit);
+            if !self.contains(psn) {
+                continue;
+            }
+            let slot = self.slot(psn);
+            match (sack.bits() >> bit & 1 == 1, self.packet(slot).state) {
+                (true, _) => self.deliver(slot, tally),
+                (false, State::Delivered) => self.take_back(psn),
+                (false, _) => {}
+            }
+        }
+    }
+
+    /// The receiver expects `una`, so that has not arrived, whatever was said before: a packet that
+    /// is there when its turn comes is acknowledged with those before it.
+    fn take_back_first(&mut self) {
+        let slot = self.slot(self.una);
+        if !self.is_empty() && self.packet(slot).state == State::Delivered {
+            self.take_back(self.una);
+        }
+    }
+
+    fn take_back(&mut self, psn: Psn) {
+        let slot = self.slot(psn);
+        let packet = self.packet(slot);
+        (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+        self.note_lost(psn);
+    }
+
+    fn note_lost(&mut self, psn: Psn) {
+        if self.lost == 0 || psn.is_before(self.lost_from) {
+            self.lost_from = psn;
+        }
+        self.lost += 1;
+    }
+
+    // ---- losses --------------------------------------------------------------------------------
+
+    /// Judges packets in flight: lost is what was sent before something that has arrived, by
+    /// [`REORDER_PACKETS`] transmissions or by `patience` in time. Returns how many.
+    pub(crate) fn detect(&mut self, now: Time, patience: Duration) -> u32 {
+        let before = self.lost;
+        let Some((newest, _)) = self.newest else {
+            return 0;
+        };
+        while self.oldest != NONE {
+            let slot = self.oldest;
+            let packet = *self.packet(slot);
+            let by_order = packet.order + u64::from(self.reorder_packets) <= newest;
+            let by_time = packet.order < newest && packet.sent_at + patience <= now;
+            if !by_order && !by_time {
+                break;
+            }
+            self.packet(slot).judged = true;
+            self.lose(slot);
+        }
+        self.lost - before
+    }
+
+    /// When [`detect`](Scoreboard::detect) would find something by time alone.
+    pub(crate) fn loss_time(&self, patience: Duration) -> Option<Time> {
+        let (newest, _) = self.newest?;
+        let oldest = self.ring.get(usize::from(self.oldest))?;
+        (oldest.order < newest).then_some(oldest.sent_at + patience)
+    }
+
+    fn lose(&mut self, slot: u16) {
+        // The PSN of a slot: the only one between una and end that falls there.
+        let offset = u32::from(slot).wrapping_sub(self.una.get()) & (self.ring.len() as u32 - 1);
+        self.land(slot, State::Lost);
+        self.note_lost(self.una.plus(offset));
+    }
+
+    /// Everything in flight is taken for lost.
+    pub(crate) fn lose_all(&mut self) {
+        while self.oldest != NONE {
+            self.lose(self.oldest);
+        }
+    }
+
+    /// `psn` was refused for the moment.
+    pub(crate) fn lose_one(&mut self, psn: Psn) {
+        let slot = self.slot(psn);
+        if !self.contains(psn) {
+            return;
+        }
+        match self.packet(slot).state {
+            State::InFlight => self.lose(slot),
+            State::Delivered => self.take_back(psn),
+            State::Lost => {}
+        }
+    }
+
+    /// The packet in flight that was sent last: sent again, it asks for a report on everything.
+    pub(crate) fn lose_latest(&mut self) {
+        if self.latest != NONE {
+            self.lose(self.latest);
+        }
+    }
+
+    /// When the latest transmission was, if anything is in flight.
+    pub(crate) fn latest_sent(&self) -> Option<Time> {
+        self.ring.get(usize::from(self.latest)).map(|packet| packet.sent_at)
+    }
+}
+
+/// What is found while a report is read.
+struct Tally {
+    now: Time,
+    news: News,
+    /// Transmission number of the packet that the RTT sample is from.
+    timed: Option<u64>,
+}
+
+impl Tally {
+    /// `is_late`: not its latest transmission arrived.
+    fn count(&mut self, packet: &Packet, is_late: bool) {
+        self.news.delivered += 1;
+        self.news.spurious += u32::from(is_late);
+        self.news.reordered += u32::from(is_late && packet.judged);
+        let rtt = self.now - packet.sent_at;
+        if is_late || packet.repeated {
+            return;
+        }
+        if self.timed.is_none_or(|order| order < packet.order) {
+            self.timed = Some(packet.order);
+            self.news.rtt = Some(rtt);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::SplitMix64;
+    use alloc::vec::Vec;
+
+    const PATIENCE: Duration = Duration::from_micros(1_000);
+
+    fn at(micros: u64) -> Time {
+        Time::ZERO + Duration::from_micros(micros)
+    }
+
+    fn sent(first: u32, count: u32) -> Scoreboard {
+        let mut board = Scoreboard::new(Psn::new(first), 512);
+        (0..count).for_each(|packet| board.sent_first(at(packet.into())));
+        board
+    }
+
+    fn sack(serial: u32, start: u32, bits: u128) -> Sack {
+        Sack::new(serial, Psn::new(start), bits)
+    }
+
+    #[test]
+    fn a_hole_is_lost_after_three_later_transmissions() {
+        let mut board = sent(0, 10);
+        let news = board.handle_ack(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
+        assert_eq!((news.delivered, news.rtt), (4, Some(Duration::from_micros(26))));
+        assert_eq!(board.detect(at(30), PATIENCE), 0);
+        board.handle_ack(Psn::new(2), Some(&sack(2, 2, 0b1110)), at(31));
+        assert_eq!(board.detect(at(31), PATIENCE), 1);
+        assert_eq!(board.next_lost(), Some(Psn::new(2)));
+        assert_eq!((board.una(), board.span(), board.in_flight()), (Psn::new(2), 8, 4));
+    }
+
+    #[test]
+    fn patience_decides_when_too_little_follows() {
+        let mut board = sent(0, 3);
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
+        assert_eq!(board.loss_time(Duration::from_micros(25)), Some(at(25)));
+        assert_eq!(board.detect(at(24), Duration::from_micros(25)), 0);
+        assert_eq!(board.detect(at(25), Duration::from_micros(25)), 1);
+        assert_eq!(board.detect(at(26), Duration::from_micros(25)), 1);
+        assert_eq!(board.loss_time(PATIENCE), None);
+    }
+
+    #[test]
+    fn a_lost_repetition_is_found_like_a_lost_packet() {
+        let mut board = sent(0, 5);
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b11110)), at(10));
+        board.detect(at(10), PATIENCE);
+        assert_eq!(board.next_lost(), Some(Psn::new(0)));
+        board.retransmitted(Psn::new(0), at(11));
+        assert_eq!(board.next_lost(), None);
+        (5..8).for_each(|packet| board.sent_first(at(10 + packet)));
+        board.handle_ack(Psn::new(0), Some(&sack(2, 0, 0b111_1110)), at(40));
+        assert_eq!(board.detect(at(40), PATIENCE), 0);
+        board.handle_ack(Psn::new(0), Some(&sack(3, 0, 0b1111_1110)), at(41));
+        assert_eq!(board.detect(at(41), PATIENCE), 1);
+        assert_eq!(board.next_lost(), Some(Psn::new(0)));
+    }
+
+    #[test]
+    fn packets_that_were_only_late_make_it_more_patient() {
+        let mut board = sent(0, 20);
+        board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b1000)), at(30));
+        assert_eq!(board.detect(at(30), PATIENCE), 1);
+        // The packet arrives without having been sent again.
+        let news = board.handle_ack(Psn::new(1), None, at(31));
+        assert_eq!((news.spurious, news.rtt), (1, None));
+        board.handle_ack(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
+        assert_eq!(board.detect(at(32), PATIENCE), 0);
+        // A repetition answered sooner than anything ever was did no good either.
+        board.handle_ack(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
+        assert_eq!(board.detect(at(33), PATIENCE), 1);
+        board.retransmitted(Psn::new(1), at(34));
+        let news = board.handle_ack(Psn::new(2), None, at(35));
+        assert_eq!((news.spurious, news.rtt), (1, None));
+    }
+
+    #[test]
+    fn the_latest_report_decides_what_was_taken_back() {
+        let mut board = sent(0xff_fffe, 6);
+        board.handle_ack(Psn::new(0xff_fffe), Some(&sack(5, 0xff_fffe, 0b11_1100)), at(9));
+        assert_eq!(board.next_lost(), None);
+        // An older report says less, and counts for nothing but its acknowledgement.
+        board.handle_ack(Psn::new(0xff_ffff), Some(&sack(4, 0xff_ffff, 0)), at(10));
+        assert_eq!((board.una(), board.next_lost()), (Psn::new(0xff_ffff), None));
+        board.handle_ack(Psn::new(0xff_ffff), Some(&sack(6, 0xff_ffff, 0b1_1010)), at(10));
+        assert_eq!(board.next_lost(), Some(Psn::new(1)));
+        board.retransmitted(Psn::new(1), at(11));
+        // A packet far from the report's bits: that it is expected says enough.
+        board.handle_ack(Psn::new(2), Some(&sack(7, 500, 1)), at(12));
+        assert_eq!(board.next_lost(), Some(Psn::new(2)));
+    }
+
+    #[test]
+    fn everything_can_be_given_up_for_lost() {
+        let mut board = sent(100, 4);
+        board.handle_ack(Psn::new(100), Some(&sack(1, 100, 0b10)), at(5));
+        board.lose_latest();
+        assert_eq!(board.next_lost(), Some(Psn::new(103)));
+        board.lose_one(Psn::new(101));
+        assert_eq!(board.next_lost(), Some(Psn::new(101)));
+        board.lose_all();
+        assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
+        assert_eq!((board.latest_sent(), board.loss_time(PATIENCE)), (None, None));
+        board.handle_ack(Psn::new(104), None, at(6));
+        assert!(board.is_empty());
+        assert_eq!(board.next_lost(), None);
+    }
+
+    /// What a packet is, kept the slow way.
+    #[derive(Clone, Copy, Debug)]
+    struct Plain {
+        state: State,
+        repeated: bool,
+        judged: bool,
+        order: u64,
+        sent_at: Time,
+    }
+
+    struct Model {
+        first: Psn,
+        una: usize,
+        packets: Vec<Plain>,
+        sent: u64,
+        newest: Option<(u64, Time)>,
+        serial: u32,
+        recent_rtt: Duration,
+        least_rtt: Option<Duration>,
+        /// Transmission number and round-trip time of the sample of this report.
+        sample: Option<(u64, Duration)>,
+    }
+
+    impl Model {
+        fn new(first: Psn) -> Self {
+            Self {
+                first,
+                una: 0,
+                packets: Vec::new(),
+                sent: 0,
+                newest: None,
+                serial: 0,
+                recent_rtt: Duration::ZERO,
+                least_rtt: None,
+                sample: None,
+            }
+        }
+
+        fn deliver(&mut self, index: usize, now: Time) {
+            let packet = &mut self.packets[index];
+            if packet.state == State::Delivered {
+                return;
+            }
+            let was_lost = packet.state == State::Lost;
+            packet.state = State::Delivered;
+            let rtt = now - packet.sent_at;
+            let usual = match packet.judged {
+                true => self.recent_rtt.as_nanos(),
+                false => self.least_rtt.unwrap_or_default().as_nanos(),
+            };
+            let least = usual - usual / 8;
+            if was_lost || (packet.repeated && rtt.as_nanos() < least) {
+                return;
+            }
+            if !packet.repeated {
+                self.sample = self.sample.max(Some((packet.order, rtt)));
+            }
+            self.newest = self.newest.max(Some((packet.order, packet.sent_at)));
+        }
+
+        fn acknowledge(&mut self, una: usize, sack: Option<&Sack>, now: Time) {
+            self.sample = None;
+            (self.una..una).for_each(|index| self.deliver(index, now));
+            self.una = self.una.max(una);
+            if let Some(sack) = sack.filter(|sack| sack.serial > self.serial) {
+                self.take_bits(sack, now);
+            }
+            if let Some((_, rtt)) = self.sample {
+                self.recent_rtt = rtt;
+                self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
+            }
+            if let Some(packet) = self.packets.get_mut(self.una)
+                && packet.state == State::Delivered
+            {
+                (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+            }
+        }
+
+        fn take_bits(&mut self, sack: &Sack, now: Time) {
+            self.serial = sack.serial;
+            let start = sack.start.distance_from(self.first) as usize;
+            for index in self.una..self.packets.len() {
+                let bit = index.wrapping_sub(start);
+                if bit >= Sack::BITS as usize {
+                    continue;
+                }
+                if sack.bits() >> bit & 1 == 1 {
+                    self.deliver(index, now);
+                } else if self.packets[index].state == State::Delivered {
+                    let packet = &mut self.packets[index];
+                    (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+                }
+            }
+        }
+
+        fn detect(&mut self, now: Time, reorder: u64) {
+            let Some((newest, _)) = self.newest else {
+                return;
+            };
+            for packet in &mut self.packets[self.una..] {
+                let late = packet.order < newest && packet.sent_at + PATIENCE <= now;
+                if packet.state == State::InFlight && (packet.order + reorder <= newest || late) {
+                    (packet.state, packet.judged) = (State::Lost, true);
+                }
+            }
+        }
+
+        fn first_lost(&self) -> Option<Psn> {
+            let lost = |packet: &Plain| packet.state == State::Lost;
+            let index = self.packets[self.una..].iter().position(lost)?;
+            Some(self.first.plus((self.una + index) as u32))
+        }
+    }
+
+    /// Random sendings and reports, old and wrong ones among them, against the slow model.
+    #[test]
+    fn agrees_with_a_scan_of_all_packets() {
+        for seed in 0..200 {
+            let mut rng = SplitMix64::new(seed);
+            let first = Psn::new(rng.next_u32() | 0xff_ff00);
+            let mut board = Scoreboard::new(first, 200);
+            let mut model = Model::new(first);
+            let mut now = Time::ZERO;
+            for _ in 0..1_500 {
+                now += Duration::from_micros(u64::from(rng.next_u32() % 40));
+                let span = model.packets.len() - model.una;
+                match rng.next_u32() % 10 {
+                    0..=4 if span < 200 => {
+                        board.sent_first(now);
+                        let (order, sent_at) = (model.sent, now);
+                        model.packets.push(Plain {
+                            state: State::InFlight,
+                            repeated: false,
+                            judged: false,
+                            order,
+                            sent_at,
+                        });
+                        model.sent += 1;
+                    }
+                    5 | 6 => {
+                        if let Some(psn) = board.next_lost() {
+                            board.retransmitted(psn, now);
+                            let packet = &mut model.packets[psn.distance_from(first) as usize];
+                            (packet.state, packet.repeated) = (State::InFlight, true);
+                            (packet.order, packet.sent_at) = (model.sent, now);
+                            model.sent += 1;
+                        }
+                    }
+                    7 => {
+                        let una = model.una + rng.next_u32() as usize % (span / 4 + 1);
+                        board.handle_ack(first.plus(una as u32), None, now);
+                        model.acknowledge(una, None, now);
+                    }
+                    8 => {
+                        let start = model.una + rng.next_u32() as usize % (span + 1);
+                        let bits = u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64());
+                        let serial = (model.serial + rng.next_u32() % 4).saturating_sub(1);
+                        let sack = Sack::new(serial.max(1), first.plus(start as u32), bits);
+                        // Bits for packets that were never sent must not matter.
+                        let una = model.una;
+                        board.handle_ack(first.plus(una as u32), Some(&sack), now);
+                        model.acknowledge(una, Some(&sack), now);
+                    }
+                    _ => {
+                        let reorder = board.reorder_packets.into();
+                        board.detect(now, PATIENCE);
+                        model.detect(now, reorder);
+                    }
+                }
+                assert_eq!(board.next_lost(), model.first_lost(), "seed {seed}");
+                let flying = |packet: &&Plain| packet.state == State::InFlight;
+                let in_flight = model.packets[model.una..].iter().filter(flying).count();
+                assert_eq!(board.in_flight() as usize, in_flight, "seed {seed}");
+                assert_eq!(board.una(), first.plus(model.una as u32), "seed {seed}");
+            }
+        }
+    }
+}

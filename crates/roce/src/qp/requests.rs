@@ -1,0 +1,560 @@
+//! The posted requests of a reliable connection, and the cursor that sends them (IBA 9.7.3 to 9.7.7,
+//! requester side).
+//!
+//! Requests stand in one queue, oldest first. Each is given its PSNs when it is posted, so the queue
+//! is at the same time the map from PSN to request:
+//!
+//! ```text
+//!   front                       next                         back
+//!   | done | outstanding ....... | not yet sent ............. |
+//!          una                   cursor (next, next_packet)
+//! ```
+//!
+//! This is what both modes of loss recovery share: numbering, windows and fences, credits, building
+//! packets, completions in order. What is retransmitted, and when, is decided by a
+//! [`SendRecovery`]; nothing in here knows which.
+//!
+//! Invariants:
+//! - everything before `una` is acknowledged, and requests keep their PSNs however often they are
+//!   sent, so the responder can tell old from new;
+//! - a READ or atomic is done only by its responses;
+//! - local operations take no PSN. They are carried out when the cursor comes to them, once, and
+//!   complete in their turn: one that was carried out is never the front;
+//! - a request that cannot run locally stops the cursor, and fails when it has become the front,
+//!   so that completions stay in order (C2).
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+use super::codes::{NO_CREDITS, credit_count, rnr_delay};
+use super::link::{Draft, Link};
+use super::recovery::SendRecovery;
+use super::request::{self, ATOMIC_BYTES, Request};
+use super::{Context, HELD_RESPONSES};
+use crate::endpoint::Insert;
+use crate::planted::Bug;
+use crate::region::Purpose;
+use crate::report::Credits;
+use crate::rtt::RttMeter;
+use crate::sg::{self, Extent};
+use crate::time::Time;
+use crate::verbs::{SendWr, WcStatus};
+use crate::wire::{Aeth, Psn, Syndrome};
+
+/// An acknowledgement is requested at least this often, in packets.
+const MAX_ACK_INTERVAL: u32 = 32;
+
+/// `rnr_retry` that never gives up.
+const RNR_FOREVER: u8 = 7;
+
+/// A request that ended badly, and with it the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Which one, counted from the front of the queue.
+    pub(super) index: usize,
+    /// How it ended. All others are flushed.
+    pub(super) status: WcStatus,
+}
+
+/// How far the responder's credits reach (IBA 9.7.7.2).
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Credit {
+    /// The responder has not said yet. A connection starts as if it did not count: receives are
+    /// usually posted before, and the first messages then need no extra round trip. If there are
+    /// none, the RNR NAK says so, which costs one window of packets, once: from then on there are
+    /// no credits until an acknowledgement brings some.
+    Unknown,
+    /// The responder does not count.
+    Unlimited,
+    /// Messages up to this sequence number have a receive waiting.
+    UpTo(Psn),
+}
+
+/// A response to a READ or an atomic.
+pub(super) struct Response {
+    /// Where in the READ's message its payload stands.
+    pub(super) offset: u32,
+    pub(super) payload_len: usize,
+    /// What an atomic found.
+    pub(super) original: Option<u64>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Requests {
+    pub(super) queue: VecDeque<Request>,
+    pub(super) limit: u32,
+    /// First PSN of the next work request to be posted.
+    pub(super) post_psn: Psn,
+    /// Sequence number of the last work request posted.
+    post_ssn: Psn,
+    /// Request packets of all work requests posted.
+    post_packets: u32,
+    pub(super) una: Psn,
+    /// One past the highest PSN ever sent (or asked for, by READ).
+    pub(super) sent_end: Psn,
+    pub(super) next: usize,
+    pub(super) next_packet: u32,
+    /// READs and atomics between `una` and the cursor.
+    pub(super) awaited: u32,
+    pub(super) packets_since_ack_req: u32,
+    /// Last packet sent without credit; one at a time.
+    pub(super) probe: Option<Psn>,
+    credit: Credit,
+    pub(super) retries_left: u8,
+    pub(super) rnr_retries_left: u8,
+    /// When the first timeout was excused since the peer was last heard.
+    pub(super) excused_since: Option<Time>,
+    /// The peer has no receives: nothing is sent until then.
+    pub(super) rnr_until: Option<Time>,
+    /// No request is begun.
+    pub(super) is_paused: bool,
+    pub(super) rtt: Box<RttMeter>,
+}
+
+impl Requests {
+    pub(super) fn new(limit: u32, first_psn: Psn) -> Requests {
+        Requests::fresh(VecDeque::with_capacity(limit as usize), limit, first_psn)
+    }
+
+    /// Forgets everything, posted work requests too.
+    pub(super) fn reset(&mut self, first_psn: Psn) {
+        let mut queue = core::mem::take(&mut self.queue);
+        queue.clear();
+        *self = Requests::fresh(queue, self.limit, first_psn);
+    }
+
+    fn fresh(queue: VecDeque<Request>, limit: u32, first_psn: Psn) -> Requests {
+        Requests {
+            queue,
+            limit,
+            post_psn: first_psn,
+            post_ssn: Psn::default(),
+            post_packets: 0,
+            una: first_psn,
+            sent_end: first_psn,
+            next: 0,
+            next_packet: 0,
+            awaited: 0,
+            packets_since_ack_req: 0,
+            probe: None,
+            credit: Credit::Unknown,
+            retries_left: 0,
+            rnr_retries_left: 0,
+            excused_since: None,
+            rnr_until: None,
+            is_paused: false,
+            rtt: Box::default(),
+        }
+    }
+
+    /// Queues a request of `len` bytes, which is within limits.
+    pub(super) fn post(&mut self, link: &Link, wr: SendWr, len: u32) {
+        let mut request = Request {
+            wr,
+            len,
+            first_psn: self.post_psn,
+            packets: 0,
+            done: 0,
+            ssn: self.post_ssn,
+            packets_before: self.post_packets,
+            is_executed: false,
+            fault: None,
+        };
+        if !request.is_local() {
+            request.packets = link.psns(len, request.is_read());
+            // Selective repeat counts receives only: a WRITE may be several messages to the peer.
+            if !link.is_selective() || request.takes_receive() {
+                request.ssn = request.ssn.next();
+            }
+        }
+        self.post_ssn = request.ssn;
+        self.post_psn = self.post_psn.plus(request.packets);
+        self.post_packets = self.post_packets.wrapping_add(request.request_packets());
+        self.queue.push_back(request);
+    }
+
+    // ---- sending -------------------------------------------------------------------------------
+
+    /// Leaves in `cx.packet` the next request packet, if one may be sent now.
+    pub(super) fn poll<R: SendRecovery>(
+        &mut self,
+        recovery: &mut R,
+        cx: &mut Context<'_>,
+        link: &Link,
+    ) -> Result<(), Fault> {
+        if self.rnr_until.is_some() {
+            return Ok(());
+        }
+        recovery.poll_retransmission(self, cx, link)?;
+        if cx.packet.is_some() {
+            return Ok(());
+        }
+        while let Some(request) = self.queue.get(self.next) {
+            if request.fault.is_none() && !self.may_send(recovery, request, link) {
+                return Ok(());
+            }
+            if !request.is_local() {
+                let built = self.build(recovery, cx, link);
+                return built.or_else(|status| self.fail_at_cursor(status));
+            }
+            if let Err(status) = self.pass_local(cx, link) {
+                return self.fail_at_cursor(status);
+            }
+        }
+        Ok(())
+    }
+
+    /// The request at the cursor cannot run. Those before it still complete.
+    fn fail_at_cursor(&mut self, status: WcStatus) -> Result<(), Fault> {
+        let index = self.next;
+        if index == 0 {
+            return Err(Fault { index, status });
+        }
+        if let Some(request) = self.queue.get_mut(index) {
+            request.fault = Some(status);
+        }
+        Ok(())
+    }
+
+    /// Whether the request at the cursor may go on.
+    fn may_send<R: SendRecovery>(&self, recovery: &R, request: &Request, link: &Link) -> bool {
+        if request.is_local() {
+            return self.may_begin(recovery, request, request.is_executed);
+        }
+        let is_begun = request.first_psn.is_before(self.sent_end);
+        recovery.room(self, link) > 0
+            && self.psns_are_distinct(request)
+            && (self.next_packet > 0 || self.may_begin(recovery, request, is_begun))
+            && (!request.awaits_response() || self.may_await(recovery, link))
+            && (self.has_credit(request) || self.probe.is_none())
+    }
+
+    /// Whether a request may start, as far as a pause and the requests before it are concerned. One
+    /// that the peer would hold back, and have retransmitted, because too much of the READs before it
+    /// is unanswered, waits here.
+    fn may_begin<R: SendRecovery>(&self, recovery: &R, request: &Request, is_begun: bool) -> bool {
+        let would_be_held = || {
+            !request.is_read() && recovery.missing_responses(self, request) > HELD_RESPONSES.into()
+        };
+        (is_begun || !self.is_paused)
+            && (self.awaited == 0 || !(request.is_fenced() || would_be_held()))
+    }
+
+    /// Whether another READ or atomic may be outstanding. One that is not allowed at all is built
+    /// anyway, to fail there.
+    fn may_await<R: SendRecovery>(&self, recovery: &R, link: &Link) -> bool {
+        let limit = u32::from(link.peer.max_rd_atomic);
+        limit == 0 || (self.awaited < limit && recovery.may_await())
+    }
+
+    /// Carries out the local operation at the cursor, unless it was before a going back.
+    fn pass_local(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+        let request = &mut self.queue[self.next];
+        if let Some(status) = request.fault {
+            return Err(status);
+        }
+        if !request.is_executed {
+            request::execute_local(cx, link, request.wr.op)?;
+            request.is_executed = true;
+        }
+        self.next += 1;
+        self.complete_executed(cx, link);
+        Ok(())
+    }
+
+    /// Request packets between `una` and the cursor.
+    pub(super) fn unacknowledged(&self) -> u32 {
+        let acknowledged = self.position(0, self.queue.front().map_or(0, |front| front.done));
+        self.position(self.next, self.next_packet).wrapping_sub(acknowledged)
+    }
+
+    /// Request packets before packet `packet` of the request at `index`, since the first request.
+    fn position(&self, index: usize, packet: u32) -> u32 {
+        match self.queue.get(index) {
+            Some(request) if request.is_read() => request.packets_before,
+            Some(request) => request.packets_before.wrapping_add(packet),
+            None => self.post_packets,
+        }
+    }
+
+    /// The request that `psn`, which was sent, belongs to, if it is still in the queue.
+    pub(super) fn index_of(&self, psn: Psn) -> Option<usize> {
+        let first = self.queue.front()?.packets_before;
+        // All that is posted may be more than the circle of PSNs; all that was sent is less than half.
+        let back = psn.distance_from(self.sent_end);
+        let back = (back < 0).then_some(back.unsigned_abs())?;
+        let packet = self.position(self.next, self.next_packet).wrapping_sub(back);
+        let ahead = packet.wrapping_sub(first);
+        if ahead >= Psn::MODULUS {
+            return None;
+        }
+        // Local operations take no PSN: of several that start at one, the last owns it.
+        let (mut low, mut high) = (0, self.queue.len().min(self.next + 1));
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.queue[middle].packets_before.wrapping_sub(first) <= ahead {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low.checked_sub(1)
+    }
+
+    /// Half the circle of PSNs may be outstanding, or old and new could not be told apart.
+    fn psns_are_distinct(&self, request: &Request) -> bool {
+        let last = match request.is_read() {
+            true => request.last_psn(),
+            false => request.first_psn.plus(self.next_packet),
+        };
+        last.distance_from(self.una) >= 0
+    }
+
+    fn has_credit(&self, request: &Request) -> bool {
+        match self.credit {
+            Credit::Unknown | Credit::Unlimited => true,
+            Credit::UpTo(last) => !request.takes_receive() || !last.is_before(request.ssn),
+        }
+    }
+
+    /// Builds the packet at the cursor and moves the cursor past it.
+    fn build<R: SendRecovery>(
+        &mut self,
+        recovery: &mut R,
+        cx: &mut Context<'_>,
+        link: &Link,
+    ) -> Result<(), WcStatus> {
+        self.check(cx, link)?;
+        let request = &self.queue[self.next];
+        let ack_req = request.is_read()
+            || self.next_packet + 1 == request.packets
+            || recovery.wants_ack(self, link)
+            || !self.has_credit(request);
+        let (draft, payload_len) = request.packet(self.next_packet, cx, link, ack_req)?;
+        let draft = Draft { ordered: recovery.is_ordered(self), ..draft };
+        self.count_sent(recovery, cx, link, &draft);
+        cx.emit(link, draft, payload_len);
+        Ok(())
+    }
+
+    /// Local conditions that hold for the whole request, checked when it starts.
+    fn check(&self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+        let request = &self.queue[self.next];
+        if let Some(status) = request.fault {
+            return Err(status);
+        }
+        // One that was begun before the limit fell is finished.
+        let is_begun = request.first_psn.is_before(self.sent_end);
+        if request.awaits_response() && link.peer.max_rd_atomic == 0 && !is_begun {
+            return Err(WcStatus::LocalQpError);
+        }
+        if self.next_packet != 0 && !request.is_read() {
+            return Ok(());
+        }
+        sg::check_all(cx.regions, link.pd, request.purpose(), &request.wr.sges).map_err(|refusal| {
+            cx.count_refusal(refusal);
+            WcStatus::LocalProtectionError
+        })
+    }
+
+    /// Whether so many packets have left without a request for an acknowledgement that the next one
+    /// makes it, with a window of `window` packets.
+    pub(super) fn ack_is_overdue(&self, window: u32) -> bool {
+        self.packets_since_ack_req + 1 >= (window / 4).clamp(1, MAX_ACK_INTERVAL)
+    }
+
+    fn count_sent<R: SendRecovery>(
+        &mut self,
+        recovery: &mut R,
+        cx: &mut Context<'_>,
+        link: &Link,
+        draft: &Draft,
+    ) {
+        let Draft { psn, ack_req, .. } = *draft;
+        if psn.is_before(self.sent_end) {
+            cx.count(|c| &mut c.retransmitted_packets);
+        }
+        self.packets_since_ack_req = if ack_req { 0 } else { self.packets_since_ack_req + 1 };
+        if !self.has_credit(&self.queue[self.next]) {
+            self.probe = Some(psn);
+            cx.count(|c| &mut c.credit_probes);
+        }
+        recovery.sent(self, cx, link, draft);
+        let end = self.move_cursor();
+        if self.sent_end.is_before(end) {
+            self.sent_end = end;
+        }
+    }
+
+    /// Moves the cursor one packet on and returns the PSN that follows what was sent.
+    fn move_cursor(&mut self) -> Psn {
+        let request = &self.queue[self.next];
+        let sent = if request.is_read() { request.packets } else { self.next_packet + 1 };
+        let end = request.first_psn.plus(sent);
+        self.awaited += u32::from(request.awaits_response());
+        if sent == request.packets {
+            self.next += 1;
+            self.next_packet = 0;
+        } else {
+            self.next_packet = sent;
+        }
+        end
+    }
+
+    // ---- answers -------------------------------------------------------------------------------
+
+    /// Checks the payload of a response against the request at `index` and resolves where it goes.
+    pub(super) fn place_response(
+        &self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        index: usize,
+        response: &Response,
+    ) -> Result<(), Fault> {
+        let request = &self.queue[index];
+        let Response { offset, payload_len, original } = *response;
+        let (carried, len) = match original {
+            Some(_) => (0, ATOMIC_BYTES),
+            None => {
+                let len = request.piece(offset / link.mtu, link.mtu);
+                (len as usize, len)
+            }
+        };
+        if payload_len != carried || !offset.is_multiple_of(link.mtu) {
+            cx.count(|c| &mut c.bad_length);
+            return Err(bad_response(cx));
+        }
+        cx.stretch(link, Purpose::LocalWrite, &request.wr.sges, Extent { offset, len })
+            .map_err(|_| Fault { index, status: WcStatus::LocalProtectionError })?;
+        if let Some(original) = original {
+            *cx.insert = Insert::Value(original);
+        }
+        Ok(())
+    }
+
+    /// Completes the front, and the local operations right behind it that were carried out.
+    pub(super) fn complete_front(&mut self, cx: &mut Context<'_>, link: &Link) {
+        self.complete_one(cx, link);
+        self.complete_executed(cx, link);
+    }
+
+    fn complete_executed(&mut self, cx: &mut Context<'_>, link: &Link) {
+        while self.queue.front().is_some_and(|front| front.is_executed) {
+            self.complete_one(cx, link);
+        }
+    }
+
+    fn complete_one(&mut self, cx: &mut Context<'_>, link: &Link) {
+        let Some(request) = self.queue.pop_front() else {
+            return;
+        };
+        if self.next > 0 {
+            self.next -= 1;
+            self.awaited -= u32::from(request.awaits_response());
+        } else {
+            self.next_packet = 0;
+        }
+        if request.wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+            cx.complete_send(link, &request, WcStatus::Success, request.bytes_brought());
+        }
+    }
+
+    /// Fails if the front cannot run: everything before it has completed.
+    pub(super) fn check_front(&self) -> Result<(), Fault> {
+        match self.queue.front().and_then(|front| front.fault) {
+            Some(status) => Err(Fault { index: 0, status }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether anything before the cursor is unanswered.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.next > 0 || self.queue.front().is_some_and(|front| self.next_packet > front.done)
+    }
+
+    // ---- credits and retries -------------------------------------------------------------------
+
+    /// Credits for requests from the cursor on.
+    pub(super) fn credits(&self) -> Credits {
+        match self.credit {
+            Credit::Unknown => Credits::Unknown,
+            Credit::Unlimited => Credits::Unlimited,
+            Credit::UpTo(last) => {
+                let begun = self.queue.get(self.next).map_or(self.post_ssn, |at| at.ssn.minus(1));
+                Credits::Messages(last.distance_from(begun).max(0) as u32)
+            }
+        }
+    }
+
+    /// Limits only grow: an acknowledgement that was overtaken must not take credits back.
+    pub(super) fn take_credit(&mut self, aeth: Aeth) {
+        let Syndrome::Ack { credits } = aeth.syndrome else {
+            return;
+        };
+        let Some(receives) = credit_count(credits) else {
+            debug_assert_eq!(credits, NO_CREDITS);
+            self.credit = Credit::Unlimited;
+            return;
+        };
+        let last = Psn::new(aeth.msn).plus(receives);
+        self.credit = match self.credit {
+            Credit::UpTo(known) if last.is_before(known) => Credit::UpTo(known),
+            _ => Credit::UpTo(last),
+        };
+    }
+
+    /// An RNR NAK says that there are no receives.
+    pub(super) fn note_no_credit(&mut self, aeth: Aeth) {
+        if let Credit::Unknown = self.credit {
+            self.credit = Credit::UpTo(Psn::new(aeth.msn));
+        }
+    }
+
+    /// The peer was heard.
+    pub(super) fn restore_retries(&mut self, link: &Link) {
+        self.retries_left = link.peer.retry_count;
+        self.excused_since = None;
+    }
+
+    /// `una` has moved.
+    pub(super) fn note_acknowledged(&mut self, link: &Link) {
+        self.rnr_retries_left = link.peer.rnr_retry;
+        self.probe = self.probe.filter(|probe| !probe.is_before(self.una));
+    }
+
+    /// Spends one of the retries after timeouts and sequence errors.
+    pub(super) fn spend_retry(&mut self) -> Result<(), Fault> {
+        let fault = Fault { index: 0, status: WcStatus::RetryExceeded };
+        self.retries_left = self.retries_left.checked_sub(1).ok_or(fault)?;
+        Ok(())
+    }
+
+    /// The peer has no receive for the request at `una`: sending waits as long as its RNR NAK says.
+    /// Returns whether that is news.
+    pub(super) fn wait_for_receiver(
+        &mut self,
+        cx: &mut Context<'_>,
+        link: &Link,
+        timer: u8,
+    ) -> Result<bool, Fault> {
+        if self.rnr_until.is_some() {
+            return Ok(false);
+        }
+        if link.peer.rnr_retry != RNR_FOREVER {
+            let fault = Fault { index: 0, status: WcStatus::RnrRetryExceeded };
+            self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(fault)?;
+        }
+        // The peer answers, so the path works: what counts from here on are RNR retries.
+        self.restore_retries(link);
+        if !cx.planted.is(Bug::RnrWaitForgotten) {
+            self.rnr_until = Some(cx.now + rnr_delay(timer));
+        }
+        Ok(true)
+    }
+}
+
+/// Counts an answer that does not belong to its request, and ends the connection.
+pub(super) fn bad_response(cx: &mut Context<'_>) -> Fault {
+    cx.count(|c| &mut c.bad_response);
+    Fault { index: 0, status: WcStatus::BadResponse }
+}
