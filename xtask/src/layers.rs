@@ -31,8 +31,15 @@ const LAYERS: &[Layer] = &[
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
     Layer { name: "ibverbs", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
     Layer {
+        name: "engine",
+        may_use: &["roce", "xio", "nic", "host"],
+        tests_may_use: &[],
+        pure: false,
+    },
+    Layer { name: "client", may_use: &["xio", "host", "engine"], tests_may_use: &[], pure: false },
+    Layer {
         name: "dquant",
-        may_use: &["roce", "sim", "xio", "nic", "host", "ibverbs"],
+        may_use: &["roce", "sim", "xio", "nic", "host", "engine", "client", "ibverbs"],
         tests_may_use: &[],
         pure: false,
     },

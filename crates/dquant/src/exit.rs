@@ -6,6 +6,8 @@
 
 use std::{fmt, io};
 
+use client::{Fault, Reason};
+use engine::error::{Kind, lacks_descriptors, split_hint};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Exit codes of every command.
@@ -22,20 +24,6 @@ pub enum Exit {
     PeerUnreachable = 3,
 }
 
-const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
-
-/// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
-/// over a socket, are text by the time they come here.
-pub(crate) fn lacks_descriptors(message: &str) -> bool {
-    message.contains("(os error 24)")
-}
-
-/// What the system said, for a line of a daemon, and what helps where descriptors are missing.
-pub(crate) fn with_limit_hint(error: &impl fmt::Display) -> String {
-    let text = error.to_string();
-    if lacks_descriptors(&text) { format!("{text}; {DESCRIPTORS_HINT}") } else { text }
-}
-
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum CliError {
@@ -49,8 +37,6 @@ pub enum CliError {
         hint: Option<String>,
         /// The exit code it leads to.
         exit: Exit,
-        /// Whether the same may work a little later.
-        transient: bool,
     },
 }
 
@@ -72,13 +58,8 @@ impl CliError {
 
     /// Errors of the libraries may carry a hint behind their message; it gets a line of its own.
     fn failed(exit: Exit, message: impl fmt::Display) -> CliError {
-        let text = message.to_string();
-        let (message, hint) = match text.rsplit_once("; hint: ") {
-            Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
-            None => (text, None),
-        };
-        let hint = if lacks_descriptors(&message) { Some(DESCRIPTORS_HINT.into()) } else { hint };
-        CliError::Failed { message, hint, exit, transient: exit == Exit::PeerUnreachable }
+        let (message, hint) = split_hint(message);
+        CliError::Failed { message, hint, exit }
     }
 
     /// Adds the next thing to try.
@@ -87,25 +68,11 @@ impl CliError {
         match self {
             // The cause lies elsewhere than whoever adds this hint could know.
             CliError::Failed { ref message, .. } if lacks_descriptors(message) => self,
-            CliError::Failed { message, exit, transient, .. } => {
-                CliError::Failed { message, hint: Some(text.to_string()), exit, transient }
+            CliError::Failed { message, exit, .. } => {
+                CliError::Failed { message, hint: Some(text.to_string()), exit }
             }
             CliError::PipeClosed => CliError::PipeClosed,
         }
-    }
-
-    /// Marks a failure that may pass by itself: whoever has time tries again.
-    #[must_use]
-    pub fn transient(mut self) -> CliError {
-        if let CliError::Failed { transient, .. } = &mut self {
-            *transient = true;
-        }
-        self
-    }
-
-    /// Whether the same may work a little later. A peer that cannot be reached may come back.
-    pub fn is_transient(&self) -> bool {
-        matches!(self, CliError::Failed { transient: true, .. })
     }
 
     /// Message and hint, for passing the error on to another process.
@@ -133,6 +100,79 @@ impl CliError {
     }
 }
 
+impl From<engine::Error> for CliError {
+    fn from(error: engine::Error) -> CliError {
+        let exit = match error.kind() {
+            Kind::Invalid => Exit::Usage,
+            Kind::Unreachable => Exit::PeerUnreachable,
+        };
+        let (message, hint) = error.parts();
+        CliError::Failed { message, hint, exit }
+    }
+}
+
+impl From<client::Error> for CliError {
+    fn from(error: client::Error) -> CliError {
+        let failed = CliError::failed(exit_of(&error), &error);
+        match hint_for(&error) {
+            Some(hint) => failed.hint(hint),
+            None => failed,
+        }
+    }
+}
+
+fn exit_of(error: &client::Error) -> Exit {
+    use client::Error as E;
+    match error {
+        E::Refused { reason: Reason::CheckFailed, .. }
+        | E::Stream { fault: Fault::Data | Fault::Storage, .. } => Exit::CheckFailed,
+        E::NoDaemon { .. }
+        | E::Closed { .. }
+        | E::NoAnswer { .. }
+        | E::DaemonDied
+        | E::Refused { reason: Reason::Unreachable, .. }
+        | E::Stream { fault: Fault::Target | Fault::Stopped, .. } => Exit::PeerUnreachable,
+        _ => Exit::Usage,
+    }
+}
+
+const START_AGAIN: &str = "start it again and open the stream at the batch you need";
+
+/// What helps against an error of the client library, in the words of the command line.
+fn hint_for(error: &client::Error) -> Option<&str> {
+    use client::Error as E;
+    Some(match error {
+        E::Url { .. } => {
+            "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web"
+        }
+        E::Plan { hint, .. } => hint.as_deref().unwrap_or("`dquant cat --help` shows plans"),
+        E::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
+        E::NoDaemon { .. } => {
+            "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
+        }
+        E::Denied { .. } => {
+            "it is its owner's: run as that user or as root, or start a DPU of your own"
+        }
+        E::Connect(_) => {
+            "name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"
+        }
+        E::ForeignDaemon { .. } => {
+            "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
+        }
+        E::Refused { hint, .. } => return hint.as_deref(),
+        E::Stream { fault: Fault::Data, .. } => {
+            "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
+        }
+        E::Stream { fault: Fault::Storage, .. } => "look after the file on the target's machine",
+        E::Stream { fault: Fault::Target, .. } => {
+            "start the target again; a longer wait is --reconnect"
+        }
+        E::Stream { fault: Fault::Stopped, .. } | E::DaemonDied => START_AGAIN,
+        E::SmallBuffer { .. } => "read at least one batch at a time",
+        _ => return None,
+    })
+}
+
 /// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -154,7 +194,7 @@ async fn hung_up(hangup: &mut Option<Signal>) {
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
-    let runtime = crate::runtime::current_thread()?;
+    let runtime = engine::runtime::current_thread()?;
     let keep_hangup = ignores_hangup();
     let listen = |kind| signal(kind).map_err(CliError::usage);
     let (mut terminate, mut interrupt, mut hangup) = {
@@ -195,24 +235,6 @@ mod tests {
     fn a_closed_pipe_is_quiet_success() {
         let error = CliError::from_output(&io::ErrorKind::BrokenPipe.into());
         assert_eq!(error.hint("none").exit(), Exit::Good);
-    }
-
-    #[test]
-    fn a_hint_of_a_library_becomes_ours() {
-        let error = CliError::usage("no io_uring: EPERM; hint: allow it in the container");
-        let hint = Some("allow it in the container".to_owned());
-        assert_eq!(error.parts(), ("no io_uring: EPERM".to_owned(), hint));
-        let better = error.hint("run as root");
-        assert_eq!(better.parts().1.as_deref(), Some("run as root"));
-    }
-
-    #[test]
-    fn a_lack_of_descriptors_has_its_own_hint() {
-        let errno = io::Error::from_raw_os_error(24);
-        let error = CliError::usage(format!("socket s: {errno}")).hint("choose another --socket");
-        assert!(error.parts().1.expect("a hint").contains("ulimit -n"));
-        let other = CliError::usage("socket s: in use").hint("choose another --socket");
-        assert_eq!(other.parts().1.as_deref(), Some("choose another --socket"));
     }
 
     #[test]

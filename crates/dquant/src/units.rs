@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+pub use engine::budget::Bytes;
 use roce::Duration;
 use thiserror::Error;
 
@@ -175,22 +176,6 @@ impl Scale {
         let names: Vec<&str> =
             self.suffixes.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
         names.join(", ")
-    }
-}
-
-/// A size for people, in binary units: `1.5 MiB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        if self.0 < 1024 {
-            return write!(f, "{} B", self.0);
-        }
-        let exponent = (self.0.ilog2() / 10) as usize;
-        let value = self.0 as f64 / (1_u64 << (10 * exponent)) as f64;
-        write!(f, "{value:.1} {}", UNITS[exponent - 1])
     }
 }
 

@@ -8,7 +8,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`dataset`] | token files described from their header bytes: flat, NumPy, Megatron |
-//! | [`plan`] | the plan language, its errors, and where each action runs |
+//! | [`plan`] | the plan language and its errors |
+//! | [`stage`] | a plan compiled to stages: types, where each runs, the loop that runs them over a block |
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
 //! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Verbs` and [`disk`] |
 //! | [`capsule`] | what the two say to each other |
@@ -29,4 +30,5 @@ pub mod order;
 pub mod plan;
 pub mod reader;
 pub mod reference;
+pub mod stage;
 pub mod target;

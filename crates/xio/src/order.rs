@@ -26,7 +26,8 @@ use alloc::vec::Vec;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::plan::Plan;
+use crate::plan::Shuffle;
+use crate::stage::{Branch, Pipeline};
 
 pub use blend::{Blend, BlendCursor, MAX_DATASETS, MAX_TOTAL_WEIGHT};
 pub use permutation::Permutation;
@@ -182,23 +183,25 @@ impl Order {
         }
     }
 
-    /// The order a plan asks for over datasets given in the order of its blend (see
-    /// [`Plan::bind`]); without a blend there is one dataset.
-    pub fn from_plan(plan: &Plan, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
-        let weights: Vec<u32> = match plan.blend() {
-            [] => Vec::from([1]),
-            parts => parts.iter().map(|part| part.weight).collect(),
-        };
-        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| match plan.shuffle() {
-            Some(shuffle) => BlockShuffle::new(
-                layout.samples,
-                layout.samples_per_block,
-                shuffle.blocks,
-                shuffle.seed,
-                dataset as u64,
-            ),
-            None => BlockShuffle::sequential(layout.samples, layout.samples_per_block),
+    /// The order that a pipeline asks for; `datasets` stand in the order of its branches.
+    ///
+    /// # Errors
+    /// When there are not as many datasets as branches, and as [`Blend::new`] and [`BlockShuffle::new`].
+    pub fn from_pipeline(
+        pipeline: &Pipeline,
+        datasets: &[SampleLayout],
+    ) -> Result<Order, OrderError> {
+        let branches = pipeline.branches();
+        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| {
+            let (samples, per_block) = (layout.samples, layout.samples_per_block);
+            match branches.get(dataset).and_then(Branch::shuffle) {
+                Some(Shuffle { seed, blocks }) => {
+                    BlockShuffle::new(samples, per_block, blocks, seed, dataset as u64)
+                }
+                None => BlockShuffle::sequential(samples, per_block),
+            }
         });
+        let weights: Vec<u32> = branches.iter().map(Branch::weight).collect();
         Order::new(Blend::new(&weights)?, shuffles.collect::<Result<_, _>>()?)
     }
 

@@ -24,7 +24,6 @@
 mod error;
 mod lexer;
 mod parse;
-mod placement;
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -35,7 +34,6 @@ use thiserror::Error;
 use crate::dataset::Dtype;
 
 pub use error::{PlanError, Problem};
-pub use placement::{Placement, PlacementError, Row, Site};
 
 /// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
 pub const MAX_WINDOW: u32 = 131_072;
@@ -188,7 +186,7 @@ impl fmt::Display for Plan {
 }
 
 /// Prints `blend(…)`.
-struct BlendText<'a>(&'a [Part]);
+pub(crate) struct BlendText<'a>(pub(crate) &'a [Part]);
 
 impl fmt::Display for BlendText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -222,4 +220,4 @@ impl fmt::Display for Quoted<'_> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests;
+pub(crate) mod tests;

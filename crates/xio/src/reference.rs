@@ -23,7 +23,8 @@ use crate::dataset::{Dtype, TokenFile};
 use crate::order::{
     OrderError, SampleLayout, block_permutation, dataset_key, sample_permutation, tail_slot,
 };
-use crate::plan::{PlacementError, Plan};
+use crate::plan::Plan;
+use crate::stage::CompileError;
 
 /// Reads single tokens as whole numbers.
 pub trait TokenReader {
@@ -42,7 +43,7 @@ impl<F: FnMut(u64) -> Option<i128>> TokenReader for F {
 pub enum ReferenceError {
     /// The files do not go with the plan.
     #[error(transparent)]
-    Types(#[from] PlacementError),
+    Types(#[from] CompileError),
     /// A file cannot be cut as the plan says.
     #[error(transparent)]
     Order(#[from] OrderError),

@@ -27,9 +27,9 @@ use roce::verbs::{
 use roce::world::Staging;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
-use crate::dataset::Dtype;
 use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
-use crate::kernel::{Kernels, NarrowError, can_narrow};
+use crate::kernel::Kernels;
+use crate::stage::{self, BlockError, Ran, TargetStages};
 
 /// Alignment of direct I/O; a register carries this much slack at either end.
 pub const IO_ALIGN: u32 = 4096;
@@ -62,12 +62,12 @@ pub const CREDIT_BYTES: u64 = SLOTS_PER_CREDIT as u64 * SLOT_BYTES;
 pub const WORK_PER_CREDIT: u32 = 2 * SLOTS_PER_CREDIT;
 
 /// A dataset of a session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Source {
     /// The open file.
     pub file: FileId,
-    /// Token type in the file.
-    pub dtype: Dtype,
+    /// What is done to its blocks, as the session agreed.
+    pub stages: TargetStages,
     /// Byte where the first token stands.
     pub data_offset: u64,
     /// Tokens in the file when the session began.
@@ -83,6 +83,8 @@ pub struct TargetCounters {
     pub source_bytes: u64,
     /// Bytes given to RDMA WRITE.
     pub written_bytes: u64,
+    /// Conversions of blocks.
+    pub narrowed_blocks: u64,
     /// Requests that ended with a token that does not fit.
     pub overflow: u64,
     /// Requests that ran into the end of a file cut short.
@@ -120,27 +122,23 @@ struct Job {
     qpn: Qpn,
     slot: u32,
     request: ReadRequest,
-    source: Source,
+    file: FileId,
+    /// Byte of the file at which the first token stands.
+    first_byte: u64,
+    /// Bytes of the tokens in the file.
+    len: u32,
 }
 
 impl Job {
-    fn first_byte(&self) -> u64 {
-        self.source.data_offset + self.request.first_token * u64::from(self.source.dtype.bytes())
-    }
-
-    fn len(&self) -> u32 {
-        self.request.tokens * self.source.dtype.bytes()
-    }
-
     /// Slack between the aligned start of the read and the first token.
     fn head(&self) -> u32 {
-        (self.first_byte() % u64::from(IO_ALIGN)) as u32
+        (self.first_byte % u64::from(IO_ALIGN)) as u32
     }
 
     fn read(&self, addr: u64, tag: u64) -> DiskRead {
-        let len = (self.head() + self.len()).next_multiple_of(IO_ALIGN);
-        let offset = self.first_byte() - u64::from(self.head());
-        DiskRead { file: self.source.file, offset, len, addr, tag }
+        let len = (self.head() + self.len).next_multiple_of(IO_ALIGN);
+        let offset = self.first_byte - u64::from(self.head());
+        DiskRead { file: self.file, offset, len, addr, tag }
     }
 }
 
@@ -182,25 +180,27 @@ impl Session {
         RecvWr { wr_id: u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
-    /// Checks a request against the session; the source it names.
-    fn admit(&mut self, request: &ReadRequest) -> Result<Source, Refusal> {
+    /// Checks a request against the session; the work that it asks for.
+    fn admit(&mut self, qpn: Qpn, slot: u32, request: ReadRequest) -> Result<Job, Refusal> {
         if request.seq != self.next_seq {
             return Err(Refusal::Replayed);
         }
         self.next_seq += 1;
-        let source = *self.sources.get(request.source as usize).ok_or(Refusal::UnknownSource)?;
+        let source = self.sources.get(request.source as usize).ok_or(Refusal::UnknownSource)?;
         let end = request.first_token.checked_add(u64::from(request.tokens));
         if end.is_none_or(|end| end > source.tokens) {
             return Err(Refusal::OutOfRange);
         }
-        let bytes = u64::from(request.tokens) * u64::from(source.dtype.bytes());
+        let width = u64::from(source.stages.stored().bytes());
+        let bytes = u64::from(request.tokens) * width;
         if bytes == 0 || bytes > u64::from(BLOCK_BYTES) {
             return Err(Refusal::BadLength);
         }
-        if source.dtype != request.deliver && !can_narrow(source.dtype, request.deliver) {
+        if request.deliver != source.stages.on_wire() {
             return Err(Refusal::BadType);
         }
-        Ok(source)
+        let first_byte = source.data_offset + request.first_token * width;
+        Ok(Job { qpn, slot, request, file: source.file, first_byte, len: bytes as u32 })
     }
 }
 
@@ -415,8 +415,8 @@ impl Target {
         if session.outstanding > session.memory.credits {
             return self.answer(verbs, memory, done.qpn, slot, &request, Refusal::NoCredit);
         }
-        match session.admit(&request) {
-            Ok(source) => session.pending.push_back(Job { qpn: done.qpn, slot, request, source }),
+        match session.admit(done.qpn, slot, request) {
+            Ok(job) => session.pending.push_back(job),
             Err(reason) => self.answer(verbs, memory, done.qpn, slot, &request, reason),
         }
     }
@@ -474,10 +474,10 @@ impl Target {
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
                     return self.release(register, Some(job.qpn));
                 }
-                let mut outcome = self.convert(memory, register, &job, done.result);
+                let mut outcome = self.run_stages(memory, register, &job, done.result);
                 // A read behind the new end of the file says only that the end lies before it.
                 if let Outcome::Truncated { at_byte } = &mut outcome {
-                    let end = disk.len_now(job.source.file).unwrap_or(*at_byte);
+                    let end = disk.len_now(job.file).unwrap_or(*at_byte);
                     *at_byte = end.min(*at_byte);
                 }
                 self.respond(verbs, memory, register, &job, outcome);
@@ -487,8 +487,8 @@ impl Target {
         }
     }
 
-    /// Checks that every byte came, converts in place, and sums what will be sent.
-    fn convert<M: Staging>(
+    /// Checks that every byte came, and runs the stages of the session over them.
+    fn run_stages<M: Staging>(
         &mut self,
         memory: &mut M,
         register: u32,
@@ -500,26 +500,27 @@ impl Target {
             Err(DiskFault::Io(errno)) => return Outcome::Storage { errno },
         };
         self.counters.source_bytes += u64::from(got);
-        if got < job.head() + job.len() {
-            let start = job.first_byte() - u64::from(job.head());
+        if got < job.head() + job.len {
+            let start = job.first_byte - u64::from(job.head());
             return Outcome::Truncated { at_byte: start + u64::from(got) };
         }
-        let addr = self.register_addr(register) + u64::from(job.head());
-        let block = memory.bytes_mut(addr, job.len() as usize);
-        let (from, to) = (job.source.dtype, job.request.deliver);
-        let converted = match from == to {
-            true => Ok(block.len()),
-            false => (self.kernels.narrow)(block, from, to),
+        let session = self.sessions.get(&job.qpn);
+        let Some(source) = session.and_then(|s| s.sources.get(job.request.source as usize)) else {
+            return Outcome::Refused(Refusal::UnknownSource);
         };
-        match converted {
-            Ok(bytes) => {
-                let crc32c = (self.kernels.crc32c)(0, &block[..bytes]);
+        let addr = self.register_addr(register) + u64::from(job.head());
+        let block = memory.bytes_mut(addr, job.len as usize);
+        match stage::run(source.stages.stages(), block, 0, &self.kernels) {
+            Ok(Ran { bytes, crc32c, narrowed }) => {
+                self.counters.narrowed_blocks += u64::from(narrowed);
                 Outcome::Done { bytes: bytes as u32, crc32c, source_bytes: got }
             }
-            Err(NarrowError::Overflow { index, value, .. }) => {
+            Err(BlockError::Overflow { index, value }) => {
                 Outcome::Overflow { token: job.request.first_token + index as u64, value }
             }
-            Err(_) => Outcome::Refused(Refusal::BadType),
+            Err(BlockError::Damaged | BlockError::Unsupported) => {
+                Outcome::Refused(Refusal::BadType)
+            }
         }
     }
 

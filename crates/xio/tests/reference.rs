@@ -1,14 +1,16 @@
-//! The fast path (order, blocks, narrowing kernel) against the reference, byte for byte.
+//! The fast path (order, blocks, compiled stages) against the reference, byte for byte.
 //!
-//! `fast_batch` below does what the pipeline does, without its buffers: ask the order where a
-//! sample lies, take its bytes out of a block, narrow them.
+//! `fast_batch` below does what target and reader do, without their buffers: ask the order where a
+//! sample lies, take its bytes out of a block, run the stages of both sides over them.
 #![allow(clippy::unwrap_used)]
 
+use proptest::prelude::*;
 use xio::dataset::{Dtype, TokenFile, flat};
-use xio::kernel::narrow_in_place;
+use xio::kernel::Kernels;
 use xio::order::{Order, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
+use xio::stage::{BlockError, Pipeline, run};
 
 struct File {
     described: TokenFile,
@@ -41,11 +43,18 @@ fn reference(plan: &Plan, files: &[File]) -> Reference<impl FnMut(u64) -> Option
     Reference::new(plan, files).unwrap()
 }
 
-fn fast_batch(plan: &Plan, files: &[File], batch: u64) -> Vec<u8> {
-    let layout = |file: &File| SampleLayout::new(file.described, plan.window()).unwrap();
+/// Dataset, token and value of a token that does not fit.
+type Overflow = (usize, u64, i128);
+
+fn dtypes(files: &[File]) -> Vec<Dtype> {
+    files.iter().map(|file| file.described.dtype).collect()
+}
+
+fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>, Overflow> {
+    let layout = |file: &File| SampleLayout::new(file.described, pipeline.window_tokens()).unwrap();
     let layouts: Vec<SampleLayout> = files.iter().map(layout).collect();
-    let order = Order::from_plan(plan, &layouts).unwrap();
-    let samples = u64::from(plan.batch());
+    let order = Order::from_pipeline(pipeline, &layouts).unwrap();
+    let samples = u64::from(pipeline.batch_samples());
     let mut out = Vec::new();
     for sample in order.cursor_at(batch * samples).take(samples as usize) {
         let layout = &layouts[sample.dataset];
@@ -53,25 +62,37 @@ fn fast_batch(plan: &Plan, files: &[File], batch: u64) -> Vec<u8> {
         let block = &files[sample.dataset].bytes[offset as usize..][..len as usize];
         let width = layout.sample_bytes() as usize;
         let mut row = block[sample.place.sample as usize * width..][..width].to_vec();
-        if let Some(to) = plan.narrow() {
-            let len = narrow_in_place(&mut row, layout.file.dtype, to).unwrap();
-            row.truncate(len);
-        }
-        out.extend(row);
+        let first_byte = offset + u64::from(sample.place.sample) * width as u64;
+        let first_token = first_byte / u64::from(layout.file.dtype.bytes());
+        let overflow = |error| match error {
+            BlockError::Overflow { index, value } => {
+                (sample.dataset, first_token + index as u64, value)
+            }
+            other => panic!("{other}"),
+        };
+        let stages = pipeline.branches()[sample.dataset].blocks();
+        let kernels = &Kernels::PORTABLE;
+        let sent = run(stages.target().stages(), &mut row, 0, kernels).map_err(overflow)?;
+        row.truncate(sent.bytes);
+        let taken = run(stages.reader(), &mut row, sent.crc32c, kernels).map_err(overflow)?;
+        out.extend(&row[..taken.bytes]);
     }
-    out
+    Ok(out)
 }
 
 fn assert_same(text: &str, files: &[File], batches: impl IntoIterator<Item = u64>) {
     let plan = Plan::parse(text, Some(99)).unwrap();
     let mut reference = reference(&plan, files);
+    let [near, far] = [true, false].map(|offload| plan.compile(&dtypes(files), offload).unwrap());
     for batch in batches {
         let slow = reference.batch(batch).unwrap();
-        let fast = fast_batch(&plan, files, batch);
         let bytes =
             plan.batch() as usize * plan.window() as usize * reference.dtype().bytes() as usize;
         assert_eq!(slow.len(), bytes);
-        assert!(slow == fast, "replay: {text}, batch {batch}");
+        for pipeline in [&near, &far] {
+            let fast = fast_batch(pipeline, files, batch);
+            assert!(fast.as_ref() == Ok(&slow), "replay: {text}, batch {batch}");
+        }
     }
 }
 
@@ -80,7 +101,8 @@ fn one_file_in_file_order() {
     let files = [file(Dtype::U16, 10_007, 0)];
     assert_same("window(10) | batch(7)", &files, 0..300);
     let plan = Plan::parse("window(10) | batch(2)", None).unwrap();
-    assert_eq!(fast_batch(&plan, &files, 3), files[0].bytes[120..160]);
+    let pipeline = plan.compile(&dtypes(&files), true).unwrap();
+    assert_eq!(fast_batch(&pipeline, &files, 3).unwrap(), files[0].bytes[120..160]);
 }
 
 #[test]
@@ -135,11 +157,92 @@ fn resuming_anywhere_gives_the_same_bytes() {
     let files = [file(Dtype::U32, 400_000, 9), file(Dtype::U32, 100_000, 10)];
     let plan = "window(1000) | shuffle(5, blocks=1) | blend(a=7, b=3) | narrow(u16) | batch(16)";
     let plan = Plan::parse(plan, None).unwrap();
-    let straight: Vec<Vec<u8>> = (0..60).map(|b| fast_batch(&plan, &files, b)).collect();
+    let pipeline = plan.compile(&dtypes(&files), true).unwrap();
+    let straight: Vec<Vec<u8>> =
+        (0..60).map(|b| fast_batch(&pipeline, &files, b).unwrap()).collect();
     let mut reference = reference(&plan, &files);
     for batch in [59, 0, 31, 30, 58] {
         assert!(reference.batch(batch).unwrap() == straight[batch as usize], "batch {batch}");
     }
     let distinct: std::collections::BTreeSet<&Vec<u8>> = straight.iter().collect();
     assert_eq!(distinct.len(), straight.len());
+}
+
+const TOKENS: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];
+
+/// A plan over files whose types it may not go with, one of which may hold a token that does not fit.
+#[derive(Clone, Debug)]
+struct Case {
+    text: String,
+    files: Vec<(Dtype, u64)>,
+    /// A file, a token of it, and the bit that is set there.
+    wide: Option<(usize, u64, u32)>,
+    batches: Vec<u64>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let file = (prop::sample::select(TOKENS.to_vec()), 40..900u64, 0..5u32);
+    let files = prop::collection::vec(file, 1..4);
+    let shuffle = prop::option::of((any::<u64>(), 1..4u32));
+    let narrow = prop::option::of(prop::sample::select(vec!["u16", "u32"]));
+    let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 0..64u32));
+    let batches = prop::collection::vec(0..400u64, 1..4);
+    let shape = (1..40u32, 1..9u32);
+    (files, shuffle, narrow, wide, batches, shape).prop_map(
+        |(files, shuffle, narrow, wide, batches, (window, batch))| {
+            let weights: u32 = files.iter().map(|file| file.2).sum();
+            let part = |(i, file): (usize, &(Dtype, u64, u32))| {
+                format!("d{i}={}", file.2 + u32::from(weights == 0))
+            };
+            let parts: Vec<String> = files.iter().enumerate().map(part).collect();
+            let mut text = format!("window({window}) | batch({batch})");
+            if files.len() > 1 {
+                text += &format!(" | blend({})", parts.join(", "));
+            }
+            text += &shuffle.map_or(String::new(), |(seed, blocks)| {
+                format!(" | shuffle({seed}, blocks={blocks})")
+            });
+            text += &narrow.map_or(String::new(), |to| format!(" | narrow({to})"));
+            let wide = wide.map(|(at, token, bit)| {
+                let file = at.index(files.len());
+                (file, token % files[file].1, bit % (8 * files[file].0.bytes()))
+            });
+            let files = files.into_iter().map(|(dtype, tokens, _)| (dtype, tokens)).collect();
+            Case { text, files, wide, batches }
+        },
+    )
+}
+
+proptest! {
+    /// Whatever the stages deliver, and whatever they refuse, the reference does too, in either place.
+    #[test]
+    fn stages_deliver_what_the_reference_says(case in case()) {
+        let plan = Plan::parse(&case.text, None).unwrap();
+        let mut files: Vec<File> =
+            (0..).zip(&case.files).map(|(salt, (dtype, tokens))| file(*dtype, *tokens, salt)).collect();
+        if let Some((at, token, bit)) = case.wide {
+            let byte = token * u64::from(case.files[at].0.bytes()) + u64::from(bit / 8);
+            files[at].bytes[byte as usize] ^= 1 << (bit % 8);
+        }
+        for offload in [true, false] {
+            let described = files.iter().map(|file| (file.described, reader(file))).collect();
+            let reference = Reference::new(&plan, described);
+            let pipeline = match plan.compile(&dtypes(&files), offload) {
+                Ok(pipeline) => pipeline,
+                Err(error) => {
+                    let refused = reference.err();
+                    prop_assert_eq!(refused, Some(ReferenceError::Types(error)));
+                    continue;
+                }
+            };
+            let mut reference = reference.unwrap();
+            for &batch in &case.batches {
+                let slow = reference.batch(batch).map_err(|error| match error {
+                    ReferenceError::Overflow { dataset, token, value, .. } => (dataset, token, value),
+                    other => panic!("{other}"),
+                });
+                prop_assert_eq!(fast_batch(&pipeline, &files, batch), slow);
+            }
+        }
+    }
 }

@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::daemons::span;
 use super::stream_args::StreamArgs;
 use super::{Console, Report};
-use crate::client::{self, Options, Stream};
 use crate::exit::{CliError, Exit};
+use client::{Options, Stream};
 
 /// How often `--wait` looks whether the daemons are there.
 const WAIT_LOOK: Duration = Duration::from_millis(100);
@@ -136,7 +136,8 @@ impl Cat {
     fn open(&self, options: &Options) -> Result<Stream, CliError> {
         let started = Instant::now();
         loop {
-            match client::open(&self.url, &self.plan, self.stream.offload, options) {
+            let opened = client::open(&self.url, &self.plan, self.stream.offload, options);
+            match opened.map_err(CliError::from) {
                 Err(error)
                     if error.exit() == Exit::PeerUnreachable && started.elapsed() < self.wait =>
                 {

@@ -11,12 +11,12 @@ use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
 use super::Report;
-use crate::control::peer::{check_port, with_port};
-use crate::daemon::Ready;
-use crate::engine::{HostConfig, is_specific};
 use crate::exit::CliError;
-use crate::seed::fresh_seed;
 use crate::units;
+use engine::control::peer::{check_port, with_port};
+use engine::daemon::Ready;
+use engine::data::{HostConfig, is_specific};
+use engine::seed::fresh_seed;
 
 /// A time as people write it.
 pub(super) fn span(text: &str) -> Result<Duration, units::UnitError> {

@@ -7,11 +7,11 @@ use clap::Args;
 
 use super::Console;
 use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, span};
-use crate::client::default_socket;
-use crate::control::CONTROL_PORT;
-use crate::daemon::{self, DpuConfig};
 use crate::exit::{CliError, Exit};
 use crate::units;
+use client::default_socket;
+use engine::control::CONTROL_PORT;
+use engine::daemon::{self, DpuConfig};
 
 /// Run a software DPU: fetch, blend and shuffle token data for the processes of this machine
 ///
@@ -77,7 +77,7 @@ impl DpuCommand {
         let token = self.token.required()?;
         let control = listen_at(&self.control, CONTROL_PORT + 2)?;
         if !self.quiet {
-            crate::log::enable();
+            engine::log::enable();
         }
         let config = DpuConfig {
             socket: self.socket.unwrap_or_else(default_socket),

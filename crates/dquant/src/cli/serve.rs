@@ -7,9 +7,9 @@ use host::disk::IoChoice;
 
 use super::Console;
 use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report};
-use crate::control::CONTROL_PORT;
-use crate::daemon::{self, ServeConfig};
 use crate::exit::{CliError, Exit};
+use engine::control::CONTROL_PORT;
+use engine::daemon::{self, ServeConfig};
 
 /// Run a storage target: serve the token files below some folders over RoCE
 ///
@@ -104,7 +104,7 @@ impl Serve {
         let token = self.token.required()?;
         let control = listen_at(&self.control, CONTROL_PORT)?;
         if !self.quiet {
-            crate::log::enable();
+            engine::log::enable();
         }
         let config = ServeConfig {
             roots: self.roots,

@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::daemons::TokenArgs;
 use super::{Console, Report};
-use crate::control::CONTROL_PORT;
-use crate::control::proto::StatusReply;
-use crate::control::status::daemon_status;
 use crate::exit::{CliError, Exit};
 use crate::units::{Bytes, Count};
+use engine::control::CONTROL_PORT;
+use engine::control::proto::StatusReply;
+use engine::control::status::daemon_status;
 
 /// Say what a storage target or a DPU is doing, and everything it counted.
 ///
@@ -91,7 +91,7 @@ impl fmt::Display for DaemonStatus {
 impl StatusCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let token = self.token.given()?.unwrap_or_default();
-        let runtime = crate::runtime::current_thread()?;
+        let runtime = engine::runtime::current_thread()?;
         let reply = runtime.block_on(daemon_status(&self.control, &token))?;
         console.report(&DaemonStatus::new(reply))?;
         Ok(Exit::Good)

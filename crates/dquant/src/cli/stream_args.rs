@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 
 use super::daemons::{TokenArgs, roce_address, span};
-use crate::client::Options;
 use crate::exit::CliError;
 use crate::units;
+use client::Options;
 
 /// How to open a stream.
 #[derive(Debug, Args)]

@@ -11,7 +11,6 @@ use super::Console;
 use super::daemons::die_with_parent;
 use super::demo::seconds;
 use super::stream_args::StreamArgs;
-use crate::client;
 use crate::demo::trainer::{self, Event, Task, Verify};
 use crate::exit::{CliError, Exit};
 

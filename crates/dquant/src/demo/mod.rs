@@ -24,11 +24,11 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use xio::plan::Plan;
 
-use crate::control::proto::StatusReply;
-use crate::control::status::daemon_status;
 use crate::exit::CliError;
 use children::{Addresses, Daemon, Trainer, Workspace};
 use corpus::Corpus;
+use engine::control::proto::StatusReply;
+use engine::control::status::daemon_status;
 use report::{PlanRow, Run, Summary};
 use trainer::{End, Event, Verify};
 
@@ -83,7 +83,7 @@ pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> 
     let plan_text = plan_text(config, &corpora);
     let plan =
         Plan::parse(&plan_text, None).map_err(|error| CliError::usage(error.render(&plan_text)))?;
-    let runtime = crate::runtime::current_thread()?;
+    let runtime = engine::runtime::current_thread()?;
     let addresses = Addresses::of_this_process();
     let job = Job { config, workspace: &workspace, corpora: &corpora, plan: &plan_text, addresses };
     let first = job.measure(config.offload, config.seconds, &runtime, watch)?;
@@ -92,8 +92,8 @@ pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> 
         false => None,
     };
     let dtypes: Vec<_> = corpora.iter().map(|corpus| corpus.file.dtype).collect();
-    let placement = plan.place(&dtypes, config.offload).map_err(CliError::usage)?;
-    let rows = PlanRow::of(&placement, first.end.batches * u64::from(config.batch));
+    let pipeline = plan.compile(&dtypes, config.offload).map_err(CliError::usage)?;
+    let rows = PlanRow::of(&pipeline.table(), first.end.batches * u64::from(config.batch));
     Ok(Summary::new(config, plan.to_string(), rows, first, compared))
 }
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Job;
 use super::children::Daemon;
-use crate::client::{self, Options};
 use crate::exit::CliError;
+use client::Options;
 
 /// Streams opened one after the other.
 pub const OPENINGS: usize = 20;

@@ -13,12 +13,12 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
-use xio::plan::Placement;
+use xio::stage::{Row, Table};
 
 use super::Config;
 use super::trainer::End;
-use crate::control::proto::StatusReply;
 use crate::exit::Exit;
+use engine::control::proto::StatusReply;
 
 /// One run of the processes.
 #[derive(Clone, Debug)]
@@ -181,18 +181,18 @@ pub struct PlanRow {
 }
 
 impl PlanRow {
-    /// The actions of a placement, over so many samples.
-    pub fn of(placement: &Placement, samples: u64) -> Vec<PlanRow> {
-        let period = u128::from(placement.samples.max(1));
+    /// The rows of a table, for so many samples.
+    pub fn of(table: &Table, samples: u64) -> Vec<PlanRow> {
+        let period = u128::from(table.samples.max(1));
         let scale = |bytes: u64| (u128::from(bytes) * u128::from(samples) / period) as u64;
-        let row = |row: &xio::plan::Row| PlanRow {
+        let row = |row: &Row| PlanRow {
             action: row.action.clone(),
-            runs_at: row.site.name(),
+            runs_at: row.place.name(),
             why: row.why,
             bytes_in: scale(row.bytes_in),
             bytes_out: scale(row.bytes_out),
         };
-        placement.rows.iter().map(row).collect()
+        table.rows.iter().map(row).collect()
     }
 }
 

@@ -22,8 +22,8 @@ use xio::dataset::{Dtype, TokenFile};
 use xio::plan::Plan;
 use xio::reference::{Reference, TokenReader};
 
-use crate::client::{Batch, Stream};
 use crate::exit::{CliError, Exit};
+use client::{Batch, Stream};
 
 /// Batches that are verified and hashed before the clock starts.
 pub const PREFIX: u64 = 256;
@@ -289,7 +289,7 @@ pub fn run(
         let batch = match batch {
             Ok(batch) => batch,
             Err(error) => {
-                failure = Some(error);
+                failure = Some(CliError::from(error));
                 break;
             }
         };

@@ -4,10 +4,10 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dquant::control::auth::AddToken;
-use dquant::control::proto::dpu_client::DpuClient;
-use dquant::control::proto::target_client::TargetClient;
-use dquant::control::proto::{SessionRequest, StatusRequest};
+use engine::control::auth::AddToken;
+use engine::control::proto::dpu_client::DpuClient;
+use engine::control::proto::target_client::TargetClient;
+use engine::control::proto::{SessionRequest, StatusRequest};
 use host::attach::Connection;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};

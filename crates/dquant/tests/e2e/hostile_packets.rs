@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dquant::control::proto::{DatasetRef, QueuePair, SessionRequest};
-use dquant::control::target::{Session, TargetControl};
+use engine::control::proto::{DatasetRef, QueuePair, SessionRequest};
+use engine::control::target::{Session, TargetControl};
 use roce::verbs::{Qpn, SendOp, WcStatus};
 use roce::wire::{Aeth, Deth, Ext, Opcode, Reth, Syndrome};
 use tokio::runtime::Runtime;
@@ -16,6 +16,7 @@ use xio::dataset::Dtype;
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, Daemon, Status, TOKEN, World, eventually, fresh_ip};
 use super::relay::{Overheard, Relay};
+use super::stages::u32_to_u16;
 use super::wire_kit::{Attacker, Noise, Rogue, request};
 
 const PLAN: &str = "window(1024) | narrow(u16) | batch(16)";
@@ -28,7 +29,8 @@ pub(crate) fn runtime() -> Runtime {
 
 fn session(runtime: &Runtime, target: &Daemon, reader: QueuePair, credits: u32) -> Session {
     let dataset = DatasetRef { name: "web".into(), dtype: "u32".into() };
-    let request = SessionRequest { datasets: vec![dataset], reader: Some(reader), credits };
+    let (datasets, reader, stages) = (vec![dataset], Some(reader), vec![u32_to_u16()]);
+    let request = SessionRequest { datasets, reader, credits, stages };
     runtime.block_on(async {
         let control = TargetControl::connect(target.control(), TOKEN).await.expect("reachable");
         control.session(request).await.expect("a session")
@@ -272,7 +274,8 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
         (ReadRequest { seq: 5, tokens: 0, ..good }, Refusal::BadLength),
         (ReadRequest { seq: 6, tokens: u32::MAX, ..good }, Refusal::OutOfRange),
         (ReadRequest { seq: 7, deliver: Dtype::U64, ..good }, Refusal::BadType),
-        (ReadRequest { seq: 8, deliver: Dtype::U8, ..good }, Refusal::BadType),
+        // The session agreed on `u16`, whatever the file could be delivered as.
+        (ReadRequest { seq: 8, deliver: Dtype::U32, ..good }, Refusal::BadType),
     ];
     for (request, reason) in hostile {
         assert_eq!(ask(&mut rogue, &request), Outcome::Refused(reason), "{request:?}");

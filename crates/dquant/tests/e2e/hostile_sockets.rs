@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use dquant::control::proto::{
+use engine::control::proto::{
     DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus, open_reply,
 };
-use dquant::control::target::TargetControl;
-use dquant::exit::{CliError, Exit};
+use engine::control::target::TargetControl;
+use engine::error::{Error, Kind};
 use host::attach::Connection;
 use prost::Message;
 use rustix::net::{
@@ -252,17 +252,17 @@ async fn senseless_calls(target: &str) {
         (Some(QueuePair { address: "0.0.0.0:4791".into(), ..pair }), "no way"),
     ] {
         let datasets = vec![dataset("web")];
-        let request = SessionRequest { datasets, reader, credits: u32::MAX };
+        let request = SessionRequest { datasets, reader, credits: u32::MAX, stages: vec![] };
         refused(control.session(request).await, part);
     }
 }
 
 #[track_caller]
-fn refused<R>(answer: Result<R, CliError>, part: &str) {
+fn refused<R>(answer: Result<R, Error>, part: &str) {
     let error = answer.map(drop).expect_err("it makes no sense");
     let (message, _) = error.parts();
     assert!(message.contains(part), "{part:?} is not in {message:?}");
-    assert_eq!(error.exit(), Exit::Usage, "{message}");
+    assert_eq!(error.kind(), Kind::Invalid, "{message}");
 }
 
 #[test]

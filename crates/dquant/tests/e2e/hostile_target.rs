@@ -3,10 +3,10 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use dquant::control::proto::target_server::{Target, TargetServer};
-use dquant::control::proto::{
+use engine::control::proto::target_server::{Target, TargetServer};
+use engine::control::proto::{
     DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
-    StatusReply, StatusRequest,
+    StatusReply, StatusRequest, TargetStages,
 };
 use roce::verbs::{SendOp, WcStatus};
 use tokio::net::TcpListener;
@@ -33,6 +33,15 @@ pub(crate) struct Lies {
     target: Option<QueuePair>,
     mtu: u32,
     credits: u32,
+    /// Instead of those of the request.
+    stages: Option<Vec<TargetStages>>,
+}
+
+impl Lies {
+    /// A target that runs these stages, whatever it was asked for.
+    pub(crate) fn running(stages: Vec<TargetStages>) -> Lies {
+        Lies { stages: Some(stages), ..Lies::default() }
+    }
 }
 
 fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
@@ -56,6 +65,7 @@ impl Default for Lies {
             }),
             mtu: 4096,
             credits: 8,
+            stages: None,
         }
     }
 }
@@ -126,11 +136,14 @@ impl Target for Service {
     ) -> Result<Response<Replies>, Status> {
         let mut inbound = request.into_inner();
         let first = inbound.message().await?.ok_or_else(|| Status::invalid_argument("empty"))?;
+        let asked = first.stages.clone();
         self.seen.lock().expect("no panic").push(first);
-        let Lies { session_datasets: datasets, target, mtu, credits, .. } = self.lies.clone();
+        let Lies { session_datasets: datasets, target, mtu, credits, stages, .. } =
+            self.lies.clone();
+        let stages = stages.unwrap_or(asked);
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let reply = SessionReply { target, credits, mtu, datasets };
+            let reply = SessionReply { target, credits, mtu, datasets, stages };
             if send.send(Ok(reply)).await.is_ok() {
                 while let Ok(Some(_)) = inbound.message().await {}
             }

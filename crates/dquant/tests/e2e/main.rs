@@ -11,6 +11,7 @@
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
+//! | [`stages`] | what a session agrees on, and that it is what both ends do |
 //! | [`floods`] | connections that say nothing, and daemons without descriptors |
 //! | [`lifecycle`] | several clients, status, the end of daemons |
 //! | [`harness`], [`corpus`], [`wire_kit`], [`relay`] | processes, files, packets and eavesdroppers of a test |
@@ -32,6 +33,7 @@ mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
+mod stages;
 mod target_dies;
 mod trainer_dies;
 mod wire_kit;

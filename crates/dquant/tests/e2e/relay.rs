@@ -7,13 +7,12 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use dquant::control::proto::target_server::{Target, TargetServer};
-use dquant::control::proto::{
+use engine::control::proto::target_server::{Target, TargetServer};
+use engine::control::proto::{
     DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest, StatusReply,
     StatusRequest,
 };
-use dquant::control::target::TargetControl;
-use dquant::exit::CliError;
+use engine::control::target::TargetControl;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -102,7 +101,7 @@ impl Drop for Relay {
     }
 }
 
-fn refused(error: CliError) -> Status {
+fn refused(error: engine::Error) -> Status {
     Status::unavailable(error.to_string())
 }
 

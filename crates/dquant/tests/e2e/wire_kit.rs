@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
-use dquant::control::proto::QueuePair;
+use engine::control::proto::QueuePair;
 use nic::clock;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};

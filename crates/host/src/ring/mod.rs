@@ -88,6 +88,19 @@ impl From<[OwnedFd; RingFds::COUNT]> for RingFds {
     }
 }
 
+/// Why a producer ended a stream: the codes of [`Producer::fail`]. They are stable, because consumers of
+/// another version may read them.
+pub mod codes {
+    /// A token does not fit the type to deliver.
+    pub const DATA: u32 = 1;
+    /// The target cannot deliver the file any more.
+    pub const STORAGE: u32 = 2;
+    /// A target could not be reached any more.
+    pub const PEER: u32 = 3;
+    /// The DPU was asked to stop.
+    pub const STOPPED: u32 = 4;
+}
+
 /// CRC32C of `payload`, as it goes into [`SlotMeta::crc32c`].
 pub fn checksum(payload: &[u8]) -> u32 {
     crc32c::crc32c(payload)

@@ -1,4 +1,4 @@
-//! Plans that print back, mistakes that point at their place, and where actions run.
+//! Plans that print back, and mistakes that point at their place.
 
 use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};
@@ -178,56 +178,7 @@ fn datasets_are_found_by_name() {
     assert_eq!(single.bind(&[]), Err(BindError::NoDataset));
 }
 
-#[test]
-fn actions_run_where_they_move_the_fewest_bytes() {
-    let full = plan(FULL);
-    let placed = full.place(&[Dtype::U32, Dtype::U16, Dtype::I64], true).unwrap();
-    let sites: Vec<_> = placed.rows.iter().map(|row| (row.action.as_str(), row.site)).collect();
-    let expected = [
-        ("narrow(u16)", Site::Target),
-        ("window(2048)", Site::Dpu),
-        ("shuffle(7, blocks=8)", Site::Dpu),
-        ("blend(a=5, b=3, c=2)", Site::Dpu),
-        ("batch(32)", Site::Dpu),
-    ];
-    assert_eq!(sites, expected);
-    assert_eq!((placed.samples, placed.dtype), (10, Dtype::U16));
-    assert_eq!(placed.disk_bytes, 2_048 * (5 * 4 + 3 * 2 + 2 * 8));
-    assert_eq!(placed.wire_bytes, 2_048 * 10 * 2);
-    assert_eq!(placed.delivered_bytes, placed.wire_bytes);
-
-    let host = full.place(&[Dtype::U32; 3], false).unwrap();
-    assert!(host.rows.iter().all(|row| row.site == Site::Host));
-    assert_eq!(host.wire_bytes, host.disk_bytes);
-    let nothing_to_save = full.place(&[Dtype::U16; 3], true).unwrap();
-    assert_eq!(nothing_to_save.rows[0].site, Site::Dpu);
-
-    let table = "\
-action                site      B/sample         out  why
-narrow(u16)           target      8601.6        4096  shrinks bytes: done before they cross the wire
-window(2048)          dpu           4096        4096  cuts blocks into samples
-shuffle(7, blocks=8)  dpu           4096        4096  needs several blocks at once
-blend(a=5, b=3, c=2)  dpu           4096        4096  needs several files at once
-batch(32)             dpu           4096        4096  fills one slot of the host's ring
-disk 8601.6 B/sample, wire 4096 B/sample (53 % saved), u16 delivered";
-    assert_eq!(placed.to_string(), table);
-}
-
-#[test]
-fn types_that_do_not_go_together_are_refused() {
-    let narrow = plan("window(4) | narrow(u32) | blend(a=1, b=1)");
-    let from_u16 = PlacementError::Narrow { dataset: 1, from: Dtype::U16, to: Dtype::U32 };
-    assert_eq!(narrow.delivered_dtype(&[Dtype::U32, Dtype::U16]), Err(from_u16));
-    assert_eq!(narrow.delivered_dtype(&[Dtype::U64, Dtype::I32]), Ok(Dtype::U32));
-    let raw = plan("window(4) | blend(a=1, b=1)");
-    let mixed = PlacementError::MixedTypes { first: Dtype::U32, dataset: 1, other: Dtype::I32 };
-    assert_eq!(raw.delivered_dtype(&[Dtype::U32, Dtype::I32]), Err(mixed));
-    assert_eq!(raw.delivered_dtype(&[Dtype::I64; 2]), Ok(Dtype::I64));
-    let count = PlacementError::Count { sources: 1, datasets: 2 };
-    assert_eq!(raw.place(&[Dtype::U16], true), Err(count));
-}
-
-fn any_plan() -> impl Strategy<Value = Plan> {
+pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let shuffle = (any::<u64>(), 1..=crate::order::MAX_GROUP_BLOCKS);
     let shuffle = shuffle.prop_map(|(seed, blocks)| Shuffle { seed, blocks });
     let names = prop::collection::btree_map("[^\\p{C}]{0,12}|[a-z0-9./-]{1,20}", 0u32..1_000, 0..8);

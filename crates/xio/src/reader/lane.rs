@@ -77,7 +77,7 @@ impl Want {
             source: source.source,
             first_token: self.first_token,
             tokens: self.tokens,
-            deliver: source.on_wire,
+            deliver: source.stages.target().on_wire(),
             remote_addr: self.addr,
             rkey,
         }
@@ -116,7 +116,9 @@ impl Lane {
     fn register_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
-        let bytes = samples * u64::from(layout.window) * u64::from(source.on_wire.bytes());
+        let bytes = samples
+            * u64::from(layout.window)
+            * u64::from(source.stages.target().on_wire().bytes());
         bytes.next_multiple_of(u64::from(IO_ALIGN))
     }
 
@@ -143,7 +145,7 @@ impl Lane {
         Lane {
             dataset: dataset as u32,
             window: source.layout.window,
-            on_wire: source.on_wire,
+            on_wire: source.stages.target().on_wire(),
             base_addr,
             register_bytes: Lane::register_bytes(source),
             free: (0..registers).rev().collect(),

@@ -40,8 +40,9 @@ use thiserror::Error;
 
 use crate::capsule::{Outcome, Refusal};
 use crate::dataset::Dtype;
-use crate::kernel::{Kernels, NarrowError};
+use crate::kernel::Kernels;
 use crate::order::{Order, SampleLayout};
+use crate::stage::{self, BlockError, BlockStages};
 
 use connection::{Answer, Asked, Connection};
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
@@ -90,7 +91,7 @@ pub struct SlotMeta {
 }
 
 /// A dataset as the reader sees it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReaderSource {
     /// Which connection serves it.
     pub connection: u32,
@@ -98,8 +99,8 @@ pub struct ReaderSource {
     pub source: u32,
     /// The file, and how it is cut into samples.
     pub layout: SampleLayout,
-    /// Token type on the wire: what the target is asked to deliver.
-    pub on_wire: Dtype,
+    /// What is done to its blocks, at the target and here.
+    pub stages: BlockStages,
 }
 
 /// What to deliver, and from where on.
@@ -218,6 +219,8 @@ pub struct ReaderCounters {
     pub wire_bytes: u64,
     /// Bytes written into the ring.
     pub delivered_bytes: u64,
+    /// Conversions of blocks.
+    pub narrowed_blocks: u64,
     /// Times a block with a wrong CRC-32C was asked for again.
     pub damaged_blocks: u64,
     /// Answers that were refused: undecodable, or to no request of ours.
@@ -521,7 +524,8 @@ impl Reader {
         let source = &self.sources[dataset as usize];
         match told {
             Outcome::Overflow { token, value } => {
-                let (stored, wanted) = (source.layout.file.dtype, source.on_wire);
+                let target = source.stages.target();
+                let (stored, wanted) = (target.stored(), target.on_wire());
                 let possible =
                     tokens.contains(&token) && holds(stored, value) && !holds(wanted, value);
                 possible.then(|| StreamError::Overflow {
@@ -544,54 +548,43 @@ impl Reader {
         file.data_offset + token * u64::from(file.dtype.bytes())
     }
 
-    /// Checks a block that was written into our memory and makes it ready.
+    /// Runs our stages over a block that was written into our memory, and makes it ready.
     fn arrived<M: Staging>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
-        let source = self.sources[asked.lane as usize];
-        let lane = &mut self.lanes[asked.lane as usize];
+        let (dataset, lane) = (asked.lane, &mut self.lanes[asked.lane as usize]);
         let Some((addr, expected)) = lane.place(asked.position) else {
             return;
         };
-        let whole = bytes == expected
-            && (self.kernels.crc32c)(0, memory.bytes(addr, expected as usize)) == crc32c;
-        if !whole {
-            self.counters.damaged_blocks += 1;
-            let error = StreamError::Damaged { dataset: asked.lane };
-            match lane.damaged(asked.position) {
-                tries if tries < CRC_RETRIES => lane.ask_again(asked.position),
-                _ => lane.fail(asked.position, error),
+        let stages = self.sources[dataset as usize].stages.reader();
+        let ran = match bytes == expected {
+            true => {
+                let block = memory.bytes_mut(addr, expected as usize);
+                stage::run(stages, block, crc32c, &self.kernels)
             }
-            return;
-        }
-        let first_token = lane.tokens(asked.position).map_or(0, |tokens| tokens.start);
-        let block = memory.bytes_mut(addr, expected as usize);
-        let finished = self.finish_block(block, asked.lane, source.on_wire, first_token);
-        let lane = &mut self.lanes[asked.lane as usize];
-        match finished {
-            Ok(()) => lane.settle(asked.position, Resident::Ready),
-            Err(error) => lane.fail(asked.position, error),
-        }
-    }
-
-    /// Converts a block in place where the target did not.
-    fn finish_block(
-        &self,
-        block: &mut [u8],
-        dataset: u32,
-        on_wire: Dtype,
-        first: u64,
-    ) -> Result<(), StreamError> {
-        if on_wire == self.delivery.dtype {
-            return Ok(());
-        }
-        match (self.kernels.narrow)(block, on_wire, self.delivery.dtype) {
-            Ok(_) => Ok(()),
-            Err(NarrowError::Overflow { index, value, .. }) => {
-                let token = first + index as u64;
+            false => Err(BlockError::Damaged),
+        };
+        let error = match ran {
+            Ok(ran) => {
+                self.counters.narrowed_blocks += u64::from(ran.narrowed);
+                return lane.settle(asked.position, Resident::Ready);
+            }
+            Err(BlockError::Damaged) => {
+                self.counters.damaged_blocks += 1;
+                if lane.damaged(asked.position) < CRC_RETRIES {
+                    return lane.ask_again(asked.position);
+                }
+                StreamError::Damaged { dataset }
+            }
+            Err(BlockError::Overflow { index, value }) => {
+                let first_token = lane.tokens(asked.position).map_or(0, |tokens| tokens.start);
+                let token = first_token + index as u64;
                 let byte = self.byte_of(dataset, token);
-                Err(StreamError::Overflow { dataset, token, byte, value })
+                StreamError::Overflow { dataset, token, byte, value }
             }
-            Err(_) => Err(StreamError::Refused { dataset, reason: Refusal::BadType }),
-        }
+            Err(BlockError::Unsupported) => {
+                StreamError::Refused { dataset, reason: Refusal::BadType }
+            }
+        };
+        self.lanes[dataset as usize].fail(asked.position, error);
     }
 
     /// Sends requests for blocks that have a register, lanes in turn.
@@ -614,7 +607,7 @@ impl Reader {
         index: usize,
         looks: &mut u32,
     ) -> bool {
-        let source = self.sources[index];
+        let source = &self.sources[index];
         let connection = &mut self.connections[source.connection as usize];
         if !connection.can_ask() {
             return false;
@@ -623,7 +616,7 @@ impl Reader {
             return false;
         };
         let asked = Asked { lane: index as u32, position: want.position };
-        let request = want.request(&source, self.data.rkey);
+        let request = want.request(source, self.data.rkey);
         if connection.ask(verbs, memory, asked, request, self.kernels.crc32c) {
             return true;
         }

@@ -11,6 +11,7 @@ use xio::kernel::can_narrow;
 use xio::order::{Blend, BlockShuffle, Order, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::TokenReader;
+use xio::stage::BlockStages;
 
 use super::disk::SimFile;
 use super::draw::Draw;
@@ -106,10 +107,11 @@ impl Corpus {
     /// What a plan makes of datasets, in blocks of the product's size.
     pub(crate) fn of_plan(plan: &Plan, shapes: &[Shape], draw: &mut Draw) -> Corpus {
         let sources: Vec<Dtype> = shapes.iter().map(|shape| shape.dtype).collect();
+        let pipeline = plan.compile(&sources, true).expect("the plan fits");
         let recipe = Recipe {
-            window: plan.window(),
-            batch_samples: plan.batch(),
-            deliver: plan.delivered_dtype(&sources).expect("the plan fits"),
+            window: pipeline.window_tokens(),
+            batch_samples: pipeline.batch_samples(),
+            deliver: pipeline.dtype(),
             weights: Vec::new(),
             group: None,
             seed: 0,
@@ -124,7 +126,7 @@ impl Corpus {
         let layouts: Vec<SampleLayout> = datasets.iter().map(|dataset| dataset.layout).collect();
         Corpus {
             datasets,
-            order: Order::from_plan(plan, &layouts).expect("the plan fits"),
+            order: Order::from_pipeline(&pipeline, &layouts).expect("the plan fits"),
             window: plan.window(),
             batch_samples: plan.batch(),
             deliver: recipe.deliver,
@@ -228,6 +230,12 @@ impl Corpus {
             seed: draw.word(),
         };
         Corpus::new(&shapes, &recipe, draw)
+    }
+
+    /// The stages of a dataset's blocks.
+    pub(crate) fn stages(&self, dataset: usize, narrow_at_target: bool) -> BlockStages {
+        let stored = self.datasets[dataset].layout.file.dtype;
+        BlockStages::compile(stored, self.deliver, narrow_at_target).expect("the corpus fits")
     }
 
     pub(crate) fn files(&self) -> Vec<SimFile> {

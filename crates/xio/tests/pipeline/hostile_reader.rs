@@ -68,7 +68,8 @@ fn requests_outside_the_session_are_refused() {
     assert_refused(|bad| bad.first_token = u64::MAX, Refusal::OutOfRange);
     assert_refused(|bad| bad.tokens = u32::MAX, Refusal::OutOfRange);
     assert_refused(|bad| bad.tokens = 0, Refusal::BadLength);
-    for deliver in [Dtype::U64, Dtype::I32, Dtype::U8, Dtype::I16] {
+    // Also the type of the file: the session agreed on `u16`.
+    for deliver in [Dtype::U32, Dtype::U64, Dtype::I32, Dtype::U8, Dtype::I16] {
         assert_refused(|bad| bad.deliver = deliver, Refusal::BadType);
     }
     assert_refused(|bad| bad.seq = 0, Refusal::Replayed);

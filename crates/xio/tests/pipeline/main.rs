@@ -17,4 +17,5 @@ mod ledger;
 mod net;
 mod raw;
 mod ring;
+mod stages;
 mod world;

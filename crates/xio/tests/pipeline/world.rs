@@ -239,10 +239,7 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
         connection: index as u32 % spec.connections,
         source: index as u32 / spec.connections,
         layout: dataset.layout,
-        on_wire: match setup.narrow_at_target {
-            true => corpus.deliver,
-            false => dataset.layout.file.dtype,
-        },
+        stages: corpus.stages(index, setup.narrow_at_target),
     };
     corpus.datasets.iter().enumerate().map(source).collect()
 }
@@ -389,7 +386,7 @@ impl World {
         let sources: Vec<Source> = mine
             .map(|(index, dataset)| Source {
                 file: host.disk.open(index),
-                dtype: dataset.layout.file.dtype,
+                stages: self.corpus.stages(index, self.setup.narrow_at_target).target().clone(),
                 data_offset: dataset.layout.file.data_offset,
                 tokens: dataset.layout.file.tokens,
             })

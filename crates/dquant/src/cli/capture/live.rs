@@ -202,7 +202,7 @@ impl Signals {
 
 /// From here on SIGINT and SIGTERM end the recording and not the process.
 fn end_on_signal(waker: Waker) -> Result<Signals, CliError> {
-    let runtime = crate::runtime::current_thread()?;
+    let runtime = engine::runtime::current_thread()?;
     let signals = {
         let _entered = runtime.enter();
         signal(SignalKind::terminate())

@@ -13,8 +13,8 @@ use super::peer::Peer;
 use super::proto::dpu_client::DpuClient;
 use super::proto::target_client::TargetClient;
 use super::proto::{StatusReply, StatusRequest};
-use crate::engine::Commands;
-use crate::exit::CliError;
+use crate::Error;
+use crate::data::Commands;
 use crate::status::Counters;
 
 /// Between two reports of an engine.
@@ -56,7 +56,7 @@ impl<C: Send + 'static> Reports<C> {
             let begun = Instant::now();
             let counters = commands.call(ask)?;
             *last = Some(Report { begun, counters: counters.clone() });
-            Ok::<_, crate::engine::EngineError>(counters)
+            Ok::<_, crate::data::EngineError>(counters)
         });
         report
             .await
@@ -69,7 +69,7 @@ impl<C: Send + 'static> Reports<C> {
 ///
 /// # Errors
 /// When no daemon answers there, or it refuses the token.
-pub async fn daemon_status(host: &str, token: &str) -> Result<StatusReply, CliError> {
+pub async fn daemon_status(host: &str, token: &str) -> Result<StatusReply, Error> {
     let peer = Peer::connect("daemon", host, "`dquant serve` or `dquant dpu`").await?;
     let token = AddToken::new(token);
     let mut target = TargetClient::with_interceptor(peer.channel.clone(), token.clone());

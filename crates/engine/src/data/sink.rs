@@ -2,20 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use host::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta};
+use host::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
 use xio::reader::{Sink, SlotMeta, StreamError};
-
-/// Error codes in the ring, stable because clients of another version may read them.
-pub(crate) mod codes {
-    /// A token does not fit the type to deliver.
-    pub(crate) const DATA: u32 = 1;
-    /// The target cannot deliver the file any more.
-    pub(crate) const STORAGE: u32 = 2;
-    /// A target could not be reached any more.
-    pub(crate) const PEER: u32 = 3;
-    /// The DPU was asked to stop.
-    pub(crate) const STOPPED: u32 = 4;
-}
 
 /// A stream's ring.
 #[derive(Debug)]

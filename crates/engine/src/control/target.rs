@@ -15,6 +15,7 @@ use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xio::dataset::Format;
+use xio::stage::TargetStages;
 use xio::target::Served;
 
 use super::auth::{self, AddToken};
@@ -26,15 +27,14 @@ use super::proto::{
     DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
     SessionRequest, StatusReply, StatusRequest,
 };
+use super::stages;
 use super::status::Reports;
+use crate::Error;
 use crate::catalog::{Catalog, Found};
-use crate::engine::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
-use crate::engine::{
-    Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu,
-};
-use crate::exit::CliError;
+use crate::data::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
 use crate::log;
-use crate::status::Counters;
+use crate::status::{Counters, Event};
 
 /// The gRPC service of a storage target.
 #[derive(Clone, Debug)]
@@ -87,7 +87,15 @@ impl TargetService {
         let mtu = path_mtu(ours, offered)
             .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
         let credits = first.credits.clamp(1, MAX_CREDITS);
+        let (lists, wanted) = (first.stages.len(), first.datasets.len());
+        if lists != wanted {
+            STAGES_REFUSED.count();
+            let why = format!("{lists} lists of stages for {wanted} datasets\n{SAME_VERSION}");
+            return Err(Status::invalid_argument(why));
+        }
         let found = self.find(first.datasets, call.clone()).await?;
+        let agreed = found.iter().zip(&first.stages).map(|(found, list)| checked(found, list));
+        let agreed = agreed.collect::<Result<Vec<_>, _>>()?;
         for Found { info, layout, .. } in &found {
             if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
                 let name = &info.name;
@@ -95,10 +103,11 @@ impl TargetService {
             }
         }
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
-        let sources = found
-            .into_iter()
-            .map(|found| SessionSource { file: found.file, layout: found.layout })
-            .collect();
+        let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
+            let Found { file, layout, .. } = found;
+            SessionSource { file, layout, stages }
+        });
+        let (sources, stages) = (sources.collect(), first.stages);
         let (sender, ended) = oneshot::channel();
         let signals = self.commands.signals();
         let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
@@ -108,7 +117,7 @@ impl TargetService {
         let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
         log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
         let open = Open { name, begun: Instant::now(), ended, guard };
-        Ok((SessionReply { target, credits, mtu, datasets }, open))
+        Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
     }
 
     /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
@@ -128,6 +137,21 @@ impl TargetService {
             .map_err(|error| Status::unavailable(error.to_string()))?
             .map_err(engine_status)
     }
+}
+
+/// Sessions refused because of their stages.
+pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");
+
+/// What to do about a peer that speaks of stages in another way, or not at all.
+pub(crate) const SAME_VERSION: &str = "run the same version of dquant at both ends";
+
+/// The stages for a dataset, or why this target does not run them.
+fn checked(found: &Found, list: &super::proto::TargetStages) -> Result<TargetStages, Status> {
+    stages::checked(list, found.layout.dtype).map_err(|error| {
+        STAGES_REFUSED.count();
+        let text = format!("{}: {error}\n{}", found.info.name, error.hint());
+        Status::invalid_argument(text)
+    })
 }
 
 /// An open session, as its control stream holds it.
@@ -247,6 +271,7 @@ impl Target for TargetService {
         let _call = Call::of(&call);
         let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
+        counters.set_events([&STAGES_REFUSED]);
         let sessions = counters.get("target.sessions") as u32;
         Ok(Response::new(status_reply(
             "target",
@@ -353,7 +378,7 @@ pub struct TargetControl {
 
 impl TargetControl {
     /// Connects to the target at `host[:port]`.
-    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, CliError> {
+    pub async fn connect(host: &str, token: &str) -> Result<TargetControl, Error> {
         let peer = Peer::connect("target", host, "`dquant serve`").await?;
         let client = TargetClient::with_interceptor(peer.channel.clone(), AddToken::new(token));
         Ok(TargetControl { peer, client })
@@ -365,7 +390,7 @@ impl TargetControl {
     }
 
     /// What the datasets are.
-    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, CliError> {
+    pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, Error> {
         let mut client = self.client.clone();
         let call = client.describe(DescribeRequest { datasets });
         let reply = self.peer.within(call).await?;
@@ -373,7 +398,7 @@ impl TargetControl {
     }
 
     /// Begins a session.
-    pub async fn session(&self, request: SessionRequest) -> Result<Session, CliError> {
+    pub async fn session(&self, request: SessionRequest) -> Result<Session, Error> {
         let (send, receive) = tokio::sync::mpsc::channel(1);
         // The channel is empty, so there is room for the first message.
         let _ = send.try_send(request);
@@ -381,14 +406,13 @@ impl TargetControl {
         let mut client = self.client.clone();
         let mut replies = self.peer.within(client.session(outbound)).await?.into_inner();
         let first = self.peer.within(replies.message()).await?;
-        let reply = first.ok_or_else(|| {
-            CliError::peer_unreachable(format!("{} ended the session", self.peer))
-        })?;
+        let reply =
+            first.ok_or_else(|| Error::unreachable(format!("{} ended the session", self.peer)))?;
         Ok(Session { reply, _requests: send, replies })
     }
 
     /// The target's counters.
-    pub async fn status(&self) -> Result<StatusReply, CliError> {
+    pub async fn status(&self) -> Result<StatusReply, Error> {
         let mut client = self.client.clone();
         Ok(self.peer.within(client.status(StatusRequest {})).await?.into_inner())
     }

@@ -1,9 +1,9 @@
 //! A bound on memory that clients choose the size of: the rings of a DPU (C6).
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::exit::CliError;
-use crate::units::Bytes;
+use crate::Error;
 
 /// Bytes that rings may take together.
 #[derive(Clone, Debug)]
@@ -29,13 +29,13 @@ impl RingBudget {
     ///
     /// # Errors
     /// When less is left.
-    pub fn take(&self, bytes: u64) -> Result<RingLease, CliError> {
+    pub fn take(&self, bytes: u64) -> Result<RingLease, Error> {
         // A number cannot be left half changed, so a panic elsewhere does not spoil it.
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.limit.saturating_sub(*used);
         if bytes > left {
             let (need, left, limit) = (Bytes(bytes), Bytes(left), Bytes(self.limit));
-            return Err(CliError::usage(format!("a ring of {need}: {left} of {limit} are left"))
+            return Err(Error::invalid(format!("a ring of {need}: {left} of {limit} are left"))
                 .hint("use fewer --slots or a smaller --slot-size, or start the DPU with more --rings"));
         }
         *used += bytes;
@@ -47,6 +47,22 @@ impl Drop for RingLease {
     fn drop(&mut self) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.saturating_sub(self.bytes);
+    }
+}
+
+/// A size for people, in binary units: `1.5 MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let exponent = (self.0.ilog2() / 10) as usize;
+        let value = self.0 as f64 / (1_u64 << (10 * exponent)) as f64;
+        write!(f, "{value:.1} {}", UNITS[exponent - 1])
     }
 }
 

@@ -17,17 +17,18 @@ use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use xio::reader::{Reader, ReaderSetup};
+use xio::reader::{Reader, ReaderSetup, ReaderSource};
 
+use crate::Error;
 use crate::budget::RingBudget;
 use crate::control::proto::{
-    DatasetInfo, DatasetRef, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
-    open_reply,
+    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    TargetStages, open_reply,
 };
-use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
-use crate::engine::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
-use crate::engine::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
-use crate::exit::CliError;
+use crate::control::stages;
+use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
+use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
+use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
 use crate::layout;
 use crate::log;
 use crate::status;
@@ -132,24 +133,24 @@ fn tell_end(stream: &OpenStream, begun: Instant) {
 }
 
 /// Turns a client away without waiting for what it wants.
-pub fn refuse_client(mut connection: Connection, error: &CliError) {
+pub fn refuse_client(mut connection: Connection, error: &Error) {
     connection.set_timeout(Duration::ZERO);
     let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
     // A client that went away needs no answer.
     let _ = connection.send(&reply.encode_to_vec(), &[]);
 }
 
-fn failure(error: &CliError) -> Failure {
+fn failure(error: &Error) -> Failure {
     let (message, hint) = error.parts();
-    Failure { message, hint: hint.unwrap_or_default(), code: error.exit() as u32 }
+    Failure { message, hint: hint.unwrap_or_default(), code: error.kind() as u32 }
 }
 
-fn receive_request(connection: &Connection) -> Result<OpenRequest, CliError> {
+fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
     let message = connection
         .recv(MAX_MESSAGE)
-        .map_err(|error| CliError::usage(format!("cannot read the request: {error}")))?;
+        .map_err(|error| Error::invalid(format!("cannot read the request: {error}")))?;
     OpenRequest::decode(message.bytes.as_slice())
-        .map_err(|error| CliError::usage(format!("the request is not understood: {error}")))
+        .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
 }
 
 /// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
@@ -198,8 +199,8 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
 }
 
 /// An engine's refusal in words for the client.
-pub fn engine_error(error: EngineError) -> CliError {
-    let usage = CliError::usage(&error);
+pub fn engine_error(error: EngineError) -> Error {
+    let usage = Error::invalid(&error);
     // Another stream may end, another command may leave the queue.
     let usage = match error {
         EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
@@ -222,7 +223,7 @@ pub fn engine_error(error: EngineError) -> CliError {
 fn open(
     context: &DpuContext,
     request: &OpenRequest,
-) -> Result<(OpenStream, Opened, RingFds), CliError> {
+) -> Result<(OpenStream, Opened, RingFds), Error> {
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
     let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
@@ -236,7 +237,7 @@ fn open(
     let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
     let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
     let (producer, fds) = Producer::create(config)
-        .map_err(|error| CliError::usage(error).hint("choose other --slots or --slot-size"))?;
+        .map_err(|error| Error::invalid(error).hint("choose other --slots or --slot-size"))?;
     let (events, lost) = mpsc::channel(16);
     let opened = Opened {
         datasets: infos.clone(),
@@ -246,6 +247,8 @@ fn open(
         window_tokens: layout.delivery.window_tokens,
     };
     let signals = context.commands.signals();
+    let to_message = |source: &ReaderSource| stages::message(source.stages.target());
+    let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
         // Here and not in the engine, whose other streams would wait.
         setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
@@ -264,7 +267,7 @@ fn open(
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
     let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
     let (context, request) = (context.clone(), request.clone());
-    let mut keeper = Keeper { context, id, signals, request, infos };
+    let mut keeper = Keeper { context, id, signals, request, infos, stages };
     let runtime = keeper.context.runtime.clone();
     let session = runtime.block_on(keeper.connect(&control))?;
     stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));
@@ -314,6 +317,8 @@ struct Keeper {
     signals: Signals,
     request: OpenRequest,
     infos: Vec<DatasetInfo>,
+    /// What the target is to run over the blocks of each dataset.
+    stages: Vec<TargetStages>,
 }
 
 /// Why the connection was lost, where our queue pair shows it first.
@@ -330,20 +335,25 @@ const CONNECTION: u32 = 0;
 
 impl Keeper {
     /// Makes a queue pair, begins a session and joins the two.
-    async fn connect(&mut self, control: &TargetControl) -> Result<Session, CliError> {
+    async fn connect(&mut self, control: &TargetControl) -> Result<Session, Error> {
         let id = self.id;
         let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
         let request = SessionRequest {
             datasets: self.request.datasets.clone(),
             reader: Some(queue_pair(&ours, self.mtu().await)),
-            credits: crate::engine::target::MAX_CREDITS,
+            credits: crate::data::target::MAX_CREDITS,
+            stages: self.stages.clone(),
         };
         let session = control.session(request).await?;
         self.check_unchanged(&session.reply.datasets, control.name())?;
+        if session.reply.stages != self.stages {
+            let text = format!("target {} runs other stages than it was asked for", control.name());
+            return Err(Error::invalid(text).hint(SAME_VERSION));
+        }
         let ours_at = self.context.roce;
         let theirs = session.reply.target.as_ref().map(|pair| qp_address(pair, ours_at));
         let theirs = theirs.unwrap_or_else(|| Err("it named no queue pair".into()));
-        let bad = |why: String| CliError::usage(format!("target {}: {why}", control.name()));
+        let bad = |why: String| Error::invalid(format!("target {}: {why}", control.name()));
         let theirs = theirs.map_err(bad)?;
         let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
             .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
@@ -362,14 +372,14 @@ impl Keeper {
     }
 
     /// The order of samples was made for the datasets as they were: others would give wrong batches.
-    fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), CliError> {
+    fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
         let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
         match changed {
             None if self.infos.len() == now.len() => Ok(()),
             _ => {
                 let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
                 let text = format!("target {target}: {name} is no longer what it was");
-                Err(CliError::usage(text).hint("open the stream anew"))
+                Err(Error::invalid(text).hint("open the stream anew"))
             }
         }
     }
@@ -379,10 +389,10 @@ impl Keeper {
         make: impl FnOnce(std::sync::mpsc::SyncSender<Result<R, EngineError>>) -> Command
         + Send
         + 'static,
-    ) -> Result<R, CliError> {
+    ) -> Result<R, Error> {
         let commands = self.context.commands.clone();
         let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
-        answered.map_err(CliError::usage)?.and_then(|answer| answer).map_err(engine_error)
+        answered.map_err(Error::invalid)?.and_then(|answer| answer).map_err(engine_error)
     }
 
     async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
@@ -431,7 +441,7 @@ impl Keeper {
     /// it is refused for a reason that stays.
     async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
         let useless = format!("target {} takes connections, and all fail", self.request.target);
-        let mut error = CliError::peer_unreachable(useless);
+        let mut error = Error::unreachable(useless);
         while !patience.is_over() {
             patience.pause().await;
             match self.try_once().await {
@@ -446,15 +456,10 @@ impl Keeper {
         None
     }
 
-    async fn try_once(&mut self) -> Result<Session, CliError> {
+    async fn try_once(&mut self) -> Result<Session, Error> {
         let control = TargetControl::connect(&self.request.target, &self.request.token).await?;
         self.connect(&control).await
     }
-}
-
-/// The datasets a plan names, or the one the URL names.
-pub fn dataset_refs(names: Vec<String>, dtype: &str) -> Vec<DatasetRef> {
-    names.into_iter().map(|name| DatasetRef { name, dtype: dtype.to_owned() }).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
 
-use crate::engine::Host;
+use crate::data::Host;
 
 /// Something that the threads of this process count together, and that has no engine to count it.
 #[derive(Debug)]
@@ -73,13 +73,14 @@ impl Counters {
 }
 
 /// A reader's counters with their names.
-pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 10] {
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
     // Without `..`, here and below: a new counter must be given a name.
     let ReaderCounters {
         batches,
         source_bytes,
         wire_bytes,
         delivered_bytes,
+        narrowed_blocks,
         damaged_blocks,
         bad_answers,
         repeated_requests,
@@ -92,6 +93,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 10] {
         ("stream.source_bytes", source_bytes),
         ("stream.wire_bytes", wire_bytes),
         ("stream.delivered_bytes", delivered_bytes),
+        ("stream.narrowed_blocks", narrowed_blocks),
         ("stream.damaged_blocks", damaged_blocks),
         ("stream.bad_answers", bad_answers),
         ("stream.repeated_requests", repeated_requests),
@@ -142,11 +144,12 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 7] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 8] {
     let TargetCounters {
         done,
         source_bytes,
         written_bytes,
+        narrowed_blocks,
         overflow,
         truncated,
         storage_errors,
@@ -157,6 +160,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.requests_done", done),
         ("target.source_bytes", source_bytes),
         ("target.written_bytes", written_bytes),
+        ("target.narrowed_blocks", narrowed_blocks),
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),

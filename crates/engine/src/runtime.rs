@@ -7,24 +7,30 @@ use std::os::unix::net::UnixStream;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::exit::CliError;
+use crate::Error;
 
 /// Pairs of descriptors that must be free: a runtime opens up to six descriptors.
 const PAIRS: usize = 4;
 
 /// A runtime with a thread of its own.
-pub(crate) fn multi_thread() -> Result<Runtime, CliError> {
+///
+/// # Errors
+/// When descriptors or threads are short.
+pub fn multi_thread() -> Result<Runtime, Error> {
     build(Builder::new_multi_thread().worker_threads(1))
 }
 
 /// A runtime that works while its caller waits for it.
-pub(crate) fn current_thread() -> Result<Runtime, CliError> {
+///
+/// # Errors
+/// As [`multi_thread`].
+pub fn current_thread() -> Result<Runtime, Error> {
     build(&mut Builder::new_current_thread())
 }
 
-fn build(builder: &mut Builder) -> Result<Runtime, CliError> {
+fn build(builder: &mut Builder) -> Result<Runtime, Error> {
     let room: Result<Vec<_>, _> = (0..PAIRS).map(|_| UnixStream::pair()).collect();
     room.map(drop)
         .and_then(|()| builder.enable_all().build())
-        .map_err(|error| CliError::usage(format!("cannot start the control plane: {error}")))
+        .map_err(|error| Error::invalid(format!("cannot start the control plane: {error}")))
 }

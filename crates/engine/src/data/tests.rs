@@ -59,8 +59,10 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let plan = Plan::parse("window(64)", None).expect("a plan");
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
     let layout = SampleLayout::new(file, plan.window()).expect("it fits");
-    let order = Order::from_plan(&plan, &[layout]).expect("it fits");
-    let source = ReaderSource { connection: 0, source: 0, layout, on_wire: Dtype::U16 };
+    let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
+    let order = Order::from_pipeline(&pipeline, &[layout]).expect("it fits");
+    let stages = pipeline.branches()[0].blocks().clone();
+    let source = ReaderSource { connection: 0, source: 0, layout, stages };
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,

@@ -34,7 +34,7 @@ static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WIND
 pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
 /// Turns the lines on.
-pub(crate) fn enable() {
+pub fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 

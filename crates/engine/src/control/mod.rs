@@ -5,6 +5,7 @@
 pub mod auth;
 pub(crate) mod gate;
 pub mod peer;
+pub(crate) mod stages;
 pub mod status;
 pub mod target;
 

@@ -12,6 +12,7 @@ use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
+use xio::stage::TargetStages;
 use xio::target::{
     CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, Served, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
@@ -39,6 +40,8 @@ pub struct SessionSource {
     pub file: OpenFile,
     /// What is in it.
     pub layout: xio::dataset::TokenFile,
+    /// What is done to its blocks.
+    pub stages: TargetStages,
 }
 
 /// A session to begin.
@@ -321,15 +324,15 @@ impl Engine {
         credits: u32,
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
-        for SessionSource { file, layout } in files {
+        for SessionSource { file, layout, stages } in files {
             match file.mode {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
             }
             let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
             session.files.push(file);
-            let (dtype, data_offset, tokens) = (layout.dtype, layout.data_offset, layout.tokens);
-            sources.push(Source { file, dtype, data_offset, tokens });
+            let (data_offset, tokens) = (layout.data_offset, layout.tokens);
+            sources.push(Source { file, stages, data_offset, tokens });
         }
         let Domain { capsules, registers, .. } = session.domain;
         let registers_lkey = registers.lkey;

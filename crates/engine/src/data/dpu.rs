@@ -24,7 +24,7 @@ use super::{
     Turns, Work, sleep,
 };
 use crate::budget::RingLease;
-use crate::engine::sink::RingSink;
+use crate::data::sink::RingSink;
 use crate::log;
 use crate::status::{self, Counters};
 
@@ -495,6 +495,7 @@ fn add(sum: &mut ReaderCounters, part: &ReaderCounters) {
     sum.source_bytes += part.source_bytes;
     sum.wire_bytes += part.wire_bytes;
     sum.delivered_bytes += part.delivered_bytes;
+    sum.narrowed_blocks += part.narrowed_blocks;
     sum.damaged_blocks += part.damaged_blocks;
     sum.bad_answers += part.bad_answers;
     sum.repeated_requests += part.repeated_requests;

@@ -30,10 +30,10 @@ use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
-use crate::engine::HostConfig;
-use crate::engine::dpu::{self, DpuEngine};
-use crate::engine::target::TargetEngine;
-use crate::exit::{CliError, with_limit_hint};
+use crate::data::HostConfig;
+use crate::data::dpu::{self, DpuEngine};
+use crate::data::target::TargetEngine;
+use crate::error::{Error, with_limit_hint};
 use crate::log;
 use crate::runtime;
 use crate::status::Event;
@@ -113,14 +113,14 @@ pub struct Ready {
     pub notes: Vec<String>,
 }
 
-async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), CliError> {
+async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let bound = async {
         let listener = TcpListener::bind(control).await?;
         let address = listener.local_addr()?;
         Ok::<_, std::io::Error>((listener, address))
     };
     bound.await.map_err(|error| {
-        CliError::usage(format!("cannot listen on {control}: {error}"))
+        Error::invalid(format!("cannot listen on {control}: {error}"))
             .hint("choose another address or port with --control")
     })
 }
@@ -143,8 +143,8 @@ struct EndSignals {
 }
 
 impl EndSignals {
-    fn listen() -> Result<EndSignals, CliError> {
-        let listen = |kind| signal(kind).map_err(CliError::usage);
+    fn listen() -> Result<EndSignals, Error> {
+        let listen = |kind| signal(kind).map_err(Error::invalid);
         let (terminate, interrupt) =
             (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         Ok(EndSignals { terminate, interrupt })
@@ -162,22 +162,25 @@ impl EndSignals {
 
 /// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
 /// that can only say so is better started anew by whoever watches over it.
-async fn engine_died(has_stopped: impl Fn() -> bool) -> CliError {
+async fn engine_died(has_stopped: impl Fn() -> bool) -> Error {
     while !has_stopped() {
         tokio::time::sleep(ENGINE_LOOK).await;
     }
-    CliError::usage("the engine stopped unexpectedly")
+    Error::invalid("the engine stopped unexpectedly")
         .hint("what it printed before this line belongs into a bug report")
 }
 
 /// Runs a storage target until it is asked to end. `ready` hears where it serves.
-pub fn serve(
+///
+/// # Errors
+/// When it cannot start, and what `ready` returns.
+pub fn serve<E: From<Error>>(
     config: ServeConfig,
-    ready: impl FnOnce(&Ready) -> Result<(), CliError>,
-) -> Result<(), CliError> {
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
-            CliError::usage(error)
+            Error::invalid(error)
                 .hint("--root takes a folder that exists and that this user may enter")
         })
     };
@@ -200,9 +203,9 @@ pub fn serve(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
             () = signals.received() => Ok(()),
-            error = engine_died(|| engine.thread.is_finished()) => Err(error),
+            error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
         }
     });
     engine.commands.stop();
@@ -242,16 +245,19 @@ impl Dpu for DpuService {
 }
 
 /// Runs a DPU until it is asked to end. `ready` hears where it serves.
-pub fn run_dpu(
+///
+/// # Errors
+/// As [`serve`].
+pub fn run_dpu<E: From<Error>>(
     config: DpuConfig,
-    ready: impl FnOnce(&Ready) -> Result<(), CliError>,
-) -> Result<(), CliError> {
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
     let listener = Listener::bind(&config.socket).map_err(|error| {
         let text = match &error {
             AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
             error => error.to_string(),
         };
-        CliError::usage(text).hint(match error {
+        Error::invalid(text).hint(match error {
             AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"
@@ -288,9 +294,9 @@ pub fn run_dpu(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| CliError::usage(root_cause(&error))),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
             () = signals.received() => Ok(()),
-            error = engine_died(|| engine.has_stopped()) => Err(error),
+            error = engine_died(|| engine.has_stopped()) => Err(error.into()),
         }
     });
     stop.store(true, Ordering::Relaxed);
@@ -356,7 +362,7 @@ fn accept_clients(
     listener: Listener,
     context: DpuContext,
     stop: Arc<AtomicBool>,
-) -> Result<JoinHandle<()>, CliError> {
+) -> Result<JoinHandle<()>, Error> {
     let clients = Arc::new(Mutex::new(Clients::default()));
     let accept = move || {
         let mut failures = 0_u64;
@@ -383,7 +389,7 @@ fn accept_clients(
                 REFUSED_CLIENTS.count();
                 let text = format!("the DPU serves {MAX_CLIENTS} clients already");
                 log::refusal(format_args!("a local client was refused: {text}"));
-                refuse_client(connection, &CliError::usage(text).hint("try again later"));
+                refuse_client(connection, &Error::invalid(text).hint("try again later"));
                 continue;
             };
             let (context, clients) = (context.clone(), Arc::clone(&clients));
@@ -398,7 +404,7 @@ fn accept_clients(
             }
         }
     };
-    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(CliError::usage)
+    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(Error::invalid)
 }
 
 #[cfg(test)]

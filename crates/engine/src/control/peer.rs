@@ -2,7 +2,7 @@
 //!
 //! Every call has an end ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
 //! becomes an error of ours with the hint it sent along; silence and a closed connection are
-//! [`Exit::PeerUnreachable`](crate::exit::Exit::PeerUnreachable).
+//! [`Kind::Unreachable`](crate::error::Kind::Unreachable).
 
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{CALL_TIMEOUT, CONTROL_PORT};
-use crate::exit::{CliError, lacks_descriptors};
+use crate::error::{Error, lacks_descriptors};
 
 /// How often an idle connection is looked at, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -24,12 +24,12 @@ pub fn with_port(host: &str, default_port: u16) -> String {
 }
 
 /// Refuses `host:port` with a number that is no port.
-pub(crate) fn check_port(host: &str) -> Result<(), CliError> {
+pub fn check_port(host: &str) -> Result<(), Error> {
     let number = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = host.rsplit_once(':').map(|(_, port)| port).filter(number);
     // The last group of an IPv6 address without brackets has at most four digits.
     match port.filter(|port| port.len() > 4 && port.parse::<u16>().is_err()) {
-        Some(port) => Err(CliError::usage(format!("{host}: {port} is no port"))
+        Some(port) => Err(Error::invalid(format!("{host}: {port} is no port"))
             .hint("HOST[:PORT] takes ports up to 65535")),
         None => Ok(()),
     }
@@ -55,11 +55,11 @@ impl Peer {
         role: &'static str,
         host: &str,
         command: &str,
-    ) -> Result<Peer, CliError> {
+    ) -> Result<Peer, Error> {
         check_port(host)?;
         let name = with_port(host, CONTROL_PORT);
         let endpoint = Endpoint::from_shared(format!("http://{name}"))
-            .map_err(|_| CliError::usage(format!("{host:?} is not a host[:port]")))?
+            .map_err(|_| Error::invalid(format!("{host:?} is not a host[:port]")))?
             .connect_timeout(CALL_TIMEOUT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEP_ALIVE)
@@ -69,16 +69,16 @@ impl Peer {
             let cause = root_cause(&error);
             if lacks_descriptors(&cause) {
                 // Ours, so far: nothing is known about the peer.
-                return CliError::usage(format!("cannot connect to {role} {name}: {cause}"))
+                return Error::invalid(format!("cannot connect to {role} {name}: {cause}"))
                     .transient();
             }
             if cause.starts_with("failed to lookup address") {
                 // A name service may come back: who waits for the daemon goes on waiting.
-                return CliError::usage(format!("{role} {name}: {cause}"))
+                return Error::invalid(format!("{role} {name}: {cause}"))
                     .hint("give the name or the address of a machine that this one can resolve")
                     .transient();
             }
-            CliError::peer_unreachable(format!("{role} {name}: {cause}"))
+            Error::unreachable(format!("{role} {name}: {cause}"))
                 .hint(format!("is {command} running there? start it with --control {name}"))
         })?;
         Ok(Peer { role, name, channel })
@@ -93,7 +93,7 @@ impl Peer {
     pub(super) async fn within<R>(
         &self,
         call: impl Future<Output = Result<R, Status>>,
-    ) -> Result<R, CliError> {
+    ) -> Result<R, Error> {
         self.answer(call).await?.map_err(|status| self.refused(&status))
     }
 
@@ -101,14 +101,14 @@ impl Peer {
     pub(super) async fn answer<R>(
         &self,
         call: impl Future<Output = Result<R, Status>>,
-    ) -> Result<Result<R, Status>, CliError> {
+    ) -> Result<Result<R, Status>, Error> {
         let seconds = CALL_TIMEOUT.as_secs();
-        let late = |_| CliError::peer_unreachable(format!("{self} gave no answer in {seconds} s"));
+        let late = |_| Error::unreachable(format!("{self} gave no answer in {seconds} s"));
         tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(late)
     }
 
     /// A refusal as an error of ours. Refusals carry their hint after a line break.
-    pub(super) fn refused(&self, status: &Status) -> CliError {
+    pub(super) fn refused(&self, status: &Status) -> Error {
         let (message, hint) = match status.message().split_once('\n') {
             Some((message, hint)) => (message, Some(hint)),
             None => (status.message(), None),
@@ -116,11 +116,11 @@ impl Peer {
         let text = format!("{self}: {message}");
         let error = match status.code() {
             Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled => {
-                CliError::peer_unreachable(text)
+                Error::unreachable(text)
             }
-            Code::Unauthenticated => CliError::usage(text)
+            Code::Unauthenticated => Error::invalid(text)
                 .hint("give the daemon's token with --token, --token-file or DQUANT_TOKEN"),
-            _ => CliError::usage(text),
+            _ => Error::invalid(text),
         };
         let error = if is_transient(status.code()) { error.transient() } else { error };
         match hint {
@@ -166,7 +166,7 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Exit;
+    use crate::error::Kind;
 
     /// A peer that nobody connects to.
     fn peer() -> Peer {
@@ -179,31 +179,31 @@ mod tests {
 
     #[test]
     fn every_code_is_tried_again_or_is_not() {
-        use Exit::{PeerUnreachable, Usage};
+        use Kind::{Invalid, Unreachable};
         let table = [
-            (Code::Ok, Usage, false),
-            (Code::Cancelled, PeerUnreachable, true),
-            (Code::Unknown, PeerUnreachable, true),
-            (Code::InvalidArgument, Usage, false),
-            (Code::DeadlineExceeded, PeerUnreachable, true),
-            (Code::NotFound, Usage, false),
-            (Code::AlreadyExists, Usage, false),
-            (Code::PermissionDenied, Usage, false),
-            (Code::ResourceExhausted, Usage, true),
-            (Code::FailedPrecondition, Usage, false),
-            (Code::Aborted, Usage, true),
-            (Code::OutOfRange, Usage, false),
-            (Code::Unimplemented, Usage, false),
-            (Code::Internal, Usage, true),
-            (Code::Unavailable, PeerUnreachable, true),
-            (Code::DataLoss, Usage, false),
-            (Code::Unauthenticated, Usage, false),
+            (Code::Ok, Invalid, false),
+            (Code::Cancelled, Unreachable, true),
+            (Code::Unknown, Unreachable, true),
+            (Code::InvalidArgument, Invalid, false),
+            (Code::DeadlineExceeded, Unreachable, true),
+            (Code::NotFound, Invalid, false),
+            (Code::AlreadyExists, Invalid, false),
+            (Code::PermissionDenied, Invalid, false),
+            (Code::ResourceExhausted, Invalid, true),
+            (Code::FailedPrecondition, Invalid, false),
+            (Code::Aborted, Invalid, true),
+            (Code::OutOfRange, Invalid, false),
+            (Code::Unimplemented, Invalid, false),
+            (Code::Internal, Invalid, true),
+            (Code::Unavailable, Unreachable, true),
+            (Code::DataLoss, Invalid, false),
+            (Code::Unauthenticated, Invalid, false),
         ];
         let peer = peer();
-        for (number, (code, exit, transient)) in table.into_iter().enumerate() {
+        for (number, (code, kind, transient)) in table.into_iter().enumerate() {
             assert_eq!(Code::from_i32(number as i32), code, "a code is missing");
             let error = peer.refused(&Status::new(code, "no\nwait"));
-            assert_eq!((error.exit(), error.is_transient()), (exit, transient), "{code:?}");
+            assert_eq!((error.kind(), error.is_transient()), (kind, transient), "{code:?}");
             assert_eq!(error.parts().1.as_deref(), Some("wait"), "{code:?}");
         }
     }

@@ -32,7 +32,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
-use crate::exit::with_limit_hint;
+use crate::error::with_limit_hint;
 use crate::log;
 use crate::status::Event;
 

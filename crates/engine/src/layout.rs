@@ -2,12 +2,12 @@
 
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
-use xio::plan::{Placement, PlacementError, Plan};
+use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSource};
+use xio::stage::{Branch, CompileError};
 
+use crate::Error;
 use crate::control::proto::{DatasetInfo, OpenRequest};
-use crate::exit::CliError;
-use crate::url::Url;
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -22,43 +22,26 @@ pub struct Layout {
     pub names: Vec<String>,
     /// What to deliver.
     pub delivery: Delivery,
-    /// Where each action runs.
-    pub placement: Placement,
 }
 
 /// Reads a plan; a mistake in it is shown in its place.
-fn parse(text: &str, seed: Option<u64>) -> Result<Plan, CliError> {
-    Plan::parse(text, seed).map_err(|error| {
+fn parse(text: &str) -> Result<Plan, Error> {
+    Plan::parse(text, None).map_err(|error| {
         let shown = format!("the plan is not understood\n{}", error.render(text));
         match error.hint() {
             // What is rendered ends with it.
             Some(hint) => {
                 let end = shown.len().saturating_sub("\nhint: ".len() + hint.len());
-                CliError::usage(&shown[..end]).hint(hint)
+                Error::invalid(&shown[..end]).hint(hint)
             }
-            None => CliError::usage(shown).hint("`dquant cat --help` shows plans"),
+            None => Error::invalid(shown).hint("`dquant cat --help` shows plans"),
         }
     })
 }
 
-/// The plan with its seed filled in, and the names of the datasets it draws from.
-pub fn names(url: &Url, action: &str, seed: u64) -> Result<(String, Vec<String>), CliError> {
-    let plan = parse(action, Some(seed))?;
-    let names = match plan.blend() {
-        [] if url.name.is_empty() => {
-            return Err(CliError::usage("the URL names no dataset, and the plan has no blend")
-                .hint("write dq://HOST/NAME, or blend(a=0.5,b=0.5)"));
-        }
-        [] => vec![url.name.clone()],
-        parts => parts.iter().map(|part| url.join(&part.name)).collect(),
-    };
-    Ok((plan.to_string(), names))
-}
-
 /// A dataset as a target described it. Its numbers come from outside, so they are checked.
-fn token_file(info: &DatasetInfo) -> Result<TokenFile, CliError> {
-    let bad =
-        |why: &str| CliError::usage(format!("{}: the target's description: {why}", info.name));
+fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
+    let bad = |why: &str| Error::invalid(format!("{}: the target's description: {why}", info.name));
     let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_token());
     let dtype = dtype.ok_or_else(|| bad("its token type is unknown"))?;
     let bytes = info.tokens.checked_mul(u64::from(dtype.bytes()));
@@ -71,67 +54,62 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, CliError> {
 }
 
 /// Lays the stream out. `infos` describe the request's datasets, which stand in the order of the blend.
-pub fn plan(
-    request: &OpenRequest,
-    infos: &[DatasetInfo],
-    offload: bool,
-) -> Result<Layout, CliError> {
-    let plan = parse(&request.plan, None)?;
+pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Result<Layout, Error> {
+    let plan = parse(&request.plan)?;
     let expected = plan.blend().len().max(1);
     if infos.len() != expected || request.datasets.len() != expected {
         let why = format!("{} datasets for a plan over {expected}", infos.len());
-        return Err(CliError::usage(why));
+        return Err(Error::invalid(why));
     }
     let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
-    let placement = plan.place(&dtypes, offload).map_err(|error| types(&error, &names))?;
+    let pipeline = plan.compile(&dtypes, offload).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
     for (file, name) in files.iter().zip(&names) {
-        let layout = SampleLayout::new(*file, plan.window());
+        let layout = SampleLayout::new(*file, pipeline.window_tokens());
         let layout = layout.map_err(|error| {
-            CliError::usage(format!("{name}: {error}"))
+            Error::invalid(format!("{name}: {error}"))
                 .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
         });
         layouts.push(layout?);
     }
-    let order = Order::from_plan(&plan, &layouts).map_err(CliError::usage)?;
-    let on_wire = |layout: &SampleLayout| {
-        if offload { placement.dtype } else { layout.file.dtype }
-    };
-    let source = |(index, layout): (u32, &SampleLayout)| ReaderSource {
+    let order = Order::from_pipeline(&pipeline, &layouts).map_err(Error::invalid)?;
+    let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
         connection: 0,
         source: index,
         layout: *layout,
-        on_wire: on_wire(layout),
+        stages: branch.blocks().clone(),
     };
-    let sources = (0..).zip(&layouts).map(source).collect();
+    let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
     let delivery = Delivery {
-        window_tokens: plan.window(),
-        batch_samples: plan.batch(),
-        dtype: placement.dtype,
+        window_tokens: pipeline.window_tokens(),
+        batch_samples: pipeline.batch_samples(),
+        dtype: pipeline.dtype(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         slot_bytes: request.slot_bytes,
     };
     check_slot(&delivery)?;
     check_numbers(&delivery)?;
-    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, placement })
+    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery })
 }
 
 /// Types that do not go with the plan, told with the names of the files.
-fn types(error: &PlacementError, names: &[String]) -> CliError {
+fn types(error: &CompileError, names: &[String]) -> Error {
     let name = |dataset: usize| names.get(dataset).map_or("?", String::as_str);
     match *error {
-        PlacementError::Count { .. } => CliError::usage(error),
-        PlacementError::Narrow { dataset, from, to } => {
-            let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
-            CliError::usage(text).hint("leave narrow out, or narrow further: narrow(u16)")
+        CompileError::Count { .. } | CompileError::Stages(_) | CompileError::NoBatches { .. } => {
+            Error::invalid(error)
         }
-        PlacementError::MixedTypes { first, dataset, other } => {
+        CompileError::Narrow { dataset, from, to } => {
+            let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
+            Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
+        }
+        CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
-            CliError::usage(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
+            Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
         }
     }
 }
@@ -139,7 +117,7 @@ fn types(error: &PlacementError, names: &[String]) -> CliError {
 /// Most samples of a stream, so that no number of a sample, token or byte can pass 64 bits on the way.
 const MAX_SAMPLES: u64 = 1 << 53;
 
-fn check_numbers(delivery: &Delivery) -> Result<(), CliError> {
+fn check_numbers(delivery: &Delivery) -> Result<(), Error> {
     let Delivery { first_batch, batch_samples, .. } = *delivery;
     let last = first_batch.checked_add(delivery.batches.unwrap_or(0));
     let most = MAX_SAMPLES / u64::from(batch_samples.max(1));
@@ -148,15 +126,14 @@ fn check_numbers(delivery: &Delivery) -> Result<(), CliError> {
     }
     let count = delivery.batches.unwrap_or(0);
     let text = format!("{count} batches from batch {first_batch} on go beyond the last, {most}");
-    Err(CliError::usage(text)
-        .hint("--first-batch counts batches from 0; --batches how many follow"))
+    Err(Error::invalid(text).hint("--first-batch counts batches from 0; --batches how many follow"))
 }
 
-fn check_slot(delivery: &Delivery) -> Result<(), CliError> {
+fn check_slot(delivery: &Delivery) -> Result<(), Error> {
     let (batch, slot) = (delivery.batch_bytes(), delivery.slot_bytes);
     if batch <= u64::from(slot) {
         return Ok(());
     }
-    Err(CliError::usage(format!("a batch of {batch} bytes does not fit a slot of {slot}"))
+    Err(Error::invalid(format!("a batch of {batch} bytes does not fit a slot of {slot}"))
         .hint("make slots larger with --slot-size, or batches smaller with batch(N)"))
 }

@@ -1,0 +1,222 @@
+//! Why a stream could not be opened, or ended early.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use host::attach::AttachError;
+use host::ring::{RingError, codes};
+use thiserror::Error;
+
+use crate::proto::Failure;
+
+/// Why a stream could not be opened, or ended early.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The URL is not `dq://HOST[:PORT]/NAME`.
+    #[error("{url:?}: {why}")]
+    Url {
+        /// The text that was given.
+        url: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The plan has a mistake.
+    #[error("the plan is not understood\n{marked}")]
+    Plan {
+        /// What is wrong, and the line of the plan with the place marked.
+        marked: String,
+        /// What to write instead, where that is known.
+        hint: Option<String>,
+    },
+    /// Neither URL nor plan names a dataset.
+    #[error("the URL names no dataset, and the plan has no blend")]
+    NoDataset,
+    /// Nobody listens on the DPU's socket.
+    #[error("no DPU daemon at {}", socket.display())]
+    NoDaemon {
+        /// The socket file.
+        socket: PathBuf,
+    },
+    /// The DPU's socket belongs to somebody else.
+    #[error("no right to use the DPU socket {}", socket.display())]
+    Denied {
+        /// The socket file.
+        socket: PathBuf,
+    },
+    /// The DPU's socket cannot be connected to.
+    #[error("cannot connect to a DPU daemon: {0}")]
+    Connect(AttachError),
+    /// Whoever listens on the DPU's socket is neither root nor this user. It was told nothing.
+    #[error("the DPU at {} belongs to user {owner}", socket.display())]
+    ForeignDaemon {
+        /// The socket file.
+        socket: PathBuf,
+        /// The user that it runs as.
+        owner: u32,
+    },
+    /// A stream without offload, in a program that was built without the feature `in-process`.
+    #[error("without offload: this program was built without the feature `in-process`")]
+    NotBuiltIn,
+    /// The DPU or the target refused, or could not do, what was asked for.
+    #[error("{message}")]
+    Refused {
+        /// What kind of failure it is.
+        reason: Reason,
+        /// What failed, in the words of whoever refused.
+        message: String,
+        /// The next thing to try, in the words of whoever refused.
+        hint: Option<String>,
+    },
+    /// The server closed the connection.
+    #[error("{server} closed the connection")]
+    Closed {
+        /// Who serves the stream.
+        server: Server,
+    },
+    /// The server gave no answer in time.
+    #[error("{server} gave no answer in {} s", waited_ms / 1000)]
+    NoAnswer {
+        /// Who serves the stream.
+        server: Server,
+        /// How long was allowed, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The server's answer cannot be read.
+    #[error("cannot read the answer of {server}: {source}")]
+    Answer {
+        /// Who serves the stream.
+        server: Server,
+        /// What is wrong.
+        source: AttachError,
+    },
+    /// The server's answer is empty.
+    #[error("{server} gave an empty answer")]
+    EmptyAnswer {
+        /// Who serves the stream.
+        server: Server,
+    },
+    /// The server's answer is no message of the protocol.
+    #[error(transparent)]
+    Decode(#[from] prost::DecodeError),
+    /// The local socket failed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The stream ended early; every batch before the fault was delivered.
+    #[error("{message}")]
+    Stream {
+        /// What kind of fault.
+        fault: Fault,
+        /// What failed, where, and why.
+        message: String,
+    },
+    /// The DPU died. Open the stream again at [`Stream::next_batch`](crate::Stream::next_batch).
+    #[error("the DPU daemon died")]
+    DaemonDied,
+    /// The ring cannot be used.
+    #[error(transparent)]
+    Ring(RingError),
+    /// A buffer is smaller than a batch.
+    #[error("a buffer of {have} bytes holds no batch of {need}")]
+    SmallBuffer {
+        /// Bytes of the buffer.
+        have: usize,
+        /// Bytes of a batch.
+        need: usize,
+    },
+}
+
+/// Who serves a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The DPU daemon of this machine.
+    Daemon,
+    /// The engine in this process.
+    OwnEngine,
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Server::Daemon => "the DPU daemon",
+            Server::OwnEngine => "the engine of this process",
+        })
+    }
+}
+
+/// Why a DPU or target did not do what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It tried and a check failed.
+    CheckFailed,
+    /// The request is wrong, or a machine or its files are not as needed.
+    Invalid,
+    /// The target cannot be reached.
+    Unreachable,
+}
+
+/// Why a stream ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A token does not fit the type to deliver.
+    Data,
+    /// The target cannot deliver the file any more.
+    Storage,
+    /// A target could not be reached any more.
+    Target,
+    /// The DPU was asked to stop.
+    Stopped,
+}
+
+impl Error {
+    /// No answer came over the local socket.
+    pub(crate) fn lost(server: Server, source: AttachError) -> Error {
+        match source {
+            AttachError::Closed => Error::Closed { server },
+            AttachError::TimedOut { waited_ms } => Error::NoAnswer { server, waited_ms },
+            source => Error::Answer { server, source },
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(Failure { message, hint, code }: Failure) -> Error {
+        let reason = match code {
+            1 => Reason::CheckFailed,
+            3 => Reason::Unreachable,
+            _ => Reason::Invalid,
+        };
+        Error::Refused { reason, message, hint: Some(hint).filter(|hint| !hint.is_empty()) }
+    }
+}
+
+#[cfg(feature = "in-process")]
+impl From<engine::Error> for Error {
+    fn from(error: engine::Error) -> Error {
+        use engine::error::Kind;
+        let reason = match error.kind() {
+            Kind::Invalid => Reason::Invalid,
+            Kind::Unreachable => Reason::Unreachable,
+        };
+        let (message, hint) = error.parts();
+        Error::Refused { reason, message, hint }
+    }
+}
+
+impl From<RingError> for Error {
+    fn from(error: RingError) -> Error {
+        match error {
+            RingError::StreamFailed { code, message } => {
+                let fault = match code {
+                    codes::DATA => Fault::Data,
+                    codes::STORAGE => Fault::Storage,
+                    codes::STOPPED => Fault::Stopped,
+                    _ => Fault::Target,
+                };
+                Error::Stream { fault, message }
+            }
+            RingError::ProducerDied { .. } => Error::DaemonDied,
+            other => Error::Ring(other),
+        }
+    }
+}

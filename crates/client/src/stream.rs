@@ -1,0 +1,186 @@
+//! An open stream: batches out of the ring, counters over the local socket.
+
+use std::time::Duration;
+
+use bytemuck::AnyBitPattern;
+use host::attach::{AttachError, Connection, DEFAULT_TIMEOUT, MAX_MESSAGE_BYTES};
+use host::ring::{BatchView, Batches as SlotBatches, Consumer, RingError, RingFds};
+use prost::Message;
+
+use crate::error::{Error, Server};
+use crate::proto::{OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply};
+use crate::{LocalDpu, OPEN_TIMEOUT};
+
+/// How long to wait for the next slot before looking whether all is well.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// An open stream of batches.
+#[derive(Debug)]
+pub struct Stream {
+    consumer: Consumer,
+    slot: Option<SlotBatches>,
+    opened: Opened,
+    next_batch: u64,
+    connection: Connection,
+    // After the connection: the engine's thread ends when its client has hung up.
+    local: Option<LocalDpu>,
+}
+
+impl Stream {
+    pub(crate) fn begin(
+        mut connection: Connection,
+        local: Option<LocalDpu>,
+        request: &OpenRequest,
+    ) -> Result<Stream, Error> {
+        let server = server(local.is_some());
+        let lost = |error| Error::lost(server, error);
+        let sent = connection.send(&request.encode_to_vec(), &[]);
+        connection.set_timeout(OPEN_TIMEOUT);
+        let answer = sent.and_then(|()| connection.recv(MAX_MESSAGE_BYTES));
+        // A DPU that turns us away says why and hangs up without having read: what it said comes after the
+        // error.
+        let answer = answer.or_else(|error| match error {
+            AttachError::Closed => connection.recv(MAX_MESSAGE_BYTES).map_err(|_| error),
+            error => Err(error),
+        });
+        let message = answer.map_err(lost)?;
+        connection.set_timeout(DEFAULT_TIMEOUT);
+        let reply = OpenReply::decode(message.bytes.as_slice())?;
+        let opened = match reply.result {
+            Some(open_reply::Result::Opened(opened)) => opened,
+            Some(open_reply::Result::Failure(failure)) => return Err(failure.into()),
+            None => return Err(Error::EmptyAnswer { server }),
+        };
+        let (_, fds) = message.with_fds::<{ RingFds::COUNT }>()?;
+        let liveness = connection.liveness()?;
+        let consumer = Consumer::attach(fds.into(), liveness)?;
+        let next_batch = request.first_batch;
+        Ok(Stream { consumer, slot: None, opened, next_batch, connection, local })
+    }
+
+    /// What was opened: datasets, the plan printed back, shape and type of the batches.
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// Bytes of one batch.
+    pub fn batch_bytes(&self) -> usize {
+        let width = if self.opened.dtype == "u16" { 2 } else { 4 };
+        self.opened.batch_samples as usize * self.opened.window_tokens as usize * width
+    }
+
+    /// Number of the next batch.
+    pub fn next_batch(&self) -> u64 {
+        self.next_batch
+    }
+
+    /// Whether the work is done by an engine in this process.
+    pub fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
+    /// The batches, in order. Each is a view of the ring; dropping it gives its memory back, so holding
+    /// more than the ring has stops the stream.
+    pub fn batches(&mut self) -> Batches<'_> {
+        Batches { stream: self, failed: false }
+    }
+
+    /// The next batch; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// When the stream failed, and when its DPU died.
+    pub fn next_view(&mut self) -> Result<Option<Batch>, Error> {
+        loop {
+            if let Some(view) = self.slot.as_mut().and_then(Iterator::next) {
+                self.next_batch = view.number() + 1;
+                return Ok(Some(Batch(view)));
+            }
+            self.slot = None;
+            match self.consumer.next(LOOK_EVERY) {
+                Ok(Some(slot)) => self.slot = Some(slot.batches()),
+                Ok(None) => return Ok(None),
+                Err(RingError::TimedOut { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// What the stream did so far.
+    ///
+    /// # Errors
+    /// When the DPU does not answer.
+    pub fn status(&self) -> Result<StreamStatus, Error> {
+        let lost = |error| Error::lost(server(self.is_local()), error);
+        let request = StreamStatusRequest { version: 1 }.encode_to_vec();
+        self.connection.send(&request, &[]).map_err(lost)?;
+        let message = self.connection.recv(MAX_MESSAGE_BYTES).map_err(lost)?;
+        Ok(StreamStatus::decode(message.bytes.as_slice())?)
+    }
+}
+
+fn server(is_local: bool) -> Server {
+    if is_local { Server::OwnEngine } else { Server::Daemon }
+}
+
+/// Iterator over the batches of a stream; ends after an error.
+#[derive(Debug)]
+pub struct Batches<'a> {
+    stream: &'a mut Stream,
+    failed: bool,
+}
+
+impl Iterator for Batches<'_> {
+    type Item = Result<Batch, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.stream.next_view().transpose();
+        self.failed = matches!(next, Some(Err(_)));
+        next
+    }
+}
+
+/// A batch, where the DPU put it. Its memory goes back when this is dropped.
+#[derive(Clone, Debug)]
+pub struct Batch(BatchView);
+
+impl Batch {
+    /// Its number in the stream.
+    pub fn number(&self) -> u64 {
+        self.0.number()
+    }
+
+    /// Samples one after the other, tokens little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The tokens as numbers; `None` when `T` is not as wide as the stream's token type divides into.
+    pub fn tokens<T: AnyBitPattern>(&self) -> Option<&[T]> {
+        bytemuck::try_cast_slice(&self.0).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sentence of a DPU that is full reaches whoever it turns away, whether the request was under way
+    /// or not.
+    #[test]
+    fn a_client_that_is_turned_away_hears_why() {
+        let request = OpenRequest { slots: 1, ..OpenRequest::default() };
+        for request_comes_first in [false, true] {
+            let (ours, theirs) = Connection::pair().expect("a pair of sockets");
+            let full = engine::Error::invalid("no room today").hint("try again later");
+            if request_comes_first {
+                ours.send(b"more", &[]).expect("there is room");
+            }
+            engine::stream::refuse_client(theirs, &full);
+            let refused = Stream::begin(ours, None, &request).expect_err("no ring came");
+            assert_eq!(refused.to_string(), "no room today");
+        }
+    }
+}

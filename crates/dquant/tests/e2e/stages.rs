@@ -1,0 +1,149 @@
+//! The stages that a session agrees on: what is refused, and that both ends run what was agreed.
+
+use engine::control::proto::stage::Kind;
+use engine::control::proto::{
+    ChecksumStage, DatasetRef, NarrowStage, QueuePair, ReadStage, SessionRequest, Stage,
+    TargetStages,
+};
+use engine::control::target::TargetControl;
+use xio::dataset::Dtype;
+use xio::plan::Plan;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, TOKEN, World, fresh_ip};
+use super::hostile_packets::runtime;
+use super::hostile_target::{FakeTarget, Lies};
+
+fn read(dtype: &str) -> Option<Kind> {
+    Some(Kind::Read(ReadStage { dtype: dtype.into() }))
+}
+
+fn narrow(from: &str, to: &str) -> Option<Kind> {
+    Some(Kind::Narrow(NarrowStage { from: from.into(), to: to.into() }))
+}
+
+fn checksum(dtype: &str) -> Option<Kind> {
+    Some(Kind::Checksum(ChecksumStage { dtype: dtype.into() }))
+}
+
+fn list(kinds: &[Option<Kind>]) -> TargetStages {
+    TargetStages { stages: kinds.iter().map(|kind| Stage { kind: kind.clone() }).collect() }
+}
+
+/// What a target does to blocks of `u32` that are to be delivered as `u16`.
+pub(crate) fn u32_to_u16() -> TargetStages {
+    list(&[read("u32"), narrow("u32", "u16"), checksum("u16")])
+}
+
+#[test]
+fn a_target_refuses_stages_that_it_cannot_run() {
+    let Some(world) = World::new("a_target_refuses_stages") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let [r, n, c] = [read("u32"), narrow("u32", "u16"), checksum("u16")];
+    let unknown = [r.clone(), None, c.clone()];
+    let many = vec![r.clone(); 9];
+    let version = "same version";
+    let cases: [(Vec<TargetStages>, &str, &str); 12] = [
+        // A reader that knows nothing of stages.
+        (vec![], "0 lists of stages for 1 datasets", version),
+        (vec![u32_to_u16(); 2], "2 lists of stages for 1 datasets", version),
+        (vec![list(&[])], "web.bin: no stage", version),
+        (vec![list(&unknown)], "web.bin: stage 2 is of an unknown kind", version),
+        (vec![list(&[read("float8"), c.clone()])], "stage 1 is of an unknown kind", version),
+        (vec![list(&many)], "9 stages are given, at most 8", ""),
+        (vec![list(&[read("u64"), checksum("u64")])], "given a file of u32", ""),
+        (vec![list(&[r.clone(), c.clone()])], "stage 2, checksum, takes blocks of u16", ""),
+        (vec![list(&[n.clone(), c.clone()])], "stage 1, narrow, takes blocks", ""),
+        (vec![list(&[r.clone(), narrow("u32", "u64"), c])], "narrow, is not defined", ""),
+        (vec![list(&[r.clone(), n])], "only blocks with a checksum cross the wire", ""),
+        (vec![list(&[r])], "only blocks with a checksum cross the wire", ""),
+    ];
+    let count = cases.len() as u64;
+    runtime().block_on(async {
+        let control = TargetControl::connect(target.control(), TOKEN).await.expect("reachable");
+        for (stages, part, hint) in cases {
+            let address = format!("{}:4791", fresh_ip());
+            let reader = QueuePair { address, qpn: 5, psn: 0, mtu: 4096, selective_repeat: false };
+            let datasets = vec![DatasetRef { name: "web".into(), dtype: "u32".into() }];
+            let request = SessionRequest { datasets, reader: Some(reader), credits: 4, stages };
+            let error = control.session(request).await.map(drop).expect_err(part);
+            let (message, hinted) = error.parts();
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+            let hinted = hinted.expect("every refusal has a hint");
+            assert!(hinted.contains(hint), "{hint:?} is not in {hinted:?}");
+            assert_eq!(
+                (error.kind(), error.is_transient()),
+                (engine::error::Kind::Invalid, false),
+                "{message}"
+            );
+        }
+    });
+    let status = target.status(&world);
+    assert_eq!(status.counter("target.refused.stages"), count);
+    assert_eq!(status.counter("target.sessions"), 0);
+    let plan = "window(100) | narrow(u16) | batch(8)";
+    let args = ["--plan", plan, "--batches", "20"];
+    let ran = Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+    assert_same(&ran.stdout, &expected(plan, &[&corpus], 0..20));
+}
+
+#[test]
+fn a_reader_refuses_a_target_that_agrees_to_other_stages() {
+    let Some(world) = World::new("a_reader_refuses_other_stages") else {
+        return;
+    };
+    let dpu = world.dpu(&[]);
+    let runtime = runtime();
+    let args = ["--plan", "window(100) | narrow(u16)", "--batches", "3"];
+    for stages in [
+        // A target that knows nothing of stages.
+        vec![],
+        vec![list(&[read("u32"), narrow("u32", "u32"), checksum("u32")])],
+        vec![u32_to_u16(), u32_to_u16()],
+        vec![list(&[read("u32"), None, checksum("u16")])],
+    ] {
+        let fake = FakeTarget::start(&runtime, Lies::running(stages));
+        for ran in [
+            Cat::through(&world, &dpu, &fake.url("web"), &args).finish(),
+            Cat::alone(&world, &fake.url("web"), &args).finish(),
+        ] {
+            ran.failed(2, &["target", "other stages than it was asked for"], "same version");
+        }
+    }
+    assert_eq!(dpu.status(&world).counter("dpu.streams"), 0);
+}
+
+/// A conversion that saves no bytes: the counters of the daemons show it where the table puts it.
+#[test]
+fn the_table_says_what_the_counters_show() {
+    let Some(world) = World::new("the_table_says_what_the_counters_show") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::I32, tokens(400_000, 1));
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(1000) | narrow(u32) | batch(10)";
+    let want = expected(plan, &[&corpus], 0..40);
+    let args = ["--dtype", "i32", "--plan", plan, "--batches", "40"];
+    let at = |offload: bool| {
+        let pipeline = Plan::parse(plan, None).expect("a plan").compile(&[Dtype::I32], offload);
+        let row = pipeline.expect("it fits").table().rows.swap_remove(0);
+        assert_eq!(row.action, "narrow(u32)");
+        row.place.name()
+    };
+    let converted = || {
+        let target = target.status(&world).counter("target.narrowed_blocks");
+        (target, dpu.status(&world).counter("stream.narrowed_blocks"))
+    };
+    assert_same(
+        &Cat::through(&world, &dpu, &target.url("web"), &args).finish().good().stdout,
+        &want,
+    );
+    let (at_target, at_dpu) = converted();
+    assert_eq!((at(true), at_target > 0, at_dpu > 0), ("target", true, false));
+    // The host is no daemon: what it converts, nobody else does.
+    assert_same(&Cat::alone(&world, &target.url("web"), &args).finish().good().stdout, &want);
+    assert_eq!((at(false), converted()), ("host", (at_target, 0)));
+}

@@ -1,0 +1,130 @@
+//! What a daemon or a stream fails with, in words for whoever asked.
+//!
+//! Such an error often belongs to another process: a target's refusal reaches the DPU in a gRPC status, and
+//! the DPU's reaches the trainer over the local socket. So it is text from the start, with the next thing to
+//! try and a [`Kind`] that decides what the other side does. Errors inside this crate with a cause to match
+//! on are enums of their own ([`EngineError`](crate::data::EngineError)).
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// What kind of failure it is. The numbers are sent over the local socket; 1, a check that failed, does not
+/// occur here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// The request is wrong, or this machine or its files are not as needed.
+    Invalid = 2,
+    /// The other side did not answer.
+    Unreachable = 3,
+}
+
+/// A failure to tell the user or another process.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct Error {
+    /// What failed, on which object, why; without a full stop.
+    message: String,
+    /// The next thing to try.
+    hint: Option<String>,
+    kind: Kind,
+    /// Whether the same may work a little later.
+    transient: bool,
+}
+
+const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
+
+/// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
+/// over a socket, are text by the time they come here.
+pub fn lacks_descriptors(message: &str) -> bool {
+    message.contains("(os error 24)")
+}
+
+/// What the system said, for a line of a daemon, and what helps where descriptors are missing.
+pub(crate) fn with_limit_hint(error: &impl fmt::Display) -> String {
+    let text = error.to_string();
+    if lacks_descriptors(&text) { format!("{text}; {DESCRIPTORS_HINT}") } else { text }
+}
+
+/// Splits the text of a library's error into message and hint, which may stand behind the message.
+pub fn split_hint(error: impl fmt::Display) -> (String, Option<String>) {
+    let text = error.to_string();
+    let (message, hint) = match text.rsplit_once("; hint: ") {
+        Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
+        None => (text, None),
+    };
+    let hint = if lacks_descriptors(&message) { Some(DESCRIPTORS_HINT.into()) } else { hint };
+    (message, hint)
+}
+
+impl Error {
+    /// The request is wrong, or this machine or its files are not as needed.
+    pub fn invalid(message: impl fmt::Display) -> Error {
+        Error::new(Kind::Invalid, message)
+    }
+
+    /// The other side did not answer.
+    pub fn unreachable(message: impl fmt::Display) -> Error {
+        Error::new(Kind::Unreachable, message)
+    }
+
+    fn new(kind: Kind, message: impl fmt::Display) -> Error {
+        let (message, hint) = split_hint(message);
+        Error { message, hint, kind, transient: kind == Kind::Unreachable }
+    }
+
+    /// Adds the next thing to try.
+    #[must_use]
+    pub fn hint(self, text: impl fmt::Display) -> Error {
+        // The cause lies elsewhere than whoever adds this hint could know.
+        if lacks_descriptors(&self.message) {
+            return self;
+        }
+        Error { hint: Some(text.to_string()), ..self }
+    }
+
+    /// Marks a failure that may pass by itself: whoever has time tries again.
+    #[must_use]
+    pub fn transient(self) -> Error {
+        Error { transient: true, ..self }
+    }
+
+    /// Whether the same may work a little later. A peer that cannot be reached may come back.
+    pub fn is_transient(&self) -> bool {
+        self.transient
+    }
+
+    /// Message and hint, for passing the error on.
+    pub fn parts(&self) -> (String, Option<String>) {
+        (self.message.clone(), self.hint.clone())
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_of_a_library_becomes_ours() {
+        let error = Error::invalid("no io_uring: EPERM; hint: allow it in the container");
+        let hint = Some("allow it in the container".to_owned());
+        assert_eq!(error.parts(), ("no io_uring: EPERM".to_owned(), hint));
+        let better = error.hint("run as root");
+        assert_eq!(better.parts().1.as_deref(), Some("run as root"));
+    }
+
+    #[test]
+    fn a_lack_of_descriptors_has_its_own_hint() {
+        let errno = std::io::Error::from_raw_os_error(24);
+        let error = Error::invalid(format!("socket s: {errno}")).hint("choose another --socket");
+        assert!(error.parts().1.expect("a hint").contains("ulimit -n"));
+        let other = Error::invalid("socket s: in use").hint("choose another --socket");
+        assert_eq!(other.parts().1.as_deref(), Some("choose another --socket"));
+    }
+}

@@ -1,0 +1,32 @@
+//! The daemons as a library: storage target and DPU, their streams and their control plane.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`daemon`] | the storage target and the DPU as processes |
+//! | [`data`] | the threads that move data |
+//! | [`control`], [`stream`] | the control plane: gRPC between daemons, the local socket of a DPU |
+//! | [`local`] | a DPU inside a trainer's own process |
+//! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
+//! | [`budget`] | how much memory the rings of a DPU may take |
+//! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
+//! | [`error`] | failures with hints, as they travel to whoever asked |
+//! | [`runtime`], [`seed`] | async runtimes; seeds from the operating system |
+//!
+//! What a person types and reads is in the binary, and no exit code is known here. Whether a packet or a block
+//! is right is decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
+
+pub mod budget;
+pub mod catalog;
+pub mod control;
+pub mod daemon;
+pub mod data;
+pub mod error;
+pub mod layout;
+pub mod local;
+pub mod log;
+pub mod runtime;
+pub mod seed;
+pub mod status;
+pub mod stream;
+
+pub use error::Error;

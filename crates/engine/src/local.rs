@@ -1,0 +1,143 @@
+//! A DPU inside a trainer's own process, for streams without offload.
+//!
+//! The trainer speaks with it as with a daemon, over a pair of sockets: the batches and the messages are the
+//! same (C4). It serves one stream and ends with it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host::attach::Connection;
+use roce::wire::ROCE_PORT;
+use tokio::runtime::Runtime;
+
+use crate::Error;
+use crate::budget::RingBudget;
+use crate::data::dpu::DpuEngine;
+use crate::data::{EngineError, HostConfig};
+use crate::runtime;
+use crate::seed::fresh_seed;
+use crate::stream::{DpuContext, engine_error, serve_client};
+
+/// How to run a DPU for one stream.
+#[derive(Clone, Debug)]
+pub struct LocalConfig {
+    /// `host:port` of the target that it has to reach.
+    pub target: String,
+    /// Address of its RoCE endpoint; without it one is chosen from which the target can be reached.
+    pub roce: Option<SocketAddr>,
+    /// Bytes of registered memory.
+    pub memory: u64,
+    /// Bytes for the ring.
+    pub ring: u64,
+    /// Received packets to drop, in parts per million.
+    pub loss_ppm: u32,
+    /// How long a lost target may stay away.
+    pub reconnect: Duration,
+}
+
+/// A running DPU of this process. Dropping it ends it: drop the connection to it first.
+#[derive(Debug)]
+pub struct LocalDpu {
+    client: Option<JoinHandle<()>>,
+    // Dropped in this order: streams first, then the engine, then what their control calls run on.
+    engine: Option<DpuEngine>,
+    _runtime: Runtime,
+}
+
+impl LocalDpu {
+    /// Starts it. The connection is the trainer's end of its local socket.
+    ///
+    /// # Errors
+    /// When the engine cannot be started at its address, or has no way to the target.
+    pub fn start(config: &LocalConfig) -> Result<(Connection, LocalDpu), Error> {
+        let runtime = runtime::multi_thread()?;
+        let engine = start_engine(config)?;
+        let context = DpuContext {
+            commands: engine.commands.clone(),
+            roce: engine.roce,
+            runtime: runtime.handle().clone(),
+            reconnect: config.reconnect,
+            offload: false,
+            memory: config.memory,
+            rings: RingBudget::new(config.ring),
+        };
+        let (ours, theirs) = Connection::pair().map_err(Error::invalid)?;
+        let client = std::thread::Builder::new()
+            .name("dquant-stream".into())
+            .spawn(move || serve_client(&context, theirs, || ()))
+            .map_err(Error::invalid)?;
+        Ok((ours, LocalDpu { client: Some(client), engine: Some(engine), _runtime: runtime }))
+    }
+}
+
+impl Drop for LocalDpu {
+    fn drop(&mut self) {
+        drop(self.engine.take());
+        if let Some(client) = self.client.take() {
+            let _ = client.join();
+        }
+    }
+}
+
+/// What the engine is made of, but for its address.
+fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Error> {
+    let LocalConfig { memory, loss_ppm, .. } = *config;
+    Ok(HostConfig { roce, memory, loss_ppm, seed: fresh_seed()? })
+}
+
+/// Starts an engine at the address asked for, or at one from which the target can be reached: on the
+/// RoCE port if it is free, else on any.
+fn start_engine(config: &LocalConfig) -> Result<DpuEngine, Error> {
+    if let Some(roce) = config.roce {
+        return DpuEngine::start(host_config(config, roce)?).map_err(engine_error);
+    }
+    let ip = local_ip_towards(&config.target)?;
+    let host = host_config(config, SocketAddr::new(ip, ROCE_PORT))?;
+    match DpuEngine::start(host) {
+        Err(EngineError::Udp(_)) => {
+            let any_port = HostConfig { roce: SocketAddr::new(ip, 0), ..host };
+            DpuEngine::start(any_port).map_err(engine_error)
+        }
+        started => started.map_err(engine_error),
+    }
+}
+
+/// The address this machine would use to talk to `host:port`. No packet is sent.
+fn local_ip_towards(target: &str) -> Result<IpAddr, Error> {
+    let ip = (|| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        if socket.connect(target).is_err() {
+            let socket = UdpSocket::bind("[::]:0")?;
+            socket.connect(target)?;
+            return socket.local_addr();
+        }
+        socket.local_addr()
+    })();
+    ip.map(|address| address.ip()).map_err(|error| {
+        Error::unreachable(format!("no way to {target}: {error}"))
+            .hint("name the address of this process's endpoint with --roce")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two processes may have the same number, each in its container, and so may two starts.
+    #[test]
+    fn engines_of_one_process_number_have_seeds_of_their_own() {
+        let config = LocalConfig {
+            target: String::new(),
+            roce: None,
+            memory: 0,
+            ring: 0,
+            loss_ppm: 0,
+            reconnect: Duration::ZERO,
+        };
+        let at = SocketAddr::from(([127, 0, 0, 1], 0));
+        let seed = || host_config(&config, at).expect("the system has random numbers").seed;
+        assert_ne!(seed(), seed());
+        assert_ne!(seed(), u64::from(std::process::id()));
+    }
+}

@@ -1,0 +1,319 @@
+//! Stages: a plan as a program.
+//!
+//! [`Plan::compile`](crate::plan::Plan::compile) turns a plan into a [`Pipeline`]: stages with an input type, an
+//! output type and a [`Place`] to run. The target runs its stages, the reader runs the others, and the table
+//! that `dquant demo` prints is read off the same list, so that it cannot say anything else than what happens.
+//!
+//! ```text
+//! per dataset   File ─read→ Block ─narrow→ Block ─checksum→ SummedBlock ══ wire ══ ─verify→ Block ─narrow→ Block
+//!               ─window→ Sample ─shuffle→ Sample ┐
+//! together                      all datasets     ├─blend→ Sample ─batch→ Batch
+//! ```
+//!
+//! `narrow` stands in one of the two places, or in none if the file holds the type that is delivered.
+//!
+//! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`] crosses the
+//! wire; every dataset arrives at `blend` with the same type. A list of stages from another process is checked
+//! ([`TargetStages::new`]) before anything is made of it (C7).
+//!
+//! Nothing here knows how stages are sent, in which order samples come ([`order`](crate::order)), or what a
+//! kernel does to a token ([`kernel`](crate::kernel)).
+
+mod block;
+mod pipeline;
+mod table;
+
+use core::fmt;
+
+use thiserror::Error;
+
+use crate::dataset::Dtype;
+use crate::kernel::can_narrow;
+use crate::plan::{BlendText, Part, Shuffle};
+
+pub use block::{BlockError, BlockStages, MAX_TARGET_STAGES, Ran, TargetStages, run};
+pub use pipeline::{Branch, CompileError, Pipeline};
+pub use table::{Row, Table};
+
+/// A machine that runs stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The storage target, beside the disk.
+    Target,
+    /// The DPU, beside the host.
+    Dpu,
+    /// The host that trains.
+    Host,
+}
+
+impl Place {
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Place::Target => "target",
+            Place::Dpu => "dpu",
+            Place::Host => "host",
+        }
+    }
+
+    /// Where the reader runs.
+    pub const fn of_reader(offload: bool) -> Place {
+        match offload {
+            true => Place::Dpu,
+            false => Place::Host,
+        }
+    }
+
+    /// Where a stage over blocks moves the fewest bytes across the wire, for `bytes_in` and `bytes_out` of a
+    /// token: one that grows them runs behind the wire, any other before it. Of two places that cost the same
+    /// the target is taken, because a token that does not fit then ends the request before its block is sent.
+    pub const fn of_block_stage(bytes_in: u32, bytes_out: u32, offload: bool) -> Place {
+        match offload && bytes_out <= bytes_in {
+            true => Place::Target,
+            false => Place::of_reader(offload),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Tokens of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// All samples have so many.
+    Fixed(u32),
+    /// No sample has more, and each its own number.
+    UpTo(u32),
+}
+
+/// What tokens are grouped into between two stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// A file on the target's disk.
+    File,
+    /// A run of consecutive tokens of a file, at most [`BLOCK_BYTES`](crate::order::BLOCK_BYTES) of it.
+    Block,
+    /// A block with its CRC-32C: what crosses the wire.
+    SummedBlock,
+    /// A sample.
+    Sample(Length),
+    /// A batch of samples of the same length.
+    Batch {
+        /// How many.
+        samples: u32,
+        /// Tokens of each.
+        tokens: u32,
+    },
+}
+
+/// What flows from one stage to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Type {
+    /// Type of the tokens.
+    pub dtype: Dtype,
+    /// What they are grouped into.
+    pub shape: Shape,
+}
+
+impl Type {
+    /// A file of tokens of this type.
+    pub const fn file(dtype: Dtype) -> Type {
+        Type { dtype, shape: Shape::File }
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dtype = self.dtype;
+        match self.shape {
+            Shape::File => write!(f, "a file of {dtype}"),
+            Shape::Block => write!(f, "blocks of {dtype}"),
+            Shape::SummedBlock => write!(f, "blocks of {dtype} with a checksum"),
+            Shape::Sample(Length::Fixed(tokens)) => write!(f, "samples of {tokens} {dtype}"),
+            Shape::Sample(Length::UpTo(most)) => write!(f, "samples of up to {most} {dtype}"),
+            Shape::Batch { samples, tokens } => {
+                write!(f, "batches of {samples} samples of {tokens} {dtype}")
+            }
+        }
+    }
+}
+
+/// What a stage does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Reads blocks of a file.
+    Read,
+    /// Converts every token, and refuses those that do not fit (C5).
+    Narrow {
+        /// The type to convert to.
+        to: Dtype,
+    },
+    /// Adds the CRC-32C of a block.
+    Checksum,
+    /// Compares the CRC-32C of a block.
+    Verify,
+    /// Cuts blocks into samples of so many tokens.
+    Window {
+        /// Tokens of a sample.
+        tokens: u32,
+    },
+    /// Changes the order of the samples of a dataset.
+    Shuffle(Shuffle),
+    /// Draws samples from several datasets.
+    Blend(alloc::vec::Vec<Part>),
+    /// Joins samples into batches.
+    Batch {
+        /// Samples of a batch.
+        samples: u32,
+    },
+}
+
+impl Op {
+    /// The name used in messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Narrow { .. } => "narrow",
+            Op::Checksum => "checksum",
+            Op::Verify => "verify",
+            Op::Window { .. } => "window",
+            Op::Shuffle(_) => "shuffle",
+            Op::Blend(_) => "blend",
+            Op::Batch { .. } => "batch",
+        }
+    }
+
+    /// What comes out when `input` goes in; none if the stage is not defined for it.
+    pub fn output(&self, input: Type) -> Option<Type> {
+        let Type { dtype, shape } = input;
+        let reshaped = |shape| Some(Type { dtype, shape });
+        match (self, shape) {
+            (Op::Read, Shape::File) if dtype.is_token() => reshaped(Shape::Block),
+            (Op::Narrow { to }, Shape::Block) if can_narrow(dtype, *to) => {
+                Some(Type { dtype: *to, shape })
+            }
+            (Op::Checksum, Shape::Block) => reshaped(Shape::SummedBlock),
+            (Op::Verify, Shape::SummedBlock) => reshaped(Shape::Block),
+            (Op::Window { tokens }, Shape::Block) => {
+                reshaped(Shape::Sample(Length::Fixed(*tokens)))
+            }
+            (Op::Shuffle(_) | Op::Blend(_), Shape::Sample(_)) => Some(input),
+            // Rows of a batch are found by arithmetic, so they have one length.
+            (Op::Batch { samples }, Shape::Sample(Length::Fixed(tokens))) => {
+                reshaped(Shape::Batch { samples: *samples, tokens })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// As the plan prints the action.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Narrow { to } => write!(f, "narrow({to})"),
+            Op::Window { tokens } => write!(f, "window({tokens})"),
+            Op::Shuffle(Shuffle { seed, blocks }) => write!(f, "shuffle({seed}, blocks={blocks})"),
+            Op::Blend(parts) => BlendText(parts).fmt(f),
+            Op::Batch { samples } => write!(f, "batch({samples})"),
+            Op::Read | Op::Checksum | Op::Verify => f.write_str(self.name()),
+        }
+    }
+}
+
+/// A step of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// What it does.
+    pub op: Op,
+    /// What goes in.
+    pub input: Type,
+    /// What comes out.
+    pub output: Type,
+    /// Where it runs.
+    pub place: Place,
+}
+
+/// Why stages cannot be run. Positions count from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StageError {
+    /// There is none.
+    #[error("no stage is given")]
+    Empty,
+    /// More than [`MAX_TARGET_STAGES`].
+    #[error("{count} stages are given, at most {MAX_TARGET_STAGES} can be")]
+    TooMany {
+        /// How many.
+        count: usize,
+    },
+    /// A kind of stage, or a type of tokens, that this version does not have.
+    #[error("stage {position} is of an unknown kind, or names an unknown type")]
+    Unknown {
+        /// Which stage.
+        position: usize,
+    },
+    /// A stage is to take something else than the one before it gives.
+    #[error("stage {position}, {stage}, takes {takes}, but is given {given}")]
+    Join {
+        /// Which stage.
+        position: usize,
+        /// Its name.
+        stage: &'static str,
+        /// What it says it takes.
+        takes: Type,
+        /// What comes out of the stage before it.
+        given: Type,
+    },
+    /// A stage that cannot be made for its input.
+    #[error("stage {position}, {stage}, is not defined for {input}")]
+    Undefined {
+        /// Which stage.
+        position: usize,
+        /// Its name.
+        stage: &'static str,
+        /// What goes in.
+        input: Type,
+    },
+    /// The last stage of a target gives something that does not cross the wire.
+    #[error("the last stage gives {output}; only blocks with a checksum cross the wire")]
+    Unsummed {
+        /// What comes out.
+        output: Type,
+    },
+}
+
+impl StageError {
+    /// What to do about it.
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            StageError::Empty | StageError::Unknown { .. } => {
+                "run the same version of dquant at both ends"
+            }
+            _ => "`dquant cat` and `dquant dpu` send lists of stages that a target takes",
+        }
+    }
+}
+
+/// Joins stages, all in one place, to what goes into the first.
+fn chain(
+    input: Type,
+    place: Place,
+    ops: impl IntoIterator<Item = Op>,
+) -> Result<alloc::vec::Vec<Stage>, StageError> {
+    let mut given = input;
+    let stages = (1..).zip(ops).map(|(position, op)| {
+        let input = given;
+        let stage = op.name();
+        given = op.output(input).ok_or(StageError::Undefined { position, stage, input })?;
+        Ok(Stage { op, input, output: given, place })
+    });
+    stages.collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,195 @@
+//! From a plan and the types of its files to a [`Pipeline`].
+
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use super::{BlockStages, Op, Place, Shape, Stage, StageError, Type, chain};
+use crate::dataset::Dtype;
+use crate::kernel::can_narrow;
+use crate::plan::{Plan, Shuffle};
+
+/// The stages of one dataset, up to where it meets the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Branch {
+    weight: u32,
+    blocks: BlockStages,
+    samples: Vec<Stage>,
+}
+
+impl Branch {
+    /// Its share of the samples, in parts of the sum over all branches.
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// The stages over blocks, on both sides of the wire.
+    pub fn blocks(&self) -> &BlockStages {
+        &self.blocks
+    }
+
+    /// The stages over samples.
+    pub fn sample_stages(&self) -> &[Stage] {
+        &self.samples
+    }
+
+    /// The shuffle of this dataset, if there is one.
+    pub fn shuffle(&self) -> Option<Shuffle> {
+        self.samples.iter().find_map(|stage| match stage.op {
+            Op::Shuffle(shuffle) => Some(shuffle),
+            _ => None,
+        })
+    }
+
+    /// What comes out.
+    pub fn output(&self) -> Type {
+        self.samples.last().map_or(self.blocks.output(), |last| last.output)
+    }
+
+    /// All stages, in order.
+    pub fn stages(&self) -> impl Iterator<Item = &Stage> {
+        self.blocks.iter().chain(&self.samples)
+    }
+}
+
+/// A compiled plan: one branch for each dataset, and the stages behind the point where they meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pipeline {
+    branches: Vec<Branch>,
+    joint: Vec<Stage>,
+    dtype: Dtype,
+    window_tokens: u32,
+    batch_samples: u32,
+}
+
+impl Pipeline {
+    /// The branches, in the order of the blend.
+    pub fn branches(&self) -> &[Branch] {
+        &self.branches
+    }
+
+    /// The stages behind the point where the branches meet.
+    pub fn joint(&self) -> &[Stage] {
+        &self.joint
+    }
+
+    /// Type of the delivered tokens.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Tokens of a sample.
+    pub fn window_tokens(&self) -> u32 {
+        self.window_tokens
+    }
+
+    /// Samples of a batch.
+    pub fn batch_samples(&self) -> u32 {
+        self.batch_samples
+    }
+}
+
+/// Why a plan does not go with the types of its files.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CompileError {
+    /// As many types as datasets in the blend are needed.
+    #[error("{sources} source types for {datasets} datasets")]
+    Count {
+        /// Types given.
+        sources: usize,
+        /// Datasets of the plan.
+        datasets: usize,
+    },
+    /// `narrow` cannot widen, and knows integers only.
+    #[error(
+        "dataset {dataset} holds {from}, which narrow({to}) cannot deliver; leave narrow out, or narrow further"
+    )]
+    Narrow {
+        /// Position in the blend.
+        dataset: usize,
+        /// Type of the file.
+        from: Dtype,
+        /// Type asked for.
+        to: Dtype,
+    },
+    /// Without `narrow`, a batch would mix types.
+    #[error(
+        "dataset 0 holds {first} but dataset {dataset} holds {other}; add narrow(u16) or narrow(u32)"
+    )]
+    MixedTypes {
+        /// Type of the first file.
+        first: Dtype,
+        /// Position in the blend of a file of another type.
+        dataset: usize,
+        /// Its type.
+        other: Dtype,
+    },
+    /// The stages of a dataset cannot be joined, as when its file holds no tokens.
+    #[error("the stages cannot be joined: {0}")]
+    Stages(#[from] StageError),
+    /// The stages do not lead to batches.
+    #[error("the stages end in {output}, not in batches")]
+    NoBatches {
+        /// What they end in.
+        output: Type,
+    },
+}
+
+impl Plan {
+    /// The type a trainer gets, given the types of the files in the order of the blend.
+    ///
+    /// # Errors
+    /// When the plan does not go with these types.
+    pub fn delivered_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
+        let datasets = self.blend().len().max(1);
+        let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
+            return Err(CompileError::Count { sources: sources.len(), datasets });
+        };
+        let mut numbered = sources.iter().copied().enumerate();
+        match self.narrow() {
+            Some(to) => match numbered.find(|(_, from)| !can_narrow(*from, to)) {
+                Some((dataset, from)) => Err(CompileError::Narrow { dataset, from, to }),
+                None => Ok(to),
+            },
+            None => match numbered.find(|(_, other)| *other != first) {
+                Some((dataset, other)) => Err(CompileError::MixedTypes { first, dataset, other }),
+                None => Ok(first),
+            },
+        }
+    }
+
+    /// Compiles the plan for files of these types, in the order of the blend.
+    ///
+    /// # Errors
+    /// When the plan does not go with these types.
+    pub fn compile(&self, sources: &[Dtype], offload: bool) -> Result<Pipeline, CompileError> {
+        let dtype = self.delivered_dtype(sources)?;
+        let place = Place::of_reader(offload);
+        let branch = |(dataset, stored): (usize, &Dtype)| {
+            let blocks = BlockStages::compile(*stored, dtype, offload)?;
+            let window = Some(Op::Window { tokens: self.window() });
+            let shuffle = self.shuffle().map(Op::Shuffle);
+            let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
+            let weight = self.blend().get(dataset).map_or(1, |part| part.weight);
+            Ok(Branch { weight, blocks, samples })
+        };
+        let branches = sources.iter().enumerate().map(branch);
+        let branches = branches.collect::<Result<Vec<_>, StageError>>()?;
+        // There is a branch: `delivered_dtype` has counted the sources.
+        let takes = branches.first().map_or(Type::file(dtype), Branch::output);
+        if let Some(other) = branches.iter().find(|branch| branch.output() != takes) {
+            let given = other.output();
+            return Err(StageError::Join { position: 1, stage: "blend", takes, given }.into());
+        }
+        let blend = (!self.blend().is_empty()).then(|| Op::Blend(self.blend().to_vec()));
+        let batch = Some(Op::Batch { samples: self.batch() });
+        let joint = chain(takes, place, [blend, batch].into_iter().flatten())?;
+        let output = joint.last().map_or(takes, |last| last.output);
+        match output.shape {
+            Shape::Batch { samples: batch_samples, tokens: window_tokens } => {
+                Ok(Pipeline { branches, joint, dtype, window_tokens, batch_samples })
+            }
+            _ => Err(CompileError::NoBatches { output }),
+        }
+    }
+}

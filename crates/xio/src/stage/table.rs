@@ -1,0 +1,147 @@
+//! The table of a pipeline: where each action of the plan runs, and the bytes it takes and gives.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::{Branch, Op, Pipeline, Place, Stage};
+use crate::dataset::Dtype;
+
+/// One action. Bytes are those of [`Table::samples`] samples of the whole stream, also of the datasets that
+/// pass the action by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The action as the plan prints it.
+    pub action: String,
+    /// Where it runs.
+    pub place: Place,
+    /// Why there.
+    pub why: &'static str,
+    /// Bytes that go in.
+    pub bytes_in: u64,
+    /// Bytes that come out.
+    pub bytes_out: u64,
+}
+
+/// The stages that are actions of the plan, in the order in which data passes them. An action that compiles to
+/// no stage, such as `narrow(u16)` over files of `u16`, has no row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Type of the delivered tokens.
+    pub dtype: Dtype,
+    /// The actions.
+    pub rows: Vec<Row>,
+    /// How many samples all byte counts are for: one period of the blend, in which the ratio is
+    /// exact.
+    pub samples: u64,
+    /// Bytes read from disks.
+    pub disk_bytes: u64,
+    /// Bytes that leave the targets.
+    pub wire_bytes: u64,
+    /// Bytes delivered to the trainer.
+    pub delivered_bytes: u64,
+}
+
+impl Pipeline {
+    /// Where each action runs.
+    pub fn table(&self) -> Table {
+        let bytes = |dtypes: &[Dtype]| -> u64 {
+            let branches = self.branches().iter().zip(dtypes);
+            let tokens = |weight: u32| u64::from(weight) * u64::from(self.window_tokens());
+            branches.map(|(branch, dtype)| tokens(branch.weight()) * u64::from(dtype.bytes())).sum()
+        };
+        let on_wire: Vec<Dtype> =
+            self.branches().iter().map(|branch| branch.blocks().target().on_wire()).collect();
+        let mut dtypes: Vec<Dtype> =
+            self.branches().iter().map(|branch| branch.blocks().target().stored()).collect();
+        let disk_bytes = bytes(&dtypes);
+
+        let mut rows = Vec::new();
+        let mut row = |stage: &Stage, bytes_in, bytes_out| {
+            let why = why(stage, bytes_in, bytes_out);
+            let (action, place) = (stage.op.to_string(), stage.place);
+            rows.push(Row { action, place, why, bytes_in, bytes_out });
+        };
+        for place in [Place::Target, Place::Dpu, Place::Host] {
+            let narrow =
+                |stage: &&Stage| stage.place == place && matches!(stage.op, Op::Narrow { .. });
+            let (bytes_in, mut found) = (bytes(&dtypes), None);
+            for (branch, dtype) in self.branches().iter().zip(&mut dtypes) {
+                if let Some(stage) = branch.blocks().iter().find(narrow) {
+                    *dtype = stage.output.dtype;
+                    found = Some(stage);
+                }
+            }
+            found.into_iter().for_each(|stage| row(stage, bytes_in, bytes(&dtypes)));
+        }
+        // The branches differ in their conversions alone.
+        let delivered_bytes = bytes(&dtypes);
+        let samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
+        samples.chain(self.joint()).for_each(|stage| row(stage, delivered_bytes, delivered_bytes));
+        Table {
+            dtype: self.dtype(),
+            rows,
+            samples: self.branches().iter().map(|branch| u64::from(branch.weight())).sum(),
+            disk_bytes,
+            wire_bytes: bytes(&on_wire),
+            delivered_bytes,
+        }
+    }
+}
+
+/// Why a stage runs where it does.
+fn why(stage: &Stage, bytes_in: u64, bytes_out: u64) -> &'static str {
+    match (&stage.op, stage.place) {
+        (_, Place::Host) => "offload is off",
+        (Op::Narrow { .. }, Place::Target) if bytes_out < bytes_in => {
+            "shrinks bytes: done before they cross the wire"
+        }
+        (Op::Narrow { .. }, Place::Target) => "saves no bytes: checks the range before the wire",
+        (Op::Narrow { .. }, Place::Dpu) => "adds bytes: done behind the wire",
+        (Op::Window { .. }, _) => "cuts blocks into samples",
+        (Op::Shuffle(_), _) => "needs several blocks at once",
+        (Op::Blend(_), _) => "needs several files at once",
+        (Op::Batch { .. }, _) => "fills one slot of the host's ring",
+        (Op::Read | Op::Checksum | Op::Verify, _) => "is no action of the plan",
+    }
+}
+
+/// Longest action text in the table; a longer one is cut.
+const ACTION_WIDTH: usize = 40;
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cut = |text: &str| match text.chars().count() > ACTION_WIDTH {
+            true => text.chars().take(ACTION_WIDTH - 1).chain(['…']).collect(),
+            false => String::from(text),
+        };
+        let actions: Vec<String> = self.rows.iter().map(|row| cut(&row.action)).collect();
+        let width = actions.iter().map(|text| text.chars().count()).max().unwrap_or(0).max(6);
+        writeln!(f, "{:width$}  {:6}  {:>10}  {:>10}  why", "action", "site", "B/sample", "out")?;
+        for (action, row) in actions.iter().zip(&self.rows) {
+            let (bytes_in, bytes_out) =
+                (self.per_sample(row.bytes_in), self.per_sample(row.bytes_out));
+            let (place, why) = (row.place, row.why);
+            writeln!(f, "{action:width$}  {place:6}  {bytes_in:>10}  {bytes_out:>10}  {why}")?;
+        }
+        let (disk, wire) = (self.per_sample(self.disk_bytes), self.per_sample(self.wire_bytes));
+        let saved = 100 - self.wire_bytes * 100 / self.disk_bytes.max(1);
+        write!(
+            f,
+            "disk {disk} B/sample, wire {wire} B/sample ({saved} % saved), {} delivered",
+            self.dtype
+        )
+    }
+}
+
+impl Table {
+    /// Mean bytes of a sample, with a tenth if it is not whole.
+    fn per_sample(&self, bytes: u64) -> String {
+        let samples = self.samples.max(1);
+        match bytes % samples {
+            0 => format!("{}", bytes / samples),
+            rest => format!("{}.{}", bytes / samples, rest * 10 / samples),
+        }
+    }
+}
