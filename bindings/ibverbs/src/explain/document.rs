@@ -8,7 +8,7 @@ use nic::device::DeviceWire;
 use nic::udp::{TxCounters, UdpCounters};
 use roce::endpoint::{Counters, QpState, TimeoutReason};
 use roce::report::{Credits, Flow, LastError, Peer, QpReport};
-use roce::rtt::RttMeter;
+use roce::congestion::rtt::RttMeter;
 use roce::verbs::Transport;
 use roce::{Duration, Time};
 
