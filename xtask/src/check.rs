@@ -19,7 +19,7 @@ Usage: cargo xtask check [STEP…]
 Steps, in this order; all of them without arguments:
   tidy     functions of at most 70 lines, module headers, no stray words
   fmt      rustfmt leaves every file as it is
-  layers   who may depend on whom; what pure crates may depend on
+  layers   who may depend on whom, between crates and inside them; what pure crates may depend on
   clippy   no lint fires, tests and benches included
   doc      rustdoc is silent, private items included
   no-os    the pure crates link without an operating system
