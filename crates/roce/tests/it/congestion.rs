@@ -31,8 +31,8 @@ fn pair(congestion: CongestionControl) -> Pair {
         connect.window_packets = 10_000;
         connect.timeout = 0;
     });
-    let [source, target] =
-        [0, 1].map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL));
+    let [source, target] = [0, 1]
+        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
     Pair { fabric, ends: [a, b], source, target }
 }
 
