@@ -20,10 +20,12 @@ pub mod capture;
 pub mod clock;
 pub mod device;
 pub mod doctor;
+pub mod driver;
 pub mod fault;
 pub mod interfaces;
 pub mod packet;
 pub mod pool;
+pub mod ready;
 pub mod udp;
 pub mod waiter;
 

@@ -34,6 +34,8 @@ pub struct Woken {
     pub by_waker: bool,
     /// Bit `i` is set when the file descriptor at place `i` of the list is ready (or broken).
     pub ready: u16,
+    /// A descriptor is not open: somebody has closed it.
+    pub is_broken: bool,
 }
 
 impl Waiter {
@@ -63,11 +65,12 @@ impl Waiter {
             Err(Errno::INTR) => return Ok(Woken::default()),
             Err(error) => return Err(error.into()),
         }
-        let by_waker = !polled[0].revents().is_empty();
+        let is_broken = polled.iter().any(|one| one.revents().contains(PollFlags::NVAL));
+        let by_waker = polled[0].revents().contains(PollFlags::IN);
         if by_waker {
             self.drain()?;
         }
-        Ok(Woken { by_waker, ready: ready_bits(&polled[1..]) })
+        Ok(Woken { by_waker, ready: ready_bits(&polled[1..]), is_broken })
     }
 
     /// Resets the eventfd, so that the next sleep is one.
@@ -76,6 +79,12 @@ impl Waiter {
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+impl AsFd for Waiter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 
@@ -140,6 +149,6 @@ mod tests {
         let idle = eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
         let ready = eventfd(1, EventfdFlags::CLOEXEC).expect("eventfd");
         let woken = waiter.wait(&[idle.as_fd(), ready.as_fd()], None).expect("poll");
-        assert_eq!(woken, Woken { by_waker: false, ready: 0b10 });
+        assert_eq!(woken, Woken { ready: 0b10, ..Woken::default() });
     }
 }

@@ -1,7 +1,7 @@
 //! What happened, counted by reason.
 //!
 //! A software transport is debugged from its counters: nothing on the packet path is logged, so
-//! every drop, refusal and repetition has a name here. The same set is kept twice, once for the
+//! every drop, refusal and retransmission has a name here. The same set is kept twice, once for the
 //! whole endpoint (which outlives its queue pairs) and once for each queue pair.
 //!
 //! Counters only grow. They are plain numbers: no rate, no reset, no meaning beyond "this often".

@@ -15,7 +15,7 @@ use crate::wire::{Psn, Syndrome};
 pub enum Bug {
     /// Sequence numbers are compared as if they did not wrap.
     PsnNotCircular,
-    /// An atomic that is asked for again is carried out again.
+    /// An atomic that is requested again is carried out again.
     AtomicRepeated,
     /// An acknowledgement for packets that were never sent is believed.
     AckBeyondWindow,
@@ -27,7 +27,7 @@ pub enum Bug {
     DuplicateSendReceived,
     /// A READ response is placed although one before it is missing.
     LostReadIgnored,
-    /// After an RNR NAK, the packet is sent again at once.
+    /// After an RNR NAK, the packet is retransmitted at once.
     RnrWaitForgotten,
     /// Of two completions that wait, the later comes first.
     CompletionsSwapped,
@@ -41,7 +41,7 @@ pub enum Bug {
     FlushForgotten,
     /// A SEND that takes a key away leaves it as it was.
     InvalidateForgotten,
-    /// When the ACK timer expires, nothing is sent again.
+    /// When the ACK timer expires, nothing is retransmitted.
     TimeoutForgotten,
     /// UC goes on with a message although a packet of it is missing.
     GapIgnored,
@@ -49,7 +49,7 @@ pub enum Bug {
     QueueKeyIgnored,
     /// Every marked packet is answered with a notification, however soon after the last.
     NotificationStorm,
-    /// In selective repeat, a report of early packets acknowledges the one that is missing.
+    /// In selective repeat, a SACK acknowledges the packet that is missing.
     ReportShifted,
     /// Requests are executed although READs before them are not answered yet.
     ReadOvertaken,
@@ -59,9 +59,9 @@ pub enum Bug {
     ArmIgnoresWaiting,
     /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
     ReadSlotsNotGrown,
-    /// In selective repeat, an early WRITE that the peer may not do is dropped in silence.
+    /// In selective repeat, an out-of-order WRITE that the peer may not do is dropped in silence.
     EarlyKeyFree,
-    /// In selective repeat, one early SEND takes all shared receives up to its own.
+    /// In selective repeat, one out-of-order SEND takes all shared receives up to its own.
     SharedReceivesHoarded,
     /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
     LengthOfLastPacket,

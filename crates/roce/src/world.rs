@@ -15,8 +15,7 @@ use crate::time::Time;
 use crate::verbs::{MULTICAST_QPN, Qpn};
 use crate::wire::Headers;
 
-/// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
-pub const MAX_HEADER_BYTES: usize = 64;
+pub use crate::wire::MAX_HEADER_BYTES;
 
 /// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
 /// sends loses part of a send at each end of a burst, so bursts are long.
@@ -285,37 +284,53 @@ impl AtomicOp {
     }
 }
 
-/// What one [`drain`] did.
+/// What one [`turn`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Packets received.
     pub received: usize,
     /// Packets sent.
     pub sent: usize,
+    /// The program says that it did something.
+    pub worked: bool,
 }
 
 impl Progress {
     /// Whether there was nothing to do.
     pub const fn is_idle(self) -> bool {
-        self.received == 0 && self.sent == 0
+        self.received == 0 && self.sent == 0 && !self.worked
     }
 }
 
-/// Most packets that one [`drain`] sends: receiving is not to starve while a long message leaves.
+/// Most packets that one [`turn`] sends: receiving is not to starve while a long message leaves.
 const MAX_SENT: usize = 2 * BURST_PACKETS;
 
-/// Receives once, carries out what is due, and sends what there is to send, up to a bound.
-///
-/// Call it again at once while it reports progress; else when the wire has packets, when
-/// [`next_wakeup`] is due, or when work was posted.
+/// Receives once, carries out what is due, and sends what there is to send: a [`turn`] in which the
+/// program does nothing.
 pub fn drain<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
     memory: &mut M,
     now: Time,
 ) -> Progress {
+    turn(endpoint, wire, memory, now, |_, _| false)
+}
+
+/// Receives once, carries out what is due, lets the program `work`, and sends what there is to send, up
+/// to a bound. `work` returns whether it did anything.
+///
+/// Call it again at once while it reports progress; else when the wire has packets, when
+/// [`next_wakeup`] is due, or when work was posted.
+pub fn turn<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &mut M,
+    now: Time,
+    work: impl FnOnce(&mut Endpoint, &mut M) -> bool,
+) -> Progress {
     let received = wire.receive(now, &mut |frame| accept(endpoint, memory, now, frame));
     endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
+    let worked = work(endpoint, memory);
     endpoint.unpark(now);
     let mut sent = send_gathered(endpoint, wire, memory, now);
     while sent < MAX_SENT {
@@ -326,10 +341,10 @@ pub fn drain<W: Wire, M: Memory>(
         }
     }
     endpoint.park_until(wire.next_wakeup());
-    Progress { received, sent }
+    Progress { received, sent, worked }
 }
 
-/// When [`drain`] has to be called next if nothing else happens.
+/// When [`turn`] has to be called next if nothing else happens.
 pub fn next_wakeup<W: Wire>(endpoint: &Endpoint, wire: &W) -> Option<Time> {
     let timer = endpoint.poll_timeout().map(|(at, _)| at);
     timer.into_iter().chain(wire.next_wakeup()).min()

@@ -19,11 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
+use nic::driver::Driver;
 use nic::udp::UdpError;
 use roce::Time;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
 use roce::verbs::{CqId, SrqId};
-use roce::world::{self, Progress};
+use roce::world;
 use rustix::io::Errno;
 
 use crate::capture;
@@ -42,7 +43,7 @@ use crate::srq::Srq;
 
 use memory::ProcessMemory;
 pub(crate) use memory::populate;
-use progress::Driver;
+use progress::Progress;
 
 /// Rounds that a posting thread drains at most: enough to send a whole window.
 const POST_ROUNDS: u32 = 4;
@@ -61,7 +62,7 @@ pub(crate) struct Engine {
     /// The largest path MTU that the interface carries.
     pub(crate) mtu: Mtu,
     core: Mutex<Core>,
-    driver: Driver,
+    progress: Progress,
     sockets: Vec<Watched>,
     vain_polls: AtomicU32,
 }
@@ -125,7 +126,7 @@ impl Engine {
         engines[at].users -= 1;
         if engines[at].users == 0 {
             let open = engines.swap_remove(at);
-            open.engine.driver.stop();
+            open.engine.progress.stop();
             fork::closed(&open.engine.socket_numbers());
             let wire = open.engine.lock().wire.take();
             if !open.engine.sockets.iter().all(Watched::is_there) {
@@ -141,8 +142,9 @@ impl Engine {
         let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
         let sockets = wire.fds().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
         let sockets = sockets.map_err(|error| refused(&name, "its sockets are gone", error))?;
-        let driver = Driver::new()
-            .map_err(|error| refused(&name, "no descriptor for its progress thread", error))?;
+        let no_descriptor = |error| refused(&name, "no descriptor for its progress thread", error);
+        let driver = driver_for(&wire).map_err(no_descriptor)?;
+        let progress = Progress::new(&driver).map_err(no_descriptor)?;
         capture::begin(&mut wire, &interface);
         let mtu = Mtu::from_bytes(wire.payload_limit()).unwrap_or(Mtu::M256);
         let config =
@@ -162,11 +164,12 @@ impl Engine {
             settings,
             mtu,
             core: Mutex::new(core),
-            driver,
+            progress,
             sockets,
             vain_polls: AtomicU32::new(0),
         });
-        progress::spawn(&engine).map_err(|error| refused(&name, "no progress thread", error))?;
+        progress::spawn(&engine, driver)
+            .map_err(|error| refused(&name, "no progress thread", error))?;
         fork::close_in_children(&engine.socket_numbers());
         explain::start();
         Ok(engine)
@@ -196,16 +199,16 @@ impl Engine {
             rounds += 1;
         }
         if rounds == POST_ROUNDS {
-            self.driver.wake();
+            self.progress.wake();
         }
     }
 
     /// One round of receiving and sending by a thread of the program.
-    pub(crate) fn drain(&self, core: &mut Core) -> Progress {
+    pub(crate) fn drain(&self, core: &mut Core) -> world::Progress {
         let now = clock::now();
-        self.driver.program_was_here(now);
+        self.progress.program_was_here(now);
         let progress = core.drain(now);
-        self.driver.note_deadline(core.deadline());
+        self.progress.note_deadline(core.deadline());
         progress
     }
 
@@ -221,12 +224,12 @@ impl Engine {
 
     /// A completion queue was armed: from now on the program may sleep.
     pub(crate) fn expect_sleep(&self) {
-        self.driver.expect_sleep();
+        self.progress.expect_sleep();
     }
 }
 
 impl Core {
-    fn drain(&mut self, now: Time) -> Progress {
+    fn drain(&mut self, now: Time) -> world::Progress {
         let Core { endpoint, wire, memory, .. } = self;
         let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, now));
         self.settle();
@@ -271,6 +274,15 @@ impl Core {
     pub(crate) fn wire(&mut self) -> Outcome<&mut DeviceWire> {
         self.wire.as_mut().ok_or(Errno::NODEV)
     }
+}
+
+/// A driver that wakes for packets of this wire.
+fn driver_for(wire: &DeviceWire) -> Outcome<Driver> {
+    let made = Driver::new().and_then(|driver| {
+        wire.fds().into_iter().try_for_each(|fd| driver.watched().add(fd, 0))?;
+        Ok(driver)
+    });
+    made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
 }
 
 /// Says why there is no wire. Some errors come with a hint of their own.

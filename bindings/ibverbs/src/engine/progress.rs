@@ -9,21 +9,23 @@
 //!   as long up to [`LONGEST_NAP`], and looks again once the program has been away for
 //!   [`PROGRAM_AWAY`]. A program that arms a completion queue ends this at once.
 //!
-//! In both it wakes every [`LONGEST_SLEEP`], and for the endpoint's next deadline, which program threads bring forward when they
-//! post ([`Driver::note_deadline`]).
+//! In both it wakes for the endpoint's next deadline, which program threads bring forward when they post
+//! ([`Progress::note_deadline`]), and now and then in any case: a program that has closed the thread's
+//! descriptors cannot wake it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nic::clock;
+use nic::driver::{Application, Driver, Turn};
+use nic::waiter::Waker;
 use roce::{Duration, Time};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::{Engine, FULL_DRAIN};
-use crate::descriptor::Descriptor;
+use super::{Core, Engine, FULL_DRAIN};
+use crate::descriptor::Watched;
 use crate::errors::Outcome;
 use crate::signals::SignalsBlocked;
 
@@ -36,20 +38,12 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 /// Longest one: what a program that stops polling may have to wait once.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// Longest sleep of all. Whoever closes the bell cannot ring it, so the thread looks by itself whether it
-/// is to stop.
-const LONGEST_SLEEP: Duration = Duration::from_millis(500);
-
-/// Sleep when descriptors are gone: there is nothing left to wait for.
-const LOST_NAP: std::time::Duration = std::time::Duration::from_millis(10);
-
-/// Rounds of draining before the thread looks around.
-const ROUNDS: u32 = 16;
-
 /// What program threads and the progress thread tell each other.
-pub(super) struct Driver {
+pub(super) struct Progress {
     /// `None` once the thread has ended.
-    bell: Mutex<Option<Arc<Descriptor>>>,
+    waker: Mutex<Option<ManuallyDrop<Waker>>>,
+    /// The driver's descriptors.
+    fds: Vec<Watched>,
     /// When a program thread last drained, in nanoseconds.
     program_seen: AtomicU64,
     /// When the thread will wake by itself; 0 while it is awake, `u64::MAX` for never.
@@ -57,13 +51,15 @@ pub(super) struct Driver {
     /// The thread is not looking at the sockets.
     napping: AtomicBool,
     stop: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<ManuallyDrop<Driver>>>>,
 }
 
-impl Driver {
-    pub(super) fn new() -> Outcome<Driver> {
-        Ok(Driver {
-            bell: Mutex::new(Some(Arc::new(Descriptor::event(EventfdFlags::NONBLOCK)?))),
+impl Progress {
+    /// For the thread that will run `driver`.
+    pub(super) fn new(driver: &Driver) -> Outcome<Progress> {
+        Ok(Progress {
+            waker: Mutex::new(Some(ManuallyDrop::new(driver.waker()))),
+            fds: driver.fds().into_iter().map(Watched::new).collect::<Outcome<_>>()?,
             program_seen: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
@@ -73,14 +69,13 @@ impl Driver {
     }
 
     pub(super) fn wake(&self) {
-        if let Some(bell) = &*self.bell() {
-            // A full counter means that the bell is ringing already.
-            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        if let Some(waker) = &*self.waker() {
+            waker.wake();
         }
     }
 
-    fn bell(&self) -> MutexGuard<'_, Option<Arc<Descriptor>>> {
-        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waker(&self) -> MutexGuard<'_, Option<ManuallyDrop<Waker>>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn program_was_here(&self, now: Time) {
@@ -108,11 +103,14 @@ impl Driver {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            // A panic of the thread has been printed; there is nothing to add.
-            let _ = thread.join();
+        // A panic of the thread has been printed; there is nothing to add.
+        let driver = thread.and_then(|thread| thread.join().ok());
+        let waker = self.waker().take();
+        if self.fds.iter().all(Watched::is_there) {
+            // Otherwise the program has closed them, and their numbers may be somebody else's by now.
+            driver.map(ManuallyDrop::into_inner);
+            waker.map(ManuallyDrop::into_inner);
         }
-        drop(self.bell().take());
     }
 
     fn program_is_polling(&self, now: Time) -> bool {
@@ -122,89 +120,78 @@ impl Driver {
 }
 
 /// Starts the thread. It takes no signal: those are for the program's threads.
-pub(super) fn spawn(engine: &Arc<Engine>) -> Outcome<()> {
-    let own = Arc::clone(engine);
+pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
+    let mut served = Served { engine: Arc::clone(engine), nap: None };
+    let driver = ManuallyDrop::new(driver);
     let blocked = SignalsBlocked::all();
-    let made = std::thread::Builder::new().name("dquant-verbs".to_owned()).spawn(move || run(&own));
+    let thread = std::thread::Builder::new().name("dquant-verbs".to_owned());
+    let made = thread.spawn(move || {
+        // Without this the kernel rounds short sleeps up by 50 us.
+        // SAFETY: sets an attribute of the calling thread.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64, 0_u64, 0_u64, 0_u64) };
+        driver.run(&mut served);
+        driver
+    });
     drop(blocked);
     let thread = made.map_err(|_| Errno::AGAIN)?;
-    *engine.driver.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+    *engine.progress.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     Ok(())
 }
 
-fn run(engine: &Engine) {
-    // Without this the kernel rounds short sleeps up by 50 us.
-    // SAFETY: sets an attribute of the calling thread.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64, 0_u64, 0_u64, 0_u64) };
-    let mut nap = None;
-    while !engine.driver.stop.load(Ordering::Relaxed) {
-        let busy = serve(engine, nap);
-        if !busy {
-            sleep(engine, nap);
-        }
-        nap = next_nap(&engine.driver, nap);
-    }
+/// An engine as the progress thread serves it.
+struct Served {
+    engine: Arc<Engine>,
+    /// How long the thread sleeps without looking at the sockets; `None` while it looks at them.
+    nap: Option<Duration>,
 }
 
-/// Does what there is to do; `true` if there may be more.
-fn serve(engine: &Engine, nap: Option<Duration>) -> bool {
-    let driver = &engine.driver;
-    let mut core = engine.lock();
-    driver.wakes_at.store(0, Ordering::Relaxed);
-    let now = clock::now();
-    let due = core.deadline().is_some_and(|at| at <= now);
-    if nap.is_none() || due {
-        for _ in 0..ROUNDS {
-            let progress = core.drain(clock::now());
-            if progress.received == 0 && progress.sent < FULL_DRAIN {
-                announce(driver, core.deadline(), nap);
-                return false;
+impl Application for Served {
+    /// A thread of the program may want the lock.
+    const SPIN: Duration = Duration::ZERO;
+
+    fn turn(&mut self, now: Time) -> Turn {
+        let progress = &self.engine.progress;
+        if progress.stop.load(Ordering::Relaxed) {
+            return Turn::Stop;
+        }
+        self.nap = next_nap(progress, now, self.nap);
+        let mut core = self.engine.lock();
+        progress.wakes_at.store(0, Ordering::Relaxed);
+        let is_due = core.deadline().is_some_and(|at| at <= now);
+        if self.nap.is_none() || is_due {
+            let done = core.drain(now);
+            if done.received > 0 || done.sent >= FULL_DRAIN {
+                return Turn::Busy;
             }
         }
-        return true;
+        progress.announce(&core, self.nap)
     }
-    announce(driver, core.deadline(), nap);
-    false
+
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn woken(&mut self) {}
 }
 
-/// Says until when the thread is going to sleep.
-fn announce(driver: &Driver, deadline: Option<Time>, nap: Option<Duration>) {
-    let now = clock::now();
-    let nap_ends = nap.map(|nap| now.as_nanos() + nap.as_nanos());
-    let deadline = deadline.map(|at| at.as_nanos());
-    let wakes_at = nap_ends.into_iter().chain(deadline).min().unwrap_or(u64::MAX);
-    driver.wakes_at.store(wakes_at, Ordering::Relaxed);
-    driver.napping.store(nap.is_some(), Ordering::Relaxed);
-}
-
-fn sleep(engine: &Engine, nap: Option<Duration>) {
-    let driver = &engine.driver;
-    let Some(bell) = driver.bell().clone() else { return };
-    let mut watched = vec![PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
-    if nap.is_none() {
-        for socket in &engine.sockets {
-            // SAFETY: we close the sockets only after this thread has ended; polling a number that
-            // the program has closed is answered with POLLNVAL.
-            let socket = unsafe { BorrowedFd::borrow_raw(socket.fd) };
-            watched.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+impl Progress {
+    /// Tells program threads until when the thread is going to sleep. Called with the core locked.
+    fn announce(&self, core: &Core, nap: Option<Duration>) -> Turn {
+        let deadline = core.deadline();
+        let nap_ends = nap.map(|nap| clock::now() + nap);
+        let until = nap_ends.into_iter().chain(deadline).min();
+        self.wakes_at.store(until.map_or(u64::MAX, Time::as_nanos), Ordering::Relaxed);
+        self.napping.store(nap.is_some(), Ordering::Relaxed);
+        match (nap, until) {
+            (Some(_), Some(until)) => Turn::Nap(until),
+            _ => Turn::Idle(until),
         }
-    }
-    let left = driver.wakes_at.load(Ordering::Relaxed).saturating_sub(clock::now().as_nanos());
-    let left = left.min(LONGEST_SLEEP.as_nanos());
-    let timeout = Timespec { tv_sec: 0, tv_nsec: left as i64 };
-    let polled = poll(&mut watched, Some(&timeout));
-    let is_lost = |one: &PollFd<'_>| one.revents().contains(PollFlags::NVAL);
-    // No signal is for this thread; other errors, and descriptors that are gone, would make it spin.
-    if polled.is_err() || watched.iter().any(is_lost) {
-        std::thread::sleep(LOST_NAP);
-    } else if watched[0].revents().contains(PollFlags::IN) {
-        let _ = rustix::io::read(&*bell, &mut [0_u8; 8]);
     }
 }
 
 /// How to sleep next: `None` looks at the sockets.
-fn next_nap(driver: &Driver, nap: Option<Duration>) -> Option<Duration> {
-    if !driver.program_is_polling(clock::now()) {
+fn next_nap(progress: &Progress, now: Time, nap: Option<Duration>) -> Option<Duration> {
+    if !progress.program_is_polling(now) {
         return None;
     }
     let longer = nap.map_or(SHORTEST_NAP.as_nanos(), |nap| nap.as_nanos() * 2);

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_flood_of_callers_is_one_command_at_a_time() {
         let waiter = Waiter::new().expect("an eventfd");
-        let (commands, inbox) = Commands::<SyncSender<Counters>>::new(&waiter);
+        let (commands, inbox) = Commands::<SyncSender<Counters>>::new(waiter.waker());
         let reports = Arc::new(Reports::new(commands, |reply| reply));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.expect("threads");

@@ -5,31 +5,33 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
 use host::ring::{Producer, ProducerCounters};
 use nic::clock;
+use nic::driver::{Application, Turn};
 use nic::pool::PoolRange;
-use nic::waiter::Waiter;
+use nic::ready::ReadySet;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
+use roce::{Duration, Time};
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
-    Turns, Work, sleep,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
+    Turns, Work, driver_for,
 };
 use crate::budget::RingLease;
 use crate::data::sink::RingSink;
 use crate::log;
 use crate::status::{self, Counters};
 
-/// Streams at once: one sleep watches the credits of all of them.
-pub const MAX_STREAMS: usize = 12;
+/// Streams at once. What a stream needs is bounded by memory; this bounds what an engine looks after in
+/// each turn.
+pub const MAX_STREAMS: usize = 256;
 
 /// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it
 /// spends on a slot, so it is worth waiting for a few; the engine rings before it sleeps in any case.
@@ -188,6 +190,8 @@ struct Stream {
 
 struct Engine {
     host: Host,
+    /// Where the credits of streams are waited for.
+    watched: ReadySet,
     streams: Vec<Stream>,
     commands: Inbox<Command>,
     next_id: u64,
@@ -203,12 +207,13 @@ impl DpuEngine {
         let host = Host::new(&config)?;
         let notes = host.notes();
         let roce = host.local;
-        let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
+        let driver = driver_for(&host)?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
-        let (commands, inbox) = Commands::new(&waiter);
-        let engine = Engine {
+        let (commands, inbox) = Commands::new(driver.waker());
+        let mut engine = Engine {
             host,
+            watched: driver.watched().clone(),
             streams: Vec::new(),
             commands: inbox,
             next_id: 1,
@@ -219,7 +224,7 @@ impl DpuEngine {
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
-            .spawn(move || engine.run(&waiter))
+            .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "DPU thread", source })?;
         Ok(DpuEngine { commands, roce, notes, thread: Some(thread) })
     }
@@ -239,39 +244,49 @@ impl Drop for DpuEngine {
     }
 }
 
-impl Engine {
-    fn run(mut self, waiter: &Waiter) {
-        let mut idle = Idle::default();
-        loop {
-            let now = self.turns.begin();
-            let mut busy = self.host.drain(now);
-            let mut now = self.turns.spent(Work::Packets);
-            for stream in &mut self.streams {
-                busy |= stream.poll(&mut self.host);
-                now = self.turns.spent(Work::Stream);
+impl Application for Engine {
+    const SPIN: Duration = SPIN;
+
+    fn turn(&mut self, now: Time) -> Turn {
+        self.turns.begin(now);
+        let Engine { host, streams, turns, .. } = self;
+        let progress = host.turn(now, |endpoint, pool| {
+            turns.spent(Work::Packets);
+            let mut worked = false;
+            for Stream { reader, sink, .. } in streams {
+                worked |= reader.poll(endpoint, pool, sink);
+                turns.spent(Work::Stream);
             }
-            // Also when there is plenty to do: streams must open and close under full load.
-            if self.commands.is_stopped() {
-                return self.stop();
-            }
-            if self.take_signal() || self.take_command() {
-                busy = true;
-            }
-            self.disposer.hand_over();
-            if busy {
-                idle.busy();
-                continue;
-            }
-            if idle.is_over(now) {
-                self.turns.slept();
-                self.sleep(waiter);
-                idle.busy();
-            } else {
-                std::hint::spin_loop();
-            }
+            worked
+        });
+        self.turns.spent(Work::Packets);
+        if progress.worked {
+            let Engine { host, streams, .. } = self;
+            streams.iter_mut().for_each(|stream| stream.drop_failed(host));
         }
+        if self.commands.is_stopped() {
+            self.stop();
+            return Turn::Stop;
+        }
+        // Also when there is plenty to do: streams must open and close under full load.
+        let busy = self.take_signal() || self.take_command() || !progress.is_idle();
+        self.disposer.hand_over();
+        self.host.next_turn(busy)
     }
 
+    /// Rings every host that waits, and announces which credits we wait for.
+    fn prepare_sleep(&mut self) -> bool {
+        self.turns.slept();
+        // Every one of them, also after one that has work: `woken` undoes it.
+        self.streams.iter_mut().fold(true, |idle, stream| stream.sink.prepare_sleep() && idle)
+    }
+
+    fn woken(&mut self) {
+        self.streams.iter_mut().for_each(|stream| stream.sink.after_sleep());
+    }
+}
+
+impl Engine {
     /// Ends every stream with a reason that its client reads in the ring.
     fn stop(&mut self) {
         for stream in &mut self.streams {
@@ -281,22 +296,6 @@ impl Engine {
             log::line(format_args!(
                 "stream {id} ends, the DPU stops: {batches} batches, {bytes} bytes"
             ));
-        }
-    }
-
-    /// Rings every host that waits, announces which credits we wait for, and sleeps.
-    fn sleep(&mut self, waiter: &Waiter) {
-        let mut blocked = true;
-        for stream in &mut self.streams {
-            blocked &= stream.sink.prepare_sleep();
-        }
-        if blocked {
-            let mut fds: Vec<BorrowedFd<'_>> = vec![self.host.wire.inner().fd()];
-            fds.extend(self.streams.iter().filter_map(|stream| stream.sink.credit_fd()));
-            sleep(&self.host, waiter, &fds);
-        }
-        for stream in &mut self.streams {
-            stream.sink.after_sleep();
         }
     }
 
@@ -382,6 +381,11 @@ impl Engine {
         let StreamSpec { setup, names, targets, producer, events, signals, ring } = *spec;
         let connections = targets.len() as u32;
         let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
+        if let Err(source) = self.watched.add_edges(producer.credit_fd(), 2) {
+            domain.close(&mut self.host);
+            let error = EngineError::Os { what: "credits of the ring", source };
+            return Err(Refused::new(error, (producer, ring)));
+        }
         let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
         let id = StreamId(self.next_id);
         self.next_id += 1;
@@ -400,7 +404,7 @@ impl Engine {
         }
         let (need, have) = (spec.setup.memory_bytes(), self.host.pool.free_bytes());
         if need > have {
-            return Err(EngineError::Limit { what: "bytes of registers", need, have });
+            return Err(EngineError::Limit { what: "bytes of staging buffers", need, have });
         }
         Domain::open(&mut self.host, need)
     }
@@ -434,6 +438,8 @@ impl Engine {
 
     fn close(&mut self, index: usize) {
         let mut stream = self.streams.swap_remove(index);
+        let gone = self.watched.remove(stream.sink.credit_fd());
+        debug_assert!(gone.is_ok(), "{gone:?}");
         while let Some(line) = stream.lines.first() {
             let connection = line.connection;
             stream.drop_line(&mut self.host, connection);
@@ -467,14 +473,13 @@ impl Engine {
 }
 
 impl Stream {
-    fn poll(&mut self, host: &mut Host) -> bool {
-        let busy = self.reader.poll(&mut host.endpoint, &mut host.pool, &mut self.sink);
+    /// Drops queue pairs that have failed, and reports them.
+    fn drop_failed(&mut self, host: &mut Host) {
         while let Some((connection, _, why)) = self.reader.lost_connection() {
             self.drop_line(host, connection);
             // Without a listener the stream is about to be closed.
             let _ = self.events.try_send(Event::Lost { connection, why });
         }
-        busy
     }
 
     /// Destroys the queue pair of a connection, so that nothing more can arrive on it.

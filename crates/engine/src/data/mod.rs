@@ -20,20 +20,19 @@ mod turns;
 
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-use nic::clock;
+use nic::driver::{Driver, Turn};
 use nic::fault::LossyWire;
 use nic::pool::{Pages, Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
-use nic::waiter::{Waiter, Waker};
+use nic::waiter::Waker;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs, VerbsError};
 use roce::wire::Psn;
-use roce::world::{self, Path};
+use roce::world::{self, Path, Progress};
 use roce::{Duration, Time};
 use thiserror::Error;
 
@@ -41,12 +40,8 @@ use disposer::Disposer;
 pub use signals::Signals;
 use turns::{Turns, Work};
 
-/// How long an engine polls without work before it sleeps. A wake-up costs about 30 us of latency
-/// and 5 us of CPU, so a little spinning pays and a lot does not.
+/// How long an engine polls without work before it sleeps.
 const SPIN: Duration = Duration::from_micros(5);
-
-/// Longest sleep: status and shutdown stay responsive even if a wake-up were lost.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// Commands that may wait for an engine.
 const COMMAND_QUEUE: usize = 256;
@@ -178,10 +173,9 @@ impl Host {
         ]
     }
 
-    /// Sends, receives and expires; whether anything happened.
-    fn drain(&mut self, now: Time) -> bool {
-        let done = world::drain(&mut self.endpoint, &mut self.wire, &mut self.pool, now);
-        done.received + done.sent > 0
+    /// Receives, carries out what is due, lets the engine `work`, and sends.
+    fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
+        world::turn(&mut self.endpoint, &mut self.wire, &mut self.pool, now, work)
     }
 
     /// Takes memory from the pool and registers it in a domain.
@@ -262,29 +256,18 @@ impl Host {
         Ok(self.endpoint.connect(qpn, &connect)?)
     }
 
-    /// Time until the endpoint wants to be called again, within `LONGEST_SLEEP`.
-    fn sleep_time(&self, now: Time) -> Duration {
-        let wakeup = world::next_wakeup(&self.endpoint, &self.wire).map(|at| at.since(now));
-        wakeup.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP))
+    /// What the driver does after a turn that was `busy` or not.
+    fn next_turn(&self, busy: bool) -> Turn {
+        if busy { Turn::Busy } else { Turn::Idle(world::next_wakeup(&self.endpoint, &self.wire)) }
     }
 }
 
-/// Counts idle rounds and decides between spinning and sleeping.
-#[derive(Debug, Default)]
-struct Idle {
-    since: Option<Time>,
-}
-
-impl Idle {
-    fn busy(&mut self) {
-        self.since = None;
-    }
-
-    /// Whether it is time to sleep.
-    fn is_over(&mut self, now: Time) -> bool {
-        let since = *self.since.get_or_insert(now);
-        now.since(since) >= SPIN
-    }
+/// A driver that wakes for this engine's packets.
+fn driver_for(host: &Host) -> Result<Driver, EngineError> {
+    let no_driver = |source| EngineError::Os { what: "descriptors to wait with", source };
+    let driver = Driver::new().map_err(no_driver)?;
+    driver.watched().add(host.wire.inner().fd(), 0).map_err(no_driver)?;
+    Ok(driver)
 }
 
 /// Commands to an engine, from any thread.
@@ -322,10 +305,10 @@ impl<C> Clone for Commands<C> {
 }
 
 impl<C> Commands<C> {
-    pub(crate) fn new(waiter: &Waiter) -> (Commands<C>, Inbox<C>) {
+    pub(crate) fn new(waker: Waker) -> (Commands<C>, Inbox<C>) {
         let (queue, receiver) = sync_channel(COMMAND_QUEUE);
         let stop = Arc::new(AtomicBool::new(false));
-        let commands = Commands { queue, waker: waiter.waker(), stop: Arc::clone(&stop) };
+        let commands = Commands { queue, waker, stop: Arc::clone(&stop) };
         (commands, Inbox { queue: receiver, stop })
     }
 
@@ -366,16 +349,6 @@ impl<C> Commands<C> {
         }
         self.waker.wake();
         answer.recv().map_err(|_| stopped)
-    }
-}
-
-/// Sleeps until one of `fds` is ready, a command comes or the endpoint's next deadline.
-fn sleep(host: &Host, waiter: &Waiter, fds: &[BorrowedFd<'_>]) {
-    let timeout = host.sleep_time(clock::now());
-    if let Err(error) = waiter.wait(fds, Some(timeout)) {
-        // poll(2) fails only for want of kernel memory: do not turn that into a busy loop.
-        crate::log::line(format_args!("engine cannot sleep: {error}"));
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 

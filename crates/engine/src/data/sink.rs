@@ -51,9 +51,9 @@ impl RingSink {
         self.armed
     }
 
-    /// To watch while asleep, if the stream waits for the host.
-    pub(crate) fn credit_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.armed.then(|| self.producer.credit_fd())
+    /// Where the host's credits come. Others may write to it at any time.
+    pub(crate) fn credit_fd(&self) -> BorrowedFd<'_> {
+        self.producer.credit_fd()
     }
 
     pub(crate) fn after_sleep(&mut self) {

@@ -6,10 +6,11 @@ use std::thread::JoinHandle;
 use host::disk::{DiskError, DiskMemory, IoMode, UringDisk};
 use host::root::OpenFile;
 use nic::clock;
+use nic::driver::{Application, Turn};
 use nic::pool::PoolRange;
-use nic::waiter::Waiter;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
+use roce::{Duration, Time};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
@@ -18,8 +19,8 @@ use xio::target::{
 };
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Idle, Inbox, QpAddress, Refused, Signals,
-    Turns, Work, sleep,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
+    Turns, Work, driver_for,
 };
 use crate::log;
 use crate::status::{self, Counters};
@@ -170,11 +171,13 @@ impl TargetEngine {
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
         );
         let roce = host.local;
-        let waiter = Waiter::new().map_err(|source| EngineError::Os { what: "eventfd", source })?;
+        let driver = driver_for(&host)?;
+        let watched = driver.watched().add(disk.fd(), 1);
+        watched.map_err(|source| EngineError::Os { what: "disk completions", source })?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
-        let (commands, inbox) = Commands::new(&waiter);
-        let engine = Engine {
+        let (commands, inbox) = Commands::new(driver.waker());
+        let mut engine = Engine {
             host,
             disk,
             target,
@@ -190,49 +193,48 @@ impl TargetEngine {
         };
         let thread = std::thread::Builder::new()
             .name("dquant-target".into())
-            .spawn(move || engine.run(&waiter))
+            .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "target thread", source })?;
         Ok(TargetEngine { commands, roce, notes, thread })
     }
 }
 
-impl Engine {
-    fn run(mut self, waiter: &Waiter) {
-        let mut idle = Idle::default();
-        loop {
-            let now = self.turns.begin();
-            let mut busy = self.host.drain(now);
-            self.turns.spent(Work::Packets);
-            busy |= self.target.poll(&mut self.host.endpoint, &mut self.host.pool, &mut self.disk);
-            busy |= self.disk.flush();
-            let now = self.turns.spent(Work::Sessions);
-            if self.commands.is_stopped() {
-                return self.stop();
-            }
-            // Also when there is plenty to do: sessions must open and close under full load.
-            if self.close_one() || self.take_command() {
-                busy = true;
-            }
-            if busy && !self.leaving.is_empty() {
-                self.close_files();
-                self.turns.spent(Work::Files);
-            }
-            self.disposer.hand_over();
-            if busy {
-                idle.busy();
-                continue;
-            }
-            if idle.is_over(now) {
-                self.turns.slept();
-                let fds = [self.host.wire.inner().fd(), self.disk.fd()];
-                sleep(&self.host, waiter, &fds);
-                idle.busy();
-            } else {
-                std::hint::spin_loop();
-            }
+impl Application for Engine {
+    const SPIN: Duration = SPIN;
+
+    fn turn(&mut self, now: Time) -> Turn {
+        self.turns.begin(now);
+        let Engine { host, target, disk, turns, .. } = self;
+        let progress = host.turn(now, |endpoint, pool| {
+            turns.spent(Work::Packets);
+            let worked = target.poll(endpoint, pool, disk) | disk.flush();
+            turns.spent(Work::Sessions);
+            worked
+        });
+        self.turns.spent(Work::Packets);
+        if self.commands.is_stopped() {
+            self.stop();
+            return Turn::Stop;
         }
+        // Also when there is plenty to do: sessions must open and close under full load.
+        let busy = self.close_one() || self.take_command() || !progress.is_idle();
+        if busy && !self.leaving.is_empty() {
+            self.close_files();
+            self.turns.spent(Work::Files);
+        }
+        self.disposer.hand_over();
+        self.host.next_turn(busy)
     }
 
+    fn prepare_sleep(&mut self) -> bool {
+        self.turns.slept();
+        true
+    }
+
+    fn woken(&mut self) {}
+}
+
+impl Engine {
     fn stop(&self) {
         for Session { qpn, .. } in &self.sessions {
             let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();

@@ -121,6 +121,25 @@ fn a_full_queue_loses_no_end_of_a_stream() {
 }
 
 #[test]
+fn streams_are_not_bounded_by_what_one_sleep_watches() {
+    const STREAMS: usize = 40;
+    let engine = DpuEngine::start(config()).expect("loopback");
+    let rings = RingBudget::new(STREAMS as u64 * RING_BYTES);
+    let status = || engine.commands.call(dpu::Command::Status).expect("it runs");
+    let free_bytes = status().get("dpu.memory_free_bytes");
+    let mut streams: Vec<_> = (0..STREAMS).map(|_| open(&engine, &rings)).collect();
+    assert_eq!(status().get("dpu.streams"), STREAMS as u64);
+    let last = streams.last_mut().expect("there are some");
+    last.signals.abandon(0, "it burnt down".into());
+    let end = last.consumer.next(Duration::from_secs(30)).expect_err("nothing was delivered");
+    assert!(end.to_string().contains("it burnt down"), "{end}");
+    streams.iter().for_each(|stream| stream.signals.close());
+    eventually("no stream", || status().get("dpu.streams") == 0);
+    eventually("every share", || rings.take(STREAMS as u64 * RING_BYTES).is_ok());
+    assert_eq!(status().get("dpu.memory_free_bytes"), free_bytes);
+}
+
+#[test]
 fn a_full_queue_loses_no_end_of_a_session() {
     let engine = TargetEngine::start(config(), 2).expect("loopback");
     let reader = QpAddress {

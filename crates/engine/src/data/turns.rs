@@ -76,16 +76,15 @@ impl Turns {
         Turns { longest, since: now, window_began: now, turns: 0, sleeps: 0 }
     }
 
-    /// A turn begins; the time.
-    pub(crate) fn begin(&mut self) -> Time {
+    /// A turn begins.
+    pub(crate) fn begin(&mut self, now: Time) {
         self.turns += 1;
-        self.since = clock::now();
-        self.since
+        self.since = now;
     }
 
-    /// The part under way is over, and was spent on `work`; the time.
-    pub(crate) fn spent(&mut self, work: Work) -> Time {
-        self.spent_until(work, clock::now())
+    /// The part under way is over, and was spent on `work`.
+    pub(crate) fn spent(&mut self, work: Work) {
+        self.spent_until(work, clock::now());
     }
 
     fn spent_until(&mut self, work: Work, now: Time) -> Time {

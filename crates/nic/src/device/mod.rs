@@ -155,7 +155,7 @@ impl DeviceWire {
         let (slot, ports) = Ports::open(config)?;
         let (tap, why_no_tap) = strict::open(config);
         if let Some(tap) = &tap {
-            ports.watch(tap.fd(), TAP).map_err(UdpError::Socket)?;
+            ports.readiness.add(tap.fd(), TAP).map_err(UdpError::Socket)?;
         }
         Ok(DeviceWire {
             slot,

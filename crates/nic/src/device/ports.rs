@@ -6,13 +6,13 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{DeviceConfig, MAX_SLOT, process_port};
+use crate::ready::ReadySet;
 use crate::udp::UdpError;
 use crate::udp::send::USUAL_HOP_LIMIT;
 use crate::udp::socket::{Plan, Setting, Socket, overrun};
@@ -62,8 +62,8 @@ pub(super) struct Ports {
     pub(super) all: Vec<Port>,
     /// By index of the address.
     pub(super) outlets: Vec<Outlet>,
-    /// An epoll instance over all of them; the place in `all` is the data.
-    pub(super) readiness: OwnedFd,
+    /// Over all of them, each named by its place in `all`.
+    pub(super) readiness: ReadySet,
     /// The port that had packets last.
     pub(super) hot: usize,
     rounds: u32,
@@ -75,8 +75,7 @@ const FAIRNESS_ROUNDS: u32 = 16;
 impl Ports {
     /// Takes a slot and binds the shared port where it can be had.
     pub(super) fn open(config: &DeviceConfig) -> Result<(u8, Ports), UdpError> {
-        let readiness =
-            epoll::create(CreateFlags::CLOEXEC).map_err(|errno| UdpError::Socket(errno.into()))?;
+        let readiness = ReadySet::new().map_err(UdpError::Socket)?;
         let (slot, own) = claim(config)?;
         let (all, outlets) = (Vec::new(), Vec::new());
         let mut ports = Ports { all, outlets, readiness, hot: 0, rounds: 0 };
@@ -100,25 +99,18 @@ impl Ports {
     /// Watches one more port and returns its place.
     pub(super) fn add(&mut self, port: Port) -> io::Result<usize> {
         let place = self.all.len();
-        self.watch(port.socket.fd.as_fd(), place as u64)?;
+        self.readiness.add(port.socket.fd.as_fd(), place as u64)?;
         self.all.push(port);
         Ok(place)
     }
 
-    /// Watches a descriptor under this name.
-    pub(super) fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
-        epoll::add(&self.readiness, fd, EventData::new_u64(name), EventFlags::IN)?;
-        Ok(())
-    }
-
     /// Closes the port at this place; the last one moves there.
     pub(super) fn remove(&mut self, place: usize) -> io::Result<()> {
-        epoll::delete(&self.readiness, &self.all[place].socket.fd)?;
+        self.readiness.remove(self.all[place].socket.fd.as_fd())?;
         self.all.swap_remove(place);
         self.hot = 0;
         if let Some(moved) = self.all.get(place) {
-            let data = EventData::new_u64(place as u64);
-            epoll::modify(&self.readiness, &moved.socket.fd, data, EventFlags::IN)?;
+            self.readiness.rename(moved.socket.fd.as_fd(), place as u64)?;
         }
         Ok(())
     }
@@ -131,13 +123,7 @@ impl Ports {
 
     /// Places of ports with packets, up to eight; the rest will be there next time.
     pub(super) fn ready(&self) -> impl Iterator<Item = usize> + use<> {
-        const NONE: epoll::Event =
-            epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
-        let mut events = [NONE; 8];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call is as good as one that found nothing.
-        let found = epoll::wait(&self.readiness, &mut events[..], Some(&now)).unwrap_or(0);
-        events.into_iter().take(found).map(|event| event.data.u64() as usize)
+        self.readiness.take().map(|place| place as usize)
     }
 
     /// The socket that packets from the address with this index leave from.

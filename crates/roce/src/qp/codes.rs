@@ -22,7 +22,7 @@ pub(crate) fn credit_code(receives: u32) -> u8 {
     CREDITS.partition_point(|&count| count <= receives) as u8 - 1
 }
 
-/// Receives that a credit code promises; `None` for [`NO_CREDITS`].
+/// RecvQueue that a credit code promises; `None` for [`NO_CREDITS`].
 pub(crate) fn credit_count(code: u8) -> Option<u32> {
     CREDITS.get(usize::from(code)).copied()
 }

@@ -14,31 +14,21 @@
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
 //! for every packet (C3).
 
-use super::link::Link;
-use super::receives::Receives;
+use super::context::{PacketHeaders, QpContext};
+use super::inbound::{
+    Inbound, Message, Violation, bad_length, bad_opcode, check_enabled, check_remote, invalid,
+    range_of,
+};
+use super::recv_queue::RecvQueue;
 use super::resources::{Asked, Resources};
-use super::{Arrival, Context};
+use super::{RxPacket, Scope};
 use crate::endpoint::{AtomicJob, Insert};
+use crate::memory::region::{AccessKind, Range};
 use crate::planted::Bug;
-use crate::region::{Purpose, Range, Refusal};
-use crate::sg::{Extent, Placement};
 use crate::srq::SrqTable;
-use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcOpcode, WcStatus};
+use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 use crate::world::AtomicOp;
-
-use super::link::Draft;
-
-/// The message whose packets are arriving.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
-    /// Between messages.
-    None,
-    /// A SEND into the current receive, `offset` bytes of which are filled.
-    Send { offset: u32 },
-    /// A WRITE, of which `left` bytes from `addr` are still to come.
-    Write { addr: u64, rkey: u32, left: u32, len: u32 },
-}
 
 /// The acknowledgement to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +68,17 @@ pub(super) struct Fatal {
     pub(super) nak: Syndrome,
 }
 
-impl Refused {
-    pub(super) fn fatal(nak: Syndrome) -> Refused {
-        Refused::fatal_with(nak, WcStatus::WrFlushError)
-    }
-
-    fn fatal_with(nak: Syndrome, recv_status: WcStatus) -> Refused {
+impl From<Violation> for Refused {
+    fn from(violation: Violation) -> Refused {
+        let (nak, recv_status) = match violation {
+            Violation::NoReceive => return Refused::NotReady,
+            Violation::Invalid => (Syndrome::InvalidRequest, WcStatus::WrFlushError),
+            Violation::TooLong => (Syndrome::InvalidRequest, WcStatus::LocalLengthError),
+            Violation::BadReceive => (Syndrome::RemoteOperation, WcStatus::LocalProtectionError),
+            Violation::Protection => (Syndrome::RemoteAccess, WcStatus::WrFlushError),
+            // A protection error of the peer's; its receive completes as one of an invalid request.
+            Violation::BadInvalidate => (Syndrome::RemoteAccess, WcStatus::RemoteInvalidRequest),
+        };
         Refused::Fatal(Fatal { recv_status, nak })
     }
 }
@@ -109,24 +104,13 @@ pub(super) enum Executed {
     Atomic,
 }
 
-/// What executing a packet does once all its checks have passed.
-struct Effect {
-    /// The message that is in progress afterwards.
-    message: Message,
-    /// The current receive completes: opcode and length.
-    completes: Option<(WcOpcode, u32)>,
-    /// A key of ours is taken away.
-    invalidates: Option<u32>,
-}
-
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Executor {
-    pub(super) receives: Receives,
+    pub(super) inbound: Inbound,
     pub(super) expected: Psn,
     /// Messages completed, 24 bits.
     pub(super) msn: Psn,
-    pub(super) message: Message,
     pub(super) reply: Option<Reply>,
     pub(super) resources: Resources,
     /// The last credits the peer was told of were none.
@@ -134,36 +118,34 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    pub(super) fn new(receives: Receives) -> Executor {
+    pub(super) fn new(receives: RecvQueue) -> Executor {
         Executor {
-            receives,
+            inbound: Inbound::new(receives),
             expected: Psn::default(),
             msn: Psn::default(),
-            message: Message::None,
             reply: None,
             resources: Resources::default(),
             starved: false,
         }
     }
 
-    pub(super) fn start(&mut self, link: &Link) {
-        self.expected = link.peer.remote_psn;
-        self.resources.reset(job_limit(link));
+    pub(super) fn start(&mut self, qpc: &QpContext) {
+        self.expected = qpc.peer.remote_psn;
+        self.resources.reset(job_limit(qpc));
     }
 
     /// Forgets everything, posted receives too. Shared receives go back to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
-        self.receives.reset(srqs);
+        self.inbound.reset(srqs);
         self.expected = Psn::default();
         self.msn = Psn::default();
-        self.message = Message::None;
         self.reply = None;
         self.resources.reset(0);
         self.starved = false;
     }
 
     pub(super) fn post(&mut self, wr: RecvWr) {
-        self.receives.post(wr);
+        self.inbound.receives.post(wr);
         if self.starved {
             // The peer sends single packets until it hears that there are receives again.
             self.acknowledge();
@@ -187,31 +169,36 @@ impl Executor {
     /// dropped in silence until it is sent again.
     pub(super) fn execute(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
         turn: Turn,
     ) -> Result<Executed, Refused> {
-        match headers.ext() {
-            Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
-                self.execute_read(cx, link, reth, payload_len, turn)
+        match packet.headers.ext() {
+            Ext::Reth(reth) if packet.headers.bth().opcode.is_read_request() => {
+                self.execute_read(cx, reth, packet.payload_len, turn)
             }
             Ext::AtomicEth(atomic) => {
-                let opcode = headers.bth().opcode;
-                self.execute_atomic(cx, link, opcode, atomic, payload_len, turn)
+                let opcode = packet.headers.bth().opcode;
+                self.execute_atomic(cx, opcode, atomic, packet.payload_len, turn)
             }
-            _ => self
-                .check_message(cx, link, headers, payload_len, turn)
-                .map(|effect| self.finish_message(cx, link, headers, effect)),
+            _ => {
+                let Bth { psn, opcode, ack_req, .. } = *packet.headers.bth();
+                let takes_receive = self.inbound.execute(cx, packet, turn.written)?;
+                self.expected = psn.next();
+                // A pending NAK for this very packet is out of date; one acknowledgement is enough.
+                if ack_req || self.reply.is_some() {
+                    self.reply = Some(Reply::Ack { psn });
+                }
+                Ok(Executed::Message { ends: opcode.ends_message(), takes_receive })
+            }
         }
     }
 
     /// Answers a packet that was not executed.
-    pub(super) fn refuse(&mut self, link: &Link, refused: Refused) -> Result<(), Fatal> {
+    pub(super) fn refuse(&mut self, qpc: &QpContext, refused: Refused) -> Result<(), Fatal> {
         match refused {
             Refused::NotReady => {
-                self.refuse_expected(Syndrome::RnrNak { timer: link.peer.min_rnr_timer & 31 });
+                self.refuse_expected(Syndrome::RnrNak { timer: qpc.peer.min_rnr_timer & 31 });
                 Ok(())
             }
             Refused::Fatal(fatal) => {
@@ -221,217 +208,63 @@ impl Executor {
         }
     }
 
-    fn check_message(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
-        turn: Turn,
-    ) -> Result<Effect, Refused> {
-        let opcode = headers.bth().opcode;
-        if !self.is_in_order(opcode) {
-            return Err(bad_opcode(cx));
-        }
-        let len = legal_length(opcode, payload_len, link.mtu).ok_or_else(|| bad_length(cx))?;
-        if opcode.is_send() {
-            self.check_send(cx, link, headers, len)
-        } else {
-            self.check_write(cx, link, headers, len, turn)
-        }
-    }
-
-    /// First and only start a message, middle and last continue one of their own kind.
-    fn is_in_order(&self, opcode: Opcode) -> bool {
-        match self.message {
-            // The last packet of a WRITE stands alone in selective repeat.
-            Message::None if opcode == Opcode::SrWriteLastImm => true,
-            Message::None => opcode.starts_message() && (opcode.is_send() || opcode.is_write()),
-            Message::Send { .. } => opcode.is_send() && !opcode.starts_message(),
-            Message::Write { .. } => opcode.is_write() && !opcode.starts_message(),
-        }
-    }
-
-    fn check_send(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        len: u32,
-    ) -> Result<Effect, Refused> {
-        let receive = self.receives.current(cx).ok_or(Refused::NotReady)?;
-        let offset = match self.message {
-            Message::Send { offset } => offset,
-            _ => 0,
-        };
-        if u64::from(offset) + u64::from(len) > receive.len.min(MAX_MESSAGE_BYTES) {
-            cx.count(|c| &mut c.receive_too_small);
-            let status = WcStatus::LocalLengthError;
-            return Err(Refused::fatal_with(Syndrome::InvalidRequest, status));
-        }
-        let invalidates = check_invalidate(cx, link, headers.ext())?;
-        let extent = Extent { offset, len };
-        cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, extent).map_err(|_| {
-            let status = WcStatus::LocalProtectionError;
-            Refused::fatal_with(Syndrome::RemoteOperation, status)
-        })?;
-        let filled = offset + len;
-        let ends = headers.bth().opcode.ends_message();
-        Ok(Effect {
-            message: if ends { Message::None } else { Message::Send { offset: filled } },
-            completes: ends.then_some((WcOpcode::Recv, filled)),
-            invalidates,
-        })
-    }
-
-    fn check_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        len: u32,
-        turn: Turn,
-    ) -> Result<Effect, Refused> {
-        let opcode = headers.bth().opcode;
-        check_enabled(cx, link.access.remote_write)?;
-        let target =
-            self.write_target(link, headers, turn, !cx.planted.is(Bug::LengthOfLastPacket));
-        let (target, total) = target.ok_or_else(|| bad_length(cx))?;
-        let fits = if opcode.ends_message() { len == target.len } else { len < target.len };
-        if !fits {
-            return Err(bad_length(cx));
-        }
-        let addr = check_remote(cx, link, Purpose::RemoteWrite, target)?;
-        let takes_receive = opcode.carries_imm();
-        if takes_receive && self.receives.current(cx).is_none() {
-            return Err(Refused::NotReady);
-        }
-        let next = Message::Write {
-            addr: target.addr.wrapping_add(u64::from(len)),
-            rkey: target.key,
-            left: target.len - len,
-            len: total,
-        };
-        put_piece(cx, addr, len);
-        Ok(Effect {
-            message: if opcode.ends_message() { Message::None } else { next },
-            completes: takes_receive.then_some((WcOpcode::RecvWriteImm, total)),
-            invalidates: None,
-        })
-    }
-
-    /// What the WRITE still has to fill, and its whole length, if the packet may say so.
-    fn write_target(
-        &self,
-        link: &Link,
-        headers: &Headers,
-        turn: Turn,
-        counts_all: bool,
-    ) -> Option<(Range, u32)> {
-        if let Message::Write { addr, rkey, left, len } = self.message {
-            return Some((Range { key: rkey, addr, len: left }, len));
-        }
-        // The length in the first packet agrees with whether more packets follow.
-        let is_legal = |reth: &&Reth| {
-            let fits_one = reth.len <= link.mtu;
-            fits_one == headers.bth().opcode.ends_message()
-                && u64::from(reth.len) <= MAX_MESSAGE_BYTES
-        };
-        let reth = headers.ext().reth().filter(is_legal)?;
-        let before = turn.written?;
-        Some((range_of(reth), reth.len + if counts_all { before } else { 0 }))
-    }
-
-    fn finish_message(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        effect: Effect,
-    ) -> Executed {
-        let Bth { psn, opcode, ack_req, solicited, .. } = *headers.bth();
-        self.message = effect.message;
-        self.expected = psn.next();
-        if let Some(rkey) = effect.invalidates
-            && !cx.planted.is(Bug::InvalidateForgotten)
-        {
-            // Checked with this packet.
-            let _ = cx.regions.invalidate(link.pd, link.qpn, rkey);
-        }
-        if let Some((opcode, byte_len)) = effect.completes
-            && let Some(receive) = self.receives.finish()
-        {
-            let (imm, invalidated, src_qp) = (headers.ext().imm(), effect.invalidates, None);
-            let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
-            let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-            cx.complete_recv(link, &receive, arrival);
-        }
-        // A pending NAK for this very packet is out of date; one acknowledgement is enough.
-        if ack_req || self.reply.is_some() {
-            self.reply = Some(Reply::Ack { psn });
-        }
-        Executed::Message { ends: opcode.ends_message(), takes_receive: effect.completes.is_some() }
-    }
-
     // ---- READ and atomics ----------------------------------------------------------------------
 
     fn execute_read(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         reth: &Reth,
         payload_len: usize,
         turn: Turn,
     ) -> Result<Executed, Refused> {
         self.check_between_messages(cx)?;
-        check_enabled(cx, link.access.remote_read)?;
+        check_enabled(cx, |access| access.remote_read)?;
         if payload_len != 0 || u64::from(reth.len) > MAX_MESSAGE_BYTES {
-            return Err(bad_length(cx));
+            return Err(bad_length(cx).into());
         }
-        check_remote(cx, link, Purpose::RemoteRead, range_of(reth))?;
-        self.make_room(cx, link, turn)?;
-        let psns = link.psns(reth.len, true);
+        check_remote(cx, AccessKind::RemoteRead, range_of(reth))?;
+        self.make_room(cx, turn)?;
+        let psns = cx.qpc.psns(reth.len, true);
         let asked = Asked::Read(range_of(reth));
-        self.resources.keep(self.expected, psns, asked, job_limit(link));
+        self.resources.keep(self.expected, psns, asked, job_limit(cx.qpc));
         self.expected = self.expected.plus(psns);
         Ok(Executed::Read(*reth))
     }
 
     fn execute_atomic(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         opcode: Opcode,
         atomic: &AtomicEth,
         payload_len: usize,
         turn: Turn,
     ) -> Result<Executed, Refused> {
         self.check_between_messages(cx)?;
-        check_enabled(cx, link.access.remote_atomic)?;
+        check_enabled(cx, |access| access.remote_atomic)?;
         if payload_len != 0 {
-            return Err(bad_length(cx));
+            return Err(bad_length(cx).into());
         }
-        let addr = check_remote(cx, link, Purpose::RemoteAtomic, word_of(atomic))?;
+        let addr = check_remote(cx, AccessKind::RemoteAtomic, word_of(atomic))?;
         // The rule is about the address that the peer names (IBA 9.4.5); the processor's atomics
         // need the other one aligned too.
         if !(atomic.addr | addr).is_multiple_of(8) {
-            return Err(invalid(cx, |c| &mut c.misaligned_atomics));
+            return Err(invalid(cx, |c| &mut c.misaligned_atomics).into());
         }
-        self.make_room(cx, link, turn)?;
+        self.make_room(cx, turn)?;
         let (psn, op) = (self.expected, operation(opcode, atomic));
-        self.resources.keep(psn, 1, Asked::Atomic(word_of(atomic), op), job_limit(link));
+        self.resources.keep(psn, 1, Asked::Atomic(word_of(atomic), op), job_limit(cx.qpc));
         self.expected = psn.next();
         cx.count(|c| &mut c.atomics);
-        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: cx.qpc.qpn, psn });
         Ok(Executed::Atomic)
     }
 
-    fn check_between_messages(&self, cx: &mut Context<'_>) -> Result<(), Refused> {
-        if self.message == Message::None { Ok(()) } else { Err(bad_opcode(cx)) }
+    fn check_between_messages(&self, cx: &mut Scope<'_, '_>) -> Result<(), Violation> {
+        if self.inbound.message == Message::None { Ok(()) } else { Err(bad_opcode(cx)) }
     }
 
-    fn make_room(&mut self, cx: &mut Context<'_>, link: &Link, turn: Turn) -> Result<(), Refused> {
-        if self.resources.make_room(turn.kept_reads, job_limit(link)) {
+    fn make_room(&mut self, cx: &mut Scope<'_, '_>, turn: Turn) -> Result<(), Violation> {
+        if self.resources.make_room(turn.kept_reads, job_limit(cx.qpc)) {
             return Ok(());
         }
         Err(invalid(cx, |c| &mut c.too_many_reads))
@@ -442,8 +275,7 @@ impl Executor {
     /// gone, and who makes READs up learns nothing.
     pub(super) fn may_read_again(
         &self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         part: Range,
         is_known: bool,
     ) -> bool {
@@ -452,9 +284,10 @@ impl Executor {
             cx.count(|c| &mut c.unmatched_duplicates);
             return false;
         }
-        let is_enabled = link.access.remote_read && job_limit(link) > 0;
-        let is_allowed = (is_unchecked || check_enabled(cx, is_enabled).is_ok())
-            && check_remote(cx, link, Purpose::RemoteRead, part).is_ok();
+        let limit = job_limit(cx.qpc);
+        let is_allowed = (is_unchecked
+            || check_enabled(cx, |access| access.remote_read && limit > 0).is_ok())
+            && check_remote(cx, AccessKind::RemoteRead, part).is_ok();
         if is_allowed {
             cx.count(|c| &mut c.duplicate_reads);
         }
@@ -480,8 +313,7 @@ impl Executor {
     /// An atomic that was carried out before: its result is wanted again.
     pub(super) fn answer_atomic_again(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         headers: &Headers,
         atomic: &AtomicEth,
     ) {
@@ -496,7 +328,7 @@ impl Executor {
         }
         cx.count(|c| &mut c.duplicate_atomics);
         if let Some(job) = self.resources.performed(psn, self.msn.get()) {
-            self.resources.add_again(job, job_limit(link));
+            self.resources.retransmit(job, job_limit(cx.qpc));
         }
     }
 
@@ -504,8 +336,7 @@ impl Executor {
 
     pub(super) fn emit_atomic_answer(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psn: Psn,
         msn: u32,
         original: u64,
@@ -513,7 +344,7 @@ impl Executor {
         self.resources.pop_front();
         let aeth = Aeth { syndrome: self.positive(), msn };
         let ext = Ext::AethAtomicAck(aeth, AtomicAckEth { original });
-        cx.emit(link, Draft::new(Opcode::RcAtomicAcknowledge, psn, ext), 0);
+        cx.emit(PacketHeaders::new(Opcode::RcAtomicAcknowledge, psn, ext), 0);
     }
 
     /// The region of a READ has gone since its request was accepted.
@@ -526,13 +357,13 @@ impl Executor {
 
     /// A positive syndrome with the credits of this moment.
     pub(super) fn positive(&mut self) -> Syndrome {
-        let credits = self.receives.credits();
+        let credits = self.inbound.receives.credits();
         self.starved = credits == 0;
         Syndrome::Ack { credits }
     }
 
     /// The AETH of a reply that is about to leave.
-    pub(super) fn reply_aeth(&mut self, cx: &mut Context<'_>, reply: Reply) -> Aeth {
+    pub(super) fn reply_aeth(&mut self, cx: &mut Scope<'_, '_>, reply: Reply) -> Aeth {
         let syndrome = match reply {
             Reply::Ack { .. } => self.positive(),
             Reply::Nak { syndrome, .. } => syndrome,
@@ -552,8 +383,8 @@ impl Executor {
 }
 
 /// Most READs and atomics of the peer that may be unanswered.
-pub(super) fn job_limit(link: &Link) -> usize {
-    usize::from(link.peer.max_dest_rd_atomic)
+pub(super) fn job_limit(qpc: &QpContext) -> usize {
+    usize::from(qpc.peer.max_dest_rd_atomic)
 }
 
 pub(super) fn operation(opcode: Opcode, atomic: &AtomicEth) -> AtomicOp {
@@ -563,75 +394,6 @@ pub(super) fn operation(opcode: Opcode, atomic: &AtomicEth) -> AtomicOp {
     }
 }
 
-pub(super) fn range_of(reth: &Reth) -> Range {
-    Range { key: reth.rkey, addr: reth.addr, len: reth.len }
-}
-
 pub(super) fn word_of(atomic: &AtomicEth) -> Range {
     Range { key: atomic.rkey, addr: atomic.addr, len: 8 }
-}
-
-pub(super) fn put_piece(cx: &mut Context<'_>, addr: u64, len: u32) {
-    cx.pieces.extend((len > 0).then_some(Placement { addr, len }));
-}
-
-/// The payload's length, if the opcode allows it: first and middle packets are full, last ones are
-/// not empty.
-pub(super) fn legal_length(opcode: Opcode, payload_len: usize, mtu: u32) -> Option<u32> {
-    let legal = match (opcode.starts_message(), opcode.ends_message()) {
-        (_, false) => mtu..=mtu,
-        (false, true) => 1..=mtu,
-        (true, true) => 0..=mtu,
-    };
-    u32::try_from(payload_len).ok().filter(|len| legal.contains(len))
-}
-
-/// Counts an invalid request.
-fn invalid(
-    cx: &mut Context<'_>,
-    which: impl Fn(&mut crate::counters::Counters) -> &mut u64,
-) -> Refused {
-    cx.count(which);
-    Refused::fatal(Syndrome::InvalidRequest)
-}
-
-pub(super) fn bad_opcode(cx: &mut Context<'_>) -> Refused {
-    invalid(cx, |c| &mut c.bad_opcode)
-}
-
-fn bad_length(cx: &mut Context<'_>) -> Refused {
-    invalid(cx, |c| &mut c.bad_length)
-}
-
-/// What the queue pair does not offer its peer at all is an invalid request, whatever it names
-/// (IBA 9.7.4.1.4).
-pub(super) fn check_enabled(cx: &mut Context<'_>, is_enabled: bool) -> Result<(), Refused> {
-    if is_enabled { Ok(()) } else { Err(invalid(cx, |c| &mut c.bad_access)) }
-}
-
-/// Where the bytes that the peer names lie.
-pub(super) fn check_remote(
-    cx: &mut Context<'_>,
-    link: &Link,
-    purpose: Purpose,
-    range: Range,
-) -> Result<u64, Refused> {
-    let checked = cx.regions.check_remote(link.pd, link.qpn, purpose, range);
-    checked.map_err(|refusal: Refusal| {
-        cx.count_refusal(refusal);
-        Refused::fatal(Syndrome::RemoteAccess)
-    })
-}
-
-/// The key that a SEND's last packet takes away, if it may. A wrong one ends the message: it is a
-/// protection error of the peer's, and the receive completes as one of an invalid request.
-fn check_invalidate(cx: &mut Context<'_>, link: &Link, ext: &Ext) -> Result<Option<u32>, Refused> {
-    let (Ext::Ieth(rkey) | Ext::SrethIeth(_, rkey)) = *ext else {
-        return Ok(None);
-    };
-    cx.regions.check_invalidate(link.pd, link.qpn, rkey).map_err(|refusal| {
-        cx.count_refusal(refusal);
-        Refused::fatal_with(Syndrome::RemoteAccess, WcStatus::RemoteInvalidRequest)
-    })?;
-    Ok(Some(rkey))
 }

@@ -20,94 +20,61 @@
 
 mod codes;
 mod congestion;
+pub(crate) mod context;
 mod executor;
 mod grh;
-pub(crate) mod link;
+mod inbound;
 mod rc;
-mod receives;
 mod recovery;
+mod recv_queue;
 mod report;
 mod request;
 mod requester;
 mod requests;
 mod resources;
 mod responder;
-mod sends;
+mod send_queue;
 pub(crate) mod transition;
 mod uc;
 mod ud;
 
 use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
 
-use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
+use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::endpoint::Insert;
-use crate::events::EventQueue;
+use crate::events::{AsyncEvent, EventQueue};
+use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
+use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
-use crate::region::{Purpose, Refusal, RegionTable};
 use crate::report::{Cause, LastError};
-use crate::rtt::RttMeter;
-use crate::sg::{self, Extent, Placements};
 use crate::srq::{Loan, Receive, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
-    Access, Completion, CqId, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendWr, Sge, SrqId, Transport,
-    VerbsError, WcOpcode, WcStatus,
+    Access, AttrMask, Completion, Connect, CqId, MAX_MESSAGE_BYTES, Mtu, PdId, QpAttr, QpConfig,
+    QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport, VerbsError, WcOpcode, WcStatus,
 };
 use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
 use crate::world::{Ecn, Origin, Path};
 use congestion::Congestion;
+use context::{PacketHeaders, QpContext};
 use executor::Fatal;
-use link::{Connect, Draft, Link, Mtu};
 use rc::{Failure, Rc};
-use receives::Receives;
+use recv_queue::RecvQueue;
 use request::Request;
 use requester::Requester;
 use requests::Fault;
 use responder::Responder;
-use sends::Sends;
+use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
-
-/// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
-    /// Created.
-    Reset,
-    /// Partition, port and access are set.
-    Init,
-    /// Ready to receive: the peer is known.
-    Rtr,
-    /// Ready to send.
-    Rts,
-    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
-    Sqd,
-    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
-    Sqe,
-    /// Broken, or told to stop: every work request is flushed.
-    Error,
-}
-
-impl QpState {
-    /// Its name in the specification.
-    pub const fn name(self) -> &'static str {
-        match self {
-            QpState::Reset => "RESET",
-            QpState::Init => "INIT",
-            QpState::Rtr => "RTR",
-            QpState::Rts => "RTS",
-            QpState::Sqd => "SQD",
-            QpState::Sqe => "SQE",
-            QpState::Error => "ERROR",
-        }
-    }
-}
 
 /// What a queue pair's deadline is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeoutReason {
-    /// Requests are unanswered: they are sent again.
+    /// Requests are unanswered: they are retransmitted.
     AckTimeout,
     /// The peer had no receive posted: sending resumes.
     RnrWait,
@@ -149,7 +116,7 @@ pub(crate) struct Context<'a> {
     pub(crate) planted: Planted,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
     pub(crate) fn count(&mut self, which: impl Fn(&mut Counters) -> &mut u64) {
         self.add(1, which);
     }
@@ -159,30 +126,17 @@ impl Context<'_> {
         *which(self.all) += amount;
     }
 
-    fn count_refusal(&mut self, refusal: Refusal) {
-        self.count(|c| match refusal {
-            Refusal::Key => &mut c.bad_key,
-            Refusal::Pd => &mut c.bad_pd,
-            Refusal::Access => &mut c.bad_access,
-            Refusal::Bounds => &mut c.bad_bounds,
+    fn count_protection_error(&mut self, error: ProtectionError) {
+        self.count(|c| match error {
+            ProtectionError::Key => &mut c.bad_key,
+            ProtectionError::Pd => &mut c.bad_pd,
+            ProtectionError::Access => &mut c.bad_access,
+            ProtectionError::Bounds => &mut c.bad_bounds,
         });
     }
 
-    /// Finds a stretch of a message in registered memory, or counts why it may not be used.
-    fn stretch(
-        &mut self,
-        link: &Link,
-        purpose: Purpose,
-        sges: &[Sge],
-        extent: Extent,
-    ) -> Result<(), Refusal> {
-        sg::stretch(self.regions, link.pd, purpose, sges, extent, self.pieces)
-            .inspect_err(|&refusal| self.count_refusal(refusal))
-    }
-
-    /// Leaves a packet to the peer, with `payload_len` bytes of payload.
-    fn emit(&mut self, link: &Link, draft: Draft, payload_len: u32) {
-        *self.packet = Some((link.peer.path, link.headers(draft, payload_len)));
+    fn take_shared(&mut self, srq: SrqId) -> Option<Receive> {
+        self.srqs.take(srq, self.events)
     }
 
     fn complete(&mut self, cq: CqId, completion: Completion, loan: Option<Loan>) {
@@ -202,71 +156,66 @@ impl Context<'_> {
         }
     }
 
-    fn complete_send(&mut self, link: &Link, request: &Request, status: WcStatus, byte_len: u32) {
+    /// An event on the queue pair with this context.
+    fn of<'b>(&'b mut self, qpc: &'b QpContext) -> Scope<'a, 'b> {
+        Scope { qpc, cx: self }
+    }
+}
+
+/// A packet that arrived, of which the payload is elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct RxPacket<'a> {
+    headers: &'a Headers,
+    payload_len: usize,
+}
+
+/// An event on one queue pair: the queue pair's own context, and the rest of the endpoint.
+pub(crate) struct Scope<'a, 'b> {
+    qpc: &'b QpContext,
+    cx: &'b mut Context<'a>,
+}
+
+impl<'a> Deref for Scope<'a, '_> {
+    type Target = Context<'a>;
+
+    fn deref(&self) -> &Context<'a> {
+        self.cx
+    }
+}
+
+impl<'a> DerefMut for Scope<'a, '_> {
+    fn deref_mut(&mut self) -> &mut Context<'a> {
+        self.cx
+    }
+}
+
+impl Scope<'_, '_> {
+    /// Resolves a byte range of a message in registered memory, or counts a protection error.
+    fn resolve(
+        &mut self,
+        kind: AccessKind,
+        sges: &[Sge],
+        extent: Extent,
+    ) -> Result<(), ProtectionError> {
+        let cx = &mut *self.cx;
+        sg::resolve(cx.regions, self.qpc.pd, kind, sges, extent, cx.pieces)
+            .inspect_err(|&error| cx.count_protection_error(error))
+    }
+
+    /// Leaves a packet to the peer, with `payload_len` bytes of payload.
+    fn emit(&mut self, header: PacketHeaders, payload_len: u32) {
+        *self.cx.packet = Some((self.qpc.peer.path, self.qpc.headers(header, payload_len)));
+    }
+
+    fn complete_send(&mut self, request: &Request, status: WcStatus, byte_len: u32) {
         let opcode = request::wc_opcode(request.wr.op);
-        let (wr_id, qpn) = (request.wr.wr_id, link.qpn);
-        let completion = Completion { byte_len, ..Completion::new(wr_id, status, opcode, qpn) };
-        self.complete(link.send_cq, completion, None);
+        let bare = Completion::new(request.wr.wr_id, status, opcode, self.qpc.qpn);
+        self.cx.complete(self.qpc.send_cq, Completion { byte_len, ..bare }, None);
     }
 
-    fn complete_recv(&mut self, link: &Link, receive: &Receive, arrival: Arrival) {
-        let Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited } = arrival;
-        let bare = Completion::new(receive.wr.wr_id, WcStatus::Success, opcode, link.qpn);
-        let completion = Completion { byte_len, imm, invalidated, src_qp, ipv4, solicited, ..bare };
-        self.complete(link.recv_cq, completion, receive.loan);
-    }
-
-    fn fail_recv(&mut self, link: &Link, receive: &Receive, status: WcStatus) {
-        let (wr_id, qpn) = (receive.wr.wr_id, link.qpn);
-        let completion = Completion::new(wr_id, status, WcOpcode::Recv, qpn);
-        self.complete(link.recv_cq, completion, receive.loan);
-    }
-}
-
-/// What a completed receive tells the program.
-struct Arrival {
-    opcode: WcOpcode,
-    byte_len: u32,
-    imm: Option<u32>,
-    /// Key of ours that was taken away.
-    invalidated: Option<u32>,
-    /// Who sent it, for datagrams.
-    src_qp: Option<Qpn>,
-    ipv4: bool,
-    solicited: bool,
-}
-
-/// Which queues and how much room a queue pair gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpConfig {
-    /// Transport service.
-    pub transport: Transport,
-    /// Protection domain: only its regions are reachable.
-    pub pd: PdId,
-    /// Where sends complete.
-    pub send_cq: CqId,
-    /// Where receives complete.
-    pub recv_cq: CqId,
-    /// Most sends posted and not completed.
-    pub max_send_wr: u32,
-    /// Most receives posted and not completed.
-    pub max_recv_wr: u32,
-    /// Where receives are taken from instead of an own queue.
-    pub srq: Option<SrqId>,
-}
-
-impl QpConfig {
-    /// A reliable connection that completes everything into `cq`, with an own receive queue.
-    pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
-        QpConfig {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            max_send_wr,
-            max_recv_wr,
-            srq: None,
-        }
+    fn fail_recv(&mut self, receive: &Receive, status: WcStatus) {
+        let bare = Completion::new(receive.wr.wr_id, status, WcOpcode::Recv, self.qpc.qpn);
+        self.cx.complete(self.qpc.recv_cq, bare, receive.loan);
     }
 }
 
@@ -283,7 +232,7 @@ enum Kind {
 #[derive(Debug)]
 pub(crate) struct Qp {
     state: QpState,
-    link: Link,
+    qpc: QpContext,
     first_psn: Psn,
     srq: Option<SrqId>,
     /// A packet has arrived since it was reset.
@@ -306,7 +255,7 @@ impl Qp {
         port_mtu: Mtu,
     ) -> Qp {
         let QpConfig { transport, pd, send_cq, recv_cq, max_send_wr, max_recv_wr, srq } = *config;
-        let link = Link {
+        let qpc = QpContext {
             qpn,
             transport,
             pd,
@@ -318,20 +267,20 @@ impl Qp {
             rate_limit_bps: 0,
             peer: unconnected,
         };
-        let receives = Receives::new(max_recv_wr, srq);
+        let receives = RecvQueue::new(max_recv_wr, srq);
         let kind = match transport {
             Transport::Rc => {
                 let requester = Requester::new(max_send_wr, first_psn);
                 Kind::Rc(Rc::new(requester, Responder::new(receives)))
             }
-            Transport::Uc => Kind::Uc(Uc::new(Sends::new(max_send_wr), receives)),
-            Transport::Ud => Kind::Ud(Ud { sends: Sends::new(max_send_wr), receives }),
+            Transport::Uc => Kind::Uc(Uc::new(SendQueue::new(max_send_wr), receives)),
+            Transport::Ud => Kind::Ud(Ud { sends: SendQueue::new(max_send_wr), receives }),
         };
         let state = QpState::Reset;
         Qp {
             state,
-            congestion: Congestion::start(&link),
-            link,
+            congestion: Congestion::start(&qpc),
+            qpc,
             first_psn,
             srq,
             established: false,
@@ -359,17 +308,17 @@ impl Qp {
     }
 
     pub(crate) fn qpn(&self) -> Qpn {
-        self.link.qpn
+        self.qpc.qpn
     }
 
     pub(crate) fn transport(&self) -> Transport {
-        self.link.transport
+        self.qpc.transport
     }
 
     /// Where the next packet goes; `None` if no datagram is next.
     pub(crate) fn next_destination(&self) -> Option<(Path, Qpn)> {
         match &self.kind {
-            Kind::Rc(_) | Kind::Uc(_) => Some((self.link.peer.path, self.link.peer.dest_qp)),
+            Kind::Rc(_) | Kind::Uc(_) => Some((self.qpc.peer.path, self.qpc.peer.dest_qp)),
             Kind::Ud(ud) => {
                 let to = ud.sends.next()?.0.wr.to?;
                 Some((to.path, to.dest_qp))
@@ -378,11 +327,11 @@ impl Qp {
     }
 
     pub(crate) fn pd(&self) -> PdId {
-        self.link.pd
+        self.qpc.pd
     }
 
     pub(crate) fn cqs(&self) -> [CqId; 2] {
-        [self.link.send_cq, self.link.recv_cq]
+        [self.qpc.send_cq, self.qpc.recv_cq]
     }
 
     pub(crate) fn srq(&self) -> Option<SrqId> {
@@ -395,13 +344,13 @@ impl Qp {
     }
 
     fn expect_state(&self, allowed: &[QpState]) -> Result<(), VerbsError> {
-        let (qpn, state) = (self.link.qpn.get(), self.state);
+        let (qpn, state) = (self.qpc.qpn.get(), self.state);
         let wrong = VerbsError::WrongState { qpn, state: state.name() };
         allowed.contains(&state).then_some(()).ok_or(wrong)
     }
 
     fn invalid(&self, why: &'static str) -> VerbsError {
-        VerbsError::Invalid { qpn: self.link.qpn.get(), why }
+        VerbsError::Invalid { qpn: self.qpc.qpn.get(), why }
     }
 
     // ---- states --------------------------------------------------------------------------------
@@ -421,18 +370,18 @@ impl Qp {
         port_mtu: Mtu,
     ) -> Result<(), VerbsError> {
         self.expect_state(&[QpState::Reset])?;
-        if self.link.transport == Transport::Ud {
+        if self.qpc.transport == Transport::Ud {
             return Err(self.invalid("datagram queue pairs have no peer"));
         }
-        let before = self.link;
+        let before = self.qpc;
         let all = QpAttr { sq_psn: self.first_psn, ..QpAttr::of(peer) };
         let done = [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().try_for_each(|state| {
-            let rule = transition::rule(self.link.transport, self.state, state);
+            let rule = transition::rule(self.qpc.transport, self.state, state);
             let (needs, _) = rule.unwrap_or_default();
             self.modify(cx, &QpAttr { state, mask: needs.with(AttrMask::STATE), ..all }, port_mtu)
         });
         if done.is_err() {
-            (self.state, self.link) = (QpState::Reset, before);
+            (self.state, self.qpc) = (QpState::Reset, before);
         }
         done
     }
@@ -446,8 +395,8 @@ impl Qp {
     ) -> Result<(), VerbsError> {
         let from = self.state;
         let to = if attr.mask.has(AttrMask::STATE) { attr.state } else { from };
-        transition::check(self.link.transport, from, to, attr).map_err(|why| {
-            let (qpn, from, to) = (self.link.qpn.get(), from.name(), to.name());
+        transition::check(self.qpc.transport, from, to, attr).map_err(|why| {
+            let (qpn, from, to) = (self.qpc.qpn.get(), from.name(), to.name());
             VerbsError::Transition { qpn, from, to, why }
         })?;
         transition::check_values(attr, port_mtu).map_err(|why| self.invalid(why))?;
@@ -456,27 +405,27 @@ impl Qp {
             self.congestion.set_limit(attr.rate_limit_bps);
         }
         if let Kind::Rc(rc) = &mut self.kind {
-            rc.requester.follow(&self.link, attr.mask);
+            rc.requester.follow(&self.qpc, attr.mask);
         }
         if to == QpState::Rtr {
-            self.link.peer.window_packets = attr.window_packets.max(1);
-            self.link.peer.reliability = attr.reliability;
-            self.link.peer.congestion = attr.congestion;
+            self.qpc.peer.window_packets = attr.window_packets.max(1);
+            self.qpc.peer.reliability = attr.reliability;
+            self.qpc.peer.congestion = attr.congestion;
         }
         self.enter(cx, from, to);
         Ok(())
     }
 
     fn set_attributes(&mut self, attr: &QpAttr) {
-        let Qp { link, first_psn, drain_event, .. } = self;
-        let peer = &mut link.peer;
+        let Qp { qpc, first_psn, drain_event, .. } = self;
+        let peer = &mut qpc.peer;
         set(attr, AttrMask::EN_SQD_ASYNC_NOTIFY, drain_event, attr.sqd_notify);
-        set(attr, AttrMask::ACCESS_FLAGS, &mut link.access, attr.access);
-        set(attr, AttrMask::QKEY, &mut link.qkey, attr.qkey);
-        set(attr, AttrMask::RATE_LIMIT, &mut link.rate_limit_bps, attr.rate_limit_bps);
+        set(attr, AttrMask::ACCESS_FLAGS, &mut qpc.access, attr.access);
+        set(attr, AttrMask::QKEY, &mut qpc.qkey, attr.qkey);
+        set(attr, AttrMask::RATE_LIMIT, &mut qpc.rate_limit_bps, attr.rate_limit_bps);
         set(attr, AttrMask::AV, &mut peer.path, attr.path);
         set(attr, AttrMask::PATH_MTU, &mut peer.mtu, attr.mtu);
-        set(attr, AttrMask::PATH_MTU, &mut link.mtu, attr.mtu.bytes());
+        set(attr, AttrMask::PATH_MTU, &mut qpc.mtu, attr.mtu.bytes());
         set(attr, AttrMask::TIMEOUT, &mut peer.timeout, attr.timeout);
         set(attr, AttrMask::RETRY_CNT, &mut peer.retry_count, attr.retry_count);
         set(attr, AttrMask::RNR_RETRY, &mut peer.rnr_retry, attr.rnr_retry);
@@ -511,10 +460,10 @@ impl Qp {
     }
 
     fn start_receiving(&mut self) {
-        self.congestion = Congestion::start(&self.link);
+        self.congestion = Congestion::start(&self.qpc);
         match &mut self.kind {
-            Kind::Rc(rc) => rc.responder.start(&self.link),
-            Kind::Uc(uc) => uc.start(self.link.peer.remote_psn),
+            Kind::Rc(rc) => rc.responder.start(&self.qpc),
+            Kind::Uc(uc) => uc.start(self.qpc.peer.remote_psn),
             Kind::Ud(_) => {}
         }
     }
@@ -523,7 +472,8 @@ impl Qp {
         match &mut self.kind {
             Kind::Rc(rc) => {
                 rc.requester.reset(self.first_psn);
-                rc.requester.start(&self.link);
+                rc.requester.start(&self.qpc);
+                rc.requester.limit_window(self.congestion.window_packets());
             }
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.start(self.first_psn),
         }
@@ -537,12 +487,12 @@ impl Qp {
         }
     }
 
-    /// Forgets all work, without completions; those that were not polled go, too. Receives of a shared
+    /// Forgets all work, without completions; those that were not polled go, too. RecvQueue of a shared
     /// queue go back to it, in the order in which they were taken.
     pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
         let mut loans = Vec::new();
         for cq in self.cqs() {
-            cx.cqs.purge(cq, self.link.qpn, &mut loans);
+            cx.cqs.purge(cq, self.qpc.qpn, &mut loans);
         }
         (self.established, self.drain_event) = (false, false);
         self.congestion = Congestion::default();
@@ -560,17 +510,17 @@ impl Qp {
 
     /// All attributes as they are.
     pub(crate) fn query(&self) -> QpAttr {
-        let link = &self.link;
+        let qpc = &self.qpc;
         QpAttr {
             mask: AttrMask::ALL,
             state: self.state,
             cur_state: self.state,
             sqd_notify: self.drain_event,
-            access: link.access,
-            qkey: link.qkey,
+            access: qpc.access,
+            qkey: qpc.qkey,
             sq_psn: self.first_psn,
-            rate_limit_bps: link.rate_limit_bps,
-            ..QpAttr::of(&link.peer)
+            rate_limit_bps: qpc.rate_limit_bps,
+            ..QpAttr::of(&qpc.peer)
         }
     }
 
@@ -578,7 +528,7 @@ impl Qp {
     pub(crate) fn notice_drained(&mut self, cx: &mut Context<'_>) {
         if self.drain_event && self.state == QpState::Sqd && self.is_drained() {
             self.drain_event = false;
-            cx.events.raise(AsyncEvent::SendQueueDrained(self.link.qpn));
+            cx.events.raise(AsyncEvent::SendQueueDrained(self.qpc.qpn));
         }
     }
 
@@ -600,7 +550,7 @@ impl Qp {
     /// Stops it because of an error that no work request of its own reports.
     pub(crate) fn fail_fatally(&mut self, cx: &mut Context<'_>) {
         if self.state != QpState::Error {
-            cx.events.raise(AsyncEvent::QpFatal(self.link.qpn));
+            cx.events.raise(AsyncEvent::QpFatal(self.qpc.qpn));
         }
         self.blame_peer(cx, Cause::CqOverrun, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
@@ -622,7 +572,7 @@ impl Qp {
             WcStatus::RnrRetryExceeded => cx.count(|c| &mut c.rnr_retries_exceeded),
             _ => {}
         }
-        if self.link.transport == Transport::Rc {
+        if self.qpc.transport == Transport::Rc {
             return self.enter_error(cx, Some(fault), WcStatus::WrFlushError, false);
         }
         self.flush_sends(cx, Some(fault));
@@ -631,7 +581,7 @@ impl Qp {
     }
 
     fn refuse_request(&mut self, cx: &mut Context<'_>, fatal: Fatal) {
-        let qpn = self.link.qpn;
+        let qpn = self.qpc.qpn;
         match fatal.nak {
             // The receive says so.
             _ if fatal.recv_status != WcStatus::WrFlushError => {}
@@ -668,7 +618,7 @@ impl Qp {
             rc.responder.stop(keep_answers);
         }
         if self.srq.is_some() {
-            cx.events.raise(AsyncEvent::LastWqeReached(self.link.qpn));
+            cx.events.raise(AsyncEvent::LastWqeReached(self.qpc.qpn));
         }
     }
 
@@ -685,13 +635,14 @@ impl Qp {
 
     /// Completes the oldest send; false if there is none.
     fn flush_send(&mut self, cx: &mut Context<'_>, status: WcStatus) -> bool {
-        let link = &self.link;
+        let qpc = &self.qpc;
         let flushed = match &mut self.kind {
-            Kind::Rc(rc) => {
-                rc.requester.take_front().map(|request| cx.complete_send(link, &request, status, 0))
-            }
+            Kind::Rc(rc) => rc
+                .requester
+                .take_front()
+                .map(|request| cx.of(qpc).complete_send(&request, status, 0)),
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
-                sends.take_front().map(|posted| posted.complete(cx, link, status))
+                sends.take_front().map(|posted| posted.complete(&mut cx.of(qpc), status))
             }
         };
         flushed.is_some()
@@ -699,7 +650,7 @@ impl Qp {
 
     fn flush_receives(&mut self, cx: &mut Context<'_>, mut status: WcStatus) {
         while let Some(receive) = self.take_receive() {
-            cx.fail_recv(&self.link, &receive, status);
+            cx.of(&self.qpc).fail_recv(&receive, status);
             status = WcStatus::WrFlushError;
         }
         if let Kind::Rc(rc) = &mut self.kind {
@@ -710,7 +661,8 @@ impl Qp {
     fn take_receive(&mut self) -> Option<Receive> {
         match &mut self.kind {
             Kind::Rc(rc) => rc.responder.take_front(),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.take_own(),
+            Kind::Uc(uc) => uc.inbound.receives.take_own(),
+            Kind::Ud(ud) => ud.receives.take_own(),
         }
     }
 
@@ -728,10 +680,13 @@ impl Qp {
         if vacant == 0 {
             return Err(self.queue_full("send", limit));
         }
-        request::draw_key(cx, &mut wr);
+        // Windows of type 1 get their new key now.
+        if let SendOp::BindWindow(binding) = &mut wr.op {
+            cx.regions.draw_key(binding);
+        }
         wr.fence &= !cx.planted.is(Bug::FenceIgnored);
         match &mut self.kind {
-            Kind::Rc(rc) => rc.requester.post(&self.link, wr, len),
+            Kind::Rc(rc) => rc.requester.post(&self.qpc, wr, len),
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr, len),
         }
         if matches!(self.state, Error | Sqe) {
@@ -755,7 +710,7 @@ impl Qp {
         wrs.try_for_each(|wr| self.check_send(wr).map(|_len| ()))
     }
 
-    /// Sends that may still be posted, and the most that may be.
+    /// SendQueue that may still be posted, and the most that may be.
     fn send_room(&self) -> (usize, u32) {
         match &self.kind {
             Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
@@ -768,12 +723,12 @@ impl Qp {
     /// The length of a message that this service can carry.
     fn check_send(&self, wr: &SendWr) -> Result<u32, VerbsError> {
         let bytes = sg::total_bytes(&wr.sges);
-        let refusal = match self.link.transport {
-            Transport::Rc => request::refusal(wr, bytes),
-            Transport::Uc => uc::refusal(wr, bytes),
-            Transport::Ud => ud::refusal(wr, bytes, self.link.mtu),
+        let why = match self.qpc.transport {
+            Transport::Rc => request::why_invalid(wr, bytes),
+            Transport::Uc => uc::why_invalid(wr, bytes),
+            Transport::Ud => ud::why_invalid(wr, bytes, self.qpc.mtu),
         };
-        match refusal {
+        match why {
             Some(why) => Err(self.invalid(why)),
             None => message_len(bytes),
         }
@@ -781,10 +736,10 @@ impl Qp {
 
     pub(crate) fn post_recv(&mut self, cx: &mut Context<'_>, wr: RecvWr) -> Result<(), VerbsError> {
         if self.srq.is_some() {
-            return Err(VerbsError::SharedReceives(self.link.qpn.get()));
+            return Err(VerbsError::SharedReceives(self.qpc.qpn.get()));
         }
         if self.state == QpState::Error {
-            cx.fail_recv(&self.link, &Receive::new(wr), WcStatus::WrFlushError);
+            cx.of(&self.qpc).fail_recv(&Receive::new(wr), WcStatus::WrFlushError);
             return Ok(());
         }
         let receives = self.receives();
@@ -793,20 +748,22 @@ impl Qp {
         }
         match &mut self.kind {
             Kind::Rc(rc) => rc.responder.post(wr),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives.post(wr),
+            Kind::Uc(uc) => uc.inbound.receives.post(wr),
+            Kind::Ud(ud) => ud.receives.post(wr),
         }
         Ok(())
     }
 
-    fn receives(&self) -> &Receives {
+    fn receives(&self) -> &RecvQueue {
         match &self.kind {
             Kind::Rc(rc) => rc.responder.receives(),
-            Kind::Uc(Uc { receives, .. }) | Kind::Ud(Ud { receives, .. }) => receives,
+            Kind::Uc(uc) => &uc.inbound.receives,
+            Kind::Ud(ud) => &ud.receives,
         }
     }
 
     fn queue_full(&self, queue: &'static str, limit: u32) -> VerbsError {
-        VerbsError::QueueFull { qpn: self.link.qpn.get(), queue, limit }
+        VerbsError::QueueFull { qpn: self.qpc.qpn.get(), queue, limit }
     }
 
     // ---- packets and time ----------------------------------------------------------------------
@@ -826,10 +783,11 @@ impl Qp {
             self.note_congestion(cx);
         }
         if self.state == QpState::Rtr && !self.established {
-            cx.events.raise(AsyncEvent::CommunicationEstablished(self.link.qpn));
+            cx.events.raise(AsyncEvent::CommunicationEstablished(self.qpc.qpn));
         }
         self.established = true;
-        self.execute(cx, origin, headers, payload_len);
+        self.execute(cx, origin, RxPacket { headers, payload_len });
+        self.tell_controller(cx.now);
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
     }
@@ -848,34 +806,37 @@ impl Qp {
         if self.state == QpState::Error {
             return;
         }
-        if let Err(fatal) = rc.responder.handle_held(cx, &self.link, headers, payload_len) {
+        let packet = RxPacket { headers, payload_len };
+        if let Err(fatal) = rc.responder.handle_held(&mut cx.of(&self.qpc), packet) {
             self.handle_failure(cx, fatal.into(), Some(headers.bth().psn));
         }
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
     }
 
-    fn execute(
-        &mut self,
-        cx: &mut Context<'_>,
-        origin: &Origin,
-        headers: &Headers,
-        payload_len: usize,
-    ) {
-        let link = &self.link;
+    fn execute(&mut self, cx: &mut Context<'_>, origin: &Origin, packet: RxPacket<'_>) {
+        let qpc = &self.qpc;
         let receive_error = match &mut self.kind {
             Kind::Rc(rc) => {
-                if let Err(failure) = rc.handle_packet(cx, link, headers, payload_len) {
-                    self.handle_failure(cx, failure, Some(headers.bth().psn));
+                if let Err(failure) = rc.handle_packet(&mut cx.of(qpc), packet) {
+                    self.handle_failure(cx, failure, Some(packet.headers.bth().psn));
                 }
                 return;
             }
-            Kind::Uc(uc) => uc.handle_request(cx, link, headers, payload_len),
-            Kind::Ud(ud) => ud.handle_datagram(cx, link, origin, headers, payload_len),
+            Kind::Uc(uc) => uc.handle_request(&mut cx.of(qpc), packet),
+            Kind::Ud(ud) => ud.handle_datagram(&mut cx.of(qpc), origin, packet),
         };
         if let Err(status) = receive_error {
-            self.blame_peer(cx, Cause::Receive(status), Some(headers.bth().psn));
+            self.blame_peer(cx, Cause::Receive(status), Some(packet.headers.bth().psn));
             self.enter_error(cx, None, status, false);
+        }
+    }
+
+    /// Tells congestion control what became of request packets.
+    fn tell_controller(&mut self, now: Time) {
+        if let Kind::Rc(rc) = &mut self.kind {
+            let window = self.congestion.note_progress(now, rc.requester.take_progress());
+            rc.requester.limit_window(window);
         }
     }
 
@@ -883,7 +844,7 @@ impl Qp {
     fn note_congestion(&mut self, cx: &mut Context<'_>) {
         cx.count(|c| &mut c.ecn_marked);
         // Datagrams come from many: whom to tell is not known.
-        if self.link.transport != Transport::Ud {
+        if self.qpc.transport != Transport::Ud {
             self.congestion.marked(cx.now, cx.planted);
         }
     }
@@ -905,7 +866,7 @@ impl Qp {
         } else if bth.opcode.service() == Service::Cnp {
             cx.count(|c| &mut c.cnps_received);
             self.congestion.notified(cx.now);
-        } else if !self.link.offers(bth.opcode.service()) {
+        } else if !self.qpc.offers(bth.opcode.service()) {
             cx.count(|c| &mut c.bad_opcode);
         } else {
             return true;
@@ -915,8 +876,7 @@ impl Qp {
 
     /// Connections hear their peer's address only, datagram queue pairs everyone.
     fn is_peer(&self, origin: &Origin) -> bool {
-        self.link.transport == Transport::Ud
-            || origin.source.ip() == self.link.peer.path.remote.ip()
+        self.qpc.transport == Transport::Ud || origin.source.ip() == self.qpc.peer.path.remote.ip()
     }
 
     /// The former value of the word that an atomic of the peer's was for.
@@ -931,12 +891,13 @@ impl Qp {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
         };
-        let Connect { path, dest_qp, .. } = &self.link.peer;
-        rc.requester.excuse(cx, &self.link, || is_stalled(path, *dest_qp));
-        if let Err(fault) = rc.requester.handle_timeout(cx) {
+        let Connect { path, dest_qp, .. } = &self.qpc.peer;
+        rc.requester.excuse(&mut cx.of(&self.qpc), || is_stalled(path, *dest_qp));
+        if let Err(fault) = rc.requester.handle_timeout(&mut cx.of(&self.qpc)) {
             self.blame_silence(cx, fault);
             self.fail_send(cx, fault);
         }
+        self.tell_controller(cx.now);
     }
 
     pub(crate) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
@@ -972,7 +933,7 @@ impl Qp {
     /// Leaves in `cx.packet` the next packet, if there is one, and in `cx.pieces` where its payload
     /// lies.
     pub(crate) fn poll_transmit(&mut self, cx: &mut Context<'_>) {
-        self.congestion.poll_notification(cx, &self.link);
+        self.congestion.poll_notification(cx, &self.qpc);
         // A failure may leave an answer behind that still has to leave; nothing fails twice.
         if cx.packet.is_none()
             && let Err(failure) = self.poll_kind(cx)
@@ -989,7 +950,7 @@ impl Qp {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
         };
-        match rc.responder.poll_answer(cx, &self.link) {
+        match rc.responder.poll_answer(&mut cx.of(&self.qpc)) {
             Ok(()) => self.count_sent(cx),
             Err(fatal) => self.handle_failure(cx, fatal.into(), None),
         }
@@ -1006,13 +967,13 @@ impl Qp {
 
     fn poll_kind(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
         let may_send = !self.has_data() || self.congestion.may_send(cx);
-        let link = &self.link;
+        let cx = &mut cx.of(&self.qpc);
         match &mut self.kind {
-            Kind::Rc(rc) if !may_send => rc.responder.poll_reply(cx, link),
+            Kind::Rc(rc) if !may_send => rc.responder.poll_reply(cx),
             _ if !may_send => {}
-            Kind::Rc(rc) => rc.poll(cx, link)?,
-            Kind::Uc(uc) => uc.poll(cx, link)?,
-            Kind::Ud(ud) => ud.poll(cx, link)?,
+            Kind::Rc(rc) => rc.poll(cx)?,
+            Kind::Uc(uc) => uc.poll(cx)?,
+            Kind::Ud(ud) => ud.poll(cx)?,
         }
         Ok(())
     }

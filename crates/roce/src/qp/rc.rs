@@ -2,14 +2,12 @@
 //! [`responder`](super::responder), which know nothing of each other, and the order in which their
 //! packets leave.
 
-use super::Context;
 use super::executor::Fatal;
-use super::link::Link;
 use super::requester::Requester;
 use super::requests::Fault;
 use super::responder::Responder;
+use super::{RxPacket, Scope};
 use crate::verbs::WcStatus;
-use crate::wire::Headers;
 
 /// Which half sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,15 +59,13 @@ impl Rc {
     /// Leaves in `cx` where the payload goes.
     pub(super) fn handle_packet(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Failure> {
-        if headers.bth().opcode.is_response() {
-            self.requester.handle_response(cx, link, headers, payload_len)?;
+        if packet.headers.bth().opcode.is_response() {
+            self.requester.handle_response(cx, packet)?;
         } else {
-            self.responder.handle_request(cx, link, headers, payload_len)?;
+            self.responder.handle_request(cx, packet)?;
         }
         Ok(())
     }
@@ -86,11 +82,11 @@ impl Rc {
 
     /// Leaves in `cx.packet` the next packet: an acknowledgement if one is due, else from the half
     /// whose turn it is. After a failure there may still be answers to send.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Failure> {
+    pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Failure> {
         for turn in [self.turn, self.turn.other()] {
-            self.responder.poll_reply(cx, link);
+            self.responder.poll_reply(cx);
             if cx.packet.is_none() {
-                self.poll_half(turn, cx, link)?;
+                self.poll_half(turn, cx)?;
             }
             if cx.packet.is_some() {
                 self.turn = turn;
@@ -100,10 +96,10 @@ impl Rc {
         Ok(())
     }
 
-    fn poll_half(&mut self, turn: Turn, cx: &mut Context<'_>, link: &Link) -> Result<(), Failure> {
+    fn poll_half(&mut self, turn: Turn, cx: &mut Scope<'_, '_>) -> Result<(), Failure> {
         match turn {
-            Turn::Requests => self.requester.poll(cx, link)?,
-            Turn::Responses => self.responder.poll_answer(cx, link)?,
+            Turn::Requests => self.requester.poll(cx)?,
+            Turn::Responses => self.responder.poll_answer(cx)?,
         }
         Ok(())
     }

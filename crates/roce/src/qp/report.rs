@@ -6,11 +6,11 @@
 use super::rc::Failure;
 use super::uc::Uc;
 use super::ud::Ud;
-use super::{Context, Fault, Kind, Qp, QpState, Rc};
+use super::{Context, Fault, Kind, Qp, Rc};
 use crate::counters::Counters;
 use crate::report::{Cause, Flow, LastError, Peer, QpReport};
 use crate::time::Time;
-use crate::verbs::{Transport, WcStatus};
+use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
 /// A work request that failed, and the packet of it that was waited for.
@@ -53,7 +53,7 @@ impl Qp {
     fn blame_send(&mut self, cx: &Context<'_>, cause: Cause, fault: Fault, psn: Option<Psn>) {
         let culprit = self.culprit(fault.index);
         let named = psn.filter(|_| cause != Cause::KeepsMissing);
-        let peer = &self.link.peer;
+        let peer = &self.qpc.peer;
         let retries = match cause {
             Cause::ReceiverNotReady => peer.rnr_retry,
             Cause::NoAnswer | Cause::KeepsMissing => peer.retry_count,
@@ -77,10 +77,10 @@ impl Qp {
     }
 
     fn error(&self, cx: &Context<'_>, cause: Cause) -> LastError {
-        let (ip, qpn) = (self.link.peer.path.remote.ip(), self.link.peer.dest_qp);
-        let is_connected = self.link.transport != Transport::Ud && !ip.is_unspecified();
+        let (ip, qpn) = (self.qpc.peer.path.remote.ip(), self.qpc.peer.dest_qp);
+        let is_connected = self.qpc.transport != Transport::Ud && !ip.is_unspecified();
         LastError {
-            qpn: self.link.qpn,
+            qpn: self.qpc.qpn,
             cause,
             peer: is_connected.then_some(Peer { ip, qpn }),
             psn: None,
@@ -127,8 +127,8 @@ impl Qp {
             _ => None,
         };
         QpReport {
-            qpn: self.link.qpn,
-            transport: self.link.transport,
+            qpn: self.qpc.qpn,
+            transport: self.qpc.transport,
             attr: self.query(),
             sends,
             receives: self.receives().len(),
@@ -148,6 +148,6 @@ impl Qp {
 
     fn flow(&self, rc: &Rc) -> Flow {
         let expected = rc.responder.expected();
-        Flow { expected, ..rc.requester.flow(&self.link) }
+        Flow { expected, ..rc.requester.flow(&self.qpc) }
     }
 }

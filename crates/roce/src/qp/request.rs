@@ -9,11 +9,11 @@
 //!
 //! Opcodes and extension headers are decided here and nowhere else (IBA table 35).
 
-use super::Context;
-use super::link::{Draft, Link};
+use super::Scope;
+use super::context::{PacketHeaders, QpContext};
 use super::recovery::selective::form::form;
-use crate::region::Purpose;
-use crate::sg::Extent;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::Extent;
 use crate::verbs::{SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{AtomicEth, Ext, Opcode, Psn, Reth};
 
@@ -85,8 +85,8 @@ impl Request {
     }
 
     /// What its local buffers are used for.
-    pub(super) fn purpose(&self) -> Purpose {
-        if self.awaits_response() { Purpose::LocalWrite } else { Purpose::LocalRead }
+    pub(super) fn access_kind(&self) -> AccessKind {
+        if self.awaits_response() { AccessKind::LocalWrite } else { AccessKind::LocalRead }
     }
 
     /// Bytes that packet `index` carries, or for READ that response `index` brings.
@@ -107,31 +107,30 @@ impl Request {
     pub(super) fn packet(
         &self,
         index: u32,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         ack_req: bool,
-    ) -> Result<(Draft, u32), WcStatus> {
+    ) -> Result<(PacketHeaders, u32), WcStatus> {
         if self.is_read() {
-            Ok((self.read_packet(link), 0))
+            Ok((self.read_packet(cx.qpc), 0))
         } else if let Some(atomic) = self.atomic_packet() {
             Ok((atomic, 0))
         } else {
-            self.message_packet(index, cx, link, ack_req)
+            self.message_packet(index, cx, ack_req)
         }
     }
 
     /// The request for what is still missing of a READ.
-    fn read_packet(&self, link: &Link) -> Draft {
-        let done_bytes = self.done * link.mtu;
+    fn read_packet(&self, qpc: &QpContext) -> PacketHeaders {
+        let done_bytes = self.done * qpc.mtu;
         let (remote_addr, rkey) = remote(self.wr.op);
         let addr = remote_addr.wrapping_add(u64::from(done_bytes));
         let ext = Ext::Reth(Reth { addr, rkey, len: self.len - done_bytes });
         let psn = self.first_psn.plus(self.done);
-        Draft { ack_req: true, ..Draft::new(Opcode::RcReadRequest, psn, ext) }
+        PacketHeaders { ack_req: true, ..PacketHeaders::new(Opcode::RcReadRequest, psn, ext) }
     }
 
     /// An atomic's only packet; the same however often it is sent.
-    fn atomic_packet(&self) -> Option<Draft> {
+    fn atomic_packet(&self) -> Option<PacketHeaders> {
         let (opcode, atomic) = match self.wr.op {
             SendOp::CompareSwap { remote_addr: addr, rkey, compare, swap } => {
                 (Opcode::RcCompareSwap, AtomicEth { addr, rkey, swap_or_add: swap, compare })
@@ -142,23 +141,22 @@ impl Request {
             _ => return None,
         };
         let ext = Ext::AtomicEth(atomic);
-        Some(Draft { ack_req: true, ..Draft::new(opcode, self.first_psn, ext) })
+        Some(PacketHeaders { ack_req: true, ..PacketHeaders::new(opcode, self.first_psn, ext) })
     }
 
     /// Packet `index` of a SEND or WRITE.
     fn message_packet(
         &self,
         index: u32,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         ack_req: bool,
-    ) -> Result<(Draft, u32), WcStatus> {
+    ) -> Result<(PacketHeaders, u32), WcStatus> {
         let is_last = index + 1 == self.packets;
-        let extent = Extent { offset: index * link.mtu, len: self.piece(index, link.mtu) };
-        cx.stretch(link, Purpose::LocalRead, &self.wr.sges, extent)
+        let extent = Extent { offset: index * cx.qpc.mtu, len: self.piece(index, cx.qpc.mtu) };
+        cx.resolve(AccessKind::LocalRead, &self.wr.sges, extent)
             .map_err(|_| WcStatus::LocalProtectionError)?;
         let (opcode, ext) = match self.wr.op {
-            _ if link.is_selective() => form(self, index, extent),
+            _ if cx.qpc.is_selective() => form(self, index, extent),
             SendOp::Write { .. } | SendOp::WriteImm { .. } => {
                 write_form(self.wr.op, self.len, index == 0, is_last)
             }
@@ -166,7 +164,10 @@ impl Request {
         };
         let solicited = self.wr.solicited && is_last;
         let psn = self.first_psn.plus(index);
-        Ok((Draft { ack_req, solicited, ..Draft::new(opcode, psn, ext) }, extent.len))
+        Ok((
+            PacketHeaders { ack_req, solicited, ..PacketHeaders::new(opcode, psn, ext) },
+            extent.len,
+        ))
     }
 }
 
@@ -228,8 +229,8 @@ pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
     }
 }
 
-/// What can be seen to be wrong with a work request of `bytes` bytes when it is posted.
-pub(super) fn refusal(wr: &SendWr, bytes: u64) -> Option<&'static str> {
+/// Returns why a work request of `bytes` bytes is invalid, if it is.
+pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     match wr.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if bytes != ATOMIC_BYTES.into() => {
             Some("an atomic brings 8 bytes: its list must have room for just these")
@@ -239,26 +240,20 @@ pub(super) fn refusal(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     }
 }
 
-/// Gives the binding of a type 1 window its new key.
-pub(super) fn draw_key(cx: &mut Context<'_>, wr: &mut SendWr) {
-    if let SendOp::BindWindow(binding) = &mut wr.op {
-        cx.regions.draw_key(binding);
-    }
-}
-
 /// Carries out a local operation.
-pub(super) fn execute_local(cx: &mut Context<'_>, link: &Link, op: SendOp) -> Result<(), WcStatus> {
+pub(super) fn execute_local(cx: &mut Scope<'_, '_>, op: SendOp) -> Result<(), WcStatus> {
+    let qpc = cx.qpc;
     let (done, status) = match op {
         SendOp::LocalInvalidate(rkey) => {
-            (cx.regions.invalidate(link.pd, link.qpn, rkey), WcStatus::LocalQpError)
+            (cx.regions.invalidate(qpc.pd, qpc.qpn, rkey), WcStatus::LocalQpError)
         }
         SendOp::BindWindow(binding) => {
-            (cx.regions.bind(link.pd, link.qpn, &binding), WcStatus::WindowBindError)
+            (cx.regions.bind(qpc.pd, qpc.qpn, &binding), WcStatus::WindowBindError)
         }
         _ => return Ok(()),
     };
-    done.map_err(|refusal| {
-        cx.count_refusal(refusal);
+    done.map_err(|error| {
+        cx.count_protection_error(error);
         status
     })
 }

@@ -8,19 +8,18 @@
 use alloc::boxed::Box;
 
 use super::codes::ack_timeout;
-use super::link::Link;
-use super::recovery::SendRecovery;
+use super::context::QpContext;
 use super::recovery::go_back_n::requester::GoBackN;
 use super::recovery::selective::requester::Selective;
+use super::recovery::{Mode, SendRecovery, with_mode};
 use super::request::Request;
-use super::requests::{Fault, Requests};
-use super::{Context, TimeoutReason};
-use crate::attributes::AttrMask;
+use super::requests::{Fault, Progress, Requests};
+use super::{RxPacket, Scope, TimeoutReason};
+use crate::congestion::rtt::RttMeter;
 use crate::report::Flow;
-use crate::rtt::RttMeter;
 use crate::time::{Duration, Time};
-use crate::verbs::SendWr;
-use crate::wire::{Headers, Psn};
+use crate::verbs::{AttrMask, SendWr};
+use crate::wire::Psn;
 
 /// An ACK timer that is handled this late tells nothing of the peer: this process did not run, and the
 /// answers may be waiting.
@@ -29,22 +28,7 @@ const LATE: Duration = Duration::from_millis(100);
 /// How long timeouts are excused before they spend retries all the same.
 const MAX_EXCUSED: Duration = Duration::from_millis(300_000);
 
-/// How losses are repaired.
-#[derive(Debug)]
-enum Recovery {
-    GoBackN(GoBackN),
-    Selective(Box<Selective>),
-}
-
-/// Evaluates an expression with the mode, whichever it is.
-macro_rules! with_mode {
-    ($recovery:expr, $mode:ident => $body:expr) => {
-        match $recovery {
-            Recovery::GoBackN($mode) => $body,
-            Recovery::Selective($mode) => $body,
-        }
-    };
-}
+type Recovery = Mode<GoBackN, Selective>;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -56,34 +40,34 @@ pub(super) struct Requester {
 impl Requester {
     pub(super) fn new(limit: u32, first_psn: Psn) -> Requester {
         let requests = Requests::new(limit, first_psn);
-        Requester { requests, recovery: Recovery::GoBackN(GoBackN::default()) }
+        Requester { requests, recovery: Mode::GoBackN(GoBackN::default()) }
     }
 
     /// Forgets everything, posted work requests too: the queue pair goes back to RESET.
     pub(super) fn reset(&mut self, first_psn: Psn) {
         self.requests.reset(first_psn);
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 
-    pub(super) fn start(&mut self, link: &Link) {
-        self.requests.retries_left = link.peer.retry_count;
-        self.requests.rnr_retries_left = link.peer.rnr_retry;
-        if link.is_selective() {
-            let selective = Selective::new(link, self.requests.post_psn);
-            self.recovery = Recovery::Selective(Box::new(selective));
+    pub(super) fn start(&mut self, qpc: &QpContext) {
+        self.requests.retries_left = qpc.peer.retry_count;
+        self.requests.rnr_retries_left = qpc.peer.rnr_retry;
+        if qpc.is_selective() {
+            let selective = Selective::new(qpc, self.requests.post_psn);
+            self.recovery = Mode::Selective(Box::new(selective));
         }
     }
 
     /// Attributes have changed while the connection runs: what was derived from them changes too.
-    pub(super) fn follow(&mut self, link: &Link, changed: AttrMask) {
+    pub(super) fn follow(&mut self, qpc: &QpContext, changed: AttrMask) {
         if changed.has(AttrMask::RETRY_CNT) {
-            self.requests.retries_left = link.peer.retry_count;
+            self.requests.retries_left = qpc.peer.retry_count;
         }
         if changed.has(AttrMask::RNR_RETRY) {
-            self.requests.rnr_retries_left = link.peer.rnr_retry;
+            self.requests.rnr_retries_left = qpc.peer.rnr_retry;
         }
         if changed.has(AttrMask::TIMEOUT) {
-            let timeout = ack_timeout(link.peer.timeout);
+            let timeout = ack_timeout(qpc.peer.timeout);
             let requests = &mut self.requests;
             with_mode!(&mut self.recovery, mode => mode.set_ack_timeout(requests, timeout));
         }
@@ -92,6 +76,16 @@ impl Requester {
     /// Round-trip times of this connection.
     pub(super) fn rtt(&self) -> &RttMeter {
         &self.requests.rtt
+    }
+
+    /// What became of request packets since the last call.
+    pub(super) fn take_progress(&mut self) -> Progress {
+        core::mem::take(&mut self.requests.progress)
+    }
+
+    /// Congestion control lets so many request packets be in flight.
+    pub(super) fn limit_window(&mut self, window_packets: Option<u32>) {
+        self.requests.congestion_window = window_packets;
     }
 
     /// Requests that may still be posted.
@@ -130,14 +124,14 @@ impl Requester {
     }
 
     /// Where it stands; what the responder knows is left at its default.
-    pub(super) fn flow(&self, link: &Link) -> Flow {
+    pub(super) fn flow(&self, qpc: &QpContext) -> Flow {
         let requests = &self.requests;
         Flow {
             unacknowledged: requests.una,
             next: requests.sent_end,
             expected: Psn::default(),
             in_flight_packets: requests.unacknowledged(),
-            window_packets: link.peer.window_packets,
+            window_packets: qpc.peer.window_packets,
             credits: requests.credits(),
             retries_left: requests.retries_left,
             rnr_retries_left: requests.rnr_retries_left,
@@ -145,8 +139,8 @@ impl Requester {
     }
 
     /// Queues a request of `len` bytes, which is within limits.
-    pub(super) fn post(&mut self, link: &Link, wr: SendWr, len: u32) {
-        self.requests.post(link, wr, len);
+    pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
+        self.requests.post(qpc, wr, len);
     }
 
     /// The oldest request, taken out; for flushing.
@@ -160,10 +154,10 @@ impl Requester {
     }
 
     /// Leaves in `cx.packet` the next request packet, if one may be sent now.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fault> {
+    pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fault> {
         match &mut self.recovery {
-            Recovery::GoBackN(mode) => self.requests.poll(mode, cx, link),
-            Recovery::Selective(mode) => self.requests.poll(&mut **mode, cx, link),
+            Mode::GoBackN(mode) => self.requests.poll(mode, cx),
+            Mode::Selective(mode) => self.requests.poll(&mut **mode, cx),
         }
     }
 
@@ -171,14 +165,12 @@ impl Requester {
     /// payload, or `cx.insert`, goes.
     pub(super) fn handle_response(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
         let requests = &mut self.requests;
         with_mode!(&mut self.recovery, mode => {
-            mode.handle_response(requests, cx, link, headers, payload_len)
+            mode.handle_response(requests, cx, packet)
         })
     }
 
@@ -191,17 +183,12 @@ impl Requester {
 
     /// Starts an expired ACK timer anew, without a retry, if the peer cannot answer or could not be
     /// heard. Nothing is sent again: what was sent lies at the peer.
-    pub(super) fn excuse(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        is_stalled: impl FnOnce() -> bool,
-    ) {
+    pub(super) fn excuse(&mut self, cx: &mut Scope<'_, '_>, is_stalled: impl FnOnce() -> bool) {
         if self.requests.rnr_until.is_some() {
             return;
         }
         let due = with_mode!(&self.recovery, mode => mode.ack_deadline());
-        let (Some(due), Some(timeout)) = (due, ack_timeout(link.peer.timeout)) else {
+        let (Some(due), Some(timeout)) = (due, ack_timeout(cx.qpc.peer.timeout)) else {
             return;
         };
         let since = self.requests.excused_since.unwrap_or(cx.now);
@@ -217,7 +204,7 @@ impl Requester {
     }
 
     /// The deadline has passed.
-    pub(super) fn handle_timeout(&mut self, cx: &mut Context<'_>) -> Result<(), Fault> {
+    pub(super) fn handle_timeout(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fault> {
         let requests = &mut self.requests;
         match requests.rnr_until {
             Some(at) if at > cx.now => Ok(()),
@@ -235,6 +222,6 @@ impl Requester {
         self.requests.next = 0;
         self.requests.next_packet = 0;
         self.requests.rnr_until = None;
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 }

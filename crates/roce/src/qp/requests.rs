@@ -27,17 +27,17 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use super::codes::{NO_CREDITS, credit_count, rnr_delay};
-use super::link::{Draft, Link};
+use super::context::{PacketHeaders, QpContext};
 use super::recovery::SendRecovery;
 use super::request::{self, ATOMIC_BYTES, Request};
-use super::{Context, HELD_RESPONSES};
+use super::{HELD_RESPONSES, Scope};
+use crate::congestion::rtt::RttMeter;
 use crate::endpoint::Insert;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::Purpose;
 use crate::report::Credits;
-use crate::rtt::RttMeter;
-use crate::sg::{self, Extent};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::verbs::{SendWr, WcStatus};
 use crate::wire::{Aeth, Psn, Syndrome};
 
@@ -68,6 +68,16 @@ pub(super) enum Credit {
     Unlimited,
     /// Messages up to this sequence number have a receive waiting.
     UpTo(Psn),
+}
+
+/// What became of request packets, for congestion control.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub(super) acknowledged: u32,
+    pub(super) rtt: Option<Duration>,
+    /// Marked lost; in go-back-N one for each loss.
+    pub(super) lost: u32,
+    pub(super) has_timed_out: bool,
 }
 
 /// A response to a READ or an atomic.
@@ -110,6 +120,10 @@ pub(super) struct Requests {
     /// No request is begun.
     pub(super) is_paused: bool,
     pub(super) rtt: Box<RttMeter>,
+    /// Since congestion control was told last.
+    pub(super) progress: Progress,
+    /// Request packets that congestion control lets be in flight.
+    pub(super) congestion_window: Option<u32>,
 }
 
 impl Requests {
@@ -145,11 +159,13 @@ impl Requests {
             rnr_until: None,
             is_paused: false,
             rtt: Box::default(),
+            progress: Progress::default(),
+            congestion_window: None,
         }
     }
 
     /// Queues a request of `len` bytes, which is within limits.
-    pub(super) fn post(&mut self, link: &Link, wr: SendWr, len: u32) {
+    pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         let mut request = Request {
             wr,
             len,
@@ -162,9 +178,9 @@ impl Requests {
             fault: None,
         };
         if !request.is_local() {
-            request.packets = link.psns(len, request.is_read());
+            request.packets = qpc.psns(len, request.is_read());
             // Selective repeat counts receives only: a WRITE may be several messages to the peer.
-            if !link.is_selective() || request.takes_receive() {
+            if !qpc.is_selective() || request.takes_receive() {
                 request.ssn = request.ssn.next();
             }
         }
@@ -180,25 +196,24 @@ impl Requests {
     pub(super) fn poll<R: SendRecovery>(
         &mut self,
         recovery: &mut R,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         if self.rnr_until.is_some() {
             return Ok(());
         }
-        recovery.poll_retransmission(self, cx, link)?;
+        recovery.poll_retransmission(self, cx)?;
         if cx.packet.is_some() {
             return Ok(());
         }
         while let Some(request) = self.queue.get(self.next) {
-            if request.fault.is_none() && !self.may_send(recovery, request, link) {
+            if request.fault.is_none() && !self.may_send(recovery, request, cx.qpc) {
                 return Ok(());
             }
             if !request.is_local() {
-                let built = self.build(recovery, cx, link);
+                let built = self.build(recovery, cx);
                 return built.or_else(|status| self.fail_at_cursor(status));
             }
-            if let Err(status) = self.pass_local(cx, link) {
+            if let Err(status) = self.pass_local(cx) {
                 return self.fail_at_cursor(status);
             }
         }
@@ -218,15 +233,16 @@ impl Requests {
     }
 
     /// Whether the request at the cursor may go on.
-    fn may_send<R: SendRecovery>(&self, recovery: &R, request: &Request, link: &Link) -> bool {
+    fn may_send<R: SendRecovery>(&self, recovery: &R, request: &Request, qpc: &QpContext) -> bool {
         if request.is_local() {
             return self.may_begin(recovery, request, request.is_executed);
         }
         let is_begun = request.first_psn.is_before(self.sent_end);
-        recovery.room(self, link) > 0
+        recovery.room(self, qpc) > 0
+            && self.congestion_window.is_none_or(|most| self.unacknowledged() < most)
             && self.psns_are_distinct(request)
             && (self.next_packet > 0 || self.may_begin(recovery, request, is_begun))
-            && (!request.awaits_response() || self.may_await(recovery, link))
+            && (!request.awaits_response() || self.may_await(recovery, qpc))
             && (self.has_credit(request) || self.probe.is_none())
     }
 
@@ -243,23 +259,23 @@ impl Requests {
 
     /// Whether another READ or atomic may be outstanding. One that is not allowed at all is built
     /// anyway, to fail there.
-    fn may_await<R: SendRecovery>(&self, recovery: &R, link: &Link) -> bool {
-        let limit = u32::from(link.peer.max_rd_atomic);
+    fn may_await<R: SendRecovery>(&self, recovery: &R, qpc: &QpContext) -> bool {
+        let limit = u32::from(qpc.peer.max_rd_atomic);
         limit == 0 || (self.awaited < limit && recovery.may_await())
     }
 
     /// Carries out the local operation at the cursor, unless it was before a going back.
-    fn pass_local(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+    fn pass_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let request = &mut self.queue[self.next];
         if let Some(status) = request.fault {
             return Err(status);
         }
         if !request.is_executed {
-            request::execute_local(cx, link, request.wr.op)?;
+            request::execute_local(cx, request.wr.op)?;
             request.is_executed = true;
         }
         self.next += 1;
-        self.complete_executed(cx, link);
+        self.complete_executed(cx);
         Ok(())
     }
 
@@ -321,40 +337,41 @@ impl Requests {
     fn build<R: SendRecovery>(
         &mut self,
         recovery: &mut R,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), WcStatus> {
-        self.check(cx, link)?;
+        self.check(cx)?;
         let request = &self.queue[self.next];
         let ack_req = request.is_read()
             || self.next_packet + 1 == request.packets
-            || recovery.wants_ack(self, link)
+            || recovery.wants_ack(self, cx.qpc)
             || !self.has_credit(request);
-        let (draft, payload_len) = request.packet(self.next_packet, cx, link, ack_req)?;
-        let draft = Draft { ordered: recovery.is_ordered(self), ..draft };
-        self.count_sent(recovery, cx, link, &draft);
-        cx.emit(link, draft, payload_len);
+        let (header, payload_len) = request.packet(self.next_packet, cx, ack_req)?;
+        let header = PacketHeaders { ordered: recovery.is_ordered(self), ..header };
+        self.count_sent(recovery, cx, &header);
+        cx.emit(header, payload_len);
         Ok(())
     }
 
     /// Local conditions that hold for the whole request, checked when it starts.
-    fn check(&self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+    fn check(&self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let request = &self.queue[self.next];
         if let Some(status) = request.fault {
             return Err(status);
         }
         // One that was begun before the limit fell is finished.
         let is_begun = request.first_psn.is_before(self.sent_end);
-        if request.awaits_response() && link.peer.max_rd_atomic == 0 && !is_begun {
+        if request.awaits_response() && cx.qpc.peer.max_rd_atomic == 0 && !is_begun {
             return Err(WcStatus::LocalQpError);
         }
         if self.next_packet != 0 && !request.is_read() {
             return Ok(());
         }
-        sg::check_all(cx.regions, link.pd, request.purpose(), &request.wr.sges).map_err(|refusal| {
-            cx.count_refusal(refusal);
-            WcStatus::LocalProtectionError
-        })
+        sg::check_all(cx.regions, cx.qpc.pd, request.access_kind(), &request.wr.sges).map_err(
+            |error| {
+                cx.count_protection_error(error);
+                WcStatus::LocalProtectionError
+            },
+        )
     }
 
     /// Whether so many packets have left without a request for an acknowledgement that the next one
@@ -366,11 +383,10 @@ impl Requests {
     fn count_sent<R: SendRecovery>(
         &mut self,
         recovery: &mut R,
-        cx: &mut Context<'_>,
-        link: &Link,
-        draft: &Draft,
+        cx: &mut Scope<'_, '_>,
+        header: &PacketHeaders,
     ) {
-        let Draft { psn, ack_req, .. } = *draft;
+        let PacketHeaders { psn, ack_req, .. } = *header;
         if psn.is_before(self.sent_end) {
             cx.count(|c| &mut c.retransmitted_packets);
         }
@@ -379,7 +395,7 @@ impl Requests {
             self.probe = Some(psn);
             cx.count(|c| &mut c.credit_probes);
         }
-        recovery.sent(self, cx, link, draft);
+        recovery.sent(self, cx, header);
         let end = self.move_cursor();
         if self.sent_end.is_before(end) {
             self.sent_end = end;
@@ -406,8 +422,7 @@ impl Requests {
     /// Checks the payload of a response against the request at `index` and resolves where it goes.
     pub(super) fn place_response(
         &self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         index: usize,
         response: &Response,
     ) -> Result<(), Fault> {
@@ -416,15 +431,15 @@ impl Requests {
         let (carried, len) = match original {
             Some(_) => (0, ATOMIC_BYTES),
             None => {
-                let len = request.piece(offset / link.mtu, link.mtu);
+                let len = request.piece(offset / cx.qpc.mtu, cx.qpc.mtu);
                 (len as usize, len)
             }
         };
-        if payload_len != carried || !offset.is_multiple_of(link.mtu) {
+        if payload_len != carried || !offset.is_multiple_of(cx.qpc.mtu) {
             cx.count(|c| &mut c.bad_length);
             return Err(bad_response(cx));
         }
-        cx.stretch(link, Purpose::LocalWrite, &request.wr.sges, Extent { offset, len })
+        cx.resolve(AccessKind::LocalWrite, &request.wr.sges, Extent { offset, len })
             .map_err(|_| Fault { index, status: WcStatus::LocalProtectionError })?;
         if let Some(original) = original {
             *cx.insert = Insert::Value(original);
@@ -433,18 +448,18 @@ impl Requests {
     }
 
     /// Completes the front, and the local operations right behind it that were carried out.
-    pub(super) fn complete_front(&mut self, cx: &mut Context<'_>, link: &Link) {
-        self.complete_one(cx, link);
-        self.complete_executed(cx, link);
+    pub(super) fn complete_front(&mut self, cx: &mut Scope<'_, '_>) {
+        self.complete_one(cx);
+        self.complete_executed(cx);
     }
 
-    fn complete_executed(&mut self, cx: &mut Context<'_>, link: &Link) {
+    fn complete_executed(&mut self, cx: &mut Scope<'_, '_>) {
         while self.queue.front().is_some_and(|front| front.is_executed) {
-            self.complete_one(cx, link);
+            self.complete_one(cx);
         }
     }
 
-    fn complete_one(&mut self, cx: &mut Context<'_>, link: &Link) {
+    fn complete_one(&mut self, cx: &mut Scope<'_, '_>) {
         let Some(request) = self.queue.pop_front() else {
             return;
         };
@@ -455,7 +470,7 @@ impl Requests {
             self.next_packet = 0;
         }
         if request.wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
-            cx.complete_send(link, &request, WcStatus::Success, request.bytes_brought());
+            cx.complete_send(&request, WcStatus::Success, request.bytes_brought());
         }
     }
 
@@ -510,15 +525,21 @@ impl Requests {
         }
     }
 
+    /// A round-trip time was measured.
+    pub(super) fn sample_rtt(&mut self, rtt: Duration) {
+        self.rtt.sample(rtt);
+        self.progress.rtt = Some(rtt);
+    }
+
     /// The peer was heard.
-    pub(super) fn restore_retries(&mut self, link: &Link) {
-        self.retries_left = link.peer.retry_count;
+    pub(super) fn restore_retries(&mut self, qpc: &QpContext) {
+        self.retries_left = qpc.peer.retry_count;
         self.excused_since = None;
     }
 
     /// `una` has moved.
-    pub(super) fn note_acknowledged(&mut self, link: &Link) {
-        self.rnr_retries_left = link.peer.rnr_retry;
+    pub(super) fn note_acknowledged(&mut self, qpc: &QpContext) {
+        self.rnr_retries_left = qpc.peer.rnr_retry;
         self.probe = self.probe.filter(|probe| !probe.is_before(self.una));
     }
 
@@ -533,19 +554,18 @@ impl Requests {
     /// Returns whether that is news.
     pub(super) fn wait_for_receiver(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         timer: u8,
     ) -> Result<bool, Fault> {
         if self.rnr_until.is_some() {
             return Ok(false);
         }
-        if link.peer.rnr_retry != RNR_FOREVER {
+        if cx.qpc.peer.rnr_retry != RNR_FOREVER {
             let fault = Fault { index: 0, status: WcStatus::RnrRetryExceeded };
             self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(fault)?;
         }
         // The peer answers, so the path works: what counts from here on are RNR retries.
-        self.restore_retries(link);
+        self.restore_retries(cx.qpc);
         if !cx.planted.is(Bug::RnrWaitForgotten) {
             self.rnr_until = Some(cx.now + rnr_delay(timer));
         }
@@ -554,7 +574,7 @@ impl Requests {
 }
 
 /// Counts an answer that does not belong to its request, and ends the connection.
-pub(super) fn bad_response(cx: &mut Context<'_>) -> Fault {
+pub(super) fn bad_response(cx: &mut Scope<'_, '_>) -> Fault {
     cx.count(|c| &mut c.bad_response);
     Fault { index: 0, status: WcStatus::BadResponse }
 }

@@ -12,8 +12,8 @@
 
 use alloc::collections::VecDeque;
 
-use super::link::Link;
-use crate::region::Range;
+use super::context::QpContext;
+use crate::memory::region::Range;
 use crate::wire::{Psn, Reth};
 use crate::world::AtomicOp;
 
@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub(super) end: Psn,
     pub(super) msn: u32,
     /// Asked for the second time or more. Gives way to jobs that were not.
-    pub(super) again: bool,
+    pub(super) is_retransmission: bool,
     pub(super) work: Work,
 }
 
@@ -73,14 +73,14 @@ pub(super) struct Resources {
 }
 
 impl Job {
-    pub(super) fn read(psn: Psn, reth: &Reth, link: &Link, msn: u32) -> Job {
+    pub(super) fn read(psn: Psn, reth: &Reth, qpc: &QpContext, msn: u32) -> Job {
         let Reth { addr, rkey, len } = *reth;
         let work = Work::Read(ReadWork { addr, rkey, left: len, fresh: true });
-        Job { psn, end: psn.plus(link.packets(len)), msn, again: false, work }
+        Job { psn, end: psn.plus(qpc.packets(len)), msn, is_retransmission: false, work }
     }
 
     fn atomic(psn: Psn, msn: u32) -> Job {
-        Job { psn, end: psn.next(), msn, again: false, work: Work::Atomic(None) }
+        Job { psn, end: psn.next(), msn, is_retransmission: false, work: Work::Atomic(None) }
     }
 }
 
@@ -141,10 +141,10 @@ impl Resources {
 
     /// Room for a new job among at most `limit`, beside `others` that are kept elsewhere. A peer that
     /// keeps to the limit has as many unanswered requests as there are slots only if all others are
-    /// repetitions, so those go first.
+    /// retransmissions, so those go first.
     pub(super) fn make_room(&mut self, others: usize, limit: usize) -> bool {
         if self.jobs.len() + others >= limit
-            && let Some(index) = self.jobs.iter().position(|job| job.again)
+            && let Some(index) = self.jobs.iter().position(|job| job.is_retransmission)
         {
             self.jobs.remove(index);
         }
@@ -192,15 +192,16 @@ impl Resources {
 
     /// Owes an answer again, from the job's PSN on. Without room nothing happens: the peer's timer
     /// will ask once more.
-    pub(super) fn add_again(&mut self, job: Job, limit: usize) {
+    pub(super) fn retransmit(&mut self, job: Job, limit: usize) {
         let Job { psn, end, .. } = job;
         let at = self.jobs.iter().position(|job| psn.is_before(job.end)).unwrap_or(self.jobs.len());
         if let Some(running) = self.jobs.get_mut(at).filter(|running| running.end == end) {
             if let (Work::Read(_), Work::Read(_)) = (job.work, running.work) {
-                *running = Job { msn: running.msn, again: running.again, ..job };
+                *running =
+                    Job { msn: running.msn, is_retransmission: running.is_retransmission, ..job };
             }
         } else if self.jobs.len() < limit {
-            self.jobs.insert(at, Job { again: true, ..job });
+            self.jobs.insert(at, Job { is_retransmission: true, ..job });
         }
     }
 
@@ -253,16 +254,16 @@ mod tests {
     }
 
     #[test]
-    fn a_repetition_of_what_is_still_owed_adds_nothing() {
+    fn a_retransmission_of_what_is_still_owed_adds_nothing() {
         let mut resources = Resources::default();
         resources.keep(Psn::new(5), 1, ADD, 2);
         resources.begin_atomic(Psn::new(5), 1);
         resources.complete_atomic(Psn::new(5), 42);
         for _ in 0..4 {
             let again = resources.performed(Psn::new(5), 1).unwrap();
-            resources.add_again(again, 2);
+            resources.retransmit(again, 2);
         }
         assert_eq!(resources.jobs.len(), 1);
-        assert!(!resources.jobs[0].again);
+        assert!(!resources.jobs[0].is_retransmission);
     }
 }

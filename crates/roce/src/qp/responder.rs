@@ -11,34 +11,20 @@
 
 use alloc::boxed::Box;
 
-use super::Context;
-use super::executor::{Executor, Fatal, Message};
-use super::link::Link;
-use super::receives::Receives;
-use super::recovery::ReceiveRecovery;
+use super::context::QpContext;
+use super::executor::{Executor, Fatal};
+use super::inbound::Message;
 use super::recovery::go_back_n::responder::GoBackN;
 use super::recovery::selective::responder::Selective;
+use super::recovery::{Mode, ReceiveRecovery, with_mode};
+use super::recv_queue::RecvQueue;
+use super::{RxPacket, Scope};
 use crate::planted::{Bug, Planted};
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::RecvWr;
 use crate::wire::{Bth, Headers, Psn, Syndrome};
 
-/// How losses are repaired.
-#[derive(Debug)]
-enum Recovery {
-    GoBackN(GoBackN),
-    Selective(Box<Selective>),
-}
-
-/// Evaluates an expression with the mode, whichever it is.
-macro_rules! with_mode {
-    ($recovery:expr, $mode:ident => $body:expr) => {
-        match $recovery {
-            Recovery::GoBackN($mode) => $body,
-            Recovery::Selective($mode) => $body,
-        }
-    };
-}
+type Recovery = Mode<GoBackN, Selective>;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -48,16 +34,16 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(receives: Receives) -> Responder {
-        let recovery = Recovery::GoBackN(GoBackN::default());
+    pub(super) fn new(receives: RecvQueue) -> Responder {
+        let recovery = Mode::GoBackN(GoBackN::default());
         Responder { executor: Executor::new(receives), recovery }
     }
 
-    pub(super) fn start(&mut self, link: &Link) {
-        self.executor.start(link);
-        self.recovery = match link.is_selective() {
-            true => Recovery::Selective(Box::new(Selective::new(link))),
-            false => Recovery::GoBackN(GoBackN::default()),
+    pub(super) fn start(&mut self, qpc: &QpContext) {
+        self.executor.start(qpc);
+        self.recovery = match qpc.is_selective() {
+            true => Mode::Selective(Box::new(Selective::new(qpc))),
+            false => Mode::GoBackN(GoBackN::default()),
         };
     }
 
@@ -70,13 +56,13 @@ impl Responder {
     /// back to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.executor.reset(srqs);
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 
     // ---- receives ------------------------------------------------------------------------------
 
-    pub(super) fn receives(&self) -> &Receives {
-        &self.executor.receives
+    pub(super) fn receives(&self) -> &RecvQueue {
+        &self.executor.inbound.receives
     }
 
     pub(super) fn post(&mut self, wr: RecvWr) {
@@ -85,12 +71,12 @@ impl Responder {
 
     /// The oldest receive, taken out; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
-        self.executor.receives.take_own()
+        self.executor.inbound.receives.take_own()
     }
 
     /// Puts receives that were taken ahead of their turn back into the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
-        self.executor.receives.give_back(srqs);
+        self.executor.inbound.receives.give_back(srqs);
     }
 
     // ---- requests ------------------------------------------------------------------------------
@@ -99,18 +85,16 @@ impl Responder {
     /// it asks for, or in `cx.owed_packets` how many answers have to be sent before it.
     pub(super) fn handle_request(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        if self.is_behind_read(headers, cx.planted) {
+        if self.is_behind_read(packet.headers, cx.planted) {
             let executor = &self.executor;
             *cx.owed_packets =
-                with_mode!(&self.recovery, mode => mode.owed_packets(executor, link));
+                with_mode!(&self.recovery, mode => mode.owed_packets(executor, cx.qpc));
             return Ok(());
         }
-        self.take_request(cx, link, headers, payload_len)
+        self.take_request(cx, packet)
     }
 
     /// A request packet that [`handle_request`](Responder::handle_request) held. If its turn still has
@@ -118,30 +102,22 @@ impl Responder {
     /// the answers to what comes before it.
     pub(super) fn handle_held(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        if self.is_behind_read(headers, cx.planted) {
+        if self.is_behind_read(packet.headers, cx.planted) {
             cx.count(|c| &mut c.held_requests);
             self.executor.refuse_expected(Syndrome::SequenceError);
             with_mode!(&mut self.recovery, mode => mode.note_nak());
             return Ok(());
         }
-        self.take_request(cx, link, headers, payload_len)
+        self.take_request(cx, packet)
     }
 
-    fn take_request(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
-    ) -> Result<(), Fatal> {
+    fn take_request(&mut self, cx: &mut Scope<'_, '_>, packet: RxPacket<'_>) -> Result<(), Fatal> {
         let executor = &mut self.executor;
         with_mode!(&mut self.recovery, mode => {
-            mode.handle_request(executor, cx, link, headers, payload_len)
+            mode.handle_request(executor, cx, packet)
         })
     }
 
@@ -173,21 +149,21 @@ impl Responder {
 
     /// Leaves in `cx.packet` the pending acknowledgement, unless answers to READs and atomics have to
     /// go before it.
-    pub(super) fn poll_reply(&mut self, cx: &mut Context<'_>, link: &Link) {
+    pub(super) fn poll_reply(&mut self, cx: &mut Scope<'_, '_>) {
         let executor = &mut self.executor;
-        with_mode!(&mut self.recovery, mode => mode.poll_reply(executor, cx, link));
+        with_mode!(&mut self.recovery, mode => mode.poll_reply(executor, cx));
     }
 
     /// Leaves in `cx.packet` the next answer to a READ or an atomic. Fails when the region of a READ
     /// has gone since the request was accepted.
-    pub(super) fn poll_answer(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), Fatal> {
+    pub(super) fn poll_answer(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fatal> {
         let executor = &mut self.executor;
-        with_mode!(&mut self.recovery, mode => mode.poll_answer(executor, cx, link))
+        with_mode!(&mut self.recovery, mode => mode.poll_answer(executor, cx))
     }
 
     /// Stops for good. The answer to a fatal request, and what has to go before it, still leaves.
     pub(super) fn stop(&mut self, keep_answers: bool) {
-        self.executor.message = Message::None;
+        self.executor.inbound.message = Message::None;
         if !keep_answers {
             self.executor.reply = None;
             self.executor.resources.clear_jobs();

@@ -1,4 +1,4 @@
-//! The unreliable connection service: messages of any length, never acknowledged, never repeated
+//! The unreliable connection service: messages of any length, never acknowledged, never retransmitted
 //! (IBA 9.8.2).
 //!
 //! A message arrives whole or not at all, as far as the program can see. The responder follows the
@@ -14,89 +14,64 @@
 //! stays placed. Requests that are refused (key, bound, length, no receive) are dropped in silence,
 //! with a counter; only a receive that cannot be written ends the queue pair.
 
-use super::link::{Draft, Link};
-use super::receives::Receives;
-use super::sends::{Posted, Sends};
-use super::{Arrival, Context, request};
+use super::context::{PacketHeaders, QpContext};
+use super::inbound::{Inbound, Message, Violation};
+use super::recv_queue::RecvQueue;
+use super::send_queue::{Posted, SendQueue};
+use super::{RxPacket, Scope, request};
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::{Purpose, Range};
-use crate::sg::{self, Extent, Placement};
 use crate::srq::SrqTable;
-use crate::verbs::{MAX_MESSAGE_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::verbs::{SendOp, SendWr, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Psn, Reth};
-
-/// The message whose packets are arriving.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
-    /// Between messages, or after one that was given up.
-    None,
-    /// A SEND into the current receive, `offset` bytes of which are filled.
-    Send { offset: u32 },
-    /// A WRITE, of which `left` bytes from `addr` are still to come.
-    Write { addr: u64, rkey: u32, left: u32, len: u32 },
-}
-
-/// Why a packet is not executed.
-enum Refused {
-    /// It is dropped with the rest of its message; the reason has been counted.
-    Dropped,
-    /// The receive may not be written.
-    Receive,
-}
-
-/// What executing a packet does once all its checks have passed.
-struct Effect {
-    message: Message,
-    /// A receive to complete: opcode and length.
-    completes: Option<(WcOpcode, u32)>,
-}
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Uc {
-    pub(super) sends: Sends,
-    pub(super) receives: Receives,
+    pub(super) sends: SendQueue,
+    pub(super) inbound: Inbound,
     expected: Psn,
-    message: Message,
 }
 
 impl Uc {
-    pub(super) fn new(sends: Sends, receives: Receives) -> Uc {
-        Uc { sends, receives, expected: Psn::default(), message: Message::None }
+    pub(super) fn new(sends: SendQueue, receives: RecvQueue) -> Uc {
+        Uc { sends, inbound: Inbound::new(receives), expected: Psn::default() }
     }
 
     /// Ready to receive, from this PSN on.
     pub(super) fn start(&mut self, expected: Psn) {
         self.expected = expected;
-        self.message = Message::None;
+        self.inbound.message = Message::None;
     }
 
     // ---- sending -------------------------------------------------------------------------------
 
     /// Leaves in `cx.packet` the next packet, and in `cx.pieces` where its payload lies.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
-        self.execute_local(cx, link)?;
+    pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
+        self.execute_local(cx)?;
         let Some((posted, index)) = self.sends.next() else {
             return Ok(());
         };
-        let is_last = index + 1 == link.packets(posted.len);
-        let extent = packet_extent(posted, index, link);
-        check_buffers(cx, link, posted, index)?;
-        cx.stretch(link, Purpose::LocalRead, &posted.wr.sges, extent)
+        let is_last = index + 1 == cx.qpc.packets(posted.len);
+        let extent = packet_extent(posted, index, cx.qpc);
+        check_buffers(cx, posted, index)?;
+        cx.resolve(AccessKind::LocalRead, &posted.wr.sges, extent)
             .map_err(|_| WcStatus::LocalProtectionError)?;
         let (opcode, ext) = form(posted.wr.op, posted.len, index == 0, is_last);
         let solicited = posted.wr.solicited && is_last;
-        let draft = Draft { solicited, ..Draft::new(opcode, self.sends.psn(), ext) };
-        self.sends.advance(cx, link, is_last);
-        cx.emit(link, draft, extent.len);
+        let header =
+            PacketHeaders { solicited, ..PacketHeaders::new(opcode, self.sends.psn(), ext) };
+        self.sends.advance(cx, is_last);
+        cx.emit(header, extent.len);
         Ok(())
     }
 
     /// Carries out the bindings and invalidations that are next.
-    fn execute_local(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+    fn execute_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         while let Some((posted, _)) = self.sends.next().filter(|(posted, _)| posted.is_local()) {
-            request::execute_local(cx, link, posted.wr.op)?;
-            self.sends.finish(cx, link);
+            request::execute_local(cx, posted.wr.op)?;
+            self.sends.finish(cx);
         }
         Ok(())
     }
@@ -106,32 +81,29 @@ impl Uc {
     /// A request packet. An error is how the current receive ends, and the queue pair with it.
     pub(super) fn handle_request(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), WcStatus> {
-        self.follow_sequence(cx, headers);
-        if self.message == Message::None && !headers.bth().opcode.starts_message() {
+        self.follow_sequence(cx, packet.headers);
+        if self.inbound.message == Message::None && !packet.headers.bth().opcode.starts_message() {
             cx.count(|c| &mut c.orphan_packets);
             return Ok(());
         }
-        match self.check(cx, link, headers, payload_len) {
-            Ok(effect) => self.execute(cx, link, headers, effect),
-            Err(Refused::Dropped) => {
-                cx.count(|c| &mut c.broken_messages);
-                self.message = Message::None;
-            }
-            Err(Refused::Receive) => {
-                self.message = Message::None;
-                return Err(WcStatus::LocalProtectionError);
-            }
+        let Err(violation) = self.inbound.execute(cx, packet, Some(0)) else {
+            return Ok(());
+        };
+        self.inbound.message = Message::None;
+        match violation {
+            Violation::BadReceive => return Err(WcStatus::LocalProtectionError),
+            Violation::NoReceive => cx.count(|c| &mut c.no_receive),
+            _ => {}
         }
+        cx.count(|c| &mut c.broken_messages);
         Ok(())
     }
 
     /// Gives up the message in progress if this packet is not the next, or starts another.
-    fn follow_sequence(&mut self, cx: &mut Context<'_>, headers: &Headers) {
+    fn follow_sequence(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers) {
         let bth = headers.bth();
         let in_sequence = bth.psn == self.expected || cx.planted.is(Bug::GapIgnored);
         self.expected = bth.psn.next();
@@ -139,202 +111,43 @@ impl Uc {
             cx.count(|c| &mut c.out_of_sequence);
         }
         let goes_on = in_sequence && !bth.opcode.starts_message();
-        if self.message != Message::None && !goes_on {
+        if self.inbound.message != Message::None && !goes_on {
             cx.count(|c| &mut c.broken_messages);
-            self.message = Message::None;
-        }
-    }
-
-    fn check(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
-    ) -> Result<Effect, Refused> {
-        let opcode = headers.bth().opcode;
-        let fits = match self.message {
-            Message::None => true,
-            Message::Send { .. } => opcode.is_send(),
-            Message::Write { .. } => opcode.is_write(),
-        };
-        if !fits {
-            cx.count(|c| &mut c.bad_opcode);
-            return Err(Refused::Dropped);
-        }
-        let Some(len) = legal_length(opcode, payload_len, link.mtu) else {
-            return Err(bad_length(cx));
-        };
-        if opcode.is_send() {
-            self.check_send(cx, link, opcode, len)
-        } else {
-            self.check_write(cx, link, headers, len)
-        }
-    }
-
-    fn check_send(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        opcode: Opcode,
-        len: u32,
-    ) -> Result<Effect, Refused> {
-        let offset = match self.message {
-            Message::Send { offset } => offset,
-            _ => 0,
-        };
-        let Some(receive) = self.receives.current(cx) else {
-            cx.count(|c| &mut c.no_receive);
-            return Err(Refused::Dropped);
-        };
-        if u64::from(offset) + u64::from(len) > receive.len.min(MAX_MESSAGE_BYTES) {
-            cx.count(|c| &mut c.receive_too_small);
-            return Err(Refused::Dropped);
-        }
-        let extent = Extent { offset, len };
-        cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, extent)
-            .map_err(|_| Refused::Receive)?;
-        let filled = offset + len;
-        Ok(match opcode.ends_message() {
-            true => Effect { message: Message::None, completes: Some((WcOpcode::Recv, filled)) },
-            false => Effect { message: Message::Send { offset: filled }, completes: None },
-        })
-    }
-
-    fn check_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        len: u32,
-    ) -> Result<Effect, Refused> {
-        let opcode = headers.bth().opcode;
-        let (target, total) = self.write_target(cx, link, headers)?;
-        let fits = if opcode.ends_message() { len == target.len } else { len < target.len };
-        if !fits {
-            return Err(bad_length(cx));
-        }
-        let addr = check_remote_write(cx, link, target)?;
-        let takes_receive = opcode.carries_imm();
-        if takes_receive && self.receives.current(cx).is_none() {
-            cx.count(|c| &mut c.no_receive);
-            return Err(Refused::Dropped);
-        }
-        cx.pieces.extend((len > 0).then_some(Placement { addr, len }));
-        let next = Message::Write {
-            addr: target.addr.wrapping_add(u64::from(len)),
-            rkey: target.key,
-            left: target.len - len,
-            len: total,
-        };
-        Ok(Effect {
-            message: if opcode.ends_message() { Message::None } else { next },
-            completes: takes_receive.then_some((WcOpcode::RecvWriteImm, total)),
-        })
-    }
-
-    /// What the WRITE still has to fill, and its whole length.
-    fn write_target(
-        &self,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-    ) -> Result<(Range, u32), Refused> {
-        if let Message::Write { addr, rkey, left, len } = self.message {
-            return Ok((Range { key: rkey, addr, len: left }, len));
-        }
-        let is_legal = |reth: &&Reth| {
-            let fits_one = reth.len <= link.mtu;
-            let is_only = headers.bth().opcode.ends_message();
-            fits_one == is_only && u64::from(reth.len) <= MAX_MESSAGE_BYTES
-        };
-        let reth = headers.ext().reth().filter(is_legal).ok_or_else(|| bad_length(cx))?;
-        Ok((Range { key: reth.rkey, addr: reth.addr, len: reth.len }, reth.len))
-    }
-
-    fn execute(&mut self, cx: &mut Context<'_>, link: &Link, headers: &Headers, effect: Effect) {
-        self.message = effect.message;
-        if let Some((opcode, byte_len)) = effect.completes
-            && let Some(receive) = self.receives.finish()
-        {
-            let arrival = Arrival {
-                opcode,
-                byte_len,
-                imm: headers.ext().imm(),
-                invalidated: None,
-                src_qp: None,
-                ipv4: link.peer.path.remote.ip().to_canonical().is_ipv4(),
-                solicited: headers.bth().solicited,
-            };
-            cx.complete_recv(link, &receive, arrival);
+            self.inbound.message = Message::None;
         }
     }
 
     /// Forgets everything without completions.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.sends.reset();
-        self.receives.reset(srqs);
-        self.message = Message::None;
+        self.inbound.reset(srqs);
     }
 }
 
 /// The part of its message that packet `index` carries.
-fn packet_extent(posted: &Posted, index: u32, link: &Link) -> Extent {
-    let offset = index * link.mtu;
-    Extent { offset, len: (posted.len - offset).min(link.mtu) }
+fn packet_extent(posted: &Posted, index: u32, qpc: &QpContext) -> Extent {
+    let offset = index * qpc.mtu;
+    Extent { offset, len: (posted.len - offset).min(qpc.mtu) }
 }
 
 /// All local buffers are checked before the first packet leaves, so that a message that cannot be
 /// sent as a whole is not begun.
-fn check_buffers(
-    cx: &mut Context<'_>,
-    link: &Link,
-    posted: &Posted,
-    index: u32,
-) -> Result<(), WcStatus> {
+fn check_buffers(cx: &mut Scope<'_, '_>, posted: &Posted, index: u32) -> Result<(), WcStatus> {
     if index > 0 {
         return Ok(());
     }
-    sg::check_all(cx.regions, link.pd, Purpose::LocalRead, &posted.wr.sges).map_err(|refusal| {
-        cx.count_refusal(refusal);
+    sg::check_all(cx.regions, cx.qpc.pd, AccessKind::LocalRead, &posted.wr.sges).map_err(|error| {
+        cx.count_protection_error(error);
         WcStatus::LocalProtectionError
     })
 }
 
-/// First and middle packets are full, last ones are not empty.
-fn legal_length(opcode: Opcode, payload_len: usize, mtu: u32) -> Option<u32> {
-    let legal = match (opcode.starts_message(), opcode.ends_message()) {
-        (_, false) => mtu..=mtu,
-        (false, true) => 1..=mtu,
-        (true, true) => 0..=mtu,
-    };
-    u32::try_from(payload_len).ok().filter(|len| legal.contains(len))
-}
-
-fn bad_length(cx: &mut Context<'_>) -> Refused {
-    cx.count(|c| &mut c.bad_length);
-    Refused::Dropped
-}
-
-/// Where the bytes that the peer names lie, if it may write them.
-fn check_remote_write(cx: &mut Context<'_>, link: &Link, target: Range) -> Result<u64, Refused> {
-    if !link.access.remote_write {
-        cx.count(|c| &mut c.bad_access);
-        return Err(Refused::Dropped);
-    }
-    let checked = cx.regions.check_remote(link.pd, link.qpn, Purpose::RemoteWrite, target);
-    checked.map_err(|refusal| {
-        cx.count_refusal(refusal);
-        Refused::Dropped
-    })
-}
-
-/// Why the service cannot carry out the work request, whose message has `bytes` bytes.
-pub(super) fn refusal(wr: &SendWr, bytes: u64) -> Option<&'static str> {
+/// Returns why this service cannot carry out a work request of `bytes` bytes, if it cannot.
+pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     use SendOp::{BindWindow, LocalInvalidate, Send, SendImm, Write, WriteImm};
     match wr.op {
         Send | SendImm(_) | Write { .. } | WriteImm { .. } => None,
-        LocalInvalidate(_) | BindWindow(_) => request::refusal(wr, bytes),
+        LocalInvalidate(_) | BindWindow(_) => request::why_invalid(wr, bytes),
         _ => Some("unreliable connections only send and write"),
     }
 }

@@ -6,18 +6,18 @@
 //! no error of them on an unreliable service, and neither does the kernel's soft-RoCE. Only a
 //! receive that cannot be written ends the queue pair.
 
+use super::context::{PacketHeaders, QpContext};
 use super::grh::route_header;
-use super::link::{Draft, Link};
-use super::receives::Receives;
-use super::sends::Sends;
-use super::{Arrival, Context};
+use super::recv_queue::RecvQueue;
+use super::send_queue::SendQueue;
+use super::{RxPacket, Scope};
 use crate::endpoint::Insert;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::Purpose;
-use crate::sg::{self, Extent};
 use crate::srq::SrqTable;
-use crate::verbs::{Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
-use crate::wire::{Deth, Ext, Headers, Opcode};
+use crate::verbs::{Completion, Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::wire::{Deth, Ext, Opcode};
 use crate::world::Origin;
 
 /// A request's queue key with this bit set stands for the sender's own (IBA 10.2.5).
@@ -26,44 +26,46 @@ const OWN_QKEY_BIT: u32 = 1 << 31;
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Ud {
-    pub(super) sends: Sends,
-    pub(super) receives: Receives,
+    pub(super) sends: SendQueue,
+    pub(super) receives: RecvQueue,
 }
 
 impl Ud {
     /// Leaves in `cx.packet` the next datagram, and in `cx.pieces` where its payload lies.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, link: &Link) -> Result<(), WcStatus> {
+    pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let Some((posted, _)) = self.sends.next() else {
             return Ok(());
         };
         let (wr, len) = (&posted.wr, posted.len);
         let to = wr.to.ok_or(WcStatus::LocalQpError)?;
-        check_buffers(cx, link, wr, len)?;
-        let (opcode, ext) = form(wr.op, deth(link, &to));
-        let draft = Draft { solicited: wr.solicited, ..Draft::new(opcode, self.sends.psn(), ext) };
-        self.sends.advance(cx, link, true);
-        *cx.packet = Some((to.path, link.headers_to(to.dest_qp, draft, len)));
+        check_buffers(cx, wr, len)?;
+        let (opcode, ext) = form(wr.op, deth(cx.qpc, &to));
+        let header = PacketHeaders {
+            solicited: wr.solicited,
+            ..PacketHeaders::new(opcode, self.sends.psn(), ext)
+        };
+        self.sends.advance(cx, true);
+        *cx.packet = Some((to.path, cx.qpc.headers_to(to.dest_qp, header, len)));
         Ok(())
     }
 
     /// A datagram. An error is how the current receive ends, and the queue pair with it.
     pub(super) fn handle_datagram(
         &mut self,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         origin: &Origin,
-        headers: &Headers,
-        payload_len: usize,
+        packet: RxPacket<'_>,
     ) -> Result<(), WcStatus> {
-        let Some(deth) = headers
+        let Some(deth) = packet
+            .headers
             .ext()
             .deth()
-            .filter(|deth| deth.qkey == link.qkey || cx.planted.is(Bug::QueueKeyIgnored))
+            .filter(|deth| deth.qkey == cx.qpc.qkey || cx.planted.is(Bug::QueueKeyIgnored))
         else {
             cx.count(|c| &mut c.bad_qkey);
             return Ok(());
         };
-        if payload_len > link.mtu as usize {
+        if packet.payload_len > cx.qpc.mtu as usize {
             cx.count(|c| &mut c.bad_length);
             return Ok(());
         }
@@ -71,27 +73,19 @@ impl Ud {
             cx.count(|c| &mut c.no_receive);
             return Ok(());
         };
-        let byte_len = GRH_BYTES + payload_len as u32;
+        let byte_len = GRH_BYTES + packet.payload_len as u32;
         if u64::from(byte_len) > receive.len {
             cx.count(|c| &mut c.receive_too_small);
             return Ok(());
         }
         let extent = Extent { offset: 0, len: byte_len };
-        cx.stretch(link, Purpose::LocalWrite, &receive.wr.sges, extent)
+        cx.resolve(AccessKind::LocalWrite, &receive.wr.sges, extent)
             .map_err(|_| WcStatus::LocalProtectionError)?;
-        *cx.insert = Insert::RouteHeader(route_header(origin, headers, payload_len));
-        if let Some(receive) = self.receives.finish() {
-            let arrival = Arrival {
-                opcode: WcOpcode::Recv,
-                byte_len,
-                imm: headers.ext().imm(),
-                invalidated: None,
-                src_qp: Some(deth.src_qp),
-                ipv4: origin.source.ip().to_canonical().is_ipv4(),
-                solicited: headers.bth().solicited,
-            };
-            cx.complete_recv(link, &receive, arrival);
-        }
+        *cx.insert = Insert::RouteHeader(route_header(origin, packet.headers, packet.payload_len));
+        let ipv4 = origin.source.ip().to_canonical().is_ipv4();
+        let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, cx.qpc.qpn);
+        let told = Completion { byte_len, src_qp: Some(deth.src_qp), ipv4, ..bare };
+        self.receives.complete(cx, packet.headers, told);
         Ok(())
     }
 
@@ -102,20 +96,18 @@ impl Ud {
     }
 }
 
-fn check_buffers(cx: &mut Context<'_>, link: &Link, wr: &SendWr, len: u32) -> Result<(), WcStatus> {
+fn check_buffers(cx: &mut Scope<'_, '_>, wr: &SendWr, len: u32) -> Result<(), WcStatus> {
     let extent = Extent { offset: 0, len };
-    let checked = sg::check_all(cx.regions, link.pd, Purpose::LocalRead, &wr.sges)
-        .map_err(|refusal| cx.count_refusal(refusal));
+    let checked = sg::check_all(cx.regions, cx.qpc.pd, AccessKind::LocalRead, &wr.sges)
+        .map_err(|error| cx.count_protection_error(error));
     checked
-        .and_then(|()| {
-            cx.stretch(link, Purpose::LocalRead, &wr.sges, extent).map_err(|_refusal| ())
-        })
+        .and_then(|()| cx.resolve(AccessKind::LocalRead, &wr.sges, extent).map_err(|_refusal| ()))
         .map_err(|()| WcStatus::LocalProtectionError)
 }
 
-fn deth(link: &Link, to: &Datagram) -> Deth {
-    let qkey = if to.qkey & OWN_QKEY_BIT != 0 { link.qkey } else { to.qkey };
-    Deth { qkey, src_qp: link.qpn }
+fn deth(qpc: &QpContext, to: &Datagram) -> Deth {
+    let qkey = if to.qkey & OWN_QKEY_BIT != 0 { qpc.qkey } else { to.qkey };
+    Deth { qkey, src_qp: qpc.qpn }
 }
 
 fn form(op: SendOp, deth: Deth) -> (Opcode, Ext) {
@@ -125,8 +117,8 @@ fn form(op: SendOp, deth: Deth) -> (Opcode, Ext) {
     }
 }
 
-/// Why the service cannot carry the work request, whose message has `len` bytes; `mtu` is the port's.
-pub(super) fn refusal(wr: &SendWr, len: u64, mtu: u32) -> Option<&'static str> {
+/// Returns why this service cannot carry a message of `len` bytes, if it cannot; `mtu` is the port's.
+pub(super) fn why_invalid(wr: &SendWr, len: u64, mtu: u32) -> Option<&'static str> {
     if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
         Some("datagrams are only sent, with or without immediate")
     } else if wr.to.is_none() {

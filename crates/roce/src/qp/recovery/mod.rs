@@ -12,18 +12,38 @@
 pub(super) mod go_back_n;
 pub(super) mod selective;
 
+use alloc::boxed::Box;
+
+use super::context::{PacketHeaders, QpContext};
 use super::executor::{Executor, Fatal};
-use super::link::{Draft, Link};
 use super::request::Request;
 use super::requests::{Fault, Requests};
-use super::{Context, TimeoutReason};
+use super::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
-use crate::wire::Headers;
+
+/// A half of a connection in its mode.
+#[derive(Debug)]
+pub(super) enum Mode<G, S> {
+    GoBackN(G),
+    Selective(Box<S>),
+}
+
+/// Evaluates an expression with the half, whichever mode it is in.
+macro_rules! with_mode {
+    ($recovery:expr, $mode:ident => $body:expr) => {
+        match $recovery {
+            Mode::GoBackN($mode) => $body,
+            Mode::Selective($mode) => $body,
+        }
+    };
+}
+
+pub(super) use with_mode;
 
 /// What the sending of requests leaves to the mode.
 pub(super) trait SendRecovery {
     /// Request packets not sent before that may leave before an answer has to come.
-    fn room(&self, requests: &Requests, link: &Link) -> u32;
+    fn room(&self, requests: &Requests, qpc: &QpContext) -> u32;
 
     /// Whether the responses still to come leave room for those of another READ or atomic.
     fn may_await(&self) -> bool;
@@ -36,10 +56,10 @@ pub(super) trait SendRecovery {
 
     /// Whether the packet at the cursor has to request an acknowledgement, beside what its message
     /// and credits call for.
-    fn wants_ack(&self, requests: &Requests, link: &Link) -> bool;
+    fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool;
 
     /// The packet at the cursor is being sent. The cursor is still at it.
-    fn sent(&mut self, requests: &Requests, cx: &Context<'_>, link: &Link, draft: &Draft);
+    fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders);
 
     /// Whether there may be something for [`poll_retransmission`](SendRecovery::poll_retransmission).
     fn has_retransmission(&self) -> bool;
@@ -48,18 +68,15 @@ pub(super) trait SendRecovery {
     fn poll_retransmission(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault>;
 
     /// An acknowledgement, or a response to a READ or an atomic.
     fn handle_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fault>;
 
     /// The wait that an RNR NAK demanded is over.
@@ -81,7 +98,7 @@ pub(super) trait SendRecovery {
     fn handle_timeout(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault>;
 
     /// Whether everything that was begun is done.
@@ -95,10 +112,8 @@ pub(super) trait ReceiveRecovery {
     fn handle_request(
         &mut self,
         executor: &mut Executor,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fatal>;
 
     /// The expected packet was requested by a NAK; asking again would make the peer send it twice.
@@ -108,21 +123,17 @@ pub(super) trait ReceiveRecovery {
     fn owes_read(&self, executor: &Executor) -> bool;
 
     /// Answers to READs and atomics that are still to be sent.
-    fn owed_packets(&self, executor: &Executor, link: &Link) -> u32;
+    fn owed_packets(&self, executor: &Executor, qpc: &QpContext) -> u32;
 
     /// Whether there are such answers.
     fn has_answer(&self, executor: &Executor) -> bool;
 
     /// Leaves in `cx.packet` the pending acknowledgement, unless answers have to go before it.
-    fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Context<'_>, link: &Link);
+    fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>);
 
     /// Leaves in `cx.packet` the next answer to a READ or an atomic.
-    fn poll_answer(
-        &mut self,
-        executor: &mut Executor,
-        cx: &mut Context<'_>,
-        link: &Link,
-    ) -> Result<(), Fatal>;
+    fn poll_answer(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>)
+    -> Result<(), Fatal>;
 
     /// Drops the answers that the mode keeps.
     fn clear_answers(&mut self);

@@ -8,16 +8,16 @@
 //!   no second time.
 
 use super::super::SendRecovery;
+use crate::congestion::rtt::RttProbe;
 use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
-use crate::qp::link::{Draft, Link};
+use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, bad_response};
-use crate::qp::{Context, TimeoutReason};
-use crate::rtt::RttProbe;
+use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
 use crate::verbs::WcStatus;
-use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Syndrome};
+use crate::wire::{Aeth, Ext, Opcode, Psn, Syndrome};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl Default for GoBackN {
 }
 
 impl SendRecovery for GoBackN {
-    fn room(&self, requests: &Requests, link: &Link) -> u32 {
-        self.window(link).saturating_sub(requests.unacknowledged())
+    fn room(&self, requests: &Requests, qpc: &QpContext) -> u32 {
+        self.window(qpc).saturating_sub(requests.unacknowledged())
     }
 
     fn may_await(&self) -> bool {
@@ -63,16 +63,16 @@ impl SendRecovery for GoBackN {
     }
 
     /// Every so often, and whenever sending stops until an answer comes.
-    fn wants_ack(&self, requests: &Requests, link: &Link) -> bool {
-        requests.ack_is_overdue(self.window(link)) || self.room(requests, link) <= 1
+    fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool {
+        requests.ack_is_overdue(self.window(qpc)) || self.room(requests, qpc) <= 1
     }
 
-    fn sent(&mut self, requests: &Requests, cx: &Context<'_>, link: &Link, draft: &Draft) {
-        if draft.ack_req && !draft.psn.is_before(requests.sent_end) {
-            self.rtt_probe.sent(draft.psn, cx.now);
+    fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders) {
+        if header.ack_req && !header.psn.is_before(requests.sent_end) {
+            self.rtt_probe.sent(header.psn, cx.now);
         }
         if self.ack_deadline.is_none() {
-            self.ack_deadline = ack_timeout(link.peer.timeout).map(|timeout| cx.now + timeout);
+            self.ack_deadline = ack_timeout(cx.qpc.peer.timeout).map(|timeout| cx.now + timeout);
         }
     }
 
@@ -83,8 +83,7 @@ impl SendRecovery for GoBackN {
     fn poll_retransmission(
         &mut self,
         _: &mut Requests,
-        _: &mut Context<'_>,
-        _: &Link,
+        _: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         Ok(())
     }
@@ -92,12 +91,10 @@ impl SendRecovery for GoBackN {
     fn handle_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
-        let psn = headers.bth().psn;
+        let psn = packet.headers.bth().psn;
         let is_known = cx.planted.distance(psn, requests.sent_end) < 0;
         if !is_known && !cx.planted.is(Bug::AckBeyondWindow) {
             cx.count(|c| &mut c.bad_psn);
@@ -106,29 +103,30 @@ impl SendRecovery for GoBackN {
         if psn.is_before(requests.una) {
             cx.count(|c| &mut c.duplicate_acks);
             // The responder may send its latest acknowledgement again to give new credits.
-            if let Some(&aeth) = headers.ext().aeth().filter(|_| psn.next() == requests.una) {
+            if let Some(&aeth) = packet.headers.ext().aeth().filter(|_| psn.next() == requests.una)
+            {
                 requests.take_credit(aeth);
             }
             return Ok(());
         }
-        match *headers.ext() {
-            _ if headers.bth().opcode.is_read_response() => {
-                self.handle_read_response(requests, cx, link, headers, payload_len)
+        match *packet.headers.ext() {
+            _ if packet.headers.bth().opcode.is_read_response() => {
+                self.handle_read_response(requests, cx, packet)
             }
             Ext::AethAtomicAck(aeth, ack)
-                if headers.bth().opcode == Opcode::RcAtomicAcknowledge =>
+                if packet.headers.bth().opcode == Opcode::RcAtomicAcknowledge =>
             {
                 let ahead = psn.distance_from(requests.una) as u32;
-                if self.advance(requests, cx, link, ahead)? > 0 {
+                if self.advance(requests, cx, ahead)? > 0 {
                     return self.handle_lost_response(requests, cx);
                 }
                 let original = Some(ack.original);
-                let response = Response { offset: 0, payload_len, original };
-                self.place_response(requests, cx, link, Request::is_atomic, &response)?;
-                self.accept_response(requests, cx, link, Some(aeth))
+                let response = Response { offset: 0, payload_len: packet.payload_len, original };
+                self.place_response(requests, cx, Request::is_atomic, &response)?;
+                self.accept_response(requests, cx, Some(aeth))
             }
-            Ext::Aeth(aeth) if headers.bth().opcode == Opcode::RcAcknowledge => {
-                self.handle_acknowledge(requests, cx, link, psn, aeth)
+            Ext::Aeth(aeth) if packet.headers.bth().opcode == Opcode::RcAcknowledge => {
+                self.handle_acknowledge(requests, cx, psn, aeth)
             }
             _ => Err(bad_response(cx)),
         }
@@ -160,7 +158,7 @@ impl SendRecovery for GoBackN {
     fn handle_timeout(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         if self.ack_deadline.is_none_or(|at| at > cx.now) {
             return Ok(());
@@ -170,6 +168,7 @@ impl SendRecovery for GoBackN {
             return Ok(());
         }
         self.go_back(requests)?;
+        requests.progress.has_timed_out = true;
         self.allowance = 1;
         cx.count(|c| &mut c.timeouts);
         Ok(())
@@ -182,8 +181,8 @@ impl SendRecovery for GoBackN {
 }
 
 impl GoBackN {
-    fn window(&self, link: &Link) -> u32 {
-        link.peer.window_packets.min(self.allowance)
+    fn window(&self, qpc: &QpContext) -> u32 {
+        qpc.peer.window_packets.min(self.allowance)
     }
 
     // ---- answers -------------------------------------------------------------------------------
@@ -191,8 +190,7 @@ impl GoBackN {
     fn handle_acknowledge(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psn: Psn,
         aeth: Aeth,
     ) -> Result<(), Fault> {
@@ -201,14 +199,14 @@ impl GoBackN {
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
                 requests.take_credit(aeth);
-                if self.advance(requests, cx, link, ahead + 1)? > 0 {
+                if self.advance(requests, cx, ahead + 1)? > 0 {
                     return self.handle_lost_response(requests, cx);
                 }
                 Ok(())
             }
             Syndrome::SequenceError => {
                 cx.count(|c| &mut c.seq_naks_received);
-                if self.advance(requests, cx, link, ahead)? > 0 {
+                if self.advance(requests, cx, ahead)? > 0 {
                     return self.handle_lost_response(requests, cx);
                 }
                 self.retry(requests)
@@ -216,23 +214,23 @@ impl GoBackN {
             Syndrome::RnrNak { timer } => {
                 cx.count(|c| &mut c.rnr_naks_received);
                 requests.note_no_credit(aeth);
-                if self.advance(requests, cx, link, ahead)? > 0 {
+                if self.advance(requests, cx, ahead)? > 0 {
                     return self.handle_lost_response(requests, cx);
                 }
-                if requests.wait_for_receiver(cx, link, timer)? {
+                if requests.wait_for_receiver(cx, timer)? {
                     self.rewind(requests);
                     self.ack_deadline = None;
                 }
                 Ok(())
             }
             Syndrome::InvalidRequest | Syndrome::InvalidRdRequest => {
-                self.refused(requests, cx, link, ahead, WcStatus::RemoteInvalidRequest)
+                self.refused(requests, cx, ahead, WcStatus::RemoteInvalidRequest)
             }
             Syndrome::RemoteAccess => {
-                self.refused(requests, cx, link, ahead, WcStatus::RemoteAccessError)
+                self.refused(requests, cx, ahead, WcStatus::RemoteAccessError)
             }
             Syndrome::RemoteOperation => {
-                self.refused(requests, cx, link, ahead, WcStatus::RemoteOperationError)
+                self.refused(requests, cx, ahead, WcStatus::RemoteOperationError)
             }
         }
     }
@@ -242,13 +240,12 @@ impl GoBackN {
     fn refused(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         ahead: u32,
         status: WcStatus,
     ) -> Result<(), Fault> {
         cx.count(|c| &mut c.fatal_naks_received);
-        let mut rest = self.advance(requests, cx, link, ahead)?;
+        let mut rest = self.advance(requests, cx, ahead)?;
         let covers = |request: &Request| {
             let before = rest;
             rest = rest.saturating_sub(request.left());
@@ -261,43 +258,39 @@ impl GoBackN {
     fn handle_read_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
-        let ahead = headers.bth().psn.distance_from(requests.una) as u32;
-        if self.advance(requests, cx, link, ahead)? > 0 && !cx.planted.is(Bug::LostReadIgnored) {
+        let ahead = packet.headers.bth().psn.distance_from(requests.una) as u32;
+        if self.advance(requests, cx, ahead)? > 0 && !cx.planted.is(Bug::LostReadIgnored) {
             return self.handle_lost_response(requests, cx);
         }
-        let ends = headers.bth().opcode.ends_message();
+        let ends = packet.headers.bth().opcode.ends_message();
         let is_wanted = |front: &Request| front.is_read() && ends == (front.left() == 1);
-        let offset = requests.queue.front().map_or(0, |front| front.done * link.mtu);
-        let response = Response { offset, payload_len, original: None };
-        self.place_response(requests, cx, link, is_wanted, &response)?;
-        self.accept_response(requests, cx, link, headers.ext().aeth().copied())
+        let offset = requests.queue.front().map_or(0, |front| front.done * cx.qpc.mtu);
+        let response = Response { offset, payload_len: packet.payload_len, original: None };
+        self.place_response(requests, cx, is_wanted, &response)?;
+        self.accept_response(requests, cx, packet.headers.ext().aeth().copied())
     }
 
     /// Resolves where a response goes, which must be one that the front waits for.
     fn place_response(
         &self,
         requests: &Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         is_wanted: impl FnOnce(&Request) -> bool,
         response: &Response,
     ) -> Result<(), Fault> {
         if !requests.queue.front().is_some_and(is_wanted) {
             return Err(bad_response(cx));
         }
-        requests.place_response(cx, link, 0, response)
+        requests.place_response(cx, 0, response)
     }
 
     fn accept_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         aeth: Option<Aeth>,
     ) -> Result<(), Fault> {
         if let Some(aeth) = aeth {
@@ -305,9 +298,9 @@ impl GoBackN {
         }
         self.advance_front(requests, 1);
         if requests.queue.front().is_some_and(|front| front.left() == 0) {
-            requests.complete_front(cx, link);
+            requests.complete_front(cx);
         }
-        self.note_progress(requests, cx, link)
+        self.note_progress(requests, cx)
     }
 
     /// Acknowledges `psns` PSNs from `una`, up to an unanswered READ or atomic. Returns how many were
@@ -315,8 +308,7 @@ impl GoBackN {
     fn advance(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psns: u32,
     ) -> Result<u32, Fault> {
         let mut rest = psns;
@@ -327,12 +319,12 @@ impl GoBackN {
             let completes = step == front.left();
             self.advance_front(requests, step);
             if completes {
-                requests.complete_front(cx, link);
+                requests.complete_front(cx);
             }
             rest -= step;
         }
         if rest < psns {
-            self.note_progress(requests, cx, link)?;
+            self.note_progress(requests, cx)?;
         }
         Ok(rest)
     }
@@ -341,6 +333,7 @@ impl GoBackN {
     /// cursor.
     fn advance_front(&mut self, requests: &mut Requests, step: u32) {
         requests.una = requests.una.plus(step);
+        requests.progress.acknowledged += step;
         self.allowance = self.allowance.saturating_add(step);
         if let Some(front) = requests.queue.front_mut() {
             front.done += step;
@@ -350,20 +343,15 @@ impl GoBackN {
         }
     }
 
-    fn note_progress(
-        &mut self,
-        requests: &mut Requests,
-        cx: &Context<'_>,
-        link: &Link,
-    ) -> Result<(), Fault> {
+    fn note_progress(&mut self, requests: &mut Requests, cx: &Scope<'_, '_>) -> Result<(), Fault> {
         if let Some(rtt) = self.rtt_probe.answered(requests.una, cx.now) {
-            requests.rtt.sample(rtt);
+            requests.sample_rtt(rtt);
         }
         self.gone_back = false;
-        requests.restore_retries(link);
-        requests.note_acknowledged(link);
+        requests.restore_retries(cx.qpc);
+        requests.note_acknowledged(cx.qpc);
         if requests.rnr_until.is_none() {
-            let timeout = ack_timeout(link.peer.timeout).filter(|_| requests.is_waiting());
+            let timeout = ack_timeout(cx.qpc.peer.timeout).filter(|_| requests.is_waiting());
             self.ack_deadline = timeout.map(|timeout| cx.now + timeout);
         }
         requests.check_front()
@@ -376,7 +364,7 @@ impl GoBackN {
     fn handle_lost_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         if !self.gone_back {
             cx.count(|c| &mut c.implied_naks);
@@ -391,6 +379,7 @@ impl GoBackN {
             return Ok(());
         }
         self.go_back(requests)?;
+        requests.progress.lost += 1;
         self.gone_back = true;
         Ok(())
     }

@@ -8,16 +8,14 @@
 
 use super::super::ReceiveRecovery;
 use crate::endpoint::{AtomicJob, Insert};
+use crate::memory::region::AccessKind;
 use crate::planted::Bug;
-use crate::qp::executor::{
-    Executed, Executor, Fatal, Turn, check_remote, job_limit, operation, put_piece, range_of,
-    word_of,
-};
-use crate::qp::link::{Draft, Link};
+use crate::qp::context::{PacketHeaders, QpContext};
+use crate::qp::executor::{Executed, Executor, Fatal, Turn, job_limit, operation, word_of};
+use crate::qp::inbound::{check_remote, put_piece, range_of};
 use crate::qp::resources::{Job, ReadWork, Work};
-use crate::qp::{Arrival, Context};
-use crate::region::Purpose;
-use crate::verbs::{MAX_MESSAGE_BYTES, WcOpcode};
+use crate::qp::{RxPacket, Scope};
+use crate::verbs::{Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 
 /// See the module's text.
@@ -31,20 +29,18 @@ impl ReceiveRecovery for GoBackN {
     fn handle_request(
         &mut self,
         executor: &mut Executor,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        match cx.planted.distance(headers.bth().psn, executor.expected) {
-            0 => return self.handle_expected(executor, cx, link, headers, payload_len),
+        match cx.planted.distance(packet.headers.bth().psn, executor.expected) {
+            0 => return self.handle_expected(executor, cx, packet),
             1.. => {
                 cx.count(|c| &mut c.out_of_sequence);
                 if !core::mem::replace(&mut self.nak_sent, true) {
                     executor.refuse_expected(Syndrome::SequenceError);
                 }
             }
-            _ => handle_earlier(executor, cx, link, headers),
+            _ => handle_earlier(executor, cx, packet.headers),
         }
         Ok(())
     }
@@ -57,7 +53,7 @@ impl ReceiveRecovery for GoBackN {
         executor.resources.owes_read()
     }
 
-    fn owed_packets(&self, executor: &Executor, _: &Link) -> u32 {
+    fn owed_packets(&self, executor: &Executor, _: &QpContext) -> u32 {
         executor.resources.owed_packets()
     }
 
@@ -65,7 +61,7 @@ impl ReceiveRecovery for GoBackN {
         !executor.resources.is_empty()
     }
 
-    fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Context<'_>, link: &Link) {
+    fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>) {
         let Some(reply) = executor.reply else {
             return;
         };
@@ -75,28 +71,28 @@ impl ReceiveRecovery for GoBackN {
         executor.reply = None;
         let aeth = executor.reply_aeth(cx, reply);
         let aeth = Aeth { syndrome: cx.planted.promise(aeth.syndrome), ..aeth };
-        cx.emit(link, Draft::new(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
+        cx.emit(PacketHeaders::new(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
     }
 
     fn poll_answer(
         &mut self,
         executor: &mut Executor,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fatal> {
-        while let Some(&Job { psn, end, msn, again, work }) = executor.resources.front() {
+        while let Some(&Job { psn, end, msn, is_retransmission, work }) = executor.resources.front()
+        {
             let read = match work {
                 Work::Read(read) => read,
                 Work::Atomic(Some(original)) => {
-                    executor.emit_atomic_answer(cx, link, psn, msn, original);
+                    executor.emit_atomic_answer(cx, psn, msn, original);
                     return Ok(());
                 }
                 // The caller owes the value.
                 Work::Atomic(None) => return Ok(()),
             };
-            match check_remote(cx, link, Purpose::RemoteRead, read.remaining()) {
+            match check_remote(cx, AccessKind::RemoteRead, read.remaining()) {
                 Ok(addr) => {
-                    let len = read.left.min(link.mtu);
+                    let len = read.left.min(cx.qpc.mtu);
                     let is_last = psn.next() == end;
                     let opcode = read_opcode(read, is_last);
                     let ext = match opcode {
@@ -109,10 +105,10 @@ impl ReceiveRecovery for GoBackN {
                     } else {
                         executor.resources.advance_read(len);
                     }
-                    cx.emit(link, Draft::new(opcode, psn, ext), len);
+                    cx.emit(PacketHeaders::new(opcode, psn, ext), len);
                     return Ok(());
                 }
-                Err(_) if again => executor.resources.pop_front(),
+                Err(_) if is_retransmission => executor.resources.pop_front(),
                 Err(_) => return Err(executor.fail_read(psn)),
             }
         }
@@ -126,18 +122,16 @@ impl GoBackN {
     fn handle_expected(
         &mut self,
         executor: &mut Executor,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        let psn = headers.bth().psn;
+        let psn = packet.headers.bth().psn;
         let turn = Turn { written: Some(0), kept_reads: 0 };
-        let executed = match executor.execute(cx, link, headers, payload_len, turn) {
+        let executed = match executor.execute(cx, packet, turn) {
             Ok(executed) => executed,
             Err(refused) => {
                 self.nak_sent = true;
-                return executor.refuse(link, refused);
+                return executor.refuse(cx.qpc, refused);
             }
         };
         self.nak_sent = false;
@@ -149,7 +143,7 @@ impl GoBackN {
         match executed {
             Executed::Message { .. } => return Ok(()),
             Executed::Read(reth) => {
-                executor.resources.begin_read(Job::read(psn, &reth, link, msn));
+                executor.resources.begin_read(Job::read(psn, &reth, cx.qpc, msn));
             }
             Executed::Atomic => executor.resources.begin_atomic(psn, msn),
         }
@@ -159,21 +153,21 @@ impl GoBackN {
     }
 }
 
-fn handle_earlier(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+fn handle_earlier(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Headers) {
     match headers.ext() {
         Ext::AtomicEth(atomic) => {
             if cx.planted.is(Bug::AtomicRepeated) {
-                repeat_atomic(cx, link, headers);
+                repeat_atomic(cx, headers);
             }
-            executor.answer_atomic_again(cx, link, headers, atomic);
+            executor.answer_atomic_again(cx, headers, atomic);
         }
         Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
-            read_again(executor, cx, link, headers.bth().psn, reth);
+            read_again(executor, cx, headers.bth().psn, reth);
         }
         _ => {
             cx.count(|c| &mut c.duplicates);
             if cx.planted.is(Bug::DuplicateSendReceived) {
-                receive_again(executor, cx, link, headers);
+                receive_again(executor, cx, headers);
             }
             executor.acknowledge();
         }
@@ -181,18 +175,18 @@ fn handle_earlier(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, he
 }
 
 /// A READ that was executed before: its responses, or some of them, are wanted again.
-fn read_again(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, psn: Psn, reth: &Reth) {
+fn read_again(executor: &mut Executor, cx: &mut Scope<'_, '_>, psn: Psn, reth: &Reth) {
     let behind = psn.distance_from(executor.expected).unsigned_abs();
-    if u64::from(reth.len) > MAX_MESSAGE_BYTES || link.packets(reth.len) > behind {
+    if u64::from(reth.len) > MAX_MESSAGE_BYTES || cx.qpc.packets(reth.len) > behind {
         cx.count(|c| &mut c.bad_psn);
         return;
     }
     let part = range_of(reth);
-    let offset = |packets| u64::from(packets) * u64::from(link.mtu);
+    let offset = |packets| u64::from(packets) * u64::from(cx.qpc.mtu);
     let is_known = executor.is_part_of_read(psn, part, offset);
-    if executor.may_read_again(cx, link, part, is_known) {
-        let job = Job::read(psn, reth, link, executor.msn.get());
-        executor.resources.add_again(job, job_limit(link));
+    if executor.may_read_again(cx, part, is_known) {
+        let job = Job::read(psn, reth, cx.qpc, executor.msn.get());
+        executor.resources.retransmit(job, job_limit(cx.qpc));
     }
 }
 
@@ -208,26 +202,22 @@ fn read_opcode(read: ReadWork, is_last: bool) -> Opcode {
 // ---- planted mistakes --------------------------------------------------------------------------
 
 /// See [`Bug::AtomicRepeated`].
-fn repeat_atomic(cx: &mut Context<'_>, link: &Link, headers: &Headers) {
+fn repeat_atomic(cx: &mut Scope<'_, '_>, headers: &Headers) {
     let Bth { psn, opcode, .. } = *headers.bth();
     if let Ext::AtomicEth(atomic) = headers.ext()
-        && let Ok(addr) = check_remote(cx, link, Purpose::RemoteAtomic, word_of(atomic))
+        && let Ok(addr) = check_remote(cx, AccessKind::RemoteAtomic, word_of(atomic))
     {
         let op = operation(opcode, atomic);
-        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: link.qpn, psn });
+        *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: cx.qpc.qpn, psn });
     }
 }
 
 /// See [`Bug::DuplicateSendReceived`].
-fn receive_again(executor: &mut Executor, cx: &mut Context<'_>, link: &Link, headers: &Headers) {
-    if headers.bth().opcode == Opcode::RcSendOnly
-        && executor.receives.current(cx).is_some()
-        && let Some(receive) = executor.receives.finish()
-    {
-        let (opcode, byte_len) = (WcOpcode::Recv, 0);
-        let ipv4 = link.peer.path.remote.ip().to_canonical().is_ipv4();
-        let (imm, invalidated, src_qp, solicited) = (None, None, None, false);
-        let arrival = Arrival { opcode, byte_len, imm, invalidated, src_qp, ipv4, solicited };
-        cx.complete_recv(link, &receive, arrival);
+fn receive_again(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Headers) {
+    let receives = &mut executor.inbound.receives;
+    if headers.bth().opcode == Opcode::RcSendOnly && receives.current(cx).is_some() {
+        let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();
+        let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, cx.qpc.qpn);
+        receives.complete(cx, headers, Completion { ipv4, ..bare });
     }
 }

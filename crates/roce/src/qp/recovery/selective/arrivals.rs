@@ -1,4 +1,4 @@
-//! Packets that arrived before their turn: which they are, and what to do when their turn comes.
+//! Packets that arrived out of order: which they are, and what to do when their turn comes.
 //!
 //! A ring by PSN. What is kept for each packet is up to the caller; here it is only known that it is
 //! there. How far ahead of the expected packet anything is accepted is bounded by what the sender can
@@ -143,7 +143,7 @@ impl<T> Arrivals<T> {
     }
 }
 
-/// Which packets the sender is still to be told of, in blocks as long as a report.
+/// Which packets the sender is still to be told of, in blocks as long as a SACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unreported {
     /// One bit per block, by the block's number modulo 32.
@@ -163,8 +163,8 @@ impl Unreported {
         self.blocks |= Unreported::bit(psn);
     }
 
-    /// Where the next report starts; every call is another report. What is before `expected` needs
-    /// none. The last packets before `furthest` are told of again and again, as reports get lost.
+    /// Where the next SACK starts; every call is another SACK. What is before `expected` needs
+    /// none. The last packets before `furthest` are told of in every last one, as SACKs get lost.
     pub(crate) fn next(&mut self, expected: Psn, furthest: Psn) -> Option<Psn> {
         let mut block = expected.minus(expected.get() % Sack::BITS);
         while self.blocks != 0 && block.is_before(furthest) {
@@ -215,10 +215,10 @@ mod tests {
         assert_eq!(arrivals.room(expected, expected.plus(32)), Room::Beyond, "four windows");
     }
 
-    /// Whatever was noted and is not before the expected packet is in one of the reports, and there
-    /// are no more reports than blocks.
+    /// Whatever was noted and is not before the expected packet is in one of the SACKs, and there
+    /// are no more SACKs than blocks.
     #[test]
-    fn reports_reach_what_they_are_about() {
+    fn sacks_reach_what_they_are_about() {
         for seed in 0..2_000 {
             let mut rng = Rng::new(seed);
             let expected = Psn::new(rng.next_u32());
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Keeps, takes, forgets and reports like a sorted map does.
+    /// Keeps, takes, forgets and tells like a sorted map does.
     #[test]
     fn agrees_with_a_sorted_map() {
         for seed in 0..100 {

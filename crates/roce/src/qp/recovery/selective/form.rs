@@ -3,15 +3,15 @@
 //! A WRITE is cut into WRITE_ONLY packets with addresses of their own. A SEND says which of the
 //! peer's receives it is for, and where in it the payload stands.
 
+use crate::memory::sg::Extent;
 use crate::qp::request::Request;
-use crate::sg::Extent;
 use crate::verbs::SendOp;
 use crate::wire::{Ext, Opcode, Reth, Sreth};
 
 /// Opcode and extension headers of packet `index`, which carries `extent` of the message.
 pub(in crate::qp) fn form(request: &Request, index: u32, extent: Extent) -> (Opcode, Ext) {
     let is_last = index + 1 == request.packets;
-    // Receives are counted from 0, and the request's own number counts itself.
+    // RecvQueue are counted from 0, and the request's own number counts itself.
     let sreth = Sreth { sequence: request.ssn.minus(1).get(), offset: extent.offset };
     match request.wr.op {
         SendOp::Write { remote_addr, rkey } => {

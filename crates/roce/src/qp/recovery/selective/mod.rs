@@ -1,4 +1,4 @@
-//! Selective repeat between two of our own endpoints: only what was lost is sent again.
+//! Selective repeat between two of our own endpoints: only what was lost is retransmitted.
 //!
 //! [`requester`] and [`responder`] stand on parts that know no packet formats beyond PSNs and SACKs,
 //! each with its model test:
@@ -6,8 +6,8 @@
 //! | part | side | what it keeps |
 //! |---|---|---|
 //! | [`scoreboard`] | requester | every unacknowledged packet: in flight, arrived, lost |
-//! | [`reads`] | requester | which READ responses are missing, which were asked for again |
-//! | [`arrivals`] | responder | packets that came before their turn |
+//! | [`reads`] | requester | which READ responses are missing, which were requested again |
+//! | [`arrivals`] | responder | packets that came out of order |
 //!
 //! The design, with the packet formats, is in `docs/reliability.md`.
 

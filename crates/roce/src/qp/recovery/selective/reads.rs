@@ -1,8 +1,8 @@
-//! What the requester still misses of its READs, and what it asks for again.
+//! What the requester still misses of its READs, and what it requests again.
 //!
 //! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived,
 //! which slides along with the first one missing. Responses come in the order of the READs, and
-//! within each in rising order, except those that were asked for again; so a hole behind which
+//! within each in rising order, except those that were requested again; so a hole behind which
 //! responses keep coming is a loss. Holes are asked for as ranges, and asked for once more when a
 //! range has not come in time.
 //!
@@ -30,7 +30,7 @@ const REORDER_RESPONSES: u32 = 3;
 /// Times that a range is asked for at doubling intervals.
 const MAX_BACKOFF: u32 = 10;
 
-/// Responses `first .. end` of a READ, wanted again.
+/// Responses `first .. end` of a READ, to be requested again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) first: u32,
@@ -107,7 +107,7 @@ impl Reading {
         index < self.first_missing || (is_within && self.bits[word] & bit != 0)
     }
 
-    fn judge(&self, index: u32) -> Verdict {
+    fn classify(&self, index: u32) -> Verdict {
         match index {
             _ if index >= self.total => Verdict::Unknown,
             _ if self.has(index) => Verdict::Duplicate,
@@ -143,20 +143,20 @@ impl Reading {
     /// Drops ranges that have come, and makes those due again that are `expired`. Whether there are
     /// some of these.
     fn review(&mut self, expired: impl Fn(Time) -> bool) -> bool {
-        let mut again = false;
+        let mut has_expired = false;
         let mut asks = core::mem::take(&mut self.asks);
         asks.retain(|ask| match self.hole(ask.first, ask.end) {
             None => false,
             Some((first, _)) => {
                 if ask.sent_at.is_some_and(&expired) {
                     (ask.first, ask.sent_at) = (first, None);
-                    again = true;
+                    has_expired = true;
                 }
                 true
             }
         });
         self.asks = asks;
-        again
+        has_expired
     }
 
     /// Asks for holes that responses behind them prove. `is_overtaken`: responses of later READs
@@ -293,8 +293,8 @@ impl Readings {
     }
 
     /// What response `index` of the READ at `psn` is.
-    pub(crate) fn judge(&self, psn: Psn, index: u32) -> Verdict {
-        self.position(psn).map_or(Verdict::Unknown, |at| self.at(at).judge(index))
+    pub(crate) fn classify(&self, psn: Psn, index: u32) -> Verdict {
+        self.position(psn).map_or(Verdict::Unknown, |at| self.at(at).classify(index))
     }
 
     /// A response that is [`Verdict::New`] was placed.
@@ -354,23 +354,23 @@ impl Readings {
         }
     }
 
-    fn patience(&self, timeout: Duration) -> Duration {
+    fn backed_off(&self, timeout: Duration) -> Duration {
         timeout * (1 << self.backoff.min(MAX_BACKOFF))
     }
 
     /// Looks for ranges that have not come within `timeout`, and for a standstill: the oldest READ
     /// was executed (its PSN is before `executed`) and nothing comes.
     pub(crate) fn handle_timeout(&mut self, executed: Psn, timeout: Duration, now: Time) {
-        let patience = self.patience(timeout);
-        let mut again = false;
+        let timeout = self.backed_off(timeout);
+        let mut has_expired = false;
         for at in 0..self.len {
-            again |= self.at_mut(at).review(|sent_at| sent_at + patience <= now);
+            has_expired |= self.at_mut(at).review(|sent_at| sent_at + timeout <= now);
         }
-        if self.is_waiting(executed) && self.active_at + patience <= now {
+        if self.is_waiting(executed) && self.active_at + timeout <= now {
             self.at_mut(0).ask_rest();
-            again = true;
+            has_expired = true;
         }
-        if again {
+        if has_expired {
             self.backoff += 1;
             self.may_ask = true;
         }
@@ -388,9 +388,9 @@ impl Readings {
 
     /// When [`handle_timeout`](Readings::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self, executed: Psn, timeout: Duration) -> Option<Time> {
-        let patience = self.patience(timeout);
+        let timeout = self.backed_off(timeout);
         let idle = self.is_waiting(executed).then_some(self.active_at);
-        [self.asked_from, idle].into_iter().flatten().min().map(|since| since + patience)
+        [self.asked_from, idle].into_iter().flatten().min().map(|since| since + timeout)
     }
 }
 
@@ -421,7 +421,7 @@ mod tests {
         now: Time,
     ) {
         for index in indexes {
-            assert_eq!(readings.judge(Psn::new(psn), index), Verdict::New);
+            assert_eq!(readings.classify(Psn::new(psn), index), Verdict::New);
             readings.accept(Psn::new(psn), index, now);
         }
     }
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(readings.missing(), u64::from(begun));
             for psn in all {
                 assert!(!readings.is_front_complete());
-                assert_eq!(readings.judge(Psn::new(psn), 0), Verdict::Duplicate);
+                assert_eq!(readings.classify(Psn::new(psn), 0), Verdict::Duplicate);
                 arrive(&mut readings, psn, 1..2, at(2));
                 assert!(readings.is_front_complete());
                 readings.pop_front();
@@ -465,14 +465,14 @@ mod tests {
         assert_eq!(asks(&mut readings, at(2)), [(7, 10, 14)]);
         arrive(&mut readings, 7, 17..40, at(3));
         assert_eq!(asks(&mut readings, at(3)), []);
-        // Part of it comes; what does not is asked for again when its time is over.
+        // Part of it comes; what does not is requested again when its time is over.
         arrive(&mut readings, 7, [10, 13], at(4));
         assert_eq!(readings.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
         readings.handle_timeout(Psn::new(8), TIMEOUT, at(52));
         assert_eq!(asks(&mut readings, at(52)), [(7, 11, 14)]);
-        assert_eq!(readings.judge(Psn::new(7), 13), Verdict::Duplicate);
-        assert_eq!(readings.judge(Psn::new(7), 100), Verdict::Unknown);
-        assert_eq!(readings.judge(Psn::new(8), 1), Verdict::Unknown);
+        assert_eq!(readings.classify(Psn::new(7), 13), Verdict::Duplicate);
+        assert_eq!(readings.classify(Psn::new(7), 100), Verdict::Unknown);
+        assert_eq!(readings.classify(Psn::new(8), 1), Verdict::Unknown);
         arrive(&mut readings, 7, (11..13).chain(40..100), at(60));
         assert!(readings.is_front_complete());
     }
@@ -519,13 +519,13 @@ mod tests {
         readings.begin(Psn::new(0), total, false, at(0));
         arrive(&mut readings, 0, 1..WINDOW, at(1));
         assert_eq!(asks(&mut readings, at(1)), [(0, 0, 1)]);
-        assert_eq!(readings.judge(Psn::new(0), WINDOW), Verdict::Beyond);
+        assert_eq!(readings.classify(Psn::new(0), WINDOW), Verdict::Beyond);
         readings.cut(Psn::new(0));
         arrive(&mut readings, 0, 0..1, at(2));
         assert_eq!(asks(&mut readings, at(2)), [(0, WINDOW, total)]);
     }
 
-    /// Every response is accepted exactly once whatever order, repetition and loss; and as long as
+    /// Every response is accepted exactly once whatever order, duplication and loss; and as long as
     /// one is missing, it is asked for in the end.
     #[test]
     fn agrees_with_a_set_of_responses() {
@@ -552,7 +552,7 @@ mod tests {
                         let slot = &mut missing[read as usize][index as usize];
                         let wanted = if *slot { Verdict::New } else { Verdict::Duplicate };
                         let psn = Psn::new(read);
-                        assert_eq!(readings.judge(psn, index), wanted, "seed {seed}");
+                        assert_eq!(readings.classify(psn, index), wanted, "seed {seed}");
                         if *slot {
                             readings.accept(psn, index, at(now));
                             *slot = false;

@@ -16,16 +16,16 @@ use super::super::SendRecovery;
 use super::arrivals::horizon;
 use super::reads::{Ask, Readings, Verdict};
 use super::scoreboard::Scoreboard;
+use crate::congestion::rtt::RttEstimator;
 use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
-use crate::qp::link::{Draft, Link};
+use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, bad_response};
-use crate::qp::{Context, TimeoutReason};
-use crate::rtt::RttEstimator;
+use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
 use crate::verbs::{SendOp, WcStatus};
-use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
+use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
 
 /// How long an answer may take before there is a measurement.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(1);
@@ -55,7 +55,7 @@ pub(in crate::qp) struct Selective {
 
 impl SendRecovery for Selective {
     /// The window counts packets in flight; the scoreboard holds all since `una`.
-    fn room(&self, _: &Requests, _: &Link) -> u32 {
+    fn room(&self, _: &Requests, _: &QpContext) -> u32 {
         let in_flight = self.window.saturating_sub(self.board.in_flight());
         in_flight.min(horizon(self.window).saturating_sub(self.board.span()))
     }
@@ -75,11 +75,11 @@ impl SendRecovery for Selective {
         requests.awaited > 0
     }
 
-    fn wants_ack(&self, requests: &Requests, _: &Link) -> bool {
+    fn wants_ack(&self, requests: &Requests, _: &QpContext) -> bool {
         requests.ack_is_overdue(self.window)
     }
 
-    fn sent(&mut self, requests: &Requests, cx: &Context<'_>, link: &Link, _: &Draft) {
+    fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, _: &PacketHeaders) {
         let request = &requests.queue[requests.next];
         if !self.is_waiting() {
             self.heard(cx.now);
@@ -87,7 +87,7 @@ impl SendRecovery for Selective {
         let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.readings.is_full();
         if request.awaits_response() && !forgets {
             let (psn, is_prompt) = (request.first_psn, request.is_atomic());
-            self.readings.begin(psn, link.packets(request.len), is_prompt, cx.now);
+            self.readings.begin(psn, cx.qpc.packets(request.len), is_prompt, cx.now);
         }
         self.board.sent_first(cx.now);
     }
@@ -99,8 +99,7 @@ impl SendRecovery for Selective {
     fn poll_retransmission(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         let lost = self.board.next_lost();
         let ask = if lost.is_none() { self.readings.next_ask() } else { None };
@@ -113,49 +112,55 @@ impl SendRecovery for Selective {
             None => {
                 let packet = psn.distance_from(request.first_psn) as u32;
                 let ordered = self.is_ordered(requests);
-                let built = request.packet(packet, cx, link, true);
-                built.map(|(draft, len)| (Draft { ordered, ..draft }, len))
+                let built = request.packet(packet, cx, true);
+                built.map(|(header, len)| (PacketHeaders { ordered, ..header }, len))
             }
-            Some((_, ask)) => ask_again(request, psn, ask, cx, link),
+            Some((_, ask)) => ask_again(request, psn, ask, cx),
         };
-        let (draft, len) = built.map_err(|status| Fault { index, status })?;
+        let (header, len) = built.map_err(|status| Fault { index, status })?;
         match lost {
             Some(psn) => self.board.retransmitted(psn, cx.now),
             None => self.readings.ask_sent(cx.now),
         }
         cx.count(|c| &mut c.retransmitted_packets);
         cx.count(|c| &mut c.selective_retransmits);
-        cx.emit(link, draft, len);
+        cx.emit(header, len);
         Ok(())
     }
 
     fn handle_response(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
-        headers: &Headers,
-        payload_len: usize,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
-        let psn = headers.bth().psn;
+        let psn = packet.headers.bth().psn;
         if !psn.is_before(requests.sent_end) {
             cx.count(|c| &mut c.bad_psn);
             return Ok(());
         }
-        match *headers.ext() {
-            Ext::Aeth(aeth) if headers.bth().opcode == Opcode::RcAcknowledge => {
-                self.handle_acknowledge(requests, cx, link, psn, aeth, None)
+        match *packet.headers.ext() {
+            Ext::Aeth(aeth) if packet.headers.bth().opcode == Opcode::RcAcknowledge => {
+                self.handle_acknowledge(requests, cx, psn, aeth, None)
             }
             Ext::AethSack(aeth, sack) => {
-                self.handle_acknowledge(requests, cx, link, psn, aeth, Some(&sack))
+                self.handle_acknowledge(requests, cx, psn, aeth, Some(&sack))
             }
             Ext::AethSreth(aeth, sreth) => {
-                let response = Response { offset: sreth.offset, payload_len, original: None };
-                self.handle_piece(requests, cx, link, psn, aeth, &response)
+                let response = Response {
+                    offset: sreth.offset,
+                    payload_len: packet.payload_len,
+                    original: None,
+                };
+                self.handle_piece(requests, cx, psn, aeth, &response)
             }
             Ext::AethAtomicAck(aeth, ack) => {
-                let response = Response { offset: 0, payload_len, original: Some(ack.original) };
-                self.handle_piece(requests, cx, link, psn, aeth, &response)
+                let response = Response {
+                    offset: 0,
+                    payload_len: packet.payload_len,
+                    original: Some(ack.original),
+                };
+                self.handle_piece(requests, cx, psn, aeth, &response)
             }
             _ if requests.index_of(psn).is_some() => Err(bad_response(cx)),
             _ => {
@@ -196,10 +201,11 @@ impl SendRecovery for Selective {
     fn handle_timeout(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         if self.ack_deadline().is_some_and(|at| at <= cx.now) {
             requests.spend_retry()?;
+            requests.progress.has_timed_out = true;
             cx.count(|c| &mut c.timeouts);
             self.board.lose_all();
             self.readings.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
@@ -207,8 +213,9 @@ impl SendRecovery for Selective {
             return Ok(());
         }
         let rtt = &requests.rtt.estimator;
-        let lost = self.board.detect(cx.now, reorder_timeout(rtt));
+        let lost = self.board.mark_lost(cx.now, reorder_timeout(rtt));
         cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+        requests.progress.lost += lost;
         let timeout = self.answer_timeout(rtt);
         self.readings.handle_timeout(self.board.una(), timeout, cx.now);
         if lost == 0 && self.probe_time(rtt).is_some_and(|at| at <= cx.now) {
@@ -226,12 +233,12 @@ impl SendRecovery for Selective {
 }
 
 impl Selective {
-    pub(in crate::qp) fn new(link: &Link, first_psn: Psn) -> Selective {
+    pub(in crate::qp) fn new(qpc: &QpContext, first_psn: Psn) -> Selective {
         Selective {
-            board: Scoreboard::new(first_psn, horizon(link.peer.window_packets)),
-            window: link.peer.window_packets,
-            readings: Readings::new(link.peer.max_rd_atomic.into()),
-            timeout: ack_timeout(link.peer.timeout),
+            board: Scoreboard::new(first_psn, horizon(qpc.peer.window_packets)),
+            window: qpc.peer.window_packets,
+            readings: Readings::new(qpc.peer.max_rd_atomic.into()),
+            timeout: ack_timeout(qpc.peer.timeout),
             quiet_since: Time::ZERO,
             backoff: 0,
             probed_at: Time::ZERO,
@@ -268,8 +275,7 @@ impl Selective {
     fn handle_acknowledge(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psn: Psn,
         aeth: Aeth,
         sack: Option<&Sack>,
@@ -284,19 +290,19 @@ impl Selective {
                     return Ok(());
                 }
                 requests.take_credit(aeth);
-                return self.settle(requests, cx, link, psn.next(), sack);
+                return self.settle(requests, cx, psn.next(), sack);
             }
             Syndrome::SequenceError => {
                 cx.count(|c| &mut c.seq_naks_received);
-                self.settle(requests, cx, link, psn, None)?;
+                self.settle(requests, cx, psn, None)?;
                 self.board.lose_one(psn);
                 return Ok(());
             }
             Syndrome::RnrNak { timer } => {
                 cx.count(|c| &mut c.rnr_naks_received);
                 requests.note_no_credit(aeth);
-                self.settle(requests, cx, link, psn, None)?;
-                if psn == requests.una && requests.wait_for_receiver(cx, link, timer)? {
+                self.settle(requests, cx, psn, None)?;
+                if psn == requests.una && requests.wait_for_receiver(cx, timer)? {
                     self.board.lose_one(psn);
                 }
                 return Ok(());
@@ -311,7 +317,7 @@ impl Selective {
             return Ok(());
         }
         cx.count(|c| &mut c.fatal_naks_received);
-        self.settle(requests, cx, link, psn, None)?;
+        self.settle(requests, cx, psn, None)?;
         // The responder has executed everything before `psn` and ended the connection, because of the
         // request there, or because of a later one that came out of order: the SACK starts with it.
         let refused = sack.map_or(psn, |sack| sack.start);
@@ -322,20 +328,21 @@ impl Selective {
     fn settle(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         una: Psn,
         sack: Option<&Sack>,
     ) -> Result<(), Fault> {
         let news = self.board.handle_ack(una, sack, cx.now);
         if let Some(rtt) = news.rtt {
-            requests.rtt.sample(rtt);
+            requests.sample_rtt(rtt);
         }
+        requests.progress.acknowledged += news.delivered;
         cx.add(news.spurious.into(), |c| &mut c.spurious_retransmits);
         // As long as more is to come, what was not reported may have arrived all the same.
         if sack.is_none_or(|sack| !sack.more) {
-            let lost = self.board.detect(cx.now, reorder_timeout(&requests.rtt.estimator));
+            let lost = self.board.mark_lost(cx.now, reorder_timeout(&requests.rtt.estimator));
             cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+            requests.progress.lost += lost;
         }
         let una = self.board.una();
         if news.delivered == 0 && una == requests.una {
@@ -343,27 +350,26 @@ impl Selective {
             return Ok(());
         }
         self.heard(cx.now);
-        requests.restore_retries(link);
+        requests.restore_retries(cx.qpc);
         if requests.una != una {
             requests.una = una;
-            requests.note_acknowledged(link);
+            requests.note_acknowledged(cx.qpc);
         }
-        self.complete_ready(requests, cx, link)
+        self.complete_ready(requests, cx)
     }
 
     /// Completes what is done, oldest first, as far as nothing unfinished comes before.
     fn complete_ready(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         while let Some(front) = requests.queue.front().filter(|front| self.is_done(requests, front))
         {
             if front.awaits_response() {
                 self.readings.pop_front();
             }
-            requests.complete_front(cx, link);
+            requests.complete_front(cx);
         }
         requests.check_front()
     }
@@ -381,8 +387,7 @@ impl Selective {
     fn handle_piece(
         &mut self,
         requests: &mut Requests,
-        cx: &mut Context<'_>,
-        link: &Link,
+        cx: &mut Scope<'_, '_>,
         psn: Psn,
         aeth: Aeth,
         response: &Response,
@@ -392,15 +397,15 @@ impl Selective {
             requests.take_credit(aeth);
         }
         if !psn.is_before(requests.una) {
-            self.settle(requests, cx, link, psn.next(), None)?;
+            self.settle(requests, cx, psn.next(), None)?;
         }
         let owner = requests.index_of(psn).filter(|&at| requests.queue[at].awaits_response());
         let Some(index) = owner else {
             cx.count(|c| &mut c.duplicate_acks);
             return Ok(());
         };
-        let number = response.offset / link.mtu;
-        match self.readings.judge(psn, number) {
+        let number = response.offset / cx.qpc.mtu;
+        match self.readings.classify(psn, number) {
             Verdict::New => {}
             Verdict::Unknown => return Err(bad_response(cx)),
             Verdict::Duplicate => {
@@ -415,11 +420,11 @@ impl Selective {
         if requests.queue[index].is_atomic() != response.original.is_some() {
             return Err(bad_response(cx));
         }
-        requests.place_response(cx, link, index, response)?;
+        requests.place_response(cx, index, response)?;
         self.readings.accept(psn, number, cx.now);
         self.heard(cx.now);
-        requests.restore_retries(link);
-        self.complete_ready(requests, cx, link)
+        requests.restore_retries(cx.qpc);
+        self.complete_ready(requests, cx)
     }
 }
 
@@ -434,16 +439,15 @@ fn ask_again(
     request: &Request,
     psn: Psn,
     ask: Ask,
-    cx: &mut Context<'_>,
-    link: &Link,
-) -> Result<(Draft, u32), WcStatus> {
+    cx: &mut Scope<'_, '_>,
+) -> Result<(PacketHeaders, u32), WcStatus> {
     let SendOp::Read { remote_addr, rkey } = request.wr.op else {
-        return request.packet(0, cx, link, true);
+        return request.packet(0, cx, true);
     };
-    let offset = ask.first * link.mtu;
-    let end = (u64::from(ask.end) * u64::from(link.mtu)).min(request.len.into());
+    let offset = ask.first * cx.qpc.mtu;
+    let end = (u64::from(ask.end) * u64::from(cx.qpc.mtu)).min(request.len.into());
     let addr = remote_addr.wrapping_add(offset.into());
     let reth = Reth { addr, rkey, len: end as u32 - offset };
     let ext = Ext::RethSreth(reth, Sreth { sequence: 0, offset });
-    Ok((Draft::new(Opcode::SrReadRequest, psn, ext), 0))
+    Ok((PacketHeaders::new(Opcode::SrReadRequest, psn, ext), 0))
 }

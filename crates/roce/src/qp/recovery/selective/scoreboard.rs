@@ -1,9 +1,9 @@
 //! What the sender knows of every packet it has sent and not seen acknowledged.
 //!
 //! Packets are kept by PSN, in a ring, and threaded on a list in the order of their *latest*
-//! transmission. Loss is judged on that list: what was sent clearly before something that has
-//! arrived, and has not arrived itself, is lost. As a repeated packet moves to the end of the list,
-//! a lost repetition is found the same way (the idea of RACK, RFC 8985).
+//! transmission. Loss is marked_by_order on that list: what was sent clearly before something that has
+//! arrived, and has not arrived itself, is lost. As a retransmitted packet moves to the end of the
+//! list, a lost retransmission is found the same way (the idea of RACK, RFC 8985).
 //!
 //! ```text
 //!   una                                    end
@@ -12,9 +12,9 @@
 //! ```
 //!
 //! The receiver may take back what it said had arrived (it forgets packets that it cannot use after
-//! all). Its reports are numbered, and the latest one decides.
+//! all). Its SACKs are numbered, and the latest one decides.
 //!
-//! No packet format and no clock in here: PSNs, times and reports come in, verdicts go out.
+//! No packet format and no clock in here: PSNs, times and SACKs come in, losses go out.
 
 use alloc::boxed::Box;
 
@@ -41,9 +41,9 @@ enum State {
 struct Packet {
     state: State,
     /// Sent more than once.
-    repeated: bool,
-    /// Was found lost because packets sent after it had arrived.
-    judged: bool,
+    is_retransmitted: bool,
+    /// Was marked lost because packets sent after it had arrived.
+    marked_by_order: bool,
     sent_at: Time,
     /// Number of its latest transmission.
     order: u64,
@@ -53,25 +53,25 @@ struct Packet {
 
 const UNUSED: Packet = Packet {
     state: State::Delivered,
-    repeated: false,
-    judged: false,
+    is_retransmitted: false,
+    marked_by_order: false,
     sent_at: Time::ZERO,
     order: 0,
     earlier: NONE,
     later: NONE,
 };
 
-/// What a report of the receiver told.
+/// What an acknowledgement told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     /// Packets that are known to have arrived now and were not before.
     pub(crate) delivered: u32,
     /// From the latest of them that was sent only once: its round-trip time.
     pub(crate) rtt: Option<Duration>,
-    /// Packets taken for lost that arrived after all: before they were sent again, or too soon after
-    /// that to be the repetition.
+    /// Packets marked lost that arrived after all: before they were retransmitted, or too soon after
+    /// that to be the retransmission.
     pub(crate) spurious: u32,
-    /// Those of them that were judged by the order of arrivals, which was wrong.
+    /// Those of them that were marked by the order of arrivals, which was wrong.
     reordered: u32,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Scoreboard {
     transmissions: u64,
     /// Transmission number and time of the latest transmitted packet that has arrived.
     newest: Option<(u64, Time)>,
-    /// Number of the latest report.
+    /// Number of the latest SACK.
     serial: Option<u32>,
     reorder_packets: u32,
     /// The latest round-trip time of a packet that was sent only once.
@@ -168,12 +168,12 @@ impl Scoreboard {
         self.launch(slot, now);
     }
 
-    /// A lost packet was sent again.
+    /// A lost packet was retransmitted.
     pub(crate) fn retransmitted(&mut self, psn: Psn, now: Time) {
         let slot = self.slot(psn);
         debug_assert!(self.contains(psn) && self.packet(slot).state == State::Lost);
         self.lost -= 1;
-        self.packet(slot).repeated = true;
+        self.packet(slot).is_retransmitted = true;
         self.launch(slot, now);
     }
 
@@ -207,7 +207,7 @@ impl Scoreboard {
         self.in_flight -= 1;
     }
 
-    /// The first lost packet, to be sent again.
+    /// The first lost packet, to be retransmitted.
     pub(crate) fn next_lost(&mut self) -> Option<Psn> {
         if self.lost == 0 {
             return None;
@@ -225,7 +225,7 @@ impl Scoreboard {
         None
     }
 
-    // ---- reports -------------------------------------------------------------------------------
+    // ---- acknowledgements ----------------------------------------------------------------------
 
     /// Everything before `una` has arrived, and of the packets after that what `sack` says.
     pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
@@ -282,13 +282,13 @@ impl Scoreboard {
         }
     }
 
-    /// Whether a packet that was sent again is acknowledged too soon for that to be the cause. If it
-    /// was judged, an earlier transmission may still have been in the queues on the way, which grow
+    /// Whether a retransmitted packet is acknowledged too soon for that to be the cause. If it was
+    /// marked by order, an earlier transmission may still have been in the queues on the way, which grow
     /// and shrink, but not by much within a round trip. If it was overdue, that one is long gone.
     fn is_too_soon(&self, packet: &Packet, now: Time) -> bool {
-        let usual = if packet.judged { self.recent_rtt } else { self.least_rtt };
+        let usual = if packet.marked_by_order { self.recent_rtt } else { self.least_rtt };
         let usual = usual.map_or(0, |rtt| rtt.as_nanos());
-        packet.repeated && (now - packet.sent_at).as_nanos() < usual - usual / 8
+        packet.is_retransmitted && (now - packet.sent_at).as_nanos() < usual - usual / 8
     }
 
     fn take_bits(&mut self, sack: &Sack, tally: &mut Tally) {
@@ -318,7 +318,8 @@ impl Scoreboard {
     fn take_back(&mut self, psn: Psn) {
         let slot = self.slot(psn);
         let packet = self.packet(slot);
-        (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+        (packet.state, packet.is_retransmitted, packet.marked_by_order) =
+            (State::Lost, true, false);
         self.note_lost(psn);
     }
 
@@ -331,9 +332,9 @@ impl Scoreboard {
 
     // ---- losses --------------------------------------------------------------------------------
 
-    /// Judges packets in flight: lost is what was sent before something that has arrived, by
-    /// [`REORDER_PACKETS`] transmissions or by `patience` in time. Returns how many.
-    pub(crate) fn detect(&mut self, now: Time, patience: Duration) -> u32 {
+    /// Marks packets in flight lost that were sent before something that has arrived, by
+    /// [`REORDER_PACKETS`] transmissions or by the reorder timeout. Returns how many.
+    pub(crate) fn mark_lost(&mut self, now: Time, reorder_timeout: Duration) -> u32 {
         let before = self.lost;
         let Some((newest, _)) = self.newest else {
             return 0;
@@ -342,21 +343,21 @@ impl Scoreboard {
             let slot = self.oldest;
             let packet = *self.packet(slot);
             let by_order = packet.order + u64::from(self.reorder_packets) <= newest;
-            let by_time = packet.order < newest && packet.sent_at + patience <= now;
+            let by_time = packet.order < newest && packet.sent_at + reorder_timeout <= now;
             if !by_order && !by_time {
                 break;
             }
-            self.packet(slot).judged = true;
+            self.packet(slot).marked_by_order = true;
             self.lose(slot);
         }
         self.lost - before
     }
 
-    /// When [`detect`](Scoreboard::detect) would find something by time alone.
-    pub(crate) fn loss_time(&self, patience: Duration) -> Option<Time> {
+    /// When [`mark_lost`](Scoreboard::mark_lost) would find something by time alone.
+    pub(crate) fn loss_time(&self, reorder_timeout: Duration) -> Option<Time> {
         let (newest, _) = self.newest?;
         let oldest = self.ring.get(usize::from(self.oldest))?;
-        (oldest.order < newest).then_some(oldest.sent_at + patience)
+        (oldest.order < newest).then_some(oldest.sent_at + reorder_timeout)
     }
 
     fn lose(&mut self, slot: u16) {
@@ -386,7 +387,7 @@ impl Scoreboard {
         }
     }
 
-    /// The packet in flight that was sent last: sent again, it asks for a report on everything.
+    /// The packet in flight that was sent last: retransmitted, it asks for a SACK of everything.
     pub(crate) fn lose_latest(&mut self) {
         if self.latest != NONE {
             self.lose(self.latest);
@@ -399,7 +400,7 @@ impl Scoreboard {
     }
 }
 
-/// What is found while a report is read.
+/// What is found while an acknowledgement is read.
 struct Tally {
     now: Time,
     news: News,
@@ -412,9 +413,9 @@ impl Tally {
     fn count(&mut self, packet: &Packet, is_late: bool) {
         self.news.delivered += 1;
         self.news.spurious += u32::from(is_late);
-        self.news.reordered += u32::from(is_late && packet.judged);
+        self.news.reordered += u32::from(is_late && packet.marked_by_order);
         let rtt = self.now - packet.sent_at;
-        if is_late || packet.repeated {
+        if is_late || packet.is_retransmitted {
             return;
         }
         if self.timed.is_none_or(|order| order < packet.order) {
@@ -430,7 +431,7 @@ mod tests {
     use crate::rng::Rng;
     use alloc::vec::Vec;
 
-    const PATIENCE: Duration = Duration::from_micros(1_000);
+    const REORDER_TIMEOUT: Duration = Duration::from_micros(1_000);
 
     fn at(micros: u64) -> Time {
         Time::ZERO + Duration::from_micros(micros)
@@ -451,9 +452,9 @@ mod tests {
         let mut board = sent(0, 10);
         let news = board.handle_ack(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
         assert_eq!((news.delivered, news.rtt), (4, Some(Duration::from_micros(26))));
-        assert_eq!(board.detect(at(30), PATIENCE), 0);
+        assert_eq!(board.mark_lost(at(30), REORDER_TIMEOUT), 0);
         board.handle_ack(Psn::new(2), Some(&sack(2, 2, 0b1110)), at(31));
-        assert_eq!(board.detect(at(31), PATIENCE), 1);
+        assert_eq!(board.mark_lost(at(31), REORDER_TIMEOUT), 1);
         assert_eq!(board.next_lost(), Some(Psn::new(2)));
         assert_eq!((board.una(), board.span(), board.in_flight()), (Psn::new(2), 8, 4));
     }
@@ -463,25 +464,25 @@ mod tests {
         let mut board = sent(0, 3);
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
         assert_eq!(board.loss_time(Duration::from_micros(25)), Some(at(25)));
-        assert_eq!(board.detect(at(24), Duration::from_micros(25)), 0);
-        assert_eq!(board.detect(at(25), Duration::from_micros(25)), 1);
-        assert_eq!(board.detect(at(26), Duration::from_micros(25)), 1);
-        assert_eq!(board.loss_time(PATIENCE), None);
+        assert_eq!(board.mark_lost(at(24), Duration::from_micros(25)), 0);
+        assert_eq!(board.mark_lost(at(25), Duration::from_micros(25)), 1);
+        assert_eq!(board.mark_lost(at(26), Duration::from_micros(25)), 1);
+        assert_eq!(board.loss_time(REORDER_TIMEOUT), None);
     }
 
     #[test]
     fn a_lost_repetition_is_found_like_a_lost_packet() {
         let mut board = sent(0, 5);
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b11110)), at(10));
-        board.detect(at(10), PATIENCE);
+        board.mark_lost(at(10), REORDER_TIMEOUT);
         assert_eq!(board.next_lost(), Some(Psn::new(0)));
         board.retransmitted(Psn::new(0), at(11));
         assert_eq!(board.next_lost(), None);
         (5..8).for_each(|packet| board.sent_first(at(10 + packet)));
         board.handle_ack(Psn::new(0), Some(&sack(2, 0, 0b111_1110)), at(40));
-        assert_eq!(board.detect(at(40), PATIENCE), 0);
+        assert_eq!(board.mark_lost(at(40), REORDER_TIMEOUT), 0);
         board.handle_ack(Psn::new(0), Some(&sack(3, 0, 0b1111_1110)), at(41));
-        assert_eq!(board.detect(at(41), PATIENCE), 1);
+        assert_eq!(board.mark_lost(at(41), REORDER_TIMEOUT), 1);
         assert_eq!(board.next_lost(), Some(Psn::new(0)));
     }
 
@@ -489,15 +490,15 @@ mod tests {
     fn packets_that_were_only_late_make_it_more_patient() {
         let mut board = sent(0, 20);
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b1000)), at(30));
-        assert_eq!(board.detect(at(30), PATIENCE), 1);
-        // The packet arrives without having been sent again.
+        assert_eq!(board.mark_lost(at(30), REORDER_TIMEOUT), 1);
+        // The packet arrives without having been retransmitted.
         let news = board.handle_ack(Psn::new(1), None, at(31));
         assert_eq!((news.spurious, news.rtt), (1, None));
         board.handle_ack(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
-        assert_eq!(board.detect(at(32), PATIENCE), 0);
-        // A repetition answered sooner than anything ever was did no good either.
+        assert_eq!(board.mark_lost(at(32), REORDER_TIMEOUT), 0);
+        // A retransmission answered sooner than anything ever was did no good either.
         board.handle_ack(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
-        assert_eq!(board.detect(at(33), PATIENCE), 1);
+        assert_eq!(board.mark_lost(at(33), REORDER_TIMEOUT), 1);
         board.retransmitted(Psn::new(1), at(34));
         let news = board.handle_ack(Psn::new(2), None, at(35));
         assert_eq!((news.spurious, news.rtt), (1, None));
@@ -508,13 +509,13 @@ mod tests {
         let mut board = sent(0xff_fffe, 6);
         board.handle_ack(Psn::new(0xff_fffe), Some(&sack(5, 0xff_fffe, 0b11_1100)), at(9));
         assert_eq!(board.next_lost(), None);
-        // An older report says less, and counts for nothing but its acknowledgement.
+        // An older SACK says less, and counts for nothing but its acknowledgement.
         board.handle_ack(Psn::new(0xff_ffff), Some(&sack(4, 0xff_ffff, 0)), at(10));
         assert_eq!((board.una(), board.next_lost()), (Psn::new(0xff_ffff), None));
         board.handle_ack(Psn::new(0xff_ffff), Some(&sack(6, 0xff_ffff, 0b1_1010)), at(10));
         assert_eq!(board.next_lost(), Some(Psn::new(1)));
         board.retransmitted(Psn::new(1), at(11));
-        // A packet far from the report's bits: that it is expected says enough.
+        // A packet far from the SACK's bits: that it is expected says enough.
         board.handle_ack(Psn::new(2), Some(&sack(7, 500, 1)), at(12));
         assert_eq!(board.next_lost(), Some(Psn::new(2)));
     }
@@ -529,7 +530,7 @@ mod tests {
         assert_eq!(board.next_lost(), Some(Psn::new(101)));
         board.lose_all();
         assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
-        assert_eq!((board.latest_sent(), board.loss_time(PATIENCE)), (None, None));
+        assert_eq!((board.latest_sent(), board.loss_time(REORDER_TIMEOUT)), (None, None));
         board.handle_ack(Psn::new(104), None, at(6));
         assert!(board.is_empty());
         assert_eq!(board.next_lost(), None);
@@ -539,8 +540,8 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Plain {
         state: State,
-        repeated: bool,
-        judged: bool,
+        is_retransmitted: bool,
+        marked_by_order: bool,
         order: u64,
         sent_at: Time,
     }
@@ -554,7 +555,7 @@ mod tests {
         serial: u32,
         recent_rtt: Duration,
         least_rtt: Option<Duration>,
-        /// Transmission number and round-trip time of the sample of this report.
+        /// Transmission number and round-trip time of the sample of this acknowledgement.
         sample: Option<(u64, Duration)>,
     }
 
@@ -581,15 +582,15 @@ mod tests {
             let was_lost = packet.state == State::Lost;
             packet.state = State::Delivered;
             let rtt = now - packet.sent_at;
-            let usual = match packet.judged {
+            let usual = match packet.marked_by_order {
                 true => self.recent_rtt.as_nanos(),
                 false => self.least_rtt.unwrap_or_default().as_nanos(),
             };
             let least = usual - usual / 8;
-            if was_lost || (packet.repeated && rtt.as_nanos() < least) {
+            if was_lost || (packet.is_retransmitted && rtt.as_nanos() < least) {
                 return;
             }
-            if !packet.repeated {
+            if !packet.is_retransmitted {
                 self.sample = self.sample.max(Some((packet.order, rtt)));
             }
             self.newest = self.newest.max(Some((packet.order, packet.sent_at)));
@@ -609,7 +610,8 @@ mod tests {
             if let Some(packet) = self.packets.get_mut(self.una)
                 && packet.state == State::Delivered
             {
-                (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+                (packet.state, packet.is_retransmitted, packet.marked_by_order) =
+                    (State::Lost, true, false);
             }
         }
 
@@ -625,19 +627,20 @@ mod tests {
                     self.deliver(index, now);
                 } else if self.packets[index].state == State::Delivered {
                     let packet = &mut self.packets[index];
-                    (packet.state, packet.repeated, packet.judged) = (State::Lost, true, false);
+                    (packet.state, packet.is_retransmitted, packet.marked_by_order) =
+                        (State::Lost, true, false);
                 }
             }
         }
 
-        fn detect(&mut self, now: Time, reorder: u64) {
+        fn mark_lost(&mut self, now: Time, reorder: u64) {
             let Some((newest, _)) = self.newest else {
                 return;
             };
             for packet in &mut self.packets[self.una..] {
-                let late = packet.order < newest && packet.sent_at + PATIENCE <= now;
+                let late = packet.order < newest && packet.sent_at + REORDER_TIMEOUT <= now;
                 if packet.state == State::InFlight && (packet.order + reorder <= newest || late) {
-                    (packet.state, packet.judged) = (State::Lost, true);
+                    (packet.state, packet.marked_by_order) = (State::Lost, true);
                 }
             }
         }
@@ -649,7 +652,7 @@ mod tests {
         }
     }
 
-    /// Random sendings and reports, old and wrong ones among them, against the slow model.
+    /// Random sendings and SACKs, old and wrong ones among them, against the slow model.
     #[test]
     fn agrees_with_a_scan_of_all_packets() {
         for seed in 0..200 {
@@ -667,8 +670,8 @@ mod tests {
                         let (order, sent_at) = (model.sent, now);
                         model.packets.push(Plain {
                             state: State::InFlight,
-                            repeated: false,
-                            judged: false,
+                            is_retransmitted: false,
+                            marked_by_order: false,
                             order,
                             sent_at,
                         });
@@ -678,7 +681,7 @@ mod tests {
                         if let Some(psn) = board.next_lost() {
                             board.retransmitted(psn, now);
                             let packet = &mut model.packets[psn.distance_from(first) as usize];
-                            (packet.state, packet.repeated) = (State::InFlight, true);
+                            (packet.state, packet.is_retransmitted) = (State::InFlight, true);
                             (packet.order, packet.sent_at) = (model.sent, now);
                             model.sent += 1;
                         }
@@ -700,8 +703,8 @@ mod tests {
                     }
                     _ => {
                         let reorder = board.reorder_packets.into();
-                        board.detect(now, PATIENCE);
-                        model.detect(now, reorder);
+                        board.mark_lost(now, REORDER_TIMEOUT);
+                        model.mark_lost(now, reorder);
                     }
                 }
                 assert_eq!(board.next_lost(), model.first_lost(), "seed {seed}");

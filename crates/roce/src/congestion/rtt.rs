@@ -112,7 +112,7 @@ impl RttProbe {
         self.timed.get_or_insert((psn, now));
     }
 
-    /// Packets are being sent again: whatever is answered now tells nothing.
+    /// Packets are being retransmitted: whatever is answered now tells nothing.
     pub fn cancel(&mut self) {
         self.timed = None;
     }

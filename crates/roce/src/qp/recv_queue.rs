@@ -7,15 +7,16 @@
 //! In selective repeat a message may come before those in front of it, which need receives too. From
 //! a shared queue these are taken with it, so that the order stays that of the messages, but only few
 //! for messages of which nothing has come: one packet must not take what others are waiting for.
-//! Receives that were taken ahead and not used go back to the front of the queue.
+//! RecvQueue that were taken ahead and not used go back to the front of the queue.
 
 use alloc::collections::VecDeque;
 
-use super::Context;
+use super::Scope;
 use super::codes::{NO_CREDITS, credit_code};
 use crate::planted::Bug;
 use crate::srq::{Receive, SrqTable};
-use crate::verbs::{RecvWr, SrqId};
+use crate::verbs::{Completion, RecvWr, SrqId};
+use crate::wire::Headers;
 
 /// Most receives taken from a shared queue for messages of which nothing has come, and the most of
 /// those left in it as one part of so many. With 1 % of 512 packets in flight lost, about 5 are
@@ -25,7 +26,7 @@ const MAX_IDLE_PART: usize = 8;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Receives {
+pub(super) struct RecvQueue {
     source: Source,
     current: Option<Receive>,
     /// Taken from a shared queue for messages that began to arrive before their turn, and for those
@@ -47,10 +48,10 @@ enum Source {
     Shared(SrqId),
 }
 
-impl Receives {
-    pub(super) fn new(limit: u32, srq: Option<SrqId>) -> Receives {
+impl RecvQueue {
+    pub(super) fn new(limit: u32, srq: Option<SrqId>) -> RecvQueue {
         let own = || Source::Own { queue: VecDeque::with_capacity(limit as usize), limit };
-        Receives {
+        RecvQueue {
             source: srq.map_or_else(own, Source::Shared),
             current: None,
             taken: VecDeque::new(),
@@ -75,7 +76,7 @@ impl Receives {
         }
     }
 
-    /// Receives posted and not completed; `None` if they are shared.
+    /// RecvQueue posted and not completed; `None` if they are shared.
     pub(super) fn len(&self) -> Option<u32> {
         match &self.source {
             Source::Own { queue, .. } => Some((queue.len() + self.current.iter().len()) as u32),
@@ -91,7 +92,7 @@ impl Receives {
     }
 
     /// The receive that the message in progress fills; a new one is taken if there is none.
-    pub(super) fn current(&mut self, cx: &mut Context<'_>) -> Option<&Receive> {
+    pub(super) fn current(&mut self, cx: &mut Scope<'_, '_>) -> Option<&Receive> {
         if self.current.is_none() {
             self.current = match &mut self.source {
                 Source::Own { queue, .. } => queue.pop_front(),
@@ -100,7 +101,7 @@ impl Receives {
                         self.idle -= usize::from(taken.is_idle);
                         Some(taken.receive)
                     }
-                    None => cx.srqs.take(*srq, cx.events),
+                    None => cx.take_shared(*srq),
                 },
             };
         }
@@ -109,7 +110,7 @@ impl Receives {
 
     /// The receive that will be current once `index` others have completed, for a packet that has
     /// come. From a shared queue it is taken, with those before it, if these are not too many.
-    pub(super) fn ahead(&mut self, cx: &mut Context<'_>, index: usize) -> Option<&Receive> {
+    pub(super) fn ahead(&mut self, cx: &mut Scope<'_, '_>, index: usize) -> Option<&Receive> {
         let Some(later) = index.checked_sub(1) else {
             return self.current(cx);
         };
@@ -122,7 +123,7 @@ impl Receives {
             Source::Shared(srq) => *srq,
         };
         while self.taken.len() <= later {
-            let receive = cx.srqs.take(srq, cx.events)?;
+            let receive = cx.take_shared(srq)?;
             self.taken.push_back(Taken { receive, is_idle: true });
             self.idle += 1;
         }
@@ -132,7 +133,7 @@ impl Receives {
     }
 
     /// Whether so few receives are missing up to `index` that they may be taken for one packet.
-    fn may_take_ahead(&self, cx: &Context<'_>, index: usize) -> bool {
+    fn may_take_ahead(&self, cx: &Scope<'_, '_>, index: usize) -> bool {
         let Source::Shared(srq) = self.source else {
             return true;
         };
@@ -143,9 +144,15 @@ impl Receives {
         missing == 0 || is_fair || cx.planted.is(Bug::SharedReceivesHoarded)
     }
 
-    /// The current receive, to be completed.
-    pub(super) fn finish(&mut self) -> Option<Receive> {
-        self.current.take()
+    /// Completes the current receive with what `told` says; immediate and solicited are those of the
+    /// packet.
+    pub(super) fn complete(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers, told: Completion) {
+        if let Some(receive) = self.current.take() {
+            let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
+            let completion = Completion { wr_id: receive.wr.wr_id, imm, solicited, ..told };
+            let recv_cq = cx.qpc.recv_cq;
+            cx.complete(recv_cq, completion, receive.loan);
+        }
     }
 
     /// The oldest receive that is this queue pair's alone; for flushing.
@@ -164,7 +171,7 @@ impl Receives {
     }
 
     /// The AETH credit code for the receives of this moment. The message in progress is not counted
-    /// in the MSN yet, so its receive counts as a credit. Receives that others may take are no
+    /// in the MSN yet, so its receive counts as a credit. RecvQueue that others may take are no
     /// promise: with a shared queue no credits are given (IBA 9.7.7.2), and the RNR NAK has to do.
     pub(super) fn credits(&self) -> u8 {
         match &self.source {

@@ -1,10 +1,9 @@
 //! The send queue of an unreliable service: requests leave in order, each is done when its last
-//! packet has been handed out, and nothing is ever sent again.
+//! packet has been handed out, and nothing is ever retransmitted.
 
 use alloc::collections::VecDeque;
 
-use super::link::Link;
-use super::{Context, request};
+use super::{Scope, request};
 use crate::verbs::{Completion, SendWr, WcStatus};
 use crate::wire::Psn;
 
@@ -17,7 +16,7 @@ pub(super) struct Posted {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Sends {
+pub(super) struct SendQueue {
     queue: VecDeque<Posted>,
     limit: u32,
     /// PSN of the next packet.
@@ -28,10 +27,10 @@ pub(super) struct Sends {
     paused: bool,
 }
 
-impl Sends {
-    pub(super) fn new(limit: u32) -> Sends {
+impl SendQueue {
+    pub(super) fn new(limit: u32) -> SendQueue {
         let queue = VecDeque::with_capacity(limit as usize);
-        Sends { queue, limit, psn: Psn::default(), sent: 0, paused: false }
+        SendQueue { queue, limit, psn: Psn::default(), sent: 0, paused: false }
     }
 
     pub(super) fn start(&mut self, psn: Psn) {
@@ -85,18 +84,18 @@ impl Sends {
     }
 
     /// Moves past the packet that was built; the last of its request completes it.
-    pub(super) fn advance(&mut self, cx: &mut Context<'_>, link: &Link, is_last: bool) {
+    pub(super) fn advance(&mut self, cx: &mut Scope<'_, '_>, is_last: bool) {
         self.psn = self.psn.next();
         self.sent += 1;
         if is_last {
-            self.finish(cx, link);
+            self.finish(cx);
         }
     }
 
     /// The front request is done.
-    pub(super) fn finish(&mut self, cx: &mut Context<'_>, link: &Link) {
+    pub(super) fn finish(&mut self, cx: &mut Scope<'_, '_>) {
         if let Some(posted) = self.take_front().filter(|posted| posted.wr.signaled) {
-            posted.complete(cx, link, WcStatus::Success);
+            posted.complete(cx, WcStatus::Success);
         }
     }
 
@@ -120,9 +119,10 @@ impl Posted {
         request::is_local(self.wr.op)
     }
 
-    pub(super) fn complete(&self, cx: &mut Context<'_>, link: &Link, status: WcStatus) {
+    pub(super) fn complete(&self, cx: &mut Scope<'_, '_>, status: WcStatus) {
         let opcode = request::wc_opcode(self.wr.op);
-        let completion = Completion::new(self.wr.wr_id, status, opcode, link.qpn);
-        cx.complete(link.send_cq, completion, None);
+        let completion = Completion::new(self.wr.wr_id, status, opcode, cx.qpc.qpn);
+        let send_cq = cx.qpc.send_cq;
+        cx.complete(send_cq, completion, None);
     }
 }

@@ -28,9 +28,9 @@ use window::WindowTable;
 /// Bits of a region's keys, slot and tag together.
 const KEY_BITS: u32 = 31;
 
-/// Why an access was refused.
+/// A protection error: why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ProtectionError {
     /// No region or window has the key.
     Key,
     /// The region or window belongs to another protection domain, or the window to another queue
@@ -42,9 +42,9 @@ pub(crate) enum Refusal {
     Bounds,
 }
 
-/// What an access is for, and so which key and which flag it needs.
+/// The kind of an access: which key and which flag it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum AccessKind {
     /// Gather a local buffer; always allowed.
     LocalRead,
     /// Place into a local buffer.
@@ -77,7 +77,7 @@ impl Range {
 
 /// Addresses `first .. first + len` as they are named, and where they lie.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct Mapping {
     first: u64,
     len: u64,
     backing: u64,
@@ -212,27 +212,32 @@ impl RegionTable {
         }
     }
 
-    /// Whether a queue pair of `pd` may access `range` of a region for `purpose`, and where the
+    /// Whether a queue pair of `pd` may access `range` of a region for `kind`, and where the
     /// bytes lie. Ranges of no bytes touch nothing and need no key (IBA 9.7.4.1.5).
     #[inline]
-    pub(crate) fn check(&self, pd: PdId, purpose: Purpose, range: Range) -> Result<u64, Refusal> {
+    pub(crate) fn check(
+        &self,
+        pd: PdId,
+        kind: AccessKind,
+        range: Range,
+    ) -> Result<u64, ProtectionError> {
         if range.len == 0 {
             return Ok(range.addr);
         }
-        let found = match purpose {
-            Purpose::LocalRead | Purpose::LocalWrite => self.by_lkey(range.key),
+        let found = match kind {
+            AccessKind::LocalRead | AccessKind::LocalWrite => self.by_lkey(range.key),
             _ => self.by_rkey(range.key),
         };
-        let region = found.ok_or(Refusal::Key)?;
+        let region = found.ok_or(ProtectionError::Key)?;
         if region.pd != pd && !self.planted.is(Bug::KeyOfOtherDomain) {
-            return Err(Refusal::Pd);
+            return Err(ProtectionError::Pd);
         }
-        if !allows(region.access, purpose) {
-            return Err(Refusal::Access);
+        if !allows(region.access, kind) {
+            return Err(ProtectionError::Access);
         }
         let span = region.span();
         let extra = u64::from(self.planted.is(Bug::BoundsOffByOne));
-        Span { len: span.len + extra, ..span }.locate(range)
+        Mapping { len: span.len + extra, ..span }.locate(range)
     }
 
     /// The same for the peer of queue pair `qpn`, whose key may be that of a region or of a window.
@@ -241,32 +246,42 @@ impl RegionTable {
         &self,
         pd: PdId,
         qpn: Qpn,
-        purpose: Purpose,
+        kind: AccessKind,
         range: Range,
-    ) -> Result<u64, Refusal> {
+    ) -> Result<u64, ProtectionError> {
         if window::is_window_key(range.key) {
-            return self.windows.check(pd, qpn, purpose, range);
+            return self.windows.check(pd, qpn, kind, range);
         }
-        self.check(pd, purpose, range)
+        self.check(pd, kind, range)
     }
 
     /// Whether queue pair `qpn` of `pd` may have a remote key taken away, by a work request of its
     /// own or by its peer: only that of a type 2 window bound to it. A region is its program's: a
     /// peer that was let in could otherwise shut it for all others (IBA 10.6.5 leaves this to
     /// regions made for fast registration, which do not exist here).
-    pub(crate) fn check_invalidate(&self, pd: PdId, qpn: Qpn, rkey: u32) -> Result<(), Refusal> {
+    pub(crate) fn check_invalidate(
+        &self,
+        pd: PdId,
+        qpn: Qpn,
+        rkey: u32,
+    ) -> Result<(), ProtectionError> {
         if window::is_window_key(rkey) {
             return self.windows.check_invalidate(pd, qpn, rkey);
         }
         match self.by_rkey(rkey) {
-            None => Err(Refusal::Key),
-            Some(region) if region.pd != pd => Err(Refusal::Pd),
-            Some(_) => Err(Refusal::Access),
+            None => Err(ProtectionError::Key),
+            Some(region) if region.pd != pd => Err(ProtectionError::Pd),
+            Some(_) => Err(ProtectionError::Access),
         }
     }
 
     /// Takes a window's key away.
-    pub(crate) fn invalidate(&mut self, pd: PdId, qpn: Qpn, rkey: u32) -> Result<(), Refusal> {
+    pub(crate) fn invalidate(
+        &mut self,
+        pd: PdId,
+        qpn: Qpn,
+        rkey: u32,
+    ) -> Result<(), ProtectionError> {
         self.check_invalidate(pd, qpn, rkey)?;
         self.unbind(rkey);
         Ok(())
@@ -274,35 +289,35 @@ impl RegionTable {
 }
 
 impl Region {
-    fn span(&self) -> Span {
-        Span { first: self.keys.addr, len: self.keys.len, backing: self.backing }
+    fn span(&self) -> Mapping {
+        Mapping { first: self.keys.addr, len: self.keys.len, backing: self.backing }
     }
 }
 
-impl Span {
+impl Mapping {
     /// Where the bytes of `range` lie.
     #[inline]
-    fn locate(&self, range: Range) -> Result<u64, Refusal> {
+    fn locate(&self, range: Range) -> Result<u64, ProtectionError> {
         self.locate_long(range.addr, range.len.into())
     }
 
     #[inline]
-    fn locate_long(&self, addr: u64, len: u64) -> Result<u64, Refusal> {
-        let offset = addr.checked_sub(self.first).ok_or(Refusal::Bounds)?;
+    fn locate_long(&self, addr: u64, len: u64) -> Result<u64, ProtectionError> {
+        let offset = addr.checked_sub(self.first).ok_or(ProtectionError::Bounds)?;
         let holds = offset <= self.len && len <= self.len - offset;
-        holds.then(|| self.backing + offset).ok_or(Refusal::Bounds)
+        holds.then(|| self.backing + offset).ok_or(ProtectionError::Bounds)
     }
 }
 
-/// Whether `access` covers `purpose`.
+/// Whether `access` covers `kind`.
 #[inline]
-fn allows(access: Access, purpose: Purpose) -> bool {
-    match purpose {
-        Purpose::LocalRead => true,
-        Purpose::LocalWrite => access.local_write,
-        Purpose::RemoteRead => access.remote_read,
-        Purpose::RemoteWrite => access.remote_write,
-        Purpose::RemoteAtomic => access.remote_atomic,
+fn allows(access: Access, kind: AccessKind) -> bool {
+    match kind {
+        AccessKind::LocalRead => true,
+        AccessKind::LocalWrite => access.local_write,
+        AccessKind::RemoteRead => access.remote_read,
+        AccessKind::RemoteWrite => access.remote_write,
+        AccessKind::RemoteAtomic => access.remote_atomic,
     }
 }
 
@@ -375,13 +390,13 @@ mod tests {
         let mut table = table();
         let region = table.register(at(0x1000, 0x100, Access::ALL)).unwrap();
         let check =
-            |addr, len| table.check(PD, Purpose::RemoteWrite, range(region.rkey, addr, len));
+            |addr, len| table.check(PD, AccessKind::RemoteWrite, range(region.rkey, addr, len));
         assert_eq!(check(0x1000, 0x100), Ok(0x1000));
         assert_eq!(check(0x10ff, 1), Ok(0x10ff));
-        assert_eq!(check(0x1100, 1), Err(Refusal::Bounds));
-        assert_eq!(check(0xfff, 2), Err(Refusal::Bounds));
-        assert_eq!(check(0x1001, 0x100), Err(Refusal::Bounds));
-        assert_eq!(check(u64::MAX, u32::MAX), Err(Refusal::Bounds));
+        assert_eq!(check(0x1100, 1), Err(ProtectionError::Bounds));
+        assert_eq!(check(0xfff, 2), Err(ProtectionError::Bounds));
+        assert_eq!(check(0x1001, 0x100), Err(ProtectionError::Bounds));
+        assert_eq!(check(u64::MAX, u32::MAX), Err(ProtectionError::Bounds));
         assert_eq!(check(0xdead_0000, 0), Ok(0xdead_0000));
     }
 
@@ -389,14 +404,14 @@ mod tests {
     fn each_purpose_needs_its_key_and_flag() {
         let mut table = table();
         let region = table.register(at(0, 64, Access::LOCAL_READ)).unwrap();
-        let check = |purpose, key| table.check(PD, purpose, range(key, 0, 8));
-        assert_eq!(check(Purpose::LocalRead, region.lkey), Ok(0));
-        assert_eq!(check(Purpose::LocalRead, region.rkey), Err(Refusal::Key));
-        assert_eq!(check(Purpose::LocalWrite, region.lkey), Err(Refusal::Access));
-        assert_eq!(check(Purpose::RemoteRead, region.rkey), Err(Refusal::Access));
-        assert_eq!(check(Purpose::RemoteRead, region.lkey), Err(Refusal::Key));
-        let other = table.check(PdId(2), Purpose::LocalRead, range(region.lkey, 0, 8));
-        assert_eq!(other, Err(Refusal::Pd));
+        let check = |kind, key| table.check(PD, kind, range(key, 0, 8));
+        assert_eq!(check(AccessKind::LocalRead, region.lkey), Ok(0));
+        assert_eq!(check(AccessKind::LocalRead, region.rkey), Err(ProtectionError::Key));
+        assert_eq!(check(AccessKind::LocalWrite, region.lkey), Err(ProtectionError::Access));
+        assert_eq!(check(AccessKind::RemoteRead, region.rkey), Err(ProtectionError::Access));
+        assert_eq!(check(AccessKind::RemoteRead, region.lkey), Err(ProtectionError::Key));
+        let other = table.check(PdId(2), AccessKind::LocalRead, range(region.lkey, 0, 8));
+        assert_eq!(other, Err(ProtectionError::Pd));
     }
 
     #[test]
@@ -407,8 +422,8 @@ mod tests {
             let region = table.register(at(0, 1, Access::ALL)).unwrap();
             assert!(seen.insert(region.lkey), "lkey {:#x} came back", region.lkey);
             table.deregister(region.lkey).unwrap();
-            let stale = table.check(PD, Purpose::LocalRead, range(region.lkey, 0, 1));
-            assert_eq!(stale, Err(Refusal::Key));
+            let stale = table.check(PD, AccessKind::LocalRead, range(region.lkey, 0, 1));
+            assert_eq!(stale, Err(ProtectionError::Key));
             assert_eq!(table.deregister(region.lkey), Err(VerbsError::NoRegion(region.lkey)));
         }
     }
@@ -423,12 +438,12 @@ mod tests {
             let region = table.register(at(0, 1, Access::ALL)).unwrap();
             assert!(seen.insert(region.rkey) && !window::is_window_key(region.rkey));
             (0..32).for_each(|bit| ones[bit] += region.rkey >> bit & 1);
-            let known = table.check(PD, Purpose::RemoteRead, range(region.rkey, 0, 1));
+            let known = table.check(PD, AccessKind::RemoteRead, range(region.rkey, 0, 1));
             assert_eq!(known, Ok(0));
             if region.lkey.is_multiple_of(3) {
                 table.deregister(region.lkey).unwrap();
-                let stale = table.check(PD, Purpose::RemoteRead, range(region.rkey, 0, 1));
-                assert_eq!(stale, Err(Refusal::Key));
+                let stale = table.check(PD, AccessKind::RemoteRead, range(region.rkey, 0, 1));
+                assert_eq!(stale, Err(ProtectionError::Key));
             }
         }
         assert!(ones[..31].iter().all(|ones| (1_800..2_200).contains(ones)), "{ones:?}");
@@ -481,10 +496,11 @@ mod tests {
         let mut table = table();
         let wanted = Registration { backing: 0x7000, ..at(0, 64, Access::ALL) };
         let region = table.register(wanted).unwrap();
-        let check = |addr, len| table.check(PD, Purpose::LocalWrite, range(region.lkey, addr, len));
+        let check =
+            |addr, len| table.check(PD, AccessKind::LocalWrite, range(region.lkey, addr, len));
         assert_eq!(check(0, 64), Ok(0x7000));
         assert_eq!(check(63, 1), Ok(0x703f));
-        assert_eq!(check(0x7000, 1), Err(Refusal::Bounds));
+        assert_eq!(check(0x7000, 1), Err(ProtectionError::Bounds));
     }
 
     #[test]
@@ -492,10 +508,10 @@ mod tests {
         let mut table = table();
         let region = table.register(at(0, 64, Access::ALL)).unwrap();
         let qpn = Qpn::new(7);
-        assert_eq!(table.invalidate(PD, qpn, region.lkey), Err(Refusal::Key));
-        assert_eq!(table.invalidate(PdId(2), qpn, region.rkey), Err(Refusal::Pd));
-        assert_eq!(table.invalidate(PD, qpn, region.rkey), Err(Refusal::Access));
-        let remote = table.check_remote(PD, qpn, Purpose::RemoteRead, range(region.rkey, 0, 8));
+        assert_eq!(table.invalidate(PD, qpn, region.lkey), Err(ProtectionError::Key));
+        assert_eq!(table.invalidate(PdId(2), qpn, region.rkey), Err(ProtectionError::Pd));
+        assert_eq!(table.invalidate(PD, qpn, region.rkey), Err(ProtectionError::Access));
+        let remote = table.check_remote(PD, qpn, AccessKind::RemoteRead, range(region.rkey, 0, 8));
         assert_eq!(remote, Ok(0));
     }
 
@@ -504,13 +520,13 @@ mod tests {
         let mut table = table();
         let region = table.register(at(0, 64, Access::LOCAL)).unwrap();
         let check = |table: &RegionTable, pd| {
-            table.check(pd, Purpose::RemoteWrite, range(region.rkey, 0, 8))
+            table.check(pd, AccessKind::RemoteWrite, range(region.rkey, 0, 8))
         };
-        assert_eq!(check(&table, PD), Err(Refusal::Access));
+        assert_eq!(check(&table, PD), Err(ProtectionError::Access));
         table.change(region.lkey, PD, Access::ALL).unwrap();
         assert_eq!(check(&table, PD), Ok(0));
         table.change(region.lkey, PdId(2), Access::ALL).unwrap();
-        assert_eq!((check(&table, PD), check(&table, PdId(2))), (Err(Refusal::Pd), Ok(0)));
+        assert_eq!((check(&table, PD), check(&table, PdId(2))), (Err(ProtectionError::Pd), Ok(0)));
         assert!(!table.uses_pd(PD) && table.uses_pd(PdId(2)));
         let write_only = Access { remote_write: true, ..Access::LOCAL_READ };
         assert!(table.change(region.lkey, PD, write_only).is_err());

@@ -1,10 +1,10 @@
-//! Scatter/gather lists: the stretch of a message that one packet carries, as checked addresses.
+//! Scatter/gather lists: the byte range of a message that one packet carries, as checked addresses.
 //!
-//! Gathering and placing are the same walk over the list; only the purpose of the check differs.
+//! Gathering and placing are the same walk over the list; only the kind of the check differs.
 
 use arrayvec::ArrayVec;
 
-use crate::region::{Purpose, Range, Refusal, RegionTable};
+use crate::memory::region::{AccessKind, ProtectionError, Range, RegionTable};
 use crate::verbs::{MAX_SGE, PdId, Sge};
 
 /// Bytes of registered memory that a packet's payload comes from or goes to.
@@ -29,17 +29,15 @@ pub(crate) fn placed_bytes(pieces: &[Placement]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
-/// Whether every element may be used for `purpose`.
+/// Whether every element may be used for `kind`.
 pub(crate) fn check_all(
     regions: &RegionTable,
     pd: PdId,
-    purpose: Purpose,
+    kind: AccessKind,
     sges: &[Sge],
-) -> Result<(), Refusal> {
+) -> Result<(), ProtectionError> {
     sges.iter().try_for_each(|sge| {
-        regions
-            .check(pd, purpose, Range { key: sge.lkey, addr: sge.addr, len: sge.len })
-            .map(|_| ())
+        regions.check(pd, kind, Range { key: sge.lkey, addr: sge.addr, len: sge.len }).map(|_| ())
     })
 }
 
@@ -47,14 +45,14 @@ pub(crate) fn check_all(
 /// `pieces` as the addresses where they lie; none of them if one is refused.
 ///
 /// The caller has made sure that the list is long enough.
-pub(crate) fn stretch(
+pub(crate) fn resolve(
     regions: &RegionTable,
     pd: PdId,
-    purpose: Purpose,
+    kind: AccessKind,
     sges: &[Sge],
     extent: Extent,
     pieces: &mut Placements,
-) -> Result<(), Refusal> {
+) -> Result<(), ProtectionError> {
     pieces.clear();
     let Extent { offset: mut skip, len: mut left } = extent;
     for sge in sges {
@@ -69,8 +67,8 @@ pub(crate) fn stretch(
         let checked = sge
             .addr
             .checked_add(u64::from(skip))
-            .ok_or(Refusal::Bounds)
-            .and_then(|addr| regions.check(pd, purpose, Range { key: sge.lkey, addr, len }));
+            .ok_or(ProtectionError::Bounds)
+            .and_then(|addr| regions.check(pd, kind, Range { key: sge.lkey, addr, len }));
         let addr = checked.inspect_err(|_| pieces.clear())?;
         pieces.push(Placement { addr, len });
         skip = 0;
@@ -89,7 +87,7 @@ pub(crate) struct Extent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::Registration;
+    use crate::memory::region::Registration;
     use crate::rng::Rng;
     use crate::verbs::Access;
 
@@ -99,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_cross_elements_and_skip_empty_ones() {
+    fn ranges_cross_elements_and_skip_empty_ones() {
         let mut regions = RegionTable::new(4, &mut Rng::new(1));
         let lkey = register(&mut regions, 1000);
         let sge = |addr, len| Sge { addr, len, lkey };
@@ -107,8 +105,8 @@ mod tests {
         let cut = |offset, len| {
             let mut pieces = Placements::new();
             let extent = Extent { offset, len };
-            let purpose = Purpose::LocalRead;
-            stretch(&regions, PdId(0), purpose, &sges, extent, &mut pieces).unwrap();
+            let kind = AccessKind::LocalRead;
+            resolve(&regions, PdId(0), kind, &sges, extent, &mut pieces).unwrap();
             pieces
         };
         let at = |addr, len| Placement { addr, len };
@@ -126,12 +124,16 @@ mod tests {
         let cut = |offset, len| {
             let mut pieces = Placements::new();
             let extent = Extent { offset, len };
-            let done = stretch(&regions, PdId(0), Purpose::LocalWrite, &sges, extent, &mut pieces);
+            let done =
+                resolve(&regions, PdId(0), AccessKind::LocalWrite, &sges, extent, &mut pieces);
             assert!(done.is_ok() || pieces.is_empty());
             done
         };
         assert!(cut(0, 60).is_ok());
-        assert_eq!(cut(0, 61), Err(Refusal::Bounds));
-        assert_eq!(check_all(&regions, PdId(0), Purpose::LocalRead, &sges), Err(Refusal::Bounds));
+        assert_eq!(cut(0, 61), Err(ProtectionError::Bounds));
+        assert_eq!(
+            check_all(&regions, PdId(0), AccessKind::LocalRead, &sges),
+            Err(ProtectionError::Bounds)
+        );
     }
 }

@@ -16,7 +16,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Purpose, Range, Refusal, RegionTable, Span, allows, writes_remotely};
+use super::{AccessKind, Mapping, ProtectionError, Range, RegionTable, allows, writes_remotely};
 use crate::rng::{Cipher, Rng, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, PdId, Qpn, VerbsError, WindowBinding, WindowId};
@@ -53,7 +53,7 @@ struct Window {
 struct Bound {
     /// Id of the region underneath.
     region: u32,
-    span: Span,
+    span: Mapping,
     access: Access,
     /// The only queue pair that it serves, for type 2.
     qpn: Option<Qpn>,
@@ -104,28 +104,33 @@ impl WindowTable {
         &self,
         pd: PdId,
         qpn: Qpn,
-        purpose: Purpose,
+        kind: AccessKind,
         range: Range,
-    ) -> Result<u64, Refusal> {
+    ) -> Result<u64, ProtectionError> {
         if range.len == 0 {
             return Ok(range.addr);
         }
-        let (window, bound) = self.by_key(range.key).ok_or(Refusal::Key)?;
+        let (window, bound) = self.by_key(range.key).ok_or(ProtectionError::Key)?;
         if !serves(window, bound, pd, qpn) {
-            return Err(Refusal::Pd);
+            return Err(ProtectionError::Pd);
         }
-        if !allows(bound.access, purpose) {
-            return Err(Refusal::Access);
+        if !allows(bound.access, kind) {
+            return Err(ProtectionError::Access);
         }
         bound.span.locate(range)
     }
 
-    pub(super) fn check_invalidate(&self, pd: PdId, qpn: Qpn, key: u32) -> Result<(), Refusal> {
-        let (window, bound) = self.by_key(key).ok_or(Refusal::Key)?;
+    pub(super) fn check_invalidate(
+        &self,
+        pd: PdId,
+        qpn: Qpn,
+        key: u32,
+    ) -> Result<(), ProtectionError> {
+        let (window, bound) = self.by_key(key).ok_or(ProtectionError::Key)?;
         if !serves(window, bound, pd, qpn) {
-            return Err(Refusal::Pd);
+            return Err(ProtectionError::Pd);
         }
-        window.is_type_2.then_some(()).ok_or(Refusal::Access)
+        window.is_type_2.then_some(()).ok_or(ProtectionError::Access)
     }
 
     fn get(&self, id: WindowId) -> Result<&Window, VerbsError> {
@@ -195,10 +200,10 @@ impl RegionTable {
         pd: PdId,
         qpn: Qpn,
         binding: &WindowBinding,
-    ) -> Result<(), Refusal> {
-        let window = self.windows.get(binding.window).map_err(|_| Refusal::Key)?;
+    ) -> Result<(), ProtectionError> {
+        let window = self.windows.get(binding.window).map_err(|_| ProtectionError::Key)?;
         if window.pd != pd {
-            return Err(Refusal::Pd);
+            return Err(ProtectionError::Pd);
         }
         if window.is_type_2 {
             check_type_2(window, binding)?;
@@ -218,19 +223,19 @@ impl RegionTable {
         pd: PdId,
         qpn: Option<Qpn>,
         binding: &WindowBinding,
-    ) -> Result<Bound, Refusal> {
-        let region = self.by_lkey(binding.lkey).ok_or(Refusal::Key)?;
+    ) -> Result<Bound, ProtectionError> {
+        let region = self.by_lkey(binding.lkey).ok_or(ProtectionError::Key)?;
         if region.pd != pd {
-            return Err(Refusal::Pd);
+            return Err(ProtectionError::Pd);
         }
         let is_legal = region.access.bind_window
             && (region.access.local_write || !writes_remotely(binding.access));
         if !is_legal {
-            return Err(Refusal::Access);
+            return Err(ProtectionError::Access);
         }
         let backing = region.span().locate_long(binding.addr, binding.len)?;
         let first = if binding.zero_based { 0 } else { binding.addr };
-        let span = Span { first, len: binding.len, backing };
+        let span = Mapping { first, len: binding.len, backing };
         Ok(Bound { region: region.id, span, access: binding.access, qpn })
     }
 
@@ -274,12 +279,12 @@ impl RegionTable {
 
 /// Rules that only type 2 has (IBA 10.6.7.2): free, bound to something, and the new key differs
 /// from the old one, in its low bits alone.
-fn check_type_2(window: &Window, binding: &WindowBinding) -> Result<(), Refusal> {
+fn check_type_2(window: &Window, binding: &WindowBinding) -> Result<(), ProtectionError> {
     if window.bound.is_some() || binding.len == 0 {
-        return Err(Refusal::Access);
+        return Err(ProtectionError::Access);
     }
     let changed = window.key ^ binding.rkey;
-    (changed != 0 && changed <= CHOICE).then_some(()).ok_or(Refusal::Key)
+    (changed != 0 && changed <= CHOICE).then_some(()).ok_or(ProtectionError::Key)
 }
 
 #[cfg(test)]
@@ -305,33 +310,33 @@ mod tests {
         WindowBinding { window, rkey, lkey, addr: 0x1040, len: 0x20, access, zero_based: false }
     }
 
-    fn look(table: &RegionTable, qpn: Qpn, key: u32, addr: u64) -> Result<u64, Refusal> {
-        table.check_remote(PD, qpn, Purpose::RemoteWrite, Range { key, addr, len: 8 })
+    fn look(table: &RegionTable, qpn: Qpn, key: u32, addr: u64) -> Result<u64, ProtectionError> {
+        table.check_remote(PD, qpn, AccessKind::RemoteWrite, Range { key, addr, len: 8 })
     }
 
     #[test]
     fn type_2_serves_its_queue_pair_until_it_is_invalidated() {
         let (mut table, region) = table();
         let (window, first) = table.alloc_window(PD, true).unwrap();
-        assert_eq!(look(&table, QPN, first, 0x1040), Err(Refusal::Key));
+        assert_eq!(look(&table, QPN, first, 0x1040), Err(ProtectionError::Key));
         let key = first & !CHOICE | first.wrapping_add(1) & CHOICE;
         let wanted = binding(window, key, &region);
         table.bind(PD, QPN, &wanted).unwrap();
         assert_eq!(look(&table, QPN, key, 0x1040), Ok(0x9040));
-        assert_eq!(look(&table, QPN, key, 0x1059), Err(Refusal::Bounds));
-        assert_eq!(look(&table, QPN, key, 0x103f), Err(Refusal::Bounds));
-        assert_eq!(look(&table, Qpn::new(78), key, 0x1040), Err(Refusal::Pd));
+        assert_eq!(look(&table, QPN, key, 0x1059), Err(ProtectionError::Bounds));
+        assert_eq!(look(&table, QPN, key, 0x103f), Err(ProtectionError::Bounds));
+        assert_eq!(look(&table, Qpn::new(78), key, 0x1040), Err(ProtectionError::Pd));
         let again = WindowBinding { rkey: key ^ 1, ..wanted };
-        assert_eq!(table.bind(PD, QPN, &again), Err(Refusal::Access));
+        assert_eq!(table.bind(PD, QPN, &again), Err(ProtectionError::Access));
         assert_eq!(table.deregister(region.lkey), Err(VerbsError::RegionInUse(region.lkey)));
-        assert_eq!(table.invalidate(PD, QPN, region.rkey), Err(Refusal::Access));
-        assert_eq!(table.invalidate(PD, Qpn::new(78), key), Err(Refusal::Pd));
+        assert_eq!(table.invalidate(PD, QPN, region.rkey), Err(ProtectionError::Access));
+        assert_eq!(table.invalidate(PD, Qpn::new(78), key), Err(ProtectionError::Pd));
         table.invalidate(PD, QPN, key).unwrap();
-        assert_eq!(look(&table, QPN, key, 0x1040), Err(Refusal::Key));
-        assert_eq!(table.bind(PD, QPN, &wanted), Err(Refusal::Key), "the same key again");
+        assert_eq!(look(&table, QPN, key, 0x1040), Err(ProtectionError::Key));
+        assert_eq!(table.bind(PD, QPN, &wanted), Err(ProtectionError::Key), "the same key again");
         table.bind(PD, QPN, &again).unwrap();
         table.dealloc_window(window).unwrap();
-        assert_eq!(look(&table, QPN, again.rkey, 0x1040), Err(Refusal::Key));
+        assert_eq!(look(&table, QPN, again.rkey, 0x1040), Err(ProtectionError::Key));
         table.deregister(region.lkey).unwrap();
     }
 
@@ -348,7 +353,7 @@ mod tests {
         table.bind(PD, other, &b).unwrap();
         table.bind(PD, QPN, &c).unwrap();
         table.forget_qp(QPN);
-        assert_eq!(look(&table, QPN, a.rkey, 0x1040), Err(Refusal::Key));
+        assert_eq!(look(&table, QPN, a.rkey, 0x1040), Err(ProtectionError::Key));
         assert_eq!(look(&table, other, b.rkey, 0x1040), Ok(0x9040));
         assert_eq!(look(&table, other, c.rkey, 0x1040), Ok(0x9040), "type 1 is the domain's");
         table.bind(PD, other, &WindowBinding { rkey: next(a.rkey), ..a }).unwrap();
@@ -369,14 +374,14 @@ mod tests {
             assert_eq!(table.last_drawn_key(window), Ok(wanted.rkey));
             table.bind(PD, QPN, &wanted).unwrap();
             assert!(seen.insert(wanted.rkey));
-            assert_eq!(look(&table, QPN, old, 0x1040), Err(Refusal::Key));
+            assert_eq!(look(&table, QPN, old, 0x1040), Err(ProtectionError::Key));
             assert_eq!(look(&table, Qpn::new(5), wanted.rkey, 0x1040), Ok(0x9040));
             old = wanted.rkey;
         }
-        assert_eq!(table.invalidate(PD, QPN, old), Err(Refusal::Access));
+        assert_eq!(table.invalidate(PD, QPN, old), Err(ProtectionError::Access));
         let nothing = WindowBinding { len: 0, rkey: old ^ 1, ..binding(window, 0, &region) };
         table.bind(PD, QPN, &nothing).unwrap();
-        assert_eq!(look(&table, QPN, nothing.rkey, 0x1040), Err(Refusal::Key));
+        assert_eq!(look(&table, QPN, nothing.rkey, 0x1040), Err(ProtectionError::Key));
         table.deregister(region.lkey).unwrap();
     }
 
@@ -386,16 +391,16 @@ mod tests {
         let (window, first) = table.alloc_window(PD, false).unwrap();
         let good = binding(window, first, &region);
         let cases = [
-            (WindowBinding { lkey: region.rkey, ..good }, Refusal::Key),
-            (WindowBinding { window: WindowId(0), ..good }, Refusal::Key),
-            (WindowBinding { addr: 0xfff, ..good }, Refusal::Bounds),
-            (WindowBinding { len: 0xc1, ..good }, Refusal::Bounds),
-            (WindowBinding { len: u64::MAX, ..good }, Refusal::Bounds),
+            (WindowBinding { lkey: region.rkey, ..good }, ProtectionError::Key),
+            (WindowBinding { window: WindowId(0), ..good }, ProtectionError::Key),
+            (WindowBinding { addr: 0xfff, ..good }, ProtectionError::Bounds),
+            (WindowBinding { len: 0xc1, ..good }, ProtectionError::Bounds),
+            (WindowBinding { len: u64::MAX, ..good }, ProtectionError::Bounds),
         ];
         for (bad, refusal) in cases {
             assert_eq!(table.bind(PD, QPN, &bad), Err(refusal), "{bad:?}");
         }
-        assert_eq!(table.bind(PdId(2), QPN, &good), Err(Refusal::Pd));
+        assert_eq!(table.bind(PdId(2), QPN, &good), Err(ProtectionError::Pd));
         let plain = Registration {
             pd: PD,
             addr: 0x1000,
@@ -405,13 +410,13 @@ mod tests {
         };
         let read_only = table.register(plain).unwrap();
         let writes = WindowBinding { lkey: read_only.lkey, ..good };
-        assert_eq!(table.bind(PD, QPN, &writes), Err(Refusal::Access));
+        assert_eq!(table.bind(PD, QPN, &writes), Err(ProtectionError::Access));
         let reads = Access { remote_read: true, ..Access::default() };
         table.bind(PD, QPN, &WindowBinding { access: reads, ..writes }).unwrap();
-        assert_eq!(look(&table, QPN, good.rkey, 0x1040), Err(Refusal::Access));
+        assert_eq!(look(&table, QPN, good.rkey, 0x1040), Err(ProtectionError::Access));
         let closed = table.register(Registration { access: Access::LOCAL, ..plain }).unwrap();
         let unwanted = WindowBinding { lkey: closed.lkey, ..good };
-        assert_eq!(table.bind(PD, QPN, &unwanted), Err(Refusal::Access));
+        assert_eq!(table.bind(PD, QPN, &unwanted), Err(ProtectionError::Access));
     }
 
     #[test]
@@ -421,7 +426,7 @@ mod tests {
         let wanted = binding(window, first ^ 3, &region);
         table.bind(PD, QPN, &WindowBinding { zero_based: true, ..wanted }).unwrap();
         assert_eq!(look(&table, QPN, wanted.rkey, 0x18), Ok(0x9058));
-        assert_eq!(look(&table, QPN, wanted.rkey, 0x19), Err(Refusal::Bounds));
+        assert_eq!(look(&table, QPN, wanted.rkey, 0x19), Err(ProtectionError::Bounds));
     }
 
     #[test]
