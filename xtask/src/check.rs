@@ -18,10 +18,10 @@ Usage: cargo xtask check [STEP…]
 
 Steps, in this order; all of them without arguments:
   rustc    the compiler is the one that the project is developed with
-  tidy     functions of at most 70 lines, module headers, no stray words
+  tidy     module headers, no stray words
   fmt      rustfmt leaves every file as it is
   layers   who may depend on whom; what pure crates may depend on
-  clippy   no lint fires, tests and benches included
+  clippy   no lint fires, functions of at most 70 lines; tests and benches included
   doc      rustdoc is silent, private items included
   no-os    the pure crates link without an operating system
   deny     licences, sources, duplicates and advisories of dependencies (installs cargo-deny when it is missing)

@@ -14,7 +14,6 @@ mod coverage;
 mod fuzz;
 mod layers;
 mod no_os;
-mod scan;
 mod shell;
 mod test;
 mod tidy;
