@@ -13,8 +13,8 @@
 //! Rules of the room: no chance but the input, no clock, no global state, so that an input always
 //! does the same; and no check that depends on how the endpoint works inside.
 
-mod arena;
 mod forge;
+mod judge;
 mod ledger;
 mod node;
 pub mod packet;

@@ -1,86 +1,30 @@
-//! One machine: an endpoint, memory that judges, and a wire that holds packets as bytes.
+//! One machine and its program, on the network of `sim`.
 //!
-//! The product's own drain loop joins the three. Verbs go through here, so that the ledger and the
-//! table of regions always know what the endpoint was told; whatever it refuses leaves no trace.
+//! Verbs go through here, so that the ledger and the table of regions always know what the endpoint
+//! was told; whatever it refuses leaves no trace.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::{Deref, DerefMut};
 
 use roce::Time;
 use roce::endpoint::{
-    AsyncEvent, AttrMask, Connect, Endpoint, EndpointConfig, QpAttr, QpConfig, QpState, SrqConfig,
+    AsyncEvent, AttrMask, Connect, EndpointConfig, QpAttr, QpConfig, QpState, SrqConfig,
 };
 use roce::verbs::{
     Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, SrqId, Transport, Verbs,
     WcStatus, WindowBinding, WindowId,
 };
-use roce::wire::{Headers, ICRC_BYTES, ROCE_PORT};
-use roce::world::{self, Ecn, Memory, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::wire::Opcode;
+use sim::fabric::{Body, Fabric, FabricConfig, Packet};
+use sim::graph::Graph;
+use sim::memory::Arena;
 
-use crate::arena::{Arena, Grant, Pane, STRETCH_BYTES, STRETCHES, Watch, stretch};
+use crate::judge::{Grant, Judge, Pane, STRETCH_BYTES, STRETCHES, memory, stretch};
 use crate::ledger::{Flow, Heard, Queue};
 
-/// A packet between two nodes.
-#[derive(Clone, Debug)]
-pub(crate) struct Flight {
-    pub(crate) source: SocketAddr,
-    pub(crate) dest: IpAddr,
-    pub(crate) ecn: Ecn,
-    /// BTH to ICRC; nobody looks at the ICRC here.
-    pub(crate) bytes: Vec<u8>,
-    /// Nobody's endpoint made it.
-    pub(crate) forged: bool,
-}
-
-/// The wire of a node.
-#[derive(Debug)]
-pub(crate) struct Port {
-    source: SocketAddr,
-    watch: Rc<Watch>,
-    inbox: Option<Flight>,
-    pub(crate) outbox: Vec<Flight>,
-}
-
-impl Wire for Port {
-    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        for frame in frames {
-            let mut bytes = Vec::with_capacity(frame.udp_payload_len());
-            bytes.extend_from_slice(&frame.header);
-            frame.payload.append_to(&mut bytes, memory);
-            bytes.resize(bytes.len() + usize::from(frame.pad) + ICRC_BYTES, 0);
-            assert!(bytes.len().is_multiple_of(4), "pad count {} is wrong", frame.pad);
-            let (dest, ecn) = (frame.path.remote.ip(), frame.path.ecn);
-            self.outbox.push(Flight { source: self.source, dest, ecn, bytes, forged: false });
-        }
-    }
-
-    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        let Some(flight) = self.inbox.take() else {
-            return 0;
-        };
-        let Ok((headers, payload)) = Headers::parse(&flight.bytes) else {
-            assert!(flight.forged, "a packet of ours does not decode: {:02x?}", flight.bytes);
-            return 0;
-        };
-        self.watch.arriving.set(Some((headers.bth().opcode, headers.bth().dest_qp)));
-        let origin = Origin { ecn: flight.ecn, ..Origin::new(flight.source, flight.dest) };
-        sink(&RxFrame { origin, headers, payload });
-        self.watch.arriving.set(None);
-        1
-    }
-
-    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
-        packets
-    }
-
-    fn next_wakeup(&self) -> Option<Time> {
-        None
-    }
-
-    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
-        false
-    }
-}
+/// What a node has as memory.
+pub(crate) type Memory = Arena<Judge>;
+pub(crate) type Node = sim::fabric::Node<Memory>;
 
 /// What a slot's queue pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +62,7 @@ pub(crate) struct Shape {
     pub(crate) ipv6: bool,
     pub(crate) cq_depth: u32,
     pub(crate) max_wr: u32,
+    /// Of the first node's endpoint; the others count on from there.
     pub(crate) seed: u64,
 }
 
@@ -144,11 +89,9 @@ pub(crate) struct Window {
 /// Queue key of all datagram queue pairs.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
+/// What a program has made on its node, and what it remembers.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) arena: Arena,
-    pub(crate) port: Port,
+pub(crate) struct Program {
     pub(crate) slots: Vec<Slot>,
     pub(crate) srq: Option<SrqId>,
     pub(crate) windows: Vec<Window>,
@@ -160,9 +103,27 @@ pub(crate) struct Node {
     pub(crate) stale_keys: Vec<u32>,
     pub(crate) stale_qpns: Vec<Qpn>,
     pub(crate) shape: Shape,
-    pd: PdId,
     foreign: PdId,
-    watch: Rc<Watch>,
+}
+
+/// A node and its program.
+pub(crate) struct Host<'w> {
+    pub(crate) node: &'w mut Node,
+    pub(crate) program: &'w mut Program,
+}
+
+impl Deref for Host<'_> {
+    type Target = Program;
+
+    fn deref(&self) -> &Program {
+        self.program
+    }
+}
+
+impl DerefMut for Host<'_> {
+    fn deref_mut(&mut self) -> &mut Program {
+        self.program
+    }
 }
 
 /// What each stretch is registered for at first: the first one is open to peers through windows
@@ -178,7 +139,7 @@ const RIGHTS: [Access; STRETCHES] = [
 
 /// Most times an endpoint may ask to go on at one instant: it sends a bounded number of packets
 /// for each thing that happened to it.
-const MAX_TURNS: usize = 64;
+const MAX_TURNS: u32 = 64;
 
 /// Largest completion queue.
 const MAX_CQE: u32 = 64;
@@ -186,27 +147,51 @@ const MAX_CQE: u32 = 64;
 /// Most events that may wait: eight kinds for each object.
 const MAX_EVENTS: usize = 8 * 16;
 
-impl Node {
-    pub(crate) fn new(host: u8, shape: Shape) -> Node {
-        let watch = Rc::new(Watch::default());
-        let source = SocketAddr::new(address(host, shape.ipv6), 0xc000 + u16::from(host));
-        let config = EndpointConfig {
+/// Nodes between which packets are handed over one by one. No ICRC: nobody looks at it here.
+pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
+    let config = FabricConfig {
+        body: Body::Plain,
+        holds: true,
+        ipv6: shape.ipv6,
+        max_rounds: MAX_TURNS,
+        endpoint: EndpointConfig {
             max_qps: 16,
             max_cqs: 16,
             max_regions: 16,
             max_cqe: MAX_CQE,
             max_qp_wr: 16,
-            seed: shape.seed + u64::from(host),
             ..EndpointConfig::default()
-        };
-        let mut endpoint = Endpoint::new(config);
-        let (pd, foreign) = (endpoint.alloc_pd(), endpoint.alloc_pd());
-        let port =
-            Port { source, watch: Rc::clone(&watch), inbox: None, outbox: Vec::with_capacity(16) };
-        let mut node = Node {
-            endpoint,
-            arena: Arena::new(Rc::clone(&watch)),
-            port,
+        },
+        ..FabricConfig::new(Graph::new(nodes, 0), 0)
+    };
+    let mut fabric = Fabric::build(&config, |node, _| (memory(), shape.seed + u64::from(node)));
+    fabric.advance_to(Time::from_nanos(1));
+    fabric
+}
+
+/// Lets the nodes that were changed do all there is to do at this instant.
+pub(crate) fn settle(fabric: &mut Fabric<Memory>) {
+    fabric.settle_changed();
+    let now = fabric.now();
+    assert_eq!(fabric.spinning(), None, "still sending at {now}");
+}
+
+/// A packet arrives; what it causes is sent.
+pub(crate) fn hear(fabric: &mut Fabric<Memory>, to: usize, packet: Packet) {
+    let opcode = packet.bytes.first().and_then(|&byte| Opcode::from_u8(byte));
+    let arriving = opcode.map(|opcode| (opcode, Qpn::new(packet.dest_qpn())));
+    fabric.nodes[to].memory.guard.arriving = arriving;
+    fabric.deliver(to as u32, packet);
+    settle(fabric);
+    let node = &mut fabric.nodes[to];
+    node.memory.guard.arriving = None;
+    assert_eq!(node.refused_intact(), 0, "a packet of ours does not decode");
+}
+
+impl Program {
+    /// The program of a fresh node.
+    pub(crate) fn new(node: &mut Node, shape: Shape) -> Program {
+        let mut program = Program {
             slots: Vec::with_capacity(SLOTS),
             srq: None,
             windows: Vec::new(),
@@ -215,41 +200,33 @@ impl Node {
             stale_keys: Vec::new(),
             stale_qpns: Vec::new(),
             shape,
-            pd,
-            foreign,
-            watch,
+            foreign: node.endpoint.alloc_pd(),
         };
-        (0..STRETCHES).for_each(|index| node.register(index, RIGHTS[index]));
-        node.create_srq();
-        shape.mix.into_iter().for_each(|service| node.add_slot(service));
-        node
+        let mut host = Host { node, program: &mut program };
+        (0..STRETCHES).for_each(|index| host.register(index, RIGHTS[index]));
+        host.create_srq();
+        shape.mix.into_iter().for_each(|service| host.add_slot(service));
+        program
     }
+}
 
-    pub(crate) fn ip(&self) -> IpAddr {
-        self.port.source.ip()
-    }
-
-    /// The way to this node.
-    pub(crate) fn path(&self) -> Path {
-        Path::new(SocketAddr::new(self.ip(), ROCE_PORT))
-    }
-
+impl Host<'_> {
     /// A shared receive queue, if somebody is to use it and there is none.
     pub(crate) fn create_srq(&mut self) {
         let wanted = self.shape.mix.iter().any(|service| service.shared);
         if wanted && self.srq.is_none() {
-            let config = SrqConfig { pd: self.pd, max_wr: self.shape.max_wr, limit: 1 };
-            self.srq = self.endpoint.create_srq(config).ok();
+            let config = SrqConfig { pd: self.node.pd, max_wr: self.shape.max_wr, limit: 1 };
+            self.srq = self.node.endpoint.create_srq(config).ok();
         }
     }
 
     pub(crate) fn destroy_srq(&mut self) {
         let users = self.slots.iter().any(|slot| slot.service.shared && slot.qpn.is_some());
         if let Some(srq) = self.srq
-            && self.endpoint.destroy_srq(srq).is_ok()
+            && self.node.endpoint.destroy_srq(srq).is_ok()
         {
             assert!(!users, "a shared receive queue in use was destroyed");
-            self.arena.ledger.orphan(|queue| queue == Queue::Shared(srq));
+            self.node.memory.guard.ledger.orphan(|queue| queue == Queue::Shared(srq));
             self.srq = None;
         }
     }
@@ -257,7 +234,7 @@ impl Node {
     fn add_slot(&mut self, service: Service) {
         let depth = self.shape.cq_depth;
         let [send_cq, recv_cq] =
-            [(); 2].map(|()| self.endpoint.create_cq(depth).expect("the table has room"));
+            [(); 2].map(|()| self.node.endpoint.create_cq(depth).expect("the table has room"));
         self.slots.push(Slot { service, qpn: None, send_cq, recv_cq });
         self.create_qp(self.slots.len() - 1);
     }
@@ -267,25 +244,25 @@ impl Node {
     /// Registers a stretch, if the endpoint lets it be.
     pub(crate) fn register(&mut self, index: usize, access: Access) {
         let reachable = index + 1 < STRETCHES;
-        let pd = if reachable { self.pd } else { self.foreign };
-        let backing = stretch(index);
-        let addr = named(index);
-        if let Ok(keys) = self.endpoint.register_at(pd, addr, STRETCH_BYTES, backing, access) {
-            self.arena.grants.push(Grant { keys, backing, access, reachable });
+        let pd = if reachable { self.node.pd } else { self.foreign };
+        let (addr, backing) = (named(index), stretch(index));
+        let registered = self.node.register_at(pd, addr, STRETCH_BYTES, backing, access);
+        if let (Ok(keys), Some(grant)) = (registered, self.node.memory.guard.grants.last_mut()) {
+            *grant = Grant { keys, reachable, ..*grant };
         }
     }
 
     pub(crate) fn deregister(&mut self, lkey: u32) {
-        if self.endpoint.deregister(lkey).is_ok() {
-            let at = self.arena.grants.iter().position(|grant| grant.keys.lkey == lkey);
-            let grant = self.arena.grants.swap_remove(at.expect("an unknown key was accepted"));
-            self.stale_keys.extend([grant.keys.lkey, grant.keys.rkey]);
+        let grants = &self.node.memory.guard.grants;
+        let keys = grants.iter().map(|grant| grant.keys).find(|keys| keys.lkey == lkey);
+        if self.node.deregister(lkey).is_ok() {
+            self.stale_keys.extend(keys.map(|keys| [keys.lkey, keys.rkey]).into_iter().flatten());
         }
     }
 
     /// The regions, whoever may touch them.
     pub(crate) fn region(&self, choice: u8) -> Option<MemoryRegion> {
-        let grants = &self.arena.grants;
+        let grants = &self.node.memory.guard.grants;
         grants.get(usize::from(choice) % grants.len().max(1)).map(|grant| grant.keys)
     }
 
@@ -293,7 +270,7 @@ impl Node {
 
     /// A queue pair for an empty slot, if the endpoint makes one.
     pub(crate) fn create_qp(&mut self, slot: usize) {
-        let (pd, max_wr) = (self.pd, self.shape.max_wr);
+        let (pd, max_wr) = (self.node.pd, self.shape.max_wr);
         let Slot { service, send_cq, recv_cq, qpn } = self.slots[slot];
         let srq = self.srq.filter(|_| service.shared);
         if qpn.is_some() || service.shared != srq.is_some() {
@@ -301,14 +278,14 @@ impl Node {
         }
         let rc = QpConfig::rc(pd, send_cq, max_wr, max_wr);
         let config = QpConfig { transport: service.transport, recv_cq, srq, ..rc };
-        self.slots[slot].qpn = self.endpoint.create_qp(config).ok();
+        self.slots[slot].qpn = self.node.endpoint.create_qp(config).ok();
     }
 
     pub(crate) fn destroy_qp(&mut self, slot: usize) {
         if let Some(qpn) = self.slots[slot].qpn.take() {
-            self.endpoint.destroy_qp(qpn).expect("it exists");
+            self.node.endpoint.destroy_qp(qpn).expect("it exists");
             let gone = |queue| queue == Queue::Send(qpn) || queue == Queue::Recv(qpn);
-            self.arena.ledger.orphan(gone);
+            self.node.memory.guard.ledger.orphan(gone);
             self.stale_qpns.push(qpn);
         }
     }
@@ -319,11 +296,11 @@ impl Node {
             return;
         };
         if service.transport != Transport::Ud {
-            let _ = self.endpoint.connect(qpn, peer);
+            let _ = self.node.endpoint.connect(qpn, peer);
             return;
         }
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let _ = self.endpoint.modify_qp(qpn, &attributes(service.transport, state, peer));
+            let _ = self.node.endpoint.modify_qp(qpn, &attributes(service.transport, state, peer));
         }
     }
 
@@ -332,46 +309,46 @@ impl Node {
         let Some(qpn) = self.slots[slot].qpn else {
             return;
         };
-        let (before, state) = (self.endpoint.query_qp(qpn), self.state(slot));
-        let done = self.endpoint.modify_qp(qpn, attr);
+        let (before, state) = (self.node.endpoint.query_qp(qpn), self.state(slot));
+        let done = self.node.endpoint.modify_qp(qpn, attr);
         match done {
             Ok(()) if attr.mask.has(AttrMask::STATE) => {
                 assert!(self.state(slot) == Some(attr.state), "{attr:?} led elsewhere");
             }
             Ok(()) => assert_eq!(self.state(slot), state, "{attr:?} changed the state"),
-            Err(_) => assert_eq!(self.endpoint.query_qp(qpn), before, "refused, yet changed"),
+            Err(_) => assert_eq!(self.node.endpoint.query_qp(qpn), before, "refused, yet changed"),
         }
         // What is posted in RESET stays when a change is refused.
         if done.is_ok() && self.state(slot) == Some(QpState::Reset) {
             let gone = |queue| queue == Queue::Send(qpn) || queue == Queue::Recv(qpn);
-            self.arena.ledger.orphan(gone);
+            self.node.memory.guard.ledger.orphan(gone);
         }
     }
 
     pub(crate) fn state(&self, slot: usize) -> Option<QpState> {
-        self.endpoint.qp_state(self.slots[slot].qpn?)
+        self.node.endpoint.qp_state(self.slots[slot].qpn?)
     }
 
     // ---- work requests -------------------------------------------------------------------------
 
     /// A send. Immediate data is replaced by the work request's number, for the peer to tell.
     pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> bool {
-        let wr_id = self.arena.ledger.next_id();
+        let wr_id = self.node.memory.guard.ledger.next_id();
         let op = numbered(wr.op, wr_id as u32);
         let is_atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let brings_data = is_atomic || matches!(op, SendOp::Read { .. });
         let announces = matches!(op, SendOp::SendImm(_) | SendOp::WriteImm { .. });
-        let buffers = self.arena.backing_of(&wr.sges);
+        let buffers = self.node.memory.guard.backing_of(&wr.sges);
         let flow = if brings_data { Flow::In } else { Flow::Out };
         let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
         let signaled = wr.signaled;
-        let posted = self.endpoint.post_send(qpn, SendWr { wr_id, op, ..wr }).is_ok();
+        let posted = self.node.endpoint.post_send(qpn, SendWr { wr_id, op, ..wr }).is_ok();
         if posted {
-            self.arena.ledger.posted(Queue::Send(qpn), signaled, flow, buffers);
+            self.node.memory.guard.ledger.posted(Queue::Send(qpn), signaled, flow, buffers);
             self.atomics += u64::from(is_atomic);
         }
         if posted && announces {
-            self.arena.ledger.announced(bytes as u32);
+            self.node.memory.guard.ledger.announced(bytes as u32);
         }
         posted
     }
@@ -387,21 +364,21 @@ impl Node {
     }
 
     fn post_shared(&mut self, srq: SrqId, sges: SgList) -> bool {
-        let buffers = self.arena.backing_of(&sges);
-        let wr_id = self.arena.ledger.next_id();
-        let posted = self.endpoint.post_srq_recv(srq, RecvWr { wr_id, sges }).is_ok();
+        let buffers = self.node.memory.guard.backing_of(&sges);
+        let wr_id = self.node.memory.guard.ledger.next_id();
+        let posted = self.node.endpoint.post_srq_recv(srq, RecvWr { wr_id, sges }).is_ok();
         if posted {
-            self.arena.ledger.posted(Queue::Shared(srq), true, Flow::In, buffers);
+            self.node.memory.guard.ledger.posted(Queue::Shared(srq), true, Flow::In, buffers);
         }
         posted
     }
 
     fn post_own(&mut self, qpn: Qpn, sges: SgList) -> bool {
-        let buffers = self.arena.backing_of(&sges);
-        let wr_id = self.arena.ledger.next_id();
-        let posted = self.endpoint.post_recv(qpn, RecvWr { wr_id, sges }).is_ok();
+        let buffers = self.node.memory.guard.backing_of(&sges);
+        let wr_id = self.node.memory.guard.ledger.next_id();
+        let posted = self.node.endpoint.post_recv(qpn, RecvWr { wr_id, sges }).is_ok();
         if posted {
-            self.arena.ledger.posted(Queue::Recv(qpn), true, Flow::In, buffers);
+            self.node.memory.guard.ledger.posted(Queue::Recv(qpn), true, Flow::In, buffers);
         }
         posted
     }
@@ -409,18 +386,18 @@ impl Node {
     // ---- memory windows ------------------------------------------------------------------------
 
     pub(crate) fn alloc_window(&mut self, type_2: bool) {
-        if let Ok((id, rkey)) = self.endpoint.alloc_window(self.pd, type_2) {
+        if let Ok((id, rkey)) = self.node.endpoint.alloc_window(self.node.pd, type_2) {
             self.windows.push(Window { id, rkey, addr: 0, type_2 });
         }
     }
 
     pub(crate) fn dealloc_window(&mut self, index: usize) {
         if let Some(&Window { id, rkey, .. }) = self.windows.get(index)
-            && self.endpoint.dealloc_window(id).is_ok()
+            && self.node.endpoint.dealloc_window(id).is_ok()
         {
             self.windows.swap_remove(index);
             self.stale_keys.push(rkey);
-            self.arena.panes.retain(|pane| pane.window != id);
+            self.node.memory.guard.panes.retain(|pane| pane.window != id);
         }
     }
 
@@ -433,15 +410,20 @@ impl Node {
         by_request: bool,
     ) {
         let WindowBinding { window, lkey, addr, len, access, .. } = binding;
-        let wr_id = self.arena.ledger.next_id();
+        let wr_id = self.node.memory.guard.ledger.next_id();
         let rkey = if by_request {
             let wr =
                 SendWr { op: SendOp::BindWindow(binding), signaled: true, ..SendWr::default() };
             self.post_send(qpn, wr).then_some(binding.rkey)
         } else {
-            let rkey = self.endpoint.bind_window(qpn, wr_id, binding, true).ok();
+            let rkey = self.node.endpoint.bind_window(qpn, wr_id, binding, true).ok();
             if rkey.is_some() {
-                self.arena.ledger.posted(Queue::Send(qpn), true, Flow::Out, SgList::new());
+                self.node.memory.guard.ledger.posted(
+                    Queue::Send(qpn),
+                    true,
+                    Flow::Out,
+                    SgList::new(),
+                );
             }
             rkey
         };
@@ -451,10 +433,10 @@ impl Node {
         self.windows[index].rkey = rkey;
         self.windows[index].addr = if binding.zero_based { 0 } else { addr };
         let only = self.windows[index].type_2.then_some(qpn);
-        let grant = self.arena.grants.iter().find(|grant| grant.keys.lkey == lkey);
+        let grant = self.node.memory.guard.grants.iter().find(|grant| grant.keys.lkey == lkey);
         if let Some(grant) = grant {
             let backing = addr.wrapping_sub(grant.keys.addr).wrapping_add(grant.backing);
-            self.arena.panes.push(Pane { window, only, backing, len, access });
+            self.node.memory.guard.panes.push(Pane { window, only, backing, len, access });
         }
     }
 
@@ -463,10 +445,10 @@ impl Node {
     /// Takes up to `most` completions from a queue.
     pub(crate) fn poll(&mut self, cq: CqId, most: usize) {
         for _ in 0..most {
-            let Some(completion) = self.endpoint.poll_cq(cq) else {
+            let Some(completion) = self.node.endpoint.poll_cq(cq) else {
                 return;
             };
-            self.arena.ledger.completed(&completion);
+            self.node.memory.guard.ledger.completed(&completion);
             if let (WcStatus::Success, Some(wr_id)) = (completion.status, completion.imm) {
                 self.heard.push(Heard { wr_id, byte_len: completion.byte_len });
             }
@@ -477,13 +459,13 @@ impl Node {
     /// end to them.
     pub(crate) fn poll_events(&mut self) {
         for _ in 0..MAX_EVENTS {
-            let Some(event) = self.endpoint.poll_event() else {
+            let Some(event) = self.node.endpoint.poll_event() else {
                 return self.poll_notifications();
             };
             let exists = match event {
                 AsyncEvent::SrqLimitReached(srq) => self.srq == Some(srq),
-                AsyncEvent::CqError(cq) => self.endpoint.cq_overrun(cq) == Some(true),
-                _ => event.qpn().is_some_and(|qpn| self.endpoint.qp_state(qpn).is_some()),
+                AsyncEvent::CqError(cq) => self.node.endpoint.cq_overrun(cq) == Some(true),
+                _ => event.qpn().is_some_and(|qpn| self.node.endpoint.qp_state(qpn).is_some()),
             };
             assert!(exists, "{event:?} is about something that is gone");
         }
@@ -493,7 +475,7 @@ impl Node {
     fn poll_notifications(&mut self) {
         let queues = 2 * self.slots.len();
         for _ in 0..=queues {
-            let Some(cq) = self.endpoint.poll_notified() else {
+            let Some(cq) = self.node.endpoint.poll_notified() else {
                 return;
             };
             let known = |slot: &Slot| slot.send_cq == cq || slot.recv_cq == cq;
@@ -514,58 +496,20 @@ impl Node {
     /// Whether completions of a slot may have been lost.
     pub(crate) fn overrun(&self, slot: usize) -> bool {
         let Slot { send_cq, recv_cq, .. } = self.slots[slot];
-        [send_cq, recv_cq].iter().any(|&cq| self.endpoint.cq_overrun(cq) == Some(true))
+        [send_cq, recv_cq].iter().any(|&cq| self.node.endpoint.cq_overrun(cq) == Some(true))
     }
 
     /// States and counters, for reports.
     pub(crate) fn summary(&self) -> String {
-        let mut text = format!("node {}:", self.ip());
+        let mut text = format!("node {}:", self.node.ip());
         for slot in &self.slots {
-            let state = slot.qpn.and_then(|qpn| self.endpoint.qp_state(qpn));
+            let state = slot.qpn.and_then(|qpn| self.node.endpoint.qp_state(qpn));
             text += &format!(" {:?} {:?} {state:?};", slot.service, slot.qpn);
         }
-        for (name, count) in self.endpoint.counters().named().filter(|(_, count)| *count > 0) {
+        for (name, count) in self.node.endpoint.counters().named().filter(|(_, count)| *count > 0) {
             text += &format!(" {name}={count}");
         }
         text + "\n"
-    }
-
-    // ---- packets and time ----------------------------------------------------------------------
-
-    /// A packet arrives; what it causes is sent.
-    pub(crate) fn hear(&mut self, now: Time, flight: Flight) {
-        self.port.inbox = Some(flight);
-        self.settle(now);
-    }
-
-    /// Does all there is to do at this instant.
-    pub(crate) fn settle(&mut self, now: Time) {
-        let mut from = self.port.outbox.len();
-        for _ in 0..MAX_TURNS {
-            let done = world::drain(&mut self.endpoint, &mut self.port, &mut self.arena, now);
-            self.judge_sent(from);
-            from = self.port.outbox.len();
-            if done.is_idle() {
-                return;
-            }
-        }
-        panic!("still sending at {now} after {from} packets");
-    }
-
-    /// Every packet may carry what was read for it.
-    fn judge_sent(&mut self, from: usize) {
-        let mut reads = self.watch.reads.borrow_mut();
-        let mut reads_left = reads.drain(..);
-        for flight in &self.port.outbox[from..] {
-            let (headers, payload) = Headers::parse(&flight.bytes).expect("ours decodes");
-            let mut left = payload.len() as u64;
-            while left > 0 {
-                let (addr, len) = reads_left.next().expect("payload was read");
-                self.arena.judge_read(headers.bth().opcode, addr, len);
-                self.arena.ledger.gathered(addr, len);
-                left = left.checked_sub(len).expect("one packet's payload at a time");
-            }
-        }
     }
 }
 
@@ -634,7 +578,7 @@ pub(crate) fn attributes(transport: Transport, state: QpState, peer: &Connect) -
     }
 }
 
-/// The address of a node.
+/// The address of the host with this number, counted from 1.
 pub(crate) fn address(host: u8, ipv6: bool) -> IpAddr {
     match ipv6 {
         false => IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)),

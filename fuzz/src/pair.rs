@@ -6,26 +6,27 @@
 //! is dropped, everything else arrives in order, receives are posted. Then each queue pair must
 //! finish its work or be in error, within a bounded number of steps.
 //!
-//! Judged on the way: every access to memory ([`Arena`](crate::arena::Arena)), every completion
+//! Judged on the way: every access to memory ([`Judge`](crate::judge::Judge)), every completion
 //! ([`Ledger`](crate::ledger::Ledger)), and that nothing is sent without end.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+use roce::Duration;
 use roce::endpoint::{AttrMask, Connect, Mtu, QpState, Reliability};
 use roce::verbs::{
     Access, Datagram, MULTICAST_QPN, MemoryRegion, SendOp, SendWr, SgList, Sge, Transport,
     WindowBinding,
 };
-use roce::wire::{Headers, Psn, ROCE_PORT};
+use roce::wire::{Bth, Headers, Psn, ROCE_PORT};
 use roce::world::{Ecn, Path};
-use roce::{Duration, Time};
+use sim::fabric::{Fabric, Packet};
 
-use crate::arena::{Grant, STRETCHES};
 use crate::forge::{self, Target};
+use crate::judge::{Grant, STRETCHES};
 use crate::ledger::Queue;
 use crate::node::{
-    Flight, MIXES, Node, QKEY, SLOTS, Shape, Slot, Window, address, attributes, group,
+    self, Host, MIXES, Memory, Program, QKEY, SLOTS, Shape, Slot, Window, attributes, group,
 };
 use crate::script::{Record, pick, records};
 
@@ -49,7 +50,7 @@ pub fn check(input: &[u8]) {
 
 /// Runs the script, and tells states and counters of both sides at its end.
 pub fn summary(input: &[u8]) -> String {
-    play(input).map_or(String::new(), |world| world.nodes.iter().map(Node::summary).collect())
+    play(input).map_or(String::new(), |mut world| world.summary())
 }
 
 fn play(input: &[u8]) -> Option<World> {
@@ -64,10 +65,8 @@ fn play(input: &[u8]) -> Option<World> {
 
 #[derive(Debug)]
 struct World {
-    now: Time,
-    nodes: [Node; 2],
-    /// Packets on the way to each node.
-    flying: [VecDeque<Flight>; 2],
+    fabric: Fabric<Memory>,
+    programs: [Program; 2],
     /// Last sequence numbers seen by `[node][slot]`: of requests, of responses.
     seen: [[(Psn, Psn); SLOTS]; 2],
     /// Connections that nothing can be promised for any more, as somebody forged packets or one
@@ -85,12 +84,13 @@ impl World {
             ipv6: first.e & 2 != 0,
             cq_depth: pick(first.a, &[64, 32, 16, 4]),
             max_wr: pick(first.a >> 2, &[16, 8, 2, 1]),
-            seed: u64::from(first.a >> 6),
+            seed: u64::from(first.a >> 6) + 1,
         };
+        let mut fabric = node::network(2, &shape);
+        let programs = [0, 1].map(|own| Program::new(fabric.node_mut(own), shape));
         let mut world = World {
-            now: Time::from_nanos(1),
-            nodes: [Node::new(1, shape), Node::new(2, shape)],
-            flying: [VecDeque::new(), VecDeque::new()],
+            fabric,
+            programs,
             seen: [[(Psn::default(), Psn::default()); SLOTS]; 2],
             tainted: [false; SLOTS],
             // Without any retry, selective repeat may not outlive a receiver that was not ready.
@@ -101,14 +101,24 @@ impl World {
         world
     }
 
+    fn host(&mut self, own: usize) -> Host<'_> {
+        Host { node: self.fabric.node_mut(own as u32), program: &mut self.programs[own] }
+    }
+
+    /// States and counters, for reports.
+    fn summary(&mut self) -> String {
+        [0, 1].map(|own| self.host(own).summary()).concat()
+    }
+
     // ---- connections ---------------------------------------------------------------------------
 
     fn connect_both(&mut self, slot: usize) {
         let first_psn = pick(self.connect.b, &[0, 0xff_fffe, 0x7f_ffff, 0x80_0000]);
-        for node in &mut self.nodes {
-            if let Some(qpn) = node.slots[slot].qpn {
+        for own in 0..2 {
+            let host = self.host(own);
+            if let Some(qpn) = host.slots[slot].qpn {
                 // Refused when it is connected already.
-                let _ = node.endpoint.set_initial_psn(qpn, Psn::new(first_psn));
+                let _ = host.node.endpoint.set_initial_psn(qpn, Psn::new(first_psn));
             }
         }
         (0..2).for_each(|own| self.connect_one(own, slot));
@@ -119,13 +129,13 @@ impl World {
             return;
         };
         self.seen[own][slot].0 = connect.remote_psn.minus(1);
-        self.nodes[own].connect(slot, &connect);
+        self.host(own).connect(slot, &connect);
     }
 
     /// How to reach the peer of a slot, if it has one.
     fn connection(&self, own: usize, slot: usize) -> Option<Connect> {
-        let peer = &self.nodes[1 - own];
-        let qpn = peer.slots[slot].qpn?;
+        let peer = self.fabric.node(1 - own as u32);
+        let qpn = self.programs[1 - own].slots[slot].qpn?;
         let remote_psn = peer.endpoint.initial_psn(qpn).expect("it exists");
         let Record { verb, b, c, d, e, .. } = self.connect;
         Some(Connect {
@@ -177,107 +187,99 @@ impl World {
 
     /// Lets both do what they have to do now, and puts what they sent on its way.
     fn settle(&mut self) {
-        for own in 0..2 {
-            self.nodes[own].settle(self.now);
-            self.carry(own);
-        }
+        node::settle(&mut self.fabric);
+        (0..2).for_each(|own| self.carry(own));
     }
 
     fn carry(&mut self, from: usize) {
         let to = 1 - from;
-        let for_both = group(self.nodes[to].shape.ipv6);
-        for flight in self.nodes[from].port.outbox.split_off(0) {
-            self.note(to, &flight.bytes);
-            let reaches = flight.dest == self.nodes[to].ip() || flight.dest == for_both;
-            if reaches && self.flying[to].len() < MAX_FLYING {
-                self.flying[to].push_back(flight);
-            } else {
-                self.calm = false;
-            }
-        }
-    }
-
-    /// Remembers sequence numbers, for the forger.
-    fn note(&mut self, to: usize, bytes: &[u8]) {
-        let Ok((headers, _)) = Headers::parse(bytes) else {
-            return;
-        };
-        let bth = headers.bth();
-        let slot = self.nodes[to].slots.iter().position(|slot| slot.qpn == Some(bth.dest_qp));
-        if let Some(slot) = slot {
-            let (request, response) = &mut self.seen[to][slot];
-            *(if bth.opcode.is_response() { response } else { request }) = bth.psn;
-        }
+        let (slots, seen) = (&self.programs[to].slots, &mut self.seen[to]);
+        self.fabric.release(from as u32, |memory, packet| {
+            let headers = memory.guard.judge_sent(packet);
+            note(slots, seen, headers.bth());
+        });
+        self.fabric.nodes[from].memory.guard.forget_reads();
+        let flying = self.fabric.held(to as u32);
+        let too_many = flying.len() > MAX_FLYING;
+        flying.truncate(MAX_FLYING);
+        self.calm &= !too_many && self.fabric.misdirected() == 0;
     }
 
     // ---- the network ---------------------------------------------------------------------------
 
+    fn flying(&mut self, to: usize) -> &mut VecDeque<Packet> {
+        self.fabric.held(to as u32)
+    }
+
     fn deliver_some(&mut self, to: usize, count: usize) {
         for _ in 0..count {
-            let Some(flight) = self.flying[to].pop_front() else {
+            let Some(packet) = self.flying(to).pop_front() else {
                 return;
             };
-            self.arrive(to, flight);
+            self.arrive(to, packet);
         }
     }
 
-    fn arrive(&mut self, to: usize, flight: Flight) {
-        if flight.forged {
+    fn arrive(&mut self, to: usize, packet: Packet) {
+        if packet.is_forged() {
             self.tainted = [true; SLOTS];
         }
-        self.nodes[to].hear(self.now, flight);
+        node::hear(&mut self.fabric, to, packet);
         self.carry(to);
     }
 
-    fn index(&self, to: usize, choice: u8) -> usize {
-        usize::from(choice) % self.flying[to].len().max(1)
+    fn index(&mut self, to: usize, choice: u8) -> usize {
+        usize::from(choice) % self.flying(to).len().max(1)
     }
 
     /// Out of turn.
     fn deliver_one(&mut self, to: usize, choice: u8) {
-        if let Some(flight) = self.flying[to].remove(self.index(to, choice)) {
-            self.arrive(to, flight);
+        let index = self.index(to, choice);
+        if let Some(packet) = self.flying(to).remove(index) {
+            self.arrive(to, packet);
         }
     }
 
     fn lose(&mut self, to: usize, choice: u8) {
-        self.flying[to].remove(self.index(to, choice));
+        let index = self.index(to, choice);
+        self.flying(to).remove(index);
     }
 
     fn double(&mut self, to: usize, choice: u8) {
-        if let Some(flight) = self.flying[to].get(self.index(to, choice)).cloned() {
-            self.arrive(to, flight);
+        let index = self.index(to, choice);
+        if let Some(packet) = self.flying(to).get(index).cloned() {
+            self.arrive(to, packet);
         }
     }
 
-    fn target(&self, to: usize, slot: usize, record: Record) -> Target {
-        let node = &self.nodes[to];
-        let live = node.slots[slot].qpn;
-        let stale = node.stale_qpns.last().copied();
+    fn target(&mut self, to: usize, slot: usize, record: Record) -> Target {
         let (request_psn, response_psn) = self.seen[to][slot];
+        let host = self.host(to);
+        let live = host.slots[slot].qpn;
+        let stale = host.stale_qpns.last().copied();
         Target {
             qpn: live.or(stale).unwrap_or(MULTICAST_QPN),
             request_psn,
             response_psn,
-            region: node.region(record.a >> 2),
-            other_key: node.stale_keys.last().copied().unwrap_or(u32::from(record.e)),
+            region: host.region(record.a >> 2),
+            other_key: host.stale_keys.last().copied().unwrap_or(u32::from(record.e)),
         }
     }
 
     /// A packet under way is delivered with something changed; the real one stays.
     fn bend(&mut self, to: usize, slot: usize, record: Record) {
         let index = self.index(to, record.c);
-        if let Some(mut flight) = self.flying[to].get(index).cloned() {
-            flight.forged = true;
+        if let Some(packet) = self.flying(to).get(index).cloned() {
+            let mut packet = packet.forged();
             match record.b {
                 0xf0..=0xf7 => {
-                    let ipv6 = record.e & 1 != 0;
-                    flight.source = SocketAddr::new(address(record.d, ipv6), ROCE_PORT);
+                    let ip = node::address(record.d, record.e & 1 != 0);
+                    packet.source = SocketAddr::new(ip, ROCE_PORT);
                 }
-                0xf8..=0xff => flight.ecn = Ecn::Ce,
-                _ => forge::bend(&mut flight.bytes, &self.target(to, slot, record), record),
+                0xf8..=0xff => packet.ecn = Ecn::Ce,
+                _ => forge::bend(&mut packet.bytes, &self.target(to, slot, record), record),
             }
-            self.arrive(to, flight);
+            self.arrive(to, packet);
         }
     }
 
@@ -289,23 +291,19 @@ impl World {
             // So that the next one made up may continue this one.
             self.seen[to][slot].0 = headers.bth().psn;
         }
-        let source = SocketAddr::new(self.nodes[1 - to].ip(), ROCE_PORT);
-        let dest = self.nodes[to].ip();
-        self.arrive(to, Flight { source, dest, ecn: Ecn::Ect0, bytes, forged: true });
+        let packet = self.fabric.forge(1 - to as u32, to as u32, bytes);
+        self.arrive(to, packet);
     }
 
     /// To the next deadline, or a little further.
     fn advance(&mut self, record: Record) {
         let little = Duration::from_nanos(u64::from(record.de()) << (record.c & 15));
-        self.now = match record.b & 1 {
-            0 => self.deadline().unwrap_or(self.now),
-            _ => self.now + little,
+        let now = self.fabric.now();
+        let at = match record.b & 1 {
+            0 => self.fabric.next_at().unwrap_or(now),
+            _ => now + little,
         };
-    }
-
-    fn deadline(&self) -> Option<Time> {
-        let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
-        deadlines.map(|(at, _)| at.max(self.now)).min()
+        self.fabric.advance_to(at);
     }
 
     /// The network works for a while.
@@ -320,15 +318,16 @@ impl World {
     /// Everything under way arrives, or else time moves on; false when nothing is left to happen.
     fn event(&mut self) -> bool {
         self.settle();
-        if self.flying.iter().all(VecDeque::is_empty) {
-            let Some(next) = self.deadline() else {
+        if (0..2).all(|to| self.flying(to).is_empty()) {
+            let Some(next) = self.fabric.next_at() else {
                 return false;
             };
-            self.now = next;
+            self.fabric.advance_to(next);
             self.settle();
         }
         for to in 0..2 {
-            self.deliver_some(to, self.flying[to].len());
+            let count = self.flying(to).len();
+            self.deliver_some(to, count);
         }
         true
     }
@@ -336,24 +335,27 @@ impl World {
     // ---- verbs ---------------------------------------------------------------------------------
 
     fn post_send(&mut self, own: usize, slot: usize, record: Record) {
-        let Some(qpn) = self.nodes[own].slots[slot].qpn else {
+        let Some(qpn) = self.programs[own].slots[slot].qpn else {
             return;
         };
         let op = self.operation(own, record);
+        let to = Some(self.datagram(own, slot, record));
+        let mut host = self.host(own);
         let wr = SendWr {
             op,
-            sges: buffers(&self.nodes[own], record),
+            sges: buffers(&host, record),
             signaled: record.e & 1 == 0,
             solicited: record.e & 2 != 0,
             fence: record.e & 4 != 0,
-            to: Some(self.datagram(own, slot, record)),
+            to,
             ..SendWr::default()
         };
-        self.nodes[own].post_send(qpn, wr);
+        host.post_send(qpn, wr);
     }
 
-    fn operation(&self, own: usize, record: Record) -> SendOp {
-        let peer = &self.nodes[1 - own];
+    fn operation(&mut self, own: usize, record: Record) -> SendOp {
+        let own_key = self.programs[own].windows.first().map(|window| window.rkey);
+        let peer = self.host(1 - own);
         let nothing = MemoryRegion { addr: 0, len: 0, lkey: 0, rkey: 0 };
         let region = peer.region(record.a >> 5).unwrap_or(nothing);
         let stale = peer.stale_keys.first().copied().unwrap_or(region.lkey);
@@ -373,76 +375,78 @@ impl World {
             12 => SendOp::SendInvalidate(window),
             13 => SendOp::Write { remote_addr: window_addr, rkey: window },
             14 => SendOp::Read { remote_addr: window_addr, rkey: window },
-            _ => SendOp::LocalInvalidate(
-                self.nodes[own].windows.first().map_or(rkey, |own| own.rkey),
-            ),
+            _ => SendOp::LocalInvalidate(own_key.unwrap_or(rkey)),
         }
     }
 
     /// Where a datagram goes: to the peer, to the group, to nobody.
     fn datagram(&self, own: usize, slot: usize, record: Record) -> Datagram {
-        let peer = &self.nodes[1 - own];
+        let peer = &self.programs[1 - own];
         let to_group = record.e & 0x18 == 0x18;
         let dest_qp = match peer.slots[slot].qpn {
             Some(qpn) if !to_group => qpn,
             _ => MULTICAST_QPN,
         };
-        let ip = if to_group { group(peer.shape.ipv6) } else { peer.ip() };
+        let peer_ip = self.fabric.node(1 - own as u32).ip();
+        let ip = if to_group { group(peer.shape.ipv6) } else { peer_ip };
         let qkey = pick(record.e >> 5, &[QKEY, QKEY, 1 << 31, 5]);
         Datagram { path: Path::new(SocketAddr::new(ip, ROCE_PORT)), dest_qp, qkey }
     }
 
     fn post_recv(&mut self, own: usize, slot: usize, record: Record) {
-        let node = &mut self.nodes[own];
-        let sges = buffers(node, record);
-        node.post_recv(slot, sges);
+        let mut host = self.host(own);
+        let sges = buffers(&host, record);
+        host.post_recv(slot, sges);
     }
 
     fn poll(&mut self, own: usize, slot: usize, record: Record) {
-        let Slot { send_cq, recv_cq, .. } = self.nodes[own].slots[slot];
+        let mut host = self.host(own);
+        let Slot { send_cq, recv_cq, .. } = host.slots[slot];
         let cq = if record.b & 1 == 0 { send_cq } else { recv_cq };
-        self.nodes[own].poll(cq, usize::from(record.c) % 32 + 1);
+        host.poll(cq, usize::from(record.c) % 32 + 1);
     }
 
     fn change_memory(&mut self, own: usize, record: Record) {
-        let node = &mut self.nodes[own];
+        let mut host = self.host(own);
         if record.b & 1 == 0 {
-            let lkey = node.region(record.c).map_or(u32::from(record.d), |region| region.lkey);
-            node.deregister(lkey);
+            let lkey = host.region(record.c).map_or(u32::from(record.d), |region| region.lkey);
+            host.deregister(lkey);
             return;
         }
-        node.register(usize::from(record.c) % STRETCHES, access_of(record.d));
+        host.register(usize::from(record.c) % STRETCHES, access_of(record.d));
     }
 
     fn change_qp(&mut self, own: usize, slot: usize, record: Record) {
         match record.b % 6 {
             0 => {
-                if let Some(qpn) = self.nodes[own].slots[slot].qpn {
-                    self.nodes[own].endpoint.modify_to_error(qpn).expect("it exists");
+                let host = self.host(own);
+                if let Some(qpn) = host.slots[slot].qpn {
+                    host.node.endpoint.modify_to_error(qpn).expect("it exists");
                 }
             }
-            1 => self.nodes[own].destroy_qp(slot),
-            2 => self.nodes[own].create_qp(slot),
+            1 => self.host(own).destroy_qp(slot),
+            2 => self.host(own).create_qp(slot),
             3 => {
                 self.tainted[slot] = true;
                 self.connect_one(own, slot);
             }
             _ => {
-                (0..2).for_each(|node| self.nodes[node].destroy_qp(slot));
-                (0..2).for_each(|node| self.nodes[node].create_qp(slot));
+                (0..2).for_each(|node| self.host(node).destroy_qp(slot));
+                (0..2).for_each(|node| self.host(node).create_qp(slot));
                 self.connect_both(slot);
             }
         }
     }
 
     fn change_cq(&mut self, own: usize, slot: usize, record: Record) {
-        let node = &mut self.nodes[own];
-        let depth = node.shape.cq_depth;
-        let Slot { qpn, send_cq, .. } = node.slots[slot];
-        let destroyed = node.endpoint.destroy_cq(send_cq).is_ok();
+        let mut host = self.host(own);
+        let depth = host.shape.cq_depth;
+        let Slot { qpn, send_cq, .. } = host.slots[slot];
+        let destroyed = host.node.endpoint.destroy_cq(send_cq).is_ok();
         assert!(!destroyed || qpn.is_none(), "a completion queue in use was destroyed");
         if destroyed && record.b & 1 == 0 {
-            node.slots[slot].send_cq = node.endpoint.create_cq(depth).expect("one was given back");
+            host.slots[slot].send_cq =
+                host.node.endpoint.create_cq(depth).expect("one was given back");
         }
     }
 
@@ -461,7 +465,7 @@ impl World {
         let Some(connect) = self.connection(own, slot) else {
             return;
         };
-        let transport = self.nodes[own].slots[slot].service.transport;
+        let transport = self.programs[own].slots[slot].service.transport;
         let mut attr = attributes(transport, pick(record.b, &STATES), &connect);
         if record.c & 0x80 != 0 {
             attr.mask = AttrMask(attr.mask.0 ^ 1 << (record.c & 31));
@@ -476,19 +480,19 @@ impl World {
             attr.rate_limit_bps = u64::from(record.e) << 20;
         }
         self.tainted[slot] = true;
-        self.nodes[own].modify(slot, &attr);
+        self.host(own).modify(slot, &attr);
     }
 
     fn change_srq(&mut self, own: usize, record: Record) {
-        let node = &mut self.nodes[own];
+        let mut host = self.host(own);
         match record.b % 3 {
-            0 => node.destroy_srq(),
-            1 => node.create_srq(),
+            0 => host.destroy_srq(),
+            1 => host.create_srq(),
             _ => {
-                if let Some(srq) = node.srq {
-                    let before = node.endpoint.query_srq(srq).expect("it exists");
-                    let done = node.endpoint.set_srq_limit(srq, u32::from(record.c));
-                    let after = node.endpoint.query_srq(srq).expect("it exists");
+                if let Some(srq) = host.srq {
+                    let before = host.node.endpoint.query_srq(srq).expect("it exists");
+                    let done = host.node.endpoint.set_srq_limit(srq, u32::from(record.c));
+                    let after = host.node.endpoint.query_srq(srq).expect("it exists");
                     assert!(done.is_ok() || before == after, "refused, yet changed");
                 }
             }
@@ -496,14 +500,14 @@ impl World {
     }
 
     fn change_window(&mut self, own: usize, slot: usize, record: Record) {
-        let node = &mut self.nodes[own];
-        let index = usize::from(record.c) % node.windows.len().max(1);
+        let mut host = self.host(own);
+        let index = usize::from(record.c) % host.windows.len().max(1);
         match record.b % 4 {
-            0 => node.alloc_window(record.c & 1 != 0),
-            1 => node.dealloc_window(index),
+            0 => host.alloc_window(record.c & 1 != 0),
+            1 => host.dealloc_window(index),
             _ => {
                 let (Some(qpn), Some(&Window { id: window, rkey, .. }), Some(region)) =
-                    (node.slots[slot].qpn, node.windows.get(index), node.region(record.a >> 2))
+                    (host.slots[slot].qpn, host.windows.get(index), host.region(record.a >> 2))
                 else {
                     return;
                 };
@@ -516,41 +520,41 @@ impl World {
                     access: access_of(record.d >> 2),
                     zero_based: record.e & 8 != 0,
                 };
-                node.bind(qpn, index, binding, record.b & 1 != 0);
+                host.bind(qpn, index, binding, record.b & 1 != 0);
             }
         }
     }
 
     fn change_group(&mut self, own: usize, slot: usize, record: Record) {
-        let node = &mut self.nodes[own];
-        let ip = if record.c & 7 == 7 { node.ip() } else { group(node.shape.ipv6) };
-        if let Some(qpn) = node.slots[slot].qpn {
+        let host = self.host(own);
+        let ip = if record.c & 7 == 7 { host.node.ip() } else { group(host.shape.ipv6) };
+        if let Some(qpn) = host.slots[slot].qpn {
             // Refused for connections, and for addresses that are no groups.
             let _ = match record.b & 1 {
-                0 => node.endpoint.attach_multicast(qpn, ip),
-                _ => node.endpoint.detach_multicast(qpn, ip),
+                0 => host.node.endpoint.attach_multicast(qpn, ip),
+                _ => host.node.endpoint.detach_multicast(qpn, ip),
             };
         }
     }
 
     /// Questions have an answer, also about what is gone.
     fn query(&mut self, own: usize, slot: usize, record: Record) {
-        let node = &mut self.nodes[own];
-        let Slot { qpn, send_cq, recv_cq, .. } = node.slots[slot];
+        let mut host = self.host(own);
+        let Slot { qpn, send_cq, recv_cq, .. } = host.slots[slot];
         if let Some(qpn) = qpn {
-            assert!(node.endpoint.qp_counters(qpn).is_some());
-            let attr = node.endpoint.query_qp(qpn).expect("it exists");
-            assert_eq!(Some(attr.state), node.endpoint.qp_state(qpn));
+            assert!(host.node.endpoint.qp_counters(qpn).is_some());
+            let attr = host.node.endpoint.query_qp(qpn).expect("it exists");
+            assert_eq!(Some(attr.state), host.node.endpoint.qp_state(qpn));
         }
-        for stale in &node.stale_qpns {
-            assert_eq!(node.endpoint.qp_state(*stale), None, "{stale:?} came back");
+        for stale in &host.program.stale_qpns {
+            assert_eq!(host.node.endpoint.qp_state(*stale), None, "{stale:?} came back");
         }
-        node.poll_events();
+        host.poll_events();
         let cq = if record.b & 1 == 0 { send_cq } else { recv_cq };
         // Refused once it was destroyed, or for a depth below what waits.
         let _ = match record.c & 1 {
-            0 => node.endpoint.req_notify(cq, record.d & 1 != 0),
-            _ => node.endpoint.resize_cq(cq, u32::from(record.d & 63) + 1),
+            0 => host.node.endpoint.req_notify(cq, record.d & 1 != 0),
+            _ => host.node.endpoint.resize_cq(cq, u32::from(record.d & 63) + 1),
         };
     }
 
@@ -558,10 +562,10 @@ impl World {
 
     fn heal(&mut self) {
         for to in 0..2 {
-            self.flying[to].retain(|flight| !flight.forged);
+            self.flying(to).retain(|packet| !packet.is_forged());
         }
         for events in 0..MAX_HEALING_EVENTS {
-            self.nodes.iter_mut().for_each(supply);
+            (0..2).for_each(|own| supply(&mut self.host(own)));
             if !self.event() {
                 self.judge_end();
                 return;
@@ -570,8 +574,8 @@ impl World {
                 return;
             }
         }
-        let [a, b] = self.nodes.each_ref().map(Node::summary);
-        panic!("still busy at {} after {MAX_HEALING_EVENTS} events\n{a}{b}", self.now);
+        let now = self.fabric.now();
+        panic!("still busy at {now} after {MAX_HEALING_EVENTS} events\n{}", self.summary());
     }
 
     /// Whether the queue pairs were connected with a timeout that never comes.
@@ -585,44 +589,48 @@ impl World {
         self.judge_work();
         (0..SLOTS).for_each(|slot| self.judge_messages(slot));
         for own in 0..2 {
-            let carried_out = self.nodes[own].arena.atomics;
-            let asked_for = self.nodes[1 - own].atomics;
+            let carried_out = self.fabric.nodes[own].memory.guard.atomics.get();
+            let asked_for = self.programs[1 - own].atomics;
             let clean = self.tainted == [false; SLOTS];
             assert!(!clean || carried_out <= asked_for, "an atomic was carried out twice");
         }
     }
 
     /// Reliable connections deliver each message once and in order.
-    fn judge_messages(&self, slot: usize) {
+    fn judge_messages(&mut self, slot: usize) {
         for [from, to] in [[0, 1], [1, 0]] {
-            let (sender, receiver) = (&self.nodes[from], &self.nodes[to]);
-            let Some(source) = sender.slots[slot].qpn else {
+            let Slot { qpn, service, .. } = self.programs[from].slots[slot];
+            let Some(source) = qpn else {
                 continue;
             };
-            let in_vain = sender.arena.ledger.is_exhausted(source);
-            let answers = receiver.state(slot) == Some(QpState::Rts);
+            let receiver = self.host(to);
+            let (answers, overrun) =
+                (receiver.state(slot) == Some(QpState::Rts), receiver.overrun(slot));
+            let ledger = &self.fabric.nodes[from].memory.guard.ledger;
+            let in_vain = ledger.is_exhausted(source);
             assert!(!(self.calm && in_vain && answers), "{source:?} was not answered");
-            let reliable = sender.slots[slot].service.transport == Transport::Rc;
-            if reliable && !self.tainted[slot] && !receiver.overrun(slot) {
-                sender.arena.ledger.judge_heard(source, &receiver.heard);
+            if service.transport == Transport::Rc && !self.tainted[slot] && !overrun {
+                ledger.judge_heard(source, &self.programs[to].heard);
             }
         }
     }
 
     fn judge_work(&mut self) {
         let may_wait = self.may_wait_for_ever();
-        for node in &mut self.nodes {
-            node.poll_all();
-            node.poll_events();
+        for own in 0..2 {
+            let mut host = self.host(own);
+            host.poll_all();
+            host.poll_events();
             for slot in 0..SLOTS {
-                let Some(qpn) = node.slots[slot].qpn else {
+                let Some(qpn) = host.slots[slot].qpn else {
                     continue;
                 };
+                let ledger = &host.node.memory.guard.ledger;
                 let [sends, receives] =
-                    [Queue::Send(qpn), Queue::Recv(qpn)].map(|queue| node.arena.ledger.open(queue));
-                let state = node.state(slot);
+                    [Queue::Send(qpn), Queue::Recv(qpn)].map(|queue| ledger.open(queue));
+                let state = host.state(slot);
                 match state {
-                    Some(QpState::Error) if !node.overrun(slot) => {
+                    Some(QpState::Error) if !host.overrun(slot) => {
                         assert_eq!(
                             (sends, receives),
                             (0, 0),
@@ -630,12 +638,20 @@ impl World {
                         );
                     }
                     Some(QpState::Rts) if !may_wait => {
-                        assert_eq!(sends, 0, "{qpn:?} hangs\n{}", node.summary());
+                        assert_eq!(sends, 0, "{qpn:?} hangs\n{}", host.summary());
                     }
                     _ => {}
                 }
             }
         }
+    }
+}
+
+/// Remembers sequence numbers, for the forger.
+fn note(slots: &[Slot], seen: &mut [(Psn, Psn); SLOTS], bth: &Bth) {
+    if let Some(slot) = slots.iter().position(|slot| slot.qpn == Some(bth.dest_qp)) {
+        let (request, response) = &mut seen[slot];
+        *(if bth.opcode.is_response() { response } else { request }) = bth.psn;
     }
 }
 
@@ -651,25 +667,25 @@ fn access_of(bits: u8) -> Access {
 }
 
 /// Takes every completion, and posts receives until the queues are full.
-fn supply(node: &mut Node) {
-    node.poll_all();
+fn supply(host: &mut Host<'_>) {
+    host.poll_all();
     let usable = |grant: &&Grant| grant.reachable && grant.access.local_write;
-    let region = node.arena.grants.iter().rfind(usable).map(|grant| grant.keys);
+    let region = host.node.memory.guard.grants.iter().rfind(usable).map(|grant| grant.keys);
     let whole = |keys: MemoryRegion| Sge { addr: keys.addr, len: keys.len as u32, lkey: keys.lkey };
     // Without memory there is still room for messages without bytes.
     let sges: SgList = region.map(whole).into_iter().collect();
-    for slot in 0..node.slots.len() {
-        let receives = !matches!(node.state(slot), None | Some(QpState::Error));
-        while receives && node.post_recv(slot, sges.clone()) {}
+    for slot in 0..host.slots.len() {
+        let receives = !matches!(host.state(slot), None | Some(QpState::Error));
+        while receives && host.post_recv(slot, sges.clone()) {}
     }
 }
 
 /// A scatter/gather list: one region or two, lengths around what fits packets.
-fn buffers(node: &Node, record: Record) -> SgList {
+fn buffers(host: &Host<'_>, record: Record) -> SgList {
     let len = length(record);
-    let stale = node.stale_keys.first().copied();
+    let stale = host.stale_keys.first().copied();
     let element = |choice: u8, len: u32| {
-        let region = node.region(choice)?;
+        let region = host.region(choice)?;
         let lkey = if choice & 0x38 == 0x38 { stale? } else { region.lkey };
         let addr = edge(&region, len, choice >> 6);
         Some(Sge { addr, len, lkey })

@@ -5,24 +5,23 @@
 //! of a queue pair, the expected sequence number, a key and an address. The ICRC is made right in
 //! any case, and verified as a wire does, because a receiver drops everything else unseen.
 
-use std::net::{IpAddr, SocketAddr};
-
+use roce::Duration;
 use roce::endpoint::{Connect, Mtu, QpState, Reliability};
 use roce::verbs::{SendOp, SendWr, SgList, Sge};
-use roce::wire::icrc::{self, Pseudo};
-use roce::wire::{BTH_BYTES, ICRC_BYTES, Psn, ROCE_PORT};
-use roce::world::{Ecn, Path};
-use roce::{Duration, Time};
+use roce::wire::{BTH_BYTES, ICRC_BYTES, Psn};
+use roce::world::Ecn;
+use sim::fabric::Fabric;
 
-use crate::node::{Flight, MIXES, Node, QKEY, SLOTS, Service, Shape, address};
+use crate::ledger::Queue;
+use crate::node::{self, Host, MIXES, Memory, Program, QKEY, SLOTS, Service, Shape};
 use crate::script::{pick, take};
 
 /// Most datagrams of one input.
 const MAX_DATAGRAMS: usize = 32;
 
-/// Host number of the victim, and of the peer that its queue pairs are connected to.
-const VICTIM: u8 = 2;
-const PEER: u8 = 1;
+/// Node number of the victim, and of the peer that its queue pairs are connected to, which is not there.
+const VICTIM: u32 = 0;
+const PEER: u32 = 1;
 
 /// Queue pair of the peer, as the victim believes.
 const PEER_QPN: u32 = 0x33;
@@ -49,38 +48,53 @@ pub fn check(input: &[u8]) {
 }
 
 struct Victim {
-    node: Node,
-    now: Time,
+    fabric: Fabric<Memory>,
+    program: Program,
     /// Next request that each queue pair expects.
     expected: [Psn; SLOTS],
 }
 
 impl Victim {
     fn new(mix: [Service; SLOTS], reliability: Reliability) -> Victim {
-        let shape = Shape { mix, ipv6: false, cq_depth: 64, max_wr: 8, seed: 0 };
-        let mut node = Node::new(VICTIM, shape);
-        let remote = SocketAddr::new(address(PEER, false), ROCE_PORT);
+        let shape = Shape { mix, ipv6: false, cq_depth: 64, max_wr: 8, seed: 2 };
+        let mut fabric = node::network(1, &shape);
+        let program = Program::new(fabric.node_mut(VICTIM), shape);
+        let remote = fabric.path_to(PEER);
+        let expected = [Psn::new(FIRST_PSN); SLOTS];
+        let mut victim = Victim { fabric, program, expected };
         for slot in 0..SLOTS {
-            if let Some(qpn) = node.slots[slot].qpn {
+            let mut host = victim.host();
+            if let Some(qpn) = host.slots[slot].qpn {
                 let peer = roce::verbs::Qpn::new(PEER_QPN);
                 let connect = Connect {
                     mtu: Mtu::M256,
                     reliability,
-                    ..Connect::new(Path::new(remote), peer, Psn::new(FIRST_PSN))
+                    ..Connect::new(remote, peer, Psn::new(FIRST_PSN))
                 };
-                node.endpoint.set_initial_psn(qpn, Psn::new(FIRST_PSN)).expect("in RESET");
-                node.connect(slot, &connect);
+                host.node.endpoint.set_initial_psn(qpn, Psn::new(FIRST_PSN)).expect("in RESET");
+                host.connect(slot, &connect);
             }
         }
-        let expected = [Psn::new(FIRST_PSN); SLOTS];
-        let mut victim = Victim { node, now: Time::from_nanos(1), expected };
         (0..SLOTS).for_each(|slot| victim.post(slot));
         victim
     }
 
+    fn host(&mut self) -> Host<'_> {
+        Host { node: self.fabric.node_mut(VICTIM), program: &mut self.program }
+    }
+
+    /// What the victim sent goes nowhere.
+    fn drop_sent(&mut self) {
+        self.fabric.release(VICTIM, |memory, packet| {
+            memory.guard.judge_sent(packet);
+        });
+        self.fabric.nodes[VICTIM as usize].memory.guard.forget_reads();
+    }
+
     /// Two receives, and a few requests of the victim's own that wait for answers.
     fn post(&mut self, slot: usize) {
-        let (Some(qpn), Some(region)) = (self.node.slots[slot].qpn, self.node.region(0)) else {
+        let mut host = self.host();
+        let (Some(qpn), Some(region)) = (host.slots[slot].qpn, host.region(0)) else {
             return;
         };
         let list = |len| SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
@@ -90,11 +104,11 @@ impl Victim {
         for (op, len) in [(SendOp::Send, 300), (read, 600), (add, 8), (SendOp::SendImm(5), 0)] {
             let wr = SendWr { op, sges: list(len), signaled: true, ..SendWr::default() };
             // Only a reliable connection has them all.
-            self.node.post_send(qpn, wr);
+            host.post_send(qpn, wr);
         }
-        assert!(self.node.post_recv(slot, list(1000)) && self.node.post_recv(slot, list(64)));
-        self.node.settle(self.now);
-        self.node.port.outbox.clear();
+        assert!(host.post_recv(slot, list(1000)) && host.post_recv(slot, list(64)));
+        node::settle(&mut self.fabric);
+        self.drop_sent();
     }
 
     fn strike(&mut self, help: u8, mut payload: Vec<u8>) {
@@ -104,33 +118,37 @@ impl Victim {
             self.aim(help, slot, &mut payload);
         }
         if help & 0x80 != 0 {
-            self.now += Duration::from_millis(30);
+            let later = self.fabric.now() + Duration::from_millis(30);
+            self.fabric.advance_to(later);
         }
-        let source = SocketAddr::new(address(PEER, false), 0xc001);
-        if !sealed(source, &mut payload) {
+        let mut packet = self.fabric.forge(PEER, VICTIM, payload);
+        if !packet.seal() {
             return;
         }
-        let before = self.node.endpoint.counters().bytes_received;
-        let dest = self.node.ip();
-        let flight = Flight { source, dest, ecn: Ecn::NotEct, bytes: payload, forged: true };
-        self.node.hear(self.now, flight);
-        let taken = self.node.endpoint.counters().bytes_received > before;
+        packet.ecn = Ecn::NotEct;
+        let received =
+            |victim: &Victim| victim.fabric.node(VICTIM).endpoint.counters().bytes_received;
+        let before = received(self);
+        node::hear(&mut self.fabric, VICTIM as usize, packet);
+        let taken = received(self) > before;
         if aimed && taken {
             self.expected[slot] = self.expected[slot].plus(u32::from(help & 2 != 0));
         }
-        self.node.port.outbox.clear();
+        self.drop_sent();
     }
 
     /// Puts in what help says.
-    fn aim(&self, help: u8, slot: usize, payload: &mut [u8]) {
-        if let Some(qpn) = self.node.slots[slot].qpn {
+    fn aim(&mut self, help: u8, slot: usize, payload: &mut [u8]) {
+        let expected = self.expected[slot];
+        let host = self.host();
+        if let Some(qpn) = host.slots[slot].qpn {
             payload[5..8].copy_from_slice(&qpn.get().to_be_bytes()[1..]);
         }
         if help & 2 != 0 {
-            payload[9..12].copy_from_slice(&self.expected[slot].get().to_be_bytes()[1..]);
+            payload[9..12].copy_from_slice(&expected.get().to_be_bytes()[1..]);
         }
         if help & 4 != 0
-            && let Some(region) = self.node.region(payload[4])
+            && let Some(region) = host.region(payload[4])
             && let Some(place) = payload.get_mut(BTH_BYTES..BTH_BYTES + 12)
         {
             // The low byte stays the fuzzer's, as an offset.
@@ -146,32 +164,16 @@ impl Victim {
 
     /// Whatever came, every work request can be brought to its end.
     fn end(&mut self) {
-        self.node.poll_all();
+        let mut host = self.host();
+        host.poll_all();
         for slot in 0..SLOTS {
-            if let Some(qpn) = self.node.slots[slot].qpn {
-                self.node.endpoint.modify_to_error(qpn).expect("it exists");
-                assert_eq!(self.node.state(slot), Some(QpState::Error));
-                self.node.poll_all();
-                let ledger = &self.node.arena.ledger;
-                let [send, recv] = [crate::ledger::Queue::Send, crate::ledger::Queue::Recv];
-                assert_eq!((ledger.open(send(qpn)), ledger.open(recv(qpn))), (0, 0));
+            if let Some(qpn) = host.slots[slot].qpn {
+                host.node.endpoint.modify_to_error(qpn).expect("it exists");
+                assert_eq!(host.state(slot), Some(QpState::Error));
+                host.poll_all();
+                let ledger = &host.node.memory.guard.ledger;
+                assert_eq!((ledger.open(Queue::Send(qpn)), ledger.open(Queue::Recv(qpn))), (0, 0));
             }
         }
     }
-}
-
-/// Makes the ICRC right; false for bytes too short to have one.
-fn sealed(source: SocketAddr, payload: &mut [u8]) -> bool {
-    let (IpAddr::V4(src), IpAddr::V4(dst)) = (source.ip(), address(VICTIM, false)) else {
-        return false;
-    };
-    let (src_port, dst_port) = (source.port(), ROCE_PORT);
-    let pseudo = Pseudo::V4 { src, dst, id: 1, dont_fragment: true, src_port, dst_port };
-    let Some(right) = icrc::compute(&pseudo, payload) else {
-        return false;
-    };
-    if let Some(carried) = payload.last_chunk_mut() {
-        *carried = right;
-    }
-    icrc::verify(&pseudo, payload)
 }

@@ -43,7 +43,7 @@ const LAYERS: &[Layer] = &[
         tests_may_use: &[],
         pure: false,
     },
-    Layer { name: "fuzz", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
+    Layer { name: "fuzz", may_use: &["roce", "sim"], tests_may_use: &[], pure: false },
     Layer { name: "xtask", may_use: &[], tests_may_use: &[], pure: false },
 ];
 

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use nic::capture::Capture;
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::Reliability;
 
 use crate::errors::say;

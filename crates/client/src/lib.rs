@@ -83,7 +83,7 @@ pub struct Options {
     pub slot_bytes: u32,
     /// Without offload: address of this process's own RoCE endpoint (else one is chosen).
     pub roce: Option<SocketAddr>,
-    /// Without offload: bytes of registers.
+    /// Without offload: bytes of staging buffers.
     pub memory: u64,
     /// Without offload: received packets to drop, in parts per million.
     pub loss_ppm: u32,
@@ -97,7 +97,7 @@ pub fn default_socket() -> PathBuf {
     runtime.join("dquant-dpu.sock")
 }
 
-/// Default bytes of registers.
+/// Default bytes of staging buffers.
 pub const DEFAULT_MEMORY: u64 = 128 << 20;
 
 impl Options {

@@ -1,8 +1,8 @@
 //! The catalogue of a storage target: names to files below the roots, and what is in them.
 //!
-//! A name is a path below a root, with or without its ending. `name.npy` says its type itself; so does
-//! `name.bin` with a `name.idx` beside it (Megatron); a `.bin` alone is flat and its type comes with
-//! the request. Nothing outside the roots is opened, whatever the name is made of.
+//! A name is a path below a root, with or without its ending. `name.npy` holds its token type; so does
+//! `name.idx` beside a `name.bin` (Megatron); a `.bin` alone is flat, and its type is part of the
+//! request. Nothing outside the roots is opened, whatever the name contains.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ pub struct Found {
     pub info: DatasetInfo,
     /// The open file with the tokens.
     pub file: OpenFile,
-    /// Where they stand in it.
+    /// Where they are in it.
     pub layout: TokenFile,
 }
 
@@ -68,7 +68,7 @@ impl Catalog {
 
     fn find(&self, dataset: &DatasetRef) -> Result<Found, Status> {
         let name = &dataset.name;
-        // A folder `web` does not hide `web.bin`, but is what to tell of when there is nothing else.
+        // A folder `web` does not hide `web.bin`, but is reported when there is nothing else.
         let mut irregular = None;
         for root in &self.roots {
             for ending in ["", ".bin", ".npy"] {
@@ -100,7 +100,7 @@ fn refused_open(error: &OpenError) -> Status {
             Status::invalid_argument(format!("{error}\n{NAMES_HINT}"))
         }
         OpenError::Denied { .. } => Status::invalid_argument(format!("{error}\n{DENIED_HINT}")),
-        // A hint of its own stands behind the message.
+        // The message has a hint of its own.
         _ => Status::invalid_argument(error.to_string()),
     }
 }
@@ -139,13 +139,13 @@ fn describe(root: &Root, name: String, file: OpenFile, dtype: &str) -> Result<Fo
     Ok(Found { info, file, layout })
 }
 
-/// What tells a file from another of the same name and length.
+/// Distinguishes a file from another one of the same name and length.
 fn fingerprint(file: &OpenFile) -> Result<u64, Status> {
     let failed = |error: std::io::Error| Status::internal(error.to_string());
     let data = std::fs::File::from(file.fd.try_clone().map_err(failed)?);
     let found = data.metadata().map_err(failed)?;
     let parts = [found.ino(), found.mtime() as u64, found.mtime_nsec() as u64, found.len()];
-    // FNV-1a over words: it has to differ, not to withstand.
+    // FNV-1a over words: it has to detect changes, not resist an attacker.
     let mix = |hash: u64, part: &u64| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3);
     Ok(parts.iter().fold(0xcbf2_9ce4_8422_2325, mix))
 }

@@ -1,4 +1,4 @@
-//! From a request to a stream: names and plan checked, the order of samples, who does what.
+//! From a request to a stream: checks names and plan, compiles the plan to stages, makes the order of samples.
 
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
@@ -24,12 +24,12 @@ pub struct Layout {
     pub delivery: Delivery,
 }
 
-/// Reads a plan; a mistake in it is shown in its place.
+/// Parses a plan; the error points at the mistake.
 fn parse(text: &str) -> Result<Plan, Error> {
     Plan::parse(text, None).map_err(|error| {
         let shown = format!("the plan is not understood\n{}", error.render(text));
         match error.hint() {
-            // What is rendered ends with it.
+            // The rendered text ends with the hint.
             Some(hint) => {
                 let end = shown.len().saturating_sub("\nhint: ".len() + hint.len());
                 Error::invalid(&shown[..end]).hint(hint)
@@ -39,7 +39,7 @@ fn parse(text: &str) -> Result<Plan, Error> {
     })
 }
 
-/// A dataset as a target described it. Its numbers come from outside, so they are checked.
+/// Checks the description of a dataset by its target.
 fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     let bad = |why: &str| Error::invalid(format!("{}: the target's description: {why}", info.name));
     let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_token());
@@ -53,7 +53,7 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
 }
 
-/// Lays the stream out. `infos` describe the request's datasets, which stand in the order of the blend.
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend.
 pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
     let expected = plan.blend().len().max(1);
@@ -95,7 +95,7 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
     Ok(Layout { plan: plan.to_string(), order, sources, names, delivery })
 }
 
-/// Types that do not go with the plan, told with the names of the files.
+/// An error of the compiler, with the names of the files.
 fn types(error: &CompileError, names: &[String]) -> Error {
     let name = |dataset: usize| names.get(dataset).map_or("?", String::as_str);
     match *error {
@@ -114,7 +114,7 @@ fn types(error: &CompileError, names: &[String]) -> Error {
     }
 }
 
-/// Most samples of a stream, so that no number of a sample, token or byte can pass 64 bits on the way.
+/// Most samples of a stream: no number of a sample, token or byte then exceeds 64 bits.
 const MAX_SAMPLES: u64 = 1 << 53;
 
 fn check_numbers(delivery: &Delivery) -> Result<(), Error> {

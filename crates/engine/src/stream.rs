@@ -1,11 +1,10 @@
 //! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
 //!
-//! A client brings an [`OpenRequest`] over a local socket and gets the ring's descriptors back on the
-//! same socket; from then on the socket only says that the client is alive, and carries requests for
-//! counters. One thread serves one client. Beside it a control task holds the session with the target:
-//! when the target goes away the stream pauses, the task connects anew with growing delays, and the
-//! stream goes on where it was (C4); when the target stays away too long the stream ends with an error
-//! that names it.
+//! A client sends an [`OpenRequest`] over a local socket and receives the ring's descriptors on the same socket;
+//! after that the socket shows that the client is alive, and carries requests for counters. One thread serves one
+//! client. A control task beside it holds the session with the target: when the target is lost the stream pauses,
+//! the task reconnects with growing delays, and the stream continues where it was (C4). When the target stays
+//! away for too long, the stream ends with an error that names it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -40,10 +39,10 @@ pub const MAX_MESSAGE: usize = 64 << 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 
-/// A connection that lived so long was good, even if the host was too slow for anything to arrive.
+/// A connection that lived this long was good, even if the host was too slow for anything to arrive.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// How long a client may take to say what it wants.
+/// Time within which a client has to send its request.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests for a stream that were refused, for whatever reason.
@@ -62,7 +61,7 @@ pub struct DpuContext {
     pub reconnect: Duration,
     /// Whether actions that shrink bytes run at the target.
     pub offload: bool,
-    /// Bytes of registers that the engine has in all.
+    /// Bytes of staging buffers that the engine has in all.
     pub memory: u64,
     /// Memory for the rings of all streams.
     pub rings: RingBudget,
@@ -86,7 +85,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Serves one client until it hangs up; `heard` when its request has come.
+/// Serves one client until it hangs up. Calls `heard` when its request has arrived.
 pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: impl FnOnce()) {
     connection.set_timeout(OPEN_TIMEOUT);
     let client = connection.peer().map_or_else(
@@ -104,7 +103,7 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: imp
             if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
                 attend(&connection, &stream);
             }
-            tell_end(&stream, begun);
+            log_end(&stream, begun);
         }
         Err(error) => {
             REFUSED_STREAMS.count();
@@ -116,11 +115,11 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: imp
     }
 }
 
-/// Tells what a stream did, at its end.
-fn tell_end(stream: &OpenStream, begun: Instant) {
+/// Logs what a stream did, at its end.
+fn log_end(stream: &OpenStream, begun: Instant) {
     let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
     let Some(StreamReport { counters, published_bytes, failure }) = stream_report(stream) else {
-        // Asked to end, it has reported what its streams did.
+        // An engine that was asked to stop has logged its streams.
         if stream.commands.is_stopped() {
             return;
         }
@@ -132,7 +131,7 @@ fn tell_end(stream: &OpenStream, begun: Instant) {
     log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
-/// Turns a client away without waiting for what it wants.
+/// Refuses a client without waiting for its request.
 pub fn refuse_client(mut connection: Connection, error: &Error) {
     connection.set_timeout(Duration::ZERO);
     let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
@@ -153,8 +152,8 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
         .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
 }
 
-/// Answers requests for counters until the client hangs up, or the engine is gone: hanging up on the
-/// client tells it.
+/// Answers requests for counters until the client hangs up, or until the engine is gone: the client notices that
+/// its socket is closed.
 fn attend(connection: &Connection, stream: &OpenStream) {
     let mut failed = false;
     loop {
@@ -179,7 +178,7 @@ fn attend(connection: &Connection, stream: &OpenStream) {
     }
 }
 
-/// What the stream did so far; `None` when the engine has stopped or does not know it any more.
+/// Report of the stream; `None` when the engine has stopped or has closed it.
 fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
     stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
 }
@@ -198,7 +197,7 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
     }
 }
 
-/// An engine's refusal in words for the client.
+/// An engine's refusal as an error for the client.
 pub fn engine_error(error: EngineError) -> Error {
     let usage = Error::invalid(&error);
     // Another stream may end, another command may leave the queue.
@@ -209,7 +208,7 @@ pub fn engine_error(error: EngineError) -> Error {
         _ => usage,
     };
     match error {
-        EngineError::Limit { what: "bytes of registers", .. } => usage.hint(
+        EngineError::Limit { what: "bytes of staging buffers", .. } => usage.hint(
             "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
         ),
         EngineError::Limit { what: "streams", .. } => {
@@ -228,10 +227,10 @@ fn open(
     let control = context.runtime.block_on(control)?;
     let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
     let layout = layout::plan(request, &infos, context.offload)?;
-    // Before the order is worked out, which costs more the more memory a stream needs.
+    // Before the schedule is prepared: its cost grows with the memory of the stream.
     let need = Reader::memory_needed(&layout.order, &layout.sources);
     if need > context.memory {
-        let (what, have) = ("bytes of registers", context.memory);
+        let (what, have) = ("bytes of staging buffers", context.memory);
         return Err(engine_error(EngineError::Limit { what, need, have }));
     }
     let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
@@ -250,7 +249,7 @@ fn open(
     let to_message = |source: &ReaderSource| stages::message(source.stages.target());
     let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
-        // Here and not in the engine, whose other streams would wait.
+        // Prepared on this thread: the engine's thread serves all streams.
         setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
         names: layout.names,
         targets: vec![control.name().to_owned()],
@@ -274,9 +273,9 @@ fn open(
     Ok((stream, opened, fds))
 }
 
-/// How long a stream puts up with a target that is away, or that is there and delivers nothing: a
-/// connection that fails at once must not begin the time anew, or it would be tried for ever.
-struct Patience {
+/// Limits how long a stream goes without a good connection: while the target is away, and while connections are
+/// made but fail at once. Those must not restart the time, or reconnecting would never end.
+struct ReconnectLimit {
     limit: Duration,
     /// When the target was last known to be good.
     since: Instant,
@@ -285,13 +284,13 @@ struct Patience {
     delay: Duration,
 }
 
-impl Patience {
-    fn new(limit: Duration) -> Patience {
+impl ReconnectLimit {
+    fn new(limit: Duration) -> ReconnectLimit {
         let (since, delay) = (Instant::now(), Duration::ZERO);
-        Patience { limit, since, arrived_bytes: 0, delay }
+        ReconnectLimit { limit, since, arrived_bytes: 0, delay }
     }
 
-    /// A connection was lost after it had `lived` for so long.
+    /// Notes the loss of a connection that had `lived` this long.
     fn lose(&mut self, arrived_bytes: u64, lived: Duration) {
         if arrived_bytes > self.arrived_bytes || lived >= SETTLED {
             (self.since, self.delay) = (Instant::now(), Duration::ZERO);
@@ -303,14 +302,14 @@ impl Patience {
         self.since.elapsed() >= self.limit
     }
 
-    /// Waits before the next attempt: the first comes at once, later ones further and further apart.
+    /// Waits before the next attempt: not at all before the first, then with growing delays.
     async fn pause(&mut self) {
         tokio::time::sleep(self.delay).await;
         self.delay = (self.delay * 2).clamp(RETRY_FIRST, RETRY_LONGEST);
     }
 }
 
-/// Keeps the session of a stream with its target.
+/// Holds the session of a stream with its target.
 struct Keeper {
     context: DpuContext,
     id: StreamId,
@@ -321,7 +320,7 @@ struct Keeper {
     stages: Vec<TargetStages>,
 }
 
-/// Why the connection was lost, where our queue pair shows it first.
+/// Why the connection was lost, as our queue pair reports it.
 fn failed_queue_pair(status: WcStatus) -> String {
     match status {
         WcStatus::RetryExceeded => "no answer after the last retransmission".into(),
@@ -334,7 +333,7 @@ fn failed_queue_pair(status: WcStatus) -> String {
 const CONNECTION: u32 = 0;
 
 impl Keeper {
-    /// Makes a queue pair, begins a session and joins the two.
+    /// Creates a queue pair, opens a session and connects the queue pair.
     async fn connect(&mut self, control: &TargetControl) -> Result<Session, Error> {
         let id = self.id;
         let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
@@ -363,7 +362,7 @@ impl Keeper {
         Ok(session)
     }
 
-    /// Payload bytes that our packets can carry towards the target's machine.
+    /// Path MTU towards the target's machine, in payload bytes.
     async fn mtu(&self) -> u32 {
         let found = tokio::net::lookup_host(self.request.target.as_str()).await;
         let same_version = |at: &SocketAddr| at.is_ipv4() == self.context.roce.is_ipv4();
@@ -371,7 +370,7 @@ impl Keeper {
         target.map_or(LARGEST_MTU, |target| mtu_towards(self.context.roce.ip(), target))
     }
 
-    /// The order of samples was made for the datasets as they were: others would give wrong batches.
+    /// Refuses datasets that changed: the schedule was made for them as they were, so batches would be wrong.
     fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
         let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
         match changed {
@@ -379,7 +378,7 @@ impl Keeper {
             _ => {
                 let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
                 let text = format!("target {target}: {name} is no longer what it was");
-                Err(Error::invalid(text).hint("open the stream anew"))
+                Err(Error::invalid(text).hint("open the stream again"))
             }
         }
     }
@@ -396,12 +395,12 @@ impl Keeper {
     }
 
     async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
-        let mut patience = Patience::new(self.context.reconnect);
+        let mut limit = ReconnectLimit::new(self.context.reconnect);
         loop {
             let connected = Instant::now();
             let why = tokio::select! {
                 why = session.ended() => {
-                    // The engine answers with `Lost`, once it has taken the queue pair down.
+                    // The engine answers with `Lost` once it has destroyed the queue pair.
                     self.signals.drop_connection(CONNECTION);
                     if lost.recv().await.is_none() {
                         return;
@@ -417,8 +416,8 @@ impl Keeper {
             let (id, target) = (self.id, self.request.target.clone());
             log::line(format_args!("stream {id} has lost target {target} ({why}), reconnecting"));
             let lost_at = Instant::now();
-            patience.lose(self.arrived_bytes().await, connected.elapsed());
-            session = match self.reconnect(&mut patience).await {
+            limit.lose(self.arrived_bytes().await, connected.elapsed());
+            session = match self.reconnect(&mut limit).await {
                 Some(session) => session,
                 None => return,
             };
@@ -437,13 +436,13 @@ impl Keeper {
         counters.map_or(0, |report| report.counters.wire_bytes)
     }
 
-    /// Tries until the target is back and takes us; gives the stream up when that lasts too long, or when
-    /// it is refused for a reason that stays.
-    async fn reconnect(&mut self, patience: &mut Patience) -> Option<Session> {
+    /// Tries until the target accepts a session. Gives the stream up when that takes too long, or when the
+    /// session is refused for a permanent reason.
+    async fn reconnect(&mut self, limit: &mut ReconnectLimit) -> Option<Session> {
         let useless = format!("target {} takes connections, and all fail", self.request.target);
         let mut error = Error::unreachable(useless);
-        while !patience.is_over() {
-            patience.pause().await;
+        while !limit.is_over() {
+            limit.pause().await;
             match self.try_once().await {
                 Ok(session) => return Some(session),
                 Err(failed) => error = failed,
@@ -468,7 +467,7 @@ mod tests {
 
     #[test]
     fn an_engine_that_is_full_may_have_room_later() {
-        let full = EngineError::Limit { what: "bytes of registers", need: 2, have: 1 };
+        let full = EngineError::Limit { what: "bytes of staging buffers", need: 2, have: 1 };
         let busy = EngineError::Unavailable("is overloaded: its queue is full");
         let full_pool =
             nic::pool::PoolError::Full { len: 2, align: 1, free: 1, largest: 1, size: 9 };

@@ -12,19 +12,19 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::events::EventQueue;
+use crate::memory::pd::PdTable;
+use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
-use crate::pd::PdTable;
 #[cfg(feature = "planted-bugs")]
 use crate::planted::Bug;
 use crate::planted::Planted;
 use crate::qp::{Context, IsStalled, Qp};
-use crate::region::{RegionTable, Registration};
 use crate::report::{Cause, LastError, QpReport};
 use crate::rng::{HashedCounter, SplitMix64};
-use crate::rtt::RttMeter;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::Time;
@@ -35,13 +35,14 @@ use crate::verbs::{
 use crate::wire::{Headers, Psn};
 use crate::world::{AtomicOp, Origin, Path};
 
-pub use crate::attributes::{AsyncEvent, AttrMask, QpAttr, Reliability};
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
-pub use crate::qp::context::{Connect, Mtu, Transmit};
+pub use crate::events::AsyncEvent;
+pub use crate::memory::sg::{Placement, Placements};
+pub use crate::qp::TimeoutReason;
+pub use crate::qp::context::Transmit;
 pub use crate::qp::transition::MAX_RD_ATOMIC;
-pub use crate::qp::{QpConfig, QpState, TimeoutReason};
-pub use crate::sg::{Placement, Placements};
+pub use crate::verbs::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
 
 /// Bits of a queue pair number.
 const QPN_BITS: u32 = 24;

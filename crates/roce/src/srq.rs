@@ -11,11 +11,11 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::attributes::AsyncEvent;
 use crate::endpoint::SrqConfig;
+use crate::events::AsyncEvent;
 use crate::events::EventQueue;
+use crate::memory::sg;
 use crate::rng::SplitMix64;
-use crate::sg;
 use crate::slab::{Layout, Slab};
 use crate::verbs::{PdId, RecvWr, SrqId, VerbsError};
 

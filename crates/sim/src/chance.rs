@@ -1,30 +1,30 @@
-//! The one source of chance: SplitMix64 (Steele, Lea, Flood 2014) and the draws made from it.
+//! The one source of chance: PCG (`rand_pcg`'s `Pcg64`) and the draws made from it.
 //!
 //! Every part of a simulation gets its own generator, forked from the seed's: what one part draws
 //! does not shift the draws of another, so small changes of a scenario stay small.
 
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
 /// A seeded generator.
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub struct Chance(Pcg64);
 
 impl Chance {
     /// The generator of this seed.
-    pub const fn new(seed: u64) -> Chance {
-        Chance(seed)
+    pub fn new(seed: u64) -> Chance {
+        Chance(Pcg64::seed_from_u64(seed))
     }
 
     /// A generator of its own for another part of the simulation.
     #[must_use]
     pub fn fork(&mut self) -> Chance {
-        Chance(self.word())
+        Chance::new(self.word())
     }
 
     /// 64 random bits.
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `end`; 0 if that is 0.

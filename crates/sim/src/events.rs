@@ -57,9 +57,14 @@ impl<E> EventQueue<E> {
         self.heap.push(Reverse(Entry { key, event }));
     }
 
+    /// The next event, and when it is due.
+    pub(crate) fn peek(&self) -> Option<(Time, &E)> {
+        self.heap.peek().map(|Reverse(entry)| (entry.at(), &entry.event))
+    }
+
     /// When the next event is due.
     pub(crate) fn next_at(&self) -> Option<Time> {
-        self.heap.peek().map(|Reverse(entry)| entry.at())
+        self.peek().map(|(at, _)| at)
     }
 
     /// The next event, if it is due at `now`.

@@ -4,69 +4,88 @@
 //! instant everything that is due happens in the order in which it was scheduled; then every node
 //! that was concerned runs the product's drain loop until it has no more to do. Programs act between
 //! two calls: [`Fabric::touched`] names the nodes that may have completions, [`Fabric::wakes`] the
-//! programs that asked to be woken. Changing a node through [`Fabric::node_mut`] makes it run again.
+//! programs that asked to be woken. Changing a node through [`Fabric::node_mut`] makes it run again;
+//! who changes [`Fabric::nodes`] directly calls [`Fabric::settle`], which runs them all.
 //!
-//! ```text
-//!   node ──uplink──> switch ──downlink──> node       Topology::Star
-//!   node 0 <──────────────────────────> node 1       Topology::Cable
-//! ```
+//! Packets take the routes of the [`Graph`]. With [`FabricConfig::holds`] they take none: they wait in
+//! front of their node until they are handed over one by one, to be looked at, lost, doubled, changed
+//! and made up on the way ([`Fabric::release`], [`Fabric::held`], [`Fabric::deliver`]).
 //!
 //! Nothing in here knows what the programs do.
 
 mod air;
 mod node;
 
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::fmt;
 
 use roce::Time;
-use roce::endpoint::EndpointConfig;
+use roce::endpoint::{EndpointConfig, Transmit};
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, BURST_PACKETS, NoMemory, Path, Payload, TxFrame};
+use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, TxFrame, Wire};
 
 use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
-use crate::link::{End, Link, LinkConfig, LinkStats};
+use crate::graph::{Graph, Routes, Vertex};
+use crate::link::{Link, LinkStats};
 use crate::memory::NodeMemory;
-use crate::packet::Addressing;
+pub use crate::packet::Packet;
+use crate::packet::{Addressing, GROUP, Marks};
+pub use crate::port::Body;
 use crate::port::Port;
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 pub use node::Node;
 use node::{Tally, new_node};
 
-/// A node that still has something to do after so many rounds at one instant never ends.
-const MAX_ROUNDS: u32 = 100_000;
-
-/// How nodes are joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Topology {
-    /// Two nodes, one cable.
-    Cable,
-    /// All nodes at one switch: packets go up one link and down another.
-    Star,
-}
-
 /// How a fabric is built.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct FabricConfig {
-    /// How many nodes; two for [`Topology::Cable`].
-    pub nodes: u32,
-    /// How they are joined.
-    pub topology: Topology,
-    /// From a node to the switch, or to the other node.
-    pub uplink: LinkConfig,
-    /// From the switch to a node.
-    pub downlink: LinkConfig,
+    /// Nodes, switches and cables.
+    pub graph: Graph,
+    /// What packets carry.
+    pub body: Body,
+    /// Packets wait in front of their node until they are handed over.
+    pub holds: bool,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
     /// Most packets that a node takes at once.
     pub batch: usize,
+    /// A node that still has something to do after so many rounds at one instant never ends.
+    pub max_rounds: u32,
     /// For every endpoint, with a seed of its own.
     pub endpoint: EndpointConfig,
     /// Source of all chance.
     pub seed: u64,
+}
+
+impl FabricConfig {
+    /// Sealed packets over IPv4.
+    pub fn new(graph: Graph, seed: u64) -> FabricConfig {
+        FabricConfig {
+            graph,
+            body: Body::Sealed,
+            holds: false,
+            ipv6: false,
+            batch: 64,
+            max_rounds: 100_000,
+            endpoint: EndpointConfig::default(),
+            seed,
+        }
+    }
+}
+
+/// Looks at a packet that was sent, before any fault, and drops it by returning false.
+pub struct Filter(Box<dyn FnMut(&Headers) -> bool>);
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter")
+    }
 }
 
 /// Which way a packet was seen to go.
@@ -91,7 +110,7 @@ pub struct Sighting {
     pub direction: Direction,
     /// Transport headers.
     pub headers: Headers,
-    /// Payload bytes.
+    /// Body bytes.
     pub payload_len: u32,
 }
 
@@ -110,12 +129,18 @@ enum Event {
 /// Nodes and the network between them.
 #[derive(Debug)]
 pub struct Fabric<M> {
-    /// What goes wrong from now on with packets that leave an uplink.
+    /// What goes wrong from now on with packets that leave a node.
     pub mix: FaultMix,
+    /// The nodes, by number.
+    pub nodes: Vec<Node<M>>,
     now: Time,
-    nodes: Vec<Node<M>>,
     links: Vec<Link>,
-    topology: Topology,
+    routes: Routes,
+    body: Body,
+    holds: bool,
+    filter: Option<Filter>,
+    misdirected: u64,
+    max_rounds: u32,
     addressing: Addressing,
     events: EventQueue<Event>,
     handled: u64,
@@ -137,20 +162,33 @@ pub struct Fabric<M> {
 impl<M: NodeMemory> Fabric<M> {
     /// Nodes without queue pairs; `memory` makes the memory of each.
     pub fn new(config: &FabricConfig, mut memory: impl FnMut(&mut Chance) -> M) -> Fabric<M> {
+        Fabric::build(config, |_, chance| (memory(chance), chance.word()))
+    }
+
+    /// The same; `machine` makes the memory of each node, and the seed of its endpoint.
+    pub fn build(
+        config: &FabricConfig,
+        mut machine: impl FnMut(u32, &mut Chance) -> (M, u64),
+    ) -> Fabric<M> {
         let mut chance = Chance::new(config.seed);
         let addressing = Addressing { ipv6: config.ipv6 };
-        let nodes = (0..config.nodes).map(|index| {
-            let memory = memory(&mut chance);
-            let port = Port::new(index, addressing, M::REAL, config.batch.max(1));
-            new_node(config.endpoint, memory, port, chance.word())
+        let nodes = (0..config.graph.nodes()).map(|index| {
+            let (memory, seed) = machine(index, &mut chance);
+            let port = Port::new(index, addressing, config.body, config.batch);
+            new_node(config.endpoint, memory, port, seed)
         });
         let nodes = nodes.collect();
         Fabric {
             mix: FaultMix::NONE,
-            now: Time::ZERO,
             nodes,
-            links: links(config),
-            topology: config.topology,
+            now: Time::ZERO,
+            links: config.graph.edges().iter().map(Link::new).collect(),
+            routes: config.graph.routes(),
+            body: config.body,
+            holds: config.holds,
+            filter: None,
+            misdirected: 0,
+            max_rounds: config.max_rounds,
             addressing,
             events: EventQueue::new(),
             handled: 0,
@@ -267,10 +305,66 @@ impl<M: NodeMemory> Fabric<M> {
         let path = self.path_to(to);
         let payload = Payload::Bytes(payload);
         let frame = TxFrame { path, header: headers.emit(), payload, pad: headers.bth().pad };
-        if let Some(packet) = self.nodes[from as usize].port.packet(&frame, &NoMemory) {
-            self.nodes[to as usize].port.inbox.push_back(packet);
-            self.mark_dirty(to);
+        let packet = self.nodes[from as usize].port.packet(&frame, &NoMemory);
+        self.deliver(to, packet);
+    }
+
+    /// Sends a packet that was polled from a node's endpoint by hand.
+    pub fn transmit(&mut self, node: u32, transmit: &Transmit) {
+        self.mark_dirty(node);
+        let Node { memory, port, .. } = &mut self.nodes[node as usize];
+        let frame = TxFrame {
+            path: transmit.path,
+            header: transmit.headers.emit(),
+            payload: Payload::Gather(transmit.payload.clone()),
+            pad: transmit.pad,
+        };
+        port.send(self.now, &[frame], memory);
+    }
+
+    /// A packet of these bytes, BTH to ICRC, as if one node had sent it to another.
+    pub fn forge(&self, from: u32, to: u32, bytes: Vec<u8>) -> Packet {
+        Packet {
+            source: self.addressing.source(from),
+            dest: self.addressing.ip(to),
+            ecn: Ecn::Ect0,
+            frame_bytes: self.addressing.frame_bytes(bytes.len() as u32),
+            bytes,
+            from,
+            to,
+            id: 0,
+            dscp: 0,
+            hop_limit: 64,
+            phantom_payload: 0,
+            marks: Marks::default(),
         }
+        .forged()
+    }
+
+    /// Hands a packet to a node, which takes it when it runs next.
+    pub fn deliver(&mut self, node: u32, packet: Packet) {
+        self.nodes[node as usize].port.inbox.push_back(packet);
+        self.mark_dirty(node);
+    }
+
+    /// Packets that wait in front of a node, oldest first, where the fabric holds them.
+    pub fn held(&mut self, node: u32) -> &mut VecDeque<Packet> {
+        &mut self.nodes[node as usize].held
+    }
+
+    /// Packets that went to an address that no node has.
+    pub fn misdirected(&self) -> u64 {
+        self.misdirected
+    }
+
+    /// Loses the packets for which `keep` is false, from now on; it sees each packet that is sent.
+    pub fn keep_if(&mut self, keep: impl FnMut(&Headers) -> bool + 'static) {
+        self.filter = Some(Filter(Box::new(keep)));
+    }
+
+    /// Loses no packets by choice any more.
+    pub fn keep_all(&mut self) {
+        self.filter = None;
     }
 
     /// Keeps a copy of every packet that a node sends to this queue pair.
@@ -285,10 +379,11 @@ impl<M: NodeMemory> Fabric<M> {
 
     // ---- links ---------------------------------------------------------------------------------
 
-    /// What the link into a node has seen: from the switch, or from the other end of the cable.
+    /// What the link into a node has seen, the first one if it has several.
     pub fn ingress_stats(&mut self, node: u32) -> LinkStats {
-        let (link, now) = (self.ingress(node), self.now);
-        self.links[link].stats(now)
+        let now = self.now;
+        let link = self.links.iter_mut().find(|link| link.end == Vertex::Node(node));
+        link.map(|link| link.stats(now)).unwrap_or_default()
     }
 
     /// Starts the statistics of every link anew.
@@ -308,22 +403,17 @@ impl<M: NodeMemory> Fabric<M> {
         self.links.iter_mut().for_each(|link| link.config.queue_bytes = bytes);
     }
 
-    /// Takes the cable of a node out, or plugs it in again.
+    /// Takes the cables of a node out, or plugs them in again.
     pub fn set_cable(&mut self, node: u32, is_up: bool) {
         if !is_up {
             self.counts.inject(Fault::Flap);
         }
-        for link in [node as usize, self.ingress(node)] {
-            let link = &mut self.links[link];
-            link.is_up = is_up;
-            link.outage_felt = false;
-        }
-    }
-
-    fn ingress(&self, node: u32) -> usize {
-        match self.topology {
-            Topology::Cable => 1 - node as usize,
-            Topology::Star => self.nodes.len() + node as usize,
+        for link in 0..self.links.len() {
+            let ends = [self.links[link].end, self.links[link ^ 1].end];
+            if ends.contains(&Vertex::Node(node)) {
+                self.links[link].is_up = is_up;
+                self.links[link].outage_felt = false;
+            }
         }
     }
 
@@ -336,7 +426,7 @@ impl<M: NodeMemory> Fabric<M> {
         let seed = self.chance.word();
         let (now, endpoint) = (self.now, self.endpoint);
         let old = &mut self.nodes[node as usize];
-        let fresh = Port::new(node, old.port.addressing, M::REAL, old.port.batch);
+        let fresh = Port::new(node, old.port.addressing, self.body, old.port.batch);
         let mut port = core::mem::replace(&mut old.port, fresh);
         port.inbox.clear();
         port.outbox.clear();
@@ -352,7 +442,72 @@ impl<M: NodeMemory> Fabric<M> {
         self.mark_dirty(node);
     }
 
+    /// Stops a node as SIGSTOP does, or lets all run: what arrives there lies unread, and the others'
+    /// wires see that.
+    pub fn stop(&mut self, node: Option<u32>) {
+        let ip = node.map(|node| self.addressing.ip(node));
+        for (index, entry) in (0..).zip(&mut self.nodes) {
+            entry.port.stalled = ip;
+            entry.is_stopped = node == Some(index);
+        }
+        (0..self.len()).for_each(|node| self.mark_dirty(node));
+    }
+
     // ---- time ----------------------------------------------------------------------------------
+
+    /// Lets every node do all it can at this instant; whether any had something to do.
+    pub fn settle(&mut self) -> bool {
+        (0..self.len()).for_each(|node| self.mark_dirty(node));
+        self.settle_changed()
+    }
+
+    /// When something happens next. Deadlines that an endpoint has put off or given up are not among it.
+    pub fn next_at(&mut self) -> Option<Time> {
+        if self.holds {
+            let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
+            return deadlines.map(|(at, _)| at.max(self.now)).min();
+        }
+        while let Some((at, &Event::Deadline(node))) = self.events.peek() {
+            let entry = &mut self.nodes[node as usize];
+            let due = entry.endpoint.poll_timeout().filter(|_| !entry.is_stopped);
+            let is_set = entry.timer == Some(at);
+            if is_set && due.is_some_and(|(due, _)| due <= at) {
+                break;
+            }
+            self.events.pop_due(at);
+            if is_set {
+                entry.timer = due.map(|(due, _)| due);
+                entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));
+            }
+        }
+        self.events.next_at()
+    }
+
+    /// Moves the clock to `at`, and lets what is due by then arrive. Nodes run when they are told to.
+    pub fn advance_to(&mut self, at: Time) {
+        self.now = self.now.max(at);
+        while let Some(event) = self.events.pop_due(self.now) {
+            self.handled += 1;
+            self.handle(event);
+        }
+        (0..self.len()).for_each(|node| self.mark_dirty(node));
+    }
+
+    /// Runs until nothing is left to happen; false when that takes more than so many instants.
+    pub fn run(&mut self, instants: u64) -> bool {
+        self.settle();
+        (0..instants).any(|_| !self.advance())
+    }
+
+    /// Runs until `until`, then sets the clock to it.
+    pub fn run_until(&mut self, until: Time) {
+        self.settle();
+        while self.next_at().is_some_and(|at| at <= until) {
+            self.advance();
+        }
+        self.advance_to(until);
+        self.settle();
+    }
 
     /// Lets programs' changes take effect, then moves to the next instant at which something
     /// happens. False when nothing ever will.
@@ -362,8 +517,8 @@ impl<M: NodeMemory> Fabric<M> {
             self.nodes[node as usize].is_touched = false;
         }
         self.touched.clear();
-        self.settle();
-        let Some(at) = self.events.next_at() else {
+        self.settle_changed();
+        let Some(at) = self.next_at() else {
             return !self.touched.is_empty();
         };
         self.now = self.now.max(at);
@@ -371,7 +526,7 @@ impl<M: NodeMemory> Fabric<M> {
             self.handled += 1;
             self.handle(event);
         }
-        self.settle();
+        self.settle_changed();
         true
     }
 
@@ -382,7 +537,7 @@ impl<M: NodeMemory> Fabric<M> {
             Event::Deadline(node) => {
                 // Others were replaced by an earlier one.
                 let entry = &mut self.nodes[node as usize];
-                if entry.timer == Some(self.now) {
+                if entry.timer.is_some_and(|set| set <= self.now) {
                     entry.timer = None;
                     self.mark_dirty(node);
                 }
@@ -399,45 +554,91 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
-    fn settle(&mut self) {
-        let mut next = 0;
+    /// Lets the nodes that were changed do all they can at this instant; whether any had something to do.
+    pub fn settle_changed(&mut self) -> bool {
+        let (mut next, mut is_busy) = (0, false);
         while let Some(&node) = self.dirty.get(next) {
             next += 1;
-            self.run(node);
+            is_busy |= self.run_node(node);
         }
         self.dirty.clear();
+        is_busy
     }
 
-    fn run(&mut self, node: u32) {
+    fn run_node(&mut self, node: u32) -> bool {
         let entry = &mut self.nodes[node as usize];
         entry.is_dirty = false;
+        if entry.is_stopped {
+            return false;
+        }
         if !entry.is_touched {
             entry.is_touched = true;
             self.touched.push(node);
         }
         entry.port.now = self.now;
-        let mut rounds = 0;
-        while drain_once(&mut self.nodes[node as usize], self.now) {
-            self.forward(node);
+        let (mut rounds, mut is_busy) = (0, false);
+        loop {
+            let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
+            let progress = world::drain(endpoint, port, memory, self.now);
+            is_busy |= !progress.is_idle();
+            let ended_by_short_burst =
+                !progress.sent.is_multiple_of(BURST_PACKETS) || progress.sent == 0;
+            let is_done = port.inbox.is_empty() && ended_by_short_burst;
+            if !self.holds {
+                self.release(node, |_, _| {});
+            }
             rounds += 1;
-            if rounds > MAX_ROUNDS {
+            if rounds > self.max_rounds {
                 self.spinning = Some(node);
+            }
+            if is_done || rounds > self.max_rounds {
                 break;
             }
         }
-        self.forward(node);
         self.collect_sightings(node);
-        self.set_timer(node);
+        if !self.holds {
+            self.set_timer(node);
+        }
+        is_busy
     }
 
-    fn forward(&mut self, node: u32) {
+    /// Puts what a node has sent on its way. Where packets are held this is for the caller to do, who
+    /// gets to see each packet, and the memory that it came from.
+    pub fn release(&mut self, node: u32, mut look: impl FnMut(&mut M, &Packet)) {
         let mut outbox = core::mem::take(&mut self.nodes[node as usize].port.outbox);
         for packet in outbox.drain(..) {
-            let bytes = packet.frame_bytes;
-            let packet = self.pool.put(packet);
-            self.enqueue(node as usize, packet, bytes);
+            look(&mut self.nodes[node as usize].memory, &packet);
+            if !self.is_kept(&packet) {
+                self.nodes[node as usize].port.recycle(packet.bytes);
+            } else if packet.to == GROUP {
+                // Every other node gets it, and whether it wants it is its own business.
+                for to in (0..self.len()).filter(|&to| to != node) {
+                    self.depart(Packet { to, ..packet.clone() });
+                }
+            } else {
+                self.depart(packet);
+            }
         }
         self.nodes[node as usize].port.outbox = outbox;
+    }
+
+    fn is_kept(&mut self, packet: &Packet) -> bool {
+        let Some(Filter(keep)) = &mut self.filter else {
+            return true;
+        };
+        Headers::parse(&packet.bytes).map_or(true, |(headers, _)| keep(&headers))
+    }
+
+    fn depart(&mut self, packet: Packet) {
+        let Packet { from, to, .. } = packet;
+        match self.nodes.get_mut(to as usize) {
+            None => self.misdirected += 1,
+            Some(there) if self.holds => there.held.push_back(packet),
+            Some(_) => {
+                let id = self.pool.put(packet);
+                self.route(Vertex::Node(from), id);
+            }
+        }
     }
 
     fn collect_sightings(&mut self, node: u32) {
@@ -456,28 +657,6 @@ impl<M: NodeMemory> Fabric<M> {
         if entry.timer.is_none_or(|set| due < set) {
             entry.timer = Some(due);
             self.events.add(due, Event::Deadline(node));
-        }
-    }
-}
-
-/// One round of the product's loop; false when there is nothing left to do at this instant.
-fn drain_once<M: NodeMemory>(node: &mut Node<M>, now: Time) -> bool {
-    let progress = world::drain(&mut node.endpoint, &mut node.port, &mut node.memory, now);
-    let ended_by_short_burst = !progress.sent.is_multiple_of(BURST_PACKETS) || progress.sent == 0;
-    !(node.port.inbox.is_empty() && ended_by_short_burst)
-}
-
-/// Uplinks by node, then, of a star, downlinks by node.
-fn links(config: &FabricConfig) -> Vec<Link> {
-    let nodes = config.nodes;
-    match config.topology {
-        Topology::Cable => {
-            (0..2).map(|node| Link::new(config.uplink, End::Node(1 - node), true)).collect()
-        }
-        Topology::Star => {
-            let up = (0..nodes).map(|_| Link::new(config.uplink, End::Switch, true));
-            let down = (0..nodes).map(|node| Link::new(config.downlink, End::Node(node), false));
-            up.chain(down).collect()
         }
     }
 }

@@ -47,8 +47,8 @@ impl Fault {
         Fault::Restart,
     ];
 
-    /// How many kinds strike single packets.
-    pub(crate) const PER_PACKET: usize = 7;
+    /// How many kinds strike single packets: the first ones of [`ALL`](Fault::ALL).
+    pub const PER_PACKET: usize = 7;
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
@@ -140,6 +140,13 @@ impl FaultCounts {
         let sums = self.injected.iter_mut().chain(&mut self.effective);
         let more = other.injected.iter().chain(&other.effective);
         sums.zip(more).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kinds = Fault::ALL.iter().zip(self.injected);
+        kinds.try_for_each(|(fault, count)| write!(f, "{}={count} ", fault.name()))
     }
 }
 

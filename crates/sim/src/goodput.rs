@@ -7,8 +7,9 @@
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig, Topology};
+use crate::fabric::{Body, Fabric, FabricConfig};
 use crate::faults::{Fault, FaultMix};
+use crate::graph::Graph;
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
 use crate::streams::{Stream, StreamError, run_until};
@@ -60,7 +61,7 @@ impl GoodputConfig {
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goodput {
-    /// Payload bits per second that arrived for good.
+    /// Body bits per second that arrived for good.
     pub goodput_bps: u64,
     /// Bits per second on the cable, framing and repetitions included.
     pub wire_bps: u64,
@@ -110,14 +111,9 @@ pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
 
 fn fabric(config: &GoodputConfig) -> Fabric<Phantom> {
     let fabric = FabricConfig {
-        nodes: 2,
-        topology: Topology::Cable,
-        uplink: config.link,
-        downlink: config.link,
-        ipv6: false,
-        batch: 64,
+        body: Body::Phantom,
         endpoint: EndpointConfig { max_qps: 16, max_regions: 16, ..EndpointConfig::default() },
-        seed: config.seed,
+        ..FabricConfig::new(Graph::cable(config.link), config.seed)
     };
     Fabric::new(&fabric, |_| Phantom)
 }

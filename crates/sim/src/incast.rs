@@ -10,8 +10,9 @@ use alloc::vec::Vec;
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig, Topology};
+use crate::fabric::{Body, Fabric, FabricConfig};
 use crate::goodput::per_second;
+use crate::graph::Graph;
 use crate::link::{LinkConfig, LinkStats, Marking};
 use crate::memory::Phantom;
 use crate::streams::{Stream, StreamError, run_until};
@@ -74,7 +75,7 @@ pub struct Incast {
     pub range_bytes: (u64, u64),
     /// Bits per second on the receiver's link in that time, framing included.
     pub wire_bps: u64,
-    /// Payload bits per second of each sender while shares are compared, the first stream first.
+    /// Body bits per second of each sender while shares are compared, the first stream first.
     pub shares_bps: Vec<u64>,
     /// Packets that found the queue full, in all.
     pub dropped: u64,
@@ -194,18 +195,13 @@ impl Collision {
 fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
     let plain = LinkConfig { queue_bytes: 1 << 30, marking: None, ..config.link };
     let fabric = FabricConfig {
-        nodes,
-        topology: Topology::Star,
-        uplink: plain,
-        downlink: config.link,
-        ipv6: false,
-        batch: 64,
+        body: Body::Phantom,
         endpoint: EndpointConfig {
             max_qps: 1 << 10,
             max_regions: 1 << 10,
             ..EndpointConfig::default()
         },
-        seed: config.seed,
+        ..FabricConfig::new(Graph::star(nodes, plain, config.link), config.seed)
     };
     Fabric::new(&fabric, |_| Phantom)
 }

@@ -1,14 +1,15 @@
-//! A fabric in virtual time that runs the transport unmodified.
+//! A network in virtual time that runs the transport unmodified: the one for every test that needs one.
 //!
 //! Nodes hold an [`Endpoint`](roce::endpoint::Endpoint) each and run the product's own
-//! [`drain`](roce::world::drain) over simulated links: bandwidth, propagation delay, a bounded queue,
-//! ECN marks. Time is a number that moves from event to event, chance comes from one seed, so a run
-//! is a pure function of its configuration and replays bit for bit.
+//! [`drain`](roce::world::drain) over any graph of simulated links and switches: bandwidth, propagation
+//! delay, bounded queues by priority, ECN marks. Time is a number that moves from event to event, chance
+//! comes from one seed, so a run is a pure function of its configuration and replays bit for bit.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`fabric`] | nodes, links, the switch between them, and the loop that moves time |
-//! | [`link`] | one direction of a cable: rate, delay, queue, marking, statistics |
+//! | [`graph`] | nodes, switches, the cables between them, and the routes |
+//! | [`fabric`] | what happens on a graph: packets, faults, and the loop that moves time |
+//! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
 //! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
 //! | [`faults`] | what can go wrong on the way, how often, and whether it made a difference |
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
@@ -31,6 +32,7 @@ mod events;
 pub mod fabric;
 pub mod faults;
 pub mod goodput;
+pub mod graph;
 pub mod incast;
 pub mod link;
 pub mod memory;

@@ -1,9 +1,10 @@
-//! One direction of a cable: a bounded queue, a rate, a propagation delay.
+//! One direction of a cable, and the port that feeds it: queues, a rate, a propagation delay.
 //!
-//! Packets leave in the order they came. A packet that finds no room is dropped (drop tail). A
-//! packet that leaves may be marked by the bytes that still wait behind it, as switches do for DCQCN:
-//! never up to `min_bytes`, always above `max_bytes`, and in between with a probability that grows
-//! linearly to `max_probability`.
+//! A port has a queue for each traffic class, chosen by the DSCP, and serves the highest class that has
+//! packets. Within a class packets leave in the order they came. All classes share one bounded buffer;
+//! a packet that finds no room is dropped (drop tail). A packet that leaves may be marked by the bytes
+//! that still wait in its class, as switches do for DCQCN: never up to `min_bytes`, always above
+//! `max_bytes`, and in between with a probability that grows linearly to `max_probability`.
 
 use alloc::collections::VecDeque;
 
@@ -11,6 +12,7 @@ use roce::world::Ecn;
 use roce::{Duration, Time};
 
 use crate::chance::Chance;
+use crate::graph::{Edge, Vertex};
 
 /// When departing packets are marked as having met congestion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +50,23 @@ impl Marking {
     }
 }
 
+/// Most traffic classes of a link.
+pub const MAX_CLASSES: usize = 8;
+
+/// The rate of a link on which packets never wait for one another.
+pub const UNLIMITED: u64 = u64::MAX;
+
 /// What a link is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bits per second, framing included.
+    /// Bits per second, framing included; [`UNLIMITED`] for packets that take no time to leave.
     pub rate_bps: u64,
     /// Propagation delay.
     pub delay: Duration,
-    /// Room for packets that wait, in bytes.
+    /// Room for packets that wait, of all traffic classes, in bytes.
     pub queue_bytes: u64,
+    /// Traffic classes, 1 to [`MAX_CLASSES`]: the 64 DSCPs are divided evenly among them.
+    pub classes: u8,
     /// Congestion marks, if it makes any.
     pub marking: Option<Marking>,
 }
@@ -64,7 +74,18 @@ pub struct LinkConfig {
 impl LinkConfig {
     /// A link of this rate and delay whose queue never overflows in practice.
     pub const fn new(rate_bps: u64, delay: Duration) -> LinkConfig {
-        LinkConfig { rate_bps, delay, queue_bytes: 1 << 30, marking: None }
+        LinkConfig { rate_bps, delay, queue_bytes: 1 << 30, classes: 1, marking: None }
+    }
+
+    /// A link that delays packets and does nothing else.
+    pub const fn unlimited(delay: Duration) -> LinkConfig {
+        LinkConfig::new(UNLIMITED, delay)
+    }
+
+    /// The queue that packets with this DSCP wait in; the highest is served first.
+    fn class(&self, dscp: u8) -> usize {
+        let classes = usize::from(self.classes).clamp(1, MAX_CLASSES);
+        usize::from(dscp & 63) * classes / 64
     }
 
     /// How long `bytes` take to leave, rounded up.
@@ -109,25 +130,20 @@ impl LinkStats {
     }
 }
 
-/// Where a link ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    Node(u32),
-    Switch,
-}
-
 /// A link and what waits for it. Packets are numbers here; the fabric knows what they are.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) config: LinkConfig,
-    pub(crate) end: End,
+    /// Where it ends.
+    pub(crate) end: Vertex,
     pub(crate) is_up: bool,
     /// Faults strike packets that leave here.
     pub(crate) is_faulty: bool,
     /// The present outage has cost a packet.
     pub(crate) outage_felt: bool,
-    waiting: VecDeque<(u32, u32)>,
-    waiting_bytes: u64,
+    waiting: [VecDeque<(u32, u32)>; MAX_CLASSES],
+    /// By class.
+    waiting_bytes: [u64; MAX_CLASSES],
     leaving: Option<u32>,
     stats: LinkStats,
 }
@@ -139,39 +155,51 @@ pub(crate) enum Enqueued {
     Waits,
     /// Nothing was before it: it leaves at once and is gone then.
     Leaves(Time),
+    /// The link is [`UNLIMITED`]: it is gone already.
+    Left,
     /// There was no room.
     Dropped,
 }
 
 impl Link {
-    pub(crate) fn new(config: LinkConfig, end: End, is_faulty: bool) -> Link {
+    pub(crate) fn new(edge: &Edge) -> Link {
         Link {
-            config,
-            end,
+            config: edge.config,
+            end: edge.to,
             is_up: true,
-            is_faulty,
+            is_faulty: matches!(edge.from, Vertex::Node(_)),
             outage_felt: false,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
+            waiting: [const { VecDeque::new() }; MAX_CLASSES],
+            waiting_bytes: [0; MAX_CLASSES],
             leaving: None,
             stats: LinkStats::default(),
         }
     }
 
-    pub(crate) fn enqueue(&mut self, now: Time, packet: u32, bytes: u32) -> Enqueued {
+    pub(crate) fn enqueue(&mut self, now: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
+        if self.config.rate_bps == UNLIMITED {
+            self.departure(now, bytes);
+            return Enqueued::Left;
+        }
         if self.leaving.is_none() {
             self.leaving = Some(packet);
             return Enqueued::Leaves(self.departure(now, bytes));
         }
-        if self.waiting_bytes + u64::from(bytes) > self.config.queue_bytes {
+        let total_bytes = self.total_bytes() + u64::from(bytes);
+        if total_bytes > self.config.queue_bytes {
             self.stats.dropped += 1;
             return Enqueued::Dropped;
         }
         self.account(now);
-        self.waiting.push_back((packet, bytes));
-        self.waiting_bytes += u64::from(bytes);
-        self.stats.peak_bytes = self.stats.peak_bytes.max(self.waiting_bytes);
+        let class = self.config.class(dscp);
+        self.waiting[class].push_back((packet, bytes));
+        self.waiting_bytes[class] += u64::from(bytes);
+        self.stats.peak_bytes = self.stats.peak_bytes.max(total_bytes);
         Enqueued::Waits
+    }
+
+    fn total_bytes(&self) -> u64 {
+        self.waiting_bytes.iter().sum()
     }
 
     fn departure(&mut self, now: Time, bytes: u32) -> Time {
@@ -188,20 +216,22 @@ impl Link {
     /// The next packet begins to leave: its number, and when it will be gone.
     pub(crate) fn start_next(&mut self, now: Time) -> Option<(u32, Time)> {
         self.account(now);
-        let (packet, bytes) = self.waiting.pop_front()?;
-        self.waiting_bytes -= u64::from(bytes);
-        self.stats.least_bytes = self.stats.least_bytes.min(self.waiting_bytes);
+        let class = self.waiting.iter().rposition(|queue| !queue.is_empty())?;
+        let (packet, bytes) = self.waiting[class].pop_front()?;
+        self.waiting_bytes[class] -= u64::from(bytes);
+        self.stats.least_bytes = self.stats.least_bytes.min(self.total_bytes());
         self.leaving = Some(packet);
         Some((packet, self.departure(now, bytes)))
     }
 
     /// Whether the packet that begins to leave is to be marked, and as what.
-    pub(crate) fn mark(&mut self, ecn: Ecn, chance: &mut Chance) -> Ecn {
+    pub(crate) fn mark(&mut self, ecn: Ecn, dscp: u8, chance: &mut Chance) -> Ecn {
         let Some(marking) = self.config.marking.filter(|_| matches!(ecn, Ecn::Ect0 | Ecn::Ect1))
         else {
             return ecn;
         };
-        if !chance.per_million(marking.probability_ppm(self.waiting_bytes)) {
+        if !chance.per_million(marking.probability_ppm(self.waiting_bytes[self.config.class(dscp)]))
+        {
             return ecn;
         }
         self.stats.marked += 1;
@@ -210,7 +240,7 @@ impl Link {
 
     fn account(&mut self, now: Time) {
         let span = now.since(self.stats.until).as_nanos();
-        self.stats.area += u128::from(span) * u128::from(self.waiting_bytes);
+        self.stats.area += u128::from(span) * u128::from(self.total_bytes());
         self.stats.until = now;
     }
 
@@ -224,15 +254,10 @@ impl Link {
         self.stats = LinkStats {
             since: now,
             until: now,
-            peak_bytes: self.waiting_bytes,
-            least_bytes: self.waiting_bytes,
+            peak_bytes: self.total_bytes(),
+            least_bytes: self.total_bytes(),
             ..LinkStats::default()
         };
-    }
-
-    #[cfg(test)]
-    fn waiting_bytes(&self) -> u64 {
-        self.waiting_bytes
     }
 }
 
@@ -242,23 +267,24 @@ mod tests {
 
     fn link(queue_bytes: u64) -> Link {
         let config = LinkConfig::new(8_000_000_000, Duration::ZERO);
-        Link::new(LinkConfig { queue_bytes, ..config }, End::Node(0), false)
+        let config = LinkConfig { queue_bytes, ..config };
+        Link::new(&Edge { from: Vertex::Switch(0), to: Vertex::Node(0), config })
     }
 
     #[test]
     fn one_leaves_others_wait_and_the_rest_is_dropped() {
         let mut link = link(250);
         let at = Time::from_nanos;
-        assert_eq!(link.enqueue(at(0), 1, 100), Enqueued::Leaves(at(100)));
-        assert_eq!(link.enqueue(at(0), 2, 200), Enqueued::Waits);
-        assert_eq!(link.enqueue(at(0), 3, 51), Enqueued::Dropped);
-        assert_eq!(link.enqueue(at(0), 4, 50), Enqueued::Waits);
+        assert_eq!(link.enqueue(at(0), 1, 100, 0), Enqueued::Leaves(at(100)));
+        assert_eq!(link.enqueue(at(0), 2, 200, 0), Enqueued::Waits);
+        assert_eq!(link.enqueue(at(0), 3, 51, 0), Enqueued::Dropped);
+        assert_eq!(link.enqueue(at(0), 4, 50, 0), Enqueued::Waits);
         assert_eq!(link.take_departed(), Some(1));
         assert_eq!(link.start_next(at(100)), Some((2, at(300))));
         let stats = link.stats(at(200));
         assert_eq!((stats.dropped, stats.peak_bytes), (1, 250));
         assert_eq!(stats.mean_bytes(), (250 * 100 + 50 * 100) / 200);
-        assert_eq!(link.waiting_bytes(), 50);
+        assert_eq!(link.total_bytes(), 50);
     }
 
     #[test]
@@ -275,10 +301,25 @@ mod tests {
         let mut link = link(1 << 20);
         link.config.marking =
             Some(Marking { min_bytes: 0, max_bytes: 0, max_probability_ppm: 1_000_000 });
-        link.enqueue(Time::ZERO, 1, 100);
-        link.enqueue(Time::ZERO, 2, 100);
+        link.enqueue(Time::ZERO, 1, 100, 0);
+        link.enqueue(Time::ZERO, 2, 100, 0);
         let mut chance = Chance::new(1);
-        assert_eq!(link.mark(Ecn::Ect0, &mut chance), Ecn::Ce);
-        assert_eq!(link.mark(Ecn::NotEct, &mut chance), Ecn::NotEct);
+        assert_eq!(link.mark(Ecn::Ect0, 0, &mut chance), Ecn::Ce);
+        assert_eq!(link.mark(Ecn::NotEct, 0, &mut chance), Ecn::NotEct);
+    }
+
+    #[test]
+    fn the_highest_class_leaves_first_and_all_share_the_buffer() {
+        let mut link = link(250);
+        link.config.classes = 2;
+        let at = Time::from_nanos;
+        link.enqueue(at(0), 1, 100, 0);
+        assert_eq!(link.enqueue(at(0), 2, 100, 31), Enqueued::Waits);
+        assert_eq!(link.enqueue(at(0), 3, 100, 32), Enqueued::Waits);
+        assert_eq!(link.enqueue(at(0), 4, 100, 63), Enqueued::Dropped);
+        link.take_departed();
+        assert_eq!(link.start_next(at(100)), Some((3, at(200))));
+        link.take_departed();
+        assert_eq!(link.start_next(at(200)), Some((2, at(300))));
     }
 }

@@ -1,9 +1,9 @@
-//! A node's memory: real bytes with every access checked, or phantom bytes.
+//! A node's memory: real bytes with every access judged, or phantom bytes.
 //!
-//! [`Arena`] is the one that checks contract C3 from outside the transport: it keeps its own list of
-//! what is registered and how, and an access that leaves it is recorded and fails the run, whatever
-//! the transport's own checks said. [`Phantom`] has no contents: payload is a length, for
-//! experiments that ask how fast and not what.
+//! [`Arena`] checks contract C3 from outside the transport: its [`Guard`] keeps its own list of what may
+//! be touched, whatever the transport's own checks said. [`Regions`] is the guard that knows what is
+//! registered and what is lent to a device; a test that knows more brings a guard of its own. [`Phantom`]
+//! has no contents: payload is a length, for experiments that ask how fast and not what.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -11,37 +11,61 @@ use core::cell::Cell;
 use core::fmt;
 
 use roce::verbs::{Access, MemoryRegion};
-use roce::world::{AtomicOp, Memory, MemoryKind};
+use roce::world::{AtomicOp, Memory, MemoryKind, Staging};
 
 use crate::chance::Chance;
 
+/// First address of every arena: high, so that offsets mistaken for addresses are caught.
+pub const BASE: u64 = 0x7f00_0000_0000;
+
 /// What a simulated node can have as memory.
 pub trait NodeMemory: Memory {
-    /// Whether packets carry bytes, and an ICRC over them.
-    const REAL: bool;
-
-    /// Takes note of a region that the endpoint has registered.
+    /// Takes note of a region that the endpoint has registered; its address is where the bytes lie.
     fn registered(&mut self, region: &MemoryRegion, access: Access);
 
     /// Takes note that it is no more.
     fn deregistered(&mut self, lkey: u32);
 }
 
-/// An access outside what was registered (C3).
+/// How memory is touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Read.
+    Read,
+    /// Written.
+    Write,
+    /// Read and written as one word.
+    Atomic,
+}
+
+/// Judges every access to an [`Arena`].
+pub trait Guard {
+    /// A region was registered; its address is where the bytes lie.
+    fn registered(&mut self, region: &MemoryRegion, access: Access);
+
+    /// It is no more.
+    fn deregistered(&mut self, lkey: u32);
+
+    /// An access that is about to happen. Whether one that may not be is recorded or panics is the
+    /// guard's choice.
+    fn judge(&self, addr: u64, len: usize, touch: Touch);
+}
+
+/// An access outside what was registered (C3), or to memory that is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trespass {
     /// First byte.
     pub addr: u64,
     /// Length in bytes.
     pub len: usize,
-    /// Whether it would have written.
-    pub writes: bool,
+    /// How it was touched.
+    pub touch: Touch,
 }
 
 impl fmt::Display for Trespass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Trespass { addr, len, writes } = *self;
-        let verb = if writes { "wrote" } else { "read" };
+        let Trespass { addr, len, touch } = *self;
+        let verb = if touch == Touch::Read { "read" } else { "wrote" };
         write!(f, "C3: {verb} {len} bytes at {addr:#x}, outside any region that allows it")
     }
 }
@@ -54,23 +78,115 @@ struct Known {
     writable: bool,
 }
 
-/// Real bytes from [`Arena::BASE`] on.
-#[derive(Debug)]
-pub struct Arena {
-    bytes: Vec<u8>,
+/// The guard that knows the registered regions, and what is lent to a device.
+#[derive(Debug, Default)]
+pub struct Regions {
     known: Vec<Known>,
+    lent: Vec<(u64, u64)>,
+    is_strict: bool,
     trespass: Cell<Option<Trespass>>,
 }
 
-impl Arena {
-    /// First address of every arena: high, so that offsets mistaken for addresses are caught.
-    pub const BASE: u64 = 0x7f00_0000_0000;
+impl Regions {
+    /// Panics at the first access that breaks a rule, instead of recording it.
+    pub fn strict() -> Regions {
+        Regions { is_strict: true, ..Regions::default() }
+    }
 
-    /// `len` random bytes.
+    /// Nobody but its device may touch these bytes until they are given back.
+    pub fn lend(&mut self, addr: u64, len: u64) {
+        self.judge(addr, len as usize, Touch::Write);
+        self.lent.push((addr, addr + len));
+    }
+
+    /// The device has finished with the bytes lent at `addr`.
+    pub fn give_back(&mut self, addr: u64) {
+        self.lent.retain(|&(start, _)| start != addr);
+    }
+
+    /// The first access that broke a rule.
+    pub fn trespass(&self) -> Option<Trespass> {
+        self.trespass.get()
+    }
+
+    fn allows(&self, addr: u64, len: usize, touch: Touch) -> bool {
+        let Some(end) = addr.checked_add(len as u64) else {
+            return false;
+        };
+        let inside = |known: &Known| {
+            known.start <= addr && end <= known.end && (known.writable || touch == Touch::Read)
+        };
+        let apart = |&(start, stop): &(u64, u64)| end <= start || stop <= addr;
+        let aligned = touch != Touch::Atomic || addr.is_multiple_of(8);
+        aligned && self.known.iter().any(inside) && self.lent.iter().all(apart)
+    }
+}
+
+impl Guard for Regions {
+    fn registered(&mut self, region: &MemoryRegion, access: Access) {
+        let MemoryRegion { addr, len, lkey, .. } = *region;
+        let writable = access.local_write;
+        self.known.push(Known { lkey, start: addr, end: addr + len, writable });
+    }
+
+    fn deregistered(&mut self, lkey: u32) {
+        self.known.retain(|known| known.lkey != lkey);
+    }
+
+    fn judge(&self, addr: u64, len: usize, touch: Touch) {
+        if self.trespass.get().is_none() && !self.allows(addr, len, touch) {
+            let trespass = Trespass { addr, len, touch };
+            assert!(!self.is_strict, "{trespass}");
+            self.trespass.set(Some(trespass));
+        }
+    }
+}
+
+/// Real bytes from [`BASE`] on.
+#[derive(Debug)]
+pub struct Arena<G = Regions> {
+    bytes: Vec<u8>,
+    /// Who judges every access.
+    pub guard: G,
+    /// Carries out every atomic twice: a broken memory that a history checker must notice.
+    pub doubles_atomics: bool,
+    taken: u64,
+}
+
+impl Arena {
+    /// First address of every arena.
+    pub const BASE: u64 = BASE;
+
+    /// `len` random bytes, guarded by [`Regions`] that record.
     pub fn new(len: usize, chance: &mut Chance) -> Arena {
         let mut bytes = vec![0; len];
         chance.fill(&mut bytes);
-        Arena { bytes, known: Vec::new(), trespass: Cell::new(None) }
+        Arena::with(bytes, Regions::default())
+    }
+
+    /// The same, guarded by [`Regions`] that panic.
+    pub fn strict(len: usize, chance: &mut Chance) -> Arena {
+        Arena { guard: Regions::strict(), ..Arena::new(len, chance) }
+    }
+
+    /// The first access that broke C3.
+    pub fn trespass(&self) -> Option<Trespass> {
+        self.guard.trespass()
+    }
+}
+
+impl<G: Guard> Arena<G> {
+    /// These bytes, with a guard over them.
+    pub const fn with(bytes: Vec<u8>, guard: G) -> Arena<G> {
+        Arena { bytes, guard, doubles_atomics: false, taken: 0 }
+    }
+
+    /// The address of fresh memory on a page boundary, which is never given back; `None` when the arena
+    /// is used up.
+    pub fn take(&mut self, len: u64) -> Option<u64> {
+        let addr = BASE + self.taken;
+        self.taken += len.max(1).next_multiple_of(4096);
+        (self.taken <= self.bytes.len() as u64).then_some(addr)
     }
 
     /// Everything, registered or not.
@@ -80,53 +196,50 @@ impl Arena {
 
     /// The `len` bytes at `addr`, registered or not.
     pub fn peek(&self, addr: u64, len: usize) -> &[u8] {
-        let at = (addr - Arena::BASE) as usize;
+        let at = (addr - BASE) as usize;
         &self.bytes[at..at + len]
     }
 
     /// Writes as the program does, to its own memory.
     pub fn poke(&mut self, addr: u64, bytes: &[u8]) {
-        let at = (addr - Arena::BASE) as usize;
+        let at = (addr - BASE) as usize;
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The first access that broke C3.
-    pub fn trespass(&self) -> Option<Trespass> {
-        self.trespass.get()
-    }
-
-    /// Where in the arena the access goes, if it is all inside; takes note if it may not be.
-    fn locate(&self, addr: u64, len: usize, writes: bool) -> Option<usize> {
-        let end = addr.checked_add(len as u64);
-        let allows = |known: &Known| {
-            known.start <= addr
-                && end.is_some_and(|end| end <= known.end)
-                && (known.writable || !writes)
-        };
-        if !self.known.iter().any(allows) && self.trespass.get().is_none() {
-            self.trespass.set(Some(Trespass { addr, len, writes }));
-        }
-        let at = addr.checked_sub(Arena::BASE)? as usize;
+    /// Where in the arena the bytes lie, if all of them do.
+    fn locate(&self, addr: u64, len: usize) -> Option<usize> {
+        let at = addr.checked_sub(BASE)? as usize;
         (at.checked_add(len)? <= self.bytes.len()).then_some(at)
     }
 }
 
-impl Memory for Arena {
+impl<G: Guard> Memory for Arena<G> {
     fn gather(&self, addr: u64, into: &mut [u8]) {
-        match self.locate(addr, into.len(), false) {
+        self.guard.judge(addr, into.len(), Touch::Read);
+        match self.locate(addr, into.len()) {
             Some(at) => into.copy_from_slice(&self.bytes[at..at + into.len()]),
             None => into.fill(0),
         }
     }
 
     fn scatter(&mut self, addr: u64, from: &[u8]) {
-        if let Some(at) = self.locate(addr, from.len(), true) {
+        self.guard.judge(addr, from.len(), Touch::Write);
+        if let Some(at) = self.locate(addr, from.len()) {
             self.bytes[at..at + from.len()].copy_from_slice(from);
         }
     }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
-        self.locate(addr, 8, true).map_or(0, |at| op.apply_to(&mut self.bytes[at..at + 8]))
+        self.guard.judge(addr, 8, Touch::Atomic);
+        let Some(at) = self.locate(addr, 8) else {
+            return 0;
+        };
+        let word = &mut self.bytes[at..at + 8];
+        let original = op.apply_to(word);
+        if self.doubles_atomics {
+            op.apply_to(word);
+        }
+        original
     }
 
     fn kind(&self) -> MemoryKind {
@@ -134,17 +247,27 @@ impl Memory for Arena {
     }
 }
 
-impl NodeMemory for Arena {
-    const REAL: bool = true;
+/// For who knows that the bytes are in the arena.
+impl<G: Guard> Staging for Arena<G> {
+    fn bytes(&self, addr: u64, len: usize) -> &[u8] {
+        self.guard.judge(addr, len, Touch::Read);
+        self.peek(addr, len)
+    }
 
+    fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
+        self.guard.judge(addr, len, Touch::Write);
+        let at = (addr - BASE) as usize;
+        &mut self.bytes[at..at + len]
+    }
+}
+
+impl<G: Guard> NodeMemory for Arena<G> {
     fn registered(&mut self, region: &MemoryRegion, access: Access) {
-        let MemoryRegion { addr, len, lkey, .. } = *region;
-        let writable = access.local_write;
-        self.known.push(Known { lkey, start: addr, end: addr + len, writable });
+        self.guard.registered(region, access);
     }
 
     fn deregistered(&mut self, lkey: u32) {
-        self.known.retain(|known| known.lkey != lkey);
+        self.guard.deregistered(lkey);
     }
 }
 
@@ -169,8 +292,6 @@ impl Memory for Phantom {
 }
 
 impl NodeMemory for Phantom {
-    const REAL: bool = false;
-
     fn registered(&mut self, _: &MemoryRegion, _: Access) {}
 
     fn deregistered(&mut self, _: u32) {}
@@ -180,15 +301,20 @@ impl NodeMemory for Phantom {
 mod tests {
     use super::*;
 
+    fn arena(len: u64, access: Access) -> (Arena, MemoryRegion) {
+        let mut arena = Arena::new(4096, &mut Chance::new(1));
+        let region = MemoryRegion { addr: BASE + 64, len, lkey: 1, rkey: 2 };
+        arena.registered(&region, access);
+        (arena, region)
+    }
+
     #[test]
     fn an_access_that_leaves_its_region_is_recorded() {
-        let mut arena = Arena::new(4096, &mut Chance::new(1));
-        let region = MemoryRegion { addr: Arena::BASE + 64, len: 64, lkey: 1, rkey: 2 };
-        arena.registered(&region, Access::LOCAL_READ);
+        let (mut arena, region) = arena(64, Access::LOCAL_READ);
         arena.gather(region.addr, &mut [0; 64]);
         assert_eq!(arena.trespass(), None);
         arena.scatter(region.addr, &[7]);
-        let first = Trespass { addr: region.addr, len: 1, writes: true };
+        let first = Trespass { addr: region.addr, len: 1, touch: Touch::Write };
         assert_eq!(arena.trespass(), Some(first));
         arena.gather(u64::MAX, &mut [0; 16]);
         assert_eq!(arena.trespass(), Some(first), "the first one stays");
@@ -196,10 +322,30 @@ mod tests {
 
     #[test]
     fn one_byte_beyond_is_beyond() {
-        let mut arena = Arena::new(4096, &mut Chance::new(1));
-        let region = MemoryRegion { addr: Arena::BASE, len: 64, lkey: 1, rkey: 2 };
-        arena.registered(&region, Access::LOCAL);
+        let (arena, region) = arena(64, Access::LOCAL);
         arena.gather(region.addr, &mut [0; 65]);
         assert!(arena.trespass().is_some());
+    }
+
+    #[test]
+    fn an_atomic_across_words_is_recorded() {
+        let (mut arena, region) = arena(64, Access::LOCAL);
+        arena.atomic(region.addr + 8, AtomicOp::FetchAdd(1));
+        assert_eq!(arena.trespass(), None);
+        arena.atomic(region.addr + 4, AtomicOp::FetchAdd(1));
+        assert!(arena.trespass().is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "C3: wrote 8 bytes")]
+    fn what_is_lent_belongs_to_the_device() {
+        let (mut arena, region) = arena(64, Access::LOCAL);
+        arena.guard.is_strict = true;
+        arena.guard.lend(region.addr + 8, 8);
+        arena.bytes_mut(region.addr, 8);
+        arena.guard.give_back(region.addr + 8);
+        arena.bytes_mut(region.addr + 8, 8);
+        arena.guard.lend(region.addr + 8, 8);
+        arena.bytes_mut(region.addr + 1, 8);
     }
 }

@@ -1,10 +1,10 @@
-//! A packet under way: its bytes, the addresses that stand for its IP header, and what befell it.
+//! A packet under way: its bytes, the addresses that stand for its IP header, and what happened to it.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use roce::wire::ROCE_PORT;
-use roce::wire::icrc::Pseudo;
+use roce::wire::icrc::{self, Pseudo};
 use roce::world::Ecn;
 
 use crate::faults::Fault;
@@ -12,6 +12,12 @@ use crate::faults::Fault;
 /// Ethernet header, frame check sequence, preamble and gap between frames.
 const ETHERNET_BYTES: u32 = 14 + 4 + 8 + 12;
 const UDP_BYTES: u32 = 8;
+
+/// Destination of packets to a multicast group: every node but the sender.
+pub(crate) const GROUP: u32 = u32::MAX;
+
+/// Destination of packets to an address that is not of this network.
+pub(crate) const NOBODY: u32 = u32::MAX - 1;
 
 /// How node numbers and addresses belong together.
 #[derive(Clone, Copy, Debug)]
@@ -31,36 +37,23 @@ impl Addressing {
         }
     }
 
-    /// The node that has this address. Whether there is one with that number is the caller's affair.
-    pub(crate) fn node(self, ip: IpAddr) -> Option<u32> {
+    /// The number of the node that has this address, or [`GROUP`], or [`NOBODY`]. There need not be a
+    /// node with that number.
+    pub(crate) fn node(self, ip: IpAddr) -> u32 {
+        if ip.is_multicast() {
+            return GROUP;
+        }
         let (high, low) = match ip {
             IpAddr::V4(v4) => (v4.octets()[2], v4.octets()[3]),
             IpAddr::V6(v6) => (v6.octets()[14], v6.octets()[15]),
         };
-        let node = u32::from(u16::from_be_bytes([high, low])).checked_sub(1)?;
-        (self.ip(node) == ip).then_some(node)
+        let node = u32::from(u16::from_be_bytes([high, low])).checked_sub(1);
+        node.filter(|&node| self.ip(node) == ip).unwrap_or(NOBODY)
     }
 
     /// Where packets of a node come from.
     pub(crate) fn source(self, node: u32) -> SocketAddr {
         SocketAddr::new(self.ip(node), 0xc000 | (node & 0x3fff) as u16)
-    }
-
-    /// What the ICRC covers of the IP and UDP headers.
-    pub(crate) fn pseudo(self, from: u32, to: u32, id: u16) -> Pseudo {
-        let (src_port, dst_port) = (self.source(from).port(), ROCE_PORT);
-        match (self.ip(from), self.ip(to)) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                Pseudo::V4 { src, dst, id, dont_fragment: true, src_port, dst_port }
-            }
-            (src, dst) => {
-                let wide = |ip| match ip {
-                    IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-                    IpAddr::V6(v6) => v6,
-                };
-                Pseudo::V6 { src: wide(src), dst: wide(dst), src_port, dst_port }
-            }
-        }
     }
 
     /// Bytes that a UDP payload of `len` takes on an Ethernet link, gap between frames included.
@@ -83,6 +76,8 @@ pub(crate) struct Marks {
     pub(crate) twin: Option<u32>,
     /// A copy with a sequence number from elsewhere.
     pub(crate) stray: bool,
+    /// No endpoint made it.
+    pub(crate) forged: bool,
     /// Place in the order in which packets went into the air.
     pub(crate) order: u64,
     /// What its sender had sent again by then.
@@ -97,17 +92,22 @@ impl Marks {
 
 /// A packet between two nodes.
 #[derive(Clone, Debug)]
-pub(crate) struct Packet {
+pub struct Packet {
+    /// Source address and UDP port.
+    pub source: SocketAddr,
+    /// Destination address: of a node, or a multicast group.
+    pub dest: IpAddr,
+    /// ECN codepoint.
+    pub ecn: Ecn,
+    /// BTH to ICRC. Of a phantom packet the headers, then as many zeros as a parser wants to see.
+    pub bytes: Vec<u8>,
     pub(crate) from: u32,
     pub(crate) to: u32,
     /// IPv4 identification.
     pub(crate) id: u16,
     pub(crate) dscp: u8,
-    pub(crate) ecn: Ecn,
     pub(crate) hop_limit: u8,
-    /// BTH to ICRC. Of a phantom packet the headers, then as many zeros as a parser wants to see.
-    pub(crate) bytes: Vec<u8>,
-    /// Payload bytes of a phantom packet, without pad.
+    /// Body bytes of a phantom packet, without pad.
     pub(crate) phantom_payload: u32,
     /// Bytes that it takes on a link.
     pub(crate) frame_bytes: u32,
@@ -115,9 +115,47 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
+    /// Whether it was made up, or changed by hand.
+    pub fn is_forged(&self) -> bool {
+        self.marks.forged
+    }
+
+    /// Marks it as made up: its receiver may refuse it.
+    #[must_use]
+    pub fn forged(mut self) -> Packet {
+        self.marks.forged = true;
+        self
+    }
+
     /// Destination queue pair, as far as the packet still has one.
-    pub(crate) fn dest_qpn(&self) -> u32 {
+    pub fn dest_qpn(&self) -> u32 {
         self.word(4) & 0x00ff_ffff
+    }
+
+    /// What the ICRC covers of the IP and UDP headers.
+    pub(crate) fn pseudo(&self) -> Pseudo {
+        let (src_port, dst_port, id) = (self.source.port(), ROCE_PORT, self.id);
+        match (self.source.ip(), self.dest) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                Pseudo::V4 { src, dst, id, dont_fragment: true, src_port, dst_port }
+            }
+            (src, dst) => {
+                let wide = |ip| match ip {
+                    IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                    IpAddr::V6(v6) => v6,
+                };
+                Pseudo::V6 { src: wide(src), dst: wide(dst), src_port, dst_port }
+            }
+        }
+    }
+
+    /// Makes the ICRC right; false for bytes too short to have one.
+    pub fn seal(&mut self) -> bool {
+        let right = icrc::compute(&self.pseudo(), &self.bytes);
+        if let (Some(right), Some(carried)) = (right, self.bytes.last_chunk_mut()) {
+            *carried = right;
+        }
+        right.is_some()
     }
 
     fn word(&self, at: usize) -> u32 {
@@ -134,9 +172,9 @@ mod tests {
     fn addresses_lead_back_to_their_nodes() {
         for addressing in [Addressing { ipv6: false }, Addressing { ipv6: true }] {
             for node in [0, 1, 254, 255, 256, 60_000] {
-                assert_eq!(addressing.node(addressing.ip(node)), Some(node));
+                assert_eq!(addressing.node(addressing.ip(node)), node);
             }
-            assert_eq!(addressing.node(IpAddr::V4(Ipv4Addr::LOCALHOST)), None);
+            assert_eq!(addressing.node(IpAddr::V4(Ipv4Addr::LOCALHOST)), NOBODY);
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use roce::Time;
 use roce::verbs::Qpn;
-use roce::wire::icrc::{self, Icrc};
+use roce::wire::icrc;
 use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
@@ -13,18 +14,29 @@ use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
 use crate::packet::{Addressing, Marks, Packet};
 
-/// Payload of phantom packets.
-static ZEROS: [u8; 8192] = [0; 8192];
+/// Body of phantom packets.
+pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
 
 /// Buffers that are kept for packets to come.
 const MOST_SPARE: usize = 1024;
+
+/// What packets carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Bytes, and an ICRC that receivers verify.
+    Sealed,
+    /// Bytes, and zeros in place of the ICRC, which nobody looks at: quicker, where nothing is damaged.
+    Plain,
+    /// A length.
+    Phantom,
+}
 
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) node: u32,
     pub(crate) addressing: Addressing,
-    /// Packets carry bytes and an ICRC.
-    pub(crate) real: bool,
+    /// What packets carry.
+    pub(crate) body: Body,
     /// Most packets handed over per `receive`.
     pub(crate) batch: usize,
     pub(crate) now: Time,
@@ -44,18 +56,20 @@ pub(crate) struct Port {
     /// history checker must notice.
     pub(crate) corrupt_every: u64,
     accepted: u64,
+    /// The node that lets its packets lie unread.
+    pub(crate) stalled: Option<IpAddr>,
     /// Queue pairs whose packets are kept when they are sent, and the packets.
     pub(crate) taps: Vec<u32>,
     pub(crate) tapped: Vec<Vec<u8>>,
 }
 
 impl Port {
-    pub(crate) fn new(node: u32, addressing: Addressing, real: bool, batch: usize) -> Port {
+    pub(crate) fn new(node: u32, addressing: Addressing, body: Body, batch: usize) -> Port {
         Port {
             node,
             addressing,
-            real,
-            batch,
+            body,
+            batch: batch.max(1),
             now: Time::ZERO,
             outbox: Vec::new(),
             inbox: VecDeque::new(),
@@ -67,6 +81,7 @@ impl Port {
             sightings: None,
             corrupt_every: 0,
             accepted: 0,
+            stalled: None,
             taps: Vec::new(),
             tapped: Vec::new(),
         }
@@ -83,60 +98,66 @@ impl Port {
         if self.sightings.is_some()
             && let Ok((headers, payload)) = Headers::parse(&packet.bytes)
         {
-            let len = if self.real { payload.len() as u32 } else { packet.phantom_payload };
+            let phantom = self.body == Body::Phantom;
+            let len = if phantom { packet.phantom_payload } else { payload.len() as u32 };
             self.note(Direction::Sent, packet.to, headers, len);
         }
     }
 
-    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>, memory: &dyn Memory) -> Option<Packet> {
-        let to = self.addressing.node(frame.path.remote.ip())?;
+    pub(crate) fn packet(&mut self, frame: &TxFrame<'_>, memory: &dyn Memory) -> Packet {
         self.next_id = self.next_id.wrapping_add(1);
-        let (from, id) = (self.node, self.next_id);
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.clear();
         let udp_len = frame.udp_payload_len() as u32;
         let behind = frame.header.len() as u32 + u32::from(frame.pad) + ICRC_BYTES as u32;
-        if self.real {
-            let mut icrc = Icrc::new(&self.addressing.pseudo(from, to, id), udp_len as usize);
-            encode(frame, memory, &mut icrc, &mut bytes);
-            bytes.extend_from_slice(&icrc.finish());
-        } else {
-            // Four bytes stand for any payload with its pad, and four for the ICRC.
-            bytes.extend_from_slice(&frame.header);
-            let body = if udp_len > frame.header.len() as u32 + 4 { 4 } else { 0 };
-            bytes.resize(bytes.len() + body + ICRC_BYTES, 0);
-        }
-        Some(Packet {
-            from,
-            to,
-            id,
+        let dest = frame.path.remote.ip();
+        let mut packet = Packet {
+            source: self.addressing.source(self.node),
+            dest,
+            from: self.node,
+            to: self.addressing.node(dest),
+            id: self.next_id,
             dscp: frame.path.dscp,
             ecn: frame.path.ecn,
             hop_limit: frame.path.hop_limit,
-            bytes,
+            bytes: self.spare.pop().unwrap_or_default(),
             phantom_payload: udp_len - behind,
             frame_bytes: self.addressing.frame_bytes(udp_len),
             marks: Marks::default(),
-        })
+        };
+        let bytes = &mut packet.bytes;
+        bytes.clear();
+        bytes.reserve(udp_len as usize);
+        bytes.extend_from_slice(&frame.header);
+        if self.body == Body::Phantom {
+            // Four bytes stand for any payload with its pad, and four for the ICRC.
+            let body = if udp_len > frame.header.len() as u32 + 4 { 4 } else { 0 };
+            bytes.resize(bytes.len() + body + ICRC_BYTES, 0);
+            return packet;
+        }
+        frame.payload.append_to(bytes, memory);
+        bytes.resize(udp_len as usize, 0);
+        if self.body == Body::Sealed {
+            packet.seal();
+        }
+        packet
     }
 
     /// Headers and payload, unless the packet has to be refused.
     fn open<'p>(&self, packet: &'p Packet) -> Option<(Headers, &'p [u8])> {
-        if self.real {
-            let pseudo = self.addressing.pseudo(packet.from, packet.to, packet.id);
-            return icrc::verify(&pseudo, &packet.bytes)
+        match self.body {
+            Body::Sealed => icrc::verify(&packet.pseudo(), &packet.bytes)
                 .then(|| Headers::parse(&packet.bytes))
-                .and_then(Result::ok);
+                .and_then(Result::ok),
+            Body::Plain => Headers::parse(&packet.bytes).ok(),
+            Body::Phantom if packet.marks.is_damaged() => None,
+            Body::Phantom => {
+                let (headers, _) = Headers::parse(&packet.bytes).ok()?;
+                Some((headers, ZEROS.get(..packet.phantom_payload as usize)?))
+            }
         }
-        if packet.marks.is_damaged() {
-            return None;
-        }
-        let (headers, _) = Headers::parse(&packet.bytes).ok()?;
-        Some((headers, ZEROS.get(..packet.phantom_payload as usize)?))
     }
 
     fn refuse(&mut self, marks: Marks) {
-        self.refused_intact += u64::from(!marks.is_damaged());
+        self.refused_intact += u64::from(!marks.is_damaged() && !marks.forged);
         if marks.flipped {
             self.effects.effect(Fault::Flip);
         }
@@ -153,12 +174,11 @@ impl Port {
         self.harmless += u64::from(packet.marks.is_damaged());
         self.accepted += 1;
         self.note(Direction::Accepted, packet.from, headers, payload.len() as u32);
-        let addressing = self.addressing;
         let origin = Origin {
             dscp: packet.dscp,
             ecn: packet.ecn,
             hop_limit: packet.hop_limit,
-            ..Origin::new(addressing.source(packet.from), addressing.ip(packet.to))
+            ..Origin::new(packet.source, packet.dest)
         };
         if self.corrupt_every > 0 && self.accepted.is_multiple_of(self.corrupt_every) {
             let mut broken = payload.to_vec();
@@ -168,14 +188,6 @@ impl Port {
             sink(&RxFrame { origin, headers, payload });
         }
     }
-}
-
-fn encode(frame: &TxFrame<'_>, memory: &dyn Memory, icrc: &mut Icrc, bytes: &mut Vec<u8>) {
-    icrc.headers(&frame.header);
-    bytes.extend_from_slice(&frame.header);
-    frame.payload.append_to(bytes, memory);
-    bytes.extend_from_slice(&ZEROS[..usize::from(frame.pad)]);
-    icrc.update(&bytes[frame.header.len()..]);
 }
 
 impl Port {
@@ -190,13 +202,12 @@ impl Port {
 impl Wire for Port {
     fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
-            if let Some(packet) = self.packet(frame, memory) {
-                self.note_sent(&packet);
-                if self.taps.contains(&packet.dest_qpn()) {
-                    self.tapped.push(packet.bytes.clone());
-                }
-                self.outbox.push(packet);
+            let packet = self.packet(frame, memory);
+            self.note_sent(&packet);
+            if self.taps.contains(&packet.dest_qpn()) {
+                self.tapped.push(packet.bytes.clone());
             }
+            self.outbox.push(packet);
         }
     }
 
@@ -219,7 +230,7 @@ impl Wire for Port {
         None
     }
 
-    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
-        false
+    fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
+        self.stalled == Some(path.remote.ip())
     }
 }

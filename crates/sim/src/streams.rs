@@ -1,6 +1,6 @@
 //! Streams for measuring: one side WRITEs without pause, the other takes it.
 //!
-//! Payload is phantom: what is measured is packets, time and queues. A stream keeps a number of
+//! Body is phantom: what is measured is packets, time and queues. A stream keeps a number of
 //! messages posted, so that its window, its rate limit or the network holds it back and never its
 //! program.
 
@@ -105,7 +105,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Payload bytes that have arrived in order.
+    /// Body bytes that have arrived in order.
     pub(crate) fn arrived(&self, fabric: &Fabric<Phantom>) -> u64 {
         let counters = fabric.node(self.to).endpoint.qp_counters(self.peer_qpn);
         counters.map_or(0, |counters| counters.bytes_received)
@@ -118,7 +118,7 @@ fn end(
     bytes: u64,
 ) -> Result<(CqId, Qpn, MemoryRegion), VerbsError> {
     let entry = fabric.node_mut(node);
-    let region = entry.register(entry.pd, 1 << 32, bytes, 1 << 32, Access::ALL)?;
+    let region = entry.register(1 << 32, bytes, Access::ALL)?;
     let cq = entry.endpoint.create_cq(2 * DEPTH)?;
     let qpn = entry.endpoint.create_qp(QpConfig::rc(entry.pd, cq, DEPTH, 1))?;
     Ok((cq, qpn, region))

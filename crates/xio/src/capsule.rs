@@ -2,11 +2,11 @@
 //!
 //! Both are 64 bytes, little-endian, sent as RC SENDs on the queue pair whose data they steer. A
 //! capsule carries its version and a CRC-32C of its own, so a damaged or foreign one is refused before
-//! any field is used (C7). Bytes without a use are zero, and checked, so that one meaning has one
-//! encoding. Requests are numbered without gaps per connection: one that comes twice, or out of turn,
-//! is refused ([`Refusal::Replayed`]). The data itself travels by RDMA WRITE before the answer; the
-//! answer carries the CRC-32C of that data, made by the target after its last action and checked by the
-//! reader, so everything between the two (target memory, wire, reader memory) is covered.
+//! any field is used (C7). Unused bytes are zero, and checked, so that one meaning has one encoding.
+//! Requests are numbered without gaps per connection: a duplicate or one out of sequence is refused
+//! ([`Refusal::Replayed`]). The data itself travels by RDMA WRITE before the answer; the answer carries
+//! the CRC-32C of that data, computed by the last stage of the target and checked by the first stage of
+//! the reader, so everything between the two (target memory, wire, reader memory) is covered.
 
 use thiserror::Error;
 
@@ -24,12 +24,12 @@ const CRC_AT: usize = CAPSULE_BYTES - 4;
 const KIND_READ: u8 = 1;
 const KIND_DONE: u8 = 2;
 
-/// Read a run of tokens, convert it, write it into the reader's memory.
+/// Read a run of tokens, run the session's stages over it, write the result into the reader's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Number of the request on this connection, from 1 without gaps.
     pub seq: u64,
-    /// The reader's own mark, echoed in the answer.
+    /// Tag chosen by the reader, echoed in the answer.
     pub tag: u32,
     /// Index of the dataset in the session.
     pub source: u32,
@@ -37,7 +37,7 @@ pub struct ReadRequest {
     pub first_token: u64,
     /// Tokens to read.
     pub tokens: u32,
-    /// Token type to deliver; the source's own type means no conversion.
+    /// Token type of the result: the one that the session's stages give for this dataset.
     pub deliver: Dtype,
     /// Where the tokens go in the reader's memory.
     pub remote_addr: u64,
@@ -64,7 +64,7 @@ pub enum Outcome {
         /// Its value.
         value: i128,
     },
-    /// The file ended before the tokens did: it was cut short after the session began.
+    /// The file ended before the requested tokens: it was cut short after the session began.
     Truncated {
         /// First byte of the file that was missing.
         at_byte: u64,
@@ -88,11 +88,11 @@ pub enum Refusal {
     /// The range of tokens is not inside the dataset.
     #[error("the range of tokens is not inside the dataset")]
     OutOfRange = 2,
-    /// The range is empty or does not fit a register.
-    #[error("the range of tokens is empty or does not fit a register")]
+    /// The range is empty or does not fit a staging buffer.
+    #[error("the range of tokens is empty or does not fit a staging buffer")]
     BadLength = 3,
-    /// The source's type cannot be delivered as the type asked for.
-    #[error("the dataset's token type cannot be delivered as the type asked for")]
+    /// The session's stages give another token type than the one asked for.
+    #[error("the session's stages give another token type than the one asked for")]
     BadType = 4,
     /// The reader has more requests outstanding than it was given credits for.
     #[error("more requests outstanding than credits given")]
@@ -140,7 +140,7 @@ impl Refusal {
 pub struct ReadResponse {
     /// Number of the request.
     pub seq: u64,
-    /// The reader's mark.
+    /// Tag of the request.
     pub tag: u32,
     /// How it ended.
     pub outcome: Outcome,
@@ -224,7 +224,7 @@ impl<'a> View<'a> {
         Ok(view)
     }
 
-    /// Refuses bytes that are no part of what was decoded.
+    /// Refuses non-zero bytes outside the decoded fields.
     fn is(&self, encoded: &[u8; CAPSULE_BYTES]) -> Result<(), CapsuleError> {
         match self.0 == encoded {
             true => Ok(()),

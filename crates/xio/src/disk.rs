@@ -1,23 +1,21 @@
 //! The seam below the data plane: reads from files into registered memory.
 //!
-//! A [`Disk`] is asked for ranges of files and answers later, in any order, naming the request by its
-//! tag. The real one is an io_uring, the simulated one lives in virtual time; state machines in this
-//! crate see only the trait.
+//! A [`Disk`] reads ranges of files and completes in any order, naming each read by its tag. The real one is an
+//! io_uring, the simulated one runs in virtual time; state machines in this crate see only the trait.
 //!
-//! Rules that both sides keep:
-//! - Every read that was taken is answered exactly once.
-//! - From [`Disk::submit`] until the answer the destination belongs to the disk: nobody reads,
-//!   writes or frees it.
-//! - A disk takes a bounded number of reads. A full one gives the read back, so that the caller keeps
-//!   it and nothing queues without bound (C6).
-//! - Fewer bytes than asked for mean the end of the file and nothing else: a disk that was stopped
-//!   half-way carries on by itself.
-//! - Files opened for direct I/O want offset, length and address in multiples of [`DIRECT_ALIGN`].
+//! Rules for both sides:
+//! - Every accepted read completes exactly once.
+//! - From [`Disk::submit`] until the completion the destination belongs to the disk: nothing else reads, writes or
+//!   frees it.
+//! - A disk accepts a bounded number of reads. A full one returns the read to the caller, so that nothing queues
+//!   without bound (C6).
+//! - Fewer bytes than requested mean the end of the file and nothing else: a disk continues short reads itself.
+//! - Files opened for direct I/O need offset, length and address in multiples of [`DIRECT_ALIGN`].
 
 /// Alignment in bytes of file offset, length and address of reads that bypass the page cache.
 pub const DIRECT_ALIGN: u64 = 4096;
 
-/// A file that the disk has been given. Numbers are not used again for another file.
+/// A file known to the disk. Numbers are never reused for another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u32);
 
@@ -56,15 +54,15 @@ pub enum DiskFault {
 
 /// Reads ranges of files into registered memory.
 pub trait Disk {
-    /// Takes a read, or gives it back when as many are under way as the disk can hold. A read that
-    /// can never work is taken too: [`poll`](Disk::poll) reports its fault.
+    /// Accepts a read, or returns it when as many are in flight as the disk can hold. A read that can never work
+    /// is accepted too: [`poll`](Disk::poll) reports its fault.
     fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead>;
 
-    /// A read that has ended, if there is one. A call that returns `None` has started everything that
-    /// was submitted before it, so callers poll until they hear that.
+    /// A completed read, if there is one. A call that returns `None` has started everything that was submitted
+    /// before it, so callers poll until they get `None`.
     fn poll(&mut self) -> Option<DiskDone>;
 
-    /// How long a file is now, where the disk can tell. Asked only after a read came back short.
+    /// Length of a file now, where the disk knows it. Asked only after a short read.
     fn len_now(&self, file: FileId) -> Option<u64> {
         let _ = file;
         None

@@ -29,7 +29,7 @@ pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;
 /// Continues the CRC32C of bytes seen so far (0 at the start) over more bytes: see [`crc32c`].
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
-/// The per-byte functions the data plane calls, chosen once by whoever knows the processor.
+/// The per-byte functions of the data plane, chosen once by the driver, which knows the processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     /// Narrowing with a range check.

@@ -56,7 +56,7 @@ pub enum OrderError {
         datasets: usize,
     },
     /// The weights, without their common divisor, add up to more than [`MAX_TOTAL_WEIGHT`].
-    #[error("weights add up to {total} parts, at most {MAX_TOTAL_WEIGHT} can be told apart")]
+    #[error("weights add up to {total} parts, at most {MAX_TOTAL_WEIGHT} are allowed")]
     TotalTooLarge {
         /// Sum of the weights after division by their greatest common divisor.
         total: u64,

@@ -1,4 +1,5 @@
-//! The plan language: what is done to the data between the file and the trainer.
+//! The plan language: what is done to the data between the file and the trainer. [`Plan::compile`] turns a plan
+//! into the [stages](crate::stage) that do it.
 //!
 //! ```text
 //! window(2048) | shuffle(seed, blocks=8) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
@@ -12,9 +13,9 @@
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
 //! | `batch(N)` | samples of a batch | 32 |
 //!
-//! The actions may stand in any order: each says something about the result, not about a step. A
-//! [`Plan`] holds only legal values; it is made by [`Plan::parse`], which points at the place of a
-//! mistake, and prints itself in one canonical form that parses back to an equal plan.
+//! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
+//! values; it is made by [`Plan::parse`], which points at the place of a mistake, and prints itself in
+//! one canonical form that parses back to an equal plan.
 //!
 //! Names in `blend` need quotes only around characters other than letters, digits and `_-./:@+~%`;
 //! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are decimal numbers with up to six
@@ -82,7 +83,7 @@ pub struct Part {
 }
 
 impl Plan {
-    /// Reads a plan. `seed` is what the word `seed` stands for.
+    /// Parses a plan. `seed` replaces the word `seed`.
     pub fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
         parse::parse(text, seed)
     }
@@ -97,7 +98,7 @@ impl Plan {
         self.shuffle
     }
 
-    /// The datasets drawn from; empty if the plan does not blend.
+    /// The datasets of the blend; empty if the plan does not blend.
     pub fn blend(&self) -> &[Part] {
         &self.blend
     }

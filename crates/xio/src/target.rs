@@ -1,20 +1,22 @@
-//! The storage target as a state machine: requests in, disk reads, conversions, RDMA WRITEs out.
+//! The storage target as a state machine: requests in; disk reads, stages and RDMA WRITEs out.
 //!
-//! One [`Target`] serves many sessions, each on a queue pair of its own, from one set of registers.
-//! A request holds a register from the disk read until the answer is acknowledged:
+//! One [`Target`] serves many sessions, each on a queue pair of its own, from one set of staging buffers. A
+//! request holds a buffer from the disk read until its answer is acknowledged:
 //!
 //! ```text
-//! capsule -> pending -> Reading (the disk owns the register) -> convert, CRC -> WRITE + SEND -> free
+//! capsule -> pending -> Reading (the disk owns the buffer) -> stages -> WRITE + SEND -> free
 //! ```
 //!
-//! Memory is bounded by the registers and by the credits of each session (C6). Sessions take turns, and
-//! part of the registers is kept for sessions that hold none, so that one whose reader takes no answers
-//! does not starve the others. Every refusal is answered and counted by reason (C7).
+//! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only names tokens.
+//!
+//! Memory is bounded by the staging buffers and by the credits of each session (C6). Sessions take turns, and
+//! some buffers are reserved for sessions that hold none, so that a reader that does not take its answers cannot
+//! starve the others. Every refusal is answered and counted by reason (C7).
 //!
 //! Order of calls: [`Target::open`] after the queue pair exists and before it is connected, then
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
 //! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
-//! the two: the registers it frees may still stand in the queue pair's work requests. No socket, file
+//! the two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
 //! or clock may enter: they are behind `Verbs`, `Staging` and `Disk`.
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -31,21 +33,21 @@ use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
 use crate::kernel::Kernels;
 use crate::stage::{self, BlockError, Ran, TargetStages};
 
-/// Alignment of direct I/O; a register carries this much slack at either end.
+/// Alignment of direct I/O in bytes; a staging buffer has this much slack at either end.
 pub const IO_ALIGN: u32 = 4096;
 
-/// Most source bytes a request may ask for.
+/// Most bytes of a file that a request may ask for.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
-/// Bytes of one target register: a block and the slack of aligned reads.
+/// Bytes of a target's staging buffer: a block and the slack of aligned reads.
 pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
 
-/// Places for a request and its answer that a credit gives. A reader that got an answer asks again at
-/// once, and its request may come before we know that the answer arrived: with one place for each
-/// credit it would find no receive posted, and wait for the RNR timer.
+/// Slots for a request and its answer per credit. A reader that got an answer sends the next request at once,
+/// and it may arrive before the acknowledgement of the answer: with one slot per credit it would find no receive
+/// posted and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
-/// Reads started per [`Target::poll`]: the kernel may copy what it has in memory while it takes them.
+/// Reads started per [`Target::poll`]: the kernel may copy from its page cache during submission.
 const READS_PER_POLL: u32 = 2;
 
 /// Completions of each kind taken per [`Target::poll`].
@@ -97,7 +99,7 @@ pub struct TargetCounters {
     pub failed_work: u64,
 }
 
-/// What a session was given.
+/// What a session was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Requests answered with data.
@@ -106,17 +108,17 @@ pub struct Served {
     pub bytes: u64,
 }
 
-/// Where a register stands.
+/// State of a staging buffer.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
     Reading(Job),
-    /// Reading for a session that was closed: freed when the disk lets go of it.
+    /// Reading for a session that was closed: freed when the read ends.
     Orphan,
     Sending(Qpn),
 }
 
-/// A request on its way through a register.
+/// An admitted request.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     qpn: Qpn,
@@ -145,7 +147,7 @@ impl Job {
 /// What became of a session's turn to start a read.
 enum Turn {
     Taken,
-    /// Nothing to read, or enough registers held.
+    /// Nothing to read, or no buffer may be taken.
     Passed,
     DiskFull,
 }
@@ -155,10 +157,10 @@ struct Session {
     sources: Vec<Source>,
     memory: SessionMemory,
     next_seq: u64,
-    /// Requests without a register.
+    /// Requests without a buffer.
     pending: VecDeque<Job>,
-    /// Registers held.
-    registers: u32,
+    /// Buffers held.
+    buffers: u32,
     /// Requests received and not answered.
     outstanding: u32,
     failed: bool,
@@ -180,7 +182,7 @@ impl Session {
         RecvWr { wr_id: u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
-    /// Checks a request against the session; the work that it asks for.
+    /// Checks a request against the session.
     fn admit(&mut self, qpn: Qpn, slot: u32, request: ReadRequest) -> Result<Job, Refusal> {
         if request.seq != self.next_seq {
             return Err(Refusal::Replayed);
@@ -204,10 +206,10 @@ impl Session {
     }
 }
 
-/// The memory a session brings, registered in the protection domain of its queue pair.
+/// Memory of a session, registered in the protection domain of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionMemory {
-    /// Key of the target's registers: no rights beyond local ones.
+    /// Key of the target's staging buffers, with local access only.
     pub registers_lkey: u32,
     /// One region of `credits *` [`CREDIT_BYTES`], local write.
     pub capsules: MemoryRegion,
@@ -218,12 +220,12 @@ pub struct SessionMemory {
 /// The storage target.
 #[derive(Debug)]
 pub struct Target {
-    registers: Vec<State>,
+    buffers: Vec<State>,
     base_addr: u64,
     free: Vec<u32>,
     sessions: BTreeMap<Qpn, Session>,
     turns: VecDeque<Qpn>,
-    /// Open sessions that hold no register.
+    /// Open sessions that hold no buffer.
     empty_handed: usize,
     /// Sessions that failed and were not reported yet.
     failed: VecDeque<Qpn>,
@@ -233,11 +235,11 @@ pub struct Target {
     counters: TargetCounters,
 }
 
-const NO_REGISTER: u32 = u32::MAX;
+const NO_BUFFER: u32 = u32::MAX;
 const DATA_WRITE: u64 = u64::MAX;
 
 impl Target {
-    /// A target with `count` registers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, on the
+    /// A target with `count` buffers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, on the
     /// two completion queues that the queue pairs of its sessions use.
     pub fn new(
         base_addr: u64,
@@ -247,7 +249,7 @@ impl Target {
         kernels: Kernels,
     ) -> Target {
         Target {
-            registers: (0..count).map(|_| State::Free).collect(),
+            buffers: (0..count).map(|_| State::Free).collect(),
             base_addr,
             free: (0..count).rev().collect(),
             sessions: BTreeMap::new(),
@@ -261,7 +263,7 @@ impl Target {
         }
     }
 
-    /// What was done and refused so far.
+    /// Counters since the start.
     pub fn counters(&self) -> &TargetCounters {
         &self.counters
     }
@@ -271,14 +273,14 @@ impl Target {
         self.sessions.len()
     }
 
-    /// Registers not in use; all of them when no session is open and the disk is idle.
+    /// Staging buffers not in use; all of them when no session is open and the disk is idle.
     pub fn free_registers(&self) -> usize {
         self.free.len()
     }
 
-    /// Registers in all.
+    /// Staging buffers in all.
     pub fn register_count(&self) -> usize {
-        self.registers.len()
+        self.buffers.len()
     }
 
     /// Begins a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each
@@ -297,7 +299,7 @@ impl Target {
             memory,
             next_seq: 1,
             pending,
-            registers: 0,
+            buffers: 0,
             outstanding: 0,
             failed: false,
             served: Served::default(),
@@ -311,37 +313,36 @@ impl Target {
         Ok(())
     }
 
-    /// What the session on `qpn` was given so far.
+    /// What the session on `qpn` was sent so far.
     pub fn served(&self, qpn: Qpn) -> Option<Served> {
         self.sessions.get(&qpn).map(|session| session.served)
     }
 
-    /// Ends the session on `qpn`. Its registers come back, those the disk still fills a little later.
+    /// Closes the session on `qpn`. Its buffers are freed: at once, or when the read into them ends.
     pub fn close(&mut self, qpn: Qpn) {
         let Some(session) = self.sessions.remove(&qpn) else {
             return;
         };
-        self.empty_handed -= usize::from(session.registers == 0);
+        self.empty_handed -= usize::from(session.buffers == 0);
         self.turns.retain(|turn| *turn != qpn);
         self.failed.retain(|failed| *failed != qpn);
-        for index in 0..self.registers.len() {
-            match self.registers[index] {
-                State::Reading(job) if job.qpn == qpn => self.registers[index] = State::Orphan,
+        for index in 0..self.buffers.len() {
+            match self.buffers[index] {
+                State::Reading(job) if job.qpn == qpn => self.buffers[index] = State::Orphan,
                 State::Sending(owner) if owner == qpn => self.release(index as u32, None),
                 _ => {}
             }
         }
     }
 
-    /// A session whose queue pair failed since the last call. The caller closes it and tells the
-    /// reader, which may be waiting for answers with nothing of its own on the way, and then no
-    /// transport tells it.
+    /// A session whose queue pair failed since the last call. The caller closes it and notifies the reader: one
+    /// that only waits for answers sends nothing, so its transport does not notice.
     pub fn failed_session(&mut self) -> Option<Qpn> {
         self.failed.pop_front()
     }
 
-    /// Does what can be done now, one conversion and `READS_PER_POLL` reads at most; `true` if there was
-    /// something to do.
+    /// Does what can be done now: at most one block through its stages, and `READS_PER_POLL` reads started.
+    /// Returns whether there was something to do.
     pub fn poll<V: Verbs, M: Staging, D: Disk>(
         &mut self,
         verbs: &mut V,
@@ -374,11 +375,11 @@ impl Target {
         if done.wr_id == DATA_WRITE {
             return;
         }
-        let (slot, register) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
-        if let Some(State::Sending(owner)) = self.registers.get(register as usize)
+        let (slot, buffer) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
+        if let Some(State::Sending(owner)) = self.buffers.get(buffer as usize)
             && *owner == done.qpn
         {
-            self.release(register, Some(done.qpn));
+            self.release(buffer, Some(done.qpn));
         }
         let Some(session) = self.sessions.get_mut(&done.qpn) else {
             return;
@@ -421,7 +422,7 @@ impl Target {
         }
     }
 
-    /// Gives free registers to sessions in turn. One that finds the disk full keeps its turn.
+    /// Gives free buffers to sessions in turn. A session that finds the disk full keeps its turn.
     fn start_reads<D: Disk>(&mut self, disk: &mut D) -> bool {
         let (mut started, mut passed) = (0, 0);
         while passed < self.turns.len() && !self.free.is_empty() && started < READS_PER_POLL {
@@ -436,27 +437,26 @@ impl Target {
     }
 
     fn start_read<D: Disk>(&mut self, qpn: Qpn, disk: &mut D) -> Turn {
-        let kept = self.empty_handed.min(self.registers.len() / 2);
+        let kept = self.empty_handed.min(self.buffers.len() / 2);
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
         };
-        let may = session.registers == 0 || self.free.len() > kept;
-        let (Some(job), Some(register)) = (session.pending.front(), self.free.last().copied())
-        else {
+        let may = session.buffers == 0 || self.free.len() > kept;
+        let (Some(job), Some(buffer)) = (session.pending.front(), self.free.last().copied()) else {
             return Turn::Passed;
         };
         if !may {
             return Turn::Passed;
         }
-        let (job, addr) = (*job, self.base_addr + offset_of(register));
-        if disk.submit(job.read(addr, u64::from(register))).is_err() {
+        let (job, addr) = (*job, self.base_addr + offset_of(buffer));
+        if disk.submit(job.read(addr, u64::from(buffer))).is_err() {
             return Turn::DiskFull;
         }
         session.pending.pop_front();
-        self.empty_handed -= usize::from(session.registers == 0);
-        session.registers += 1;
+        self.empty_handed -= usize::from(session.buffers == 0);
+        session.buffers += 1;
         self.free.pop();
-        self.registers[register as usize] = State::Reading(job);
+        self.buffers[buffer as usize] = State::Reading(job);
         Turn::Taken
     }
 
@@ -467,22 +467,22 @@ impl Target {
         disk: &D,
         done: DiskDone,
     ) {
-        let register = done.tag as u32;
-        match self.registers.get(register as usize) {
+        let buffer = done.tag as u32;
+        match self.buffers.get(buffer as usize) {
             Some(State::Reading(job)) => {
                 let job = *job;
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
-                    return self.release(register, Some(job.qpn));
+                    return self.release(buffer, Some(job.qpn));
                 }
-                let mut outcome = self.run_stages(memory, register, &job, done.result);
-                // A read behind the new end of the file says only that the end lies before it.
+                let mut outcome = self.run_stages(memory, buffer, &job, done.result);
+                // A read beyond the new end of the file shows only that the end lies before it.
                 if let Outcome::Truncated { at_byte } = &mut outcome {
                     let end = disk.len_now(job.file).unwrap_or(*at_byte);
                     *at_byte = end.min(*at_byte);
                 }
-                self.respond(verbs, memory, register, &job, outcome);
+                self.respond(verbs, memory, buffer, &job, outcome);
             }
-            Some(State::Orphan) => self.release(register, None),
+            Some(State::Orphan) => self.release(buffer, None),
             _ => {}
         }
     }
@@ -491,7 +491,7 @@ impl Target {
     fn run_stages<M: Staging>(
         &mut self,
         memory: &mut M,
-        register: u32,
+        buffer: u32,
         job: &Job,
         read: Result<u32, DiskFault>,
     ) -> Outcome {
@@ -508,7 +508,7 @@ impl Target {
         let Some(source) = session.and_then(|s| s.sources.get(job.request.source as usize)) else {
             return Outcome::Refused(Refusal::UnknownSource);
         };
-        let addr = self.register_addr(register) + u64::from(job.head());
+        let addr = self.buffer_addr(buffer) + u64::from(job.head());
         let block = memory.bytes_mut(addr, job.len as usize);
         match stage::run(source.stages.stages(), block, 0, &self.kernels) {
             Ok(Ran { bytes, crc32c, narrowed }) => {
@@ -528,19 +528,19 @@ impl Target {
         &mut self,
         verbs: &mut V,
         memory: &mut M,
-        register: u32,
+        buffer: u32,
         job: &Job,
         outcome: Outcome,
     ) {
-        let mut held = NO_REGISTER;
+        let mut held = NO_BUFFER;
         match outcome {
             Outcome::Done { bytes, .. } => {
-                let Some(write) = self.data_write(register, job, bytes) else {
-                    return self.release(register, Some(job.qpn));
+                let Some(write) = self.data_write(buffer, job, bytes) else {
+                    return self.release(buffer, Some(job.qpn));
                 };
                 let posted = verbs.post_send(job.qpn, write);
                 if !self.check(job.qpn, posted) {
-                    return self.release(register, Some(job.qpn));
+                    return self.release(buffer, Some(job.qpn));
                 }
                 self.counters.done += 1;
                 self.counters.written_bytes += u64::from(bytes);
@@ -548,27 +548,27 @@ impl Target {
                     session.served.requests += 1;
                     session.served.bytes += u64::from(bytes);
                 }
-                self.registers[register as usize] = State::Sending(job.qpn);
-                held = register;
+                self.buffers[buffer as usize] = State::Sending(job.qpn);
+                held = buffer;
             }
             Outcome::Overflow { .. } => self.counters.overflow += 1,
             Outcome::Truncated { .. } => self.counters.truncated += 1,
             Outcome::Storage { .. } => self.counters.storage_errors += 1,
             Outcome::Refused(_) => {}
         }
-        if held == NO_REGISTER {
-            self.release(register, Some(job.qpn));
+        if held == NO_BUFFER {
+            self.release(buffer, Some(job.qpn));
         }
         let ReadRequest { seq, tag, .. } = job.request;
         let response = ReadResponse { seq, tag, outcome };
-        // If this fails the WRITE may still leave: the register comes back when the session closes.
+        // If this fails the WRITE may still be sent, so the buffer is freed when the session closes.
         self.send(verbs, memory, job.qpn, job.slot, held, &response);
     }
 
-    /// The WRITE of a register into the reader's memory; none without a session.
-    fn data_write(&self, register: u32, job: &Job, bytes: u32) -> Option<SendWr> {
+    /// The WRITE of a buffer into the reader's memory, if the session is open.
+    fn data_write(&self, buffer: u32, job: &Job, bytes: u32) -> Option<SendWr> {
         let lkey = self.sessions.get(&job.qpn)?.memory.registers_lkey;
-        let addr = self.register_addr(register) + u64::from(job.head());
+        let addr = self.buffer_addr(buffer) + u64::from(job.head());
         let ReadRequest { remote_addr, rkey, .. } = job.request;
         Some(SendWr {
             wr_id: DATA_WRITE,
@@ -592,7 +592,7 @@ impl Target {
         self.counters.refused[reason as usize - 1] += 1;
         let outcome = Outcome::Refused(reason);
         let response = ReadResponse { seq: request.seq, tag: request.tag, outcome };
-        self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
+        self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
     }
 
     fn refuse<V: Verbs, M: Staging>(
@@ -605,7 +605,7 @@ impl Target {
     ) {
         self.counters.refused[reason as usize - 1] += 1;
         let response = ReadResponse { seq: 0, tag: u32::MAX, outcome: Outcome::Refused(reason) };
-        self.send(verbs, memory, qpn, slot, NO_REGISTER, &response);
+        self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
     }
 
     fn send<V: Verbs, M: Staging>(
@@ -614,7 +614,7 @@ impl Target {
         memory: &mut M,
         qpn: Qpn,
         slot: u32,
-        register: u32,
+        buffer: u32,
         response: &ReadResponse,
     ) {
         let Some(session) = self.sessions.get_mut(&qpn) else {
@@ -626,7 +626,7 @@ impl Target {
             .bytes_mut(addr, CAPSULE_BYTES)
             .copy_from_slice(&response.encode(self.kernels.crc32c));
         let wr = SendWr {
-            wr_id: (u64::from(slot) << 32) | u64::from(register),
+            wr_id: (u64::from(slot) << 32) | u64::from(buffer),
             op: SendOp::Send,
             sges: SgList::from_iter([Sge {
                 addr,
@@ -641,7 +641,7 @@ impl Target {
         self.check(qpn, posted);
     }
 
-    /// Whether a work request was taken; a session that cannot post is of no more use.
+    /// Whether a work request was accepted. A session that cannot post has failed.
     fn check(&mut self, qpn: Qpn, posted: Result<(), VerbsError>) -> bool {
         if posted.is_err() {
             self.fail(qpn);
@@ -649,7 +649,7 @@ impl Target {
         posted.is_ok()
     }
 
-    /// Counts failed work, and gives up what the session had still to do.
+    /// Counts failed work and drops the pending requests of the session.
     fn fail(&mut self, qpn: Qpn) {
         self.counters.failed_work += 1;
         if let Some(session) = self.sessions.get_mut(&qpn)
@@ -661,23 +661,23 @@ impl Target {
         }
     }
 
-    fn register_addr(&self, register: u32) -> u64 {
-        self.base_addr + offset_of(register)
+    fn buffer_addr(&self, buffer: u32) -> u64 {
+        self.base_addr + offset_of(buffer)
     }
 
-    /// Frees a register that the session `owner` held, if that is still open.
-    fn release(&mut self, register: u32, owner: Option<Qpn>) {
-        self.registers[register as usize] = State::Free;
-        self.free.push(register);
+    /// Frees a buffer that the session `owner` held, if that is still open.
+    fn release(&mut self, buffer: u32, owner: Option<Qpn>) {
+        self.buffers[buffer as usize] = State::Free;
+        self.free.push(buffer);
         if let Some(session) = owner.and_then(|qpn| self.sessions.get_mut(&qpn)) {
-            session.registers -= 1;
-            self.empty_handed += usize::from(session.registers == 0);
+            session.buffers -= 1;
+            self.empty_handed += usize::from(session.buffers == 0);
         }
     }
 }
 
-/// What a SEND of the peer put into the receive at `addr`. A WRITE with immediate data completes a
-/// receive too, but puts nothing there, and its length is that of the WRITE.
+/// The message that a SEND of the peer placed into the receive at `addr`. A WRITE with immediate data completes
+/// a receive as well, but places nothing there, and its length is that of the WRITE.
 pub(crate) fn received<'m, M: Staging>(
     memory: &'m M,
     addr: u64,
@@ -687,6 +687,6 @@ pub(crate) fn received<'m, M: Staging>(
     sent.then(|| memory.bytes(addr, done.byte_len as usize))
 }
 
-fn offset_of(register: u32) -> u64 {
-    u64::from(register) * u64::from(REGISTER_BYTES)
+fn offset_of(buffer: u32) -> u64 {
+    u64::from(buffer) * u64::from(REGISTER_BYTES)
 }

@@ -6,9 +6,9 @@
 use nic::clock;
 use nic::device::DeviceWire;
 use nic::udp::{TxCounters, UdpCounters};
+use roce::congestion::rtt::RttMeter;
 use roce::endpoint::{Counters, QpState, TimeoutReason};
 use roce::report::{Credits, Flow, LastError, Peer, QpReport};
-use roce::rtt::RttMeter;
 use roce::verbs::Transport;
 use roce::{Duration, Time};
 

@@ -66,7 +66,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
         ),
         (
             &["--plan", "window(1024) | shuffle(1, blocks=32) | narrow(u16) | batch(64)"],
-            &["bytes of registers", "needed"],
+            &["bytes of staging buffers", "needed"],
             "blocks=",
         ),
         (&["--plan", "window(3000000)"], &["window"], "nearest"),

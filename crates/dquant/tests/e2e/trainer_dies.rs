@@ -121,7 +121,7 @@ fn a_full_dpu_refuses_and_recovers() {
         return;
     };
     Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(300_000, 9));
-    // Room for two streams of eight registers of half a block.
+    // Room for two streams of eight staging buffers of half a block.
     let (target, dpu) = (world.target(&[]), world.dpu(&["--memory", "9MiB"]));
     let plan = ["--plan", "window(1024) | narrow(u16) | batch(16)", "--slots", "2"];
     let url = target.url("web");
@@ -132,7 +132,7 @@ fn a_full_dpu_refuses_and_recovers() {
     };
     let streams = [start(), start()];
     let refused = Cat::through(&world, &dpu, &url, &plan).finish();
-    refused.failed(2, &["bytes of registers", "needed", "free"], "--memory");
+    refused.failed(2, &["bytes of staging buffers", "needed", "free"], "--memory");
     let [first, second] = streams;
     first.kill();
     eventually("room", || (dpu.status(&world).counter("dpu.streams") == 1).then_some(()));

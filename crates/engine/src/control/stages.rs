@@ -1,8 +1,8 @@
 //! The stages of a session as messages.
 //!
-//! The reader sends one list of target-side stages for each dataset; the target checks them against its files,
-//! and answers with what it will run. Either end refuses what it does not know or did not ask for, so that a peer
-//! of another version is told, not misread (C7).
+//! The reader sends one list of target-side stages for each dataset. The target checks the lists against its files
+//! and answers with what it will run. Either end refuses what it does not know or did not request, so a peer of
+//! another version is refused with a hint and never misread (C7).
 
 use xio::dataset::Dtype;
 use xio::stage::{Op, Shape, StageError, TargetStages, Type};

@@ -63,8 +63,8 @@ impl TargetService {
         TargetService { catalog, commands, reports, gate, control, roce, notes: notes.into() }
     }
 
-    /// File work blocks, so it runs beside the async threads. The call lasts as long as that, also if the
-    /// caller has given up: whoever calls and resets without end does not fill those threads.
+    /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
+    /// caller has given up: a client that calls and resets in a loop cannot fill those threads.
     async fn find(&self, refs: Vec<DatasetRef>, call: Held) -> Result<Vec<Found>, Status> {
         let catalog = Arc::clone(&self.catalog);
         let find = move || {
@@ -120,8 +120,8 @@ impl TargetService {
         Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
     }
 
-    /// The guard is made where the engine's answer arrives: a caller that has given up meanwhile drops
-    /// both, and the session ends.
+    /// The guard is created where the engine's answer arrives: if the caller has given up meanwhile, both are
+    /// dropped and the session ends.
     async fn open(&self, spec: SessionSpec, call: Held) -> Result<(QpAddress, Guard), Status> {
         let commands = self.commands.clone();
         let opened = tokio::task::spawn_blocking(move || {
@@ -142,10 +142,10 @@ impl TargetService {
 /// Sessions refused because of their stages.
 pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");
 
-/// What to do about a peer that speaks of stages in another way, or not at all.
+/// Hint for a peer that knows other stages, or none.
 pub(crate) const SAME_VERSION: &str = "run the same version of dquant at both ends";
 
-/// The stages for a dataset, or why this target does not run them.
+/// Checks the stages of a dataset.
 fn checked(found: &Found, list: &super::proto::TargetStages) -> Result<TargetStages, Status> {
     stages::checked(list, found.layout.dtype).map_err(|error| {
         STAGES_REFUSED.count();
@@ -156,18 +156,18 @@ fn checked(found: &Found, list: &super::proto::TargetStages) -> Result<TargetSta
 
 /// An open session, as its control stream holds it.
 struct Open {
-    /// For people.
+    /// For the log.
     name: String,
     begun: Instant,
-    /// Comes when the engine has ended the session.
+    /// Resolves when the engine has ended the session.
     ended: oneshot::Receiver<Served>,
     guard: Guard,
 }
 
 impl Open {
-    /// Waits until the reader hangs up, by `closed`, or the queue pair fails; ends the session, and tells.
+    /// Waits until the reader hangs up (`closed`) or the queue pair fails, then ends the session and logs it.
     async fn last(mut self, closed: impl Future<Output = ()>) {
-        // A reader that waits for answers does not hear that our queue pair failed, unless the
+        // A reader that only waits for answers does not notice that our queue pair failed, unless the control
         // stream ends on our side.
         let (why, served) = tokio::select! {
             () = closed => ("closed by the reader", None),
@@ -178,7 +178,7 @@ impl Open {
             Some(served) => served,
             None => self.ended.await,
         };
-        // The engine has stopped, and reported what its sessions did.
+        // An engine that has stopped has logged its sessions.
         let Ok(Served { requests, bytes }) = served else { return };
         let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
         log::line(format_args!(
@@ -187,7 +187,7 @@ impl Open {
     }
 }
 
-/// The first of them, and how many there are.
+/// The name of the first dataset and the number of the others, for the log.
 fn names_of(datasets: &[DatasetInfo]) -> String {
     let first = datasets.first().map_or("nothing", |dataset| dataset.name.as_str());
     match datasets.len() {
@@ -205,7 +205,7 @@ impl Drop for Guard {
     }
 }
 
-fn tell_refusal(what: &str, from: &str, status: &Status) {
+fn log_refusal(what: &str, from: &str, status: &Status) {
     let why = status.message().lines().next().unwrap_or_default();
     log::refusal(format_args!("{what} refused for {from}: {why}"));
 }
@@ -219,7 +219,7 @@ fn engine_status(error: EngineError) -> Status {
     }
 }
 
-/// The call that work is done for, while that work lasts.
+/// The call that work is done for, held while the work lasts.
 type Held = Option<Arc<Call>>;
 
 type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
@@ -233,7 +233,7 @@ impl Target for TargetService {
         let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
         let call = Call::work(&request)?;
         let found = self.find(request.into_inner().datasets, call).await;
-        let found = found.inspect_err(|status| tell_refusal("datasets", &from, status))?;
+        let found = found.inspect_err(|status| log_refusal("datasets", &from, status))?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))
     }
@@ -246,18 +246,18 @@ impl Target for TargetService {
     ) -> Result<Response<SessionStream>, Status> {
         let from = gate::origin_of(&request);
         let call = Call::work(&request)?;
-        // The server's time-out ends this wait.
+        // The server's timeout ends this wait.
         let first = request.get_mut().message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
         drop(Call::of(&request));
         let mut inbound = request.into_inner();
         let begun = self.begin(first, &call).await;
-        let (reply, open) = begun.inspect_err(|status| tell_refusal("session", &from, status))?;
+        let (reply, open) = begun.inspect_err(|status| log_refusal("session", &from, status))?;
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
             let _call = call;
             let answered = send.send(Ok(reply)).await;
-            // Only the end of the stream matters; it comes as an error when the peer was killed.
+            // Only the end of the stream matters; it is an error when the peer was killed.
             let closed = async {
                 while answered.is_ok() && matches!(inbound.message().await, Ok(Some(_))) {}
             };
@@ -283,7 +283,7 @@ impl Target for TargetService {
     }
 }
 
-/// Fills in what every daemon reports about its process.
+/// Adds what every daemon reports about its process.
 pub fn status_reply(
     role: &str,
     (control, roce): (SocketAddr, SocketAddr),
@@ -318,8 +318,7 @@ pub fn queue_pair(ours: &QpAddress, mtu: u32) -> QueuePair {
     }
 }
 
-/// A queue pair from a message, checked: numbers in range, and an address that our endpoint at `ours`
-/// can send to.
+/// Checks a queue pair from a message: numbers in range, and an address that our endpoint at `ours` can send to.
 pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, String> {
     let address: SocketAddr = message
         .address
@@ -339,25 +338,25 @@ pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, St
     Ok(QpAddress { address, qpn, psn, reliability })
 }
 
-/// A session held open at a target: it ends when this is dropped.
+/// An open session with a target; dropping it ends the session.
 #[derive(Debug)]
 pub struct Session {
     /// What the target agreed to.
     pub reply: SessionReply,
-    /// Nothing more is ever sent, but dropping it ends the session.
+    /// Nothing more is sent; dropping it ends the session.
     _requests: tokio::sync::mpsc::Sender<SessionRequest>,
     replies: Streaming<SessionReply>,
 }
 
 impl Session {
-    /// Returns when the target ends the session or cannot be reached any more, and says which.
+    /// Waits until the target ends the session or cannot be reached any more, and returns which.
     pub async fn ended(&mut self) -> String {
         loop {
             match self.replies.message().await {
                 Ok(Some(_)) => {}
                 Ok(None) => return "it ended the session".into(),
                 Err(status) => {
-                    // HTTP/2 reports both in the same words.
+                    // HTTP/2 reports both with the same message.
                     let cause = root_cause(&status);
                     return match cause.contains("broken pipe") {
                         true => "its control connection closed or gave no answer".into(),

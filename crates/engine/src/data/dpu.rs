@@ -404,7 +404,7 @@ impl Engine {
         }
         let (need, have) = (spec.setup.memory_bytes(), self.host.pool.free_bytes());
         if need > have {
-            return Err(EngineError::Limit { what: "bytes of registers", need, have });
+            return Err(EngineError::Limit { what: "bytes of staging buffers", need, have });
         }
         Domain::open(&mut self.host, need)
     }

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
 use roce::wire::{Headers, Opcode, Psn};
@@ -31,8 +31,8 @@ fn pair(congestion: CongestionControl) -> Pair {
         connect.window_packets = 10_000;
         connect.timeout = 0;
     });
-    let [source, target] =
-        [0, 1].map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL));
+    let [source, target] = [0, 1]
+        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
     Pair { fabric, ends: [a, b], source, target }
 }
 

@@ -11,7 +11,7 @@ use roce::world::Origin;
 
 use AsyncEvent::{CommunicationEstablished, CqError, QpAccessError, QpFatal, QpRequestError};
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
 
 struct Pair {
@@ -295,19 +295,19 @@ fn sends_notify_their_own_queue() {
 fn polling_and_arming_in_any_order_loses_no_wake_up() {
     const TOTAL: u64 = 60;
     for seed in 0..300 {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let mut pair = Pair::new(TRANSPORTS[draw.below(3) as usize]);
         pair.receives(TOTAL);
         let (b, cq) = (pair.b, pair.b.recv_cq);
         let (mut sent, mut seen) = (0, 0);
-        let deliver = |pair: &mut Pair, draw: &mut Draw, sent: &mut u64| {
+        let deliver = |pair: &mut Pair, draw: &mut Chance, sent: &mut u64| {
             let burst = draw.below(3).min(TOTAL - *sent);
-            (0..burst).for_each(|_| pair.deliver(draw.chance(500)));
+            (0..burst).for_each(|_| pair.deliver(draw.per_mille(500)));
             *sent += burst;
         };
         while seen < TOTAL {
             // Completions may come between any two steps.
-            let arms_first = draw.chance(500);
+            let arms_first = draw.per_mille(500);
             for arms in [arms_first, !arms_first] {
                 deliver(&mut pair, &mut draw, &mut sent);
                 if arms {

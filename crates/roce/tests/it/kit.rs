@@ -2,14 +2,13 @@
 //!
 //! `harness` knows connections; here are the attributes, states and address handles around them.
 
-use roce::Time;
 use roce::endpoint::{AttrMask, Endpoint, Mtu, QpAttr, QpConfig, QpState, Transmit};
 use roce::verbs::{
     Access, Completion, Datagram, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, SrqId,
     Transport, Verbs, WcStatus,
 };
 use roce::wire::Psn;
-use roce::world::{Path, Payload, TxFrame, Wire};
+use roce::world::Path;
 
 use crate::harness::{BASE, End, Fabric, Node};
 
@@ -90,7 +89,12 @@ pub(crate) fn bring_to(
 
 /// The whole of `REGION_BYTES`, registered for everything.
 pub(crate) fn registered(node: &mut Node) -> MemoryRegion {
-    node.register(BASE, REGION_BYTES, Access::ALL)
+    node.register(BASE, REGION_BYTES, Access::ALL).unwrap()
+}
+
+/// Registers bytes at `backing` for everything, which work requests and peers address from `addr` on.
+pub(crate) fn register_at(node: &mut Node, addr: u64, len: u64, backing: u64) -> MemoryRegion {
+    node.register_at(node.pd, addr, len, backing, Access::ALL).unwrap()
 }
 
 pub(crate) fn list(region: MemoryRegion, offset: u64, len: u32) -> SgList {
@@ -154,14 +158,7 @@ impl Fabric {
 
     /// Puts a packet that was polled by hand on its way.
     pub(crate) fn inject(&mut self, from: End, transmit: &Transmit) {
-        let Node { arena, port, .. } = &mut self.nodes[from.node];
-        let frame = TxFrame {
-            path: transmit.path,
-            header: transmit.headers.emit(),
-            payload: Payload::Gather(transmit.payload.clone()),
-            pad: transmit.pad,
-        };
-        port.send(Time::ZERO, &[frame], arena);
+        self.transmit(from.node as u32, transmit);
     }
 
     pub(crate) fn state(&self, end: End) -> QpState {

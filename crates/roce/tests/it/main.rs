@@ -2,7 +2,7 @@
 //!
 //! | module | what it shows |
 //! |---|---|
-//! | `harness` | the fabric: virtual time, real bytes, seeded faults |
+//! | `harness` | the usual scenario on the simulated network of `sim` |
 //! | `kit` | queue pairs of every transport on it |
 //! | `states` | every transition of the state machine, and what states allow |
 //! | `pair` | two connected queue pairs, or one and single packets |

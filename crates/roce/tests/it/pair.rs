@@ -41,9 +41,10 @@ impl Pair {
 
     pub(crate) fn build(config: &FabricConfig, adjust: impl Fn(&mut Connect)) -> Pair {
         let mut fabric = Fabric::new(config);
-        fabric.trace = Some(Vec::new());
-        let regions =
-            [0, 1].map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL));
+        fabric.record();
+        let regions = [0, 1].map(|node: usize| {
+            fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap()
+        });
         let (a, b) = fabric.pair(adjust);
         Pair { fabric, a, b, regions }
     }
@@ -128,10 +129,10 @@ impl Pair {
     /// Loses the packets for which `lose` says so; it sees how often it was asked.
     pub(crate) fn lose(&mut self, mut lose: impl FnMut(u64, &Headers) -> bool + 'static) {
         let mut asked = 0;
-        self.fabric.filter = Some(Box::new(move |_, headers| {
+        self.fabric.keep_if(move |headers| {
             asked += 1;
             !lose(asked, headers)
-        }));
+        });
     }
 
     /// Hands node 0 an answer from node 1, `ahead` PSNs after its first request.
@@ -145,14 +146,14 @@ impl Pair {
         let bth = Bth { opcode, psn: self.first_psn().plus(ahead), ..bth_to(self.a.qpn) };
         let source = self.fabric.nodes[1].path().remote;
         let headers = Headers::new(bth, ext).unwrap();
-        let now = self.fabric.now;
+        let now = self.fabric.now();
         let endpoint = &mut self.fabric.nodes[0].endpoint;
         endpoint.handle_packet(now, &Origin::new(source, source.ip()), &headers, payload)
     }
 
     /// Whether the peer's memory at `offset` is what this side has at its start.
     pub(crate) fn arrived(&self, offset: u64, len: usize) -> bool {
-        let [from, to] = [&self.fabric.nodes[0].arena, &self.fabric.nodes[1].arena];
+        let [from, to] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
         from.peek(BASE, len) == to.peek(BASE + offset, len)
     }
 }
@@ -219,7 +220,7 @@ impl Lone {
             delivery = node.endpoint.handle_held(qpn, Time::ZERO, headers, payload);
         }
         if let Insert::Atomic(job) = delivery.insert {
-            let original = node.arena.atomic(job.addr, job.op);
+            let original = node.memory.atomic(job.addr, job.op);
             node.endpoint.complete_atomic(&job, original);
         }
         delivery

@@ -32,7 +32,7 @@ use roce::verbs::{
 use roce::wire::Psn;
 use roce::world::AtomicOp;
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, FaultCounts, FaultMix, Node};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig, Fault, FaultCounts, FaultMix, Node};
 
 const DEFAULT_SEEDS: Range<u64> = 0..2_000;
 const ARENA_BYTES: usize = 1_320_000;
@@ -85,12 +85,12 @@ struct Pools {
 }
 
 impl Pools {
-    fn new(node: &mut Node, draw: &mut Draw) -> Pools {
+    fn new(node: &mut Node, draw: &mut Chance) -> Pools {
         let mut at = (BASE + draw.between(1, 4096)).next_multiple_of(8);
         let regions = POOLS
             .iter()
             .map(|&(_, len, access)| {
-                let region = node.register(at, len, access);
+                let region = node.register(at, len, access).unwrap();
                 at = (at + len + draw.between(1, 4096)).next_multiple_of(8);
                 region
             })
@@ -103,7 +103,7 @@ impl Pools {
     }
 
     /// `len` fresh bytes, a random gap after the last ones.
-    fn take(&mut self, of: Use, len: u32, draw: &mut Draw) -> Option<Sge> {
+    fn take(&mut self, of: Use, len: u32, draw: &mut Chance) -> Option<Sge> {
         let region = self.region(of);
         let start = self.used[of as usize] + draw.below(40);
         let end = start + u64::from(len);
@@ -114,13 +114,13 @@ impl Pools {
         Some(Sge { addr: region.addr + start, len, lkey: region.lkey })
     }
 
-    fn take_either(&mut self, of: [Use; 2], len: u32, draw: &mut Draw) -> Option<Sge> {
+    fn take_either(&mut self, of: [Use; 2], len: u32, draw: &mut Chance) -> Option<Sge> {
         let first = draw.below(2) as usize;
         self.take(of[first], len, draw).or_else(|| self.take(of[1 - first], len, draw))
     }
 
     /// `len` fresh bytes in up to [`MAX_SGE`] pieces, some of them empty.
-    fn take_list(&mut self, of: [Use; 2], len: u32, draw: &mut Draw) -> Option<SgList> {
+    fn take_list(&mut self, of: [Use; 2], len: u32, draw: &mut Chance) -> Option<SgList> {
         let pieces = draw.pick(&[1, 1, 2, 3, MAX_SGE as u64]);
         let mut left = len;
         let mut list = SgList::new();
@@ -167,7 +167,7 @@ struct Plan {
     len: u32,
 }
 
-fn draw_plan(draw: &mut Draw, kinds: &[Kind]) -> Plan {
+fn draw_plan(draw: &mut Chance, kinds: &[Kind]) -> Plan {
     let ceiling = draw.pick(&[1, 300, 300, 300, 5_000, 5_000, 20_000, 65_536]);
     Plan { kind: draw.pick(kinds), len: draw.below(ceiling + 1) as u32 }
 }
@@ -270,7 +270,7 @@ struct Side {
     /// Words of the peer's that this side alone uses.
     words: Vec<u64>,
     /// Chance of posting receives when there is an opportunity, in per mille.
-    eagerness: u64,
+    eagerness: u32,
     next_id: u64,
     send_errors: u64,
     receive_errors: u64,
@@ -285,7 +285,7 @@ impl Side {
             && self.expected.is_empty()
     }
 
-    fn fresh_id(&mut self, draw: &mut Draw) -> u64 {
+    fn fresh_id(&mut self, draw: &mut Chance) -> u64 {
         self.next_id += 1;
         draw.word() << 16 | self.next_id
     }
@@ -311,7 +311,6 @@ struct Stats {
     atomics: u64,
     duplicate_atomics: u64,
     invalidated: u64,
-    refused: u64,
     harmless: u64,
     faults: FaultCounts,
 }
@@ -335,9 +334,8 @@ impl Stats {
         self.atomics += other.atomics;
         self.duplicate_atomics += other.duplicate_atomics;
         self.invalidated += other.invalidated;
-        self.refused += other.refused;
         self.harmless += other.harmless;
-        self.faults.add(other.faults);
+        self.faults.add(&other.faults);
     }
 
     fn add_node(&mut self, node: &Node) {
@@ -354,8 +352,7 @@ impl Stats {
         self.credit_probes += counters.credit_probes;
         self.atomics += counters.atomics;
         self.duplicate_atomics += counters.duplicate_atomics;
-        self.refused += node.port.refused;
-        self.harmless += node.port.harmless;
+        self.harmless += node.harmless_damage();
     }
 
     fn print(&self) {
@@ -363,7 +360,9 @@ impl Stats {
         println!("  packets {}, retransmitted {}", self.packets, self.retransmitted);
         println!("  bytes placed {}", self.bytes);
         println!("  faults injected: {}", self.faults);
-        println!("  damaged packets refused {}, harmless {}", self.refused, self.harmless);
+        let [flips, cuts] = [Fault::Flip, Fault::Truncate].map(|fault| fault as usize);
+        let refused = self.faults.effective[flips] + self.faults.effective[cuts];
+        println!("  damaged packets refused {refused}, harmless {}", self.harmless);
         println!("  timeouts {}, sequence NAKs {}", self.timeouts, self.seq_naks);
         println!("  RNR NAKs {}, credit probes {}", self.rnr_naks, self.credit_probes);
         println!("  duplicates {}, READs again {}", self.duplicates, self.duplicate_reads);
@@ -392,7 +391,7 @@ enum Sabotage {
 /// One seed's world: fabric, programs and model.
 struct Run {
     fabric: Fabric,
-    draw: Draw,
+    draw: Chance,
     pools: Vec<Pools>,
     model: Vec<Vec<u8>>,
     /// Connections, two sides each.
@@ -409,12 +408,12 @@ struct Run {
 
 impl Run {
     fn new(seed: u64, reliability: Reliability, sabotage: Sabotage) -> Run {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let endpoint =
             EndpointConfig { burst_packets: draw.pick(&[1, 4, 32]), ..EndpointConfig::default() };
         let config = FabricConfig {
             arena_bytes: ARENA_BYTES,
-            ipv6: draw.chance(300),
+            ipv6: draw.per_mille(300),
             batch: draw.pick(&[1, 5, 64]),
             latency: Duration::from_nanos(draw.between(500, 20_000)),
             endpoint,
@@ -422,19 +421,19 @@ impl Run {
             ..FabricConfig::default()
         };
         let mut fabric = Fabric::new(&config);
-        let is_harsh = draw.chance(100);
+        let is_harsh = draw.per_mille(100);
         fabric.mix = FaultMix::draw(&mut draw, if is_harsh { 8 } else { 1 });
         if sabotage == Sabotage::Payload {
-            fabric.nodes[0].port.corrupt_every = 3;
-            fabric.nodes[1].port.corrupt_every = 3;
+            fabric.nodes[0].corrupt_every(3);
+            fabric.nodes[1].corrupt_every(3);
         }
         if sabotage == Sabotage::Atomic {
-            fabric.nodes.iter_mut().for_each(|node| node.arena.doubles_atomics = true);
+            fabric.nodes.iter_mut().for_each(|node| node.memory.doubles_atomics = true);
         }
         let pools: Vec<Pools> =
             fabric.nodes.iter_mut().map(|node| Pools::new(node, &mut draw)).collect();
         let words = [1, 0].map(|peer: usize| pools[peer].region(Use::Words).addr);
-        let model = fabric.nodes.iter().map(|node| node.arena.bytes.clone()).collect();
+        let model = fabric.nodes.iter().map(|node| node.memory.all().to_vec()).collect();
         let sides = (0..draw.between(1, 3))
             .map(|index| {
                 let words = words.map(|at| (at, index));
@@ -512,7 +511,7 @@ impl Run {
                 let rounds = if eager { WQ_DEPTH.into() } else { self.draw.below(3) };
                 for _ in 0..rounds {
                     posted |= self.post_send(connection, side);
-                    if eager || self.draw.chance(self.sides[connection][side].eagerness) {
+                    if eager || self.draw.per_mille(self.sides[connection][side].eagerness) {
                         posted |= self.post_receive(connection, side);
                     }
                 }
@@ -564,10 +563,10 @@ impl Run {
         let this = &mut self.sides[connection][side];
         let matters =
             matches!(result, Outcome::Shared { .. } | Outcome::Lent(_) | Outcome::Free(_));
-        let signaled = this.plans.is_empty() || matters || self.draw.chance(600);
+        let signaled = this.plans.is_empty() || matters || self.draw.per_mille(600);
         let wr_id = this.fresh_id(&mut self.draw);
-        let solicited = self.draw.chance(100);
-        let fence = fence || self.draw.chance(50);
+        let solicited = self.draw.per_mille(100);
+        let fence = fence || self.draw.per_mille(50);
         let landing = match result {
             Outcome::Bytes(_) | Outcome::Shared { .. } => sges.clone(),
             _ => SgList::new(),
@@ -622,7 +621,7 @@ impl Run {
         let imm = self.draw.word() as u32;
         let (sges, bytes) = self.source(connection, side, plan.len);
         let with_imm = plan.kind == Kind::WriteImm;
-        let fence = self.draw.chance(400);
+        let fence = self.draw.per_mille(400);
         let remote_addr = self.write_target(connection, side, plan.len, with_imm, fence);
         let peer = self.sides[connection][1 - side].end.node;
         let rkey = self.pools[peer].region(Use::Window).rkey;
@@ -772,7 +771,7 @@ impl Run {
         let is_reusable =
             |slot: &&Written| !slot.is_announced && (fenced || !slot.is_read) && slot.len >= len;
         let reusable = written.iter().find(is_reusable).map(|slot| slot.addr);
-        if let Some(addr) = reusable.filter(|_| !announced && draw.chance(500)) {
+        if let Some(addr) = reusable.filter(|_| !announced && draw.per_mille(500)) {
             return addr;
         }
         let sge = pools[peer].take(Use::Window, len, draw).expect("plans leave room for WRITEs");
@@ -786,7 +785,7 @@ impl Run {
         let Run { draw, pools, sides, .. } = self;
         let written = &mut sides[connection][side].written;
         let last = written.iter_mut().rfind(|slot| !slot.is_announced);
-        if let Some(slot) = last.filter(|slot| slot.len <= len && draw.chance(500)) {
+        if let Some(slot) = last.filter(|slot| slot.len <= len && draw.per_mille(500)) {
             slot.is_read = true;
             return (slot.addr, slot.len, pools[peer].region(Use::Window).rkey);
         }
@@ -836,7 +835,7 @@ impl Run {
 
     fn sabotage_completions(&mut self, sent: &mut Vec<Completion>) {
         match self.sabotage {
-            Sabotage::Completion if self.draw.chance(200) => drop(sent.pop()),
+            Sabotage::Completion if self.draw.per_mille(200) => drop(sent.pop()),
             Sabotage::Order => sent.reverse(),
             _ => {}
         }
@@ -897,7 +896,7 @@ impl Run {
         done: Completion,
     ) -> Checked<()> {
         let node = side_node(self, connection, side);
-        let there = gather(&self.fabric.nodes[node].arena.bytes, &posted.landing);
+        let there = gather(self.fabric.nodes[node].memory.all(), &posted.landing);
         ensure!(done.byte_len as usize == there.len(), "wrong length: {done:?}");
         match posted.result {
             Outcome::Nothing => {}
@@ -960,10 +959,10 @@ impl Run {
             this.windows[lent.index].is_free = true;
             self.stats.invalidated += 1;
         }
-        let arena = &self.fabric.nodes[this.end.node].arena;
+        let arena = &self.fabric.nodes[this.end.node].memory;
         let there = match message.target {
             Some(addr) => arena.peek(addr, message.bytes.len()).to_vec(),
-            None => gather_prefix(&arena.bytes, &receive.sges, message.bytes.len()),
+            None => gather_prefix(arena.all(), &receive.sges, message.bytes.len()),
         };
         ensure!(there == message.bytes, "wrong bytes in {done:?}");
         if message.target.is_none() {
@@ -1008,7 +1007,7 @@ impl Run {
         self.collect()?;
         if self.sabotage == Sabotage::Guard {
             let guard = self.pools[0].region(Use::SourceB).addr - 1;
-            let arena = &mut self.fabric.nodes[0].arena;
+            let arena = &mut self.fabric.nodes[0].memory;
             let byte = arena.peek(guard, 1)[0];
             arena.poke(guard, &[!byte]);
         }
@@ -1017,17 +1016,17 @@ impl Run {
             self.check_arena(node)?;
             self.stats.add_node(&self.fabric.nodes[node]);
         }
-        self.stats.faults = self.fabric.injected;
+        self.stats.faults = self.fabric.fault_counts();
         Ok(self.stats)
     }
 
     fn check_arena(&mut self, node: usize) -> Checked<()> {
-        let arena = &self.fabric.nodes[node].arena;
+        let arena = &self.fabric.nodes[node].memory;
         for range in &self.open[node] {
             let now = arena.peek(range.start, (range.end - range.start) as usize).to_vec();
             put(&mut self.model[node], range.start, &now);
         }
-        let differs = arena.bytes.iter().zip(&self.model[node]).position(|(a, b)| a != b);
+        let differs = arena.all().iter().zip(&self.model[node]).position(|(a, b)| a != b);
         match differs {
             None => Ok(()),
             Some(at) => {
@@ -1063,7 +1062,7 @@ fn word_at(arena: &[u8], addr: u64) -> u64 {
 }
 
 /// Plans of one side, within what the pools of a node can give if three connections share them.
-fn draw_plans(draw: &mut Draw) -> VecDeque<Plan> {
+fn draw_plans(draw: &mut Chance) -> VecDeque<Plan> {
     const BUDGET: u32 = 75_000;
     use Kind::{Atomic, Lend, Read, Send, SendImm, SendInvalidate};
     use Kind::{SharedAdd, Withdraw, Write, WriteImm, WriteLent};
@@ -1090,10 +1089,10 @@ fn draw_plans(draw: &mut Draw) -> VecDeque<Plan> {
 }
 
 /// What a queue pair allows whose peer has these plans, and perhaps more.
-fn draw_access(peer: &VecDeque<Plan>, draw: &mut Draw) -> Access {
+fn draw_access(peer: &VecDeque<Plan>, draw: &mut Chance) -> Access {
     use Kind::{Atomic, Lend, Read, SharedAdd, Withdraw, Write, WriteImm, WriteLent};
     let mut allow =
-        |kinds: &[Kind]| draw.chance(200) || peer.iter().any(|plan| kinds.contains(&plan.kind));
+        |kinds: &[Kind]| draw.per_mille(200) || peer.iter().any(|plan| kinds.contains(&plan.kind));
     let remote_write = allow(&[Write, WriteImm, WriteLent, Lend, Withdraw]);
     let (remote_read, remote_atomic) = (allow(&[Read]), allow(&[Atomic, SharedAdd]));
     Access { remote_write, remote_read, remote_atomic, ..Access::LOCAL }
@@ -1103,14 +1102,14 @@ fn draw_access(peer: &VecDeque<Plan>, draw: &mut Draw) -> Access {
 /// have taken theirs.
 fn connect(
     fabric: &mut Fabric,
-    draw: &mut Draw,
+    draw: &mut Chance,
     is_harsh: bool,
     reliability: Reliability,
     words: [(u64, u64); 2],
 ) -> [Side; 2] {
     let ends = [0, 1].map(|node| fabric.create_end(node, WQ_DEPTH, 4 * WQ_DEPTH));
     for end in ends {
-        if draw.chance(500) {
+        if draw.per_mille(500) {
             let corner = draw.pick(&[Psn::new(0), Psn::new(1 << 23)]);
             let psn = corner.minus(draw.below(100) as u32);
             fabric.nodes[end.node].endpoint.set_initial_psn(end.qpn, psn).unwrap();
@@ -1138,7 +1137,7 @@ fn connect(
     });
     let plans = [draw_plans(draw), draw_plans(draw)];
     // Apart from the other draws, so that a seed stays what it was.
-    let mut rights = Draw::new(!draw.clone().word());
+    let mut rights = Chance::new(!draw.clone().word());
     for (end, peer) in ends.into_iter().zip(plans.iter().rev()) {
         let access = draw_access(peer, &mut rights);
         let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };

@@ -17,9 +17,9 @@ use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth, Sack,
     Sreth, Syndrome,
 };
-use roce::world::{Memory, Origin};
+use roce::world::{Memory, Origin, Staging};
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 
 /// Layout of the victim's memory: what the peer may write, may read, and neither.
 const WRITABLE: (u64, u64) = (BASE + 1000, 20_000);
@@ -53,20 +53,21 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(seed: u64, draw: &mut Draw) -> Victim {
+    fn new(seed: u64, draw: &mut Chance) -> Victim {
         let config = FabricConfig { arena_bytes: 200_000, seed, ..FabricConfig::default() };
         let mut fabric = Fabric::new(&config);
         let node = &mut fabric.nodes[1];
         let read_only = Access { remote_read: true, ..Access::LOCAL_READ };
-        let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE);
-        let readable = node.register(READABLE.0, READABLE.1, read_only);
-        let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ);
-        let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL);
-        let words =
-            node.register(WORDS.0, WORDS.1, Access { remote_atomic: true, ..Access::LOCAL });
+        let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE).unwrap();
+        let readable = node.register(READABLE.0, READABLE.1, read_only).unwrap();
+        let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ).unwrap();
+        let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL).unwrap();
+        let words = node
+            .register(WORDS.0, WORDS.1, Access { remote_atomic: true, ..Access::LOCAL })
+            .unwrap();
         let shelf_access = Access { bind_window: true, ..Access::LOCAL };
-        let shelf = node.register(SHOWN.0, SHOWN.1 + HIDDEN.1, shelf_access);
-        let before = node.arena.bytes.clone();
+        let shelf = node.register(SHOWN.0, SHOWN.1 + HIDDEN.1, shelf_access).unwrap();
+        let before = node.memory.all().to_vec();
         let (peer, end) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
         let (_, other) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
         let windows = [(end, SHOWN), (other, HIDDEN)]
@@ -100,7 +101,7 @@ impl Victim {
     }
 
     /// A receive, and a request of the victim's own.
-    fn post(&mut self, wr_id: u64, draw: &mut Draw) {
+    fn post(&mut self, wr_id: u64, draw: &mut Chance) {
         let at = draw.below(15_000);
         let len = draw.below(3000) as u32;
         let list = |region: MemoryRegion| -> SgList {
@@ -109,7 +110,7 @@ impl Victim {
         let (landing, secret, qpn) = (list(self.landing), list(self.secret), self.end.qpn);
         let read = SendOp::Read { remote_addr: BASE, rkey: 1 };
         let (op, sges) =
-            if draw.chance(500) { (read, landing.clone()) } else { (SendOp::Send, secret) };
+            if draw.per_mille(500) { (read, landing.clone()) } else { (SendOp::Send, secret) };
         let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         let endpoint = self.endpoint();
         endpoint.post_recv(qpn, RecvWr { wr_id, sges: landing }).unwrap();
@@ -130,7 +131,7 @@ impl Victim {
             assert!(job.addr.is_multiple_of(8));
             assert!(self.access.remote_atomic, "an atomic without the right");
             self.atomics += 1;
-            let original = node.arena.atomic(job.addr, job.op);
+            let original = node.memory.atomic(job.addr, job.op);
             node.endpoint.complete_atomic(&job, original);
         }
         for piece in delivery.pieces {
@@ -139,7 +140,7 @@ impl Victim {
             let is_write = is_in(WRITABLE) || is_in(SHOWN);
             assert!(self.access.remote_write || !is_write, "written without the right");
             left = left.checked_sub(piece.len as usize).expect("more placed than there is");
-            node.arena.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
+            node.memory.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
         }
         self.listen(now);
     }
@@ -150,7 +151,7 @@ impl Victim {
         while let Some(transmit) = node.endpoint.poll_transmit(now) {
             let answers = transmit.headers.bth().opcode.is_read_response();
             for piece in &transmit.payload {
-                node.arena.bytes(piece.addr, piece.len as usize);
+                node.memory.bytes(piece.addr, piece.len as usize);
                 let end = piece.addr + u64::from(piece.len);
                 let readable = piece.addr >= READABLE.0 && end <= READABLE.0 + READABLE.1;
                 assert!(readable || !answers, "{:#x} was read by the peer", piece.addr);
@@ -160,7 +161,7 @@ impl Victim {
     }
 
     fn check(mut self, seed: u64) {
-        let after = &self.fabric.nodes[1].arena.bytes;
+        let after = self.fabric.nodes[1].memory.all();
         let open = [WRITABLE, LANDING, SHOWN, WORDS];
         for (at, (was, is)) in self.before.iter().zip(after).enumerate() {
             let addr = BASE + at as u64;
@@ -176,36 +177,36 @@ impl Victim {
     // ---- generators ----------------------------------------------------------------------------
 
     /// Addresses at, just before and just after the edges of regions, and of everything.
-    fn address(&self, draw: &mut Draw) -> u64 {
+    fn address(&self, draw: &mut Chance) -> u64 {
         let region = draw.pick(&[WRITABLE, READABLE, SECRET, LANDING, SHOWN, HIDDEN, WORDS]);
         let near = draw.pick(&[region.0, region.0 + region.1, region.0 + region.1 / 2, 0]);
         near.wrapping_add(draw.below(600)).wrapping_sub(300)
     }
 
-    fn key(&self, draw: &mut Draw) -> u32 {
+    fn key(&self, draw: &mut Chance) -> u32 {
         let regions = [self.writable, self.readable, self.secret, self.landing, self.words];
         let region = draw.pick(&regions);
         let [own, foreign] = self.windows;
         let known = [region.rkey, region.rkey, region.rkey, region.rkey, own, foreign];
         let key = draw.pick(&[draw.clone().pick(&known), region.lkey, 0, u32::MAX]);
-        let key = if draw.chance(600) { draw.pick(&known) } else { key };
-        if draw.chance(50) { key ^ (1 << draw.below(32)) } else { key }
+        let key = if draw.per_mille(600) { draw.pick(&known) } else { key };
+        if draw.per_mille(50) { key ^ (1 << draw.below(32)) } else { key }
     }
 
-    fn reth(&self, payload: usize, draw: &mut Draw) -> Reth {
+    fn reth(&self, payload: usize, draw: &mut Chance) -> Reth {
         let exact = payload as u32;
         let len = draw.pick(&[exact, exact, exact, 0, 1, 257, 1000, 25_000, 1 << 31, u32::MAX]);
         Reth { addr: self.address(draw), rkey: self.key(draw), len }
     }
 
-    fn sreth(&self, draw: &mut Draw) -> Sreth {
+    fn sreth(&self, draw: &mut Chance) -> Sreth {
         let sequence = draw.pick(&[0, 0, 0, 1, 2, 7, 0xff_ffff]);
         let offset = draw.pick(&[0, 0, 256, 512, 1, 2560, 1 << 31, u32::MAX]);
         Sreth { sequence, offset }
     }
 
     /// A report on packets near our own, or far from them.
-    fn sack(&self, draw: &mut Draw) -> Sack {
+    fn sack(&self, draw: &mut Chance) -> Sack {
         let own = self.fabric.nodes[1].endpoint.initial_psn(self.end.qpn).unwrap();
         let start =
             draw.pick(&[own, own.plus(3), own.minus(100), Psn::new(draw.clone().word() as u32)]);
@@ -213,7 +214,7 @@ impl Victim {
         Sack::new(draw.word() as u32, start, bits)
     }
 
-    fn aeth(&self, draw: &mut Draw) -> Aeth {
+    fn aeth(&self, draw: &mut Chance) -> Aeth {
         let code = draw.below(32) as u8;
         let syndrome = draw.pick(&[
             Syndrome::Ack { credits: code },
@@ -228,7 +229,7 @@ impl Victim {
         Aeth { syndrome, msn: draw.word() as u32 & 0xff_ffff }
     }
 
-    fn ext(&self, opcode: Opcode, payload: usize, draw: &mut Draw) -> Ext {
+    fn ext(&self, opcode: Opcode, payload: usize, draw: &mut Chance) -> Ext {
         let word = draw.word();
         let mut atomic = AtomicEth {
             addr: self.address(draw),
@@ -236,7 +237,7 @@ impl Victim {
             swap_or_add: word,
             compare: word,
         };
-        if draw.chance(500) {
+        if draw.per_mille(500) {
             let offset = draw.below(WORDS.1) & draw.pick(&[!0, !7, !7, !7]);
             (atomic.addr, atomic.rkey) = (WORDS.0 + offset, self.words.rkey);
         }
@@ -265,22 +266,22 @@ impl Victim {
         candidates.into_iter().find(|ext| ext.kind() == kind).expect("every kind is listed")
     }
 
-    fn headers(&self, around: Psn, payload: usize, draw: &mut Draw) -> Headers {
+    fn headers(&self, around: Psn, payload: usize, draw: &mut Chance) -> Headers {
         let atomics = [Opcode::RcCompareSwap, Opcode::RcFetchAdd];
-        let opcode = if draw.chance(100) { draw.pick(&atomics) } else { draw.pick(Opcode::ALL) };
+        let opcode = if draw.per_mille(100) { draw.pick(&atomics) } else { draw.pick(Opcode::ALL) };
         let far = Psn::new(draw.word() as u32);
         let offset = draw.below(8) as u32;
-        let again = draw.chance(30).then(|| self.duplicate_read(draw));
+        let again = draw.per_mille(30).then(|| self.duplicate_read(draw));
         let bth = Bth {
             opcode,
-            solicited: draw.chance(500),
-            mig_req: draw.chance(500),
+            solicited: draw.per_mille(500),
+            mig_req: draw.per_mille(500),
             pad: 0,
-            pkey: if draw.chance(20) { draw.word() as u16 } else { DEFAULT_PKEY },
-            fecn: draw.chance(100),
-            becn: draw.chance(100),
+            pkey: if draw.per_mille(20) { draw.word() as u16 } else { DEFAULT_PKEY },
+            fecn: draw.per_mille(100),
+            becn: draw.per_mille(100),
             dest_qp: self.end.qpn,
-            ack_req: draw.chance(500),
+            ack_req: draw.per_mille(500),
             psn: draw.pick(&[around, around, around.plus(offset), around.minus(offset), far]),
         };
         let ext = self.ext(opcode, payload, draw);
@@ -294,10 +295,10 @@ impl Victim {
     }
 
     /// A READ of what may be read, as it would be requested again.
-    fn duplicate_read(&self, draw: &mut Draw) -> (Opcode, Ext) {
+    fn duplicate_read(&self, draw: &mut Chance) -> (Opcode, Ext) {
         let addr = READABLE.0 + draw.below(READABLE.1 - 300);
         let reth = Reth { addr, rkey: self.readable.rkey, len: 1 + draw.below(300) as u32 };
-        match draw.chance(500) {
+        match draw.per_mille(500) {
             true => (Opcode::RcReadRequest, Ext::Reth(reth)),
             false => {
                 (Opcode::SrReadRequest, Ext::RethSreth(reth, Sreth { sequence: 0, offset: 0 }))
@@ -319,8 +320,8 @@ fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u3
 }
 
 /// Each right is there or not; mostly it is, so that packets get far.
-fn draw_access(draw: &mut Draw) -> Access {
-    let [remote_write, remote_read, remote_atomic] = [(); 3].map(|()| draw.chance(750));
+fn draw_access(draw: &mut Chance) -> Access {
+    let [remote_write, remote_read, remote_atomic] = [(); 3].map(|()| draw.per_mille(750));
     Access { remote_write, remote_read, remote_atomic, ..Access::ALL }
 }
 
@@ -334,7 +335,7 @@ fn adjust(connect: &mut Connect, mtu: Mtu, seed: u64) {
     connect.timeout = 10;
 }
 
-fn payload_len(draw: &mut Draw) -> usize {
+fn payload_len(draw: &mut Chance) -> usize {
     draw.pick(&[0, 0, 1, 255, 256, 256, 256, 257, draw.clone().below(9000) as usize])
 }
 
@@ -342,7 +343,7 @@ fn payload_len(draw: &mut Draw) -> usize {
 fn packets_made_up_from_nothing_do_no_harm() {
     let (mut heard, mut executed, mut atomics) = (0, 0, 0);
     for seed in 0..4_000 {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
         let (peer, end) = (victim.peer.qpn, victim.end.qpn);
@@ -354,7 +355,7 @@ fn packets_made_up_from_nothing_do_no_harm() {
             now = Time::from_nanos(now.as_nanos() + draw.below(3_000_000));
             victim.endpoint().handle_timeout(now);
             let payload = payload_len(&mut draw);
-            let around = if draw.chance(700) { expected } else { own };
+            let around = if draw.per_mille(700) { expected } else { own };
             let headers = victim.headers(around, payload, &mut draw);
             let placed = victim.endpoint().counters().bytes_received + victim.atomics;
             victim.strike(now, source, &headers, payload);
@@ -377,7 +378,12 @@ fn packets_made_up_from_nothing_do_no_harm() {
 }
 
 /// Changes one thing about a packet.
-fn mutate(headers: &Headers, payload: usize, victim: &Victim, draw: &mut Draw) -> (Headers, usize) {
+fn mutate(
+    headers: &Headers,
+    payload: usize,
+    victim: &Victim,
+    draw: &mut Chance,
+) -> (Headers, usize) {
     let (mut bth, mut ext, mut len) = (*headers.bth(), *headers.ext(), payload);
     match draw.below(6) {
         0 => bth.psn = bth.psn.plus(draw.pick(&[1, 2, 0xff_ffff, 0x80_0000])),
@@ -396,13 +402,13 @@ fn mutate(headers: &Headers, payload: usize, victim: &Victim, draw: &mut Draw) -
 #[test]
 fn real_packets_with_one_change_do_no_harm() {
     for seed in 0..1_000 {
-        let mut draw = Draw::new(seed ^ 0x5eed);
+        let mut draw = Chance::new(seed ^ 0x5eed);
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
         let genuine = exchange(&mut victim, &mut draw);
         victim.listen(Time::ZERO);
         for (headers, payload) in genuine {
-            let (headers, payload) = match draw.chance(150) {
+            let (headers, payload) = match draw.per_mille(150) {
                 true => mutate(&headers, payload, &victim, &mut draw),
                 false => (headers, payload),
             };
@@ -413,12 +419,12 @@ fn real_packets_with_one_change_do_no_harm() {
 }
 
 /// What the peer would send for a few requests of its own.
-fn exchange(victim: &mut Victim, draw: &mut Draw) -> Vec<(Headers, usize)> {
+fn exchange(victim: &mut Victim, draw: &mut Chance) -> Vec<(Headers, usize)> {
     let peer = victim.peer;
     let (writable, readable) = (victim.writable, victim.readable);
     let (words, windows) = (victim.words, victim.windows);
     let node = &mut victim.fabric.nodes[0];
-    let local = node.register(BASE, 60_000, Access::LOCAL);
+    let local = node.register(BASE, 60_000, Access::LOCAL).unwrap();
     for wr_id in 0..10 {
         let len = draw.below(1500) as u32;
         let write = SendOp::Write { remote_addr: writable.addr, rkey: writable.rkey };
@@ -429,7 +435,7 @@ fn exchange(victim: &mut Victim, draw: &mut Draw) -> Vec<(Headers, usize)> {
         let shown = SendOp::Write { remote_addr: SHOWN.0, rkey: windows[0] };
         let plain = [SendOp::Send, SendOp::SendImm(4), write, write, read, shown];
         let special = [add, add, swap, SendOp::SendInvalidate(windows[0])];
-        let is_special = draw.chance(250);
+        let is_special = draw.per_mille(250);
         let op = if is_special { draw.pick(&special) } else { draw.pick(&plain) };
         let len = if matches!(op, SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
             8
@@ -450,8 +456,8 @@ fn exchange(victim: &mut Victim, draw: &mut Draw) -> Vec<(Headers, usize)> {
 #[should_panic(expected = "C3")]
 fn the_arena_refuses_what_is_not_registered() {
     let mut fabric = Fabric::new(&FabricConfig::default());
-    fabric.nodes[0].register(BASE, 64, Access::LOCAL);
-    fabric.nodes[0].arena.bytes_mut(BASE + 60, 8);
+    fabric.nodes[0].register(BASE, 64, Access::LOCAL).unwrap();
+    fabric.nodes[0].memory.bytes_mut(BASE + 60, 8);
 }
 
 /// The same real packets, over and over: whatever was carried out is not carried out again.
@@ -459,7 +465,7 @@ fn the_arena_refuses_what_is_not_registered() {
 fn a_recording_played_twice_changes_nothing_the_second_time() {
     let (mut atomics, mut answers) = (0, 0);
     for seed in 0..200 {
-        let mut draw = Draw::new(seed ^ 0x0dd5);
+        let mut draw = Chance::new(seed ^ 0x0dd5);
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
         let genuine = exchange(&mut victim, &mut draw);
@@ -469,7 +475,7 @@ fn a_recording_played_twice_changes_nothing_the_second_time() {
         }
         let (carried_out, end) = (victim.atomics, victim.end);
         victim.fabric.received_by(end);
-        let memory = victim.fabric.nodes[1].arena.bytes.clone();
+        let memory = victim.fabric.nodes[1].memory.all().to_vec();
         if victim.endpoint().qp_state(end.qpn) != Some(QpState::Rts) {
             continue;
         }
@@ -477,7 +483,7 @@ fn a_recording_played_twice_changes_nothing_the_second_time() {
             victim.strike(Time::ZERO, source, headers, *payload);
         }
         assert_eq!(victim.atomics, carried_out, "seed {seed}");
-        assert!(victim.fabric.nodes[1].arena.bytes == memory, "seed {seed}");
+        assert!(victim.fabric.nodes[1].memory.all() == memory, "seed {seed}");
         assert!(victim.fabric.received_by(end).is_empty(), "seed {seed}");
         atomics += carried_out;
         answers += victim.endpoint().counters().duplicate_atomics;

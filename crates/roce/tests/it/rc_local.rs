@@ -12,6 +12,7 @@ use roce::wire::{Ext, Headers, Opcode};
 use WcStatus::{Success, WrFlushError};
 
 use crate::harness::{BASE, End};
+use crate::kit::register_at;
 use crate::pair::{Endings, Pair, REGION_BYTES};
 
 /// What a window shows: node 1's bytes from here.
@@ -311,11 +312,11 @@ fn a_key_that_may_not_be_taken_away_ends_the_connection() {
     let cases: [Key; 6] = [
         |pair| pair.regions[1].lkey,
         |pair| pair.regions[1].rkey ^ 0x8000_0000,
-        |pair| pair.fabric.nodes[1].register(BASE, 64, Access::ALL).rkey,
+        |pair| pair.fabric.nodes[1].register(BASE, 64, Access::ALL).unwrap().rkey,
         |pair| {
             let node = &mut pair.fabric.nodes[1];
             let other = node.endpoint.alloc_pd();
-            node.register_in(other, BASE, 64, Access::ALL).rkey
+            node.register_at(other, BASE, 64, BASE, Access::ALL).unwrap().rkey
         },
         |pair| {
             window(pair);
@@ -487,12 +488,12 @@ fn a_fence_holds_across_losses() {
         hit
     });
     // What is read is overwritten right behind the fence.
-    let before = pair.fabric.nodes[1].arena.peek(BASE, 100).to_vec();
+    let before = pair.fabric.nodes[1].memory.peek(BASE, 100).to_vec();
     pair.read(0, 100);
     let fenced = pair.wr(1, pair.write_op(0), 0, 100);
     pair.post(SendWr { fence: true, ..fenced });
     assert_eq!(pair.run().0, [(0, Success), (1, Success)]);
-    assert_eq!(pair.fabric.nodes[0].arena.peek(BASE + 100_000, 100), before);
+    assert_eq!(pair.fabric.nodes[0].memory.peek(BASE + 100_000, 100), before);
     assert!(pair.arrived(0, 100));
 }
 
@@ -502,22 +503,22 @@ fn a_fence_holds_across_losses() {
 fn regions_are_named_by_their_own_addresses() {
     let mut pair = Pair::new();
     let backing = BASE + 700_000;
-    let far = pair.fabric.nodes[1].register_at(0, 4096, backing, Access::ALL);
-    let near = pair.fabric.nodes[0].register_at(u64::MAX - 8191, 8191, BASE + 800_000, Access::ALL);
+    let far = register_at(&mut pair.fabric.nodes[1], 0, 4096, backing);
+    let near = register_at(&mut pair.fabric.nodes[0], u64::MAX - 8191, 8191, BASE + 800_000);
     let sges = |len| -> SgList {
         [roce::verbs::Sge { addr: near.addr + 10, len, lkey: near.lkey }].into_iter().collect()
     };
-    let sent = pair.fabric.nodes[0].arena.peek(BASE + 800_010, 3000).to_vec();
+    let sent = pair.fabric.nodes[0].memory.peek(BASE + 800_010, 3000).to_vec();
     let write = SendOp::Write { remote_addr: 96, rkey: far.rkey };
     pair.post(SendWr { sges: sges(3000), ..local(0, write) });
     assert_eq!(pair.run().0, [(0, Success)]);
-    assert_eq!(pair.fabric.nodes[1].arena.peek(backing + 96, 3000), sent);
+    assert_eq!(pair.fabric.nodes[1].memory.peek(backing + 96, 3000), sent);
     let add = SendOp::FetchAdd { remote_addr: 4088, rkey: far.rkey, add: 5 };
     let read = SendOp::Read { remote_addr: 4000, rkey: far.rkey };
     pair.post(SendWr { sges: sges(8), ..local(1, add) });
     pair.post(SendWr { sges: sges(96), ..local(2, read) });
     assert_eq!(pair.run().0, [(1, Success), (2, Success)]);
-    let [to, from] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].arena);
+    let [to, from] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
     assert_eq!(to.peek(BASE + 800_010, 96), from.peek(backing + 4000, 96));
 }
 
@@ -526,7 +527,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
     let mut pair = Pair::new();
     let backing = BASE + 700_000;
     let node = &mut pair.fabric.nodes[1];
-    let region = node.register_at(0, 4096, backing, Access::ALL);
+    let region = register_at(node, 0, 4096, backing);
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let rkey = next_key(first);
     let (lkey, access) = (region.lkey, Access::REMOTE_WRITE);
@@ -536,7 +537,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
     let wr = pair.wr(1, SendOp::Write { remote_addr: 10, rkey }, 0, 90);
     pair.post(wr);
     assert_eq!(pair.run().0, [(1, Success)]);
-    let [from, to] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].arena);
+    let [from, to] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
     assert_eq!(from.peek(BASE, 90), to.peek(backing + 1010, 90));
 }
 
@@ -691,7 +692,7 @@ fn a_broken_connection_flushes_the_receive_that_it_took_and_no_other() {
     let ends_of: Vec<_> =
         pair.fabric.received_by(to).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(ends_of, [(0, WcStatus::LocalLengthError)]);
-    pair.fabric.filter = None;
+    pair.fabric.keep_all();
     send_on(&mut pair, ends[1].0.qpn, 1);
     pair.fabric.run(100_000);
     assert_eq!(pair.fabric.received_by(ends[1].1)[0].wr_id, 1);

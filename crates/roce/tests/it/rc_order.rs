@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use roce::Time;
-use roce::dcqcn::CongestionControl;
+use roce::congestion::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};
@@ -23,11 +23,11 @@ const RECEIVE: u64 = 200_000;
 const MODES: [fn(&mut Connect); 2] = [|_| {}, |connect| *connect = connect.selective()];
 
 fn peer_bytes(pair: &Pair, offset: u64, len: u32) -> Vec<u8> {
-    pair.fabric.nodes[1].arena.peek(BASE + offset, len as usize).to_vec()
+    pair.fabric.nodes[1].memory.peek(BASE + offset, len as usize).to_vec()
 }
 
 fn landed(pair: &Pair, at: u64, len: u32) -> Vec<u8> {
-    pair.fabric.nodes[0].arena.peek(BASE + at, len as usize).to_vec()
+    pair.fabric.nodes[0].memory.peek(BASE + at, len as usize).to_vec()
 }
 
 /// A READ of the peer's bytes at `from`, into `at`.
@@ -181,7 +181,7 @@ fn the_order_holds_when_the_network_reorders() {
         for seed in 0..40 {
             let config = FabricConfig { seed, ..FabricConfig::default() };
             let mut pair = Pair::build(&config, mode);
-            pair.fabric.mix = FaultMix::only(Fault::Reorder, 300);
+            pair.fabric.mix = FaultMix::NONE.with(Fault::Reorder, 300_000);
             let before = peer_bytes(&pair, 0, 3000);
             let read = SendWr { signaled: false, ..pair.wr(0, pair.read_op(), LANDING, 3000) };
             pair.post(read);
@@ -201,8 +201,8 @@ fn the_order_holds_when_the_network_reorders() {
 fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connect)) -> usize {
     let config = FabricConfig { batch: 256, ..FabricConfig::default() };
     let mut fabric = Fabric::new(&config);
-    let regions =
-        [0, 1].map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL));
+    let regions = [0, 1]
+        .map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
     let connect = |connect: &mut Connect| {
         mode(connect);
         (connect.mtu, connect.retry_count) = (Mtu::M256, 0);
@@ -264,7 +264,7 @@ fn congestion_control_is_passed_by_few_answers_at_most() {
         for us in 0..10 {
             wire.packets.push((Origin::new(source, source.ip()), headers));
             let now = Time::from_nanos(1000 * us);
-            world::drain(&mut node.endpoint, &mut wire, &mut node.arena, now);
+            world::drain(&mut node.endpoint, &mut wire, &mut node.memory, now);
         }
         assert!(wire.sent <= most, "READ of {read}, from {source}, {ahead} ahead: {}", wire.sent);
     }

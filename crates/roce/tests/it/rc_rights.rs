@@ -8,7 +8,7 @@ use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs, WcStatus};
 use roce::wire::{AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Sreth, Syndrome};
 use roce::world::Origin;
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 use crate::pair::{Lone, Pair, WILD, bth_to};
 
 /// Path MTU of [`Lone`].
@@ -310,7 +310,7 @@ fn guess_keys(
     guess: impl Fn(&mut Lone, u32) -> bool,
 ) -> (u32, bool) {
     let mut lone = Lone::with(mode);
-    let mut draw = Draw::new(seed);
+    let mut draw = Chance::new(seed);
     for tries in 1..=1000 {
         let hit = guess(&mut lone, draw.word() as u32);
         sent(&mut lone);
@@ -341,7 +341,7 @@ fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {
     for (mode, is_selective) in MODES.into_iter().zip([false, true]) {
         let mut lone = Lone::with(mode);
         let (first, whole) = read(&mut lone, is_selective, BASE, 600);
-        let mut draw = Draw::new(9);
+        let mut draw = Chance::new(9);
         for n in 0..1000 {
             let rkey = if n % 10 == 0 { whole.rkey } else { draw.word() as u32 };
             let other = Reth { addr: BASE + 4096, rkey, ..whole };
@@ -369,7 +369,7 @@ impl Shared {
     fn new() -> Shared {
         let mut fabric = Fabric::new(&FabricConfig::default());
         let node = &mut fabric.nodes[1];
-        let region = node.register(BASE, 1 << 16, Access::ALL);
+        let region = node.register(BASE, 1 << 16, Access::ALL).unwrap();
         let config = SrqConfig { pd: node.pd, max_wr: 256, limit: 0 };
         let srq = node.endpoint.create_srq(config).unwrap();
         for wr_id in 0..RECEIVES {
@@ -377,7 +377,7 @@ impl Shared {
             let wr = RecvWr { wr_id, sges: [sge].into_iter().collect() };
             node.endpoint.post_srq_recv(srq, wr).unwrap();
         }
-        fabric.nodes[0].register(BASE, 1 << 16, Access::ALL);
+        fabric.nodes[0].register(BASE, 1 << 16, Access::ALL).unwrap();
         let mut pair = || {
             let ends =
                 (fabric.create_end(0, 128, 256), fabric.create_end_with(1, 128, 256, Some(srq)));

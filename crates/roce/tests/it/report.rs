@@ -174,7 +174,7 @@ fn a_report_shows_what_is_posted_in_flight_and_promised() {
 
     pair.lose(|_, _| true);
     pair.send(11, 100);
-    let now = pair.fabric.now;
+    let now = pair.fabric.now();
     assert!(pair.fabric.nodes[0].endpoint.poll_transmit(now).is_some());
     let busy = report(&pair, 0);
     let flow = busy.flow.unwrap();

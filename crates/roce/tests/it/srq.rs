@@ -11,7 +11,7 @@ use roce::verbs::{
 use AsyncEvent::{LastWqeReached, SrqLimitReached};
 use WcStatus::{Success, WrFlushError};
 
-use crate::harness::{Draw, End, Fabric, FabricConfig};
+use crate::harness::{Chance, End, Fabric, FabricConfig};
 use crate::kit::{TRANSPORTS, brief, list, recv, registered, send};
 
 /// Senders on node 0, each with a peer on node 1; the peers share one receive queue.
@@ -77,7 +77,7 @@ fn receives_are_taken_in_order_by_whoever_needs_one() {
         assert_eq!(brief(&received), [(wanted, Success)], "turn {turn}");
         assert_eq!((received[0].imm, received[0].qpn), (Some(turn as u32), b.qpn));
         let header = if pair == 2 { 40 } else { 0 };
-        let [ours, theirs] = [&shared.fabric.nodes[0].arena, &shared.fabric.nodes[1].arena];
+        let [ours, theirs] = [&shared.fabric.nodes[0].memory, &shared.fabric.nodes[1].memory];
         let at = shared.regions[1].addr + 1000 * wanted + header;
         assert_eq!(theirs.peek(at, 600), ours.peek(shared.regions[0].addr + 7 * turn, 600));
     }
@@ -89,7 +89,7 @@ fn messages_in_progress_at_once_fill_different_receives() {
     for wr_id in 0..6 {
         shared.post(wr_id, 1000).unwrap();
     }
-    let mut draw = Draw::new(4);
+    let mut draw = Chance::new(4);
     for turn in 0..6 {
         shared.send(turn as usize % 3, turn, 100 * turn, 500 + draw.below(500) as u32);
     }
@@ -101,7 +101,7 @@ fn messages_in_progress_at_once_fill_different_receives() {
             let from = shared.regions[0].addr + 100 * u64::from(done.imm.unwrap());
             let to = shared.regions[1].addr + 1000 * done.wr_id;
             let len = done.byte_len as usize;
-            let [ours, theirs] = [&shared.fabric.nodes[0].arena, &shared.fabric.nodes[1].arena];
+            let [ours, theirs] = [&shared.fabric.nodes[0].memory, &shared.fabric.nodes[1].memory];
             assert_eq!(theirs.peek(to, len), ours.peek(from, len));
             seen.push(done.wr_id);
         }
@@ -245,7 +245,7 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
 #[test]
 fn lending_and_returning_keeps_every_receive() {
     for seed in 0..40 {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let mut shared = Shared::new(&[Transport::Rc], 8);
         let (a, b) = shared.pairs[0];
         let (mut posted, mut sent, mut heard) = (0, 0, Vec::new());
@@ -261,7 +261,7 @@ fn lending_and_returning_keeps_every_receive() {
             for _ in 0..draw.below(4) {
                 heard.extend(shared.endpoint().poll_cq(b.recv_cq).map(|done| done.wr_id));
             }
-            if draw.chance(300) {
+            if draw.per_mille(300) {
                 for end in [a, b] {
                     shared
                         .fabric
@@ -277,7 +277,7 @@ fn lending_and_returning_keeps_every_receive() {
         heard.extend(shared.fabric.received_by(b).iter().map(|done| done.wr_id));
         let unused = (0..).map_while(|turn| {
             shared.send(0, turn, 0, 100);
-            shared.fabric.run_until(shared.fabric.now + roce::Duration::from_micros(100));
+            shared.fabric.run_until(shared.fabric.now() + roce::Duration::from_micros(100));
             shared.fabric.received_by(b).first().map(|done| done.wr_id)
         });
         let unused: Vec<u64> = unused.collect();

@@ -486,10 +486,10 @@ fn a_draining_queue_finishes_what_it_began() {
 fn lost_packets_are_sent_again_while_the_queue_drains() {
     let (mut fabric, a, b) = half_sent(Transport::Rc);
     let mut seen = 0;
-    fabric.filter = Some(Box::new(move |_, headers| {
+    fabric.keep_if(move |headers| {
         seen += u32::from(headers.bth().opcode == Opcode::RcSendMiddle);
         seen != 1 || headers.bth().opcode != Opcode::RcSendMiddle
-    }));
+    });
     fabric.endpoint(a).modify_qp(a.qpn, &drain(true)).unwrap();
     fabric.run(1_000);
     assert!(fabric.endpoint(a).counters().retransmitted_packets > 0);
@@ -583,14 +583,14 @@ impl Tuned {
     }
 
     fn ended(&mut self) -> Vec<(u64, WcStatus)> {
-        self.fabric.run_until(self.fabric.now + Duration::from_millis(2000));
+        self.fabric.run_until(self.fabric.now() + Duration::from_millis(2000));
         let a = self.a;
         brief(&self.fabric.sent_by(a))
     }
 
     /// Whether READ `wr_id` has brought the peer's bytes.
     fn has_read(&self, wr_id: u64) -> bool {
-        let [ours, theirs] = [&self.fabric.nodes[0].arena, &self.fabric.nodes[1].arena];
+        let [ours, theirs] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
         let at = BASE + 4096 * wr_id;
         ours.peek(at, 1500) == theirs.peek(at, 1500)
     }
@@ -622,10 +622,10 @@ fn the_limit_of_reads_changes_under_reads_in_flight() {
     {
         let mut tuned = Tuned::new(|attr| (attr.reliability, attr.max_rd_atomic) = (mode, 4));
         let mut responses = 0;
-        tuned.fabric.filter = Some(Box::new(move |_, headers| {
+        tuned.fabric.keep_if(move |headers| {
             responses += u32::from(headers.bth().opcode.is_response());
             !headers.bth().opcode.is_response() || responses > 12
-        }));
+        });
         (0..6).for_each(|wr_id| tuned.read(wr_id));
         tuned.fabric.settle();
         tuned.limit_reads(limit);
@@ -654,10 +654,10 @@ fn retries_and_timeout_are_those_set_last() {
             (attr.reliability, attr.retry_count, attr.timeout) = (mode, 0, 8);
         });
         let mut lost = 0;
-        tuned.fabric.filter = Some(Box::new(move |_, _| {
+        tuned.fabric.keep_if(move |_| {
             lost += 1;
             lost > 4
-        }));
+        });
         let (op, b) = (SendOp::Send, tuned.b);
         tuned.fabric.post_recv(b, recv(7, list(tuned.regions[1], 0, 100)));
         tuned.post(1, op, 100);
@@ -666,7 +666,7 @@ fn retries_and_timeout_are_those_set_last() {
         assert_eq!(tuned.ended(), [(1, Success)], "{mode:?}");
         // A timeout, where there was none.
         let mut tuned = Tuned::new(|attr| (attr.reliability, attr.timeout) = (mode, 0));
-        tuned.fabric.filter = Some(Box::new(|_, _| false));
+        tuned.fabric.keep_if(|_| false);
         tuned.post(1, op, 100);
         assert_eq!(tuned.ended(), [], "{mode:?}: waits for ever");
         tuned.retune(AttrMask::TIMEOUT, |attr| attr.timeout = 8);
@@ -713,12 +713,12 @@ fn sends_go_on_after_a_queue_failed_while_it_drained() {
         let mut fabric = Fabric::new(&FabricConfig::default());
         let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
         let (a, b) = fabric.pair_of(Transport::Uc, Mtu::M256);
-        let gone = fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL);
+        let gone = fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
         fabric.post_send(a, send(1, SendOp::Send, list(gone, 0, 1024)));
         let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
         fabric.inject(a, &first);
         fabric.endpoint(a).modify_qp(a.qpn, &drain(asks_for_event)).unwrap();
-        fabric.nodes[0].deregister(gone);
+        fabric.nodes[0].deregister(gone.lkey).unwrap();
         fabric.run(1_000);
         assert_eq!(fabric.state(a), Sqe);
         assert_eq!(brief(&fabric.sent_by(a)), [(1, LocalProtectionError)]);

@@ -27,7 +27,7 @@ impl Pair {
         let mut fabric = Fabric::new(&FabricConfig::default());
         let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
         let (a, b) = fabric.pair_of(Transport::Uc, Mtu::M256);
-        fabric.trace = Some(Vec::new());
+        fabric.record();
         Pair { fabric, a, b, regions }
     }
 
@@ -59,14 +59,14 @@ impl Pair {
     fn lose(&mut self, lost: &[u64]) {
         let lost = lost.to_vec();
         let mut seen = 0;
-        self.fabric.filter = Some(Box::new(move |_, _| {
+        self.fabric.keep_if(move |_| {
             seen += 1;
             !lost.contains(&(seen - 1))
-        }));
+        });
     }
 
     fn same(&self, from: u64, to: u64, len: usize) -> bool {
-        let [ours, theirs] = [&self.fabric.nodes[0].arena, &self.fabric.nodes[1].arena];
+        let [ours, theirs] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
         ours.peek(BASE + from, len) == theirs.peek(BASE + to, len)
     }
 
@@ -206,11 +206,11 @@ fn without_a_receive_messages_are_dropped() {
 fn refused_write(spoil: impl Fn(&mut Pair) -> SendOp, counted: impl Fn(&Counters) -> u64) {
     let mut pair = Pair::new();
     let op = spoil(&mut pair);
-    let before = pair.fabric.nodes[1].arena.bytes.clone();
+    let before = pair.fabric.nodes[1].memory.all().to_vec();
     pair.post(1, op, 0, 600);
     let (sent, _) = pair.run();
     assert_eq!(brief(&sent), [(1, Success)], "the sender hears nothing");
-    assert_eq!(pair.fabric.nodes[1].arena.bytes, before);
+    assert_eq!(pair.fabric.nodes[1].memory.all(), before);
     assert_eq!((counted(&pair.counters()), pair.counters().qp_errors), (1, 0));
     pair.receive(7, 0, 64);
     pair.post(2, SendOp::Send, 0, 64);
@@ -226,7 +226,7 @@ fn writes_that_are_not_allowed_are_dropped() {
     refused_write(|pair| pair.write(REGION_BYTES - 599), |counters| counters.bad_bounds);
     refused_write(
         |pair| {
-            let region = pair.fabric.nodes[1].register(BASE, 4096, Access::LOCAL);
+            let region = pair.fabric.nodes[1].register(BASE, 4096, Access::LOCAL).unwrap();
             SendOp::Write { remote_addr: BASE, rkey: region.rkey }
         },
         |counters| counters.bad_access,
@@ -405,10 +405,10 @@ fn lengths_that_contradict_the_mtu_or_the_reth_are_dropped() {
 fn a_region_that_goes_away_stops_a_write_in_the_middle() {
     let mut lone = Lone::new();
     let node = &mut lone.pair.fabric.nodes[1];
-    let region = node.register(BASE, 4096, Access::REMOTE_WRITE);
+    let region = node.register(BASE, 4096, Access::REMOTE_WRITE).unwrap();
     let ext = Ext::Reth(Reth { addr: BASE, rkey: region.rkey, len: 600 });
     assert_eq!(lone.next(Opcode::UcWriteFirst, ext, 256).len(), 1);
-    lone.pair.fabric.nodes[1].deregister(region);
+    lone.pair.fabric.nodes[1].deregister(region.lkey).unwrap();
     assert!(lone.next(Opcode::UcWriteMiddle, Ext::None, 256).is_empty());
     assert!(lone.next(Opcode::UcWriteLast, Ext::None, 88).is_empty());
     lone.check();

@@ -35,9 +35,9 @@ impl Party {
         let regions = fabric.nodes.iter_mut().map(registered).collect();
         let mut party = Party { fabric, ends: Vec::new(), regions };
         for node in 0..config.nodes {
-            party.join(node);
+            party.join(node as usize);
         }
-        party.fabric.trace = Some(Vec::new());
+        party.fabric.record();
         party
     }
 
@@ -76,7 +76,7 @@ impl Party {
 
     /// Memory of a node.
     fn bytes(&self, node: usize, offset: u64, len: u32) -> &[u8] {
-        self.fabric.nodes[node].arena.peek(BASE + offset, len as usize)
+        self.fabric.nodes[node].memory.peek(BASE + offset, len as usize)
     }
 
     fn address(&self, of: usize) -> Datagram {

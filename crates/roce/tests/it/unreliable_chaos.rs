@@ -17,7 +17,7 @@ use roce::verbs::{
     Completion, GRH_BYTES, MemoryRegion, SendOp, SendWr, Transport, WcOpcode, WcStatus,
 };
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::kit::{REGION_BYTES, list, recv, registered, send};
 use crate::rc_chaos::seeds;
 
@@ -88,7 +88,7 @@ struct Run {
     regions: [MemoryRegion; 2],
     a: End,
     b: End,
-    draw: Draw,
+    draw: Chance,
     sabotage: Sabotage,
     messages: Vec<Message>,
     receives_posted: u64,
@@ -100,18 +100,18 @@ struct Run {
 
 impl Run {
     fn new(seed: u64, sabotage: Sabotage) -> Run {
-        let mut draw = Draw::new(seed ^ 0x00c0_ffee);
+        let mut draw = Chance::new(seed ^ 0x00c0_ffee);
         let transport = draw.pick(&[Transport::Uc, Transport::Ud]);
-        let config = FabricConfig { seed, ipv6: draw.chance(300), ..FabricConfig::default() };
+        let config = FabricConfig { seed, ipv6: draw.per_mille(300), ..FabricConfig::default() };
         let mut fabric = Fabric::new(&config);
         let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
         let mtu = draw.pick(&[Mtu::M256, Mtu::M1024]);
         let (a, b) = fabric.pair_of(transport, mtu);
         fabric.mix = FaultMix::draw(&mut draw, 2);
         if sabotage == Sabotage::Payload {
-            fabric.nodes[1].port.corrupt_every = 5;
+            fabric.nodes[1].corrupt_every(5);
         }
-        let before = fabric.nodes[1].arena.bytes.clone();
+        let before = fabric.nodes[1].memory.all().to_vec();
         Run {
             transport,
             mtu,
@@ -138,7 +138,7 @@ impl Run {
             }
             self.say();
             let pause = Duration::from_nanos(self.draw.below(30_000));
-            self.fabric.run_until(self.fabric.now + pause);
+            self.fabric.run_until(self.fabric.now() + pause);
             self.listen()?;
         }
         self.fabric.run(1_000_000);
@@ -147,7 +147,7 @@ impl Run {
         self.say_farewell()?;
         self.check_sends()?;
         self.check_memory()?;
-        let faults = self.fabric.injected.total();
+        let faults = self.fabric.injected();
         Ok(Stats { messages: MESSAGES as u64, heard: self.receives_heard, faults })
     }
 
@@ -248,16 +248,16 @@ impl Run {
     }
 
     fn bytes(&self, node: usize, offset: u64, len: usize) -> &[u8] {
-        self.fabric.nodes[node].arena.peek(BASE + offset, len)
+        self.fabric.nodes[node].memory.peek(BASE + offset, len)
     }
 
     fn count(&self, faults: &[Fault]) -> u64 {
-        faults.iter().map(|&fault| self.fabric.injected.0[fault as usize]).sum()
+        faults.iter().map(|&fault| self.fabric.fault_counts().injected[fault as usize]).sum()
     }
 
     /// Where no fault struck, only missing and short receives lose messages.
     fn check_harmless(&self) -> Checked<()> {
-        if self.fabric.injected.total() > 0 {
+        if self.fabric.injected() > 0 {
             return Ok(());
         }
         let counters = self.fabric.nodes[1].endpoint.counters();
@@ -287,7 +287,7 @@ impl Run {
         if self.sabotage == Sabotage::Guard {
             let at = self.draw.between(TARGETS + MESSAGES as u64 * TARGET_BYTES, REGION_BYTES);
             let byte = self.bytes(1, at, 1)[0];
-            self.fabric.nodes[1].arena.poke(BASE + at, &[!byte]);
+            self.fabric.nodes[1].memory.poke(BASE + at, &[!byte]);
         }
         let mut wanted = self.before.clone();
         for (index, message) in self.messages.iter().enumerate().filter(|(_, m)| m.is_write()) {
@@ -301,7 +301,7 @@ impl Run {
             }
         }
         let behind = TARGETS as usize..;
-        let after = &self.fabric.nodes[1].arena.bytes;
+        let after = &self.fabric.nodes[1].memory.all();
         let differs =
             after[behind.clone()].iter().zip(&wanted[behind]).position(|(is, was)| is != was);
         ensure!(differs.is_none(), "byte {differs:?} behind the receive buffers changed");

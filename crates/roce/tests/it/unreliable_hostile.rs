@@ -10,9 +10,9 @@ use roce::verbs::{
     Access, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SrqId, Transport, Verbs, WcStatus,
 };
 use roce::wire::{Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth};
-use roce::world::Origin;
+use roce::world::{Origin, Staging};
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 use crate::kit::{QKEY, first_psn, list, recv};
 
 const LANDING: (u64, u64) = (BASE + 4096, 20_000);
@@ -34,17 +34,17 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(seed: u64, draw: &mut Draw) -> Victim {
+    fn new(seed: u64, draw: &mut Chance) -> Victim {
         let config = FabricConfig { arena_bytes: 120_000, seed, ..FabricConfig::default() };
         let mut fabric = Fabric::new(&config);
         let transport = draw.pick(&[Transport::Uc, Transport::Ud]);
         let node = &mut fabric.nodes[1];
-        let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL);
-        let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE);
-        let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ);
-        let before = node.arena.bytes.clone();
+        let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL).unwrap();
+        let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE).unwrap();
+        let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ).unwrap();
+        let before = node.memory.all().to_vec();
         let srq_config = SrqConfig { pd: node.pd, max_wr: 32, limit: 0 };
-        let srq = draw.chance(500).then(|| node.endpoint.create_srq(srq_config).unwrap());
+        let srq = draw.per_mille(500).then(|| node.endpoint.create_srq(srq_config).unwrap());
         let (peer, end) = (fabric.create(0, transport, None), fabric.create(1, transport, srq));
         fabric.bring_up(end, peer, transport, Mtu::M256);
         let psn = first_psn(peer.qpn);
@@ -54,7 +54,7 @@ impl Victim {
             let (at, len) = (draw.below(15_000), draw.pick(&[0, 39, 40, 300, 1000, 5000]));
             victim.post(list(landing, at, len));
         }
-        if draw.chance(100) {
+        if draw.per_mille(100) {
             victim.post(list(secret, 0, 2000));
         }
         victim
@@ -84,7 +84,7 @@ impl Victim {
         let placed: usize = pieces.iter().map(|piece| piece.len as usize).sum();
         assert!(placed == 0 || placed == payload + header, "{placed} of {payload} bytes placed");
         for piece in pieces {
-            node.arena.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
+            node.memory.bytes_mut(piece.addr, piece.len as usize).fill(0xee);
         }
         assert!(node.endpoint.poll_transmit(Time::ZERO).is_none(), "something was sent back");
         self.psn = headers.bth().psn.next();
@@ -92,7 +92,7 @@ impl Victim {
 
     /// Every receive completes once, if the queue pair has to give them back.
     fn check(mut self, seed: u64) {
-        let after = &self.fabric.nodes[1].arena.bytes;
+        let after = self.fabric.nodes[1].memory.all();
         let open = [WRITABLE, LANDING];
         for (at, (was, is)) in self.before.iter().zip(after).enumerate() {
             let addr = BASE + at as u64;
@@ -114,14 +114,14 @@ impl Victim {
 
     // ---- generators ----------------------------------------------------------------------------
 
-    fn ext(&self, opcode: Opcode, payload: usize, draw: &mut Draw) -> Option<Ext> {
+    fn ext(&self, opcode: Opcode, payload: usize, draw: &mut Chance) -> Option<Ext> {
         let near = draw.pick(&[WRITABLE.0, WRITABLE.0 + WRITABLE.1, SECRET.0, LANDING.0, 0]);
         let addr = near.wrapping_add(draw.below(600)).wrapping_sub(300);
         let keys = [self.writable.rkey, self.writable.rkey, self.secret.rkey, self.secret.lkey, 0];
         let exact = payload as u32;
         let len = draw.pick(&[exact, exact, 257, 600, 900, 25_000, 1 << 31, u32::MAX]);
         let reth = Reth { addr, rkey: draw.pick(&keys), len };
-        let qkey = if draw.chance(900) { QKEY } else { draw.word() as u32 };
+        let qkey = if draw.per_mille(900) { QKEY } else { draw.word() as u32 };
         let deth = Deth { qkey, src_qp: Qpn::new(draw.word() as u32) };
         let imm = draw.word() as u32;
         Some(match opcode.ext_kind() {
@@ -136,23 +136,23 @@ impl Victim {
         })
     }
 
-    fn packet(&self, draw: &mut Draw) -> Option<(Headers, usize)> {
+    fn packet(&self, draw: &mut Chance) -> Option<(Headers, usize)> {
         let own: Vec<Opcode> =
             Opcode::ALL.iter().copied().filter(|&opcode| self.has(opcode)).collect();
-        let opcode = if draw.chance(950) { draw.pick(&own) } else { draw.pick(Opcode::ALL) };
+        let opcode = if draw.per_mille(950) { draw.pick(&own) } else { draw.pick(Opcode::ALL) };
         let payload = draw.pick(&[256, 256, 256, 0, 1, 88, 255, 257, draw.clone().below(9000)]);
         let strange = [Qpn::new(0), Qpn::new(1), MULTICAST_QPN, self.peer.qpn];
         let bth = Bth {
             opcode,
-            solicited: draw.chance(500),
+            solicited: draw.per_mille(500),
             mig_req: true,
             pad: 0,
-            pkey: if draw.chance(20) { draw.word() as u16 } else { DEFAULT_PKEY },
+            pkey: if draw.per_mille(20) { draw.word() as u16 } else { DEFAULT_PKEY },
             fecn: false,
             becn: false,
-            dest_qp: if draw.chance(20) { draw.pick(&strange) } else { self.end.qpn },
-            ack_req: draw.chance(500),
-            psn: if draw.chance(900) { self.psn } else { Psn::new(draw.word() as u32) },
+            dest_qp: if draw.per_mille(20) { draw.pick(&strange) } else { self.end.qpn },
+            ack_req: draw.per_mille(500),
+            psn: if draw.per_mille(900) { self.psn } else { Psn::new(draw.word() as u32) },
         };
         let ext = self.ext(opcode, payload as usize, draw)?;
         Some((Headers::new(bth, ext).unwrap(), payload as usize))
@@ -168,7 +168,7 @@ impl Victim {
 fn packets_made_up_from_nothing_do_no_harm() {
     let (mut placed, mut broken) = (0, 0);
     for seed in 0..2_000 {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let mut victim = Victim::new(seed, &mut draw);
         for _ in 0..60 {
             if let Some((headers, payload)) = victim.packet(&mut draw) {

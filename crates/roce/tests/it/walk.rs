@@ -13,7 +13,7 @@ use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Transport, Verbs, WcStat
 
 use QpState::{Error, Reset, Rts, Sqd, Sqe};
 
-use crate::harness::{BASE, Draw, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, Chance, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
 
 const STEPS: u32 = 60;
@@ -23,7 +23,7 @@ const LAST: u32 = 0xdead_beef;
 
 struct Walk {
     seed: u64,
-    draw: Draw,
+    draw: Chance,
     fabric: Fabric,
     transport: Transport,
     reliability: Reliability,
@@ -41,7 +41,7 @@ struct Walk {
 
 impl Walk {
     fn new(seed: u64) -> Walk {
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let transport = draw.pick(&TRANSPORTS);
         let reliability = draw.pick(&[Reliability::GoBackN, Reliability::Selective]);
         let mut fabric = Fabric::new(&FabricConfig { seed, ..FabricConfig::default() });
@@ -72,7 +72,7 @@ impl Walk {
         for end in [self.a, self.b] {
             self.fabric.endpoint(end).modify_qp(end.qpn, &QpAttr::to(Reset)).unwrap();
         }
-        self.fabric.run_until(self.fabric.now + Duration::from_millis(1));
+        self.fabric.run_until(self.fabric.now() + Duration::from_millis(1));
         for (own, peer) in [(self.a, self.b), (self.b, self.a)] {
             let path = self.fabric.nodes[peer.node].path();
             let base = QpAttr {
@@ -107,7 +107,7 @@ impl Walk {
     fn post_something(&mut self) {
         let len = self.draw.below(2000) as u32;
         let remote = SendOp::Read { remote_addr: BASE, rkey: self.regions[1].rkey };
-        let is_read = self.transport == Transport::Rc && self.reads > 0 && self.draw.chance(600);
+        let is_read = self.transport == Transport::Rc && self.reads > 0 && self.draw.per_mille(600);
         let (op, from) = (if is_read { remote } else { SendOp::Send }, self.regions[0]);
         self.post(op, from, len);
     }
@@ -115,9 +115,9 @@ impl Walk {
     /// A message whose memory goes while it is under way, or before. It breaks the send queue, unless
     /// it left as a whole.
     fn break_one(&mut self, drains: bool) {
-        let gone = self.fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL);
+        let gone = self.fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
         self.post(SendOp::Send, gone, 1024);
-        let (a, now) = (self.a, self.fabric.now);
+        let (a, now) = (self.a, self.fabric.now());
         if let Some(first) = self.fabric.endpoint(a).poll_transmit(now) {
             self.fabric.inject(a, &first);
         }
@@ -125,7 +125,7 @@ impl Walk {
         if drains && self.fabric.state(a) == Rts {
             self.modify(&QpAttr::to(Sqd));
         }
-        self.fabric.nodes[0].deregister(gone);
+        self.fabric.nodes[0].deregister(gone.lkey).unwrap();
         self.is_doomed = true;
         self.run();
     }
@@ -165,7 +165,7 @@ impl Walk {
 
     fn run(&mut self) {
         let span = Duration::from_nanos(self.draw.below(30_000));
-        self.fabric.run_until(self.fabric.now + span);
+        self.fabric.run_until(self.fabric.now() + span);
     }
 
     fn step(&mut self) {
@@ -177,12 +177,12 @@ impl Walk {
             (Rts, 6) => self.break_one(true),
             (Rts, 7 | 8) => {
                 let mask = QpAttr::to(Sqd).mask.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
-                let sqd_notify = self.draw.chance(500);
+                let sqd_notify = self.draw.per_mille(500);
                 self.modify(&QpAttr { mask, sqd_notify, ..QpAttr::to(Sqd) });
             }
             (Sqd, 5..=8) => self.retune(),
             (Sqd | Sqe, 9 | 10) => self.modify(&QpAttr::to(Rts)),
-            (_, 11) if self.draw.chance(300) => self.modify(&QpAttr::to(Error)),
+            (_, 11) if self.draw.per_mille(300) => self.modify(&QpAttr::to(Error)),
             (Error | Reset, _) => self.start_over(),
             _ => self.run(),
         }
@@ -210,7 +210,7 @@ impl Walk {
         }
         let (a, b) = (self.a, self.b);
         let drain = |walk: &mut Walk| {
-            walk.fabric.run_until(walk.fabric.now + Duration::from_millis(3_000));
+            walk.fabric.run_until(walk.fabric.now() + Duration::from_millis(3_000));
             (walk.fabric.sent_by(a), walk.fabric.received_by(b))
         };
         drain(self);
@@ -235,8 +235,8 @@ fn every_legal_path_leaves_a_queue_pair_that_works() {
     let seeds = crate::rc_chaos::seeds(0..400);
     for seed in seeds {
         let mut walk = Walk::new(seed);
-        if walk.draw.chance(500) {
-            walk.fabric.mix = FaultMix::only(Fault::Loss, 50);
+        if walk.draw.per_mille(500) {
+            walk.fabric.mix = FaultMix::NONE.with(Fault::Loss, 50_000);
         }
         for _ in 0..STEPS {
             walk.step();

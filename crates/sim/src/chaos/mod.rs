@@ -107,7 +107,7 @@ pub enum Sabotage {
     #[default]
     None,
     /// A payload bit turns after the ICRC was checked.
-    Payload,
+    Body,
     /// Completions get lost on their way to the program.
     Completion,
     /// Completions change places.
@@ -230,7 +230,7 @@ impl Run {
             self.last_values.push(Vec::new());
             self.start_words(node);
             self.plant(node);
-            if self.options.sabotage == Sabotage::Payload {
+            if self.options.sabotage == Sabotage::Body {
                 self.fabric.node_mut(node).corrupt_every(5);
             }
         }
@@ -404,7 +404,7 @@ impl Run {
         let requests: usize = sides.map(|side| side.sends.len()).sum();
         // Packets of 256 bytes carry about as much again in headers and framing.
         let bytes = 2 * requests as u64 * (self.scenario.max_len + 256);
-        let link = self.scenario.fabric.uplink;
+        let link = self.scenario.link;
         let limits = self.pairs.iter().filter_map(|pair| pair.params.least_bps());
         let rate_bps = limits.chain([link.rate_bps]).min().unwrap_or(link.rate_bps);
         let link = LinkConfig { rate_bps, ..link };

@@ -6,15 +6,16 @@
 use alloc::vec::Vec;
 
 use roce::Duration;
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::verbs::Transport;
 use roce::wire::Psn;
 use roce::world::Path;
 
 use crate::chance::Chance;
-use crate::fabric::{FabricConfig, Topology};
+use crate::fabric::FabricConfig;
 use crate::faults::FaultMix;
+use crate::graph::Graph;
 use crate::link::{LinkConfig, Marking};
 
 use super::Options;
@@ -197,6 +198,8 @@ impl Habits {
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
     pub(super) fabric: FabricConfig,
+    /// From a node to the network.
+    pub(super) link: LinkConfig,
     pub(super) mix: FaultMix,
     /// Faults so frequent and retries so few that connections may break.
     pub(super) is_harsh: bool,
@@ -223,9 +226,8 @@ impl Scenario {
         let is_large = chance.per_mille(150);
         let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
         let count = chance.between(1, if is_large { 2 } else { 4 });
-        let fabric = draw_fabric(nodes, seed, chance);
-        let rate_bps = fabric.uplink.rate_bps;
-        let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, rate_bps, chance));
+        let (fabric, link) = draw_fabric(nodes, seed, chance);
+        let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, link.rate_bps, chance));
         let pairs: Vec<PairPlan> = pairs.collect();
         let misbehaves = chance.per_mille(250);
         let habits = Habits::draw(&mut Chance::new(!seed));
@@ -233,6 +235,7 @@ impl Scenario {
         let max_len = if is_large { 48_000 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
+            link,
             mix: FaultMix::draw(chance, if is_harsh { 6 } else { 1 }),
             is_harsh,
             budget,
@@ -269,20 +272,20 @@ fn draw_pool(max_len: u64, sides: u64, habits: &Habits, chance: &mut Chance) -> 
     Some((chance.between(held + 1, most) as u32, len as u32))
 }
 
-fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> FabricConfig {
+fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, LinkConfig) {
     let rate_bps = chance.pick(&[10, 25, 100, 100]) * 1_000_000_000;
     let link = LinkConfig::new(rate_bps, Duration::from_nanos(chance.between(200, 10_000)));
     let tight = chance.per_mille(200);
     let queue_bytes = if tight { chance.between(6_000, 60_000) } else { link.queue_bytes };
     let marks = Marking { min_bytes: 2_000, max_bytes: 40_000, max_probability_ppm: 200_000 };
     let marking = chance.per_mille(300).then_some(marks);
-    let topology =
-        if nodes == 2 && chance.per_mille(600) { Topology::Cable } else { Topology::Star };
-    FabricConfig {
-        nodes,
-        topology,
-        uplink: LinkConfig { marking, ..link },
-        downlink: LinkConfig { queue_bytes, marking, ..link },
+    let uplink = LinkConfig { marking, ..link };
+    let downlink = LinkConfig { queue_bytes, marking, ..link };
+    let graph = match nodes == 2 && chance.per_mille(600) {
+        true => Graph::cable(uplink),
+        false => Graph::star(nodes, uplink, downlink),
+    };
+    let config = FabricConfig {
         ipv6: chance.per_mille(300),
         batch: chance.pick(&[1, 5, 64]),
         endpoint: EndpointConfig {
@@ -292,8 +295,9 @@ fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> FabricConfig {
             burst_packets: chance.pick(&[1, 4, 32]),
             ..EndpointConfig::default()
         },
-        seed,
-    }
+        ..FabricConfig::new(graph, seed)
+    };
+    (config, uplink)
 }
 
 fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> PairPlan {

@@ -147,7 +147,7 @@ impl Space {
         let mut shifts = Vec::new();
         let mut rights = Vec::new();
         let mut register = |pd, at: u64, shift, len, access| {
-            let region = node.register(pd, at + shift, len, at, access);
+            let region = node.register_at(pd, at + shift, len, at, access);
             let region = region.map_err(|error| format!("register: {error}"))?;
             Ok::<_, String>(MemoryRegion { addr: at, ..region })
         };

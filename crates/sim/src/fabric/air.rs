@@ -8,13 +8,15 @@ use alloc::vec::Vec;
 use roce::Duration;
 use roce::endpoint::Endpoint;
 use roce::verbs::Qpn;
-use roce::wire::{Headers, Psn, Service, icrc};
+use roce::wire::{Headers, Psn, Service};
 
-use super::{Event, Fabric, Node, Topology};
+use super::{Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::link::{End, Enqueued, Link};
+use crate::graph::Vertex;
+use crate::link::{Enqueued, Link};
 use crate::memory::NodeMemory;
-use crate::packet::{Addressing, Packet};
+use crate::packet::Packet;
+use crate::port::Body;
 
 /// Longest time that a fault holds a packet up.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
@@ -61,11 +63,20 @@ pub(super) struct Flow {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    pub(super) fn enqueue(&mut self, link: usize, packet: u32, bytes: u32) {
-        match self.links[link].enqueue(self.now, packet, bytes) {
+    /// A packet sets out from `at`, a node or a switch, on its next link.
+    pub(super) fn route(&mut self, at: Vertex, id: u32) {
+        let Some(packet) = self.pool.get_mut(id) else {
+            return;
+        };
+        let (to, bytes, dscp) = (packet.to, packet.frame_bytes, packet.dscp);
+        let Some(link) = self.routes.next(at, to) else {
+            return self.discard(id);
+        };
+        match self.links[link as usize].enqueue(self.now, id, bytes, dscp) {
             Enqueued::Waits => {}
-            Enqueued::Leaves(at) => self.events.add(at, Event::Departed(link as u32)),
-            Enqueued::Dropped => self.discard(packet),
+            Enqueued::Leaves(at) => self.events.add(at, Event::Departed(link)),
+            Enqueued::Left => self.launch(link, id),
+            Enqueued::Dropped => self.discard(id),
         }
     }
 
@@ -84,7 +95,7 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         };
         if let Some(packet) = self.pool.get_mut(packet) {
-            packet.ecn = self.links[index].mark(packet.ecn, &mut self.chance);
+            packet.ecn = self.links[index].mark(packet.ecn, packet.dscp, &mut self.chance);
         }
         self.events.add(at, Event::Departed(link));
     }
@@ -123,21 +134,13 @@ impl<M: NodeMemory> Fabric<M> {
     fn lose_to_outage(&mut self, link: u32, id: u32) {
         if !core::mem::replace(&mut self.links[link as usize].outage_felt, true) {
             // Both directions of a cable share one outage.
-            let other = self.other_direction(link);
-            let first = !core::mem::replace(&mut self.links[other].outage_felt, true);
+            let other = &mut self.links[link as usize ^ 1];
+            let first = !core::mem::replace(&mut other.outage_felt, true);
             if first {
                 self.counts.effect(Fault::Flap);
             }
         }
         self.discard(id);
-    }
-
-    fn other_direction(&self, link: u32) -> usize {
-        let nodes = self.nodes.len();
-        match self.topology {
-            Topology::Cable => 1 - link as usize,
-            Topology::Star => (link as usize + nodes) % (2 * nodes),
-        }
     }
 
     fn double(&mut self, link: u32, id: u32) {
@@ -167,7 +170,7 @@ impl<M: NodeMemory> Fabric<M> {
         copy.marks.twin = None;
         let distance = self.chance.between(1 << 16, 1 << 22) as u32;
         let ahead = self.chance.per_mille(500);
-        if !shift_psn(&mut copy, distance, ahead, M::REAL.then_some(self.addressing)) {
+        if !shift_psn(&mut copy, distance, ahead, self.body) {
             return;
         }
         copy.marks.stray = true;
@@ -217,20 +220,12 @@ impl<M: NodeMemory> Fabric<M> {
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
         match self.links[link as usize].end {
-            End::Switch => {
-                let Some((to, bytes)) = self.pool.get_mut(id).map(|p| (p.to, p.frame_bytes)) else {
-                    return;
-                };
-                match (to as usize) < self.nodes.len() {
-                    true => self.enqueue(self.ingress(to), id, bytes),
-                    false => self.discard(id),
-                }
-            }
-            End::Node(node) => self.deliver(node, id),
+            switch @ Vertex::Switch(_) => self.route(switch, id),
+            Vertex::Node(node) => self.arrive(node, id),
         }
     }
 
-    fn deliver(&mut self, node: u32, id: u32) {
+    fn arrive(&mut self, node: u32, id: u32) {
         let Some(packet) = self.pool.take(id).filter(|packet| packet.to == node) else {
             return;
         };
@@ -299,7 +294,7 @@ fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
 }
 
 /// Moves the sequence number of a packet of a reliable connection, and its ICRC along with it.
-fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, icrc: Option<Addressing>) -> bool {
+fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, body: Body) -> bool {
     let Ok((headers, _)) = Headers::parse(&packet.bytes) else {
         return false;
     };
@@ -309,16 +304,5 @@ fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, icrc: Option<Addre
     let psn = headers.bth().psn;
     let moved: Psn = if ahead { psn.plus(distance) } else { psn.minus(distance) };
     packet.bytes[9..12].copy_from_slice(&moved.get().to_be_bytes()[1..]);
-    let Some(addressing) = icrc else {
-        return true;
-    };
-    let pseudo = addressing.pseudo(packet.from, packet.to, packet.id);
-    let end = packet.bytes.len() - 4;
-    match icrc::compute(&pseudo, &packet.bytes) {
-        Some(right) => {
-            packet.bytes[end..].copy_from_slice(&right);
-            true
-        }
-        None => false,
-    }
+    body != Body::Sealed || packet.seal()
 }

@@ -1,10 +1,17 @@
 //! One machine: an endpoint, its memory, and its end of the network.
 
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
 use roce::Time;
 use roce::endpoint::{Endpoint, EndpointConfig};
-use roce::verbs::{Access, MemoryRegion, PdId, Verbs, VerbsError};
+use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, Verbs, VerbsError};
+use roce::wire::ROCE_PORT;
+use roce::world::Path;
 
 use crate::memory::NodeMemory;
+use crate::packet::Packet;
 use crate::port::Port;
 
 /// One machine.
@@ -20,6 +27,10 @@ pub struct Node<M> {
     /// When its endpoint is looked at next.
     pub(super) timer: Option<Time>,
     pub(super) is_dirty: bool,
+    /// Its processor stands still.
+    pub(super) is_stopped: bool,
+    /// Packets that wait in front of it, where packets are handed over one by one.
+    pub(super) held: VecDeque<Packet>,
     pub(super) is_touched: bool,
     /// Counters of endpoints that are no more.
     pub(super) past: Tally,
@@ -45,12 +56,25 @@ impl Tally {
 }
 
 impl<M: NodeMemory> Node<M> {
-    /// Registers the memory at `backing` with the endpoint, and with whoever watches over it; work
-    /// requests and peers address it from `addr` on.
+    /// Registers memory with the endpoint, and with whoever watches over it.
     ///
     /// # Errors
     /// As [`Endpoint::register_at`].
     pub fn register(
+        &mut self,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.register_at(self.pd, addr, len, addr, access)
+    }
+
+    /// The same in any protection domain, for memory at `backing` that work requests and peers address
+    /// from `addr` on.
+    ///
+    /// # Errors
+    /// As [`Endpoint::register_at`].
+    pub fn register_at(
         &mut self,
         pd: PdId,
         addr: u64,
@@ -73,6 +97,21 @@ impl<M: NodeMemory> Node<M> {
         Ok(())
     }
 
+    /// Takes every completion from a queue.
+    pub fn completions(&mut self, cq: CqId) -> Vec<Completion> {
+        core::iter::from_fn(|| self.endpoint.poll_cq(cq)).collect()
+    }
+
+    /// Its address.
+    pub fn ip(&self) -> IpAddr {
+        self.port.addressing.ip(self.port.node)
+    }
+
+    /// The way to this node.
+    pub fn path(&self) -> Path {
+        Path::new((self.ip(), ROCE_PORT).into())
+    }
+
     /// Packets sent, received, and sent again, by this and earlier endpoints of the node.
     pub fn packets(&self) -> [u64; 3] {
         let now = Tally::of(&self.endpoint);
@@ -80,7 +119,7 @@ impl<M: NodeMemory> Node<M> {
         [now.sent + sent, now.received + received, now.retransmitted + retransmitted]
     }
 
-    /// Packets that were refused although no fault had touched them: always a mistake.
+    /// Packets that were refused although no fault and no forger had touched them: always a mistake.
     pub fn refused_intact(&self) -> u64 {
         self.port.refused_intact
     }
@@ -106,6 +145,8 @@ pub(super) fn new_node<M>(config: EndpointConfig, memory: M, port: Port, seed: u
         port,
         timer: None,
         is_dirty: false,
+        is_stopped: false,
+        held: VecDeque::new(),
         is_touched: false,
         past: Tally::default(),
     }

@@ -90,7 +90,7 @@ fn the_same_seed_gives_the_same_run() {
 /// The checker has to notice each kind of damage on most seeds, or it proves nothing.
 #[test]
 fn sabotage_is_noticed() {
-    for sabotage in [Sabotage::Payload, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {
+    for sabotage in [Sabotage::Body, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {
         let options = Options { sabotage, ..Options::default() };
         let noticed = (0..20).filter(|&seed| run(seed, &options).is_err()).count();
         assert!(noticed >= 15, "{sabotage:?} was noticed on {noticed} of 20 seeds only");

@@ -8,10 +8,11 @@ use std::fmt;
 
 use roce::Duration;
 use roce::Time;
-use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
+use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WcStatus};
-use sim::fabric::{Fabric, FabricConfig, Topology};
+use sim::fabric::{Body, Fabric, FabricConfig};
 use sim::faults::{Fault, FaultMix};
+use sim::graph::Graph;
 use sim::link::LinkConfig;
 use sim::memory::Phantom;
 
@@ -65,22 +66,13 @@ struct Ends {
 
 fn ends(case: &Case) -> Ends {
     let link = LinkConfig::new(100_000_000_000, Duration::from_micros(10));
-    let config = FabricConfig {
-        nodes: 2,
-        topology: Topology::Cable,
-        uplink: link,
-        downlink: link,
-        ipv6: false,
-        batch: 64,
-        endpoint: EndpointConfig::default(),
-        seed: 7,
-    };
+    let config = FabricConfig { body: Body::Phantom, ..FabricConfig::new(Graph::cable(link), 7) };
     let mut fabric = Fabric::new(&config, |_| Phantom);
     fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
     let len = MESSAGE_BYTES * BUFFERS as u32;
     let made = [0, 1].map(|node| {
         let node = fabric.node_mut(node);
-        let region = node.register(node.pd, 1 << 30, len.into(), 1 << 30, Access::ALL).unwrap();
+        let region = node.register(1 << 30, len.into(), Access::ALL).unwrap();
         let cq = node.endpoint.create_cq(1024).unwrap();
         let qpn = node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 64, 64)).unwrap();
         (qpn, cq, Sge { addr: region.addr, len: MESSAGE_BYTES, lkey: region.lkey }, region.rkey)

@@ -1,8 +1,8 @@
 //! One connection of a reader to a storage target: request slots, credits, answers.
 //!
-//! Every credit is a slot with a request capsule, an answer capsule and a posted receive. A slot is
-//! busy until its answer came *and* its own SEND completed, because until then the transport may still
-//! gather the request from it.
+//! Every credit is a slot with a request capsule, an answer capsule and a posted receive. A slot is busy until its
+//! answer has arrived *and* its own SEND has completed, because until then the transport may still gather the
+//! request from it.
 
 use alloc::vec::Vec;
 
@@ -18,7 +18,7 @@ use crate::target::received;
 /// Registered memory of a connection for each of its credits: a capsule out and a capsule in.
 pub const CREDIT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 
-/// Memory a connection brings: one region of `credits *` [`CREDIT_BYTES`], local write.
+/// Memory of a connection: one region of `credits *` [`CREDIT_BYTES`], local write.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionMemory {
     /// Region for capsules.
@@ -88,7 +88,7 @@ impl Open {
         self.free.push(slot);
     }
 
-    /// The slot whose request has this number, found by the mark that the target echoes.
+    /// Matches an answer to its request by tag and number.
     fn answered(&mut self, response: &ReadResponse) -> Option<Asked> {
         let slot = self.slots.get(response.tag as usize).copied()?;
         let Slot::Waiting { asked, seq, sent } = slot else {
@@ -145,7 +145,7 @@ impl Connection {
         Some((open.qpn, open.lost?))
     }
 
-    /// Forgets everything outstanding and closes.
+    /// Closes the connection and returns the requests outstanding.
     pub(super) fn forget_requests(&mut self) -> Vec<Asked> {
         let Some(open) = self.0.take() else {
             return Vec::new();
@@ -231,7 +231,7 @@ impl Connection {
         }
         let answer = decoded.and_then(|r| Some(Answer::To(open.answered(&r)?, r.outcome)));
         answer.unwrap_or_else(|| {
-            // Nothing the target says can be trusted any more: begin afresh.
+            // Nothing that the target sends can be trusted any more: reconnect.
             open.lost.get_or_insert(WcStatus::BadResponse);
             Answer::Bad
         })

@@ -1,7 +1,7 @@
-//! A lane: one dataset of a stream, its registers and the blocks that lie in them.
+//! A lane: one dataset of a stream, its staging buffers and the blocks in them.
 //!
 //! Blocks are named by *position*, their number in fetch order over all epochs. The lane holds a run of
-//! positions, the oldest in front; each has a register of its own until its last sample is consumed.
+//! positions, the oldest in front; each has a staging buffer of its own until its last sample is consumed.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,33 +12,32 @@ use crate::dataset::Dtype;
 use crate::order::Order;
 use crate::target::IO_ALIGN;
 
-use super::course::{Course, Stretch};
-use super::{ReaderSource, StreamError, registers_per_lane};
+use super::schedule::{Coverage, Schedule};
+use super::{ReaderSource, StreamError, buffers_per_lane};
 
 /// No sample has this number: a block holds at most as many as tokens.
 const NO_SAMPLE: u32 = u32::MAX;
 
-/// Where a block, or a sample of it, stands.
+/// State of a block, or of a sample of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resident {
-    /// To be asked for (again).
+    /// To be requested (again).
     Wanted,
-    /// Asked for.
+    /// Requested.
     Asked,
-    /// In its register, checked and converted.
+    /// In its buffer, past the stages of the reader.
     Ready,
     /// Cannot be had.
     Failed(StreamError),
 }
 
-/// How the samples of a block are had.
+/// How the samples of a block are fetched.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// All at once, which is the rule.
+    /// All at once, normally.
     Whole(Resident),
-    /// One of the samples spoils the block: each is asked for by itself when the order reaches it, so
-    /// that all before the bad one are delivered. Holds the sample that was reached last, at the
-    /// start of the register.
+    /// A sample of the block cannot be delivered: each is requested on its own when the order reaches it, so that
+    /// all before the bad one are delivered. Holds the sample that was reached last, at the start of the buffer.
     Single { sample: u32, state: Resident },
 }
 
@@ -53,14 +52,14 @@ impl Load {
 #[derive(Clone, Copy, Debug)]
 struct Block {
     load: Load,
-    register: u32,
+    buffer: u32,
     first_token: u64,
     tokens: u32,
     samples_left: u32,
     damaged: u32,
 }
 
-/// A block to ask for.
+/// A block to request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) position: u64,
@@ -85,7 +84,7 @@ impl Want {
 }
 
 impl Block {
-    /// First token and number of tokens of what is loaded now.
+    /// First token and number of tokens of what is in the buffer, or is to be.
     fn range(&self, window: u32) -> (u64, u32) {
         match self.load {
             Load::Whole(_) => (self.first_token, self.tokens),
@@ -102,18 +101,18 @@ pub(super) struct Lane {
     window: u32,
     on_wire: Dtype,
     base_addr: u64,
-    register_bytes: u64,
+    buffer_bytes: u64,
     free: Vec<u32>,
     /// Position of `blocks[0]`.
     front: u64,
     blocks: VecDeque<Block>,
-    registers: u32,
-    stretch: Stretch,
+    buffers: u32,
+    coverage: Coverage,
     wanted: u32,
 }
 
 impl Lane {
-    fn register_bytes(source: &ReaderSource) -> u64 {
+    fn buffer_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
         let bytes = samples
@@ -122,42 +121,42 @@ impl Lane {
         bytes.next_multiple_of(u64::from(IO_ALIGN))
     }
 
-    fn registers(order: &Order, lane: usize) -> u32 {
+    fn buffers(order: &Order, lane: usize) -> u32 {
         match order.blend().weights()[lane] {
             0 => 0,
-            _ => registers_per_lane(order.shuffle_of(lane).group_blocks() as u32),
+            _ => buffers_per_lane(order.shuffle_of(lane).group_blocks() as u32),
         }
     }
 
     pub(super) fn bytes_needed(order: &Order, lane: usize, source: &ReaderSource) -> u64 {
-        Lane::register_bytes(source) * u64::from(Lane::registers(order, lane))
+        Lane::buffer_bytes(source) * u64::from(Lane::buffers(order, lane))
     }
 
-    /// A lane whose registers begin `base_addr` bytes from the start of the reader's memory.
+    /// A lane whose buffers begin `base_addr` bytes from the start of the reader's memory.
     pub(super) fn new(
         order: &Order,
         dataset: usize,
         source: &ReaderSource,
         base_addr: u64,
-        stretch: Stretch,
+        coverage: Coverage,
     ) -> Lane {
-        let registers = Lane::registers(order, dataset);
+        let buffers = Lane::buffers(order, dataset);
         Lane {
             dataset: dataset as u32,
             window: source.layout.window,
             on_wire: source.stages.target().on_wire(),
             base_addr,
-            register_bytes: Lane::register_bytes(source),
-            free: (0..registers).rev().collect(),
-            front: stretch.first(),
+            buffer_bytes: Lane::buffer_bytes(source),
+            free: (0..buffers).rev().collect(),
+            front: coverage.first(),
             blocks: VecDeque::new(),
-            registers,
-            stretch,
+            buffers,
+            coverage,
             wanted: 0,
         }
     }
 
-    /// Tells the lane where the reader's memory lies.
+    /// Sets the address of the reader's memory.
     pub(super) fn move_to(&mut self, base_addr: u64) {
         self.base_addr += base_addr;
     }
@@ -167,7 +166,7 @@ impl Lane {
     }
 
     pub(super) fn register_count(&self) -> usize {
-        self.registers as usize
+        self.buffers as usize
     }
 
     fn block(&mut self, position: u64) -> Option<&mut Block> {
@@ -175,11 +174,11 @@ impl Lane {
         self.blocks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// The next block to ask for: one wanted again, else the next in fetch order if a register is free.
-    /// `looks` bounds how many blocks are looked at on the way.
-    pub(super) fn next_request(&mut self, course: &Course, looks: &mut u32) -> Option<Want> {
+    /// The next block to request: one wanted again, else the next in fetch order if a buffer is free. `looks`
+    /// bounds how many blocks are examined.
+    pub(super) fn next_request(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<Want> {
         if self.wanted == 0 {
-            self.admit(course, looks)?;
+            self.admit(schedule, looks)?;
         }
         let wants = |block: &mut Block| *block.load.state() == Resident::Wanted;
         let index = self.blocks.iter_mut().position(wants)?;
@@ -189,29 +188,28 @@ impl Lane {
         let (first_token, tokens) = block.range(self.window);
         Some(Want {
             position: self.front + index as u64,
-            addr: self.base_addr + u64::from(block.register) * self.register_bytes,
+            addr: self.base_addr + u64::from(block.buffer) * self.buffer_bytes,
             first_token,
             tokens,
         })
     }
 
-    /// Gives the next block in fetch order a register. Blocks that this stream delivers nothing of get
-    /// none and are passed over.
-    fn admit(&mut self, course: &Course, looks: &mut u32) -> Option<()> {
+    /// Gives the next block in fetch order a buffer. Blocks of which this stream delivers nothing are skipped.
+    fn admit(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<()> {
         loop {
             let position = self.front + self.blocks.len() as u64;
-            if self.stretch.ends_before(position) {
+            if self.coverage.ends_before(position) {
                 return None;
             }
-            let register = *self.free.last()?;
+            let buffer = *self.free.last()?;
             *looks = looks.checked_sub(1)?;
-            let span = course.block(self.dataset, position);
-            let samples_left = self.stretch.samples(position, span.samples);
+            let range = schedule.block(self.dataset, position);
+            let samples_left = self.coverage.samples(position, range.samples);
             self.blocks.push_back(Block {
                 load: Load::Whole(Resident::Wanted),
-                register,
-                first_token: span.first_token,
-                tokens: span.tokens,
+                buffer,
+                first_token: range.first_token,
+                tokens: range.tokens,
                 samples_left,
                 damaged: 0,
             });
@@ -241,7 +239,7 @@ impl Lane {
         }
     }
 
-    /// What was asked for cannot be had. If a token of a block is at fault, its other samples still can.
+    /// The request failed. If one token of a block is at fault, the other samples can still be fetched.
     pub(super) fn fail(&mut self, position: u64, error: StreamError) {
         let Some(block) = self.block(position) else {
             return;
@@ -256,7 +254,7 @@ impl Lane {
         }
     }
 
-    /// Counts a damaged arrival; how many there were.
+    /// Counts a damaged arrival and returns how many there were.
     pub(super) fn damaged(&mut self, position: u64) -> u32 {
         self.block(position).map_or(0, |block| {
             block.damaged += 1;
@@ -264,23 +262,23 @@ impl Lane {
         })
     }
 
-    /// Address and length of what was asked for.
+    /// Address and length of what was requested.
     pub(super) fn place(&mut self, position: u64) -> Option<(u64, u32)> {
-        let (base, size, width) = (self.base_addr, self.register_bytes, self.on_wire.bytes());
+        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.on_wire.bytes());
         let window = self.window;
         let block = self.block(position)?;
         let asked = *block.load.state() == Resident::Asked;
-        asked.then(|| (base + u64::from(block.register) * size, block.range(window).1 * width))
+        asked.then(|| (base + u64::from(block.buffer) * size, block.range(window).1 * width))
     }
 
-    /// The tokens that were asked for.
+    /// The tokens that were requested.
     pub(super) fn tokens(&mut self, position: u64) -> Option<Range<u64>> {
         let window = self.window;
         let (first_token, tokens) = self.block(position)?.range(window);
         Some(first_token..first_token + u64::from(tokens))
     }
 
-    /// Where a sample stands that the order has reached.
+    /// State of a sample that the order has reached.
     pub(super) fn resident(&mut self, position: u64, sample: u32) -> Resident {
         let Some(block) = self.block(position) else {
             return Resident::Wanted;
@@ -288,7 +286,7 @@ impl Lane {
         match block.load {
             Load::Whole(state) => state,
             Load::Single { sample: loaded, state } if loaded == sample => state,
-            // While an answer is on its way the register is not free for another sample.
+            // Until the answer arrives the buffer cannot take another sample.
             Load::Single { state: Resident::Asked | Resident::Wanted, .. } => Resident::Asked,
             Load::Single { .. } => {
                 block.load = Load::Single { sample, state: Resident::Wanted };
@@ -299,20 +297,20 @@ impl Lane {
     }
 
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, sample_bytes: u64) -> u64 {
-        let (base, size) = (self.base_addr, self.register_bytes);
+        let (base, size) = (self.base_addr, self.buffer_bytes);
         let Some(block) = self.block(position) else {
             return base;
         };
-        let register = base + u64::from(block.register) * size;
+        let buffer = base + u64::from(block.buffer) * size;
         match block.load {
-            Load::Whole(_) => register + u64::from(sample) * sample_bytes,
-            Load::Single { .. } => register,
+            Load::Whole(_) => buffer + u64::from(sample) * sample_bytes,
+            Load::Single { .. } => buffer,
         }
     }
 
     /// Marks one sample of the block as delivered.
     pub(super) fn consume(&mut self, position: u64) {
-        let head_end = self.stretch.head_end();
+        let head_end = self.coverage.head_end();
         if position >= head_end && self.front < head_end {
             self.retire_before(head_end);
         }
@@ -325,14 +323,14 @@ impl Lane {
         }
     }
 
-    /// Frees every register: nothing more is delivered.
+    /// Frees every buffer: nothing more is delivered.
     pub(super) fn finish(&mut self) {
         self.retire_before(u64::MAX);
     }
 
-    /// Frees the blocks before `end`, none of which is needed any more. In the group that the stream began in,
-    /// and the one it ends in, blocks whose samples were not counted seem to have some left. One that is
-    /// being asked for keeps its register: the answer is yet to be written there.
+    /// Frees the blocks before `end`, none of which is needed any more. In the groups that the stream begins and
+    /// ends in, blocks whose samples were not counted seem to have some left. A block with a request outstanding
+    /// keeps its buffer, because the answer will be written there.
     fn retire_before(&mut self, end: u64) {
         for position in self.front..end.min(self.front + self.blocks.len() as u64) {
             let Some(block) = self.block(position).filter(|block| block.samples_left > 0) else {
@@ -346,7 +344,7 @@ impl Lane {
             if let Some(block) = self.blocks.get_mut((position - self.front) as usize) {
                 block.samples_left = 0;
                 block.load = Load::Whole(Resident::Ready);
-                self.free.push(block.register);
+                self.free.push(block.buffer);
             }
         }
         while self.blocks.front().is_some_and(|block| block.samples_left == 0) {
@@ -355,16 +353,16 @@ impl Lane {
         }
     }
 
-    /// Frees the register of a finished block.
+    /// Frees the buffer of a finished block.
     fn retire(&mut self, position: u64) {
         if let Some(block) = self.block(position) {
-            let register = block.register;
-            self.free.push(register);
+            let buffer = block.buffer;
+            self.free.push(buffer);
             self.pass(position);
         }
     }
 
-    /// Marks a block as done with; blocks leave the run from the front only.
+    /// Marks a block as consumed; blocks leave the run from the front only.
     fn pass(&mut self, position: u64) {
         if let Some(block) = self.block(position) {
             block.load = Load::Whole(Resident::Ready);

@@ -1,36 +1,35 @@
 //! The reader: what a DPU (or, without offload, the host itself) does for one stream.
 //!
-//! It walks the global order of samples, asks storage targets for the blocks those samples lie in,
-//! ahead of need and within its registers, and writes finished batches into the host's ring. The order
-//! decides everything: in which sequence answers arrive, how often a connection is lost or who converts
-//! the tokens changes nothing in the bytes delivered (C4).
+//! It walks the global order of samples, prefetches the blocks that they lie in from storage targets, runs its
+//! stages over them and writes finished batches into the host's ring. The order alone decides which bytes are
+//! delivered: not the sequence of answers, not lost connections, not the place of a conversion (C4).
 //!
 //! ```text
 //! order ── next sample ──> lane (dataset) ── block resident? ── copy ──> slot of the ring
-//!             │                 │ free register                             │ full
+//!             │                 │ free buffer                             │ full
 //!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + answer └─ publish
 //! ```
 //!
-//! Memory is the registers of the lanes, fixed at the start (C6). A slow host leaves no free slot, so
-//! nothing is copied, no register comes free and nothing more is asked of the disk. A stream that has
-//! an end asks for nothing behind it: undisturbed, every block that is needed is read exactly once.
+//! Memory is the staging buffers of the lanes, fixed at the start (C6). A slow host leaves no free slot, so
+//! nothing is copied, no buffer is freed and nothing more is requested. A stream with an end requests nothing
+//! beyond it: unless a connection is lost, every block that is needed is read exactly once.
 //!
-//! A token that does not fit, or that is missing because the file was cut short, surfaces when the
-//! order reaches its sample: every batch before that one is delivered first. To that end a block with
-//! such a token is asked for again sample by sample. A lost connection is not an error of the
-//! stream: the reader reports it through [`Reader::lost_connection`], keeps what it has, and asks again
-//! for what is missing once [`Reader::connect`] gives it a new queue pair.
+//! A token that does not fit, or that is missing because the file was cut short, is an error when the order
+//! reaches its sample: every batch before that one is delivered first. To that end a block with such a token is
+//! requested again sample by sample. A lost connection is not an error of the stream: the reader reports it
+//! through [`Reader::lost_connection`], keeps what it has, and requests what is missing once [`Reader::connect`]
+//! gives it a new queue pair.
 //!
-//! Other streams wait while one is looked after, so whatever costs more with the plan is done before,
-//! on any thread, in [`ReaderSetup::new`], and [`Reader::poll`] does a bounded piece of work: one
-//! block checked, `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
+//! Streams share a thread. Work that grows with the plan is done beforehand, on any thread, in
+//! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: one block through its stages,
+//! `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
 //!
 //! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection, then
 //! [`Reader::poll`] as long as it returns `true`.
 
 mod connection;
-mod course;
 mod lane;
+mod schedule;
 
 use alloc::vec::Vec;
 
@@ -46,19 +45,19 @@ use crate::stage::{self, BlockError, BlockStages};
 
 use connection::{Answer, Asked, Connection};
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
-use course::{Course, Stretch};
 use lane::{Lane, Resident};
+use schedule::{Coverage, Schedule};
 
-/// Bytes copied into the ring per [`Reader::poll`]: small enough that the wire is looked at often.
+/// Bytes copied into the ring per [`Reader::poll`]: few enough that the wire is polled often.
 const COPY_BYTES_PER_POLL: u64 = 256 << 10;
 
 /// Samples copied per [`Reader::poll`]: the order costs about 100 ns for each, however small it is.
 const COPY_SAMPLES_PER_POLL: u32 = 2048;
 
-/// Blocks that one [`Reader::poll`] looks at in search of one to ask for.
+/// Blocks that one [`Reader::poll`] examines in search of one to request.
 const LOOKS_PER_POLL: u32 = 512;
 
-/// How often a block whose CRC-32C does not match is asked for again before the stream fails.
+/// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
 
 /// Where finished batches go: the ring shared with the host.
@@ -251,7 +250,7 @@ enum Phase {
 /// One stream.
 #[derive(Debug)]
 pub struct Reader {
-    course: Course,
+    schedule: Schedule,
     sources: Vec<ReaderSource>,
     lanes: Vec<Lane>,
     connections: Vec<Connection>,
@@ -267,11 +266,11 @@ pub struct Reader {
     counters: ReaderCounters,
 }
 
-/// A stream worked out up to where it begins. Costs two walks of the blend at most, and for each dataset what a
-/// group of its shuffle has blocks.
+/// A stream, prepared up to its first sample. Costs two walks of the blend at most, and for each dataset a step
+/// per block of a shuffle group.
 #[derive(Debug)]
 pub struct ReaderSetup {
-    course: Course,
+    schedule: Schedule,
     sources: Vec<ReaderSource>,
     /// Their addresses count from the start of the reader's memory.
     lanes: Vec<Lane>,
@@ -280,23 +279,25 @@ pub struct ReaderSetup {
 }
 
 impl ReaderSetup {
-    /// Works out a stream that starts at `delivery.first_batch`.
+    /// Prepares a stream that starts at `delivery.first_batch`.
     pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
+        let delivers = |source: &ReaderSource| source.stages.output().dtype == delivery.dtype;
+        debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
         let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
         let end = delivery.end_sample().map(|end| start.blend_at(end));
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
         for (index, source) in sources.iter().enumerate() {
             let last = end.as_ref().map(|end| end.drawn(index));
-            let stretch = Stretch::new(order.shuffle_of(index), start.drawn(index), last);
-            lanes.push(Lane::new(&order, index, source, memory_bytes, stretch));
+            let coverage = Coverage::new(order.shuffle_of(index), start.drawn(index), last);
+            lanes.push(Lane::new(&order, index, source, memory_bytes, coverage));
             memory_bytes += Lane::bytes_needed(&order, index, source);
         }
         let layouts = sources.iter().map(|source| source.layout).collect();
-        let course = Course::new(order, layouts, start);
-        ReaderSetup { course, sources, lanes, delivery, memory_bytes }
+        let schedule = Schedule::new(order, layouts, start);
+        ReaderSetup { schedule, sources, lanes, delivery, memory_bytes }
     }
 
-    /// Bytes of registers that the stream needs.
+    /// Bytes of staging buffers that the stream needs.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
@@ -305,7 +306,7 @@ impl ReaderSetup {
 /// Registered memory and queues that a reader works with.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderResources {
-    /// Registers of all lanes: [`ReaderSetup::memory_bytes`], remote write.
+    /// Staging buffers of all lanes: [`ReaderSetup::memory_bytes`], remote write.
     pub data: MemoryRegion,
     /// Completion queue of sends, this reader's alone.
     pub send_cq: CqId,
@@ -313,8 +314,8 @@ pub struct ReaderResources {
     pub recv_cq: CqId,
 }
 
-/// Registers a lane gets: the group being consumed and the next, or enough to keep a disk busy.
-pub fn registers_per_lane(group_blocks: u32) -> u32 {
+/// Staging buffers of a lane: for the group being consumed and the next, or enough to keep a disk busy.
+pub fn buffers_per_lane(group_blocks: u32) -> u32 {
     (2 * group_blocks).max(8)
 }
 
@@ -325,7 +326,7 @@ fn holds(dtype: Dtype, value: i128) -> bool {
 }
 
 impl Reader {
-    /// Bytes of registers that a stream over these sources needs.
+    /// Bytes of staging buffers that a stream over these sources needs.
     pub fn memory_needed(order: &Order, sources: &[ReaderSource]) -> u64 {
         let lanes = sources.iter().enumerate();
         lanes.map(|(lane, source)| Lane::bytes_needed(order, lane, source)).sum()
@@ -338,10 +339,10 @@ impl Reader {
         resources: ReaderResources,
         kernels: Kernels,
     ) -> Reader {
-        let ReaderSetup { course, sources, mut lanes, delivery, .. } = setup;
+        let ReaderSetup { schedule, sources, mut lanes, delivery, .. } = setup;
         lanes.iter_mut().for_each(|lane| lane.move_to(resources.data.addr));
         Reader {
-            course,
+            schedule,
             lanes,
             sources,
             connections: (0..connections).map(|_| Connection::default()).collect(),
@@ -358,17 +359,17 @@ impl Reader {
         }
     }
 
-    /// What was done so far.
+    /// Counters since the start.
     pub fn counters(&self) -> &ReaderCounters {
         &self.counters
     }
 
-    /// Registers that hold no block; all of them once the last batch is written.
+    /// Staging buffers that hold no block; all of them once the last batch is written.
     pub fn free_registers(&self) -> usize {
         self.lanes.iter().map(Lane::free_registers).sum()
     }
 
-    /// Registers in all.
+    /// Staging buffers in all.
     pub fn register_count(&self) -> usize {
         self.lanes.iter().map(Lane::register_count).sum()
     }
@@ -383,8 +384,8 @@ impl Reader {
         self.phase == Phase::Ended
     }
 
-    /// Gives connection `index` a queue pair: a first one, or a new one in place of one that was
-    /// lost. The caller has destroyed that one, so that nothing it still carries reaches our memory.
+    /// Gives connection `index` a queue pair: its first one, or one that replaces a lost one. The caller has
+    /// destroyed the lost one, so that none of its packets reaches our memory.
     pub fn connect<V: Verbs>(
         &mut self,
         verbs: &mut V,
@@ -399,7 +400,7 @@ impl Reader {
         self.connections[index as usize].open(verbs, qpn, memory)
     }
 
-    /// Wants anew whatever was asked on a connection, and closes it.
+    /// Marks what was requested on a connection as wanted again, and closes it.
     fn ask_again(&mut self, index: usize) {
         for asked in self.connections[index].forget_requests() {
             self.counters.repeated_requests += 1;
@@ -416,20 +417,20 @@ impl Reader {
         Some((index as u32, qpn, why))
     }
 
-    /// Declares the connection lost, as when its control channel closed.
+    /// Marks the connection as lost, as when its control channel closed.
     pub fn drop_connection(&mut self, index: u32) {
         if let Some(connection) = self.connections.get_mut(index as usize) {
             connection.lose(WcStatus::RemoteOperationError);
         }
     }
 
-    /// Gives up on a connection that could not be restored: the stream ends with an error, unless it
-    /// has ended before.
+    /// Gives up a connection that could not be restored: the stream ends with an error, unless it has ended
+    /// before.
     pub fn abandon<S: Sink>(&mut self, sink: &mut S, connection: u32) {
         self.end_with(sink, &StreamError::Lost { connection });
     }
 
-    /// Does what can be done now; `true` if there was something to do.
+    /// Does what can be done now. Returns whether there was something to do.
     pub fn poll<V: Verbs, M: Staging, S: Sink>(
         &mut self,
         verbs: &mut V,
@@ -442,7 +443,7 @@ impl Reader {
         let mut busy = self.take_completions(verbs, memory);
         busy |= self.ask(verbs, memory);
         busy |= self.copy(memory, sink);
-        // Copying frees registers, and reaches samples that have to be asked for by themselves.
+        // Copying frees buffers, and reaches samples that have to be requested one by one.
         busy |= self.phase == Phase::Streaming && self.ask(verbs, memory);
         busy
     }
@@ -455,7 +456,7 @@ impl Reader {
                 self.connections[index].handle_sent(&done);
             }
         }
-        // An answer may bring a block to check and convert: one at a time.
+        // An answer may bring a block that has to pass its stages: one at a time.
         if let Some(done) = verbs.poll_cq(self.recv_cq) {
             busy = true;
             self.take_answer(verbs, memory, &done);
@@ -483,7 +484,7 @@ impl Reader {
         self.connections.iter().position(|connection| connection.qpn() == Some(qpn))
     }
 
-    /// Takes the outcome of a request into the block it was for.
+    /// Applies the outcome of a request to its block.
     fn settle<M: Staging>(
         &mut self,
         memory: &mut M,
@@ -499,30 +500,30 @@ impl Reader {
             }
             // The target and we disagree on the state of the connection.
             Outcome::Refused(Refusal::BadCapsule | Refusal::Replayed | Refusal::NoCredit) => {
-                self.begin_afresh(index, asked, WcStatus::RemoteInvalidRequest);
+                self.lose_connection(index, asked, WcStatus::RemoteInvalidRequest);
             }
-            told => match self.error_of(asked, told) {
+            reported => match self.error_of(asked, reported) {
                 Some(error) => self.lanes[asked.lane as usize].fail(asked.position, error),
                 None => {
                     self.counters.bad_answers += 1;
-                    self.begin_afresh(index, asked, WcStatus::BadResponse);
+                    self.lose_connection(index, asked, WcStatus::BadResponse);
                 }
             },
         }
     }
 
-    fn begin_afresh(&mut self, index: usize, asked: &Asked, why: WcStatus) {
+    fn lose_connection(&mut self, index: usize, asked: &Asked, why: WcStatus) {
         self.lanes[asked.lane as usize].ask_again(asked.position);
         self.counters.repeated_requests += 1;
         self.connections[index].lose(why);
     }
 
-    /// The error that an answer tells of; none if it cannot be true of the block asked for.
-    fn error_of(&mut self, asked: &Asked, told: Outcome) -> Option<StreamError> {
+    /// The error that an answer reports; none if it cannot be true of the block requested.
+    fn error_of(&mut self, asked: &Asked, reported: Outcome) -> Option<StreamError> {
         let dataset = asked.lane;
         let tokens = self.lanes[dataset as usize].tokens(asked.position)?;
         let source = &self.sources[dataset as usize];
-        match told {
+        match reported {
             Outcome::Overflow { token, value } => {
                 let target = source.stages.target();
                 let (stored, wanted) = (target.stored(), target.on_wire());
@@ -587,7 +588,7 @@ impl Reader {
         self.lanes[dataset as usize].fail(asked.position, error);
     }
 
-    /// Sends requests for blocks that have a register, lanes in turn.
+    /// Sends requests for blocks that have a staging buffer, lanes in turn.
     fn ask<V: Verbs, M: Staging>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
         let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
         let mut looks = LOOKS_PER_POLL;
@@ -612,7 +613,7 @@ impl Reader {
         if !connection.can_ask() {
             return false;
         }
-        let Some(want) = self.lanes[index].next_request(&self.course, looks) else {
+        let Some(want) = self.lanes[index].next_request(&self.schedule, looks) else {
             return false;
         };
         let asked = Asked { lane: index as u32, position: want.position };
@@ -634,7 +635,7 @@ impl Reader {
             let Some(mut filling) = self.slot_to_fill(sink) else {
                 break;
             };
-            let pick = self.course.peek();
+            let pick = self.schedule.peek();
             let lane = &mut self.lanes[pick.dataset as usize];
             match lane.resident(pick.position, pick.sample) {
                 Resident::Ready => {}
@@ -651,7 +652,7 @@ impl Reader {
             let from = lane.sample_addr(pick.position, pick.sample, bytes);
             sink.write(filling.slot, filling.bytes, memory.bytes(from, bytes as usize));
             lane.consume(pick.position);
-            self.course.advance();
+            self.schedule.advance();
             filling.bytes += bytes as u32;
             copied += bytes;
             samples += 1;

@@ -1,5 +1,5 @@
-//! What it costs to begin a stream anywhere, in steps of the order and never in time; and that the part of a
-//! dataset that a stream delivers is what a walk over its samples says.
+//! The cost of starting a stream anywhere, in steps of the order and never in time; and the coverage of a dataset
+//! against a walk over its samples.
 
 use std::{format, vec, vec::Vec};
 
@@ -91,7 +91,7 @@ fn walk(shuffle: &BlockShuffle, samples: core::ops::Range<u64>, positions: usize
 /// Blocks of 5 samples are counted whatever the cut, blocks of 300 only near an end of their group; then
 /// more may seem needed than is, never less, and nothing where nothing is.
 #[test]
-fn a_stretch_is_what_a_walk_says() {
+fn coverage_is_what_a_walk_says() {
     for (seed, per_block, group) in [(1, 5, 3), (2, 5, 1), (3, 300, 2), (4, 300, 7), (5, 1, 4)] {
         let samples = u64::from(per_block) * 11 + u64::from(per_block) / 2;
         let shuffle = BlockShuffle::new(samples, per_block, group, seed, 0).expect("sound");
@@ -99,20 +99,20 @@ fn a_stretch_is_what_a_walk_says() {
         for cut in 0..400 {
             let start = cut * 7919 % (2 * samples);
             let end = (start + [0, 1, 9, 77, 1_000][cut as usize % 5]).min(3 * samples - 1);
-            let stretch = Stretch::new(&shuffle, start, Some(end));
+            let coverage = Coverage::new(&shuffle, start, Some(end));
             let exact = walk(&shuffle, start..end, positions);
-            for (position, exact) in (0..).zip(&exact).skip(stretch.first() as usize) {
+            for (position, exact) in (0..).zip(&exact).skip(coverage.first() as usize) {
                 let size = shuffle.epoch(position / shuffle.blocks());
                 let size = size.block_in(position % shuffle.blocks()).samples;
-                let needed = match stretch.ends_before(position) {
+                let needed = match coverage.ends_before(position) {
                     true => 0,
-                    false => stretch.samples(position, size),
+                    false => coverage.samples(position, size),
                 };
                 let replay = format!("{per_block} a block, {start}..{end}, position {position}");
                 let counted = needed == *exact;
                 assert!(counted || (per_block == 300 && needed == size && *exact > 0), "{replay}");
             }
-            let before = &exact[..stretch.first() as usize];
+            let before = &exact[..coverage.first() as usize];
             assert!(before.iter().all(|samples| *samples == 0), "{start}..{end}");
         }
     }

@@ -14,7 +14,7 @@ use xio::reference::TokenReader;
 use xio::stage::BlockStages;
 
 use super::disk::SimFile;
-use super::draw::Draw;
+use sim::chance::Chance;
 
 /// Types that token files come in.
 const TYPES: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];
@@ -64,7 +64,7 @@ pub(crate) struct Recipe {
 
 impl Dataset {
     /// Tokens that the type to deliver can hold.
-    fn new(shape: &Shape, recipe: &Recipe, draw: &mut Draw) -> Dataset {
+    fn new(shape: &Shape, recipe: &Recipe, draw: &mut Chance) -> Dataset {
         let tokens = shape.samples * u64::from(recipe.window) + shape.tail_tokens;
         let width = shape.dtype.bytes() as usize;
         let largest = recipe.deliver.range().1.min(shape.dtype.range().1);
@@ -105,7 +105,7 @@ impl Dataset {
 
 impl Corpus {
     /// What a plan makes of datasets, in blocks of the product's size.
-    pub(crate) fn of_plan(plan: &Plan, shapes: &[Shape], draw: &mut Draw) -> Corpus {
+    pub(crate) fn of_plan(plan: &Plan, shapes: &[Shape], draw: &mut Chance) -> Corpus {
         let sources: Vec<Dtype> = shapes.iter().map(|shape| shape.dtype).collect();
         let pipeline = plan.compile(&sources, true).expect("the plan fits");
         let recipe = Recipe {
@@ -133,7 +133,7 @@ impl Corpus {
         }
     }
 
-    pub(crate) fn new(shapes: &[Shape], recipe: &Recipe, draw: &mut Draw) -> Corpus {
+    pub(crate) fn new(shapes: &[Shape], recipe: &Recipe, draw: &mut Chance) -> Corpus {
         let datasets: Vec<Dataset> =
             shapes.iter().map(|shape| Dataset::new(shape, recipe, draw)).collect();
         let shuffle = |(index, shape): (usize, &Shape)| {
@@ -158,7 +158,7 @@ impl Corpus {
     }
 
     /// One file of `u32` in blocks of four samples, shuffled, to be narrowed.
-    pub(crate) fn one_file(draw: &mut Draw) -> Corpus {
+    pub(crate) fn one_file(draw: &mut Chance) -> Corpus {
         let shape = Shape {
             dtype: Dtype::U32,
             data_offset: 128,
@@ -178,7 +178,7 @@ impl Corpus {
     }
 
     /// One file of more than a register.
-    pub(crate) fn large_file(draw: &mut Draw) -> Corpus {
+    pub(crate) fn large_file(draw: &mut Chance) -> Corpus {
         let shape = Shape {
             dtype: Dtype::U32,
             data_offset: 0,
@@ -198,32 +198,32 @@ impl Corpus {
     }
 
     /// Any datasets and any order over them.
-    pub(crate) fn draw(draw: &mut Draw) -> Corpus {
-        let mut weights: Vec<u32> = (0..draw.within(1..5)).map(|_| draw.below(6) as u32).collect();
+    pub(crate) fn draw(draw: &mut Chance) -> Corpus {
+        let mut weights: Vec<u32> = (0..draw.between(1, 4)).map(|_| draw.below(6) as u32).collect();
         weights[0] = weights[0].max(1);
         Corpus::draw_with_weights(draw, &weights)
     }
 
-    pub(crate) fn draw_with_weights(draw: &mut Draw, weights: &[u32]) -> Corpus {
+    pub(crate) fn draw_with_weights(draw: &mut Chance, weights: &[u32]) -> Corpus {
         let deliver = draw.pick(&[Dtype::U16, Dtype::U16, Dtype::U32, Dtype::I64]);
-        let group = draw.chance(800).then(|| draw.within(1..9) as u32);
+        let group = draw.per_mille(800).then(|| draw.between(1, 8) as u32);
         let fits = |from: &Dtype| *from == deliver || can_narrow(*from, deliver);
         let sources: Vec<Dtype> = TYPES.into_iter().filter(fits).collect();
-        let window = draw.within(1..40) as u32;
-        let shape = |draw: &mut Draw| Shape {
+        let window = draw.between(1, 39) as u32;
+        let shape = |draw: &mut Chance| Shape {
             dtype: draw.pick(&sources),
             data_offset: draw.pick(&OFFSETS),
-            samples: match draw.chance(250) {
-                true => draw.within(1..5),
-                false => draw.within(1..90),
+            samples: match draw.per_mille(250) {
+                true => draw.between(1, 4),
+                false => draw.between(1, 89),
             },
             tail_tokens: draw.below(window.into()),
-            per_block: draw.within(1..13) as u32,
+            per_block: draw.between(1, 12) as u32,
         };
         let shapes: Vec<Shape> = weights.iter().map(|_| shape(draw)).collect();
         let recipe = Recipe {
             window,
-            batch_samples: draw.within(1..7) as u32,
+            batch_samples: draw.between(1, 6) as u32,
             deliver,
             weights: weights.to_vec(),
             group,

@@ -6,9 +6,11 @@ use xio::plan::Plan;
 use xio::reference::Reference;
 
 use super::corpus::{Corpus, Recipe, Shape};
-use super::draw::{Draw, Replay, seeds};
-use super::net::Faults;
-use super::world::{Kill, Setup, World};
+use sim::chance::Chance;
+
+use super::seeds::{Replay, seeds};
+use super::world::{Kill, Setup, World, faults};
+use sim::faults::FaultMix;
 
 /// What happened over all seeds, so that paths nobody takes are noticed.
 #[derive(Debug, Default)]
@@ -28,7 +30,7 @@ struct Tally {
 impl Tally {
     fn add(&mut self, world: &World) {
         self.kills += world.kills;
-        self.packets_lost += world.net.lost;
+        self.packets_lost += world.net.lost();
         let nodes = world.net.nodes.iter();
         let naks = nodes.map(|node| node.endpoint.counters().rnr_naks_sent);
         self.receiver_not_ready += naks.sum::<u64>();
@@ -88,7 +90,7 @@ fn any_corpus_any_faults() {
     let mut tally = Tally::default();
     for seed in seeds(0..300) {
         let _replay = Replay { test: "any_corpus_any_faults", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = Corpus::draw(&mut draw);
         for narrow_at_target in [true, false] {
             let setup = Setup { narrow_at_target, ..Setup::draw(&corpus, &mut draw) };
@@ -111,11 +113,11 @@ fn any_corpus_any_faults() {
 fn nothing_is_read_twice_or_for_nothing() {
     for seed in seeds(0..60) {
         let _replay = Replay { test: "nothing_is_read_twice_or_for_nothing", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = Corpus::draw(&mut draw);
         let setup = Setup {
             narrow_at_target: false,
-            faults: Faults::default(),
+            faults: FaultMix::NONE,
             ..Setup::draw(&corpus, &mut draw)
         };
         let world = run(&corpus, &setup, &[]);
@@ -133,7 +135,7 @@ fn nothing_is_read_twice_or_for_nothing() {
 fn streams_begin_and_end_anywhere_in_large_groups() {
     for seed in seeds(0..40) {
         let _replay = Replay { test: "streams_begin_and_end_anywhere_in_large_groups", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let shape = Shape {
             dtype: Dtype::U32,
             data_offset: 64,
@@ -146,7 +148,7 @@ fn streams_begin_and_end_anywhere_in_large_groups() {
             batch_samples: 8,
             deliver: Dtype::U16,
             weights: vec![1],
-            group: Some(draw.within(2..5) as u32),
+            group: Some(draw.between(2, 4) as u32),
             seed,
         };
         let corpus = Corpus::new(&[shape], &recipe, &mut draw);
@@ -167,7 +169,7 @@ fn streams_begin_and_end_anywhere_in_large_groups() {
 /// A slow host finds many tiny samples waiting: they are copied a few at a time (`assert_bounded`).
 #[test]
 fn tiny_samples_are_copied_in_bounded_pieces() {
-    let mut draw = Draw::new(1);
+    let mut draw = Chance::new(1);
     let shape = Shape {
         dtype: Dtype::U32,
         data_offset: 0,
@@ -210,7 +212,7 @@ fn plans_deliver_what_the_reference_says() {
     ];
     for (index, (text, files)) in (0..).zip(plans) {
         let _replay = Replay { test: "plans_deliver_what_the_reference_says", seed: index };
-        let mut draw = Draw::new(index);
+        let mut draw = Chance::new(index);
         let plan = Plan::parse(text, None).unwrap();
         let shape = |&(dtype, data_offset, samples, tail_tokens): &(Dtype, u64, u64, u64)| Shape {
             dtype,
@@ -226,7 +228,7 @@ fn plans_deliver_what_the_reference_says() {
             let mut setup = Setup {
                 narrow_at_target,
                 mtu: Mtu::M4096,
-                faults: Faults { loss: 1, duplicate: 1, reorder: 1 },
+                faults: faults([1, 1, 1]),
                 ..Setup::plain(&corpus, 9)
             };
             setup.streams[0].first_batch = draw.below(40);
@@ -241,8 +243,8 @@ fn plans_deliver_what_the_reference_says() {
 /// A dataset of no weight costs neither memory nor a request.
 #[test]
 fn a_dataset_of_no_weight_costs_nothing() {
-    let corpus = Corpus::draw_with_weights(&mut Draw::new(11), &[0, 3, 0, 1]);
-    let alone = Corpus::draw_with_weights(&mut Draw::new(11), &[3, 1]);
+    let corpus = Corpus::draw_with_weights(&mut Chance::new(11), &[0, 3, 0, 1]);
+    let alone = Corpus::draw_with_weights(&mut Chance::new(11), &[3, 1]);
     let setup = Setup::plain(&corpus, 30);
     let world = run(&corpus, &setup, &[]);
     let read: Vec<u32> = world.target.disk.log.iter().map(|read| read.file.0).collect();
@@ -254,7 +256,7 @@ fn a_dataset_of_no_weight_costs_nothing() {
 
 #[test]
 fn a_stream_of_no_batches_ends_at_once() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let world = run(&corpus, &Setup::plain(&corpus, 0), &[]);
     assert_eq!(world.readers[0].ledger.requests, 0);
 }
@@ -262,7 +264,7 @@ fn a_stream_of_no_batches_ends_at_once() {
 /// Starting in the middle of any group of any epoch gives what a stream from the start gives there.
 #[test]
 fn every_first_batch_gives_the_same_batches() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     for first_batch in (0..230).chain([100_000, 1 << 40]) {
         let mut setup = Setup::plain(&corpus, 7);
         setup.streams[0].first_batch = first_batch;
@@ -274,9 +276,9 @@ fn every_first_batch_gives_the_same_batches() {
 fn a_request_always_finds_a_receive() {
     for seed in seeds(0..30) {
         let _replay = Replay { test: "a_request_always_finds_a_receive", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = Corpus::draw(&mut draw);
-        let setup = Setup { faults: Faults::default(), ..Setup::draw(&corpus, &mut draw) };
+        let setup = Setup { faults: FaultMix::NONE, ..Setup::draw(&corpus, &mut draw) };
         let world = run(&corpus, &setup, &[]);
         for node in &world.net.nodes {
             assert_eq!(node.endpoint.counters().rnr_naks_sent, 0);

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use roce::{Duration, Time};
 use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 
-use super::draw::Draw;
 use super::net::{Arena, earliest};
+use sim::chance::Chance;
 
 /// `EBADF`, `EIO`.
 const EBADF: i32 = 9;
@@ -47,7 +47,7 @@ pub(crate) struct SimDisk {
     /// In the order in which they were taken.
     pub(crate) log: Vec<DiskRead>,
     pub(crate) refused: u64,
-    draw: Draw,
+    draw: Chance,
 }
 
 impl SimDisk {
@@ -67,7 +67,7 @@ impl SimDisk {
             landed: VecDeque::new(),
             log: Vec::new(),
             refused: 0,
-            draw: Draw::new(seed),
+            draw: Chance::new(seed),
         }
     }
 
@@ -92,7 +92,7 @@ impl SimDisk {
     pub(crate) fn lend_new(&mut self, arena: &mut Arena) {
         for taken in self.taken.iter_mut().filter(|taken| !taken.lent) {
             taken.lent = true;
-            arena.lend(taken.read.addr, taken.read.len);
+            arena.guard.lend(taken.read.addr, taken.read.len.into());
         }
     }
 
@@ -102,7 +102,7 @@ impl SimDisk {
         self.taken.sort_by_key(|taken| taken.due);
         let due = self.taken.partition_point(|taken| taken.due <= now);
         for taken in self.taken.drain(..due).collect::<Vec<_>>() {
-            arena.give_back(taken.read.addr);
+            arena.guard.give_back(taken.read.addr);
             let result = self.carry_out(&taken.read, arena);
             let tag = taken.read.tag;
             self.landed.push_back(DiskDone { tag, result });
@@ -122,7 +122,7 @@ impl SimDisk {
         };
         let (start, end) = (range.start.min(len) as usize, range.end.min(len) as usize);
         let found = &bytes[start..end];
-        arena.raw(read.addr, found.len()).copy_from_slice(found);
+        arena.poke(read.addr, found);
         Ok(found.len() as u32)
     }
 }
@@ -137,7 +137,7 @@ impl Disk for SimDisk {
             assert!(value.is_multiple_of(DIRECT_ALIGN), "misaligned: {read:?}");
         }
         let (low, high) = self.latency_ns;
-        let due = self.now + Duration::from_nanos(self.draw.within(low..high));
+        let due = self.now + Duration::from_nanos(self.draw.between(low, high - 1));
         let lent = false;
         self.log.push(read);
         self.taken.push(Taken { read, due, lent });

@@ -5,10 +5,12 @@ use xio::capsule::Outcome;
 use xio::disk::{Disk, DiskDone, DiskRead, FileId};
 
 use super::corpus::Corpus;
-use super::draw::{Draw, Replay, seeds};
-use super::net::Faults;
+use sim::chance::Chance;
+
 use super::raw::{Raw, request};
+use super::seeds::{Replay, seeds};
 use super::world::{READER, Setup, StreamSpec, TARGET, World};
+use sim::faults::FaultMix;
 use xio::target::WORK_PER_CREDIT;
 
 /// Reads of each file number, in the order of the numbers.
@@ -37,7 +39,7 @@ fn assert_even(corpus: &Corpus, setup: &Setup) {
 
 #[test]
 fn a_busy_disk_serves_sessions_in_turn() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     for (readers, disk_depth) in [(2, 1), (3, 1), (3, 2), (4, 3)] {
         let setup = Setup { disk_depth, registers: 12, ..crowded(&corpus, readers) };
         assert_even(&corpus, &setup);
@@ -73,7 +75,7 @@ impl Disk for InstantDisk {
 /// The session that finds the disk full keeps its turn.
 #[test]
 fn a_full_disk_costs_no_turn() {
-    let corpus = Corpus::one_file(&mut Draw::new(4));
+    let corpus = Corpus::one_file(&mut Chance::new(4));
     let setup = Setup { streams: Vec::new(), credits: 16, registers: 32, ..crowded(&corpus, 0) };
     let mut world = World::new(&corpus, &setup);
     let mut raws: Vec<Raw> = (0..2).map(|_| world.raw_session(16)).collect();
@@ -87,7 +89,7 @@ fn a_full_disk_costs_no_turn() {
     let mut disk = InstantDisk::default();
     let node = &mut world.net.nodes[TARGET];
     for _ in 0..16 {
-        world.target.target.poll(&mut node.endpoint, &mut node.arena, &mut disk);
+        world.target.target.poll(&mut node.endpoint, &mut node.memory, &mut disk);
     }
     assert_eq!(disk.log.len(), 16);
     for pair in disk.log.chunks(2) {
@@ -100,7 +102,7 @@ fn a_full_disk_costs_no_turn() {
 #[test]
 fn completions_of_all_sessions_fit() {
     let (sessions, credits) = (4, 4);
-    let corpus = Corpus::one_file(&mut Draw::new(5));
+    let corpus = Corpus::one_file(&mut Chance::new(5));
     let depth = sessions * credits * WORK_PER_CREDIT;
     let setup = Setup {
         streams: Vec::new(),
@@ -135,7 +137,7 @@ fn completions_of_all_sessions_fit() {
         assert_eq!(node.endpoint.cq_overrun(cq), Some(false));
     }
     let mut failed = Vec::new();
-    while world.target.target.poll(&mut node.endpoint, &mut node.arena, &mut world.target.disk) {}
+    while world.target.target.poll(&mut node.endpoint, &mut node.memory, &mut world.target.disk) {}
     failed.extend(std::iter::from_fn(|| world.target.target.failed_session()));
     assert_eq!(failed, world.target.session_qpns());
     world.tear_down();
@@ -143,7 +145,7 @@ fn completions_of_all_sessions_fit() {
 
 #[test]
 fn scarce_registers_go_to_sessions_in_turn() {
-    let corpus = Corpus::one_file(&mut Draw::new(2));
+    let corpus = Corpus::one_file(&mut Chance::new(2));
     for (readers, registers) in [(2, 1), (3, 2), (3, 4), (4, 3)] {
         let setup = Setup { disk_depth: 8, registers, ..crowded(&corpus, readers) };
         assert_even(&corpus, &setup);
@@ -155,13 +157,13 @@ fn scarce_registers_go_to_sessions_in_turn() {
 fn readers_that_take_no_answer_hold_nobody_up() {
     for seed in seeds(0..20) {
         let _replay = Replay { test: "readers_that_take_no_answer_hold_nobody_up", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = Corpus::draw(&mut draw);
-        let hoarders = draw.within(1..4);
+        let hoarders = draw.between(1, 3);
         let setup = Setup {
-            registers: hoarders as u32 + draw.within(1..4) as u32 + 3,
+            registers: hoarders as u32 + draw.between(1, 3) as u32 + 3,
             credits: 12,
-            faults: Faults::default(),
+            faults: FaultMix::NONE,
             ..Setup::draw(&corpus, &mut draw)
         };
         let mut world = World::new(&corpus, &setup);
@@ -181,10 +183,10 @@ fn readers_that_take_no_answer_hold_nobody_up() {
 /// A session opened while others are at work gets its turn.
 #[test]
 fn a_latecomer_is_served() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let setup = Setup { disk_depth: 1, registers: 4, ..crowded(&corpus, 3) };
     let mut world = World::new(&corpus, &setup);
-    world.run_until(|world| world.net.now > Time::from_nanos(2_000_000));
+    world.run_until(|world| world.net.now() > Time::from_nanos(2_000_000));
     let mut late = world.raw_session(4);
     let capsule = request(&late, 1, &corpus).encode(xio::kernel::crc32c);
     late.send(&mut world.net, &capsule);

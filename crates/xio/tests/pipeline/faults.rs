@@ -7,8 +7,10 @@ use xio::reader::StreamError;
 
 use super::corpus::Corpus;
 use super::disk::{EIO, SimFile};
-use super::draw::{Draw, Replay, seeds};
+use sim::chance::Chance;
+
 use super::ring::End;
+use super::seeds::{Replay, seeds};
 use super::world::{Kill, READER, Setup, World};
 
 /// The first sample at or after `first` that holds a token.
@@ -34,7 +36,7 @@ fn assert_fails(mut world: World, corpus: &Corpus, until: u64, error: StreamErro
 
 /// A corpus and a setup in which every dataset is drawn from, with a stream long enough to meet any
 /// token, and one token of it.
-fn any_place(draw: &mut Draw) -> (Corpus, Setup, usize, u64) {
+fn any_place(draw: &mut Chance) -> (Corpus, Setup, usize, u64) {
     let corpus = Corpus::draw(draw);
     let mut setup = Setup::draw(&corpus, draw);
     setup.streams.truncate(1);
@@ -56,11 +58,11 @@ fn a_token_that_does_not_fit_is_named() {
     let mut tried = 0;
     for seed in seeds(0..120) {
         let _replay = Replay { test: "a_token_that_does_not_fit_is_named", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let (mut corpus, setup, dataset, token) = any_place(&mut draw);
         let from = corpus.datasets[dataset].layout.file.dtype;
         let (low, high) = (from.range().0, from.range().1);
-        let value = match from.is_signed() && draw.chance(500) {
+        let value = match from.is_signed() && draw.per_mille(500) {
             true => low,
             false => high,
         };
@@ -88,7 +90,7 @@ fn a_token_that_does_not_fit_is_named() {
 fn a_file_cut_short_is_named() {
     for seed in seeds(0..60) {
         let _replay = Replay { test: "a_file_cut_short_is_named", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let (corpus, setup, dataset, _) = any_place(&mut draw);
         let layout = corpus.datasets[dataset].layout;
         let file = &corpus.datasets[dataset];
@@ -114,7 +116,7 @@ fn a_file_cut_short_is_named() {
 fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
     for seed in seeds(0..40) {
         let _replay = Replay { test: "a_file_cut_while_it_is_read_never_gives_other_bytes", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let (corpus, mut setup, dataset, token) = any_place(&mut draw);
         setup.streams[0].batches = Some(400);
         let mut files = corpus.files();
@@ -138,7 +140,7 @@ fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
 fn a_storage_error_is_named() {
     for seed in seeds(0..60) {
         let _replay = Replay { test: "a_storage_error_is_named", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let (corpus, setup, dataset, token) = any_place(&mut draw);
         let bad_byte = corpus.datasets[dataset].byte_of(token);
         let mut files: Vec<SimFile> = corpus.files();
@@ -166,7 +168,7 @@ fn a_storage_error_is_named() {
 /// Memory that goes bad between the WRITE and the reader's look at it.
 #[test]
 fn memory_that_flips_is_noticed() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 20));
     let mut flips = 0;
     let flipped = |world: &mut World| {
@@ -176,7 +178,9 @@ fn memory_that_flips_is_noticed() {
             flips += 1;
             world.run_target_only();
             for at in (0..region.len).step_by(4096) {
-                world.net.nodes[READER].arena.raw(region.addr + at, 1)[0] ^= 0x80;
+                let memory = &mut world.net.nodes[READER].memory;
+                let byte = memory.peek(region.addr + at, 1)[0];
+                memory.poke(region.addr + at, &[byte ^ 0x80]);
             }
         }
         flips == 3
@@ -189,7 +193,7 @@ fn memory_that_flips_is_noticed() {
 
 #[test]
 fn an_abandoned_connection_ends_the_stream_once() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 2_000));
     world.readers[0].reconnects = false;
     assert!(world.run_until(|world| world.readers[0].ring.batches_seen >= 10));
@@ -209,7 +213,7 @@ fn an_abandoned_connection_ends_the_stream_once() {
 
 #[test]
 fn giving_up_a_finished_stream_changes_nothing() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 5));
     world.run();
     let host = &mut world.readers[0];
@@ -220,7 +224,7 @@ fn giving_up_a_finished_stream_changes_nothing() {
 /// Answers to a connection that was given up find its queue pair gone.
 #[test]
 fn late_answers_of_a_lost_connection_touch_nothing() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 60));
     for round in 0..6 {
         let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
@@ -243,7 +247,7 @@ fn late_answers_of_a_lost_connection_touch_nothing() {
 /// A new queue pair takes the place of one whose loss nobody has reported.
 #[test]
 fn connecting_anew_asks_again_for_what_was_outstanding() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 20));
     let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
     assert!(world.run_until(full));
@@ -255,7 +259,7 @@ fn connecting_anew_asks_again_for_what_was_outstanding() {
 
 #[test]
 fn keys_of_a_stream_are_useless_once_it_is_gone() {
-    let corpus = Corpus::one_file(&mut Draw::new(3));
+    let corpus = Corpus::one_file(&mut Chance::new(3));
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 2_000));
     let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
     assert!(world.run_until(full));

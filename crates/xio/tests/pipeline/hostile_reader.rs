@@ -7,8 +7,10 @@ use xio::kernel::crc32c;
 use xio::target::BLOCK_BYTES;
 
 use super::corpus::Corpus;
-use super::draw::{Draw, Replay, seeds};
+use sim::chance::Chance;
+
 use super::raw::{Raw, first_sample, request};
+use super::seeds::{Replay, seeds};
 use super::world::{Setup, StreamSpec, TARGET, World};
 
 /// A target with an honest reader that goes on all the while.
@@ -45,7 +47,7 @@ fn assert_unharmed(mut world: World) {
 
 /// One request, well-formed as a capsule, and why it is refused.
 fn assert_refused(change: impl Fn(&mut ReadRequest), reason: Refusal) {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(4);
     let mut bad = request(&raw, 1, &corpus);
@@ -79,7 +81,7 @@ fn requests_outside_the_session_are_refused() {
 
 #[test]
 fn a_request_larger_than_a_register_is_refused() {
-    let corpus = Corpus::large_file(&mut Draw::new(1));
+    let corpus = Corpus::large_file(&mut Chance::new(1));
     let mut world = World::new(&corpus, &Setup { streams: Vec::new(), ..Setup::plain(&corpus, 0) });
     let mut raw = world.raw_session(4);
     let mut bad = request(&raw, 1, &corpus);
@@ -90,7 +92,7 @@ fn a_request_larger_than_a_register_is_refused() {
 
 #[test]
 fn every_damaged_byte_of_a_capsule_is_noticed() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     for at in 0..CAPSULE_BYTES {
         let mut raw = world.raw_session(4);
@@ -105,7 +107,7 @@ fn every_damaged_byte_of_a_capsule_is_noticed() {
 
 #[test]
 fn messages_that_are_no_capsule_are_refused() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let answer = ReadResponse { seq: 1, tag: 0, outcome: Outcome::Storage { errno: 5 } };
     for capsule in [Vec::new(), vec![0; 1], vec![0xff; 63], answer.encode(crc32c).to_vec()] {
@@ -119,7 +121,7 @@ fn messages_that_are_no_capsule_are_refused() {
 
 #[test]
 fn a_message_longer_than_a_capsule_ends_the_session() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(4);
     raw.send(&mut world.net, &[0; CAPSULE_BYTES + 1]);
@@ -135,7 +137,7 @@ fn a_message_longer_than_a_capsule_ends_the_session() {
 
 #[test]
 fn immediate_data_is_no_capsule() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(8);
     // A WRITE of no bytes needs no key.
@@ -159,7 +161,7 @@ fn immediate_data_is_no_capsule() {
 
 #[test]
 fn numbers_that_come_twice_or_skip_are_refused() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(8);
     let capsules: Vec<Vec<u8>> =
@@ -176,7 +178,7 @@ fn numbers_that_come_twice_or_skip_are_refused() {
 
 #[test]
 fn requests_beyond_the_credits_are_refused() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(32);
     // The session has 4 credits; no answer is given before the disk is.
@@ -195,7 +197,7 @@ fn requests_beyond_the_credits_are_refused() {
 
 #[test]
 fn good_requests_are_served_beside_bad_ones() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(8);
     let good = request(&raw, 1, &corpus).encode(crc32c).to_vec();
@@ -205,15 +207,15 @@ fn good_requests_are_served_beside_bad_ones() {
         panic!("{answer:?}");
     };
     assert_eq!((bytes as usize, sum), (expected.len(), crc32c(0, &expected)));
-    let arena = &mut world.net.nodes[super::world::READER].arena;
-    assert!(arena.raw(raw.data.addr, expected.len()) == expected);
+    let arena = &mut world.net.nodes[super::world::READER].memory;
+    assert!(arena.peek(raw.data.addr, expected.len()) == expected);
     assert_unharmed(world);
 }
 
 /// Keys and addresses that the reader has no right to give end its own session, nothing else.
 #[test]
 fn a_destination_that_is_not_registered_ends_the_session() {
-    let corpus = Corpus::one_file(&mut Draw::new(1));
+    let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let change: [fn(&mut ReadRequest); 3] =
         [|bad| bad.rkey ^= 0x100, |bad| bad.remote_addr -= 1, |bad| bad.remote_addr = u64::MAX - 3];
@@ -235,19 +237,19 @@ fn a_destination_that_is_not_registered_ends_the_session() {
 fn anything_at_all() {
     for seed in seeds(0..60) {
         let _replay = Replay { test: "anything_at_all", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = Corpus::one_file(&mut draw);
         let mut world = world(&corpus);
         for _ in 0..6 {
             let receives = draw.pick(&[0, 1, 64]);
             let mut raw = world.raw_session(receives);
-            for seq in 1..draw.within(2..14) {
+            for seq in 1..draw.between(2, 13) {
                 random_message(&mut world, &mut raw, seq, &corpus, &mut draw);
             }
-            let until = world.net.now + roce::Duration::from_nanos(draw.below(400_000));
+            let until = world.net.now() + roce::Duration::from_nanos(draw.below(400_000));
             world.run_until(|world| {
                 raw.poll(&mut world.net);
-                world.net.now >= until
+                world.net.now() >= until
             });
         }
         assert!(world.net.nodes[TARGET].endpoint.counters().packets_received > 0);
@@ -255,27 +257,29 @@ fn anything_at_all() {
     }
 }
 
-fn random_message(world: &mut World, raw: &mut Raw, seq: u64, corpus: &Corpus, draw: &mut Draw) {
+fn random_message(world: &mut World, raw: &mut Raw, seq: u64, corpus: &Corpus, draw: &mut Chance) {
     let mut capsule = random_request(raw, seq, corpus, draw).encode(crc32c).to_vec();
     match draw.below(8) {
         0 => capsule[draw.below(64) as usize] ^= draw.word() as u8,
         1 => capsule.truncate(draw.below(64) as usize),
         2 => capsule = (0..draw.below(80)).map(|_| draw.word() as u8).collect(),
         3 => return raw.write_imm(&mut world.net, 0, 0, &[]),
-        4 if draw.chance(100) => return raw.write(&mut world.net, 0x7f00_0000_0000, 1, &[1; 64]),
+        4 if draw.per_mille(100) => {
+            return raw.write(&mut world.net, 0x7f00_0000_0000, 1, &[1; 64]);
+        }
         _ => {}
     }
     raw.send(&mut world.net, &capsule);
 }
 
-fn random_request(raw: &Raw, seq: u64, corpus: &Corpus, draw: &mut Draw) -> ReadRequest {
+fn random_request(raw: &Raw, seq: u64, corpus: &Corpus, draw: &mut Chance) -> ReadRequest {
     let mut request = request(raw, seq, corpus);
     match draw.below(10) {
         0 => request.seq = draw.word(),
         1 => request.tag = draw.word() as u32,
         2 => request.source = draw.below(3) as u32,
         3 => request.first_token = draw.word() >> draw.below(64),
-        4 => request.tokens = (draw.word() >> draw.within(32..64)) as u32,
+        4 => request.tokens = (draw.word() >> draw.between(32, 63)) as u32,
         5 => request.deliver = draw.pick(&Dtype::ALL),
         6 => request.remote_addr = draw.word() >> draw.below(64),
         7 => request.rkey = draw.word() as u32,

@@ -8,16 +8,18 @@ use xio::kernel::crc32c;
 use xio::reader::StreamError;
 
 use super::corpus::Corpus;
-use super::draw::{Draw, Replay, seeds};
+use sim::chance::Chance;
+
 use super::raw::{Fake, Reply};
 use super::ring::End;
+use super::seeds::{Replay, seeds};
 use super::world::{Setup, World};
 
 /// More than an epoch.
 const BATCHES: u64 = 110;
 
 fn corpus() -> Corpus {
-    Corpus::one_file(&mut Draw::new(7))
+    Corpus::one_file(&mut Chance::new(7))
 }
 
 fn world(corpus: &Corpus, policy: impl FnMut(&ReadRequest, &mut Reply) + 'static) -> World {
@@ -219,12 +221,12 @@ fn anything_at_all() {
     let mut finished = 0;
     for seed in seeds(0..80) {
         let _replay = Replay { test: "anything_at_all", seed };
-        let mut draw = Draw::new(seed);
+        let mut draw = Chance::new(seed);
         let corpus = corpus();
-        let mut lies = Draw::new(draw.word());
+        let mut lies = Chance::new(draw.word());
         let rate = draw.pick(&[20, 60]);
         let mut world = world(&corpus, move |request, reply| {
-            if lies.chance(rate) {
+            if lies.per_mille(rate) {
                 any_lie(request, reply, &mut lies);
             }
         });
@@ -237,7 +239,7 @@ fn anything_at_all() {
     assert!(finished > 10, "lies ended nearly every stream: {finished}");
 }
 
-fn any_lie(request: &ReadRequest, reply: &mut Reply, draw: &mut Draw) {
+fn any_lie(request: &ReadRequest, reply: &mut Reply, draw: &mut Chance) {
     match draw.below(9) {
         0 => reply.response.tag = draw.word() as u32,
         1 => reply.response.seq = draw.word(),

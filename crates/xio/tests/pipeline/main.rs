@@ -1,6 +1,6 @@
 //! The storage target and the reader, joined by RDMA queue pairs in a deterministic world.
 //!
-//! `net` carries packets between two endpoints in virtual time, `disk` and `ring` are the second
+//! `net` is the world of `sim` as these tests use it, `disk` and `ring` are the second
 //! implementations of the crate's traits, `corpus` knows which bytes must come out, and `world` is the
 //! control plane. `delivery` holds the properties, the other modules directed tests.
 #![allow(clippy::unwrap_used)]
@@ -8,7 +8,6 @@
 mod corpus;
 mod delivery;
 mod disk;
-mod draw;
 mod fairness;
 mod faults;
 mod hostile_reader;
@@ -17,5 +16,6 @@ mod ledger;
 mod net;
 mod raw;
 mod ring;
+mod seeds;
 mod stages;
 mod world;

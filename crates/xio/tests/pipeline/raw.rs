@@ -10,7 +10,7 @@ use xio::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
 use xio::kernel::{crc32c, narrow_in_place};
 
 use super::corpus::Corpus;
-use super::net::{CQ_DEPTH, Cqs, Net};
+use super::net::{CQ_DEPTH, Cqs, Net, create_cqs, create_qp, register};
 
 /// Work requests that may be posted.
 const WORK: u32 = 64;
@@ -46,14 +46,14 @@ impl Raw {
     /// With `receives` receives posted.
     pub(crate) fn new(net: &mut Net, node: usize, receives: u64) -> Raw {
         let host = &mut net.nodes[node];
-        let cqs = host.create_cqs(CQ_DEPTH);
+        let cqs = create_cqs(host, CQ_DEPTH);
         let mut raw = Raw {
             node,
-            qpn: host.create_qp(cqs, WORK),
-            data: host.register(DATA, Access::REMOTE_WRITE),
+            qpn: create_qp(host, cqs, WORK),
+            data: register(host, DATA, Access::REMOTE_WRITE),
             cqs,
-            inbox: host.register(u64::from(WORK) * INBOX, Access::LOCAL),
-            outbox: host.register(u64::from(WORK) * BUFFER, Access::LOCAL),
+            inbox: register(host, u64::from(WORK) * INBOX, Access::LOCAL),
+            outbox: register(host, u64::from(WORK) * BUFFER, Access::LOCAL),
             next_out: 0,
             received: VecDeque::new(),
             failures: Vec::new(),
@@ -76,7 +76,7 @@ impl Raw {
         let addr = self.outbox.addr + self.next_out % u64::from(WORK) * BUFFER;
         self.next_out += 1;
         let node = &mut net.nodes[self.node];
-        node.arena.raw(addr, bytes.len()).copy_from_slice(bytes);
+        node.memory.poke(addr, bytes);
         let sge = Sge { addr, len: bytes.len() as u32, lkey: self.outbox.lkey };
         let wr = SendWr {
             wr_id: 0,
@@ -122,8 +122,8 @@ impl Raw {
                 continue;
             }
             let addr = self.inbox.addr + done.wr_id * INBOX;
-            let arena = &mut net.nodes[self.node].arena;
-            let bytes = arena.raw(addr, done.byte_len as usize).to_vec();
+            let arena = &mut net.nodes[self.node].memory;
+            let bytes = arena.peek(addr, done.byte_len as usize).to_vec();
             self.received.push_back(bytes);
             if self.reposts {
                 self.post_recv(net, done.wr_id);

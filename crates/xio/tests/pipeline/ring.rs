@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use roce::{Duration, Time};
 use xio::reader::{Sink, SlotMeta, StreamError};
 
-use super::draw::Draw;
+use sim::chance::Chance;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
@@ -35,7 +35,7 @@ pub(crate) struct HostRing {
     /// Mean time the host takes for a slot.
     pace_ns: u64,
     pub(crate) next_visit: Option<Time>,
-    draw: Draw,
+    draw: Chance,
 }
 
 impl HostRing {
@@ -57,7 +57,7 @@ impl HostRing {
             end: None,
             pace_ns,
             next_visit: None,
-            draw: Draw::new(seed),
+            draw: Chance::new(seed),
         }
     }
 
@@ -80,7 +80,7 @@ impl HostRing {
             return;
         }
         self.next_visit = None;
-        for _ in 0..self.draw.within(1..4) {
+        for _ in 0..self.draw.between(1, 3) {
             let Some((slot, meta)) = self.queue.pop_front() else {
                 return;
             };

@@ -1,11 +1,11 @@
 //! What the table of a pipeline says is what the counters of a run show.
 
+use sim::chance::Chance;
 use xio::dataset::Dtype;
 use xio::plan::Plan;
 use xio::stage::Place;
 
 use super::corpus::{Corpus, Shape};
-use super::draw::Draw;
 use super::world::{Setup, World};
 
 /// Blocks converted by the target and by the reader, and where the table puts the conversion.
@@ -14,7 +14,7 @@ fn converted(text: &str, dtype: Dtype, offload: bool) -> (u64, u64, Option<Place
     let table = plan.compile(&[dtype], offload).unwrap().table();
     let narrow = table.rows.iter().find(|row| row.action.starts_with("narrow"));
     let shape = Shape { dtype, data_offset: 64, samples: 40, tail_tokens: 1, per_block: 1 };
-    let corpus = Corpus::of_plan(&plan, &[shape], &mut Draw::new(1));
+    let corpus = Corpus::of_plan(&plan, &[shape], &mut Chance::new(1));
     let setup = Setup { narrow_at_target: offload, ..Setup::plain(&corpus, 5) };
     let mut world = World::new(&corpus, &setup);
     world.run();

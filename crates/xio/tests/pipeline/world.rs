@@ -7,6 +7,8 @@
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, MemoryRegion, Qpn};
 use roce::{Duration, Time};
+use sim::chance::Chance;
+use sim::faults::{Fault, FaultMix};
 use xio::disk::FileId;
 use xio::kernel::Kernels;
 use xio::order::SampleLayout;
@@ -18,9 +20,8 @@ use xio::target::{self, REGISTER_BYTES, SessionMemory, Source, Target, WORK_PER_
 
 use super::corpus::Corpus;
 use super::disk::{SimDisk, SimFile};
-use super::draw::Draw;
 use super::ledger::{Ledger, Watched};
-use super::net::{CQ_DEPTH, Cqs, Faults, Net, earliest};
+use super::net::{CQ_DEPTH, Cqs, Net, create_cqs, create_qp, earliest, register};
 use super::raw::{Fake, Raw};
 use super::ring::{End, HostRing};
 
@@ -33,6 +34,13 @@ const CAPSULE_MEMORY: usize = 32 << 20;
 
 /// Events after which a run that has not ended is stuck.
 const STEPS: u64 = 400_000;
+
+/// Loss, duplicates and reordering, in per mille of packets.
+pub(crate) fn faults(per_mille: [u32; 3]) -> FaultMix {
+    let kinds = [Fault::Loss, Fault::Duplicate, Fault::Reorder];
+    let with = |mix: FaultMix, (kind, rate)| mix.with(kind, 1_000 * rate);
+    kinds.into_iter().zip(per_mille).fold(FaultMix::NONE, with)
+}
 
 /// What one reader is to do.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +69,7 @@ pub(crate) struct Setup {
     pub(crate) mtu: Mtu,
     /// Of the target's completion queues.
     pub(crate) cq_depth: u32,
-    pub(crate) faults: Faults,
+    pub(crate) faults: FaultMix,
 }
 
 impl Setup {
@@ -84,28 +92,28 @@ impl Setup {
             disk_latency_ns: (1_000, 100_000),
             mtu: Mtu::M1024,
             cq_depth: CQ_DEPTH,
-            faults: Faults::default(),
+            faults: FaultMix::NONE,
         }
     }
 
     /// Anything goes.
-    pub(crate) fn draw(corpus: &Corpus, draw: &mut Draw) -> Setup {
-        let stream = |draw: &mut Draw| {
+    pub(crate) fn draw(corpus: &Corpus, draw: &mut Chance) -> Setup {
+        let stream = |draw: &mut Chance| {
             let batch = corpus.batch_bytes();
             StreamSpec {
-                first_batch: match draw.chance(300) {
+                first_batch: match draw.per_mille(300) {
                     true => 0,
                     false => draw.below(400),
                 },
-                batches: Some(draw.within(1..30)),
-                slots: draw.within(1..5) as u32,
-                slot_bytes: batch * draw.within(1..5) as u32 + draw.below(batch.into()) as u32,
+                batches: Some(draw.between(1, 29)),
+                slots: draw.between(1, 4) as u32,
+                slot_bytes: batch * draw.between(1, 4) as u32 + draw.below(batch.into()) as u32,
                 pace_ns: draw.pick(&[100, 10_000, 500_000]),
-                connections: draw.within(1..3) as u32,
+                connections: draw.between(1, 2) as u32,
             }
         };
         let readers = draw.pick(&[1, 1, 1, 2, 3]);
-        let rate = |draw: &mut Draw| match draw.chance(500) {
+        let rate = |draw: &mut Chance| match draw.per_mille(500) {
             true => draw.pick(&[2, 10, 50]),
             false => 0,
         };
@@ -113,13 +121,13 @@ impl Setup {
             seed: draw.word(),
             narrow_at_target: true,
             streams: (0..readers).map(|_| stream(draw)).collect(),
-            credits: draw.within(1..12) as u32,
-            registers: draw.within(1..6) as u32,
-            disk_depth: draw.within(1..10) as usize,
+            credits: draw.between(1, 11) as u32,
+            registers: draw.between(1, 5) as u32,
+            disk_depth: draw.between(1, 9) as usize,
             disk_latency_ns: (1_000, draw.pick(&[2_000, 100_000, 3_000_000])),
             mtu: draw.pick(&Mtu::ALL),
             cq_depth: CQ_DEPTH,
-            faults: Faults { loss: rate(draw), duplicate: rate(draw), reorder: rate(draw) },
+            faults: faults([rate(draw), rate(draw), rate(draw)]),
         }
     }
 }
@@ -148,6 +156,8 @@ impl Kill {
 #[derive(Clone, Copy, Debug)]
 enum Notice {
     Kill(Kill),
+    /// Packets get through again, unless something else darkened the network meanwhile.
+    Light,
     /// The target hears that a session is over.
     Close(Qpn),
     /// A reader hears that its session is over, if it still has that queue pair.
@@ -212,7 +222,9 @@ pub(crate) struct World {
     corpus: Corpus,
     files: Vec<SimFile>,
     notices: Vec<(Time, Notice)>,
-    draw: Draw,
+    /// Nothing gets through before this.
+    dark_until: Time,
+    draw: Chance,
 }
 
 fn target_memory(setup: &Setup) -> usize {
@@ -222,8 +234,8 @@ fn target_memory(setup: &Setup) -> usize {
 fn target_host(net: &mut Net, setup: &Setup, files: &[SimFile], seed: u64) -> TargetHost {
     let node = &mut net.nodes[TARGET];
     let bytes = u64::from(setup.registers) * u64::from(REGISTER_BYTES);
-    let base = node.register(bytes, Access::LOCAL);
-    let cqs = node.create_cqs(setup.cq_depth);
+    let base = register(node, bytes, Access::LOCAL);
+    let cqs = create_cqs(node, setup.cq_depth);
     let (depth, latency) = (setup.disk_depth, setup.disk_latency_ns);
     TargetHost {
         target: Target::new(base.addr, setup.registers, cqs.send, cqs.recv, Kernels::PORTABLE),
@@ -277,10 +289,10 @@ impl World {
             Reader::memory_needed(&corpus.order, &sources) as usize + 4096
         };
         let data: usize = setup.streams.iter().map(needed).sum();
-        let mut draw = Draw::new(setup.seed);
+        let mut draw = Chance::new(setup.seed);
         let memory = [target_memory(setup), data + CAPSULE_MEMORY];
         let mut net = Net::new(memory, draw.word());
-        net.faults = setup.faults;
+        net.mix = setup.faults;
         let target = target_host(&mut net, setup, &files, draw.word());
         let mut world = World {
             net,
@@ -292,6 +304,7 @@ impl World {
             corpus: corpus.clone(),
             files,
             notices: Vec::new(),
+            dark_until: Time::ZERO,
             draw,
         };
         for index in 0..setup.streams.len() {
@@ -306,8 +319,8 @@ impl World {
         let sources = reader_sources(corpus, &self.setup, &spec);
         let node = &mut self.net.nodes[READER];
         let needed = Reader::memory_needed(&corpus.order, &sources);
-        let data = node.register(needed, Access::REMOTE_WRITE);
-        let cqs = node.create_cqs(CQ_DEPTH);
+        let data = register(node, needed, Access::REMOTE_WRITE);
+        let cqs = create_cqs(node, CQ_DEPTH);
         let delivery = Delivery {
             window_tokens: corpus.window,
             batch_samples: corpus.batch_samples,
@@ -352,8 +365,8 @@ impl World {
         let host = &mut self.readers[index];
         let node = &mut self.net.nodes[READER];
         let bytes = u64::from(credits) * reader::CREDIT_BYTES;
-        let region = node.register(bytes, Access::LOCAL);
-        let ours = node.create_qp(host.cqs, credits);
+        let region = register(node, bytes, Access::LOCAL);
+        let ours = create_qp(node, host.cqs, credits);
         self.net.connect([theirs, ours], self.setup.mtu);
         let mut verbs =
             Watched { endpoint: &mut self.net.nodes[READER].endpoint, ledger: &mut host.ledger };
@@ -394,8 +407,8 @@ impl World {
         let files = sources.iter().map(|source| source.file).collect();
         let node = &mut self.net.nodes[TARGET];
         let bytes = u64::from(credits) * target::CREDIT_BYTES;
-        let capsules = node.register(bytes, Access::LOCAL);
-        let qpn = node.create_qp(host.cqs, WORK_PER_CREDIT * credits);
+        let capsules = register(node, bytes, Access::LOCAL);
+        let qpn = create_qp(node, host.cqs, WORK_PER_CREDIT * credits);
         let registers_lkey = host.registers_lkey;
         let memory = SessionMemory { registers_lkey, capsules, credits };
         let opened = host.target.open(&mut node.endpoint, qpn, sources, memory);
@@ -414,7 +427,7 @@ impl World {
         self.target.target.close(qpn);
         let node = &mut self.net.nodes[TARGET];
         node.endpoint.destroy_qp(qpn).expect("the queue pair exists");
-        node.deregister(&session.capsules);
+        node.deregister(session.capsules.lkey).expect("the region exists");
         session.files.iter().for_each(|file| self.target.disk.close(*file));
     }
 
@@ -424,7 +437,7 @@ impl World {
         let line = host.lines[connection as usize].take()?;
         let node = &mut self.net.nodes[READER];
         node.endpoint.destroy_qp(line.qpn).expect("the queue pair exists");
-        node.deregister(&line.capsules);
+        node.deregister(line.capsules.lkey).expect("the region exists");
         host.ledger.forget(line.qpn);
         Some(line)
     }
@@ -437,7 +450,7 @@ impl World {
 
     fn later(&mut self, within_ns: u64, notice: Notice) {
         let wait = Duration::from_nanos(self.draw.below(within_ns));
-        self.notices.push((self.net.now + wait, notice));
+        self.notices.push((self.net.now() + wait, notice));
     }
 
     /// Something breaks at some instant within `within_ns`.
@@ -448,7 +461,7 @@ impl World {
     /// Lets everybody do all they can at this instant.
     pub(crate) fn settle(&mut self) {
         loop {
-            let mut busy = self.net.drain();
+            let mut busy = self.net.settle();
             busy |= self.poll_target();
             if let Some(fake) = &mut self.fake {
                 busy |= fake.poll(&mut self.net);
@@ -479,10 +492,11 @@ impl World {
 
     fn poll_target(&mut self) -> bool {
         let TargetHost { target, disk, .. } = &mut self.target;
+        let now = self.net.now();
         let node = &mut self.net.nodes[TARGET];
-        disk.land(self.net.now, &mut node.arena);
-        let busy = target.poll(&mut node.endpoint, &mut node.arena, disk);
-        disk.lend_new(&mut node.arena);
+        disk.land(now, &mut node.memory);
+        let busy = target.poll(&mut node.endpoint, &mut node.memory, disk);
+        disk.lend_new(&mut node.memory);
         assert!(target.free_registers() <= target.register_count());
         while let Some(qpn) = self.target.target.failed_session() {
             let failed = self.target.sessions.iter().find(|session| session.qpn == qpn);
@@ -504,13 +518,13 @@ impl World {
         let node = &mut self.net.nodes[READER];
         let mut verbs = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
         let before = *host.reader.counters();
-        let busy = host.reader.poll(&mut verbs, &mut node.arena, &mut host.ring);
+        let busy = host.reader.poll(&mut verbs, &mut node.memory, &mut host.ring);
         // What a lying target claims to have sent says nothing.
         if self.fake.is_none() {
             assert_bounded(&self.corpus, &before, host.reader.counters());
         }
-        host.ledger.settle(&node.arena, self.setup.credits);
-        host.ring.plan_visit(self.net.now);
+        host.ledger.settle(&node.memory, self.setup.credits);
+        host.ring.plan_visit(self.net.now());
         while let Some((connection, qpn, _)) = self.readers[index].reader.lost_connection() {
             let line = self.drop_line(index, connection).expect("it was connected");
             assert_eq!(line.qpn, qpn);
@@ -522,10 +536,11 @@ impl World {
         busy
     }
 
-    fn next_event(&self) -> Option<Time> {
+    fn next_event(&mut self) -> Option<Time> {
+        let packets = self.net.next_at();
         let notices = self.notices.iter().map(|(at, _)| Some(*at));
         let visits = self.readers.iter().map(|host| host.ring.next_visit);
-        let own = [self.net.next_event(), self.target.disk.next_event()];
+        let own = [packets, self.target.disk.next_event()];
         earliest(own.into_iter().chain(notices).chain(visits))
     }
 
@@ -536,7 +551,7 @@ impl World {
             return false;
         };
         self.net.advance_to(next);
-        let now = self.net.now;
+        let now = self.net.now();
         self.readers.iter_mut().for_each(|host| host.ring.visit(now));
         while let Some(index) = self.notices.iter().position(|(at, _)| *at <= now) {
             let (_, notice) = self.notices.remove(index);
@@ -556,7 +571,7 @@ impl World {
                 return done(self);
             }
         }
-        panic!("still busy after {STEPS} events at {}", self.net.now);
+        panic!("still busy after {STEPS} events at {}", self.net.now());
     }
 
     /// Runs until every stream has ended.
@@ -566,7 +581,7 @@ impl World {
     }
 
     fn describe(&self) -> String {
-        let mut text = format!("{} {:?}\n", self.net.now, self.target.target.counters());
+        let mut text = format!("{} {:?}\n", self.net.now(), self.target.target.counters());
         for host in &self.readers {
             let outstanding = host.ledger.outstanding();
             text += &format!("{outstanding} outstanding {:?}\n", host.reader.counters());
@@ -579,6 +594,8 @@ impl World {
     fn take_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Kill(kill) => self.kill(kill),
+            Notice::Light if self.dark_until > self.net.now() => {}
+            Notice::Light => self.net.set_cable(TARGET as u32, true),
             Notice::Close(qpn) => self.close_session(qpn),
             Notice::Lose(reader, connection, qpn) => {
                 let host = &mut self.readers[reader];
@@ -602,8 +619,10 @@ impl World {
         self.kills += 1;
         match (kill, line) {
             (Kill::Dark, _) => {
-                let wait = Duration::from_nanos(self.draw.within(100_000..30_000_000));
-                self.net.dark_until = self.net.now + wait;
+                let wait = Duration::from_nanos(self.draw.between(100_000, 29_999_999));
+                self.net.set_cable(TARGET as u32, false);
+                self.dark_until = self.net.now() + wait;
+                self.notices.push((self.dark_until, Notice::Light));
             }
             (Kill::Target, _) => self.restart_target(),
             (Kill::ReaderQp, Some(line)) => {

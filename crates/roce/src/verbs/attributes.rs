@@ -4,12 +4,167 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::dcqcn::CongestionControl;
-use crate::qp::QpState;
-use crate::qp::context::{Connect, Mtu};
-use crate::verbs::{Access, Qpn};
-use crate::wire::{Psn, ROCE_PORT};
+use super::{Access, CqId, PdId, SrqId, Transport};
+use crate::congestion::CongestionControl;
+use crate::wire::{Psn, Qpn, ROCE_PORT};
 use crate::world::Path;
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Created.
+    Reset,
+    /// Partition, port and access are set.
+    Init,
+    /// Ready to receive: the peer is known.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
+    Sqd,
+    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
+    Sqe,
+    /// Broken, or told to stop: every work request is flushed.
+    Error,
+}
+
+impl QpState {
+    /// Its name in the specification.
+    pub const fn name(self) -> &'static str {
+        match self {
+            QpState::Reset => "RESET",
+            QpState::Init => "INIT",
+            QpState::Rtr => "RTR",
+            QpState::Rts => "RTS",
+            QpState::Sqd => "SQD",
+            QpState::Sqe => "SQE",
+            QpState::Error => "ERROR",
+        }
+    }
+}
+
+/// Which queues and how much room a queue pair gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpConfig {
+    /// Transport service.
+    pub transport: Transport,
+    /// Protection domain: only its regions are reachable.
+    pub pd: PdId,
+    /// Where sends complete.
+    pub send_cq: CqId,
+    /// Where receives complete.
+    pub recv_cq: CqId,
+    /// Most sends posted and not completed.
+    pub max_send_wr: u32,
+    /// Most receives posted and not completed.
+    pub max_recv_wr: u32,
+    /// Where receives are taken from instead of an own queue.
+    pub srq: Option<SrqId>,
+}
+
+impl QpConfig {
+    /// A reliable connection that completes everything into `cq`, with an own receive queue.
+    pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
+        QpConfig {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr,
+            max_recv_wr,
+            srq: None,
+        }
+    }
+}
+
+/// Path MTU: payload bytes of a full packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mtu {
+    /// 256 bytes.
+    M256,
+    /// 512 bytes.
+    M512,
+    /// 1024 bytes: the most that fits Ethernet frames of 1500 bytes.
+    M1024,
+    /// 2048 bytes.
+    M2048,
+    /// 4096 bytes.
+    M4096,
+}
+
+impl Mtu {
+    /// Every MTU, smallest first.
+    pub const ALL: [Mtu; 5] = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
+
+    /// Payload bytes of a full packet.
+    pub const fn bytes(self) -> u32 {
+        256 << self as u32
+    }
+
+    /// The MTU of exactly this many bytes.
+    pub fn from_bytes(bytes: u32) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+}
+
+/// Everything a queue pair has to know about its peer and how to treat it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// Where packets go. Packets from any other IP address are dropped.
+    pub path: Path,
+    /// The peer's queue pair.
+    pub dest_qp: Qpn,
+    /// Path MTU, the same on both sides.
+    pub mtu: Mtu,
+    /// PSN of the first request that the peer will send.
+    pub remote_psn: Psn,
+    /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors before giving up, 0–7.
+    pub retry_count: u8,
+    /// Retries after "receiver not ready" before giving up, 0–6; 7 retries for ever.
+    pub rnr_retry: u8,
+    /// Timer code that our RNR NAKs carry, 0–31 (IBA table 45; 12 is 0.64 ms).
+    pub min_rnr_timer: u8,
+    /// Most READs of ours in flight; at most the peer's `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+    /// Most READs of the peer that we serve at once; more are refused.
+    pub max_dest_rd_atomic: u8,
+    /// Most unacknowledged request packets, at least 1.
+    pub window_packets: u32,
+    /// How losses are repaired, the same on both sides.
+    pub reliability: Reliability,
+    /// What is done about congestion. The peer is told of marked packets in any case.
+    pub congestion: CongestionControl,
+}
+
+impl Connect {
+    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, RNR for ever, 16 READs each
+    /// way, a window of 128 packets.
+    pub const fn new(path: Path, dest_qp: Qpn, remote_psn: Psn) -> Connect {
+        Connect {
+            path,
+            dest_qp,
+            mtu: Mtu::M1024,
+            remote_psn,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            window_packets: 128,
+            reliability: Reliability::GoBackN,
+            congestion: CongestionControl::Off,
+        }
+    }
+
+    /// The same for a peer that is this implementation and has agreed: losses are repaired by
+    /// selective repeat, with a window of 512 packets.
+    pub const fn selective(self) -> Connect {
+        Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
+    }
+}
 
 /// Which fields of a [`QpAttr`] are set. The bits are those of the verbs API (`IBV_QP_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,38 +322,15 @@ impl QpAttr {
     }
 }
 
-/// Something that happened to an object rather than to a work request (IBA 11.6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AsyncEvent {
-    /// A queue pair broke without a work request to say so, or its completion queue overran.
-    QpFatal(Qpn),
-    /// A request arrived that was not legal.
-    QpRequestError(Qpn),
-    /// A request arrived that may not touch what it names.
-    QpAccessError(Qpn),
-    /// A packet arrived on a queue pair in RTR.
-    CommunicationEstablished(Qpn),
-    /// A queue pair in SQD has nothing outstanding any more.
-    SendQueueDrained(Qpn),
-    /// A queue pair with a shared receive queue broke, and takes no more receives from it.
-    LastWqeReached(Qpn),
-    /// A shared receive queue fell below its limit.
-    SrqLimitReached(crate::verbs::SrqId),
-    /// A completion queue overran.
-    CqError(crate::verbs::CqId),
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl AsyncEvent {
-    /// The queue pair that it happened to, if it was one.
-    pub const fn qpn(self) -> Option<Qpn> {
-        match self {
-            AsyncEvent::QpFatal(qpn)
-            | AsyncEvent::QpRequestError(qpn)
-            | AsyncEvent::QpAccessError(qpn)
-            | AsyncEvent::CommunicationEstablished(qpn)
-            | AsyncEvent::SendQueueDrained(qpn)
-            | AsyncEvent::LastWqeReached(qpn) => Some(qpn),
-            AsyncEvent::SrqLimitReached(_) | AsyncEvent::CqError(_) => None,
+    #[test]
+    fn mtu_bytes_round_trip() {
+        for mtu in Mtu::ALL {
+            assert_eq!(Mtu::from_bytes(mtu.bytes()), Some(mtu));
         }
+        assert_eq!(Mtu::from_bytes(1500), None);
     }
 }

@@ -4,7 +4,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::region::{AccessKind, ProtectionError, Range, RegionTable};
+use crate::memory::region::{AccessKind, ProtectionError, Range, RegionTable};
 use crate::verbs::{MAX_SGE, PdId, Sge};
 
 /// Bytes of registered memory that a packet's payload comes from or goes to.
@@ -87,7 +87,7 @@ pub(crate) struct Extent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::Registration;
+    use crate::memory::region::Registration;
     use crate::rng::SplitMix64;
     use crate::verbs::Access;
 

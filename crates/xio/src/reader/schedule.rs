@@ -1,4 +1,4 @@
-//! The course of a stream: the order of samples, told in blocks as the lanes fetch them.
+//! The block fetch schedule of a stream: in which order its samples come, and which blocks they are taken from.
 //!
 //! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not cross
 //! epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
@@ -18,30 +18,30 @@ pub(super) struct Pick {
     pub(super) sample: u32,
 }
 
-/// What a block covers.
+/// The tokens and samples of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct BlockRange {
     pub(super) first_token: u64,
     pub(super) tokens: u32,
     pub(super) samples: u32,
 }
 
-/// Samples of a group that are counted for each of its blocks, at most. Of a group that is cut with more than
-/// this on either side of the cut, no block comes out empty but with a chance of e^-64.
+/// Most samples of a cut group that are counted, for each of its blocks. With more than this on either side of
+/// the cut, the chance that a block has no sample to deliver is e^-64.
 const COUNTED_PER_BLOCK: u64 = 64;
 
-/// A group of which a stream delivers a part only: the one it begins in, or ends in.
+/// A group that a stream delivers in part: the one it begins in, or ends in.
 #[derive(Clone, Debug)]
-struct Part {
+struct CutGroup {
     /// Position of its first block.
     first: u64,
-    /// Samples to deliver of each of its blocks; or all it has, where counting would take long.
+    /// Samples to deliver of each of its blocks; all it has, where counting would take too long.
     needed: Vec<u32>,
 }
 
-impl Part {
+impl CutGroup {
     /// The samples `wanted` of `group`, which begins at `first`.
-    fn new(group: &Group, first: u64, wanted: Range<u64>) -> Part {
+    fn new(group: &Group, first: u64, wanted: Range<u64>) -> CutGroup {
         let mut needed: Vec<u32> = group.blocks().map(|block| block.samples).collect();
         let (all, most) = (group.indices(), COUNTED_PER_BLOCK * needed.len() as u64);
         let taken = wanted.end - wanted.start;
@@ -53,41 +53,41 @@ impl Part {
             let others = (all.start..wanted.start).chain(wanted.end..all.end);
             others.for_each(|index| needed[group.slot_of(index) as usize] -= 1);
         }
-        Part { first, needed }
+        CutGroup { first, needed }
     }
 
-    /// Position behind its last block.
+    /// Position after its last block.
     fn end(&self) -> u64 {
         self.first + self.needed.len() as u64
     }
 
-    /// Position behind the last block that is needed.
+    /// Position after the last block that is needed.
     fn needed_end(&self) -> u64 {
         let last = self.needed.iter().rposition(|samples| *samples > 0);
         last.map_or(self.first, |slot| self.first + slot as u64 + 1)
     }
 
-    /// Samples to deliver of a block; none if it is not one of this group.
+    /// Samples to deliver of a block, if it belongs to this group.
     fn of(&self, position: u64) -> Option<u32> {
         let slot = usize::try_from(position.checked_sub(self.first)?).ok()?;
         self.needed.get(slot).copied()
     }
 }
 
-/// The part of a dataset that a stream delivers.
+/// The part of a dataset that a stream delivers: which blocks, and how many samples of each.
 #[derive(Clone, Debug)]
-pub(super) struct Stretch {
+pub(super) struct Coverage {
     /// The group it begins in.
-    head: Part,
+    head: CutGroup,
     /// The group it ends in, if that is another.
-    tail: Option<Part>,
-    /// Position before which it ends.
+    tail: Option<CutGroup>,
+    /// Position after the last block, if there is one.
     end: Option<u64>,
 }
 
-impl Stretch {
-    /// From the `start`-th sample of a dataset on, to before the `end`-th.
-    pub(super) fn new(shuffle: &BlockShuffle, start: u64, end: Option<u64>) -> Stretch {
+impl Coverage {
+    /// The samples of a dataset from the `start`-th on, up to but without the `end`-th.
+    pub(super) fn new(shuffle: &BlockShuffle, start: u64, end: Option<u64>) -> Coverage {
         let cut = |k: u64| {
             let (number, index) = shuffle.split(k);
             let epoch = shuffle.epoch(number);
@@ -97,16 +97,18 @@ impl Stretch {
         let (first, group, index) = cut(start);
         let to_its_end = index..group.indices().end;
         match end.map(cut) {
-            None => Stretch { head: Part::new(&group, first, to_its_end), tail: None, end: None },
+            None => {
+                Coverage { head: CutGroup::new(&group, first, to_its_end), tail: None, end: None }
+            }
             Some((last, _, last_index)) if last == first => {
-                let head = Part::new(&group, first, index..last_index);
-                Stretch { end: Some(head.needed_end()), head, tail: None }
+                let head = CutGroup::new(&group, first, index..last_index);
+                Coverage { end: Some(head.needed_end()), head, tail: None }
             }
             Some((last, last_group, last_index)) => {
                 let from_its_start = last_group.indices().start..last_index;
-                let tail = Part::new(&last_group, last, from_its_start);
-                let head = Part::new(&group, first, to_its_end);
-                Stretch { head, end: Some(tail.needed_end()), tail: Some(tail) }
+                let tail = CutGroup::new(&last_group, last, from_its_start);
+                let head = CutGroup::new(&group, first, to_its_end);
+                Coverage { head, end: Some(tail.needed_end()), tail: Some(tail) }
             }
         }
     }
@@ -116,12 +118,12 @@ impl Stretch {
         self.head.first
     }
 
-    /// Position of the first block behind the group it begins in.
+    /// Position of the first block after the group it begins in.
     pub(super) fn head_end(&self) -> u64 {
         self.head.end()
     }
 
-    /// How many of a block's `samples` are to be delivered, at most.
+    /// At most how many of a block's `samples` are to be delivered.
     pub(super) fn samples(&self, position: u64, samples: u32) -> u32 {
         let tail = || self.tail.as_ref().and_then(|tail| tail.of(position));
         self.head.of(position).or_else(tail).unwrap_or(samples)
@@ -133,21 +135,22 @@ impl Stretch {
     }
 }
 
+/// Walks the samples of a stream. See the [module](self).
 #[derive(Debug)]
-pub(super) struct Course {
+pub(super) struct Schedule {
     order: Order,
     layouts: Vec<SampleLayout>,
     cursor: OrderCursor,
     next: Pick,
 }
 
-impl Course {
-    /// Starts where `cursor` stands, a cursor of `order`. `layouts` are in the order's sequence of datasets.
-    pub(super) fn new(order: Order, layouts: Vec<SampleLayout>, cursor: OrderCursor) -> Course {
+impl Schedule {
+    /// Starts at `cursor`, a cursor of `order`. `layouts` are in the order of the datasets in `order`.
+    pub(super) fn new(order: Order, layouts: Vec<SampleLayout>, cursor: OrderCursor) -> Schedule {
         let next = Pick { dataset: 0, position: 0, sample: 0 };
-        let mut course = Course { order, layouts, cursor, next };
-        course.advance();
-        course
+        let mut schedule = Schedule { order, layouts, cursor, next };
+        schedule.advance();
+        schedule
     }
 
     pub(super) fn peek(&self) -> Pick {
@@ -165,13 +168,13 @@ impl Course {
         u64::from(layout.samples_per_block) * u64::from(layout.window)
     }
 
-    /// What the block at `position` covers.
-    pub(super) fn block(&self, dataset: u32, position: u64) -> Span {
+    /// The block at `position`.
+    pub(super) fn block(&self, dataset: u32, position: u64) -> BlockRange {
         let shuffle = self.order.shuffle_of(dataset as usize);
         let (epoch, in_epoch) = (position / shuffle.blocks(), position % shuffle.blocks());
         let block = shuffle.epoch(epoch).block_in(in_epoch);
         let window = u64::from(self.layouts[dataset as usize].window);
-        Span {
+        BlockRange {
             first_token: block.block * self.block_tokens(dataset),
             tokens: (u64::from(block.samples) * window) as u32,
             samples: block.samples,

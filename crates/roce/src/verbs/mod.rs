@@ -1,43 +1,34 @@
 //! The upper seam: what a program says to an RDMA device, and what it hears back.
 //!
+//! | module | what it holds |
+//! |---|---|
+//! | `ids` | names of objects |
+//! | `attributes` | what queue pairs are created with, connected with, and set to |
+//! | `error` | why a verb was refused |
+//! | here | work requests, completions, and the trait |
+//!
 //! Names are those of the InfiniBand verbs. [`Verbs`] is implemented by our software
 //! [`Endpoint`](crate::endpoint::Endpoint) and by whatever else can carry out work requests; state
 //! machines above this crate are written against the trait and never see a packet.
 
+pub(crate) mod attributes;
+mod error;
+mod ids;
+
 use arrayvec::ArrayVec;
-use thiserror::Error;
 
 use crate::world::Path;
+
+pub use crate::wire::Qpn;
+pub use attributes::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
+pub use error::VerbsError;
+pub use ids::{CqId, PdId, SrqId, WindowId};
 
 /// Most scatter/gather elements one work request may carry.
 pub const MAX_SGE: usize = 8;
 
 /// Longest message in bytes (IBA 9.7.7: 2^31).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
-
-/// A queue pair number, 24 bits. 0 and 1 are reserved for management and never handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Qpn(u32);
-
-impl Qpn {
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Qpn {
-        Qpn(value & 0x00ff_ffff)
-    }
-
-    /// The number as it stands in the packet.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// A protection domain: regions and queue pairs of different domains never meet (C3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PdId(pub u32);
-
-/// A completion queue of one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CqId(pub u32);
 
 /// What a memory region may be used for. Local reads are always allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,14 +108,6 @@ pub enum Transport {
     /// Unreliable datagram.
     Ud,
 }
-
-/// A shared receive queue of one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SrqId(pub u32);
-
-/// A memory window of one endpoint, whatever it is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WindowId(pub u32);
 
 /// What a memory window is to show of a region (IBA 10.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,7 +201,7 @@ pub struct Datagram {
 }
 
 /// Destination queue pair of multicast datagrams.
-pub const MULTICAST_QPN: Qpn = Qpn(0x00ff_ffff);
+pub const MULTICAST_QPN: Qpn = Qpn::new(0x00ff_ffff);
 
 /// Bytes in front of every datagram in a receive buffer: room for the global route header.
 pub const GRH_BYTES: u32 = 40;
@@ -347,106 +330,6 @@ impl Completion {
             solicited: false,
         }
     }
-}
-
-/// Why a verb was refused at once. Nothing was queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum VerbsError {
-    /// No such queue pair on this endpoint.
-    #[error("queue pair {0} does not exist")]
-    NoQp(u32),
-    /// No such completion queue on this endpoint.
-    #[error("completion queue {0} does not exist")]
-    NoCq(u32),
-    /// No such protection domain on this endpoint.
-    #[error("protection domain {0} does not exist")]
-    NoPd(u32),
-    /// Objects still belong to it.
-    #[error("protection domain {0} is in use: destroy what belongs to it first")]
-    PdInUse(u32),
-    /// No such shared receive queue on this endpoint.
-    #[error("shared receive queue {0} does not exist")]
-    NoSrq(u32),
-    /// The shared receive queue belongs to another protection domain than the queue pair.
-    #[error("shared receive queue {0} belongs to another protection domain")]
-    SrqPd(u32),
-    /// Queue pairs still receive from it.
-    #[error("shared receive queue {0} is in use: destroy its queue pairs first")]
-    SrqInUse(u32),
-    /// No such memory window on this endpoint.
-    #[error("memory window {0} does not exist")]
-    NoWindow(u32),
-    /// Memory windows are still bound to it.
-    #[error("region {0:#010x} is in use: memory windows are bound to it")]
-    RegionInUse(u32),
-    /// The queue pair receives from a shared receive queue only.
-    #[error("queue pair {0} takes its receives from a shared receive queue")]
-    SharedReceives(u32),
-    /// The operation, attribute or combination is not one that this transport has.
-    #[error("queue pair {qpn}: {why}")]
-    Invalid {
-        /// The queue pair.
-        qpn: u32,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// The transition of states, or its attributes, are not legal (IBA 10.3.1).
-    #[error("queue pair {qpn}: {from} to {to}: {why}")]
-    Transition {
-        /// The queue pair.
-        qpn: u32,
-        /// Its state.
-        from: &'static str,
-        /// The state asked for.
-        to: &'static str,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// Queue pairs still complete into it.
-    #[error("completion queue {0} is in use: destroy its queue pairs first")]
-    CqInUse(u32),
-    /// The queue pair's state does not allow the verb.
-    #[error("queue pair {qpn}: not allowed in state {state}")]
-    WrongState {
-        /// The queue pair.
-        qpn: u32,
-        /// Its state.
-        state: &'static str,
-    },
-    /// The work queue is full.
-    #[error("queue pair {qpn}: {queue} queue is full ({limit} work requests)")]
-    QueueFull {
-        /// The queue pair.
-        qpn: u32,
-        /// "send" or "receive".
-        queue: &'static str,
-        /// Its size.
-        limit: u32,
-    },
-    /// The message is longer than 2^31 bytes.
-    #[error("message of {0} bytes is longer than 2^31")]
-    TooLong(u64),
-    /// A region's bounds overflow the address space or its flags contradict each other.
-    #[error("region of {len} bytes at {addr:#x}: {why}")]
-    BadRegion {
-        /// First byte.
-        addr: u64,
-        /// Length in bytes.
-        len: u64,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// No region has this key.
-    #[error("no region has key {0:#010x}")]
-    NoRegion(u32),
-    /// A configured table is full.
-    #[error("table of {what} is full ({limit})")]
-    TableFull {
-        /// Which table.
-        what: &'static str,
-        /// Its size.
-        limit: u32,
-    },
 }
 
 /// What programs do with an RDMA device once their queue pairs are connected.

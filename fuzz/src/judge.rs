@@ -1,4 +1,4 @@
-//! Memory that judges every access: what was registered, for whom, and which packet is at work.
+//! The guard of a node's memory: what was registered, for whom, and which packet is at work.
 //!
 //! The endpoint is trusted with nothing. A packet that arrived may write only where its operation
 //! may: a WRITE into a region open to it, a SEND into a buffer that was posted, an answer into the
@@ -6,16 +6,13 @@
 //! Anything else panics.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 
 use roce::verbs::{Access, MemoryRegion, Qpn, SgList, Sge, WindowId};
-use roce::wire::{Opcode, Operation};
-use roce::world::{AtomicOp, Memory, MemoryKind};
+use roce::wire::{Headers, Opcode, Operation};
+use sim::fabric::Packet;
+use sim::memory::{Arena, BASE, Guard, Touch};
 
 use crate::ledger::Ledger;
-
-/// First address of every arena: high, so that offsets mistaken for addresses are caught.
-pub(crate) const BASE: u64 = 0x7f00_0000_0000;
 
 /// Bytes of one stretch that a region is registered over; stretches have gaps between them.
 pub(crate) const STRETCH_BYTES: u64 = 4096;
@@ -57,39 +54,53 @@ pub(crate) struct Pane {
     pub(crate) access: Access,
 }
 
-/// What wire and memory of a node tell each other.
+/// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    /// The packet that is being delivered, and the queue pair that it is for.
-    pub(crate) arriving: Cell<Option<(Opcode, Qpn)>>,
-    /// What was read for packets that leave, in order.
-    pub(crate) reads: RefCell<Vec<(u64, u64)>>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Arena {
-    bytes: Vec<u8>,
+pub(crate) struct Judge {
     pub(crate) grants: Vec<Grant>,
     pub(crate) panes: Vec<Pane>,
     pub(crate) ledger: Ledger,
     /// Atomics that were carried out here.
-    pub(crate) atomics: u64,
-    watch: Rc<Watch>,
+    pub(crate) atomics: Cell<u64>,
+    /// The packet that is being delivered, and the queue pair that it is for.
+    pub(crate) arriving: Option<(Opcode, Qpn)>,
+    /// What was read for packets that leave, in order; and how many of these reads were judged.
+    reads: RefCell<Vec<(u64, u64)>>,
+    judged: usize,
 }
 
-impl Arena {
-    pub(crate) fn new(watch: Rc<Watch>) -> Arena {
-        let len = GAP_BYTES + STRETCHES as u64 * (STRETCH_BYTES + GAP_BYTES);
-        Arena {
-            bytes: vec![0x5a; len as usize],
-            grants: Vec::with_capacity(STRETCHES),
-            panes: Vec::new(),
-            ledger: Ledger::default(),
-            atomics: 0,
-            watch,
-        }
+/// The memory of a node.
+pub(crate) fn memory() -> Arena<Judge> {
+    let len = GAP_BYTES + STRETCHES as u64 * (STRETCH_BYTES + GAP_BYTES);
+    Arena::with(vec![0x5a; len as usize], Judge::default())
+}
+
+impl Guard for Judge {
+    fn registered(&mut self, region: &MemoryRegion, access: Access) {
+        let backing = region.addr;
+        self.grants.push(Grant { keys: *region, backing, access, reachable: true });
     }
 
+    fn deregistered(&mut self, lkey: u32) {
+        let at = self.grants.iter().position(|grant| grant.keys.lkey == lkey);
+        self.grants.swap_remove(at.expect("an unknown key was accepted"));
+    }
+
+    fn judge(&self, addr: u64, len: usize, touch: Touch) {
+        match touch {
+            Touch::Read => self.reads.borrow_mut().push((addr, len as u64)),
+            Touch::Write => self.judge_write(addr, len as u64),
+            Touch::Atomic => {
+                assert_eq!(addr % 8, 0, "an atomic on a word that is not aligned");
+                let allowed = self.open_to_peer(addr, 8, |access| access.remote_atomic);
+                assert!(allowed, "an atomic at {addr:#x}, which it may not touch");
+                self.atomics.set(self.atomics.get() + 1);
+            }
+        }
+    }
+}
+
+impl Judge {
     /// The same list by where the bytes lie; elements whose key names nothing are left out.
     pub(crate) fn backing_of(&self, sges: &SgList) -> SgList {
         let translate = |sge: &Sge| {
@@ -107,7 +118,7 @@ impl Arena {
     }
 
     fn shown(&self, addr: u64, len: u64, may: impl Fn(&Access) -> bool) -> bool {
-        let serves = |pane: &Pane| match (pane.only, self.watch.arriving.get()) {
+        let serves = |pane: &Pane| match (pane.only, self.arriving) {
             (Some(only), Some((_, qpn))) => only == qpn,
             _ => true,
         };
@@ -121,7 +132,7 @@ impl Arena {
     }
 
     fn judge_write(&self, addr: u64, len: u64) {
-        let (opcode, _) = self.watch.arriving.get().expect("memory is written by packets only");
+        let (opcode, _) = self.arriving.expect("memory is written by packets only");
         let allowed = match opcode.operation() {
             Operation::Write => self.open_to_peer(addr, len, |access| access.remote_write),
             Operation::Send => {
@@ -137,8 +148,28 @@ impl Arena {
         assert!(allowed, "{opcode} wrote {len} bytes at {addr:#x}, which it may not");
     }
 
-    /// Judges what went out as payload of a packet.
-    pub(crate) fn judge_read(&self, opcode: Opcode, addr: u64, len: u64) {
+    /// Judges what a packet carries that leaves: it may carry what was read for it.
+    pub(crate) fn judge_sent(&mut self, packet: &Packet) -> Headers {
+        let (headers, payload) = Headers::parse(&packet.bytes).expect("ours decodes");
+        let mut left = payload.len() as u64;
+        while left > 0 {
+            let read = self.reads.borrow().get(self.judged).copied();
+            let (addr, len) = read.expect("payload was read");
+            self.judged += 1;
+            self.judge_read(headers.bth().opcode, addr, len);
+            self.ledger.gathered(addr, len);
+            left = left.checked_sub(len).expect("one packet's payload at a time");
+        }
+        headers
+    }
+
+    /// Everything has left.
+    pub(crate) fn forget_reads(&mut self) {
+        self.reads.borrow_mut().clear();
+        self.judged = 0;
+    }
+
+    fn judge_read(&self, opcode: Opcode, addr: u64, len: u64) {
         let allowed = match opcode.operation() {
             Operation::ReadResponse => self.open_to_peer(addr, len, |access| access.remote_read),
             Operation::Send | Operation::Write => self.granted(addr, len, |_| true),
@@ -146,95 +177,64 @@ impl Arena {
         };
         assert!(allowed, "{opcode} carried {len} bytes from {addr:#x}, which it may not");
     }
-
-    fn at(&self, addr: u64, len: usize) -> std::ops::Range<usize> {
-        let start = addr.checked_sub(BASE).expect("address below the arena") as usize;
-        start..start + len
-    }
-}
-
-impl Memory for Arena {
-    fn gather(&self, addr: u64, into: &mut [u8]) {
-        self.watch.reads.borrow_mut().push((addr, into.len() as u64));
-        into.copy_from_slice(&self.bytes[self.at(addr, into.len())]);
-    }
-
-    fn scatter(&mut self, addr: u64, from: &[u8]) {
-        self.judge_write(addr, from.len() as u64);
-        let range = self.at(addr, from.len());
-        self.bytes[range].copy_from_slice(from);
-    }
-
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::Host
-    }
-
-    fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
-        assert_eq!(addr % 8, 0, "an atomic on a word that is not aligned");
-        let allowed = self.open_to_peer(addr, 8, |access| access.remote_atomic);
-        assert!(allowed, "an atomic at {addr:#x}, which it may not touch");
-        self.atomics += 1;
-        let range = self.at(addr, 8);
-        op.apply_to(&mut self.bytes[range])
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ledger::{Flow, Queue};
+    use roce::world::{AtomicOp, Memory as _, Staging as _};
 
     const QPN: Qpn = Qpn::new(9);
 
     /// An arena with one region, in which a packet of this kind is being delivered.
-    fn delivering(opcode: Opcode, access: Access) -> Arena {
-        let watch = Rc::new(Watch::default());
-        watch.arriving.set(Some((opcode, QPN)));
-        let mut arena = Arena::new(watch);
+    fn delivering(opcode: Opcode, access: Access) -> Arena<Judge> {
+        let mut arena = memory();
+        arena.guard.arriving = Some((opcode, QPN));
         let keys = MemoryRegion { addr: 0, len: STRETCH_BYTES, lkey: 1, rkey: 2 };
-        arena.grants.push(Grant { keys, backing: stretch(0), access, reachable: true });
+        arena.guard.grants.push(Grant { keys, backing: stretch(0), access, reachable: true });
         arena
     }
 
     #[test]
     fn what_is_open_may_be_written() {
         let mut arena = delivering(Opcode::RcWriteOnly, Access::REMOTE_WRITE);
-        arena.scatter(stretch(0) + STRETCH_BYTES - 8, &[0; 8]);
+        assert_eq!(arena.bytes_mut(stretch(0) + STRETCH_BYTES - 8, 8).len(), 8);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_write_beyond_the_region_is_seen() {
         let mut arena = delivering(Opcode::RcWriteOnly, Access::REMOTE_WRITE);
-        arena.scatter(stretch(0) + STRETCH_BYTES - 7, &[0; 8]);
+        arena.bytes_mut(stretch(0) + STRETCH_BYTES - 7, 8);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_write_without_the_right_is_seen() {
-        delivering(Opcode::RcWriteOnly, Access::LOCAL).scatter(stretch(0), &[0; 8]);
+        delivering(Opcode::RcWriteOnly, Access::LOCAL).bytes_mut(stretch(0), 8);
     }
 
     #[test]
     fn a_send_may_fill_what_was_posted() {
         let mut arena = delivering(Opcode::RcSendOnly, Access::LOCAL);
         let posted = SgList::from_iter([Sge { addr: 100, len: 8, lkey: 1 }]);
-        let posted = arena.backing_of(&posted);
-        arena.ledger.posted(Queue::Recv(QPN), true, Flow::In, posted);
-        arena.scatter(stretch(0) + 100, &[0; 8]);
+        let posted = arena.guard.backing_of(&posted);
+        arena.guard.ledger.posted(Queue::Recv(QPN), true, Flow::In, posted);
+        assert_eq!(arena.bytes_mut(stretch(0) + 100, 8).len(), 8);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_send_beside_its_receive_is_seen() {
-        delivering(Opcode::RcSendOnly, Access::LOCAL).scatter(stretch(0) + 100, &[0; 8]);
+        delivering(Opcode::RcSendOnly, Access::LOCAL).bytes_mut(stretch(0) + 100, 8);
     }
 
     #[test]
     #[should_panic(expected = "which it may not")]
     fn a_read_response_from_a_closed_region_is_seen() {
         let arena = delivering(Opcode::RcReadRequest, Access::LOCAL);
-        arena.judge_read(Opcode::RcReadResponseOnly, stretch(0), 8);
+        arena.guard.judge_read(Opcode::RcReadResponseOnly, stretch(0), 8);
     }
 
     #[test]

@@ -1,0 +1,162 @@
+//! The graph of a network: nodes, switches, the cables between them, and the routes over them.
+//!
+//! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered so
+//! that the other direction of link `n` is `n ^ 1`. Routes are static shortest paths by destination;
+//! of several, the cable that was added first wins. Nodes forward nothing, so no route passes one.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::link::LinkConfig;
+
+/// Where a cable ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vertex {
+    /// A host, by number.
+    Node(u32),
+    /// A switch, by number.
+    Switch(u32),
+}
+
+/// One direction of a cable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) from: Vertex,
+    pub(crate) to: Vertex,
+    pub(crate) config: LinkConfig,
+}
+
+/// Nodes, switches and cables.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    nodes: u32,
+    switches: u32,
+    edges: Vec<Edge>,
+}
+
+impl Graph {
+    /// Nodes and switches without cables.
+    pub const fn new(nodes: u32, switches: u32) -> Graph {
+        Graph { nodes, switches, edges: Vec::new() }
+    }
+
+    /// Two nodes joined by one cable, the same in both directions.
+    pub fn cable(link: LinkConfig) -> Graph {
+        Graph::new(2, 0).join(Vertex::Node(0), Vertex::Node(1), link, link)
+    }
+
+    /// All nodes at one switch: packets go up one link and down another.
+    pub fn star(nodes: u32, up: LinkConfig, down: LinkConfig) -> Graph {
+        let join = |graph: Graph, node| graph.join(Vertex::Node(node), Vertex::Switch(0), up, down);
+        (0..nodes).fold(Graph::new(nodes, 1), join)
+    }
+
+    /// Adds a cable with the link `there` from `a` to `b` and `back` in the other direction.
+    #[must_use]
+    pub fn join(mut self, a: Vertex, b: Vertex, there: LinkConfig, back: LinkConfig) -> Graph {
+        self.edges.push(Edge { from: a, to: b, config: there });
+        self.edges.push(Edge { from: b, to: a, config: back });
+        self
+    }
+
+    /// How many nodes there are.
+    pub const fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    pub(crate) fn edges(&self) -> &[Edge] {
+        &self.edges
+    }
+
+    fn index(&self, vertex: Vertex) -> usize {
+        match vertex {
+            Vertex::Node(node) => node as usize,
+            Vertex::Switch(switch) => (self.nodes + switch) as usize,
+        }
+    }
+
+    pub(crate) fn routes(&self) -> Routes {
+        let (nodes, vertices) = (self.nodes as usize, (self.nodes + self.switches) as usize);
+        let mut into = vec![Vec::new(); vertices];
+        for (link, edge) in (0..).zip(&self.edges) {
+            into[self.index(edge.to)].push((link, self.index(edge.from)));
+        }
+        let mut next = vec![NONE; vertices * nodes];
+        let mut queue = VecDeque::with_capacity(vertices);
+        for dest in 0..nodes {
+            queue.push_back(dest);
+            while let Some(vertex) = queue.pop_front() {
+                for &(link, from) in &into[vertex] {
+                    let hop = &mut next[from * nodes + dest];
+                    if *hop == NONE && from != dest {
+                        *hop = link;
+                        queue.extend((from >= nodes).then_some(from));
+                    }
+                }
+            }
+        }
+        Routes { nodes, next }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// The next link from every vertex to every node.
+#[derive(Clone, Debug)]
+pub(crate) struct Routes {
+    nodes: usize,
+    next: Vec<u32>,
+}
+
+impl Routes {
+    /// The link that leads from `at` towards a node, if it can be reached.
+    pub(crate) fn next(&self, at: Vertex, dest: u32) -> Option<u32> {
+        let index = match at {
+            Vertex::Node(node) => node as usize,
+            Vertex::Switch(switch) => self.nodes + switch as usize,
+        };
+        let in_range = (dest as usize) < self.nodes;
+        let link = in_range.then(|| self.next[index * self.nodes + dest as usize])?;
+        (link != NONE).then_some(link)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roce::Duration;
+
+    const LINK: LinkConfig = LinkConfig::unlimited(Duration::ZERO);
+
+    #[test]
+    fn a_star_goes_up_and_down() {
+        let routes = Graph::star(3, LINK, LINK).routes();
+        assert_eq!(routes.next(Vertex::Node(0), 2), Some(0));
+        assert_eq!(routes.next(Vertex::Switch(0), 2), Some(5));
+        assert_eq!(routes.next(Vertex::Node(0), 3), None);
+    }
+
+    #[test]
+    fn the_shortest_way_wins_and_nodes_forward_nothing() {
+        use Vertex::{Node, Switch};
+        // Nodes 0 and 1 at switches 0 and 2, which are joined directly and over switch 1; node 2 has a
+        // cable to either of the nodes, and node 3 has none.
+        let joins = [
+            (Node(0), Switch(0)),
+            (Switch(0), Switch(1)),
+            (Switch(1), Switch(2)),
+            (Switch(0), Switch(2)),
+            (Switch(2), Node(1)),
+            (Node(2), Node(0)),
+            (Node(2), Node(1)),
+        ];
+        let join = |graph: Graph, (a, b)| graph.join(a, b, LINK, LINK);
+        let routes = joins.into_iter().fold(Graph::new(4, 3), join).routes();
+        assert_eq!(routes.next(Node(0), 1), Some(0), "not over node 2");
+        assert_eq!(routes.next(Switch(0), 1), Some(6), "not over switch 1");
+        assert_eq!(routes.next(Node(1), 0), Some(9));
+        assert_eq!(routes.next(Node(2), 1), Some(12));
+        assert_eq!(routes.next(Node(0), 3), None);
+    }
+}
