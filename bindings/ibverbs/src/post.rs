@@ -49,7 +49,7 @@ pub(crate) fn datagram(qp: &Qp, ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Outcome
     if !Arc::ptr_eq(&ah.engine, &qp.engine) {
         return Err(Errno::INVAL);
     }
-    Ok(Datagram { path: ah.path, dest_qp: Qpn::new(qpn), qkey })
+    Ok(Datagram { ah: ah.path.into(), dest_qp: Qpn::new(qpn), qkey })
 }
 
 /// Whether the flags are known. Checksums of the network layer are for packets that do not exist here.

@@ -154,7 +154,7 @@ impl QpAttr {
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
             rq_psn: peer.remote_psn,
-            sq_psn: Psn::new(0),
+            sq_psn: peer.local_psn,
             max_rd_atomic: peer.max_rd_atomic,
             max_dest_rd_atomic: peer.max_dest_rd_atomic,
             min_rnr_timer: peer.min_rnr_timer,

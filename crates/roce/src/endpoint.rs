@@ -305,8 +305,12 @@ impl Endpoint {
     /// completions that were not polled. What it took from a shared receive queue, and the program has
     /// heard nothing of, goes back there. Windows of type 2 that are bound on it lose their binding.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
+        self.destroy(Time::ZERO, qpn)
+    }
+
+    pub(crate) fn destroy(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
-        self.on_qp(qpn, |qp, cx| {
+        self.on_qp(now, qpn, |qp, cx| {
             qp.reset(cx);
             Ok(())
         })?;
@@ -351,7 +355,7 @@ impl Endpoint {
     /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then as before.
     pub fn connect(&mut self, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(qpn, |qp, cx| qp.connect(cx, peer, mtu))
+        self.on_qp(Time::ZERO, qpn, |qp, cx| qp.connect(cx, peer, mtu))
     }
 
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
@@ -365,8 +369,17 @@ impl Endpoint {
     /// missing, or one is set that it does not allow; [`VerbsError::Invalid`] for values out of
     /// range. Nothing is changed then.
     pub fn modify_qp(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
+        self.modify(Time::ZERO, qpn, attr)
+    }
+
+    pub(crate) fn modify(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(qpn, |qp, cx| qp.modify(cx, attr, mtu))
+        self.on_qp(now, qpn, |qp, cx| qp.modify(cx, attr, mtu))
+    }
+
+    /// The transport service of a queue pair.
+    pub fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError> {
+        self.entry(qpn).map(|entry| entry.qp.transport())
     }
 
     /// The attributes of a queue pair, its state among them.
@@ -376,7 +389,7 @@ impl Endpoint {
 
     /// Moves a queue pair to the error state: its work requests complete as flushed.
     pub fn modify_to_error(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| {
+        self.on_qp(Time::ZERO, qpn, |qp, cx| {
             qp.fail(cx);
             Ok(())
         })
@@ -774,6 +787,37 @@ impl Endpoint {
         self.past_errors.push_back(error);
     }
 
+    // ---- verbs ---------------------------------------------------------------------------------
+
+    pub(crate) fn check_pd(&self, pd: PdId) -> Result<(), VerbsError> {
+        self.pds.check(pd)
+    }
+
+    pub(crate) fn forget_region(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        self.regions.deregister(lkey)
+    }
+
+    pub(crate) fn post(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
+    }
+
+    pub(crate) fn post_receive(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        wr: RecvWr,
+    ) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
+    }
+
+    pub(crate) fn poll_one(&mut self, cq: CqId) -> Option<Completion> {
+        let (completion, loan) = self.cqs.poll(cq)?;
+        if let Some(loan) = loan {
+            self.srqs.settle(loan);
+        }
+        Some(completion)
+    }
+
     // ---- plumbing ------------------------------------------------------------------------------
 
     fn slot(&self, qpn: Qpn) -> Result<u32, VerbsError> {
@@ -784,15 +828,16 @@ impl Endpoint {
         self.qps.get(qpn.get()).ok_or(no_qp(qpn))
     }
 
-    /// A verb on a queue pair. Verbs carry no time: whatever they start is timed when it is sent.
+    /// A verb on a queue pair.
     fn on_qp<T>(
         &mut self,
+        now: Time,
         qpn: Qpn,
         verb: impl FnOnce(&mut Qp, &mut Context<'_>) -> Result<T, VerbsError>,
     ) -> Result<T, VerbsError> {
         let slot = self.slot(qpn)?;
         let unused = &mut Delivery::default();
-        let done = self.with_qp(slot, Time::ZERO, unused, verb);
+        let done = self.with_qp(slot, now, unused, verb);
         done.unwrap_or(Err(no_qp(qpn)))
     }
 
@@ -860,23 +905,19 @@ impl Verbs for Endpoint {
     }
 
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.regions.deregister(lkey)
+        self.forget_region(lkey)
     }
 
     fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| qp.post_send(cx, wr))
+        self.post(Time::ZERO, qpn, wr)
     }
 
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| qp.post_recv(cx, wr))
+        self.post_receive(Time::ZERO, qpn, wr)
     }
 
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        let (completion, loan) = self.cqs.poll(cq)?;
-        if let Some(loan) = loan {
-            self.srqs.settle(loan);
-        }
-        Some(completion)
+        self.poll_one(cq)
     }
 }
 

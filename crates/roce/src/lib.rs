@@ -8,7 +8,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
-//! | [`verbs`] | work requests, completions and the [`verbs::Verbs`] trait that programs speak |
+//! | [`verbs`] | work requests, completions, and what else the verbs name |
+//! | [`device`] | the [`device::Device`] trait that programs speak |
 //! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
 //! | [`dcqcn`] | congestion control: notifications, rates, pacing |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
@@ -29,6 +30,7 @@ mod counters;
 mod cq;
 pub mod dcqcn;
 mod deadlines;
+pub mod device;
 pub mod endpoint;
 mod events;
 mod multicast;

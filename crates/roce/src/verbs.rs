@@ -206,11 +206,27 @@ pub enum SendOp {
     BindWindow(WindowBinding),
 }
 
+/// A way that datagrams can take, as a device knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressHandle {
+    /// The way.
+    pub path: Path,
+    /// Names it to the device that made it. The software device goes by the path alone.
+    pub id: u32,
+}
+
+impl From<Path> for AddressHandle {
+    /// A handle for the software device, which needs none to be made.
+    fn from(path: Path) -> AddressHandle {
+        AddressHandle { path, id: 0 }
+    }
+}
+
 /// Where a datagram goes: what an address handle and a UD work request say together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
     /// The way there.
-    pub path: Path,
+    pub ah: AddressHandle,
     /// The receiving queue pair; [`MULTICAST_QPN`] for groups.
     pub dest_qp: Qpn,
     /// The receiver's queue key. With the high bit set, the sender's own is used (IBA 10.2.5).
@@ -439,6 +455,20 @@ pub enum VerbsError {
     /// No region has this key.
     #[error("no region has key {0:#010x}")]
     NoRegion(u32),
+    /// No such address handle on this device.
+    #[error("address handle {0} does not exist")]
+    NoAddressHandle(u32),
+    /// The device does not have the operation.
+    #[error("this device has no {0}")]
+    Unsupported(&'static str),
+    /// The device, or the library in front of it, refused for a reason of its own.
+    #[error("{call}: the device refused with errno {errno}")]
+    Device {
+        /// The verb.
+        call: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
     /// A configured table is full.
     #[error("table of {what} is full ({limit})")]
     TableFull {

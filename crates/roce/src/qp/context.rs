@@ -51,6 +51,8 @@ pub struct Connect {
     pub mtu: Mtu,
     /// PSN of the first request that the peer will send.
     pub remote_psn: Psn,
+    /// PSN of the first request that we send.
+    pub local_psn: Psn,
     /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
     pub timeout: u8,
     /// Retries after timeouts and sequence errors before giving up, 0–7.
@@ -80,6 +82,7 @@ impl Connect {
             dest_qp,
             mtu: Mtu::M1024,
             remote_psn,
+            local_psn: Psn::new(0),
             timeout: 14,
             retry_count: 7,
             rnr_retry: 7,
