@@ -8,6 +8,7 @@
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
+//! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
@@ -21,6 +22,7 @@ pub mod clock;
 pub mod device;
 pub mod doctor;
 pub mod driver;
+pub mod fabric;
 pub mod fault;
 pub mod interfaces;
 pub mod packet;

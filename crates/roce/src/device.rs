@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
 use crate::endpoint::{Connect, Endpoint, QpConfig, QpState, SrqConfig};
 use crate::qp::transition;
+use crate::rng::{HashedCounter, SplitMix64};
 use crate::time::Time;
 use crate::verbs::{
     Access, AddressHandle, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, SrqId,
@@ -164,6 +165,22 @@ pub trait Device {
 
     /// The next asynchronous event.
     fn poll_event(&mut self) -> Option<AsyncEvent>;
+}
+
+/// Initial packet sequence numbers that whoever knows some of them cannot tell the next of.
+#[derive(Clone, Debug)]
+pub struct InitialPsns(HashedCounter);
+
+impl InitialPsns {
+    /// The numbers of a seed that is random where peers are hostile.
+    pub fn new(seed: u64) -> InitialPsns {
+        InitialPsns(HashedCounter::new(&mut SplitMix64::of_kind(1, seed)))
+    }
+
+    /// The number for the next queue pair.
+    pub fn draw(&mut self) -> Psn {
+        Psn::new(self.0.next_u32())
+    }
 }
 
 /// Connects a queue pair of RC or UC: RESET to INIT, RTR and RTS, with everything allowed to the peer that

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::cq::CqTable;
+use crate::device::InitialPsns;
 use crate::events::EventQueue;
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
@@ -23,7 +24,7 @@ use crate::planted::Planted;
 use crate::qp::{Context, IsStalled, Qp};
 use crate::region::{RegionTable, Registration};
 use crate::report::{Cause, LastError, QpReport};
-use crate::rng::{HashedCounter, SplitMix64};
+use crate::rng::SplitMix64;
 use crate::rtt::RttMeter;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
@@ -179,7 +180,7 @@ struct QpEntry {
 #[derive(Debug)]
 pub struct Endpoint {
     config: EndpointConfig,
-    psns: HashedCounter,
+    psns: InitialPsns,
     pds: PdTable,
     regions: RegionTable,
     cqs: CqTable,
@@ -206,8 +207,8 @@ impl Endpoint {
     /// An endpoint without any objects.
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
-        let [mut psns, mut keys, mut numbers, mut handles] =
-            [1, 2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
+        let [mut keys, mut numbers, mut handles] =
+            [2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
         let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,
@@ -227,7 +228,7 @@ impl Endpoint {
             planted: Planted::default(),
             past_errors: VecDeque::new(),
             outbox: Outbox::default(),
-            psns: HashedCounter::new(&mut psns),
+            psns: InitialPsns::new(config.seed),
         }
     }
 
@@ -283,7 +284,7 @@ impl Endpoint {
         within(config.max_send_wr, self.config.max_qp_wr, "send work requests")?;
         within(config.max_recv_wr, self.config.max_qp_wr, "receive work requests")?;
         config.srq.map_or(Ok(()), |srq| self.srqs.check(srq, config.pd))?;
-        let first_psn = Psn::new(self.psns.next_u32());
+        let first_psn = self.psns.draw();
         let limit = self.qps.layout().limit;
         let mtu = self.config.mtu;
         let made = self.qps.insert_with(|id, _| QpEntry {
