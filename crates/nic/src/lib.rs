@@ -9,6 +9,7 @@
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
 //! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
+//! | [`loaded`] | devices behind a libibverbs that is found at run time |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
@@ -25,6 +26,7 @@ pub mod driver;
 pub mod fabric;
 pub mod fault;
 pub mod interfaces;
+pub mod loaded;
 pub mod packet;
 pub mod pool;
 pub mod ready;
