@@ -205,7 +205,7 @@ impl Capture {
             return;
         }
         let len = (self.buffer.len() - start - RECORD_HEADER_BYTES) as u32;
-        let header = record_header(time, len, len);
+        let header = record_header(time.as_nanos(), len, len);
         self.buffer[start..start + RECORD_HEADER_BYTES].copy_from_slice(&header);
         self.records += 1;
         self.waiting_since.get_or_insert_with(clock::now);

@@ -11,14 +11,13 @@ use core::net::IpAddr;
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
-use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
-use crate::endpoint::{Connect, Endpoint, QpConfig, QpState, SrqConfig};
+use crate::endpoint::{AsyncEvent, Endpoint, SrqConfig};
 use crate::qp::transition;
-use crate::rng::{HashedCounter, SplitMix64};
+use crate::rng::{HashedCounter, Rng};
 use crate::time::Time;
 use crate::verbs::{
-    Access, AddressHandle, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, SrqId,
-    Transport, VerbsError, WindowId,
+    Access, AddressHandle, AttrMask, Completion, Connect, CqId, MemoryRegion, PdId, QpAttr,
+    QpConfig, QpState, Qpn, RecvWr, SendWr, SrqId, Transport, VerbsError, WindowId,
 };
 use crate::wire::Psn;
 use crate::world::Path;
@@ -174,7 +173,7 @@ pub struct InitialPsns(HashedCounter);
 impl InitialPsns {
     /// The numbers of a seed that is random where peers are hostile.
     pub fn new(seed: u64) -> InitialPsns {
-        InitialPsns(HashedCounter::new(&mut SplitMix64::of_kind(1, seed)))
+        InitialPsns(HashedCounter::new(&mut Rng::of_kind(1, seed)))
     }
 
     /// The number for the next queue pair.

@@ -12,20 +12,20 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::device::InitialPsns;
 use crate::events::EventQueue;
+use crate::memory::pd::PdTable;
+use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
-use crate::pd::PdTable;
 #[cfg(feature = "planted-bugs")]
 use crate::planted::Bug;
 use crate::planted::Planted;
 use crate::qp::{Context, IsStalled, Qp};
-use crate::region::{RegionTable, Registration};
 use crate::report::{Cause, LastError, QpReport};
-use crate::rng::SplitMix64;
-use crate::rtt::RttMeter;
+use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::Time;
@@ -36,13 +36,14 @@ use crate::verbs::{
 use crate::wire::{Headers, Psn};
 use crate::world::{AtomicOp, Origin, Path};
 
-pub use crate::attributes::{AsyncEvent, AttrMask, QpAttr, Reliability};
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
-pub use crate::qp::context::{Connect, Mtu, Transmit};
+pub use crate::events::AsyncEvent;
+pub use crate::memory::sg::{Placement, Placements};
+pub use crate::qp::TimeoutReason;
+pub use crate::qp::context::Transmit;
 pub use crate::qp::transition::MAX_RD_ATOMIC;
-pub use crate::qp::{QpConfig, QpState, TimeoutReason};
-pub use crate::sg::{Placement, Placements};
+pub use crate::verbs::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
 
 /// Bits of a queue pair number.
 const QPN_BITS: u32 = 24;
@@ -208,7 +209,7 @@ impl Endpoint {
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
         let [mut keys, mut numbers, mut handles] =
-            [2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
+            [2, 3, 4].map(|kind| Rng::of_kind(kind, config.seed));
         let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,

@@ -6,7 +6,43 @@
 
 use alloc::collections::{BTreeSet, VecDeque};
 
-use crate::attributes::AsyncEvent;
+use crate::verbs::{CqId, Qpn, SrqId};
+
+/// Something that happened to an object rather than to a work request (IBA 11.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AsyncEvent {
+    /// A queue pair broke without a work request to say so, or its completion queue overran.
+    QpFatal(Qpn),
+    /// A request arrived that was not legal.
+    QpRequestError(Qpn),
+    /// A request arrived that may not touch what it names.
+    QpAccessError(Qpn),
+    /// A packet arrived on a queue pair in RTR.
+    CommunicationEstablished(Qpn),
+    /// A queue pair in SQD has nothing outstanding any more.
+    SendQueueDrained(Qpn),
+    /// A queue pair with a shared receive queue broke, and takes no more receives from it.
+    LastWqeReached(Qpn),
+    /// A shared receive queue fell below its limit.
+    SrqLimitReached(SrqId),
+    /// A completion queue overran.
+    CqError(CqId),
+}
+
+impl AsyncEvent {
+    /// The queue pair that it happened to, if it was one.
+    pub const fn qpn(self) -> Option<Qpn> {
+        match self {
+            AsyncEvent::QpFatal(qpn)
+            | AsyncEvent::QpRequestError(qpn)
+            | AsyncEvent::QpAccessError(qpn)
+            | AsyncEvent::CommunicationEstablished(qpn)
+            | AsyncEvent::SendQueueDrained(qpn)
+            | AsyncEvent::LastWqeReached(qpn) => Some(qpn),
+            AsyncEvent::SrqLimitReached(_) | AsyncEvent::CqError(_) => None,
+        }
+    }
+}
 
 /// Events in the order in which they happened.
 #[derive(Debug, Default)]
@@ -53,7 +89,6 @@ fn identity(event: AsyncEvent) -> (u8, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::{CqId, Qpn, SrqId};
 
     #[test]
     fn the_same_event_waits_once_and_may_come_again() {

@@ -8,11 +8,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
-//! | [`verbs`] | work requests, completions, and what else the verbs name |
+//! | [`verbs`] | objects, work requests, completions, and what else the verbs name |
 //! | [`device`] | the [`device::Device`] trait that programs speak |
 //! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
-//! | [`dcqcn`] | congestion control: notifications, rates, pacing |
-//! | [`rtt`] | round-trip times: smoothed, and counted |
+//! | `memory` | regions, windows, scatter/gather lists: the check of every access |
+//! | `qp` | queue pairs: states, the three services, loss recovery |
+//! | [`congestion`] | congestion control: controllers, pacing, round-trip times |
 //! | [`report`] | queue pairs as they are, and why they failed |
 //! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
 //!
@@ -25,24 +26,20 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-mod attributes;
+pub mod congestion;
 mod counters;
 mod cq;
-pub mod dcqcn;
 mod deadlines;
 pub mod device;
 pub mod endpoint;
 mod events;
+mod memory;
 mod multicast;
 mod outbox;
-mod pd;
 pub mod planted;
 mod qp;
-mod region;
 pub mod report;
 mod rng;
-pub mod rtt;
-mod sg;
 mod slab;
 mod srq;
 pub mod time;

@@ -11,12 +11,11 @@
 use core::fmt;
 use core::net::IpAddr;
 
-use crate::attributes::QpAttr;
+use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::qp::TimeoutReason;
-use crate::rtt::RttMeter;
 use crate::time::Time;
-use crate::verbs::{Qpn, Transport, WcStatus};
+use crate::verbs::{QpAttr, Qpn, Transport, WcStatus};
 use crate::wire::{Psn, Syndrome};
 
 /// Why a queue pair stopped.

@@ -15,8 +15,7 @@ use crate::time::Time;
 use crate::verbs::{MULTICAST_QPN, Qpn};
 use crate::wire::Headers;
 
-/// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
-pub const MAX_HEADER_BYTES: usize = 64;
+pub use crate::wire::MAX_HEADER_BYTES;
 
 /// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
 /// sends loses part of a send at each end of a burst, so bursts are long.

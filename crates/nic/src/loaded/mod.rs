@@ -24,7 +24,7 @@ use std::ptr;
 
 use arrayvec::ArrayVec;
 use roce::Time;
-use roce::dcqcn::CongestionControl;
+use roce::congestion::CongestionControl;
 use roce::device::{Device, PostError};
 use roce::endpoint::{AsyncEvent, AttrMask, QpAttr, QpConfig, QpState, Reliability, SrqConfig};
 use roce::verbs::{

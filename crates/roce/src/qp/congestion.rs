@@ -1,19 +1,18 @@
 //! Congestion control of one queue pair: when its next packet may leave, and what it tells its peer.
 //!
-//! Joins the parts of [`dcqcn`](crate::dcqcn) to the queue pair: packets marked by the network become
-//! notifications to the peer, notifications of the peer's change the rate, and the rate decides when
-//! requests and READ responses leave. Acknowledgements and notifications never wait.
+//! Joins a [`Controller`] to the queue pair: packets marked by the network become notifications to the
+//! peer, the controller hears the peer's notifications and what became of packets sent, and its rate
+//! decides when requests and READ responses leave. Acknowledgements and notifications never wait.
 
 use super::context::QpContext;
+use super::requests::Progress;
 use super::{Context, TimeoutReason};
-use crate::dcqcn::{CongestionControl, Dcqcn, NotificationPoint, Pacer};
+use crate::congestion::pacer::{NotificationPoint, Pacer};
+use crate::congestion::{AnyController, Controller, Event};
 use crate::planted::{Bug, Planted};
 use crate::time::{Duration, Time};
 use crate::wire::{ICRC_BYTES, Operation};
 use crate::world::{Ecn, Path};
-
-/// Least time between two notifications to a peer, unless the parameters say otherwise.
-const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;
@@ -25,8 +24,7 @@ const IPV6_UDP_BYTES: u64 = 48;
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
-    /// The rate as notifications leave it.
-    sender: Option<Dcqcn>,
+    controller: AnyController,
     /// The most that the program allows, in bits per second.
     limit_bps: Option<u64>,
     pacer: Pacer,
@@ -40,18 +38,12 @@ pub(super) struct Congestion {
 impl Congestion {
     /// Starts as the attributes say.
     pub(super) fn start(qpc: &QpContext) -> Congestion {
-        let mut limit = (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps);
-        let mut sender = None;
-        let mut cnp_interval = CNP_INTERVAL;
-        match qpc.peer.congestion {
-            CongestionControl::Off => {}
-            CongestionControl::Fixed(bps) => limit = Some(limit.map_or(bps, |own| own.min(bps))),
-            CongestionControl::Dcqcn(params) => {
-                cnp_interval = params.cnp_interval;
-                sender = Some(Dcqcn::new(params));
-            }
+        Congestion {
+            controller: qpc.peer.congestion.controller(),
+            limit_bps: (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps),
+            cnp_interval: qpc.peer.congestion.cnp_interval(),
+            ..Congestion::default()
         }
-        Congestion { sender, limit_bps: limit, cnp_interval, ..Congestion::default() }
     }
 
     /// The program has changed its limit.
@@ -61,8 +53,12 @@ impl Congestion {
 
     /// The rate at which packets leave; `None` for as fast as they come.
     pub(super) fn rate_bps(&self) -> Option<u64> {
-        let adapted = self.sender.as_ref().map(Dcqcn::rate_bps);
-        [adapted, self.limit_bps].into_iter().flatten().min()
+        [self.controller.limits().rate_bps, self.limit_bps].into_iter().flatten().min()
+    }
+
+    /// Request packets that may be in flight; `None` for the queue pair's own window.
+    pub(super) fn window_packets(&self) -> Option<u32> {
+        self.controller.limits().window_packets
     }
 
     // ---- notifications -------------------------------------------------------------------------
@@ -75,8 +71,20 @@ impl Congestion {
 
     /// The peer says that packets of ours met congestion.
     pub(super) fn notified(&mut self, now: Time) {
-        if let Some(sender) = &mut self.sender {
-            sender.handle_cnp(now);
+        self.controller.handle(now, Event::Notified);
+    }
+
+    /// What became of request packets.
+    pub(super) fn note_progress(&mut self, now: Time, progress: Progress) {
+        let Progress { acknowledged: packets, rtt, lost, has_timed_out } = progress;
+        if packets > 0 {
+            self.controller.handle(now, Event::Acknowledged { packets, rtt });
+        }
+        if lost > 0 {
+            self.controller.handle(now, Event::Lost { packets: lost });
+        }
+        if has_timed_out {
+            self.controller.handle(now, Event::TimedOut);
         }
     }
 
@@ -129,22 +137,18 @@ impl Congestion {
         let around = (headers.encoded_len() + usize::from(headers.bth().pad) + ICRC_BYTES) as u64;
         let bytes = below + around + payload;
         self.pacer.sent(cx.now, bytes, rate);
-        if let Some(sender) = &mut self.sender {
-            sender.handle_sent(bytes);
-        }
+        self.controller.handle(cx.now, Event::Sent { bytes });
     }
 
     // ---- time ----------------------------------------------------------------------------------
 
     pub(super) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
-        let change = self.sender.as_ref().and_then(Dcqcn::poll_timeout);
+        let change = self.controller.poll_timeout();
         [self.held, change].into_iter().flatten().min().map(|at| (at, TimeoutReason::Pacing))
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        if let Some(sender) = &mut self.sender {
-            sender.handle_timeout(now);
-        }
+        self.controller.handle(now, Event::Timer);
         self.held = self.held.filter(|&at| at > now);
     }
 }

@@ -3,104 +3,10 @@
 
 use arrayvec::ArrayVec;
 
-use crate::attributes::Reliability;
-use crate::dcqcn::CongestionControl;
-use crate::sg::Placement;
-use crate::verbs::{Access, CqId, MAX_SGE, PdId, Qpn, Transport};
+use crate::memory::sg::Placement;
+use crate::verbs::{Access, Connect, CqId, MAX_SGE, PdId, Qpn, Reliability, Transport};
 use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Service};
 use crate::world::Path;
-
-/// Path MTU: payload bytes of a full packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mtu {
-    /// 256 bytes.
-    M256,
-    /// 512 bytes.
-    M512,
-    /// 1024 bytes: the most that fits Ethernet frames of 1500 bytes.
-    M1024,
-    /// 2048 bytes.
-    M2048,
-    /// 4096 bytes.
-    M4096,
-}
-
-impl Mtu {
-    /// Every MTU, smallest first.
-    pub const ALL: [Mtu; 5] = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
-
-    /// Payload bytes of a full packet.
-    pub const fn bytes(self) -> u32 {
-        256 << self as u32
-    }
-
-    /// The MTU of exactly this many bytes.
-    pub fn from_bytes(bytes: u32) -> Option<Mtu> {
-        Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
-    }
-}
-
-/// Everything a queue pair has to know about its peer and how to treat it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connect {
-    /// Where packets go. Packets from any other IP address are dropped.
-    pub path: Path,
-    /// The peer's queue pair.
-    pub dest_qp: Qpn,
-    /// Path MTU, the same on both sides.
-    pub mtu: Mtu,
-    /// PSN of the first request that the peer will send.
-    pub remote_psn: Psn,
-    /// PSN of the first request that we send.
-    pub local_psn: Psn,
-    /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
-    pub timeout: u8,
-    /// Retries after timeouts and sequence errors before giving up, 0–7.
-    pub retry_count: u8,
-    /// Retries after "receiver not ready" before giving up, 0–6; 7 retries for ever.
-    pub rnr_retry: u8,
-    /// Timer code that our RNR NAKs carry, 0–31 (IBA table 45; 12 is 0.64 ms).
-    pub min_rnr_timer: u8,
-    /// Most READs of ours in flight; at most the peer's `max_dest_rd_atomic`.
-    pub max_rd_atomic: u8,
-    /// Most READs of the peer that we serve at once; more are refused.
-    pub max_dest_rd_atomic: u8,
-    /// Most unacknowledged request packets, at least 1.
-    pub window_packets: u32,
-    /// How losses are repaired, the same on both sides.
-    pub reliability: Reliability,
-    /// What is done about congestion. The peer is told of marked packets in any case.
-    pub congestion: CongestionControl,
-}
-
-impl Connect {
-    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, RNR for ever, 16 READs each
-    /// way, a window of 128 packets.
-    pub const fn new(path: Path, dest_qp: Qpn, remote_psn: Psn) -> Connect {
-        Connect {
-            path,
-            dest_qp,
-            mtu: Mtu::M1024,
-            remote_psn,
-            local_psn: Psn::new(0),
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 12,
-            max_rd_atomic: 16,
-            max_dest_rd_atomic: 16,
-            window_packets: 128,
-            reliability: Reliability::GoBackN,
-            congestion: CongestionControl::Off,
-        }
-    }
-
-    /// The same for a peer that is this implementation and has agreed: losses are repaired by
-    /// selective repeat, with a window of 512 packets.
-    pub const fn selective(self) -> Connect {
-        Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
-    }
-}
 
 /// A packet to send: headers, and where its payload lies.
 ///
@@ -222,18 +128,5 @@ impl QpContext {
         // Callers pair each opcode with its extension in one match, `pad` is two bits, and credit,
         // timer and MSN fields come from types and masks of their width.
         Headers::new(bth, header.ext).expect("callers make legal combinations")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mtu_bytes_round_trip() {
-        for mtu in Mtu::ALL {
-            assert_eq!(Mtu::from_bytes(mtu.bytes()), Some(mtu));
-        }
-        assert_eq!(Mtu::from_bytes(1500), None);
     }
 }

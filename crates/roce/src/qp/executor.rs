@@ -14,8 +14,6 @@
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
 //! for every packet (C3).
 
-use super::RxPacket;
-use super::Scope;
 use super::context::{PacketHeaders, QpContext};
 use super::inbound::{
     Inbound, Message, Violation, bad_length, bad_opcode, check_enabled, check_remote, invalid,
@@ -23,9 +21,10 @@ use super::inbound::{
 };
 use super::recv_queue::RecvQueue;
 use super::resources::{Asked, Resources};
+use super::{RxPacket, Scope};
 use crate::endpoint::{AtomicJob, Insert};
+use crate::memory::region::{AccessKind, Range};
 use crate::planted::Bug;
-use crate::region::{AccessKind, Range};
 use crate::srq::SrqTable;
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};

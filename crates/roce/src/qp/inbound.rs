@@ -6,14 +6,13 @@
 //! checked for every packet anew (C3). Every violation is counted here; what it means for the queue
 //! pair is the service's decision: RC answers with a NAK, UC drops the message.
 
-use super::RxPacket;
-use super::Scope;
 use super::context::QpContext;
 use super::recv_queue::RecvQueue;
+use super::{RxPacket, Scope};
 use crate::counters::Counters;
+use crate::memory::region::{AccessKind, Range};
+use crate::memory::sg::{Extent, Placement};
 use crate::planted::Bug;
-use crate::region::{AccessKind, Range};
-use crate::sg::{Extent, Placement};
 use crate::srq::SrqTable;
 use crate::verbs::{Access, Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Reth};

@@ -41,26 +41,25 @@ mod ud;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
-use crate::attributes::{AsyncEvent, AttrMask, QpAttr};
+use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::endpoint::Insert;
-use crate::events::EventQueue;
+use crate::events::{AsyncEvent, EventQueue};
+use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
+use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
-use crate::region::{AccessKind, ProtectionError, RegionTable};
 use crate::report::{Cause, LastError};
-use crate::rtt::RttMeter;
-use crate::sg::{self, Extent, Placements};
 use crate::srq::{Loan, Receive, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
-    Access, Completion, CqId, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId,
-    Transport, VerbsError, WcOpcode, WcStatus,
+    Access, AttrMask, Completion, Connect, CqId, MAX_MESSAGE_BYTES, Mtu, PdId, QpAttr, QpConfig,
+    QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport, VerbsError, WcOpcode, WcStatus,
 };
 use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
 use crate::world::{Ecn, Origin, Path};
 use congestion::Congestion;
-use context::{Connect, Mtu, PacketHeaders, QpContext};
+use context::{PacketHeaders, QpContext};
 use executor::Fatal;
 use rc::{Failure, Rc};
 use recv_queue::RecvQueue;
@@ -71,40 +70,6 @@ use responder::Responder;
 use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
-
-/// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
-    /// Created.
-    Reset,
-    /// Partition, port and access are set.
-    Init,
-    /// Ready to receive: the peer is known.
-    Rtr,
-    /// Ready to send.
-    Rts,
-    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
-    Sqd,
-    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
-    Sqe,
-    /// Broken, or told to stop: every work request is flushed.
-    Error,
-}
-
-impl QpState {
-    /// Its name in the specification.
-    pub const fn name(self) -> &'static str {
-        match self {
-            QpState::Reset => "RESET",
-            QpState::Init => "INIT",
-            QpState::Rtr => "RTR",
-            QpState::Rts => "RTS",
-            QpState::Sqd => "SQD",
-            QpState::Sqe => "SQE",
-            QpState::Error => "ERROR",
-        }
-    }
-}
 
 /// What a queue pair's deadline is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -251,40 +216,6 @@ impl Scope<'_, '_> {
     fn fail_recv(&mut self, receive: &Receive, status: WcStatus) {
         let bare = Completion::new(receive.wr.wr_id, status, WcOpcode::Recv, self.qpc.qpn);
         self.cx.complete(self.qpc.recv_cq, bare, receive.loan);
-    }
-}
-
-/// Which queues and how much room a queue pair gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpConfig {
-    /// Transport service.
-    pub transport: Transport,
-    /// Protection domain: only its regions are reachable.
-    pub pd: PdId,
-    /// Where sends complete.
-    pub send_cq: CqId,
-    /// Where receives complete.
-    pub recv_cq: CqId,
-    /// Most sends posted and not completed.
-    pub max_send_wr: u32,
-    /// Most receives posted and not completed.
-    pub max_recv_wr: u32,
-    /// Where receives are taken from instead of an own queue.
-    pub srq: Option<SrqId>,
-}
-
-impl QpConfig {
-    /// A reliable connection that completes everything into `cq`, with an own receive queue.
-    pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
-        QpConfig {
-            transport: Transport::Rc,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            max_send_wr,
-            max_recv_wr,
-            srq: None,
-        }
     }
 }
 
@@ -542,6 +473,7 @@ impl Qp {
             Kind::Rc(rc) => {
                 rc.requester.reset(self.first_psn);
                 rc.requester.start(&self.qpc);
+                rc.requester.limit_window(self.congestion.window_packets());
             }
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.start(self.first_psn),
         }
@@ -855,6 +787,7 @@ impl Qp {
         }
         self.established = true;
         self.execute(cx, origin, RxPacket { headers, payload_len });
+        self.tell_controller(cx.now);
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
     }
@@ -896,6 +829,16 @@ impl Qp {
         if let Err(status) = receive_error {
             self.blame_peer(cx, Cause::Receive(status), Some(packet.headers.bth().psn));
             self.enter_error(cx, None, status, false);
+        }
+    }
+
+    /// Tells congestion control what became of request packets.
+    fn tell_controller(&mut self, now: Time) {
+        if let Kind::Rc(rc) = &mut self.kind
+            && let Some(progress) = rc.requester.take_progress()
+        {
+            self.congestion.note_progress(now, progress);
+            rc.requester.limit_window(self.congestion.window_packets());
         }
     }
 
@@ -956,6 +899,7 @@ impl Qp {
             self.blame_silence(cx, fault);
             self.fail_send(cx, fault);
         }
+        self.tell_controller(cx.now);
     }
 
     pub(crate) fn deadline(&self) -> Option<(Time, TimeoutReason)> {

@@ -2,12 +2,11 @@
 //! [`responder`](super::responder), which know nothing of each other, and the order in which their
 //! packets leave.
 
-use super::RxPacket;
-use super::Scope;
 use super::executor::Fatal;
 use super::requester::Requester;
 use super::requests::Fault;
 use super::responder::Responder;
+use super::{RxPacket, Scope};
 use crate::verbs::WcStatus;
 
 /// Which half sends next.

@@ -6,11 +6,11 @@
 use super::rc::Failure;
 use super::uc::Uc;
 use super::ud::Ud;
-use super::{Context, Fault, Kind, Qp, QpState, Rc};
+use super::{Context, Fault, Kind, Qp, Rc};
 use crate::counters::Counters;
 use crate::report::{Cause, Flow, LastError, Peer, QpReport};
 use crate::time::Time;
-use crate::verbs::{Transport, WcStatus};
+use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
 /// A work request that failed, and the packet of it that was waited for.

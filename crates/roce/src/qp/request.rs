@@ -12,8 +12,8 @@
 use super::Scope;
 use super::context::{PacketHeaders, QpContext};
 use super::recovery::selective::form::form;
-use crate::region::AccessKind;
-use crate::sg::Extent;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::Extent;
 use crate::verbs::{SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{AtomicEth, Ext, Opcode, Psn, Reth};
 

@@ -5,22 +5,20 @@
 //! silence depends on the mode that both ends have agreed on: [`GoBackN`] or [`Selective`]. The
 //! requester joins the two, and keeps the timers that both have.
 
-use super::RxPacket;
 use alloc::boxed::Box;
 
 use super::codes::ack_timeout;
 use super::context::QpContext;
-use super::recovery::SendRecovery;
 use super::recovery::go_back_n::requester::GoBackN;
 use super::recovery::selective::requester::Selective;
+use super::recovery::{Mode, SendRecovery, with_mode};
 use super::request::Request;
-use super::requests::{Fault, Requests};
-use super::{Scope, TimeoutReason};
-use crate::attributes::AttrMask;
+use super::requests::{Fault, Progress, Requests};
+use super::{RxPacket, Scope, TimeoutReason};
+use crate::congestion::rtt::RttMeter;
 use crate::report::Flow;
-use crate::rtt::RttMeter;
 use crate::time::{Duration, Time};
-use crate::verbs::SendWr;
+use crate::verbs::{AttrMask, SendWr};
 use crate::wire::Psn;
 
 /// An ACK timer that is handled this late tells nothing of the peer: this process did not run, and the
@@ -30,22 +28,7 @@ const LATE: Duration = Duration::from_millis(100);
 /// How long timeouts are excused before they spend retries all the same.
 const MAX_EXCUSED: Duration = Duration::from_millis(300_000);
 
-/// How losses are repaired.
-#[derive(Debug)]
-enum Recovery {
-    GoBackN(GoBackN),
-    Selective(Box<Selective>),
-}
-
-/// Evaluates an expression with the mode, whichever it is.
-macro_rules! with_mode {
-    ($recovery:expr, $mode:ident => $body:expr) => {
-        match $recovery {
-            Recovery::GoBackN($mode) => $body,
-            Recovery::Selective($mode) => $body,
-        }
-    };
-}
+type Recovery = Mode<GoBackN, Selective>;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -57,13 +40,13 @@ pub(super) struct Requester {
 impl Requester {
     pub(super) fn new(limit: u32, first_psn: Psn) -> Requester {
         let requests = Requests::new(limit, first_psn);
-        Requester { requests, recovery: Recovery::GoBackN(GoBackN::default()) }
+        Requester { requests, recovery: Mode::GoBackN(GoBackN::default()) }
     }
 
     /// Forgets everything, posted work requests too: the queue pair goes back to RESET.
     pub(super) fn reset(&mut self, first_psn: Psn) {
         self.requests.reset(first_psn);
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 
     pub(super) fn start(&mut self, qpc: &QpContext) {
@@ -71,7 +54,7 @@ impl Requester {
         self.requests.rnr_retries_left = qpc.peer.rnr_retry;
         if qpc.is_selective() {
             let selective = Selective::new(qpc, self.requests.post_psn);
-            self.recovery = Recovery::Selective(Box::new(selective));
+            self.recovery = Mode::Selective(Box::new(selective));
         }
     }
 
@@ -93,6 +76,18 @@ impl Requester {
     /// Round-trip times of this connection.
     pub(super) fn rtt(&self) -> &RttMeter {
         &self.requests.rtt
+    }
+
+    /// What became of request packets since the last call, if anything did.
+    pub(super) fn take_progress(&mut self) -> Option<Progress> {
+        let Progress { acknowledged, lost, has_timed_out, .. } = self.requests.progress;
+        let has_news = acknowledged > 0 || lost > 0 || has_timed_out;
+        has_news.then(|| core::mem::take(&mut self.requests.progress))
+    }
+
+    /// Congestion control lets so many request packets be in flight.
+    pub(super) fn limit_window(&mut self, window_packets: Option<u32>) {
+        self.requests.congestion_window = window_packets;
     }
 
     /// Requests that may still be posted.
@@ -163,8 +158,8 @@ impl Requester {
     /// Leaves in `cx.packet` the next request packet, if one may be sent now.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fault> {
         match &mut self.recovery {
-            Recovery::GoBackN(mode) => self.requests.poll(mode, cx),
-            Recovery::Selective(mode) => self.requests.poll(&mut **mode, cx),
+            Mode::GoBackN(mode) => self.requests.poll(mode, cx),
+            Mode::Selective(mode) => self.requests.poll(&mut **mode, cx),
         }
     }
 
@@ -229,6 +224,6 @@ impl Requester {
         self.requests.next = 0;
         self.requests.next_packet = 0;
         self.requests.rnr_until = None;
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 }

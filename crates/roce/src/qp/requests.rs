@@ -31,13 +31,13 @@ use super::context::{PacketHeaders, QpContext};
 use super::recovery::SendRecovery;
 use super::request::{self, ATOMIC_BYTES, Request};
 use super::{HELD_RESPONSES, Scope};
+use crate::congestion::rtt::RttMeter;
 use crate::endpoint::Insert;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::AccessKind;
 use crate::report::Credits;
-use crate::rtt::RttMeter;
-use crate::sg::{self, Extent};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::verbs::{SendWr, WcStatus};
 use crate::wire::{Aeth, Psn, Syndrome};
 
@@ -68,6 +68,16 @@ pub(super) enum Credit {
     Unlimited,
     /// Messages up to this sequence number have a receive waiting.
     UpTo(Psn),
+}
+
+/// What became of request packets, for congestion control.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub(super) acknowledged: u32,
+    pub(super) rtt: Option<Duration>,
+    /// Marked lost; in go-back-N one for each loss.
+    pub(super) lost: u32,
+    pub(super) has_timed_out: bool,
 }
 
 /// A response to a READ or an atomic.
@@ -110,6 +120,10 @@ pub(super) struct Requests {
     /// No request is begun.
     pub(super) is_paused: bool,
     pub(super) rtt: Box<RttMeter>,
+    /// Since congestion control was told last.
+    pub(super) progress: Progress,
+    /// Request packets that congestion control lets be in flight.
+    pub(super) congestion_window: Option<u32>,
 }
 
 impl Requests {
@@ -145,6 +159,8 @@ impl Requests {
             rnr_until: None,
             is_paused: false,
             rtt: Box::default(),
+            progress: Progress::default(),
+            congestion_window: None,
         }
     }
 
@@ -223,6 +239,7 @@ impl Requests {
         }
         let is_begun = request.first_psn.is_before(self.sent_end);
         recovery.room(self, qpc) > 0
+            && self.congestion_window.is_none_or(|most| self.unacknowledged() < most)
             && self.psns_are_distinct(request)
             && (self.next_packet > 0 || self.may_begin(recovery, request, is_begun))
             && (!request.awaits_response() || self.may_await(recovery, qpc))
@@ -506,6 +523,12 @@ impl Requests {
         if let Credit::Unknown = self.credit {
             self.credit = Credit::UpTo(Psn::new(aeth.msn));
         }
+    }
+
+    /// A round-trip time was measured.
+    pub(super) fn sample_rtt(&mut self, rtt: Duration) {
+        self.rtt.sample(rtt);
+        self.progress.rtt = Some(rtt);
     }
 
     /// The peer was heard.

@@ -13,7 +13,7 @@
 use alloc::collections::VecDeque;
 
 use super::context::QpContext;
-use crate::region::Range;
+use crate::memory::region::Range;
 use crate::wire::{Psn, Reth};
 use crate::world::AtomicOp;
 

@@ -9,38 +9,22 @@
 //! network can never end the connection, because its key may rightly be gone. A duplicate that does
 //! not match the request that was executed gets no answer of any kind, so it tells nothing.
 
-use super::RxPacket;
 use alloc::boxed::Box;
 
-use super::Scope;
 use super::context::QpContext;
 use super::executor::{Executor, Fatal};
 use super::inbound::Message;
-use super::recovery::ReceiveRecovery;
 use super::recovery::go_back_n::responder::GoBackN;
 use super::recovery::selective::responder::Selective;
+use super::recovery::{Mode, ReceiveRecovery, with_mode};
 use super::recv_queue::RecvQueue;
+use super::{RxPacket, Scope};
 use crate::planted::{Bug, Planted};
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::RecvWr;
 use crate::wire::{Bth, Headers, Psn, Syndrome};
 
-/// How losses are repaired.
-#[derive(Debug)]
-enum Recovery {
-    GoBackN(GoBackN),
-    Selective(Box<Selective>),
-}
-
-/// Evaluates an expression with the mode, whichever it is.
-macro_rules! with_mode {
-    ($recovery:expr, $mode:ident => $body:expr) => {
-        match $recovery {
-            Recovery::GoBackN($mode) => $body,
-            Recovery::Selective($mode) => $body,
-        }
-    };
-}
+type Recovery = Mode<GoBackN, Selective>;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -51,15 +35,15 @@ pub(super) struct Responder {
 
 impl Responder {
     pub(super) fn new(receives: RecvQueue) -> Responder {
-        let recovery = Recovery::GoBackN(GoBackN::default());
+        let recovery = Mode::GoBackN(GoBackN::default());
         Responder { executor: Executor::new(receives), recovery }
     }
 
     pub(super) fn start(&mut self, qpc: &QpContext) {
         self.executor.start(qpc);
         self.recovery = match qpc.is_selective() {
-            true => Recovery::Selective(Box::new(Selective::new(qpc))),
-            false => Recovery::GoBackN(GoBackN::default()),
+            true => Mode::Selective(Box::new(Selective::new(qpc))),
+            false => Mode::GoBackN(GoBackN::default()),
         };
     }
 
@@ -72,7 +56,7 @@ impl Responder {
     /// back to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.executor.reset(srqs);
-        self.recovery = Recovery::GoBackN(GoBackN::default());
+        self.recovery = Mode::GoBackN(GoBackN::default());
     }
 
     // ---- receives ------------------------------------------------------------------------------

@@ -15,10 +15,8 @@
 
 use core::net::IpAddr;
 
-use super::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-use crate::attributes::{AttrMask, QpAttr};
-use crate::qp::context::Mtu;
-use crate::verbs::Transport;
+use crate::verbs::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use crate::verbs::{AttrMask, Mtu, QpAttr, Transport};
 
 /// Most READs and atomics in flight, or served at once, on one queue pair.
 pub const MAX_RD_ATOMIC: u8 = 128;

@@ -14,15 +14,14 @@
 //! stays placed. Requests that are refused (key, bound, length, no receive) are dropped in silence,
 //! with a counter; only a receive that cannot be written ends the queue pair.
 
-use super::RxPacket;
 use super::context::{PacketHeaders, QpContext};
 use super::inbound::{Inbound, Message, Violation};
 use super::recv_queue::RecvQueue;
 use super::send_queue::{Posted, SendQueue};
-use super::{Scope, request};
+use super::{RxPacket, Scope, request};
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::AccessKind;
-use crate::sg::{self, Extent};
 use crate::srq::SrqTable;
 use crate::verbs::{SendOp, SendWr, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Psn, Reth};

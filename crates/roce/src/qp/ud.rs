@@ -6,16 +6,15 @@
 //! no error of them on an unreliable service, and neither does the kernel's soft-RoCE. Only a
 //! receive that cannot be written ends the queue pair.
 
-use super::RxPacket;
-use super::Scope;
 use super::context::{PacketHeaders, QpContext};
 use super::grh::route_header;
 use super::recv_queue::RecvQueue;
 use super::send_queue::SendQueue;
+use super::{RxPacket, Scope};
 use crate::endpoint::Insert;
+use crate::memory::region::AccessKind;
+use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
-use crate::region::AccessKind;
-use crate::sg::{self, Extent};
 use crate::srq::SrqTable;
 use crate::verbs::{Completion, Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Deth, Ext, Opcode};

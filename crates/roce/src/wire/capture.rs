@@ -14,8 +14,6 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::Time;
-
 pub use check::{CaptureReport, Difference, MAX_DIFFERENCES, Reason, check};
 
 /// Length of the file header.
@@ -190,8 +188,8 @@ impl<'a> Capture<'a> {
 pub struct Record<'a> {
     /// Number in the file, from 1.
     pub number: u64,
-    /// When it was captured, since 1970.
-    pub time: Time,
+    /// When it was captured, in nanoseconds since 1970.
+    pub time_ns: u64,
     /// Its length on the link; more than `bytes` has if it was cut short.
     pub original_len: u32,
     /// What was captured of it.
@@ -227,8 +225,9 @@ impl<'a> Records<'a> {
             .split_at_checked(need as usize)
             .ok_or(CaptureError::RecordBytes { packet: number, have: rest.len(), need })?;
         self.rest = rest;
-        let ns = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * self.format.fraction_ns;
-        Ok(Record { number, time: Time::from_nanos(ns), original_len, bytes })
+        let time_ns =
+            u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * self.format.fraction_ns;
+        Ok(Record { number, time_ns, original_len, bytes })
     }
 }
 
@@ -259,11 +258,11 @@ pub fn file_header(link: Link) -> [u8; FILE_HEADER_BYTES] {
     out
 }
 
-/// The header of a packet of which `captured` of `original` bytes follow. Time counts from 1970 and
-/// wraps, as the format has it, after 2^32 seconds.
-pub fn record_header(time: Time, captured: u32, original: u32) -> [u8; RECORD_HEADER_BYTES] {
-    let ns = time.as_nanos();
-    let words = [(ns / 1_000_000_000) as u32, (ns % 1_000_000_000) as u32, captured, original];
+/// The header of a packet of which `captured` of `original` bytes follow. Time counts nanoseconds from
+/// 1970 and wraps, as the format has it, after 2^32 seconds.
+pub fn record_header(time_ns: u64, captured: u32, original: u32) -> [u8; RECORD_HEADER_BYTES] {
+    let words =
+        [(time_ns / 1_000_000_000) as u32, (time_ns % 1_000_000_000) as u32, captured, original];
     let mut out = [0; RECORD_HEADER_BYTES];
     for (bytes, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
         *bytes = word.to_le_bytes();
@@ -285,10 +284,10 @@ impl Writer {
     }
 
     /// Adds a packet, cut to [`SNAP_BYTES`].
-    pub fn record(&mut self, time: Time, packet: &[u8]) {
+    pub fn record(&mut self, time_ns: u64, packet: &[u8]) {
         let original = u32::try_from(packet.len()).unwrap_or(u32::MAX);
         let captured = original.min(SNAP_BYTES);
-        self.out.extend(record_header(time, captured, original));
+        self.out.extend(record_header(time_ns, captured, original));
         self.out.extend(&packet[..captured as usize]);
     }
 

@@ -12,9 +12,10 @@ use thiserror::Error;
 
 use super::opcode::ExtKind;
 use super::views::{AethView, AtomicEthView, BthView, DethView, RethView};
-use super::{Opcode, Psn};
-use crate::verbs::Qpn;
-use crate::world::MAX_HEADER_BYTES;
+use super::{Opcode, Psn, Qpn};
+
+/// Longest header stack: BTH, RETH and immediate, or BTH, AtomicETH.
+pub const MAX_HEADER_BYTES: usize = 64;
 
 /// Length of the base transport header.
 pub const BTH_BYTES: usize = 12;

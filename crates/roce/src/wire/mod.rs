@@ -10,7 +10,7 @@
 //! | [`frame`] | whole packets: Ethernet, IP, UDP and RoCE, byte for byte in both directions |
 //! | [`capture`] | pcap files, and the check of every RoCE packet in one |
 //!
-//! Everything that arrives is hostile until parsed: no function here panics on any bytes (C7).
+//! Nothing of the crate outside this folder is used in it. Everything that arrives is hostile until parsed: no function here panics on any bytes (C7).
 
 pub mod capture;
 pub mod frame;
@@ -18,14 +18,16 @@ mod headers;
 pub mod icrc;
 mod opcode;
 pub mod psn;
+mod qpn;
 pub mod views;
 
 pub use headers::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_BYTES, Bth, Deth, Ext, Headers, ICRC_BYTES, Reth, Sack,
-    Sreth, Syndrome, WireError,
+    Aeth, AtomicAckEth, AtomicEth, BTH_BYTES, Bth, Deth, Ext, Headers, ICRC_BYTES,
+    MAX_HEADER_BYTES, Reth, Sack, Sreth, Syndrome, WireError,
 };
 pub use opcode::{ExtKind, Opcode, Operation, Place, Service};
 pub use psn::Psn;
+pub use qpn::Qpn;
 
 /// UDP destination port of RoCEv2 (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;

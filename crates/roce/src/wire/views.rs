@@ -5,8 +5,8 @@
 //! packet; `decode` turns them into the representations of [`wire`](super), where reserved codes
 //! are refused.
 
+use super::Qpn;
 use super::{Aeth, AtomicEth, Bth, Deth, Opcode, Psn, Reth, Syndrome, WireError};
-use crate::verbs::Qpn;
 
 /// The first `N` bytes, or the reason why there are none.
 fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], WireError> {

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
 use roce::wire::{Headers, Opcode, Psn};

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use roce::Time;
-use roce::dcqcn::CongestionControl;
+use roce::congestion::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};

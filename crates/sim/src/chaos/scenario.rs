@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use roce::Duration;
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::verbs::Transport;
 use roce::wire::Psn;

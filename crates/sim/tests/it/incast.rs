@@ -1,6 +1,6 @@
 //! Ten senders and one more collide: nobody is left behind, and the link stays full.
 
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use sim::incast::{self, IncastConfig};
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::Args;
 use roce::Duration;
-use roce::dcqcn::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
 use sim::incast::{self, Incast, IncastConfig};
 

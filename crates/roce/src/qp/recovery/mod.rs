@@ -12,13 +12,33 @@
 pub(super) mod go_back_n;
 pub(super) mod selective;
 
-use super::RxPacket;
+use alloc::boxed::Box;
+
 use super::context::{PacketHeaders, QpContext};
 use super::executor::{Executor, Fatal};
 use super::request::Request;
 use super::requests::{Fault, Requests};
-use super::{Scope, TimeoutReason};
+use super::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
+
+/// A half of a connection in its mode.
+#[derive(Debug)]
+pub(super) enum Mode<G, S> {
+    GoBackN(G),
+    Selective(Box<S>),
+}
+
+/// Evaluates an expression with the half, whichever mode it is in.
+macro_rules! with_mode {
+    ($recovery:expr, $mode:ident => $body:expr) => {
+        match $recovery {
+            Mode::GoBackN($mode) => $body,
+            Mode::Selective($mode) => $body,
+        }
+    };
+}
+
+pub(super) use with_mode;
 
 /// What the sending of requests leaves to the mode.
 pub(super) trait SendRecovery {

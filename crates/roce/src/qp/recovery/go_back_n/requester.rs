@@ -8,14 +8,13 @@
 //!   no second time.
 
 use super::super::SendRecovery;
+use crate::congestion::rtt::RttProbe;
 use crate::planted::Bug;
-use crate::qp::RxPacket;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, bad_response};
-use crate::qp::{Scope, TimeoutReason};
-use crate::rtt::RttProbe;
+use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
 use crate::verbs::WcStatus;
 use crate::wire::{Aeth, Ext, Opcode, Psn, Syndrome};
@@ -169,6 +168,7 @@ impl SendRecovery for GoBackN {
             return Ok(());
         }
         self.go_back(requests)?;
+        requests.progress.has_timed_out = true;
         self.allowance = 1;
         cx.count(|c| &mut c.timeouts);
         Ok(())
@@ -333,6 +333,7 @@ impl GoBackN {
     /// cursor.
     fn advance_front(&mut self, requests: &mut Requests, step: u32) {
         requests.una = requests.una.plus(step);
+        requests.progress.acknowledged += step;
         self.allowance = self.allowance.saturating_add(step);
         if let Some(front) = requests.queue.front_mut() {
             front.done += step;
@@ -344,7 +345,7 @@ impl GoBackN {
 
     fn note_progress(&mut self, requests: &mut Requests, cx: &Scope<'_, '_>) -> Result<(), Fault> {
         if let Some(rtt) = self.rtt_probe.answered(requests.una, cx.now) {
-            requests.rtt.sample(rtt);
+            requests.sample_rtt(rtt);
         }
         self.gone_back = false;
         requests.restore_retries(cx.qpc);
@@ -378,6 +379,7 @@ impl GoBackN {
             return Ok(());
         }
         self.go_back(requests)?;
+        requests.progress.lost += 1;
         self.gone_back = true;
         Ok(())
     }

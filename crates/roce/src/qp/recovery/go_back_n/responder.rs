@@ -8,14 +8,13 @@
 
 use super::super::ReceiveRecovery;
 use crate::endpoint::{AtomicJob, Insert};
+use crate::memory::region::AccessKind;
 use crate::planted::Bug;
-use crate::qp::RxPacket;
-use crate::qp::Scope;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::executor::{Executed, Executor, Fatal, Turn, job_limit, operation, word_of};
 use crate::qp::inbound::{check_remote, put_piece, range_of};
 use crate::qp::resources::{Job, ReadWork, Work};
-use crate::region::AccessKind;
+use crate::qp::{RxPacket, Scope};
 use crate::verbs::{Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 

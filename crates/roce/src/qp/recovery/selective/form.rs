@@ -3,8 +3,8 @@
 //! A WRITE is cut into WRITE_ONLY packets with addresses of their own. A SEND says which of the
 //! peer's receives it is for, and where in it the payload stands.
 
+use crate::memory::sg::Extent;
 use crate::qp::request::Request;
-use crate::sg::Extent;
 use crate::verbs::SendOp;
 use crate::wire::{Ext, Opcode, Reth, Sreth};
 

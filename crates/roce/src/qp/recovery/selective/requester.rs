@@ -16,14 +16,13 @@ use super::super::SendRecovery;
 use super::arrivals::horizon;
 use super::reads::{Ask, Readings, Verdict};
 use super::scoreboard::Scoreboard;
+use crate::congestion::rtt::RttEstimator;
 use crate::planted::Bug;
-use crate::qp::RxPacket;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, bad_response};
-use crate::qp::{Scope, TimeoutReason};
-use crate::rtt::RttEstimator;
+use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
@@ -206,6 +205,7 @@ impl SendRecovery for Selective {
     ) -> Result<(), Fault> {
         if self.ack_deadline().is_some_and(|at| at <= cx.now) {
             requests.spend_retry()?;
+            requests.progress.has_timed_out = true;
             cx.count(|c| &mut c.timeouts);
             self.board.lose_all();
             self.readings.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
@@ -215,6 +215,7 @@ impl SendRecovery for Selective {
         let rtt = &requests.rtt.estimator;
         let lost = self.board.mark_lost(cx.now, reorder_timeout(rtt));
         cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+        requests.progress.lost += lost;
         let timeout = self.answer_timeout(rtt);
         self.readings.handle_timeout(self.board.una(), timeout, cx.now);
         if lost == 0 && self.probe_time(rtt).is_some_and(|at| at <= cx.now) {
@@ -333,13 +334,15 @@ impl Selective {
     ) -> Result<(), Fault> {
         let news = self.board.handle_ack(una, sack, cx.now);
         if let Some(rtt) = news.rtt {
-            requests.rtt.sample(rtt);
+            requests.sample_rtt(rtt);
         }
+        requests.progress.acknowledged += news.delivered;
         cx.add(news.spurious.into(), |c| &mut c.spurious_retransmits);
         // As long as more is to come, what was not reported may have arrived all the same.
         if sack.is_none_or(|sack| !sack.more) {
             let lost = self.board.mark_lost(cx.now, reorder_timeout(&requests.rtt.estimator));
             cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+            requests.progress.lost += lost;
         }
         let una = self.board.una();
         if news.delivered == 0 && una == requests.una {

@@ -19,21 +19,20 @@
 //!
 //! Atomics are not accepted out of order: the word may still have to be written.
 
-use crate::qp::RxPacket;
 use alloc::collections::VecDeque;
 
 use super::super::ReceiveRecovery;
 use super::arrivals::{Arrivals, Room, Unreported};
+use crate::memory::region::{AccessKind, Range};
+use crate::memory::sg::{Extent, Placement, Placements};
 use crate::planted::Bug;
-use crate::qp::Scope;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::executor::{Executed, Executor, Fatal, Refused, Reply, Turn};
 use crate::qp::inbound::{
     bad_opcode, check_enabled, check_remote, legal_length, put_piece, range_of,
 };
 use crate::qp::resources::{Job, Work};
-use crate::region::{AccessKind, Range};
-use crate::sg::{Extent, Placement, Placements};
+use crate::qp::{RxPacket, Scope};
 use crate::verbs::MAX_MESSAGE_BYTES;
 use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Sack, Sreth};
 

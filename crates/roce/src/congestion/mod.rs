@@ -1,0 +1,143 @@
+//! Congestion control: what a queue pair is told of the network, and how much it may send.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`dcqcn`] | a rate from notifications: DCQCN |
+//! | [`fixed`] | a rate that does not adapt, or none |
+//! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
+//! | [`rtt`] | round-trip times: smoothed, and counted |
+//!
+//! A [`Controller`] is a state machine per queue pair without a clock. It hears [`Event`]s and answers
+//! with [`Limits`]: a rate, a window, or both. Rules that look at delay need
+//! [`Event::Acknowledged`]; telemetry of switches (INT) is another field of it, and credits are another
+//! event. Which rule a queue pair follows is chosen by [`CongestionControl`].
+
+pub mod dcqcn;
+pub mod fixed;
+pub mod pacer;
+pub mod rtt;
+
+use crate::time::{Duration, Time};
+pub use dcqcn::{Dcqcn, DcqcnParams};
+use fixed::FixedRate;
+
+/// Least time between two notifications to a peer, unless the parameters say otherwise.
+const CNP_INTERVAL: Duration = Duration::from_micros(50);
+
+/// What a controller hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Packets have reached the peer.
+    Acknowledged {
+        /// How many.
+        packets: u32,
+        /// Round-trip time of one of them that was sent only once, if it was measured.
+        rtt: Option<Duration>,
+    },
+    /// The peer says that packets of ours were marked: congestion experienced.
+    Notified,
+    /// Packets were marked lost, or a NAK asked for one. For go-back-N each loss counts as one packet.
+    Lost {
+        /// How many.
+        packets: u32,
+    },
+    /// The local ACK timeout expired.
+    TimedOut,
+    /// A packet that congestion control counts has left.
+    Sent {
+        /// Bytes, IP and UDP headers included.
+        bytes: u64,
+    },
+    /// What [`Controller::poll_timeout`] named may be due.
+    Timer,
+}
+
+/// How much a queue pair may send. What is `None` is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bits per second, IP and UDP headers included.
+    pub rate_bps: Option<u64>,
+    /// Request packets in flight, beside the queue pair's own window. At least 1.
+    pub window_packets: Option<u32>,
+}
+
+/// A rule of congestion control, for one queue pair. Time never goes backwards from call to call.
+pub trait Controller {
+    /// Something happened at `now`.
+    fn handle(&mut self, now: Time, event: Event);
+
+    /// How much may be sent now.
+    fn limits(&self) -> Limits;
+
+    /// When [`Event::Timer`] is wanted next.
+    fn poll_timeout(&self) -> Option<Time>;
+}
+
+/// What a queue pair does about congestion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CongestionControl {
+    /// Nothing: it sends as fast as its window lets it.
+    #[default]
+    Off,
+    /// It sends at this many bits per second, whatever the network says.
+    Fixed(u64),
+    /// DCQCN.
+    Dcqcn(DcqcnParams),
+}
+
+impl CongestionControl {
+    /// The controller of a queue pair that starts.
+    pub(crate) fn controller(self) -> AnyController {
+        match self {
+            CongestionControl::Off => AnyController::default(),
+            CongestionControl::Fixed(bps) => {
+                AnyController::Fixed(FixedRate { rate_bps: Some(bps) })
+            }
+            CongestionControl::Dcqcn(params) => AnyController::Dcqcn(Dcqcn::new(params)),
+        }
+    }
+
+    /// Least time between two notifications to the peer.
+    pub(crate) fn cnp_interval(self) -> Duration {
+        match self {
+            CongestionControl::Off | CongestionControl::Fixed(_) => CNP_INTERVAL,
+            CongestionControl::Dcqcn(params) => params.cnp_interval,
+        }
+    }
+}
+
+/// One of the controllers, without an allocation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AnyController {
+    Fixed(FixedRate),
+    Dcqcn(Dcqcn),
+}
+
+impl Default for AnyController {
+    fn default() -> AnyController {
+        AnyController::Fixed(FixedRate::default())
+    }
+}
+
+impl Controller for AnyController {
+    fn handle(&mut self, now: Time, event: Event) {
+        match self {
+            AnyController::Fixed(fixed) => fixed.handle(now, event),
+            AnyController::Dcqcn(dcqcn) => dcqcn.handle(now, event),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        match self {
+            AnyController::Fixed(fixed) => fixed.limits(),
+            AnyController::Dcqcn(dcqcn) => dcqcn.limits(),
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        match self {
+            AnyController::Fixed(fixed) => fixed.poll_timeout(),
+            AnyController::Dcqcn(dcqcn) => Controller::poll_timeout(dcqcn),
+        }
+    }
+}

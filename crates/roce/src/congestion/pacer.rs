@@ -1,0 +1,105 @@
+//! Two clocks around a rate: [`NotificationPoint`] at the receiver says how often marked packets become
+//! congestion notifications, [`Pacer`] at the sender turns a rate into the time of the next packet.
+
+use crate::time::{Duration, Time};
+
+/// The notification point: how often one queue pair's sender is told of marked packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NotificationPoint {
+    last: Option<Time>,
+}
+
+impl NotificationPoint {
+    /// A marked packet arrived. Whether the sender is told now: not more often than once per
+    /// `interval`.
+    pub fn marked(&mut self, now: Time, interval: Duration) -> bool {
+        let due = self.last.is_none_or(|last| now - last >= interval);
+        if due {
+            self.last = Some(now);
+        }
+        due
+    }
+}
+
+/// How far a queue pair that was late may catch up: what its rate yields in this time leaves at
+/// once. A driver that sleeps cannot wake for every packet.
+pub const CATCH_UP: Duration = Duration::from_micros(20);
+
+/// Spreads packets in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pacer {
+    /// When the next packet would leave if all had left in time.
+    next: Time,
+    /// Of a nanosecond, in units of 1 / rate.
+    remainder: u64,
+}
+
+impl Pacer {
+    /// When the next packet may leave; now, if that is past.
+    pub fn next_send(&self) -> Time {
+        self.next
+    }
+
+    /// A packet of `bytes` left at `now`, and the rate is `rate_bps`.
+    pub fn sent(&mut self, now: Time, bytes: u64, rate_bps: u64) {
+        let rate = rate_bps.max(1);
+        let earliest = Time::from_nanos(now.as_nanos().saturating_sub(CATCH_UP.as_nanos()));
+        // The remainder belongs to the rate before; scaled to another one it is still below 1 ns.
+        let scaled = bytes.saturating_mul(8_000_000_000).saturating_add(self.remainder.min(rate));
+        self.next = self.next.max(earliest) + Duration::from_nanos(scaled / rate);
+        self.remainder = scaled % rate;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GBIT: u64 = 1_000_000_000;
+    const LINE: u64 = 100 * GBIT;
+
+    fn at(micros: u64) -> Time {
+        Time::ZERO + Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn notifications_keep_their_distance() {
+        let mut point = NotificationPoint::default();
+        let interval = Duration::from_micros(50);
+        let told = (0..1_000).filter(|&us| point.marked(at(us), interval)).count();
+        assert_eq!(told, 20);
+        assert!(point.marked(at(1_000), Duration::ZERO) && point.marked(at(1_000), Duration::ZERO));
+    }
+
+    #[test]
+    fn a_paced_sender_keeps_its_rate_to_the_nanosecond() {
+        for rate in [1, 999_999_937, 10 * GBIT, 33_333_333_333, LINE] {
+            let mut pacer = Pacer::default();
+            let start = at(1_000);
+            let mut now = start;
+            let packets: u64 = if rate == 1 { 3 } else { 10_000 };
+            pacer.sent(now, 0, rate);
+            let first = pacer.next_send();
+            assert_eq!(first, at(980));
+            for _ in 0..packets {
+                now = now.max(pacer.next_send());
+                pacer.sent(now, 1_066, rate);
+            }
+            let exact = u128::from(packets * 1_066 * 8) * 1_000_000_000 / u128::from(rate);
+            assert_eq!(u128::from((pacer.next_send() - first).as_nanos()), exact, "{rate}");
+        }
+    }
+
+    #[test]
+    fn idle_time_is_not_saved_up() {
+        let mut pacer = Pacer::default();
+        let rate = 8 * GBIT;
+        let mut burst = 0;
+        while pacer.next_send() <= at(5_000) {
+            pacer.sent(at(5_000), 1_000, rate);
+            burst += 1;
+        }
+        // One nanosecond per byte: 20 packets are 20 us, and one more starts.
+        assert_eq!(burst, 21);
+    }
+}

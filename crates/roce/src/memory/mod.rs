@@ -1,0 +1,13 @@
+//! Registered memory: who may touch which bytes, under which key (contract C3).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`region`] | memory regions and windows, and the check of every access |
+//! | [`sg`] | scatter/gather lists, resolved to checked addresses |
+//! | [`pd`] | protection domains |
+//!
+//! Addresses only: no byte of payload is seen here (C1).
+
+pub(crate) mod pd;
+pub(crate) mod region;
+pub(crate) mod sg;

@@ -1,0 +1,339 @@
+//! Attributes of queue pairs as the verbs have them: what `modify_qp` sets and `query_qp` tells.
+//!
+//! Plain values only. Which of them a transition needs and allows is decided in `qp/transition.rs`.
+
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::{Access, CqId, PdId, SrqId, Transport};
+use crate::congestion::CongestionControl;
+use crate::wire::{Psn, Qpn, ROCE_PORT};
+use crate::world::Path;
+
+/// State of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Created.
+    Reset,
+    /// Partition, port and access are set.
+    Init,
+    /// Ready to receive: the peer is known.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
+    Sqd,
+    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
+    Sqe,
+    /// Broken, or told to stop: every work request is flushed.
+    Error,
+}
+
+impl QpState {
+    /// Its name in the specification.
+    pub const fn name(self) -> &'static str {
+        match self {
+            QpState::Reset => "RESET",
+            QpState::Init => "INIT",
+            QpState::Rtr => "RTR",
+            QpState::Rts => "RTS",
+            QpState::Sqd => "SQD",
+            QpState::Sqe => "SQE",
+            QpState::Error => "ERROR",
+        }
+    }
+}
+
+/// Which queues and how much room a queue pair gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpConfig {
+    /// Transport service.
+    pub transport: Transport,
+    /// Protection domain: only its regions are reachable.
+    pub pd: PdId,
+    /// Where sends complete.
+    pub send_cq: CqId,
+    /// Where receives complete.
+    pub recv_cq: CqId,
+    /// Most sends posted and not completed.
+    pub max_send_wr: u32,
+    /// Most receives posted and not completed.
+    pub max_recv_wr: u32,
+    /// Where receives are taken from instead of an own queue.
+    pub srq: Option<SrqId>,
+}
+
+impl QpConfig {
+    /// A reliable connection that completes everything into `cq`, with an own receive queue.
+    pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
+        QpConfig {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            max_send_wr,
+            max_recv_wr,
+            srq: None,
+        }
+    }
+}
+
+/// Path MTU: payload bytes of a full packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mtu {
+    /// 256 bytes.
+    M256,
+    /// 512 bytes.
+    M512,
+    /// 1024 bytes: the most that fits Ethernet frames of 1500 bytes.
+    M1024,
+    /// 2048 bytes.
+    M2048,
+    /// 4096 bytes.
+    M4096,
+}
+
+impl Mtu {
+    /// Every MTU, smallest first.
+    pub const ALL: [Mtu; 5] = [Mtu::M256, Mtu::M512, Mtu::M1024, Mtu::M2048, Mtu::M4096];
+
+    /// Payload bytes of a full packet.
+    pub const fn bytes(self) -> u32 {
+        256 << self as u32
+    }
+
+    /// The MTU of exactly this many bytes.
+    pub fn from_bytes(bytes: u32) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+}
+
+/// Everything a queue pair has to know about its peer and how to treat it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// Where packets go. Packets from any other IP address are dropped.
+    pub path: Path,
+    /// The peer's queue pair.
+    pub dest_qp: Qpn,
+    /// Path MTU, the same on both sides.
+    pub mtu: Mtu,
+    /// PSN of the first request that the peer will send.
+    pub remote_psn: Psn,
+    /// PSN of the first request that we send.
+    pub local_psn: Psn,
+    /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors before giving up, 0–7.
+    pub retry_count: u8,
+    /// Retries after "receiver not ready" before giving up, 0–6; 7 retries for ever.
+    pub rnr_retry: u8,
+    /// Timer code that our RNR NAKs carry, 0–31 (IBA table 45; 12 is 0.64 ms).
+    pub min_rnr_timer: u8,
+    /// Most READs of ours in flight; at most the peer's `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+    /// Most READs of the peer that we serve at once; more are refused.
+    pub max_dest_rd_atomic: u8,
+    /// Most unacknowledged request packets, at least 1.
+    pub window_packets: u32,
+    /// How losses are repaired, the same on both sides.
+    pub reliability: Reliability,
+    /// What is done about congestion. The peer is told of marked packets in any case.
+    pub congestion: CongestionControl,
+}
+
+impl Connect {
+    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, RNR for ever, 16 READs each
+    /// way, a window of 128 packets.
+    pub const fn new(path: Path, dest_qp: Qpn, remote_psn: Psn) -> Connect {
+        Connect {
+            path,
+            dest_qp,
+            mtu: Mtu::M1024,
+            remote_psn,
+            local_psn: Psn::new(0),
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            window_packets: 128,
+            reliability: Reliability::GoBackN,
+            congestion: CongestionControl::Off,
+        }
+    }
+
+    /// The same for a peer that is this implementation and has agreed: losses are repaired by
+    /// selective repeat, with a window of 512 packets.
+    pub const fn selective(self) -> Connect {
+        Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
+    }
+}
+
+/// Which fields of a [`QpAttr`] are set. The bits are those of the verbs API (`IBV_QP_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttrMask(pub u32);
+
+#[expect(missing_docs, reason = "each names the field of `QpAttr`")]
+impl AttrMask {
+    pub const STATE: AttrMask = AttrMask(1 << 0);
+    pub const CUR_STATE: AttrMask = AttrMask(1 << 1);
+    pub const EN_SQD_ASYNC_NOTIFY: AttrMask = AttrMask(1 << 2);
+    pub const ACCESS_FLAGS: AttrMask = AttrMask(1 << 3);
+    pub const PKEY_INDEX: AttrMask = AttrMask(1 << 4);
+    pub const PORT: AttrMask = AttrMask(1 << 5);
+    pub const QKEY: AttrMask = AttrMask(1 << 6);
+    pub const AV: AttrMask = AttrMask(1 << 7);
+    pub const PATH_MTU: AttrMask = AttrMask(1 << 8);
+    pub const TIMEOUT: AttrMask = AttrMask(1 << 9);
+    pub const RETRY_CNT: AttrMask = AttrMask(1 << 10);
+    pub const RNR_RETRY: AttrMask = AttrMask(1 << 11);
+    pub const RQ_PSN: AttrMask = AttrMask(1 << 12);
+    pub const MAX_QP_RD_ATOMIC: AttrMask = AttrMask(1 << 13);
+    pub const ALT_PATH: AttrMask = AttrMask(1 << 14);
+    pub const MIN_RNR_TIMER: AttrMask = AttrMask(1 << 15);
+    pub const SQ_PSN: AttrMask = AttrMask(1 << 16);
+    pub const MAX_DEST_RD_ATOMIC: AttrMask = AttrMask(1 << 17);
+    pub const PATH_MIG_STATE: AttrMask = AttrMask(1 << 18);
+    pub const CAP: AttrMask = AttrMask(1 << 19);
+    pub const DEST_QPN: AttrMask = AttrMask(1 << 20);
+    pub const RATE_LIMIT: AttrMask = AttrMask(1 << 25);
+
+    /// No attribute at all.
+    pub const NONE: AttrMask = AttrMask(0);
+
+    /// Everything that a [`QpAttr`] has a field for.
+    pub const ALL: AttrMask = AttrMask(0x0213_bfff);
+
+    /// Both sets together.
+    pub const fn with(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 | other.0)
+    }
+
+    /// Whether every bit of `other` is set.
+    pub const fn has(self, other: AttrMask) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The bits that `other` does not have.
+    pub const fn without(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 & !other.0)
+    }
+
+    /// Whether no bit is set.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// How packets that were lost are repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reliability {
+    /// Everything from the lost packet on, as the specification says: for every peer.
+    #[default]
+    GoBackN,
+    /// Only what was lost. Both ends must be this implementation and must have agreed.
+    Selective,
+}
+
+/// Attributes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttr {
+    /// Which fields count.
+    pub mask: AttrMask,
+    /// State to go to.
+    pub state: QpState,
+    /// State the caller believes it is in.
+    pub cur_state: QpState,
+    /// Whether reaching a drained SQD makes an event.
+    pub sqd_notify: bool,
+    /// What the peer may do through this queue pair.
+    pub access: Access,
+    /// Index of the partition key; 0 is the only one.
+    pub pkey_index: u16,
+    /// Port; 1 is the only one.
+    pub port: u8,
+    /// Queue key, UD only.
+    pub qkey: u32,
+    /// Way to the peer.
+    pub path: Path,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Local ACK timeout: 4.096 us * 2^n, 0 for ever.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors, 0-7.
+    pub retry_count: u8,
+    /// Retries after RNR NAK, 0-6; 7 for ever.
+    pub rnr_retry: u8,
+    /// PSN of the peer's first request.
+    pub rq_psn: Psn,
+    /// PSN of our first request.
+    pub sq_psn: Psn,
+    /// Most READs and atomics of ours in flight.
+    pub max_rd_atomic: u8,
+    /// Most READs and atomics of the peer served at once.
+    pub max_dest_rd_atomic: u8,
+    /// Timer code of our RNR NAKs, 0-31.
+    pub min_rnr_timer: u8,
+    /// The peer's queue pair.
+    pub dest_qp: Qpn,
+    /// Rate limit in bits per second, 0 for none.
+    pub rate_limit_bps: u64,
+    /// Most unacknowledged request packets. No verbs attribute: counts when going to RTR.
+    pub window_packets: u32,
+    /// How losses are repaired. No verbs attribute: counts when going to RTR.
+    pub reliability: Reliability,
+    /// What is done about congestion. No verbs attribute: counts when going to RTR.
+    pub congestion: CongestionControl,
+}
+
+impl QpAttr {
+    /// Asks for a state and nothing else; the other fields hold the defaults of [`Connect::new`] and
+    /// count once their bits are set.
+    pub const fn to(state: QpState) -> QpAttr {
+        let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), ROCE_PORT);
+        let peer = Connect::new(Path::new(nowhere), Qpn::new(0), Psn::new(0));
+        QpAttr { mask: AttrMask::STATE, state, ..QpAttr::of(&peer) }
+    }
+
+    /// What a [`Connect`] says, in the verbs' terms. No bit is set.
+    pub(crate) const fn of(peer: &Connect) -> QpAttr {
+        QpAttr {
+            mask: AttrMask::NONE,
+            state: QpState::Reset,
+            cur_state: QpState::Reset,
+            sqd_notify: false,
+            access: Access::ALL,
+            pkey_index: 0,
+            port: 1,
+            qkey: 0,
+            path: peer.path,
+            mtu: peer.mtu,
+            timeout: peer.timeout,
+            retry_count: peer.retry_count,
+            rnr_retry: peer.rnr_retry,
+            rq_psn: peer.remote_psn,
+            sq_psn: peer.local_psn,
+            max_rd_atomic: peer.max_rd_atomic,
+            max_dest_rd_atomic: peer.max_dest_rd_atomic,
+            min_rnr_timer: peer.min_rnr_timer,
+            dest_qp: peer.dest_qp,
+            rate_limit_bps: 0,
+            window_packets: peer.window_packets,
+            reliability: peer.reliability,
+            congestion: peer.congestion,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtu_bytes_round_trip() {
+        for mtu in Mtu::ALL {
+            assert_eq!(Mtu::from_bytes(mtu.bytes()), Some(mtu));
+        }
+        assert_eq!(Mtu::from_bytes(1500), None);
+    }
+}

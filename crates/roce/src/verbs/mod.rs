@@ -1,0 +1,372 @@
+//! The upper seam: what a program says to an RDMA device, and what it hears back.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `ids` | names of objects |
+//! | `attributes` | what queue pairs are created with, connected with, and set to |
+//! | `error` | why a verb was refused |
+//! | here | work requests and completions |
+//!
+//! Names are those of the InfiniBand verbs. What carries them out is a [`Device`](crate::device::Device).
+
+pub(crate) mod attributes;
+mod error;
+mod ids;
+
+use arrayvec::ArrayVec;
+
+use crate::world::Path;
+
+pub use crate::wire::Qpn;
+pub use attributes::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
+pub use error::VerbsError;
+pub use ids::{CqId, PdId, SrqId, WindowId};
+
+/// Most scatter/gather elements one work request may carry.
+pub const MAX_SGE: usize = 8;
+
+/// Longest message in bytes (IBA 9.7.7: 2^31).
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+
+/// What a memory region may be used for. Local reads are always allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Receives and READ responses may be placed here.
+    pub local_write: bool,
+    /// The peer may WRITE here. Needs `local_write` (IBA 10.6.3).
+    pub remote_write: bool,
+    /// The peer may READ from here.
+    pub remote_read: bool,
+    /// The peer may do atomics here. Needs `local_write` (IBA 10.6.3).
+    pub remote_atomic: bool,
+    /// Memory windows may be bound to parts of it.
+    pub bind_window: bool,
+}
+
+impl Access {
+    /// Source of sends and writes only.
+    pub const LOCAL_READ: Access = Access {
+        local_write: false,
+        remote_write: false,
+        remote_read: false,
+        remote_atomic: false,
+        bind_window: false,
+    };
+    /// Local use in both directions.
+    pub const LOCAL: Access = Access { local_write: true, ..Access::LOCAL_READ };
+    /// Local use, and target of the peer's WRITEs.
+    pub const REMOTE_WRITE: Access = Access { remote_write: true, ..Access::LOCAL };
+    /// Local use, and source of the peer's READs.
+    pub const REMOTE_READ: Access = Access { remote_read: true, ..Access::LOCAL };
+    /// Everything that a peer can be allowed to do.
+    pub const ALL: Access = Access {
+        local_write: true,
+        remote_write: true,
+        remote_read: true,
+        remote_atomic: true,
+        bind_window: true,
+    };
+}
+
+/// A registered memory region: `len` bytes from `addr`, with the keys that name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRegion {
+    /// First byte, in the address space that work requests and the peer use.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Key for our own work requests.
+    pub lkey: u32,
+    /// Key for the peer's WRITEs and READs.
+    pub rkey: u32,
+}
+
+/// A piece of local memory: bytes `addr .. addr + len` of the region that `lkey` names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Key of the region.
+    pub lkey: u32,
+}
+
+/// Scatter/gather list of one work request.
+pub type SgList = ArrayVec<Sge, MAX_SGE>;
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// What a memory window is to show of a region (IBA 10.6.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBinding {
+    /// The window.
+    pub window: WindowId,
+    /// Type 2: the key that the window shall have from now on, its low 8 bits the caller's choice.
+    /// Ignored for type 1, whose key the endpoint draws anew.
+    pub rkey: u32,
+    /// Key of the region underneath.
+    pub lkey: u32,
+    /// First byte shown.
+    pub addr: u64,
+    /// Bytes shown; 0 unbinds.
+    pub len: u64,
+    /// What the peer may do; only the remote flags count.
+    pub access: Access,
+    /// The peer counts addresses from the window's first byte, not as the region does.
+    pub zero_based: bool,
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SendOp {
+    /// Into a buffer that the peer has posted.
+    #[default]
+    Send,
+    /// The same, and the peer's window of type 2 with this key is invalidated. RC only.
+    SendInvalidate(u32),
+    /// The same, with 32 bits for the peer's completion.
+    SendImm(u32),
+    /// Into the peer's memory; the peer's program hears nothing.
+    Write {
+        /// First byte in the peer's region.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
+    /// Into the peer's memory; consumes one of its posted receives and completes it.
+    WriteImm {
+        /// First byte in the peer's region.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// Value for the peer's completion.
+        imm: u32,
+    },
+    /// From the peer's memory into ours.
+    Read {
+        /// First byte in the peer's region.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
+    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The former value lands in
+    /// our memory (8 bytes), in host byte order.
+    CompareSwap {
+        /// The word, 8-byte aligned.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Adds to the peer's 64-bit word, wrapping. The former value lands in our memory.
+    FetchAdd {
+        /// The word, 8-byte aligned.
+        remote_addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// Value to add.
+        add: u64,
+    },
+    /// Takes the remote key of our own window of type 2 away. Nothing is sent.
+    LocalInvalidate(u32),
+    /// Binds one of our memory windows. Nothing is sent.
+    BindWindow(WindowBinding),
+}
+
+/// A way that datagrams can take, as a device knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressHandle {
+    /// The way.
+    pub path: Path,
+    /// Names it to the device that made it. The software device goes by the path alone.
+    pub id: u32,
+}
+
+impl From<Path> for AddressHandle {
+    /// A handle for the software device, which needs none to be made.
+    fn from(path: Path) -> AddressHandle {
+        AddressHandle { path, id: 0 }
+    }
+}
+
+/// Where a datagram goes: what an address handle and a UD work request say together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// The way there.
+    pub ah: AddressHandle,
+    /// The receiving queue pair; [`MULTICAST_QPN`] for groups.
+    pub dest_qp: Qpn,
+    /// The receiver's queue key. With the high bit set, the sender's own is used (IBA 10.2.5).
+    pub qkey: u32,
+}
+
+/// Destination queue pair of multicast datagrams.
+pub const MULTICAST_QPN: Qpn = Qpn::new(0x00ff_ffff);
+
+/// Bytes in front of every datagram in a receive buffer: room for the global route header.
+pub const GRH_BYTES: u32 = 40;
+
+/// A send work request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SendWr {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// Local memory: source, or for READ the destination.
+    pub sges: SgList,
+    /// Make a completion on success (errors always make one).
+    pub signaled: bool,
+    /// Ask the peer for a solicited event.
+    pub solicited: bool,
+    /// Wait until all READs and atomics posted before have completed.
+    pub fence: bool,
+    /// Where to, for UD; ignored otherwise.
+    pub to: Option<Datagram>,
+}
+
+/// A receive work request: where the next SEND goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecvWr {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// Memory to fill, in order.
+    pub sges: SgList,
+}
+
+/// How a work request ended (IBA 10.10.3; numbers as in the verbs API).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WcStatus {
+    /// Done.
+    Success = 0,
+    /// The message does not fit the posted buffer, or exceeds the maximum.
+    LocalLengthError = 1,
+    /// The queue pair's own state did not allow it.
+    LocalQpError = 2,
+    /// A local key, bound or access flag refused it.
+    LocalProtectionError = 4,
+    /// The queue pair went to the error state first.
+    WrFlushError = 5,
+    /// A memory window could not be bound.
+    WindowBindError = 6,
+    /// The peer answered with something that does not belong to the request.
+    BadResponse = 8,
+    /// The peer's NAK: invalid request.
+    RemoteInvalidRequest = 9,
+    /// The peer's NAK: key, bound or access flag.
+    RemoteAccessError = 10,
+    /// The peer's NAK: it could not complete the operation.
+    RemoteOperationError = 11,
+    /// No answer after the last retry.
+    RetryExceeded = 12,
+    /// The peer had no receive posted after the last RNR retry.
+    RnrRetryExceeded = 13,
+    /// Something that has no code of its own.
+    GeneralError = 21,
+}
+
+/// What kind of work request completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WcOpcode {
+    /// A SEND of ours.
+    Send,
+    /// A WRITE of ours.
+    Write,
+    /// A READ of ours.
+    Read,
+    /// A compare-and-swap of ours.
+    CompareSwap,
+    /// A fetch-and-add of ours.
+    FetchAdd,
+    /// A local invalidate.
+    LocalInvalidate,
+    /// A memory window bound.
+    BindWindow,
+    /// A receive filled by the peer's SEND.
+    Recv,
+    /// A receive consumed by the peer's WRITE with immediate.
+    RecvWriteImm,
+}
+
+/// A completed work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As posted.
+    pub wr_id: u64,
+    /// How it ended. Unless it is success, only `wr_id` and `qpn` are meaningful beside it.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Bytes received or read; 0 for sends and writes. For UD the 40 bytes of the route header count.
+    pub byte_len: u32,
+    /// Immediate data, when the peer sent some.
+    pub imm: Option<u32>,
+    /// Key that the peer's SEND invalidated here.
+    pub invalidated: Option<u32>,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The queue pair that sent it, for UD.
+    pub src_qp: Option<Qpn>,
+    /// It came over IPv4. For UD: the 40 bytes in front of it end with an IPv4 header.
+    pub ipv4: bool,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+}
+
+impl Completion {
+    /// One that says no more than how it ended.
+    pub const fn new(wr_id: u64, status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn,
+            src_qp: None,
+            ipv4: false,
+            solicited: false,
+        }
+    }
+}
+
+/// What programs do with an RDMA device once their queue pairs are connected.
+pub trait Verbs {
+    /// Registers `len` bytes at `addr`. The keys are fresh: those of a region that was
+    /// deregistered do not come back soon.
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError>;
+
+    /// Forgets the region: its keys are refused from now on.
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
+
+    /// Queues a send work request.
+    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError>;
+
+    /// Queues a receive work request.
+    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError>;
+
+    /// The oldest completion, if there is one.
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
+}
