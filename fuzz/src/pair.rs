@@ -390,7 +390,8 @@ impl World {
         let peer_ip = self.fabric.node(1 - own as u32).ip();
         let ip = if to_group { group(peer.shape.ipv6) } else { peer_ip };
         let qkey = pick(record.e >> 5, &[QKEY, QKEY, 1 << 31, 5]);
-        Datagram { path: Path::new(SocketAddr::new(ip, ROCE_PORT)), dest_qp, qkey }
+        let ah = Path::new(SocketAddr::new(ip, ROCE_PORT)).into();
+        Datagram { ah, dest_qp, qkey }
     }
 
     fn post_recv(&mut self, own: usize, slot: usize, record: Record) {
@@ -468,7 +469,7 @@ impl World {
         let transport = self.programs[own].slots[slot].service.transport;
         let mut attr = attributes(transport, pick(record.b, &STATES), &connect);
         if record.c & 0x80 != 0 {
-            attr.mask = AttrMask(attr.mask.0 ^ 1 << (record.c & 31));
+            attr.mask ^= AttrMask::from_bits_retain(1 << (record.c & 31));
         }
         attr.cur_state = pick(record.b >> 3, &STATES);
         attr.sqd_notify = record.d & 1 != 0;
