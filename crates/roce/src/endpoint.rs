@@ -24,7 +24,7 @@ use crate::planted::Bug;
 use crate::planted::Planted;
 use crate::qp::{Context, IsStalled, Qp};
 use crate::report::{Cause, LastError, QpReport};
-use crate::rng::{HashedCounter, SplitMix64};
+use crate::rng::{HashedCounter, Rng};
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::Time;
@@ -208,7 +208,7 @@ impl Endpoint {
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
         let [mut psns, mut keys, mut numbers, mut handles] =
-            [1, 2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
+            [1, 2, 3, 4].map(|kind| Rng::of_kind(kind, config.seed));
         let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,

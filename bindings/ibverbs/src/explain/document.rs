@@ -14,7 +14,6 @@ use roce::{Duration, Time};
 
 use super::QPS_PER_LOCK;
 use super::json::Value;
-use crate::device::device_name;
 use crate::engine::{self, Core, Engine};
 
 /// What `format` says.
@@ -79,7 +78,7 @@ fn device(engine: &Engine) -> Value {
     let now = clock::now();
     let interface = &engine.interface;
     let mut members = vec![
-        ("device", device_name(interface).into()),
+        ("device", interface.device_name().into()),
         ("interface", interface.name.as_str().into()),
         ("addresses", interface.addresses.iter().map(ToString::to_string).collect()),
         ("mtu", engine.mtu.bytes().into()),
