@@ -278,7 +278,7 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint, self.wire.as_ref()?)
+        world::next_wakeup(&self.endpoint)
     }
 
     /// The wire, while the device is open.

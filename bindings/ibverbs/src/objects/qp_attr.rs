@@ -75,7 +75,7 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
         return Err(Errno::INVAL);
     }
     let mut all = blank(qp);
-    all.mask = AttrMask(mask);
+    all.mask = AttrMask::from_bits_retain(mask);
     if has(IBV_QP_STATE) {
         all.state = state_of(attr.qp_state)?;
     }

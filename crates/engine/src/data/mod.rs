@@ -258,7 +258,7 @@ impl Host {
 
     /// What the driver does after a turn that was `busy` or not.
     fn next_turn(&self, busy: bool) -> Turn {
-        if busy { Turn::Busy } else { Turn::Idle(world::next_wakeup(&self.endpoint, &self.wire)) }
+        if busy { Turn::Busy } else { Turn::Idle(world::next_wakeup(&self.endpoint)) }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct TxDropped {
     pub too_long: u64,
     /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,
+    /// The destination is a process of this machine that has stopped reading.
+    pub stopped: u64,
     /// Any other refusal of the kernel (no route, firewall, no memory).
     pub refused: u64,
     /// The latest such refusal, an errno; 0 when there was none.
@@ -65,7 +67,7 @@ pub struct TxDropped {
 impl TxDropped {
     /// All of them.
     pub const fn total(&self) -> u64 {
-        self.full + self.too_long + self.family + self.refused
+        self.full + self.too_long + self.family + self.stopped + self.refused
     }
 }
 

@@ -317,6 +317,10 @@ impl Route for Socket {
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
         frame.path.remote
     }
+
+    fn loses(&self, _remote: SocketAddr) -> bool {
+        false
+    }
 }
 
 /// What the ICRC covers of the headers of a packet; `None` between IP versions.

@@ -425,12 +425,15 @@ fn unanswered(side: &Side) -> Vec<(usize, AtomicOp)> {
 /// Brings a datagram queue pair from RESET to RTS.
 fn raise(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
     let sq_psn = endpoint.initial_psn(side.qpn)?;
-    let keys = AttrMask::PKEY_INDEX.with(AttrMask::PORT).with(AttrMask::QKEY);
-    let steps =
-        [(QpState::Init, keys), (QpState::Rtr, AttrMask::NONE), (QpState::Rts, AttrMask::SQ_PSN)];
+    let keys = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
+    let steps = [
+        (QpState::Init, keys),
+        (QpState::Rtr, AttrMask::empty()),
+        (QpState::Rts, AttrMask::SQ_PSN),
+    ];
     for (state, mask) in steps {
         let bare = QpAttr::to(state);
-        let attr = QpAttr { mask: bare.mask.with(mask), qkey: side.qkey, sq_psn, ..bare };
+        let attr = QpAttr { mask: bare.mask | mask, qkey: side.qkey, sq_psn, ..bare };
         endpoint.modify_qp(side.qpn, &attr)?;
     }
     Ok(())
