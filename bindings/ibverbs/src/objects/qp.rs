@@ -169,7 +169,7 @@ impl Qp {
         if !Arc::ptr_eq(&ah.engine, &self.engine) {
             return Err(Errno::INVAL);
         }
-        Ok(Datagram { path: ah.path, dest_qp: Qpn::new(qpn), qkey })
+        Ok(Datagram { ah: ah.path.into(), dest_qp: Qpn::new(qpn), qkey })
     }
 
     fn leave(&self, core: &mut Core) {

@@ -321,7 +321,7 @@ impl Qp {
             Kind::Rc(_) | Kind::Uc(_) => Some((self.qpc.peer.path, self.qpc.peer.dest_qp)),
             Kind::Ud(ud) => {
                 let to = ud.sends.next()?.0.wr.to?;
-                Some((to.path, to.dest_qp))
+                Some((to.ah.path, to.dest_qp))
             }
         }
     }
