@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 use client::{Fault, Reason};
 use engine::error::{Kind, lacks_descriptors, split_hint};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use engine::signals::{self, EndSignal};
 
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,48 +173,16 @@ fn hint_for(error: &client::Error) -> Option<&str> {
     })
 }
 
-/// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & 1 != 0)
-}
-
-async fn hung_up(hangup: &mut Option<Signal>) {
-    match hangup {
-        Some(hangup) => drop(hangup.recv().await),
-        None => std::future::pending().await,
-    }
-}
-
-/// Cleans up when this process is asked to end by SIGHUP, SIGINT or SIGTERM, and ends it with the code that
-/// shells show for that signal.
+/// Cleans up when this process is asked to end by a signal, and ends it with the code that shells show for that signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
-    let runtime = engine::runtime::current_thread()?;
-    let keep_hangup = ignores_hangup();
-    let listen = |kind| signal(kind).map_err(CliError::usage);
-    let (mut terminate, mut interrupt, mut hangup) = {
-        let _entered = runtime.enter();
-        let hangup = if keep_hangup { None } else { Some(listen(SignalKind::hangup())?) };
-        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, hangup)
-    };
-    let wait = move || {
-        let code = runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => 143,
-                _ = interrupt.recv() => 130,
-                () = hung_up(&mut hangup) => 129,
-            }
-        });
+    let end = move |signal: EndSignal| {
         clean();
-        std::process::exit(code);
+        std::process::exit(signal.exit_code());
     };
-    std::thread::Builder::new().name("end-signals".into()).spawn(wait).map_err(CliError::usage)?;
-    Ok(())
+    Ok(signals::on_end_signal(end)?)
 }
 
 impl fmt::Display for CliError {

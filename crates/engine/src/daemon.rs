@@ -1,5 +1,5 @@
 //! The two daemons: storage target and DPU. Each starts its engine, its control plane, says once what it
-//! is and where, and runs until SIGTERM or SIGINT.
+//! is and where, and runs until SIGTERM, SIGINT or SIGHUP.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,6 @@ use host::disk::IoChoice;
 use host::root::Root;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -35,6 +34,7 @@ use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::error::{Error, with_limit_hint};
 use crate::log;
+use crate::signals::EndSignals;
 use crate::runtime;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
@@ -135,29 +135,9 @@ fn control_server() -> Server {
         .timeout(CALL_TIMEOUT)
 }
 
-/// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
-/// daemon says that it is ready.
-struct EndSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl EndSignals {
-    fn listen() -> Result<EndSignals, Error> {
-        let listen = |kind| signal(kind).map_err(Error::invalid);
-        let (terminate, interrupt) =
-            (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        Ok(EndSignals { terminate, interrupt })
-    }
-
-    /// Waits for one of them and reports it.
-    async fn received(&mut self) {
-        let name = tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        };
-        log::line(format_args!("stopping on {name}"));
-    }
+/// Waits for a signal that asks the daemon to end, and reports it.
+async fn asked_to_end(signals: &mut EndSignals) {
+    log::line(format_args!("stopping on {}", signals.received().await));
 }
 
 /// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
@@ -190,6 +170,7 @@ pub fn serve<E: From<Error>>(
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
+        // Before the daemon says that it is ready: from here on they no longer kill it.
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
         let pid = std::process::id();
@@ -204,7 +185,7 @@ pub fn serve<E: From<Error>>(
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
-            () = signals.received() => Ok(()),
+            () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
         }
     });
@@ -281,6 +262,7 @@ pub fn run_dpu<E: From<Error>>(
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
+        // Before the daemon says that it is ready: from here on they no longer kill it.
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
         let socket = Some(config.socket.clone());
@@ -295,7 +277,7 @@ pub fn run_dpu<E: From<Error>>(
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
-            () = signals.received() => Ok(()),
+            () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.has_stopped()) => Err(error.into()),
         }
     });

@@ -3,8 +3,11 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use engine::signals::on_end_signal;
 use nic::capture::Capture;
 use nic::clock;
 use nic::interfaces::interfaces;
@@ -12,7 +15,6 @@ use nic::packet::PacketTap;
 use nic::waiter::{Waiter, Waker};
 use roce::{Duration, Time};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -132,7 +134,7 @@ struct Recording {
     capture: Capture,
     /// Packets that are still wanted, if not all.
     left: Option<u64>,
-    asked_to_end: Signals,
+    asked_to_end: Arc<AtomicBool>,
 }
 
 impl Recording {
@@ -161,7 +163,7 @@ impl Recording {
     fn is_over(&self, deadline: Option<Time>) -> bool {
         self.left == Some(0)
             || self.capture.ended().is_some()
-            || self.asked_to_end.came()
+            || self.asked_to_end.load(Ordering::Relaxed)
             || deadline.is_some_and(|end| clock::now() >= end)
     }
 }
@@ -191,37 +193,13 @@ fn unwritable(path: &Path, error: &io::Error) -> CliError {
     CliError::usage(format_args!("cannot write {}: {error}", path.display()))
 }
 
-/// Whether someone asked this process to end.
-struct Signals(std::sync::mpsc::Receiver<()>);
-
-impl Signals {
-    fn came(&self) -> bool {
-        self.0.try_recv().is_ok()
-    }
-}
-
-/// From here on SIGINT and SIGTERM end the recording and not the process.
-fn end_on_signal(waker: Waker) -> Result<Signals, CliError> {
-    let runtime = engine::runtime::current_thread()?;
-    let signals = {
-        let _entered = runtime.enter();
-        signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
-    };
-    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
-    let wait = move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        });
-        // Nobody listens any more when the recording ended by itself.
-        let _ = tell.send(());
+/// From here on a signal ends the recording and not the process.
+fn end_on_signal(waker: Waker) -> Result<Arc<AtomicBool>, CliError> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&asked);
+    on_end_signal(move |_| {
+        raised.store(true, Ordering::Relaxed);
         waker.wake();
-    };
-    let thread = std::thread::Builder::new().name(String::from("dquant-signals"));
-    thread.spawn(wait).map_err(CliError::usage)?;
-    Ok(Signals(told))
+    })?;
+    Ok(asked)
 }
