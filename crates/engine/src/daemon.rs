@@ -2,7 +2,6 @@
 //! is and where, and runs until SIGTERM, SIGINT or SIGHUP.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,6 +55,8 @@ const MAX_CALLS_PER_CONNECTION: u32 = 64;
 
 /// Clients whose requests are being served at once; streams have a limit of their own.
 const MAX_CLIENTS: usize = 64;
+
+const LATER: &str = "try again later";
 
 static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
 static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
@@ -300,7 +301,7 @@ struct Clients {
 struct Client {
     id: u64,
     /// To hang up on it, while it has said nothing.
-    silent: Option<OwnedFd>,
+    silent: Option<Connection>,
 }
 
 impl Clients {
@@ -309,16 +310,20 @@ impl Clients {
     fn admit(&mut self, connection: &Connection) -> Option<u64> {
         if self.served.len() >= MAX_CLIENTS {
             let oldest = self.served.iter().position(|client| client.silent.is_some())?;
-            if let Some(socket) = self.served.remove(oldest).silent {
+            if let Some(displaced) = self.served.remove(oldest).silent {
                 DISPLACED_CLIENTS.count();
-                // Its thread sees the end of the connection. A client that has gone has the same effect.
-                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+                let text = "others came, and this client had asked for nothing";
+                // Its thread sees the end of the connection.
+                refuse_client(
+                    displaced,
+                    &Error::invalid(format!("{}; {text}", full())).hint(LATER),
+                );
             }
         }
         let id = self.next_id;
         self.next_id += 1;
         // Without a descriptor for it, it keeps its place.
-        self.served.push(Client { id, silent: connection.liveness().ok() });
+        self.served.push(Client { id, silent: connection.try_clone().ok() });
         Some(id)
     }
 
@@ -332,6 +337,10 @@ impl Clients {
     fn remove(&mut self, id: u64) {
         self.served.retain(|client| client.id != id);
     }
+}
+
+fn full() -> String {
+    format!("the DPU serves {MAX_CLIENTS} clients already")
 }
 
 fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
@@ -369,9 +378,8 @@ fn accept_clients(
             }
             let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
-                let text = format!("the DPU serves {MAX_CLIENTS} clients already");
-                log::refusal(format_args!("a local client was refused: {text}"));
-                refuse_client(connection, &Error::invalid(text).hint("try again later"));
+                log::refusal(format_args!("a local client was refused: {}", full()));
+                refuse_client(connection, &Error::invalid(full()).hint(LATER));
                 continue;
             };
             let (context, clients) = (context.clone(), Arc::clone(&clients));
@@ -394,7 +402,11 @@ mod tests {
     use super::*;
 
     #[test]
+    use prost::Message;
+
     fn the_oldest_silent_client_gives_way_and_others_stay() {
+    use crate::control::proto::OpenReply;
+    use crate::control::proto::open_reply::Result;
         let mut clients = Clients::default();
         let pair = || Connection::pair().expect("a pair of sockets");
         let pairs: Vec<_> = (0..=MAX_CLIENTS).map(|_| pair()).collect();
@@ -411,6 +423,13 @@ mod tests {
 
         for id in 2..=MAX_CLIENTS as u64 {
             clients.heard(id);
+        let heard = pairs[1].0.recv(1000).expect("a reason").bytes;
+        let Ok(OpenReply { result: Some(Result::Failure(failure)) }) =
+            OpenReply::decode(&heard[..])
+        else {
+            panic!("{heard:?}")
+        };
+        assert!(failure.message.contains("had asked for nothing"), "{failure:?}");
         }
         assert_eq!(clients.admit(&last.1), None, "all have said what they want");
         clients.remove(7);

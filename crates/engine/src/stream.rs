@@ -131,12 +131,13 @@ fn log_end(stream: &OpenStream, begun: Instant) {
     log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
-/// Refuses a client without waiting for its request.
+/// Refuses a client without waiting for its request, and hangs up.
 pub fn refuse_client(mut connection: Connection, error: &Error) {
     connection.set_timeout(Duration::ZERO);
     let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
     // A client that went away needs no answer.
     let _ = connection.send(&reply.encode_to_vec(), &[]);
+    connection.hang_up();
 }
 
 fn failure(error: &Error) -> Failure {

@@ -455,6 +455,17 @@ impl Connection {
 
     /// A second descriptor of this end, as [`Consumer::attach`](crate::ring::Consumer::attach) wants
     /// it to see the producer die.
+    /// A second handle of this end.
+    pub fn try_clone(&self) -> Result<Connection, AttachError> {
+        Ok(Connection { socket: self.liveness()?, timeout: self.timeout })
+    }
+
+    /// Ends the connection for all handles of this end. The peer still receives what was sent before.
+    pub fn hang_up(&self) {
+        // A peer that is gone already makes no difference.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     pub fn liveness(&self) -> Result<OwnedFd, AttachError> {
         rustix::io::fcntl_dupfd_cloexec(&self.socket, 0).map_err(os("dup"))
     }
