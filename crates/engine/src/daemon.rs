@@ -33,8 +33,8 @@ use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::error::{Error, with_limit_hint};
 use crate::log;
-use crate::signals::EndSignals;
 use crate::runtime;
+use crate::signals::EndSignals;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
@@ -121,7 +121,7 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
         Ok::<_, std::io::Error>((listener, address))
     };
     bound.await.map_err(|error| {
-        Error::invalid(format!("cannot listen on {control}: {error}"))
+        Error::because(format_args!("cannot listen on {control}"), &error)
             .hint("choose another address or port with --control")
     })
 }
@@ -161,7 +161,7 @@ pub fn serve<E: From<Error>>(
 ) -> Result<(), E> {
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
-            Error::invalid(error)
+            Error::from_cause(error)
                 .hint("--root takes a folder that exists and that this user may enter")
         })
     };
@@ -170,8 +170,8 @@ pub fn serve<E: From<Error>>(
     let runtime = runtime::multi_thread()?;
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
     let served = runtime.block_on(async {
-        let mut signals = EndSignals::listen()?;
         // Before the daemon says that it is ready: from here on they no longer kill it.
+        let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
         let pid = std::process::id();
@@ -185,7 +185,7 @@ pub fn serve<E: From<Error>>(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
         }
@@ -239,7 +239,7 @@ pub fn run_dpu<E: From<Error>>(
             AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
             error => error.to_string(),
         };
-        Error::invalid(text).hint(match error {
+        Error::invalid(text).caused_by(&error).hint(match error {
             AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"
@@ -262,8 +262,8 @@ pub fn run_dpu<E: From<Error>>(
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
-        let mut signals = EndSignals::listen()?;
         // Before the daemon says that it is ready: from here on they no longer kill it.
+        let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
         let socket = Some(config.socket.clone());
@@ -277,7 +277,7 @@ pub fn run_dpu<E: From<Error>>(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.has_stopped()) => Err(error.into()),
         }
@@ -365,7 +365,7 @@ fn accept_clients(
                     ACCEPT_ERRORS.count();
                     failures += 1;
                     if failures == 1 {
-                        let why = with_limit_hint(&error);
+                        let why = with_limit_hint(&error, "; ");
                         log::line(format_args!("cannot accept local clients: {why}"));
                     }
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
@@ -394,19 +394,22 @@ fn accept_clients(
             }
         }
     };
-    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(Error::invalid)
+    std::thread::Builder::new()
+        .name("dquant-accept".into())
+        .spawn(accept)
+        .map_err(Error::from_cause)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
     use prost::Message;
 
-    fn the_oldest_silent_client_gives_way_and_others_stay() {
+    use super::*;
     use crate::control::proto::OpenReply;
     use crate::control::proto::open_reply::Result;
+
+    #[test]
+    fn the_oldest_silent_client_gives_way_and_others_stay() {
         let mut clients = Clients::default();
         let pair = || Connection::pair().expect("a pair of sockets");
         let pairs: Vec<_> = (0..=MAX_CLIENTS).map(|_| pair()).collect();
@@ -420,9 +423,6 @@ mod tests {
         let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
         assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
         assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
-
-        for id in 2..=MAX_CLIENTS as u64 {
-            clients.heard(id);
         let heard = pairs[1].0.recv(1000).expect("a reason").bytes;
         let Ok(OpenReply { result: Some(Result::Failure(failure)) }) =
             OpenReply::decode(&heard[..])
@@ -430,6 +430,9 @@ mod tests {
             panic!("{heard:?}")
         };
         assert!(failure.message.contains("had asked for nothing"), "{failure:?}");
+
+        for id in 2..=MAX_CLIENTS as u64 {
+            clients.heard(id);
         }
         assert_eq!(clients.admit(&last.1), None, "all have said what they want");
         clients.remove(7);

@@ -53,7 +53,7 @@ impl EndSignals {
     /// When the signals cannot be listened to.
     pub fn listen() -> Result<EndSignals, Error> {
         let ignores_hangup = ignores_hangup();
-        let listen = |kind| signal(kind).map_err(Error::invalid);
+        let listen = |kind| signal(kind).map_err(Error::from_cause);
         Ok(EndSignals {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -90,7 +90,7 @@ pub fn on_end_signal(react: impl FnOnce(EndSignal) + Send + 'static) -> Result<(
     };
     let wait = move || react(runtime.block_on(signals.received()));
     let thread = std::thread::Builder::new().name("end-signals".into());
-    thread.spawn(wait).map(drop).map_err(Error::invalid)
+    thread.spawn(wait).map(drop).map_err(Error::from_cause)
 }
 
 /// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.

@@ -51,6 +51,7 @@ pub enum AttachError {
         /// The call.
         call: &'static str,
         /// What it returned.
+        #[source]
         errno: Errno,
     },
     /// A system call on a path failed.
@@ -61,6 +62,7 @@ pub enum AttachError {
         /// The call.
         call: &'static str,
         /// What it returned.
+        #[source]
         errno: Errno,
     },
     /// Nobody listens there.
@@ -453,8 +455,6 @@ impl Connection {
         rustix::event::poll(&mut poll, Some(&now)).is_ok() && poll[0].revents().intersects(gone)
     }
 
-    /// A second descriptor of this end, as [`Consumer::attach`](crate::ring::Consumer::attach) wants
-    /// it to see the producer die.
     /// A second handle of this end.
     pub fn try_clone(&self) -> Result<Connection, AttachError> {
         Ok(Connection { socket: self.liveness()?, timeout: self.timeout })
@@ -466,6 +466,8 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
+    /// A second descriptor of this end, as [`Consumer::attach`](crate::ring::Consumer::attach) wants
+    /// it to see the producer die.
     pub fn liveness(&self) -> Result<OwnedFd, AttachError> {
         rustix::io::fcntl_dupfd_cloexec(&self.socket, 0).map_err(os("dup"))
     }

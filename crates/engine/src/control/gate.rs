@@ -209,7 +209,7 @@ impl Gate {
                         ACCEPT_ERRORS.count();
                         failures += 1;
                         if failures == 1 {
-                            let why = with_limit_hint(&error);
+                            let why = with_limit_hint(&error, "; ");
                             log::line(format_args!("cannot accept connections: {why}"));
                         }
                         sleep(ACCEPT_PAUSE).await;

@@ -67,9 +67,10 @@ impl Peer {
             .keep_alive_while_idle(true);
         let channel = endpoint.connect().await.map_err(|error| {
             let cause = root_cause(&error);
-            if lacks_descriptors(&cause) {
+            if lacks_descriptors(&error) {
                 // Ours, so far: nothing is known about the peer.
                 return Error::invalid(format!("cannot connect to {role} {name}: {cause}"))
+                    .caused_by(&error)
                     .transient();
             }
             if cause.starts_with("failed to lookup address") {

@@ -101,7 +101,7 @@ impl fmt::Display for Recorded {
 
 impl Live {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let waiter = Waiter::new().map_err(CliError::usage)?;
+        let waiter = Waiter::new().map_err(CliError::from_cause)?;
         let tap = PacketTap::open(index_of(&self.interface)?).map_err(refused)?;
         let capture = Capture::create(&self.output, self.limit)
             .map_err(|error| unwritable(&self.output, &error))?;
@@ -147,13 +147,12 @@ impl Recording {
                     *left = left.map(|left| left - 1);
                 }
             });
-            let taken = taken.map_err(|error| {
-                CliError::usage(format_args!("the interface cannot be read: {error}"))
-            })?;
+            let taken =
+                taken.map_err(|error| CliError::because("the interface cannot be read", &error))?;
             self.capture.flush_if_due();
             if taken == 0 {
                 let sleep = deadline.map_or(LOOK, |end| end.since(clock::now()).min(LOOK));
-                self.waiter.wait(&[self.tap.fd()], Some(sleep)).map_err(CliError::usage)?;
+                self.waiter.wait(&[self.tap.fd()], Some(sleep)).map_err(CliError::from_cause)?;
             }
         }
         self.capture.flush();
@@ -172,7 +171,7 @@ fn index_of(name: &str) -> Result<Option<u32>, CliError> {
     if name == "any" {
         return Ok(None);
     }
-    let all = interfaces().map_err(CliError::usage)?;
+    let all = interfaces().map_err(CliError::from_cause)?;
     if let Some(found) = all.iter().find(|interface| interface.name == name) {
         return Ok(Some(found.index));
     }
@@ -182,7 +181,7 @@ fn index_of(name: &str) -> Result<Option<u32>, CliError> {
 }
 
 fn refused(error: io::Error) -> CliError {
-    let failed = CliError::usage(format_args!("cannot listen to an interface: {error}"));
+    let failed = CliError::because("cannot listen to an interface", &error);
     if error.kind() != io::ErrorKind::PermissionDenied {
         return failed;
     }
@@ -190,7 +189,7 @@ fn refused(error: io::Error) -> CliError {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CliError {
-    CliError::usage(format_args!("cannot write {}: {error}", path.display()))
+    CliError::because(format_args!("cannot write {}", path.display()), error)
 }
 
 /// From here on a signal ends the recording and not the process.
