@@ -26,7 +26,7 @@ pub(crate) struct Target {
     pub(crate) other_key: u32,
 }
 
-/// Body lengths that matter.
+/// Payload lengths that matter.
 const LENGTHS: [u16; 16] =
     [0, 0, 1, 4, 8, 40, 255, 256, 257, 512, 1023, 1024, 1025, 4096, 4100, 8000];
 

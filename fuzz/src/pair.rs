@@ -390,7 +390,8 @@ impl World {
         let peer_ip = self.fabric.node(1 - own as u32).ip();
         let ip = if to_group { group(peer.shape.ipv6) } else { peer_ip };
         let qkey = pick(record.e >> 5, &[QKEY, QKEY, 1 << 31, 5]);
-        Datagram { path: Path::new(SocketAddr::new(ip, ROCE_PORT)), dest_qp, qkey }
+        let ah = Path::new(SocketAddr::new(ip, ROCE_PORT)).into();
+        Datagram { ah, dest_qp, qkey }
     }
 
     fn post_recv(&mut self, own: usize, slot: usize, record: Record) {

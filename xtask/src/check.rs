@@ -20,7 +20,7 @@ Steps, in this order; all of them without arguments:
   rustc    the compiler is the one that the project is developed with
   tidy     module headers, no stray words
   fmt      rustfmt leaves every file as it is
-  layers   who may depend on whom; what pure crates may depend on
+  layers   who may depend on whom, between crates and inside them; what pure crates may depend on
   clippy   no lint fires, functions of at most 70 lines; tests and benches included
   doc      rustdoc is silent, private items included
   no-os    the pure crates link without an operating system

@@ -4,11 +4,13 @@
 //! say. First, the direction of dependencies between members is the table [`LAYERS`]; a member that is not in the
 //! table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are used
 //! without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same thing from
-//! the other side. In passing: every dependency comes from the default registry.
+//! the other side. In passing: every dependency comes from the default registry. The same step looks at the floors
+//! inside crates ([`floors`]).
 
 use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
 
 use crate::check::Outcome;
+use crate::floors;
 use crate::shell::Failure;
 use crate::workspace;
 
@@ -27,7 +29,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
     Layer { name: "sim", may_use: &["roce"], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
-    Layer { name: "nic", may_use: &["roce"], tests_may_use: &[], pure: false },
+    Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
     Layer { name: "ibverbs", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
     Layer {
@@ -49,7 +51,8 @@ const LAYERS: &[Layer] = &[
 
 pub(crate) fn check() -> Result<Outcome, Failure> {
     let metadata = workspace::metadata()?;
-    let complaints = complaints(&metadata);
+    let mut complaints = complaints(&metadata);
+    complaints.extend(floors::complaints()?);
     for complaint in &complaints {
         eprintln!("    {complaint}");
     }

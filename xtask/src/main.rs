@@ -11,6 +11,7 @@ mod bench;
 mod chaos;
 mod check;
 mod coverage;
+mod floors;
 mod fuzz;
 mod layers;
 mod no_os;

@@ -4,61 +4,28 @@
 //! go through ordinary UDP sockets. No kernel module, no root, no device node. The C ABI is that
 //! of rdma-core 44, symbol versions included (`libibverbs.map`).
 //!
-//! | module | what it holds |
+//! Each floor uses those above it in this table and none below (`cargo xtask check layers`):
+//!
+//! | floor | what it holds |
 //! |---|---|
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
-//! | [`object`], [`ack`], [`errors`], [`descriptor`], [`fork`] | what all calls share: handles, events, errno, descriptors, forked children |
-//! | [`netdev`], [`device`], [`gid`], [`query`], [`limits`] | devices, and what they say of themselves |
-//! | [`engine`] | one endpoint and wire for each open device, and who drives them |
-//! | [`context`], [`pd`], [`mr`], [`mw`], [`cq`], [`cq_ex`], [`channel`], [`srq`], [`qp`], [`qp_attr`], [`ah`], [`multicast`], [`events`] | one kind of object each |
-//! | [`post`], [`inline`], [`wr_api`] | work requests |
-//! | [`sysfs`], [`interpose`] | the view of `/sys/class/infiniband` |
-//! | [`explain`], [`capture`], [`settings`], [`signals`] | what a running program tells of itself, and what it is told |
-//! | [`text`], [`from_kernel`], [`unsupported`] | names, and symbols that providers need |
+//! | [`process`] | what it takes to be a guest in a program: errno, stderr, descriptors, forks, signals, settings |
+//! | [`engine`] | one endpoint and wire for each open device, and who drives them; network interfaces |
+//! | [`explain`] | what a running program tells of itself |
+//! | [`objects`] | devices, contexts and everything that verbs create; the view of `/sys/class/infiniband` |
+//! | [`exports`] | the functions of C |
 //!
-//! Calls come from C: every pointer may be null or stale, no call may panic, and an error is the
-//! `errno` that the man page names. Protocol decisions do not belong here.
+//! Protocol decisions do not belong here.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 mod abi;
-mod ack;
-mod ah;
-mod capture;
-mod channel;
-mod context;
-mod cq;
-mod cq_ex;
-mod descriptor;
-mod device;
 mod engine;
-mod errors;
-mod events;
 mod explain;
-mod fork;
-mod from_kernel;
-mod gid;
-mod inline;
-mod interpose;
-mod limits;
-mod mr;
-mod multicast;
-mod mw;
-mod netdev;
-mod object;
-mod pd;
-mod post;
-mod qp;
-mod qp_attr;
-mod query;
-mod settings;
-mod signals;
+mod exports;
+mod objects;
+mod process;
 #[cfg(test)]
 #[path = "../../../testing/skip.rs"]
 mod skip;
-mod srq;
-mod sysfs;
 #[cfg(test)]
 mod tests;
-mod text;
-mod unsupported;
-mod wr_api;

@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use host::disk::DiskCounters;
 use host::ring::ProducerCounters;
-use nic::udp::{RxCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
+use nic::fabric::Fabric;
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
-
-use crate::data::Host;
 
 /// Something that the threads of this process count together, and that has no engine to count it.
 #[derive(Debug)]
@@ -69,18 +67,10 @@ impl Counters {
         Counters(named.map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// The counters of endpoint and wire.
-    pub(crate) fn of_host(host: &Host) -> Counters {
+    /// The counters of a device and its wire.
+    pub(crate) fn of_fabric<F: Fabric>(fabric: &F) -> Counters {
         let mut counters = Counters::default();
-        for (name, value) in host.endpoint.counters().named() {
-            counters.set(&format!("roce.{name}"), value);
-        }
-        let wire = host.wire.inner();
-        for (name, value) in udp_counters(wire.counters()) {
-            counters.set(name, value);
-        }
-        counters.set("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
-        counters.set("udp.dropped_on_purpose", host.wire.dropped());
+        fabric.counters(&mut |name, value| counters.set(name, value));
         counters
     }
 }
@@ -181,62 +171,6 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
     ]
 }
 
-fn udp_counters(counters: &UdpCounters) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-    // Daemons have their port to themselves: nothing is shared.
-    let UdpCounters { tx, rx, sharing: _ } = counters;
-    let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
-    let TxDropped { full, too_long, family, refused, last_errno } = dropped;
-    let sent = [
-        ("udp.tx.packets", packets),
-        ("udp.tx.bytes", bytes),
-        ("udp.tx.gso_batches", gso_batches),
-        ("udp.tx.syscalls", syscalls),
-        ("udp.tx.waits", waits),
-        ("udp.tx.dropped.full", full),
-        ("udp.tx.dropped.too_long", too_long),
-        ("udp.tx.dropped.family", family),
-        ("udp.tx.dropped.refused", refused),
-        ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
-    ];
-    sent.into_iter().chain(udp_received(rx))
-}
-
-fn udp_received(counters: &RxCounters) -> [(&'static str, u64); 17] {
-    let RxCounters {
-        packets,
-        bytes,
-        gro_batches,
-        syscalls,
-        accepted,
-        id_solved,
-        bad_icrc,
-        truncated,
-        unparsable,
-        errors,
-    } = *counters;
-    let Unparsable { too_short, opcode, version, syndrome, pad, reserved, extension, range } =
-        unparsable;
-    [
-        ("udp.rx.packets", packets),
-        ("udp.rx.bytes", bytes),
-        ("udp.rx.gro_batches", gro_batches),
-        ("udp.rx.syscalls", syscalls),
-        ("udp.rx.accepted", accepted),
-        ("udp.rx.id_solved", id_solved),
-        ("udp.rx.bad_icrc", bad_icrc),
-        ("udp.rx.truncated", truncated),
-        ("udp.rx.errors", errors),
-        ("udp.rx.bad.too_short", too_short),
-        ("udp.rx.bad.opcode", opcode),
-        ("udp.rx.bad.version", version),
-        ("udp.rx.bad.syndrome", syndrome),
-        ("udp.rx.bad.pad", pad),
-        ("udp.rx.bad.reserved", reserved),
-        ("udp.rx.bad.extension", extension),
-        ("udp.rx.bad.range", range),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,8 +223,8 @@ mod tests {
         assert_all_named(&DiskCounters::default(), disk_counters(&Default::default()));
         let target = TargetCounters::default();
         assert_all_named(&target, target_counters(&target));
-        let udp = UdpCounters::default();
-        assert_all_named(&(udp.tx, udp.rx), udp_counters(&udp));
+        let udp = nic::udp::UdpCounters::default();
+        assert_all_named(&(udp.tx, udp.rx), udp.named());
         let roce = roce::endpoint::Counters::default();
         assert_all_named(&roce, roce.named());
     }

@@ -215,6 +215,10 @@ pub fn engine_error(error: EngineError) -> Error {
         EngineError::Limit { what: "streams", .. } => {
             usage.hint("close another stream, or start a second `dquant dpu` on another socket")
         }
+        EngineError::Udp(error) => match error.hint() {
+            Some(hint) => usage.hint(hint),
+            None => usage,
+        },
         _ => usage,
     }
 }

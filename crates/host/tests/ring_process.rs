@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use host::attach::{Connection, Listener};
 use host::ring::{Consumer, Producer, RingConfig, RingError, RingFds, SlotIndex, SlotMeta};
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng as _, SeedableRng};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
@@ -20,15 +22,15 @@ const ROLE: &str = "DQUANT_TEST_ROLE";
 const SOCKET: &str = "DQUANT_TEST_SOCKET";
 const LONG: Duration = Duration::from_secs(20);
 
-/// SplitMix64.
-struct Rng(u64);
+struct Rng(Pcg64);
 
 impl Rng {
+    fn new(seed: u64) -> Rng {
+        Rng(Pcg64::seed_from_u64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 }
 
@@ -258,7 +260,7 @@ fn a_killed_consumer_is_noticed_and_the_next_one_served() {
 fn a_consumer_may_be_killed_at_any_instant() {
     let daemon = Daemon::new();
     for seed in 0..8 {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut reader = Other::start("read", &daemon.path);
         let (mut producer, client) = daemon.serve(CONFIG);
         let delay = Duration::from_micros(rng.next() % 30_000);
@@ -344,7 +346,7 @@ fn scribble(path: &PathBuf) {
     connection.send(b"scribbling", &[]).unwrap();
     let produced = Words::map(&fds.data, ProtFlags::READ);
     let words = Words::map(&fds.credit, ProtFlags::READ | ProtFlags::WRITE);
-    let mut rng = Rng(std::process::id().into());
+    let mut rng = Rng::new(std::process::id().into());
     loop {
         let pick = rng.next();
         let index = match pick % 4 {

@@ -4,6 +4,8 @@
 //! away what the wire has already verified, and counts it. Which packets those are follows from the
 //! seed and the order of arrival alone.
 
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng, SeedableRng};
 use roce::Time;
 use roce::verbs::Qpn;
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
@@ -17,7 +19,7 @@ pub struct LossyWire<W> {
     inner: W,
     /// A draw below this loses the packet.
     threshold: u64,
-    state: u64,
+    chance: Pcg64,
     dropped: u64,
 }
 
@@ -25,7 +27,7 @@ impl<W> LossyWire<W> {
     /// Loses `loss_ppm` packets in a million (10,000 is 1 %; a million or more loses all).
     pub fn new(inner: W, loss_ppm: u32, seed: u64) -> LossyWire<W> {
         let threshold = (1u64 << 32) * u64::from(loss_ppm.min(PPM)) / u64::from(PPM);
-        LossyWire { inner, threshold, state: seed, dropped: 0 }
+        LossyWire { inner, threshold, chance: Pcg64::seed_from_u64(seed), dropped: 0 }
     }
 
     /// Packets thrown away so far.
@@ -50,10 +52,10 @@ impl<W: Wire> Wire for LossyWire<W> {
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        let LossyWire { inner, threshold, state, dropped } = self;
+        let LossyWire { inner, threshold, chance, dropped } = self;
         let before = *dropped;
         let arrived = inner.receive(now, &mut |frame| {
-            if draw(state) < *threshold {
+            if u64::from(chance.next_u32()) < *threshold {
                 *dropped += 1;
             } else {
                 sink(frame);
@@ -73,15 +75,6 @@ impl<W: Wire> Wire for LossyWire<W> {
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         self.inner.is_stalled(path, dest)
     }
-}
-
-/// 32 uniform bits: the upper half of SplitMix64 (Steele, Lea, Flood 2014).
-fn draw(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) >> 32
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
+//! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
+//! | [`loaded`] | devices behind a libibverbs that is found at run time |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
@@ -21,8 +23,10 @@ pub mod clock;
 pub mod device;
 pub mod doctor;
 pub mod driver;
+pub mod fabric;
 pub mod fault;
 pub mod interfaces;
+pub mod loaded;
 pub mod packet;
 pub mod pool;
 pub mod ready;

@@ -475,6 +475,9 @@ fn kib_field(field: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use rand_pcg::Pcg64;
+    use rand_pcg::rand_core::{Rng, SeedableRng};
+
     use super::*;
 
     fn pool(bytes: u64) -> Pool {
@@ -570,10 +573,9 @@ mod tests {
     fn churn(seed: u64) {
         let mut pool = pool(1 << 20);
         let mut held: Vec<PoolRange> = Vec::new();
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut chance = Pcg64::seed_from_u64(seed);
         for _ in 0..400 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let pick = state >> 33;
+            let pick = u64::from(chance.next_u32());
             if pick.is_multiple_of(3) && !held.is_empty() {
                 let range = held.swap_remove(pick as usize % held.len());
                 pool.free(range).expect("held");

@@ -19,7 +19,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::planted::{Bug, Planted};
-use crate::rng::SplitMix64;
+use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::Loan;
 use crate::verbs::{Completion, CqId, Qpn, VerbsError, WcStatus};
@@ -137,7 +137,7 @@ pub(crate) struct CqTable {
 }
 
 impl CqTable {
-    pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> CqTable {
+    pub(crate) fn new(limit: u32, rng: &mut Rng) -> CqTable {
         let slab = Slab::new(Layout::new(limit, u32::BITS), rng.next_u32());
         CqTable { slab, notified: VecDeque::new(), planted: Planted::default() }
     }

@@ -103,13 +103,13 @@ impl Deadlines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::SplitMix64;
+    use crate::rng::Rng;
     use alloc::collections::BTreeMap;
 
     #[test]
     fn agrees_with_a_scan_of_all_deadlines() {
         for seed in 0..20 {
-            let mut rng = SplitMix64::new(seed);
+            let mut rng = Rng::new(seed);
             let mut heap = Deadlines::default();
             let mut model = BTreeMap::new();
             for _ in 0..2_000 {

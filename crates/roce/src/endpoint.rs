@@ -14,6 +14,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
+use crate::device::InitialPsns;
 use crate::events::EventQueue;
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
@@ -24,7 +25,7 @@ use crate::planted::Bug;
 use crate::planted::Planted;
 use crate::qp::{Context, IsStalled, Qp};
 use crate::report::{Cause, LastError, QpReport};
-use crate::rng::{HashedCounter, SplitMix64};
+use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::Time;
@@ -180,7 +181,7 @@ struct QpEntry {
 #[derive(Debug)]
 pub struct Endpoint {
     config: EndpointConfig,
-    psns: HashedCounter,
+    psns: InitialPsns,
     pds: PdTable,
     regions: RegionTable,
     cqs: CqTable,
@@ -207,8 +208,8 @@ impl Endpoint {
     /// An endpoint without any objects.
     pub fn new(config: EndpointConfig) -> Endpoint {
         let config = EndpointConfig { burst_packets: config.burst_packets.max(1), ..config };
-        let [mut psns, mut keys, mut numbers, mut handles] =
-            [1, 2, 3, 4].map(|kind| SplitMix64::of_kind(kind, config.seed));
+        let [mut keys, mut numbers, mut handles] =
+            [2, 3, 4].map(|kind| Rng::of_kind(kind, config.seed));
         let qps = Slab::sealed(qpn_layout(&config), &mut numbers);
         Endpoint {
             config,
@@ -228,7 +229,7 @@ impl Endpoint {
             planted: Planted::default(),
             past_errors: VecDeque::new(),
             outbox: Outbox::default(),
-            psns: HashedCounter::new(&mut psns),
+            psns: InitialPsns::new(config.seed),
         }
     }
 
@@ -284,7 +285,7 @@ impl Endpoint {
         within(config.max_send_wr, self.config.max_qp_wr, "send work requests")?;
         within(config.max_recv_wr, self.config.max_qp_wr, "receive work requests")?;
         config.srq.map_or(Ok(()), |srq| self.srqs.check(srq, config.pd))?;
-        let first_psn = Psn::new(self.psns.next_u32());
+        let first_psn = self.psns.draw();
         let limit = self.qps.layout().limit;
         let mtu = self.config.mtu;
         let made = self.qps.insert_with(|id, _| QpEntry {
@@ -306,8 +307,12 @@ impl Endpoint {
     /// completions that were not polled. What it took from a shared receive queue, and the program has
     /// heard nothing of, goes back there. Windows of type 2 that are bound on it lose their binding.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
+        self.destroy(Time::ZERO, qpn)
+    }
+
+    pub(crate) fn destroy(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
-        self.on_qp(qpn, |qp, cx| {
+        self.on_qp(now, qpn, |qp, cx| {
             qp.reset(cx);
             Ok(())
         })?;
@@ -352,7 +357,7 @@ impl Endpoint {
     /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then as before.
     pub fn connect(&mut self, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(qpn, |qp, cx| qp.connect(cx, peer, mtu))
+        self.on_qp(Time::ZERO, qpn, |qp, cx| qp.connect(cx, peer, mtu))
     }
 
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
@@ -366,8 +371,17 @@ impl Endpoint {
     /// missing, or one is set that it does not allow; [`VerbsError::Invalid`] for values out of
     /// range. Nothing is changed then.
     pub fn modify_qp(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
+        self.modify(Time::ZERO, qpn, attr)
+    }
+
+    pub(crate) fn modify(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(qpn, |qp, cx| qp.modify(cx, attr, mtu))
+        self.on_qp(now, qpn, |qp, cx| qp.modify(cx, attr, mtu))
+    }
+
+    /// The transport service of a queue pair.
+    pub fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError> {
+        self.entry(qpn).map(|entry| entry.qp.transport())
     }
 
     /// The attributes of a queue pair, its state among them.
@@ -377,7 +391,7 @@ impl Endpoint {
 
     /// Moves a queue pair to the error state: its work requests complete as flushed.
     pub fn modify_to_error(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| {
+        self.on_qp(Time::ZERO, qpn, |qp, cx| {
             qp.fail(cx);
             Ok(())
         })
@@ -739,10 +753,15 @@ impl Endpoint {
         }
     }
 
-    /// Until when queue pairs stay parked that were parked since the last call; the next round if the
-    /// wire names no time.
-    pub(crate) fn park_until(&mut self, at: Option<Time>) {
-        self.parked_until = at.filter(|_| !self.parked.is_empty());
+    /// Until when queue pairs stay parked: the wire's next wake-up, or the next turn if it names none.
+    pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
+        let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
+        self.parked_until = is_waiting.then(|| at.unwrap_or(now));
+    }
+
+    /// When parked queue pairs want to be asked about again.
+    pub(crate) fn parked_until(&self) -> Option<Time> {
+        self.parked_until
     }
 
     /// The next answer to READs and atomics of the peer, whosever turn it is.
@@ -775,6 +794,37 @@ impl Endpoint {
         self.past_errors.push_back(error);
     }
 
+    // ---- verbs ---------------------------------------------------------------------------------
+
+    pub(crate) fn check_pd(&self, pd: PdId) -> Result<(), VerbsError> {
+        self.pds.check(pd)
+    }
+
+    pub(crate) fn forget_region(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        self.regions.deregister(lkey)
+    }
+
+    pub(crate) fn post(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
+    }
+
+    pub(crate) fn post_receive(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        wr: RecvWr,
+    ) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
+    }
+
+    pub(crate) fn poll_one(&mut self, cq: CqId) -> Option<Completion> {
+        let (completion, loan) = self.cqs.poll(cq)?;
+        if let Some(loan) = loan {
+            self.srqs.settle(loan);
+        }
+        Some(completion)
+    }
+
     // ---- plumbing ------------------------------------------------------------------------------
 
     fn slot(&self, qpn: Qpn) -> Result<u32, VerbsError> {
@@ -785,15 +835,16 @@ impl Endpoint {
         self.qps.get(qpn.get()).ok_or(no_qp(qpn))
     }
 
-    /// A verb on a queue pair. Verbs carry no time: whatever they start is timed when it is sent.
+    /// A verb on a queue pair.
     fn on_qp<T>(
         &mut self,
+        now: Time,
         qpn: Qpn,
         verb: impl FnOnce(&mut Qp, &mut Context<'_>) -> Result<T, VerbsError>,
     ) -> Result<T, VerbsError> {
         let slot = self.slot(qpn)?;
         let unused = &mut Delivery::default();
-        let done = self.with_qp(slot, Time::ZERO, unused, verb);
+        let done = self.with_qp(slot, now, unused, verb);
         done.unwrap_or(Err(no_qp(qpn)))
     }
 
@@ -861,23 +912,19 @@ impl Verbs for Endpoint {
     }
 
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.regions.deregister(lkey)
+        self.forget_region(lkey)
     }
 
     fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| qp.post_send(cx, wr))
+        self.post(Time::ZERO, qpn, wr)
     }
 
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.on_qp(qpn, |qp, cx| qp.post_recv(cx, wr))
+        self.post_receive(Time::ZERO, qpn, wr)
     }
 
     fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        let (completion, loan) = self.cqs.poll(cq)?;
-        if let Some(loan) = loan {
-            self.srqs.settle(loan);
-        }
-        Some(completion)
+        self.poll_one(cq)
     }
 }
 

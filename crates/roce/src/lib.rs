@@ -8,7 +8,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
-//! | [`verbs`] | objects, work requests, completions, and the [`verbs::Verbs`] trait that programs speak |
+//! | [`verbs`] | objects, work requests, completions, and what else the verbs name |
+//! | [`device`] | the [`device::Device`] trait that programs speak |
 //! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
 //! | `memory` | regions, windows, scatter/gather lists: the check of every access |
 //! | `qp` | queue pairs: states, the three services, loss recovery |
@@ -29,6 +30,7 @@ pub mod congestion;
 mod counters;
 mod cq;
 mod deadlines;
+pub mod device;
 pub mod endpoint;
 mod events;
 mod memory;

@@ -1,7 +1,7 @@
 //! The source of keys, queue pair numbers and initial PSNs.
 //!
 //! Whoever knows the endpoint's seed knows all of them, so where peers are hostile it has to be
-//! random. SplitMix64 (Steele, Lea, Flood 2014) can be run backwards, so no peer sees its numbers:
+//! random. PCG (`rand_pcg`) can be run backwards, so no peer sees its numbers:
 //! initial PSNs are a SipHash of a counter ([`HashedCounter`]). Each kind of number has a generator of
 //! its own, whose seed is a SipHash of the endpoint's.
 //!
@@ -9,26 +9,25 @@
 //! knows some of them cannot tell the next better than by guessing, short of breaking it. It is built
 //! for speed, not reviewed as a cipher, and no replacement for encryption on the wire.
 
-/// The generator's whole state.
-#[derive(Clone, Debug)]
-pub(crate) struct SplitMix64(u64);
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng as _, SeedableRng};
 
-impl SplitMix64 {
-    pub(crate) fn new(seed: u64) -> SplitMix64 {
-        SplitMix64(seed)
+/// A seeded generator.
+#[derive(Clone, Debug)]
+pub(crate) struct Rng(Pcg64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Rng {
+        Rng(Pcg64::seed_from_u64(seed))
     }
 
     /// The generator of one kind of numbers of the endpoint with this seed.
-    pub(crate) fn of_kind(kind: u64, seed: u64) -> SplitMix64 {
-        SplitMix64(siphash([seed, !seed], kind))
+    pub(crate) fn of_kind(kind: u64, seed: u64) -> Rng {
+        Rng::new(siphash([seed, !seed], kind))
     }
 
     pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     pub(crate) fn next_u32(&mut self) -> u32 {
@@ -44,7 +43,7 @@ pub(crate) struct HashedCounter {
 }
 
 impl HashedCounter {
-    pub(crate) fn new(rng: &mut SplitMix64) -> HashedCounter {
+    pub(crate) fn new(rng: &mut Rng) -> HashedCounter {
         HashedCounter { key: [rng.next_u64(), rng.next_u64()], drawn: 0 }
     }
 
@@ -99,7 +98,7 @@ pub(crate) struct Cipher {
 
 impl Cipher {
     /// For numbers of `bits` bits, at least 2.
-    pub(crate) fn new(bits: u32, rng: &mut SplitMix64) -> Cipher {
+    pub(crate) fn new(bits: u32, rng: &mut Rng) -> Cipher {
         let keys = core::array::from_fn(|_| [rng.next_u64(), rng.next_u64()]);
         Cipher { halves: [bits / 2, bits - bits / 2], keys }
     }
@@ -172,12 +171,12 @@ mod tests {
     #[test]
     fn what_is_sealed_is_opened_again_and_meets_nothing_else() {
         for bits in [2, 7, 12, 13] {
-            let cipher = Cipher::new(bits, &mut SplitMix64::new(bits.into()));
+            let cipher = Cipher::new(bits, &mut Rng::new(bits.into()));
             let image: BTreeSet<u32> = (0..1 << bits).map(|value| cipher.seal(value)).collect();
             assert_eq!(image.len(), 1 << bits);
             assert!((0..1 << bits).all(|value| cipher.open(cipher.seal(value)) == value));
         }
-        let wide = Cipher::new(31, &mut SplitMix64::new(5));
+        let wide = Cipher::new(31, &mut Rng::new(5));
         assert!((0..1 << 16).all(|value| wide.open(wide.seal(value * 32_767)) == value * 32_767));
     }
 
@@ -187,7 +186,7 @@ mod tests {
     fn sealed_numbers_look_unrelated() {
         const SAMPLES: u32 = 2_000;
         for bits in [16, 24, 31] {
-            let ciphers = [1, 2].map(|seed| Cipher::new(bits, &mut SplitMix64::new(seed)));
+            let ciphers = [1, 2].map(|seed| Cipher::new(bits, &mut Rng::new(seed)));
             for flipped in 0..=bits {
                 let mut changes = [0_u32; 31];
                 for n in 0..SAMPLES {
@@ -209,7 +208,7 @@ mod tests {
     #[test]
     fn kinds_of_numbers_have_nothing_in_common() {
         let firsts =
-            (0..100).flat_map(|kind| [7, 8].map(|seed| SplitMix64::of_kind(kind, seed).next_u64()));
+            (0..100).flat_map(|kind| [7, 8].map(|seed| Rng::of_kind(kind, seed).next_u64()));
         assert_eq!(firsts.collect::<BTreeSet<u64>>().len(), 200);
     }
 

@@ -11,7 +11,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::rng::{Cipher, SplitMix64, permute};
+use crate::rng::{Cipher, Rng, permute};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl<T> Slab<T> {
     }
 
     /// The same with sealed ids.
-    pub(crate) fn sealed(layout: Layout, rng: &mut SplitMix64) -> Slab<T> {
+    pub(crate) fn sealed(layout: Layout, rng: &mut Rng) -> Slab<T> {
         let cipher = Cipher::new(layout.index_bits + layout.generation_bits, rng);
         Slab { cipher: Some(cipher), ..Slab::new(layout, rng.next_u32()) }
     }
@@ -142,7 +142,7 @@ impl<T> Slab<T> {
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(u32, u32) -> T) -> Option<u32> {
         let index = self.take_free()?;
         let layout = self.layout;
-        let seed = SplitMix64::new(u64::from(index) << 32 | u64::from(self.seed)).next_u64();
+        let seed = Rng::new(u64::from(index) << 32 | u64::from(self.seed)).next_u64();
         let slot = &mut self.slots[index as usize];
         slot.count = layout.next(slot.count);
         let generation = layout.generation(slot.count, seed);
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn reserved_ids_are_never_handed_out() {
         let layout = Layout::new(1, 8);
-        let sealed = (0..50).map(|seed| Slab::sealed(layout, &mut SplitMix64::new(seed)));
+        let sealed = (0..50).map(|seed| Slab::sealed(layout, &mut Rng::new(seed)));
         for mut slab in sealed.chain([Slab::new(layout, 0)]) {
             for _ in 0..600 {
                 let id = slab.insert_with(|_, _| ()).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     /// numbers, and none comes back before the slot's generations are used up.
     #[test]
     fn sealed_ids_are_spread_over_all_numbers() {
-        let mut slab = Slab::sealed(Layout::new(1 << 12, 24), &mut SplitMix64::new(2));
+        let mut slab = Slab::sealed(Layout::new(1 << 12, 24), &mut Rng::new(2));
         let first: Vec<u32> = (0..1 << 12).filter_map(|_| slab.insert_with(|_, _| ())).collect();
         let mut seen: BTreeSet<u32> = first.iter().copied().collect();
         let mut buckets = [0_u32; 64];

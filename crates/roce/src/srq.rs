@@ -15,7 +15,7 @@ use crate::endpoint::SrqConfig;
 use crate::events::AsyncEvent;
 use crate::events::EventQueue;
 use crate::memory::sg;
-use crate::rng::SplitMix64;
+use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::verbs::{PdId, RecvWr, SrqId, VerbsError};
 
@@ -64,7 +64,7 @@ pub(crate) struct SrqTable {
 }
 
 impl SrqTable {
-    pub(crate) fn new(rng: &mut SplitMix64) -> SrqTable {
+    pub(crate) fn new(rng: &mut Rng) -> SrqTable {
         SrqTable { slab: Slab::new(Layout::new(MAX_SRQS, u32::BITS), rng.next_u32()) }
     }
 

@@ -80,7 +80,7 @@ impl FabricConfig {
 }
 
 /// Looks at a packet that was sent, before any fault, and drops it by returning false.
-pub struct Filter(Box<dyn FnMut(&Headers) -> bool>);
+struct Filter(Box<dyn FnMut(&Headers) -> bool>);
 
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +110,7 @@ pub struct Sighting {
     pub direction: Direction,
     /// Transport headers.
     pub headers: Headers,
-    /// Body bytes.
+    /// Payload bytes.
     pub payload_len: u32,
 }
 
@@ -465,7 +465,8 @@ impl<M: NodeMemory> Fabric<M> {
     pub fn next_at(&mut self) -> Option<Time> {
         if self.holds {
             let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
-            return deadlines.map(|(at, _)| at.max(self.now)).min();
+            let deadlines = deadlines.map(|(at, _)| at.max(self.now));
+            return deadlines.chain(self.events.next_at()).min();
         }
         while let Some((at, &Event::Deadline(node))) = self.events.peek() {
             let entry = &mut self.nodes[node as usize];
@@ -485,11 +486,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Moves the clock to `at`, and lets what is due by then arrive. Nodes run when they are told to.
     pub fn advance_to(&mut self, at: Time) {
-        self.now = self.now.max(at);
-        while let Some(event) = self.events.pop_due(self.now) {
-            self.handled += 1;
-            self.handle(event);
-        }
+        self.pass_to(at);
         (0..self.len()).for_each(|node| self.mark_dirty(node));
     }
 
@@ -521,13 +518,20 @@ impl<M: NodeMemory> Fabric<M> {
         let Some(at) = self.next_at() else {
             return !self.touched.is_empty();
         };
+        match self.holds {
+            true => self.advance_to(at),
+            false => self.pass_to(at),
+        }
+        self.settle_changed();
+        true
+    }
+
+    fn pass_to(&mut self, at: Time) {
         self.now = self.now.max(at);
         while let Some(event) = self.events.pop_due(self.now) {
             self.handled += 1;
             self.handle(event);
         }
-        self.settle_changed();
-        true
     }
 
     fn handle(&mut self, event: Event) {

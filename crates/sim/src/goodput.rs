@@ -61,7 +61,7 @@ impl GoodputConfig {
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goodput {
-    /// Body bits per second that arrived for good.
+    /// Payload bits per second that arrived for good.
     pub goodput_bps: u64,
     /// Bits per second on the cable, framing and repetitions included.
     pub wire_bps: u64,

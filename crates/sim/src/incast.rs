@@ -75,7 +75,7 @@ pub struct Incast {
     pub range_bytes: (u64, u64),
     /// Bits per second on the receiver's link in that time, framing included.
     pub wire_bps: u64,
-    /// Body bits per second of each sender while shares are compared, the first stream first.
+    /// Payload bits per second of each sender while shares are compared, the first stream first.
     pub shares_bps: Vec<u64>,
     /// Packets that found the queue full, in all.
     pub dropped: u64,

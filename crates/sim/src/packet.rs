@@ -107,7 +107,7 @@ pub struct Packet {
     pub(crate) id: u16,
     pub(crate) dscp: u8,
     pub(crate) hop_limit: u8,
-    /// Body bytes of a phantom packet, without pad.
+    /// Payload bytes of a phantom packet, without pad.
     pub(crate) phantom_payload: u32,
     /// Bytes that it takes on a link.
     pub(crate) frame_bytes: u32,

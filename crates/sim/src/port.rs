@@ -14,7 +14,7 @@ use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
 use crate::packet::{Addressing, Marks, Packet};
 
-/// Body of phantom packets.
+/// Payload of phantom packets.
 pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
 
 /// Buffers that are kept for packets to come.

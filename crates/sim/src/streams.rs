@@ -1,6 +1,6 @@
 //! Streams for measuring: one side WRITEs without pause, the other takes it.
 //!
-//! Body is phantom: what is measured is packets, time and queues. A stream keeps a number of
+//! Payload is phantom: what is measured is packets, time and queues. A stream keeps a number of
 //! messages posted, so that its window, its rate limit or the network holds it back and never its
 //! program.
 
@@ -105,7 +105,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Body bytes that have arrived in order.
+    /// Payload bytes that have arrived in order.
     pub(crate) fn arrived(&self, fabric: &Fabric<Phantom>) -> u64 {
         let counters = fabric.node(self.to).endpoint.qp_counters(self.peer_qpn);
         counters.map_or(0, |counters| counters.bytes_received)

@@ -11,7 +11,7 @@
 //! | [`plan`] | the plan language and its errors |
 //! | [`stage`] | a plan compiled to stages: types, where each runs, the loop that runs them over a block |
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
-//! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Verbs` and [`disk`] |
+//! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Device` and [`disk`] |
 //! | [`capsule`] | what the two say to each other |
 //! | [`kernel`] | the per-byte work: narrowing with a range check, range scan, CRC32C |
 //! | [`mod@reference`] | the same batches by slow and obvious code, to check the fast path against |

@@ -17,14 +17,17 @@
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
 //! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
 //! the two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
-//! or clock may enter: they are behind `Verbs`, `Staging` and `Disk`.
+//! or clock may enter: they are behind `Device`, `Staging` and `Disk`.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use arrayvec::ArrayVec;
+use roce::Time;
+use roce::device::{Device, PostError};
 use roce::verbs::{
-    Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
-    WcOpcode, WcStatus,
+    Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError, WcOpcode,
+    WcStatus,
 };
 use roce::world::Staging;
 
@@ -50,8 +53,9 @@ const SLOTS_PER_CREDIT: u32 = 2;
 /// Reads started per [`Target::poll`]: the kernel may copy from its page cache during submission.
 const READS_PER_POLL: u32 = 2;
 
-/// Completions of each kind taken per [`Target::poll`].
-const COMPLETIONS_PER_POLL: u32 = 256;
+/// Completions taken from a queue at once, and how often of each kind per [`Target::poll`].
+const COMPLETIONS_PER_BATCH: usize = 32;
+const BATCHES_PER_POLL: u32 = 8;
 
 /// A capsule in and a capsule out.
 const SLOT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
@@ -206,6 +210,13 @@ impl Session {
     }
 }
 
+/// What a request is carried out with.
+struct Io<'a, D, M> {
+    now: Time,
+    device: &'a mut D,
+    memory: &'a mut M,
+}
+
 /// Memory of a session, registered in the protection domain of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionMemory {
@@ -285,9 +296,10 @@ impl Target {
 
     /// Begins a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each
     /// credit: posts its receives.
-    pub fn open<V: Verbs>(
+    pub fn open<D: Device>(
         &mut self,
-        verbs: &mut V,
+        now: Time,
+        device: &mut D,
         qpn: Qpn,
         sources: Vec<Source>,
         memory: SessionMemory,
@@ -305,7 +317,7 @@ impl Target {
             served: Served::default(),
         };
         for slot in 0..credits * SLOTS_PER_CREDIT {
-            verbs.post_recv(qpn, session.receive(slot))?;
+            device.post_recv(now, qpn, &[session.receive(slot)])?;
         }
         self.sessions.insert(qpn, session);
         self.turns.push_back(qpn);
@@ -343,32 +355,46 @@ impl Target {
 
     /// Does what can be done now: at most one block through its stages, and `READS_PER_POLL` reads started.
     /// Returns whether there was something to do.
-    pub fn poll<V: Verbs, M: Staging, D: Disk>(
+    pub fn poll<D: Device, M: Staging, K: Disk>(
         &mut self,
-        verbs: &mut V,
+        now: Time,
+        device: &mut D,
         memory: &mut M,
-        disk: &mut D,
+        disk: &mut K,
     ) -> bool {
-        let mut busy = false;
-        for _ in 0..COMPLETIONS_PER_POLL {
-            let Some(done) = verbs.poll_cq(self.send_cq) else { break };
-            busy = true;
-            self.handle_sent(verbs, &done);
-        }
-        for _ in 0..COMPLETIONS_PER_POLL {
-            let Some(done) = verbs.poll_cq(self.recv_cq) else { break };
-            busy = true;
-            self.handle_capsule(verbs, memory, &done);
-        }
+        let io = &mut Io { now, device, memory };
+        let mut busy = self.take_completions(io, self.send_cq, Target::handle_sent);
+        busy |= self.take_completions(io, self.recv_cq, Target::handle_capsule);
         busy |= self.start_reads(disk);
         if let Some(done) = disk.poll() {
             busy = true;
-            self.handle_read(verbs, memory, disk, done);
+            self.handle_read(io, disk, done);
         }
         busy
     }
 
-    fn handle_sent<V: Verbs>(&mut self, verbs: &mut V, done: &Completion) {
+    /// Handles the completions of a queue, a bounded number of them; whether there were any.
+    fn take_completions<D: Device, M: Staging>(
+        &mut self,
+        io: &mut Io<'_, D, M>,
+        cq: CqId,
+        handle: impl Fn(&mut Target, &mut Io<'_, D, M>, &Completion),
+    ) -> bool {
+        let mut busy = false;
+        for _ in 0..BATCHES_PER_POLL {
+            let mut batch = ArrayVec::<Completion, COMPLETIONS_PER_BATCH>::new();
+            // A queue that cannot be read brings nothing; its queue pairs fail by themselves.
+            let _ = io.device.poll_cq(cq, &mut batch);
+            busy |= !batch.is_empty();
+            batch.iter().for_each(|done| handle(self, io, done));
+            if !batch.is_full() {
+                break;
+            }
+        }
+        busy
+    }
+
+    fn handle_sent<D: Device, M>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
         if done.status != WcStatus::Success {
             self.fail(done.qpn);
         }
@@ -386,17 +412,12 @@ impl Target {
         };
         if done.status == WcStatus::Success {
             let receive = session.receive(slot);
-            let posted = verbs.post_recv(done.qpn, receive);
+            let posted = io.device.post_recv(io.now, done.qpn, &[receive]);
             self.check(done.qpn, posted);
         }
     }
 
-    fn handle_capsule<V: Verbs, M: Staging>(
-        &mut self,
-        verbs: &mut V,
-        memory: &mut M,
-        done: &Completion,
-    ) {
+    fn handle_capsule<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
         let Some(session) = self.sessions.get_mut(&done.qpn) else {
             return;
         };
@@ -408,22 +429,22 @@ impl Target {
         }
         let slot = done.wr_id as u32;
         session.outstanding += 1;
-        let Some(request) = received(memory, session.request_addr(slot), done)
+        let Some(request) = received(io.memory, session.request_addr(slot), done)
             .and_then(|bytes| ReadRequest::decode(bytes, self.kernels.crc32c).ok())
         else {
-            return self.refuse(verbs, memory, done.qpn, slot, Refusal::BadCapsule);
+            return self.refuse(io, done.qpn, slot, Refusal::BadCapsule);
         };
         if session.outstanding > session.memory.credits {
-            return self.answer(verbs, memory, done.qpn, slot, &request, Refusal::NoCredit);
+            return self.answer(io, done.qpn, slot, &request, Refusal::NoCredit);
         }
         match session.admit(done.qpn, slot, request) {
             Ok(job) => session.pending.push_back(job),
-            Err(reason) => self.answer(verbs, memory, done.qpn, slot, &request, reason),
+            Err(reason) => self.answer(io, done.qpn, slot, &request, reason),
         }
     }
 
     /// Gives free buffers to sessions in turn. A session that finds the disk full keeps its turn.
-    fn start_reads<D: Disk>(&mut self, disk: &mut D) -> bool {
+    fn start_reads<K: Disk>(&mut self, disk: &mut K) -> bool {
         let (mut started, mut passed) = (0, 0);
         while passed < self.turns.len() && !self.free.is_empty() && started < READS_PER_POLL {
             match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
@@ -436,7 +457,7 @@ impl Target {
         started > 0
     }
 
-    fn start_read<D: Disk>(&mut self, qpn: Qpn, disk: &mut D) -> Turn {
+    fn start_read<K: Disk>(&mut self, qpn: Qpn, disk: &mut K) -> Turn {
         let kept = self.empty_handed.min(self.buffers.len() / 2);
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
@@ -460,11 +481,10 @@ impl Target {
         Turn::Taken
     }
 
-    fn handle_read<V: Verbs, M: Staging, D: Disk>(
+    fn handle_read<D: Device, M: Staging, K: Disk>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
-        disk: &D,
+        io: &mut Io<'_, D, M>,
+        disk: &K,
         done: DiskDone,
     ) {
         let buffer = done.tag as u32;
@@ -474,13 +494,13 @@ impl Target {
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
                     return self.release(buffer, Some(job.qpn));
                 }
-                let mut outcome = self.run_stages(memory, buffer, &job, done.result);
+                let mut outcome = self.run_stages(io.memory, buffer, &job, done.result);
                 // A read beyond the new end of the file shows only that the end lies before it.
                 if let Outcome::Truncated { at_byte } = &mut outcome {
                     let end = disk.len_now(job.file).unwrap_or(*at_byte);
                     *at_byte = end.min(*at_byte);
                 }
-                self.respond(verbs, memory, buffer, &job, outcome);
+                self.respond(io, buffer, &job, outcome);
             }
             Some(State::Orphan) => self.release(buffer, None),
             _ => {}
@@ -524,10 +544,9 @@ impl Target {
         }
     }
 
-    fn respond<V: Verbs, M: Staging>(
+    fn respond<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         buffer: u32,
         job: &Job,
         outcome: Outcome,
@@ -538,7 +557,7 @@ impl Target {
                 let Some(write) = self.data_write(buffer, job, bytes) else {
                     return self.release(buffer, Some(job.qpn));
                 };
-                let posted = verbs.post_send(job.qpn, write);
+                let posted = io.device.post_send(io.now, job.qpn, &[write]);
                 if !self.check(job.qpn, posted) {
                     return self.release(buffer, Some(job.qpn));
                 }
@@ -562,7 +581,7 @@ impl Target {
         let ReadRequest { seq, tag, .. } = job.request;
         let response = ReadResponse { seq, tag, outcome };
         // If this fails the WRITE may still be sent, so the buffer is freed when the session closes.
-        self.send(verbs, memory, job.qpn, job.slot, held, &response);
+        self.send(io, job.qpn, job.slot, held, &response);
     }
 
     /// The WRITE of a buffer into the reader's memory, if the session is open.
@@ -580,10 +599,9 @@ impl Target {
         })
     }
 
-    fn answer<V: Verbs, M: Staging>(
+    fn answer<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         qpn: Qpn,
         slot: u32,
         request: &ReadRequest,
@@ -592,26 +610,24 @@ impl Target {
         self.counters.refused[reason as usize - 1] += 1;
         let outcome = Outcome::Refused(reason);
         let response = ReadResponse { seq: request.seq, tag: request.tag, outcome };
-        self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
+        self.send(io, qpn, slot, NO_BUFFER, &response);
     }
 
-    fn refuse<V: Verbs, M: Staging>(
+    fn refuse<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         qpn: Qpn,
         slot: u32,
         reason: Refusal,
     ) {
         self.counters.refused[reason as usize - 1] += 1;
         let response = ReadResponse { seq: 0, tag: u32::MAX, outcome: Outcome::Refused(reason) };
-        self.send(verbs, memory, qpn, slot, NO_BUFFER, &response);
+        self.send(io, qpn, slot, NO_BUFFER, &response);
     }
 
-    fn send<V: Verbs, M: Staging>(
+    fn send<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         qpn: Qpn,
         slot: u32,
         buffer: u32,
@@ -622,7 +638,7 @@ impl Target {
         };
         session.outstanding = session.outstanding.saturating_sub(1);
         let addr = session.response_addr(slot);
-        memory
+        io.memory
             .bytes_mut(addr, CAPSULE_BYTES)
             .copy_from_slice(&response.encode(self.kernels.crc32c));
         let wr = SendWr {
@@ -637,12 +653,12 @@ impl Target {
             solicited: true,
             ..SendWr::default()
         };
-        let posted = verbs.post_send(qpn, wr);
+        let posted = io.device.post_send(io.now, qpn, &[wr]);
         self.check(qpn, posted);
     }
 
     /// Whether a work request was accepted. A session that cannot post has failed.
-    fn check(&mut self, qpn: Qpn, posted: Result<(), VerbsError>) -> bool {
+    fn check(&mut self, qpn: Qpn, posted: Result<(), PostError>) -> bool {
         if posted.is_err() {
             self.fail(qpn);
         }

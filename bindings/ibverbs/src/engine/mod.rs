@@ -1,15 +1,18 @@
 //! One engine for each device that this process has open: the endpoint, its wire, and who drives
-//! them.
+//! them. No verbs object and no C function may enter.
 //!
 //! Everything that can change lies in [`Core`], behind one lock. Whoever calls a verb takes the lock
 //! for as long as the verb needs it; posting and polling threads drain the wire while they are at
 //! it, so that a polling program never waits for another thread. When nobody polls, the progress
 //! thread does the same ([`progress`]). What a drain brought up for others than the caller goes out
-//! at its end: completion events to channels, asynchronous events to contexts ([`Core::settle`]).
+//! at its end: each notice to the [`Listener`] that is known by the number it names ([`Core::settle`]).
 //!
-//! Order of locks: arenas, then an engine's core, then channels and event queues.
+//! Order of locks: an engine's core, then those that listeners take.
 
+mod capture;
+pub(crate) mod limits;
 mod memory;
+pub(crate) mod netdev;
 mod progress;
 
 use std::collections::HashMap;
@@ -27,22 +30,14 @@ use roce::verbs::{CqId, SrqId};
 use roce::world;
 use rustix::io::Errno;
 
-use crate::capture;
-use crate::cq::Cq;
-use crate::descriptor::Watched;
-use crate::device::device_name;
-use crate::errors::{Outcome, hint_for, refused, say};
-use crate::events;
-use crate::explain;
-use crate::fork::{self, ForkLock};
-use crate::limits;
-use crate::netdev::Interface;
-use crate::qp::Qp;
-use crate::settings::Settings;
-use crate::srq::Srq;
+use crate::process::descriptor::Watched;
+use crate::process::errors::{Failure, Outcome, errno_of_io};
+use crate::process::fork::{self, ForkLock};
+use crate::process::settings::Settings;
 
 use memory::ProcessMemory;
 pub(crate) use memory::populate;
+use netdev::Interface;
 use progress::Progress;
 
 /// Rounds that a posting thread drains at most: enough to send a whole window.
@@ -73,13 +68,25 @@ pub(crate) struct Core {
     /// Gone once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
-    pub(crate) qps: HashMap<u32, &'static Qp>,
-    pub(crate) cqs: HashMap<CqId, &'static Cq>,
-    pub(crate) srqs: HashMap<SrqId, &'static Srq>,
+    pub(crate) qps: HashMap<u32, &'static dyn Listener>,
+    pub(crate) cqs: HashMap<CqId, &'static dyn Listener>,
+    pub(crate) srqs: HashMap<SrqId, &'static dyn Listener>,
 }
 
-// SAFETY: the references in the tables are to objects in arenas, which may be used by any thread.
-unsafe impl Send for Core {}
+/// What a drain has brought up about one queue pair, completion queue or shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// A completion queue was armed and got what it was armed for.
+    Completed,
+    /// The event has happened.
+    Event(AsyncEvent),
+}
+
+/// Whoever is told of notices, known to the engine by the number of what they are about.
+pub(crate) trait Listener: Sync {
+    /// Called with the core locked, on any thread: queues the notice and returns.
+    fn notify(&'static self, notice: Notice);
+}
 
 struct Open {
     engine: Arc<Engine>,
@@ -106,7 +113,10 @@ pub(crate) fn all() -> Vec<Arc<Engine>> {
 
 impl Engine {
     /// The engine of an interface: the one that is running, or a new one.
-    pub(crate) fn open(interface: Interface) -> Outcome<Arc<Engine>> {
+    ///
+    /// # Errors
+    /// When the machine lacks what a new one needs.
+    pub(crate) fn open(interface: Interface) -> Result<Arc<Engine>, Failure> {
         let mut engines = ENGINES.lock();
         if let Some(open) = engines.iter_mut().find(|open| open.engine.interface == interface) {
             open.users += 1;
@@ -136,19 +146,23 @@ impl Engine {
         }
     }
 
-    fn start(interface: Interface) -> Outcome<Arc<Engine>> {
+    fn start(interface: Interface) -> Result<Arc<Engine>, Failure> {
         let config = DeviceConfig::new(interface.addresses.clone(), interface.index);
-        let name = device_name(&interface);
+        let name = interface.device_name();
+        let refused = |what| {
+            let name = &name;
+            move |errno| Failure::new(errno, format_args!("{name}: {what}: {errno}"))
+        };
         let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
         let sockets = wire.fds().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
-        let sockets = sockets.map_err(|error| refused(&name, "its sockets are gone", error))?;
-        let no_descriptor = |error| refused(&name, "no descriptor for its progress thread", error);
+        let sockets = sockets.map_err(refused("its sockets are gone"))?;
+        let no_descriptor = refused("no descriptor for its progress thread");
         let driver = driver_for(&wire).map_err(no_descriptor)?;
         let progress = Progress::new(&driver).map_err(no_descriptor)?;
+        let seed = seed().map_err(refused("no random numbers"))?;
         capture::begin(&mut wire, &interface);
         let mtu = Mtu::from_bytes(wire.payload_limit()).unwrap_or(Mtu::M256);
-        let config =
-            EndpointConfig { qpn_prefix: wire.slot(), mtu, seed: seed(), ..limits::ENDPOINT };
+        let config = EndpointConfig { qpn_prefix: wire.slot(), mtu, seed, ..limits::ENDPOINT };
         let endpoint = Endpoint::new(config);
         let core = Core {
             endpoint,
@@ -168,10 +182,8 @@ impl Engine {
             sockets,
             vain_polls: AtomicU32::new(0),
         });
-        progress::spawn(&engine, driver)
-            .map_err(|error| refused(&name, "no progress thread", error))?;
+        progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
-        explain::start();
         Ok(engine)
     }
 
@@ -240,34 +252,33 @@ impl Core {
     pub(crate) fn settle(&mut self) {
         while let Some(id) = self.endpoint.poll_notified() {
             if let Some(cq) = self.cqs.get(&id) {
-                cq.notify();
+                cq.notify(Notice::Completed);
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
-            self.dispatch(event);
+            if let Some(listener) = self.listener(event) {
+                listener.notify(Notice::Event(event));
+            }
         }
     }
 
-    fn dispatch(&self, event: AsyncEvent) {
+    fn listener(&self, event: AsyncEvent) -> Option<&'static dyn Listener> {
         use AsyncEvent::*;
-        match event {
+        let found = match event {
             QpFatal(qpn)
             | QpRequestError(qpn)
             | QpAccessError(qpn)
             | CommunicationEstablished(qpn)
             | SendQueueDrained(qpn)
-            | LastWqeReached(qpn) => {
-                self.qps.get(&qpn.get()).into_iter().for_each(|qp| events::of_qp(qp, event));
-            }
-            SrqLimitReached(srq) => {
-                self.srqs.get(&srq).into_iter().for_each(|srq| events::of_srq(srq));
-            }
-            CqError(cq) => self.cqs.get(&cq).into_iter().for_each(|cq| events::of_cq(cq)),
-        }
+            | LastWqeReached(qpn) => self.qps.get(&qpn.get()),
+            SrqLimitReached(srq) => self.srqs.get(&srq),
+            CqError(cq) => self.cqs.get(&cq),
+        };
+        found.copied()
     }
 
     fn deadline(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint, self.wire.as_ref()?)
+        world::next_wakeup(&self.endpoint)
     }
 
     /// The wire, while the device is open.
@@ -285,30 +296,19 @@ fn driver_for(wire: &DeviceWire) -> Outcome<Driver> {
     made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
 }
 
-/// Says why there is no wire. Some errors come with a hint of their own.
-fn no_wire(device: &str, error: &UdpError) -> Errno {
-    let source = match error {
-        UdpError::Socket(source)
-        | UdpError::Option { source, .. }
-        | UdpError::Bind { source, .. } => Errno::from_io_error(source),
-        _ => None,
-    };
-    let errno = source.unwrap_or(Errno::IO);
-    let text = error.to_string();
-    let hint = if text.contains("; hint: ") && errno != Errno::MFILE {
-        String::new()
-    } else {
-        format!("; hint: {}", hint_for(errno))
-    };
-    say(format_args!("{device}: {text}{hint}"));
-    errno
+/// Why there is no wire. Some errors have a hint of their own; one for want of descriptors is the same
+/// whatever they were for.
+fn no_wire(device: &str, error: &UdpError) -> Failure {
+    let errno = error.os_error().map_or(Errno::IO, errno_of_io);
+    let own = error.hint().filter(|_| errno != Errno::MFILE);
+    Failure::new(errno, format_args!("{device}: {error}")).with_hint(own)
 }
 
-fn seed() -> u64 {
+/// Where keys and the first numbers of queue pairs come from: nobody may guess them.
+fn seed() -> Outcome<u64> {
     let mut bytes = [0; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match filled {
-        Ok(8) => u64::from_ne_bytes(bytes),
-        _ => clock::now().as_nanos() ^ u64::from(std::process::id()) << 32,
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(Errno::IO),
     }
 }

@@ -25,9 +25,9 @@ use roce::{Duration, Time};
 use rustix::io::Errno;
 
 use super::{Core, Engine, FULL_DRAIN};
-use crate::descriptor::Watched;
-use crate::errors::Outcome;
-use crate::signals::SignalsBlocked;
+use crate::process::descriptor::Watched;
+use crate::process::errors::Outcome;
+use crate::process::signals::SignalsBlocked;
 
 /// A program that has not drained for this long is away.
 const PROGRAM_AWAY: Duration = Duration::from_micros(20);

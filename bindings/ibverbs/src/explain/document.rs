@@ -14,7 +14,6 @@ use roce::{Duration, Time};
 
 use super::QPS_PER_LOCK;
 use super::json::Value;
-use crate::device::device_name;
 use crate::engine::{self, Core, Engine};
 
 /// What `format` says.
@@ -79,7 +78,7 @@ fn device(engine: &Engine) -> Value {
     let now = clock::now();
     let interface = &engine.interface;
     let mut members = vec![
-        ("device", device_name(interface).into()),
+        ("device", interface.device_name().into()),
         ("interface", interface.name.as_str().into()),
         ("addresses", interface.addresses.iter().map(ToString::to_string).collect()),
         ("mtu", engine.mtu.bytes().into()),
@@ -145,6 +144,7 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("not_sent_buffer_full", tx.dropped.full),
         ("not_sent_too_long", tx.dropped.too_long),
         ("not_sent_wrong_family", tx.dropped.family),
+        ("not_sent_to_stopped_process", tx.dropped.stopped),
         ("not_sent_refused", tx.dropped.refused),
         ("not_sent_last_errno", tx.dropped.last_errno.unsigned_abs().into()),
         ("received_packets", rx.packets),

@@ -24,9 +24,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::errors::{hint_for, say};
-use crate::fork;
-use crate::signals::SignalsBlocked;
+use crate::process::errors::Failure;
+use crate::process::fork;
+use crate::process::signals::SignalsBlocked;
 
 /// Queue pairs that are copied in one go.
 const QPS_PER_LOCK: usize = 64;
@@ -48,11 +48,10 @@ pub(crate) fn start() {
         return;
     }
     if let Err(why) = answer() {
-        let hint = match why {
-            Errno::ADDRINUSE => "another process holds the name (grep dquant-verbs /proc/net/unix)",
-            _ => hint_for(why),
-        };
-        say(format_args!("`dquant explain` gets no answer here: {why}; hint: {hint}"));
+        let taken = "another process holds the name (grep dquant-verbs /proc/net/unix)";
+        let failure =
+            Failure::new(why, format_args!("`dquant explain` gets no answer here: {why}"));
+        failure.with_hint((why == Errno::ADDRINUSE).then_some(taken)).report();
     }
 }
 

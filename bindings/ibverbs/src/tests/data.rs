@@ -93,7 +93,7 @@ fn extended(side: &Side) -> *mut ibv_qp {
         attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         attr.pd = side.pd;
         attr.send_ops_flags = u64::from(IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE);
-        let qp = crate::qp::create_qp_ex(side.context, &mut attr);
+        let qp = crate::exports::create_qp_ex(side.context, &mut attr);
         assert!(!qp.is_null(), "errno {}", errno());
         qp
     }
@@ -156,7 +156,7 @@ fn the_extended_completion_queue_is_read_field_by_field() {
         let mut attr: ibv_cq_init_attr_ex = zeroed();
         attr.cqe = 16;
         attr.wc_flags = u64::from(IBV_WC_STANDARD_FLAGS);
-        let cq = crate::cq_ex::create_cq_ex(b.context, &mut attr);
+        let cq = crate::exports::create_cq_ex(b.context, &mut attr);
         assert!(!cq.is_null());
         let mut init = qp_init(cq.cast(), IBV_QPT_RC, 4);
         let (qa, qb) = (a.qp(IBV_QPT_RC, 4), ibv_create_qp(b.pd, &mut init));
@@ -190,7 +190,7 @@ fn completions_go_with_their_queue_pair_but_for_the_one_being_read() {
     unsafe {
         let mut attr: ibv_cq_init_attr_ex = zeroed();
         attr.cqe = 16;
-        let cq = crate::cq_ex::create_cq_ex(side.context, &mut attr);
+        let cq = crate::exports::create_cq_ex(side.context, &mut attr);
         assert!(!cq.is_null());
         let mut init = qp_init(cq.cast(), IBV_QPT_RC, 4);
         let qps = [(); 2].map(|()| ibv_create_qp(side.pd, &mut init));

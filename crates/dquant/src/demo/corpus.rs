@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng, SeedableRng};
 use xio::dataset::{Dtype, TokenFile};
 
 use super::children::Workspace;
@@ -102,15 +104,15 @@ pub(super) fn layout_of(path: &Path, flat: Dtype) -> Result<TokenFile, CliError>
 /// Writes a corpus.
 fn make(path: &Path, seed: u64) -> std::io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
-    let mut random = Random(seed ^ 0x5851_f42d_4c95_7f2d);
+    let mut random = Pcg64::seed_from_u64(seed);
     let mut left_in_document = 0u32;
     for _ in 0..MADE_TOKENS {
         let token = if left_in_document == 0 {
-            left_in_document = 64 + (random.next() % 2_000) as u32;
+            left_in_document = 64 + (random.next_u64() % 2_000) as u32;
             VOCABULARY - 1
         } else {
             left_in_document -= 1;
-            power_law(random.next())
+            power_law(random.next_u64())
         };
         out.write_all(&token.to_le_bytes())?;
     }
@@ -123,19 +125,6 @@ fn power_law(draw: u64) -> u32 {
     let square = (uniform * uniform) >> 32;
     let fourth = (square * square) >> 32;
     ((fourth * u64::from(VOCABULARY - 1)) >> 32) as u32
-}
-
-/// SplitMix64: enough for data that only has to look like data.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 /// Reads the file twice.

@@ -11,8 +11,10 @@ use std::thread::JoinHandle;
 use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::driver::{Application, Turn};
+use nic::fabric::Fabric;
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
+use roce::device::Device;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
 use roce::{Duration, Time};
@@ -22,7 +24,7 @@ use xio::reader::{
 
 use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
-    Turns, Work, driver_for,
+    Turns, Work,
 };
 use crate::budget::RingLease;
 use crate::data::sink::RingSink;
@@ -138,7 +140,7 @@ pub struct DpuEngine {
 /// A queue pair of a stream and the memory of its capsules.
 struct Line {
     connection: u32,
-    qpn: Qpn,
+    ours: QpAddress,
     capsules: Option<(PoolRange, MemoryRegion)>,
 }
 
@@ -152,8 +154,8 @@ struct Domain {
 }
 
 impl Domain {
-    fn open(host: &mut Host, bytes: u64) -> Result<Domain, EngineError> {
-        let pd = host.endpoint.alloc_pd();
+    fn open<F: Fabric>(host: &mut Host<F>, bytes: u64) -> Result<Domain, EngineError> {
+        let pd = host.device().alloc_pd()?;
         let data = host.register(pd, bytes, Access::REMOTE_WRITE);
         let made = data.and_then(|data| match host.create_cqs(COMPLETIONS) {
             Ok(cqs) => Ok(Domain { pd, data, cqs }),
@@ -169,7 +171,7 @@ impl Domain {
     }
 
     /// After its queue pairs.
-    fn close(self, host: &mut Host) {
+    fn close<F: Fabric>(self, host: &mut Host<F>) {
         host.destroy_cq(self.cqs.0);
         host.destroy_cq(self.cqs.1);
         host.deregister(self.data.0, &self.data.1);
@@ -188,8 +190,8 @@ struct Stream {
     ring: RingLease,
 }
 
-struct Engine {
-    host: Host,
+struct Engine<F> {
+    host: Host<F>,
     /// Where the credits of streams are waited for.
     watched: ReadySet,
     streams: Vec<Stream>,
@@ -204,10 +206,13 @@ struct Engine {
 impl DpuEngine {
     /// Starts the engine.
     pub fn start(config: HostConfig) -> Result<DpuEngine, EngineError> {
-        let host = Host::new(&config)?;
+        DpuEngine::start_on(Host::software(&config)?)
+    }
+
+    fn start_on<F: Fabric + Send + 'static>(host: Host<F>) -> Result<DpuEngine, EngineError> {
         let notes = host.notes();
-        let roce = host.local;
-        let driver = driver_for(&host)?;
+        let roce = host.fabric.local();
+        let driver = host.driver()?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
         let (commands, inbox) = Commands::new(driver.waker());
@@ -243,17 +248,17 @@ impl Drop for DpuEngine {
     }
 }
 
-impl Application for Engine {
+impl<F: Fabric> Application for Engine<F> {
     const SPIN: Duration = SPIN;
 
     fn turn(&mut self, now: Time) -> Turn {
         self.turns.begin(now);
         let Engine { host, streams, turns, .. } = self;
-        let progress = host.turn(now, |endpoint, pool| {
+        let progress = host.turn(now, |device, pool| {
             turns.spent(Work::Packets);
             let mut worked = false;
             for Stream { reader, sink, .. } in streams {
-                worked |= reader.poll(endpoint, pool, sink);
+                worked |= reader.poll(now, device, pool, sink);
                 turns.spent(Work::Stream);
             }
             worked
@@ -277,7 +282,8 @@ impl Application for Engine {
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
         // Every one of them, also after one that has work: `woken` undoes it.
-        self.streams.iter_mut().fold(true, |idle, stream| stream.sink.prepare_sleep() && idle)
+        let idle = self.host.fabric.prepare_sleep();
+        self.streams.iter_mut().fold(idle, |idle, stream| stream.sink.prepare_sleep() && idle)
     }
 
     fn woken(&mut self) {
@@ -285,7 +291,7 @@ impl Application for Engine {
     }
 }
 
-impl Engine {
+impl<F: Fabric> Engine<F> {
     /// Ends every stream with a reason that its client reads in the ring.
     fn stop(&mut self) {
         for stream in &mut self.streams {
@@ -401,7 +407,7 @@ impl Engine {
         if need > have {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
-        let (need, have) = (spec.setup.memory_bytes(), self.host.pool.free_bytes());
+        let (need, have) = (spec.setup.memory_bytes(), self.host.fabric.memory().free_bytes());
         if need > have {
             return Err(EngineError::Limit { what: "bytes of staging buffers", need, have });
         }
@@ -414,7 +420,7 @@ impl Engine {
         stream.drop_line(&mut self.host, connection);
         let Domain { pd, cqs, .. } = stream.domain;
         let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
-        stream.lines.push(Line { connection, qpn: address.qpn, capsules: None });
+        stream.lines.push(Line { connection, ours: address, capsules: None });
         Ok(address)
     }
 
@@ -422,17 +428,17 @@ impl Engine {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
-        let line = stream.lines.iter_mut().find(|line| line.qpn == peer.ours);
+        let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
         let (pd, bytes) = (stream.domain.pd, u64::from(credits) * CREDIT_BYTES);
         let capsules = self.host.register(pd, bytes, Access::LOCAL)?;
         if let Some((range, region)) = line.capsules.replace(capsules) {
             self.host.deregister(range, &region);
         }
-        self.host.connect(peer.ours, &peer.theirs, peer.mtu)?;
+        self.host.connect(&line.ours, &peer.theirs, peer.mtu)?;
         let memory = ConnectionMemory { capsules: capsules.1, credits };
-        let endpoint = &mut self.host.endpoint;
-        Ok(stream.reader.connect(endpoint, peer.connection, peer.ours, memory)?)
+        let Host { fabric, now, .. } = &mut self.host;
+        Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)
     }
 
     fn close(&mut self, index: usize) {
@@ -451,9 +457,9 @@ impl Engine {
     }
 
     fn status(&self) -> Counters {
-        let mut counters = Counters::of_host(&self.host);
+        let mut counters = Counters::of_fabric(&self.host.fabric);
         counters.set("dpu.streams", self.streams.len() as u64);
-        counters.set("dpu.memory_free_bytes", self.host.pool.free_bytes());
+        counters.set("dpu.memory_free_bytes", self.host.fabric.memory().free_bytes());
         counters.add(&self.ended);
         self.streams.iter().for_each(|stream| counters.add(&stream.counters()));
         self.turns.report(&mut counters);
@@ -467,7 +473,7 @@ impl Stream {
     }
 
     /// Drops queue pairs that have failed, and reports them.
-    fn drop_failed(&mut self, host: &mut Host) {
+    fn drop_failed<F: Fabric>(&mut self, host: &mut Host<F>) {
         while let Some((connection, _, why)) = self.reader.lost_connection() {
             self.drop_line(host, connection);
             // Without a listener the stream is about to be closed.
@@ -476,12 +482,11 @@ impl Stream {
     }
 
     /// Destroys the queue pair of a connection, so that nothing more can arrive on it.
-    fn drop_line(&mut self, host: &mut Host, connection: u32) {
+    fn drop_line<F: Fabric>(&mut self, host: &mut Host<F>, connection: u32) {
         let found = self.lines.iter().position(|line| line.connection == connection);
         let Some(index) = found else { return };
         let line = self.lines.swap_remove(index);
-        let gone = host.endpoint.destroy_qp(line.qpn);
-        debug_assert!(gone.is_ok(), "{gone:?}");
+        host.destroy_qp(line.ours.qpn);
         if let Some((range, region)) = line.capsules {
             host.deregister(range, &region);
         }

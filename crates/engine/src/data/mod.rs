@@ -24,15 +24,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
+use nic::clock;
 use nic::driver::{Driver, Turn};
-use nic::fault::LossyWire;
+use nic::fabric::{Fabric, Software, SoftwareError};
 use nic::pool::{Pages, Pool, PoolRange};
-use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waker;
-use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
-use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs, VerbsError};
+use roce::device::{self, Device, InitialPsns};
+use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, VerbsError};
 use roce::wire::Psn;
-use roce::world::{self, Path, Progress};
+use roce::world::{Path, Progress};
 use roce::{Duration, Time};
 use thiserror::Error;
 
@@ -98,6 +99,15 @@ pub enum EngineError {
     },
 }
 
+impl From<SoftwareError> for EngineError {
+    fn from(error: SoftwareError) -> EngineError {
+        match error {
+            SoftwareError::Pool(error) => error.into(),
+            SoftwareError::Udp(error) => error.into(),
+        }
+    }
+}
+
 /// An engine that did not open what it was asked to.
 #[derive(Debug, Error)]
 #[error("{error}")]
@@ -140,42 +150,50 @@ pub struct HostConfig {
     pub seed: u64,
 }
 
-/// A RoCE endpoint with its wire and its memory.
-pub(crate) struct Host {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) wire: LossyWire<UdpWire>,
-    pub(crate) pool: Pool,
-    local: SocketAddr,
+/// A device with its memory, as an engine uses it.
+pub(crate) struct Host<F> {
+    pub(crate) fabric: F,
+    psns: InitialPsns,
+    /// When the turn under way began.
+    now: Time,
 }
 
-impl Host {
-    fn new(config: &HostConfig) -> Result<Host, EngineError> {
-        let wire = UdpWire::bind(&UdpConfig::at(config.roce))?;
-        let local = wire.local();
-        let pool = Pool::new(config.memory)?;
-        let endpoint =
-            Endpoint::new(EndpointConfig { seed: config.seed, ..EndpointConfig::default() });
-        let wire = LossyWire::new(wire, config.loss_ppm, config.seed);
-        Ok(Host { endpoint, wire, pool, local })
+impl Host<Software> {
+    /// Our own device, on a UDP socket.
+    fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
+        let HostConfig { roce, memory, loss_ppm, seed } = *config;
+        let fabric = Software::bind(roce, memory, loss_ppm, seed)?;
+        Ok(Host { fabric, psns: InitialPsns::new(seed), now: clock::now() })
     }
+}
 
+impl<F: Fabric> Host<F> {
     /// The paths chosen and why, for people.
     fn notes(&self) -> Vec<String> {
-        let (pages, count) = (self.pool.pages(), self.pool.len().div_ceil(2 << 20));
+        let pool = self.fabric.memory();
+        let (pages, count) = (pool.pages(), pool.len().div_ceil(2 << 20));
         let memory = match pages {
             Pages::Base => format!("{pages}; for huge pages: sysctl vm.nr_hugepages={count}"),
-            pages => format!("{pages} ({})", self.pool.why()),
+            pages => format!("{pages} ({})", pool.why()),
         };
-        vec![
-            format!("memory: {memory}"),
-            self.wire.inner().to_string(),
-            format!("kernels: {}", host::kernels::best().1),
-        ]
+        let mut notes = vec![format!("memory: {memory}")];
+        notes.extend(self.fabric.notes());
+        notes.push(format!("kernels: {}", host::kernels::best().1));
+        notes
+    }
+
+    fn device(&mut self) -> &mut F::Device {
+        self.fabric.device()
     }
 
     /// Receives, carries out what is due, lets the engine `work`, and sends.
-    fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
-        world::turn(&mut self.endpoint, &mut self.wire, &mut self.pool, now, work)
+    fn turn(
+        &mut self,
+        now: Time,
+        work: impl FnOnce(&mut F::Device, &mut Pool) -> bool,
+    ) -> Progress {
+        self.now = now;
+        self.fabric.turn(now, work)
     }
 
     /// Takes memory from the pool and registers it in a domain.
@@ -185,8 +203,8 @@ impl Host {
         bytes: u64,
         access: Access,
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
-        let range = self.pool.alloc(bytes.max(64), 4096)?;
-        match self.endpoint.register(pd, range.addr, range.len, access) {
+        let range = self.fabric.memory_mut().alloc(bytes.max(64), 4096)?;
+        match self.device().register(pd, range.addr, range.len, access) {
             Ok(region) => Ok((range, region)),
             Err(error) => {
                 self.release(range);
@@ -197,26 +215,26 @@ impl Host {
 
     fn release(&mut self, range: PoolRange) {
         // The range came from this pool and is given back once, so this cannot be refused.
-        let freed = self.pool.free(range);
+        let freed = self.fabric.memory_mut().free(range);
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 
     fn deregister(&mut self, range: PoolRange, region: &MemoryRegion) {
-        let gone = self.endpoint.deregister(region.lkey);
+        let gone = self.device().deregister(region.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         self.release(range);
     }
 
     /// Forgets a domain whose regions and queue pairs are gone.
     fn dealloc_pd(&mut self, pd: PdId) {
-        let gone = self.endpoint.dealloc_pd(pd);
+        let gone = self.device().dealloc_pd(pd);
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
     /// Completion queues for sends and receives.
     fn create_cqs(&mut self, depth: u32) -> Result<(CqId, CqId), EngineError> {
-        let send_cq = self.endpoint.create_cq(depth)?;
-        match self.endpoint.create_cq(depth) {
+        let send_cq = self.device().create_cq(depth)?;
+        match self.device().create_cq(depth) {
             Ok(recv_cq) => Ok((send_cq, recv_cq)),
             Err(error) => {
                 self.destroy_cq(send_cq);
@@ -226,7 +244,7 @@ impl Host {
     }
 
     fn destroy_cq(&mut self, cq: CqId) {
-        let gone = self.endpoint.destroy_cq(cq);
+        let gone = self.device().destroy_cq(cq);
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
@@ -238,36 +256,43 @@ impl Host {
     ) -> Result<QpAddress, EngineError> {
         let (send_cq, recv_cq) = cqs;
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
-        let qpn = self.endpoint.create_qp(config)?;
-        let psn = self.endpoint.initial_psn(qpn)?;
-        Ok(QpAddress { address: self.local, qpn, psn, reliability: Reliability::Selective })
+        let qpn = self.device().create_qp(config)?;
+        let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
+        Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability })
     }
 
-    fn connect(&mut self, qpn: Qpn, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
+    fn destroy_qp(&mut self, qpn: Qpn) {
+        let gone = self.fabric.device().destroy_qp(self.now, qpn);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+    }
+
+    /// Connects our end of a queue pair; losses are repaired as the peer's end says.
+    fn connect(&mut self, ours: &QpAddress, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
         let path = Path::new(peer.address);
         let connect = Connect {
             mtu,
+            local_psn: ours.psn,
             timeout: ACK_TIMEOUT,
             rnr_retry: RNR_RETRY,
             window_packets: WINDOW_PACKETS,
             reliability: peer.reliability,
             ..Connect::new(path, peer.qpn, peer.psn)
         };
-        Ok(self.endpoint.connect(qpn, &connect)?)
+        Ok(device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?)
     }
 
     /// What the driver does after a turn that was `busy` or not.
     fn next_turn(&self, busy: bool) -> Turn {
-        if busy { Turn::Busy } else { Turn::Idle(world::next_wakeup(&self.endpoint, &self.wire)) }
+        if busy { Turn::Busy } else { Turn::Idle(self.fabric.next_wakeup()) }
     }
-}
 
-/// A driver that wakes for this engine's packets.
-fn driver_for(host: &Host) -> Result<Driver, EngineError> {
-    let no_driver = |source| EngineError::Os { what: "descriptors to wait with", source };
-    let driver = Driver::new().map_err(no_driver)?;
-    driver.watched().add(host.wire.inner().fd(), 0).map_err(no_driver)?;
-    Ok(driver)
+    /// A driver that wakes for this engine's packets.
+    fn driver(&self) -> Result<Driver, EngineError> {
+        let no_driver = |source| EngineError::Os { what: "descriptors to wait with", source };
+        let driver = Driver::new().map_err(no_driver)?;
+        self.fabric.watch(driver.watched()).map_err(no_driver)?;
+        Ok(driver)
+    }
 }
 
 /// Commands to an engine, from any thread.

@@ -7,9 +7,11 @@ use host::disk::{DiskError, DiskMemory, IoMode, UringDisk};
 use host::root::OpenFile;
 use nic::clock;
 use nic::driver::{Application, Turn};
+use nic::fabric::Fabric;
 use nic::pool::PoolRange;
-use roce::endpoint::Mtu;
-use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, Verbs};
+use roce::device::Device;
+use roce::endpoint::{Mtu, Reliability};
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use roce::{Duration, Time};
 use tokio::sync::oneshot;
 use xio::disk::FileId;
@@ -20,7 +22,7 @@ use xio::target::{
 
 use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
-    Turns, Work, driver_for,
+    Turns, Work,
 };
 use crate::log;
 use crate::status::{self, Counters};
@@ -95,12 +97,16 @@ struct Domain {
 }
 
 impl Domain {
-    fn open(host: &mut Host, credits: u32, registers: PoolRange) -> Result<Domain, EngineError> {
-        let pd = host.endpoint.alloc_pd();
+    fn open<F: Fabric>(
+        host: &mut Host<F>,
+        credits: u32,
+        registers: PoolRange,
+    ) -> Result<Domain, EngineError> {
+        let pd = host.device().alloc_pd()?;
         let capsules = host.register(pd, u64::from(credits) * CREDIT_BYTES, Access::LOCAL);
         let made = capsules.and_then(|capsules| {
             let PoolRange { addr, len } = registers;
-            match host.endpoint.register(pd, addr, len, Access::LOCAL) {
+            match host.device().register(pd, addr, len, Access::LOCAL) {
                 Ok(registers) => Ok(Domain { pd, capsules, registers }),
                 Err(error) => {
                     host.deregister(capsules.0, &capsules.1);
@@ -115,8 +121,8 @@ impl Domain {
     }
 
     /// After its queue pair.
-    fn close(self, host: &mut Host) {
-        let gone = host.endpoint.deregister(self.registers.lkey);
+    fn close<F: Fabric>(self, host: &mut Host<F>) {
+        let gone = host.device().deregister(self.registers.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         host.deregister(self.capsules.0, &self.capsules.1);
         host.dealloc_pd(self.pd);
@@ -132,8 +138,8 @@ struct Session {
     ended: oneshot::Sender<Served>,
 }
 
-struct Engine {
-    host: Host,
+struct Engine<F> {
+    host: Host<F>,
     disk: UringDisk,
     target: Target,
     /// Where the target's registers lie.
@@ -156,22 +162,29 @@ impl TargetEngine {
         let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
-        let mut host = Host::new(&HostConfig { memory, ..config })?;
-        let registers = host.pool.alloc(bytes, u64::from(IO_ALIGN))?;
+        TargetEngine::start_on(Host::software(&HostConfig { memory, ..config })?, count)
+    }
+
+    fn start_on<F: Fabric + Send + 'static>(
+        mut host: Host<F>,
+        count: u32,
+    ) -> Result<TargetEngine, EngineError> {
+        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
+        let registers = host.fabric.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
         let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
         let kernels = host::kernels::best().0;
         let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
+        let pool = host.fabric.memory();
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
         // nobody looks at a destination before the read is answered (`xio::disk`).
-        let memory =
-            unsafe { DiskMemory::new(host.pool.base(), host.pool.len(), host.pool.region()) };
+        let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
         let disk = UringDisk::new(memory, DISK_QUEUE)?;
         let mut notes = host.notes();
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
         );
-        let roce = host.local;
-        let driver = driver_for(&host)?;
+        let roce = host.fabric.local();
+        let driver = host.driver()?;
         let watched = driver.watched().add(disk.fd(), 1);
         watched.map_err(|source| EngineError::Os { what: "disk completions", source })?;
         let disposer = Disposer::start();
@@ -199,15 +212,15 @@ impl TargetEngine {
     }
 }
 
-impl Application for Engine {
+impl<F: Fabric> Application for Engine<F> {
     const SPIN: Duration = SPIN;
 
     fn turn(&mut self, now: Time) -> Turn {
         self.turns.begin(now);
         let Engine { host, target, disk, turns, .. } = self;
-        let progress = host.turn(now, |endpoint, pool| {
+        let progress = host.turn(now, |device, pool| {
             turns.spent(Work::Packets);
-            let worked = target.poll(endpoint, pool, disk) | disk.flush();
+            let worked = target.poll(now, device, pool, disk) | disk.flush();
             turns.spent(Work::Sessions);
             worked
         });
@@ -228,13 +241,13 @@ impl Application for Engine {
 
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
-        true
+        self.host.fabric.prepare_sleep()
     }
 
     fn woken(&mut self) {}
 }
 
-impl Engine {
+impl<F: Fabric> Engine<F> {
     fn stop(&self) {
         for Session { qpn, .. } in &self.sessions {
             let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
@@ -288,10 +301,15 @@ impl Engine {
         };
         let SessionSpec { sources, reader, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
-        let address = QpAddress { reliability: reader.reliability, ..address };
+        let reliability = match address.reliability {
+            Reliability::Selective => reader.reliability,
+            Reliability::GoBackN => Reliability::GoBackN,
+        };
+        let (address, reader) =
+            (QpAddress { reliability, ..address }, QpAddress { reliability, ..reader });
         let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
-        let begun = begun.and_then(|()| self.host.connect(qpn, &reader, mtu));
+        let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu));
         self.sessions.push(session);
         if let Err(error) = begun {
             self.close(address.qpn);
@@ -339,7 +357,8 @@ impl Engine {
         let Domain { capsules, registers, .. } = session.domain;
         let registers_lkey = registers.lkey;
         let memory = SessionMemory { registers_lkey, capsules: capsules.1, credits };
-        Ok(self.target.open(&mut self.host.endpoint, session.qpn, sources, memory)?)
+        let Host { fabric, now, .. } = &mut self.host;
+        Ok(self.target.open(*now, fabric.device(), session.qpn, sources, memory)?)
     }
 
     fn close(&mut self, qpn: Qpn) {
@@ -351,8 +370,7 @@ impl Engine {
         self.target.close(qpn);
         // Nobody listens where the control call has gone.
         let _ = session.ended.send(served);
-        let gone = self.host.endpoint.destroy_qp(qpn);
-        debug_assert!(gone.is_ok(), "{gone:?}");
+        self.host.destroy_qp(qpn);
         session.domain.close(&mut self.host);
         self.leaving.extend(session.files);
     }
@@ -374,7 +392,7 @@ impl Engine {
     }
 
     fn status(&self) -> Counters {
-        let mut counters = Counters::of_host(&self.host);
+        let mut counters = Counters::of_fabric(&self.host.fabric);
         let target = self.target.counters();
         counters.set("target.sessions", self.sessions.len() as u64);
         let disk = status::disk_counters(self.disk.counters());

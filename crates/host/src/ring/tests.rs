@@ -6,6 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng as _, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
@@ -13,16 +15,16 @@ use crate::attach::Connection;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// SplitMix64: named, seedable, four lines.
 #[derive(Clone)]
-struct Rng(u64);
+struct Rng(Pcg64);
 
 impl Rng {
+    fn new(seed: u64) -> Rng {
+        Rng(Pcg64::seed_from_u64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -66,7 +68,7 @@ fn wait_for_slot(producer: &mut Producer) -> SlotIndex {
 
 /// The payload of publication `sequence` under `seed`, and its description.
 fn payload(seed: u64, sequence: u64, slot_bytes: usize) -> (Vec<u8>, SlotMeta) {
-    let mut rng = Rng(seed ^ sequence.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut rng = Rng::new(seed ^ sequence.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let bytes = 1 + rng.below(slot_bytes);
     let batch_bytes = 1 + rng.below(bytes);
     let batch_count = bytes.div_ceil(batch_bytes) as u32;
@@ -93,7 +95,7 @@ fn pause(rng: &mut Rng) {
 
 /// Publishes `count` slots in random pieces, often several slots under way at once.
 fn produce(mut producer: Producer, seed: u64, count: u64) -> Producer {
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let slot_bytes = producer.geometry().slot_bytes();
     for sequence in 0..count {
         let slot = wait_for_slot(&mut producer);
@@ -130,7 +132,7 @@ fn check_batch(batch: &BatchView, seed: u64, slot_bytes: usize) {
 /// Takes everything, keeps views of up to all slots but one, and drops them in random order, some on
 /// another thread.
 fn consume(mut consumer: Consumer, seed: u64, count: u64) -> Consumer {
-    let mut rng = Rng(seed ^ 0xc0de);
+    let mut rng = Rng::new(seed ^ 0xc0de);
     let slot_bytes = consumer.geometry().slot_bytes();
     let keep = consumer.geometry().slots() as usize - 1;
     consumer.set_verify(true);
@@ -174,7 +176,7 @@ fn every_byte_arrives_and_no_slot_leaks() {
     };
     for seed in seeds {
         println!("replay: DQUANT_SEED={seed} cargo test -p host every_byte_arrives");
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let slots = 1 + rng.below(6) as u32;
         let (producer, consumer, _life) = ring(slots, 4096 * (1 + rng.next() % 3));
         let writer = thread::spawn(move || produce(producer, seed, 150));

@@ -56,6 +56,8 @@ pub struct TxDropped {
     pub too_long: u64,
     /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,
+    /// The destination is a process of this machine that has stopped reading.
+    pub stopped: u64,
     /// Any other refusal of the kernel (no route, firewall, no memory).
     pub refused: u64,
     /// The latest such refusal, an errno; 0 when there was none.
@@ -65,7 +67,7 @@ pub struct TxDropped {
 impl TxDropped {
     /// All of them.
     pub const fn total(&self) -> u64 {
-        self.full + self.too_long + self.family + self.refused
+        self.full + self.too_long + self.family + self.stopped + self.refused
     }
 }
 
@@ -140,4 +142,62 @@ impl Unparsable {
             + self.extension
             + self.range
     }
+}
+
+impl UdpCounters {
+    /// Every counter with its name, but for those of shared ports: who shares a port shows them itself.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        let UdpCounters { tx, rx, sharing: _ } = self;
+        let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
+        let TxDropped { full, too_long, family, stopped: _, refused, last_errno } = dropped;
+        let sent = [
+            ("udp.tx.packets", packets),
+            ("udp.tx.bytes", bytes),
+            ("udp.tx.gso_batches", gso_batches),
+            ("udp.tx.syscalls", syscalls),
+            ("udp.tx.waits", waits),
+            ("udp.tx.dropped.full", full),
+            ("udp.tx.dropped.too_long", too_long),
+            ("udp.tx.dropped.family", family),
+            ("udp.tx.dropped.refused", refused),
+            ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
+        ];
+        sent.into_iter().chain(received(rx))
+    }
+}
+
+fn received(counters: &RxCounters) -> [(&'static str, u64); 17] {
+    let RxCounters {
+        packets,
+        bytes,
+        gro_batches,
+        syscalls,
+        accepted,
+        id_solved,
+        bad_icrc,
+        truncated,
+        unparsable,
+        errors,
+    } = *counters;
+    let Unparsable { too_short, opcode, version, syndrome, pad, reserved, extension, range } =
+        unparsable;
+    [
+        ("udp.rx.packets", packets),
+        ("udp.rx.bytes", bytes),
+        ("udp.rx.gro_batches", gro_batches),
+        ("udp.rx.syscalls", syscalls),
+        ("udp.rx.accepted", accepted),
+        ("udp.rx.id_solved", id_solved),
+        ("udp.rx.bad_icrc", bad_icrc),
+        ("udp.rx.truncated", truncated),
+        ("udp.rx.errors", errors),
+        ("udp.rx.bad.too_short", too_short),
+        ("udp.rx.bad.opcode", opcode),
+        ("udp.rx.bad.version", version),
+        ("udp.rx.bad.syndrome", syndrome),
+        ("udp.rx.bad.pad", pad),
+        ("udp.rx.bad.reserved", reserved),
+        ("udp.rx.bad.extension", extension),
+        ("udp.rx.bad.range", range),
+    ]
 }

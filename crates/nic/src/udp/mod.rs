@@ -113,17 +113,13 @@ impl UdpConfig {
 #[derive(Debug, Error)]
 pub enum UdpError {
     /// A wildcard or multicast address.
-    #[error(
-        "cannot use {0} as RoCE address; hint: name one address of this machine, because the packets' checksum (ICRC) covers it"
-    )]
+    #[error("cannot use {0} as RoCE address")]
     NotSpecific(SocketAddr),
     /// A device without addresses.
-    #[error("a device needs at least one address; hint: give the interface one (ip address add)")]
+    #[error("a device needs at least one address")]
     NoAddress,
     /// As many processes as there are numbers for have the device open.
-    #[error(
-        "254 processes use RoCE on {0} already; hint: ss -ulpn shows who holds UDP ports 29185 to 29438"
-    )]
+    #[error("254 processes use RoCE on {0} already")]
     NoSlot(IpAddr),
     /// No socket at all.
     #[error("no UDP socket: {0}")]
@@ -139,28 +135,44 @@ pub enum UdpError {
         source: io::Error,
     },
     /// The address is taken or foreign.
-    #[error("cannot bind {local}: {source}; hint: {hint}")]
+    #[error("cannot bind {local}: {source}")]
     Bind {
         /// The address to be bound.
         local: SocketAddr,
         /// The kernel's error.
         source: io::Error,
-        /// What to try.
-        hint: &'static str,
     },
 }
 
 impl UdpError {
-    pub(crate) fn bind(local: SocketAddr, source: io::Error) -> UdpError {
-        let hint = match source.kind() {
-            io::ErrorKind::AddrInUse => {
-                "another process serves RoCE there (ss -ulpn); stop it, or use another address or port"
+    /// The next thing to try, where the error tells more than its `errno` does.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            UdpError::NotSpecific(_) => {
+                "name one address of this machine, because the packets' checksum (ICRC) covers it"
             }
-            io::ErrorKind::AddrNotAvailable => "use an address of this machine (ip address)",
-            io::ErrorKind::PermissionDenied => "use a port above 1023",
-            _ => "check the address",
-        };
-        UdpError::Bind { local, source, hint }
+            UdpError::NoAddress => "give the interface one (ip address add)",
+            UdpError::NoSlot(_) => "ss -ulpn shows who holds UDP ports 29185 to 29438",
+            UdpError::Socket(_) | UdpError::Option { .. } => return None,
+            UdpError::Bind { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => {
+                    "another process serves RoCE there (ss -ulpn); stop it, or use another address or port"
+                }
+                io::ErrorKind::AddrNotAvailable => "use an address of this machine (ip address)",
+                io::ErrorKind::PermissionDenied => "use a port above 1023",
+                _ => "check the address",
+            },
+        })
+    }
+
+    /// What the kernel said, if it was the kernel that refused.
+    pub fn os_error(&self) -> Option<&io::Error> {
+        match self {
+            UdpError::Socket(source)
+            | UdpError::Option { source, .. }
+            | UdpError::Bind { source, .. } => Some(source),
+            UdpError::NotSpecific(_) | UdpError::NoAddress | UdpError::NoSlot(_) => None,
+        }
     }
 }
 
@@ -304,6 +316,10 @@ impl Route for Socket {
 
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
         frame.path.remote
+    }
+
+    fn loses(&self, _remote: SocketAddr) -> bool {
+        false
     }
 }
 

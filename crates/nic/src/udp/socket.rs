@@ -119,7 +119,7 @@ fn is_tentative(local: SocketAddr, refusal: &io::Error) -> bool {
 }
 
 fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<SocketAddr, UdpError> {
-    bind(fd, &local).map_err(|errno| UdpError::bind(local, errno.into()))?;
+    bind(fd, &local).map_err(|errno| UdpError::Bind { local, source: errno.into() })?;
     let bound = rustix::net::getsockname(fd).map_err(|errno| UdpError::Socket(errno.into()))?;
     SocketAddr::try_from(bound).map_err(|errno| UdpError::Socket(errno.into()))
 }

@@ -20,7 +20,7 @@ mod window;
 use alloc::collections::BTreeMap;
 
 use crate::planted::{Bug, Planted};
-use crate::rng::{Cipher, SplitMix64, permute};
+use crate::rng::{Cipher, Rng, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, MemoryRegion, PdId, Qpn, VerbsError};
 use window::WindowTable;
@@ -120,7 +120,7 @@ pub(crate) struct RegionTable {
 
 impl RegionTable {
     /// Room for `limit` regions and as many windows.
-    pub(crate) fn new(limit: u32, rng: &mut SplitMix64) -> RegionTable {
+    pub(crate) fn new(limit: u32, rng: &mut Rng) -> RegionTable {
         let layout = Layout::new(limit, KEY_BITS);
         let slab = Slab::new(layout, rng.next_u32());
         let (lkey_seed, rkeys) = (rng.next_u64(), Cipher::new(KEY_BITS, rng));
@@ -358,7 +358,7 @@ fn open_key(rkeys: &Cipher, rkey: u32) -> u32 {
 /// generation 0, which does not occur.
 fn key(layout: Layout, id: u32, generation: u32, seed: u64) -> u32 {
     let index = layout.index_of(id);
-    let slot_seed = SplitMix64::new(seed ^ u64::from(index)).next_u64();
+    let slot_seed = Rng::new(seed ^ u64::from(index)).next_u64();
     let tag = match permute(generation, layout.generation_bits, slot_seed) {
         0 => permute(0, layout.generation_bits, slot_seed),
         tag => tag,
@@ -374,7 +374,7 @@ mod tests {
     const PD: PdId = PdId(1);
 
     fn table() -> RegionTable {
-        RegionTable::new(16, &mut SplitMix64::new(3))
+        RegionTable::new(16, &mut Rng::new(3))
     }
 
     fn range(key: u32, addr: u64, len: u32) -> Range {
@@ -431,7 +431,7 @@ mod tests {
     /// Remote keys of neighbours, and of one slot after the other, are spread over all numbers.
     #[test]
     fn remote_keys_have_no_bits_in_common() {
-        let mut table = RegionTable::new(1 << 14, &mut SplitMix64::new(4));
+        let mut table = RegionTable::new(1 << 14, &mut Rng::new(4));
         let mut seen = BTreeSet::new();
         let mut ones = [0_u32; 32];
         for _ in 0..4_000 {
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn no_remote_key_is_zero() {
         for seed in 0..200 {
-            let cipher = Cipher::new(6, &mut SplitMix64::new(seed));
+            let cipher = Cipher::new(6, &mut Rng::new(seed));
             let keys: BTreeSet<u32> = (1..64).map(|id| seal_key(&cipher, id)).collect();
             assert_eq!((keys.len(), keys.contains(&0)), (63, false));
             assert!((1..64).all(|id| open_key(&cipher, seal_key(&cipher, id)) == id));

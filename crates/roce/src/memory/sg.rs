@@ -88,7 +88,7 @@ pub(crate) struct Extent {
 mod tests {
     use super::*;
     use crate::memory::region::Registration;
-    use crate::rng::SplitMix64;
+    use crate::rng::Rng;
     use crate::verbs::Access;
 
     fn register(regions: &mut RegionTable, len: u64) -> u32 {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn ranges_cross_elements_and_skip_empty_ones() {
-        let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
+        let mut regions = RegionTable::new(4, &mut Rng::new(1));
         let lkey = register(&mut regions, 1000);
         let sge = |addr, len| Sge { addr, len, lkey };
         let sges = [sge(0, 10), sge(500, 0), sge(100, 5), sge(200, 20)];
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_bad_element_is_refused_only_where_it_is_used() {
-        let mut regions = RegionTable::new(4, &mut SplitMix64::new(1));
+        let mut regions = RegionTable::new(4, &mut Rng::new(1));
         let lkey = register(&mut regions, 100);
         let sges = [Sge { addr: 0, len: 50, lkey }, Sge { addr: 90, len: 20, lkey }];
         let cut = |offset, len| {

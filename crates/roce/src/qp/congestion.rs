@@ -74,10 +74,10 @@ impl Congestion {
         self.controller.handle(now, Event::Notified);
     }
 
-    /// What became of request packets. Returns how many may be in flight.
-    pub(super) fn note_progress(&mut self, now: Time, progress: Progress) -> Option<u32> {
+    /// What became of request packets.
+    pub(super) fn note_progress(&mut self, now: Time, progress: Progress) {
         let Progress { acknowledged: packets, rtt, lost, has_timed_out } = progress;
-        if packets > 0 || rtt.is_some() {
+        if packets > 0 {
             self.controller.handle(now, Event::Acknowledged { packets, rtt });
         }
         if lost > 0 {
@@ -86,7 +86,6 @@ impl Congestion {
         if has_timed_out {
             self.controller.handle(now, Event::TimedOut);
         }
-        self.controller.limits().window_packets
     }
 
     pub(super) fn has_notification(&self) -> bool {

@@ -321,7 +321,7 @@ impl Qp {
             Kind::Rc(_) | Kind::Uc(_) => Some((self.qpc.peer.path, self.qpc.peer.dest_qp)),
             Kind::Ud(ud) => {
                 let to = ud.sends.next()?.0.wr.to?;
-                Some((to.path, to.dest_qp))
+                Some((to.ah.path, to.dest_qp))
             }
         }
     }
@@ -834,9 +834,11 @@ impl Qp {
 
     /// Tells congestion control what became of request packets.
     fn tell_controller(&mut self, now: Time) {
-        if let Kind::Rc(rc) = &mut self.kind {
-            let window = self.congestion.note_progress(now, rc.requester.take_progress());
-            rc.requester.limit_window(window);
+        if let Kind::Rc(rc) = &mut self.kind
+            && let Some(progress) = rc.requester.take_progress()
+        {
+            self.congestion.note_progress(now, progress);
+            rc.requester.limit_window(self.congestion.window_packets());
         }
     }
 

@@ -110,7 +110,8 @@ impl Qp {
             }
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => {
                 let front = sends.front().filter(|_| index == 0)?;
-                let peer = front.wr.to.map(|to| Peer { ip: to.path.remote.ip(), qpn: to.dest_qp });
+                let peer =
+                    front.wr.to.map(|to| Peer { ip: to.ah.path.remote.ip(), qpn: to.dest_qp });
                 Some(Culprit { wr_id: front.wr.wr_id, psn: sends.psn(), peer })
             }
         }

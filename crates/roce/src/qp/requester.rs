@@ -78,9 +78,11 @@ impl Requester {
         &self.requests.rtt
     }
 
-    /// What became of request packets since the last call.
-    pub(super) fn take_progress(&mut self) -> Progress {
-        core::mem::take(&mut self.requests.progress)
+    /// What became of request packets since the last call, if anything did.
+    pub(super) fn take_progress(&mut self) -> Option<Progress> {
+        let Progress { acknowledged, lost, has_timed_out, .. } = self.requests.progress;
+        let has_news = acknowledged > 0 || lost > 0 || has_timed_out;
+        has_news.then(|| core::mem::take(&mut self.requests.progress))
     }
 
     /// Congestion control lets so many request packets be in flight.

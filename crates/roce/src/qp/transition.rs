@@ -100,7 +100,7 @@ const RULES: &[Rule] = rules! {
 };
 
 /// Attributes that the transition must be given, and those that it may be; `None` if it is not legal.
-pub(super) fn rule(
+pub(crate) fn rule(
     transport: Transport,
     from: QpState,
     to: QpState,

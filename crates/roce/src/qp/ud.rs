@@ -45,7 +45,7 @@ impl Ud {
             ..PacketHeaders::new(opcode, self.sends.psn(), ext)
         };
         self.sends.advance(cx, true);
-        *cx.packet = Some((to.path, cx.qpc.headers_to(to.dest_qp, header, len)));
+        *cx.packet = Some((to.ah.path, cx.qpc.headers_to(to.dest_qp, header, len)));
         Ok(())
     }
 

@@ -120,6 +120,8 @@ pub struct Connect {
     pub mtu: Mtu,
     /// PSN of the first request that the peer will send.
     pub remote_psn: Psn,
+    /// PSN of the first request that we send.
+    pub local_psn: Psn,
     /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
     pub timeout: u8,
     /// Retries after timeouts and sequence errors before giving up, 0–7.
@@ -149,6 +151,7 @@ impl Connect {
             dest_qp,
             mtu: Mtu::M1024,
             remote_psn,
+            local_psn: Psn::new(0),
             timeout: 14,
             retry_count: 7,
             rnr_retry: 7,
@@ -294,7 +297,7 @@ impl QpAttr {
             retry_count: peer.retry_count,
             rnr_retry: peer.rnr_retry,
             rq_psn: peer.remote_psn,
-            sq_psn: Psn::new(0),
+            sq_psn: peer.local_psn,
             max_rd_atomic: peer.max_rd_atomic,
             max_dest_rd_atomic: peer.max_dest_rd_atomic,
             min_rnr_timer: peer.min_rnr_timer,

@@ -92,6 +92,20 @@ pub enum VerbsError {
     /// No region has this key.
     #[error("no region has key {0:#010x}")]
     NoRegion(u32),
+    /// No such address handle on this device.
+    #[error("address handle {0} does not exist")]
+    NoAddressHandle(u32),
+    /// The device does not have the operation.
+    #[error("this device has no {0}")]
+    Unsupported(&'static str),
+    /// The device, or the library in front of it, refused for a reason of its own.
+    #[error("{call}: the device refused with errno {errno}")]
+    Device {
+        /// The verb.
+        call: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
     /// A configured table is full.
     #[error("table of {what} is full ({limit})")]
     TableFull {

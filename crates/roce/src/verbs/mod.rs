@@ -5,11 +5,9 @@
 //! | `ids` | names of objects |
 //! | `attributes` | what queue pairs are created with, connected with, and set to |
 //! | `error` | why a verb was refused |
-//! | here | work requests, completions, and the trait |
+//! | here | work requests and completions |
 //!
-//! Names are those of the InfiniBand verbs. [`Verbs`] is implemented by our software
-//! [`Endpoint`](crate::endpoint::Endpoint) and by whatever else can carry out work requests; state
-//! machines above this crate are written against the trait and never see a packet.
+//! Names are those of the InfiniBand verbs. What carries them out is a [`Device`](crate::device::Device).
 
 pub(crate) mod attributes;
 mod error;
@@ -189,11 +187,27 @@ pub enum SendOp {
     BindWindow(WindowBinding),
 }
 
+/// A way that datagrams can take, as a device knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressHandle {
+    /// The way.
+    pub path: Path,
+    /// Names it to the device that made it. The software device goes by the path alone.
+    pub id: u32,
+}
+
+impl From<Path> for AddressHandle {
+    /// A handle for the software device, which needs none to be made.
+    fn from(path: Path) -> AddressHandle {
+        AddressHandle { path, id: 0 }
+    }
+}
+
 /// Where a datagram goes: what an address handle and a UD work request say together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
     /// The way there.
-    pub path: Path,
+    pub ah: AddressHandle,
     /// The receiving queue pair; [`MULTICAST_QPN`] for groups.
     pub dest_qp: Qpn,
     /// The receiver's queue key. With the high bit set, the sender's own is used (IBA 10.2.5).

@@ -141,7 +141,7 @@ impl Fabric {
 
     /// The address of a datagram queue pair.
     pub(crate) fn address(&self, to: End) -> Datagram {
-        Datagram { path: self.nodes[to.node].path(), dest_qp: to.qpn, qkey: QKEY }
+        Datagram { ah: self.nodes[to.node].path().into(), dest_qp: to.qpn, qkey: QKEY }
     }
 
     pub(crate) fn endpoint(&mut self, end: End) -> &mut Endpoint {

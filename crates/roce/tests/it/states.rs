@@ -318,7 +318,7 @@ fn posting_follows_the_state() {
             continue;
         };
         let qpn = lone.qpn;
-        let to = Some(Datagram { path: lone.base.path, dest_qp: qpn, qkey: QKEY });
+        let to = Some(Datagram { ah: lone.base.path.into(), dest_qp: qpn, qkey: QKEY });
         let wr = SendWr { to, ..send(1, SendOp::Send, SgList::new()) };
         let sent = lone.endpoint().post_send(qpn, wr);
         let wrong = VerbsError::WrongState { qpn: qpn.get(), state: state.name() };
@@ -365,7 +365,7 @@ fn the_error_state_flushes_every_transport() {
     for transport in TRANSPORTS {
         let mut lone = Lone::in_state(transport, Sqd).unwrap();
         let qpn = lone.qpn;
-        let to = Some(Datagram { path: lone.base.path, dest_qp: qpn, qkey: QKEY });
+        let to = Some(Datagram { ah: lone.base.path.into(), dest_qp: qpn, qkey: QKEY });
         let wr = |id| SendWr { to, ..send(id, SendOp::Send, SgList::new()) };
         let endpoint = lone.endpoint();
         endpoint.post_send(qpn, wr(1)).unwrap();

@@ -221,7 +221,7 @@ fn what_datagrams_cannot_do_is_refused() {
     party.fabric.post_send(a, good);
     party.fabric.run(100);
     assert_eq!(brief(&party.fabric.sent_by(a)), [(1, Success)]);
-    let connect = Connect::new(to.path, to.dest_qp, first_psn(a.qpn));
+    let connect = Connect::new(to.ah.path, to.dest_qp, first_psn(a.qpn));
     let fresh = party.fabric.create(0, Transport::Ud, None);
     let done = party.fabric.endpoint(fresh).connect(fresh.qpn, &connect);
     assert!(matches!(done, Err(VerbsError::Invalid { .. })));
@@ -282,7 +282,7 @@ fn group() -> IpAddr {
 
 fn to_group() -> Datagram {
     let path = Path::new(format!("{GROUP}:4791").parse().unwrap());
-    Datagram { path, dest_qp: MULTICAST_QPN, qkey: QKEY }
+    Datagram { ah: path.into(), dest_qp: MULTICAST_QPN, qkey: QKEY }
 }
 
 fn attach(party: &mut Party, end: End) {

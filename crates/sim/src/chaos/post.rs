@@ -202,7 +202,7 @@ impl Run {
         let peer = self.side(at.peer())?;
         let (path, dest_qp) = (self.fabric.path_to(peer.node), peer.qpn);
         let qkey = if is_secret { peer.qkey ^ 1 } else { peer.qkey };
-        Ok(Some((Datagram { path, dest_qp, qkey }, is_secret)))
+        Ok(Some((Datagram { ah: path.into(), dest_qp, qkey }, is_secret)))
     }
 
     /// Tells the checker what a side will hear; returns the message's number.

@@ -19,7 +19,7 @@ pub struct Summary {
     pub completions: u64,
     /// Of these, the ones that were not a success.
     pub failures: u64,
-    /// Body bytes compared when their completion came.
+    /// Payload bytes compared when their completion came.
     pub bytes_checked: u64,
     /// Atomics whose former value was part of a serial order.
     pub atomics: u64,

@@ -2,18 +2,20 @@
 
 use std::vec::Vec;
 
+use sim::chance::Chance;
+
 use super::*;
 use crate::kernel::crc32c;
 
-/// SplitMix64.
-struct Draw(u64);
+struct Draw(Chance);
 
 impl Draw {
+    fn new(seed: u64) -> Draw {
+        Draw(Chance::new(seed))
+    }
+
     fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.word()
     }
 
     /// Small, large, or anything between.
@@ -73,7 +75,7 @@ fn sealed(mut bytes: [u8; CAPSULE_BYTES]) -> [u8; CAPSULE_BYTES] {
 #[test]
 fn requests_and_answers_come_back_as_they_were() {
     for seed in 0..20_000 {
-        let mut draw = Draw(seed);
+        let mut draw = Draw::new(seed);
         let (request, response) = (draw.request(), draw.response());
         let bytes = request.encode(crc32c);
         assert_eq!(ReadRequest::decode(&bytes, crc32c), Ok(request), "seed {seed}");
@@ -88,7 +90,7 @@ fn requests_and_answers_come_back_as_they_were() {
 
 #[test]
 fn every_field_stands_alone() {
-    let plain = Draw(1).request();
+    let plain = Draw::new(1).request();
     let change: [fn(&mut ReadRequest); 8] = [
         |r| r.seq ^= 1 << 63,
         |r| r.tag ^= 1 << 31,
@@ -120,7 +122,7 @@ fn every_field_stands_alone() {
 
 #[test]
 fn every_flipped_bit_is_noticed() {
-    let mut draw = Draw(2);
+    let mut draw = Draw::new(2);
     let (request, response) = (draw.request(), draw.response());
     for bit in 0..CAPSULE_BYTES * 8 {
         let flip = |mut bytes: [u8; CAPSULE_BYTES]| {
@@ -134,7 +136,7 @@ fn every_flipped_bit_is_noticed() {
 
 #[test]
 fn the_first_thing_wrong_is_named() {
-    let good = Draw(3).request().encode(crc32c);
+    let good = Draw::new(3).request().encode(crc32c);
     let decode = |bytes: &[u8]| ReadRequest::decode(bytes, crc32c);
     for len in [0, 1, 63, 65, 128] {
         let bytes: Vec<u8> = good.iter().copied().cycle().take(len).collect();
@@ -159,7 +161,7 @@ fn the_first_thing_wrong_is_named() {
 fn a_capsule_has_one_encoding() {
     let (mut requests, mut responses) = (0, 0);
     for seed in 0..20_000 {
-        let mut draw = Draw(seed);
+        let mut draw = Draw::new(seed);
         let mut bytes = match seed % 2 {
             0 => draw.request().encode(crc32c),
             _ => draw.response().encode(crc32c),
@@ -182,7 +184,7 @@ fn a_capsule_has_one_encoding() {
 
 #[test]
 fn values_without_meaning_are_refused_by_field() {
-    let request = Draw(4).request().encode(crc32c);
+    let request = Draw::new(4).request().encode(crc32c);
     let response = |outcome| ReadResponse { seq: 1, tag: 2, outcome }.encode(crc32c);
     let refused = response(Outcome::Refused(Refusal::NoCredit));
     let done = response(Outcome::Done { bytes: 1, crc32c: 2, source_bytes: 3 });

@@ -6,8 +6,10 @@
 
 use alloc::vec::Vec;
 
+use roce::Time;
+use roce::device::Device;
 use roce::verbs::{
-    Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError, WcStatus,
+    Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError, WcStatus,
 };
 use roce::world::Staging;
 
@@ -25,6 +27,13 @@ pub struct ConnectionMemory {
     pub capsules: MemoryRegion,
     /// Requests that the target lets us have outstanding.
     pub credits: u32,
+}
+
+/// What requests are sent with.
+pub(super) struct Io<'a, D, M> {
+    pub(super) now: Time,
+    pub(super) device: &'a mut D,
+    pub(super) memory: &'a mut M,
 }
 
 /// Which block a request is for.
@@ -106,9 +115,10 @@ impl Open {
 }
 
 impl Connection {
-    pub(super) fn open<V: Verbs>(
+    pub(super) fn open<D: Device>(
         &mut self,
-        verbs: &mut V,
+        now: Time,
+        device: &mut D,
         qpn: Qpn,
         memory: ConnectionMemory,
     ) -> Result<(), VerbsError> {
@@ -116,7 +126,7 @@ impl Connection {
         let free = (0..memory.credits).rev().collect();
         let open = Open { qpn, memory, slots, free, next_seq: 1, lost: None };
         for slot in 0..memory.credits {
-            verbs.post_recv(qpn, open.receive(slot))?;
+            device.post_recv(now, qpn, &[open.receive(slot)])?;
         }
         self.0 = Some(open);
         Ok(())
@@ -158,10 +168,9 @@ impl Connection {
     }
 
     /// Sends a request; `false` if the transport refused it.
-    pub(super) fn ask<V: Verbs, M: Staging>(
+    pub(super) fn ask<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         asked: Asked,
         mut request: ReadRequest,
         crc: Crc32c,
@@ -174,7 +183,7 @@ impl Connection {
         };
         (request.seq, request.tag) = (open.next_seq, slot);
         let addr = open.request_addr(slot);
-        memory.bytes_mut(addr, CAPSULE_BYTES).copy_from_slice(&request.encode(crc));
+        io.memory.bytes_mut(addr, CAPSULE_BYTES).copy_from_slice(&request.encode(crc));
         let sges = open.sge(addr);
         let wr_id = u64::from(slot);
         let wr = SendWr {
@@ -185,7 +194,7 @@ impl Connection {
             solicited: true,
             ..SendWr::default()
         };
-        if verbs.post_send(open.qpn, wr).is_err() {
+        if io.device.post_send(io.now, open.qpn, &[wr]).is_err() {
             open.free.push(slot);
             open.lost.get_or_insert(WcStatus::LocalQpError);
             return false;
@@ -209,10 +218,9 @@ impl Connection {
         }
     }
 
-    pub(super) fn handle_answer<V: Verbs, M: Staging>(
+    pub(super) fn handle_answer<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &M,
+        io: &mut Io<'_, D, M>,
         done: &Completion,
         crc: Crc32c,
     ) -> Answer {
@@ -225,8 +233,9 @@ impl Connection {
         }
         let buffer = done.wr_id as u32;
         let addr = open.request_addr(buffer) + CAPSULE_BYTES as u64;
-        let decoded = received(memory, addr, done).and_then(|b| ReadResponse::decode(b, crc).ok());
-        if verbs.post_recv(open.qpn, open.receive(buffer)).is_err() {
+        let decoded =
+            received(io.memory, addr, done).and_then(|b| ReadResponse::decode(b, crc).ok());
+        if io.device.post_recv(io.now, open.qpn, &[open.receive(buffer)]).is_err() {
             open.lost.get_or_insert(WcStatus::LocalQpError);
         }
         let answer = decoded.and_then(|r| Some(Answer::To(open.answered(&r)?, r.outcome)));

@@ -33,7 +33,10 @@ mod schedule;
 
 use alloc::vec::Vec;
 
-use roce::verbs::{Completion, CqId, MemoryRegion, Qpn, Verbs, VerbsError, WcStatus};
+use arrayvec::ArrayVec;
+use roce::Time;
+use roce::device::Device;
+use roce::verbs::{Completion, CqId, MemoryRegion, Qpn, VerbsError, WcStatus};
 use roce::world::Staging;
 use thiserror::Error;
 
@@ -43,7 +46,7 @@ use crate::kernel::Kernels;
 use crate::order::{Order, SampleLayout};
 use crate::stage::{self, BlockError, BlockStages};
 
-use connection::{Answer, Asked, Connection};
+use connection::{Answer, Asked, Connection, Io};
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::{Lane, Resident};
 use schedule::{Coverage, Schedule};
@@ -56,6 +59,9 @@ const COPY_SAMPLES_PER_POLL: u32 = 2048;
 
 /// Blocks that one [`Reader::poll`] examines in search of one to request.
 const LOOKS_PER_POLL: u32 = 512;
+
+/// Completions of requests that are taken from their queue at once.
+const SENT_PER_BATCH: usize = 32;
 
 /// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
@@ -386,9 +392,10 @@ impl Reader {
 
     /// Gives connection `index` a queue pair: its first one, or one that replaces a lost one. The caller has
     /// destroyed the lost one, so that none of its packets reaches our memory.
-    pub fn connect<V: Verbs>(
+    pub fn connect<D: Device>(
         &mut self,
-        verbs: &mut V,
+        now: Time,
+        device: &mut D,
         index: u32,
         qpn: Qpn,
         memory: ConnectionMemory,
@@ -397,7 +404,7 @@ impl Reader {
             return Ok(());
         }
         self.ask_again(index as usize);
-        self.connections[index as usize].open(verbs, qpn, memory)
+        self.connections[index as usize].open(now, device, qpn, memory)
     }
 
     /// Marks what was requested on a connection as wanted again, and closes it.
@@ -431,50 +438,55 @@ impl Reader {
     }
 
     /// Does what can be done now. Returns whether there was something to do.
-    pub fn poll<V: Verbs, M: Staging, S: Sink>(
+    pub fn poll<D: Device, M: Staging, S: Sink>(
         &mut self,
-        verbs: &mut V,
+        now: Time,
+        device: &mut D,
         memory: &mut M,
         sink: &mut S,
     ) -> bool {
         if self.phase == Phase::Ended {
             return false;
         }
-        let mut busy = self.take_completions(verbs, memory);
-        busy |= self.ask(verbs, memory);
-        busy |= self.copy(memory, sink);
+        let io = &mut Io { now, device, memory };
+        let mut busy = self.take_completions(io);
+        busy |= self.ask(io);
+        busy |= self.copy(io.memory, sink);
         // Copying frees buffers, and reaches samples that have to be requested one by one.
-        busy |= self.phase == Phase::Streaming && self.ask(verbs, memory);
+        busy |= self.phase == Phase::Streaming && self.ask(io);
         busy
     }
 
-    fn take_completions<V: Verbs, M: Staging>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+    fn take_completions<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
         let mut busy = false;
-        while let Some(done) = verbs.poll_cq(self.send_cq) {
-            busy = true;
-            if let Some(index) = self.connection_of(done.qpn) {
-                self.connections[index].handle_sent(&done);
+        loop {
+            let mut sent = ArrayVec::<_, SENT_PER_BATCH>::new();
+            // A queue that cannot be read brings nothing; its queue pairs fail by themselves.
+            let _ = io.device.poll_cq(self.send_cq, &mut sent);
+            busy |= !sent.is_empty();
+            for done in &sent {
+                if let Some(index) = self.connection_of(done.qpn) {
+                    self.connections[index].handle_sent(done);
+                }
+            }
+            if !sent.is_full() {
+                break;
             }
         }
         // An answer may bring a block that has to pass its stages: one at a time.
-        if let Some(done) = verbs.poll_cq(self.recv_cq) {
-            busy = true;
-            self.take_answer(verbs, memory, &done);
-        }
+        let mut answer = ArrayVec::<_, 1>::new();
+        let _ = io.device.poll_cq(self.recv_cq, &mut answer);
+        busy |= !answer.is_empty();
+        answer.iter().for_each(|done| self.take_answer(io, done));
         busy
     }
 
-    fn take_answer<V: Verbs, M: Staging>(
-        &mut self,
-        verbs: &mut V,
-        memory: &mut M,
-        done: &Completion,
-    ) {
+    fn take_answer<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
         let Some(index) = self.connection_of(done.qpn) else {
             return;
         };
-        match self.connections[index].handle_answer(verbs, memory, done, self.kernels.crc32c) {
-            Answer::To(asked, outcome) => self.settle(memory, index, &asked, outcome),
+        match self.connections[index].handle_answer(io, done, self.kernels.crc32c) {
+            Answer::To(asked, outcome) => self.settle(io.memory, index, &asked, outcome),
             Answer::Bad => self.counters.bad_answers += 1,
             Answer::Lost => {}
         }
@@ -589,22 +601,21 @@ impl Reader {
     }
 
     /// Sends requests for blocks that have a staging buffer, lanes in turn.
-    fn ask<V: Verbs, M: Staging>(&mut self, verbs: &mut V, memory: &mut M) -> bool {
+    fn ask<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
         let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
         let mut looks = LOOKS_PER_POLL;
         while idle < count && looks > 0 {
             let index = self.first_lane;
             self.first_lane = (self.first_lane + 1) % count;
-            idle = if self.ask_one(verbs, memory, index, &mut looks) { 0 } else { idle + 1 };
+            idle = if self.ask_one(io, index, &mut looks) { 0 } else { idle + 1 };
             asked |= idle == 0;
         }
         asked || looks == 0
     }
 
-    fn ask_one<V: Verbs, M: Staging>(
+    fn ask_one<D: Device, M: Staging>(
         &mut self,
-        verbs: &mut V,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         index: usize,
         looks: &mut u32,
     ) -> bool {
@@ -618,7 +629,7 @@ impl Reader {
         };
         let asked = Asked { lane: index as u32, position: want.position };
         let request = want.request(source, self.data.rkey);
-        if connection.ask(verbs, memory, asked, request, self.kernels.crc32c) {
+        if connection.ask(io, asked, request, self.kernels.crc32c) {
             return true;
         }
         self.lanes[index].ask_again(want.position);

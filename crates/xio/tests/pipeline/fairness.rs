@@ -9,7 +9,7 @@ use sim::chance::Chance;
 
 use super::raw::{Raw, request};
 use super::seeds::{Replay, seeds};
-use super::world::{READER, Setup, StreamSpec, TARGET, World};
+use super::world::{READER, Setup, StreamSpec, TARGET, TargetHost, World};
 use sim::faults::FaultMix;
 use xio::target::WORK_PER_CREDIT;
 
@@ -87,9 +87,10 @@ fn a_full_disk_costs_no_turn() {
     }
     world.net.run_for(1_000_000);
     let mut disk = InstantDisk::default();
+    let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
     for _ in 0..16 {
-        world.target.target.poll(&mut node.endpoint, &mut node.memory, &mut disk);
+        world.target.target.poll(now, &mut node.endpoint, &mut node.memory, &mut disk);
     }
     assert_eq!(disk.log.len(), 16);
     for pair in disk.log.chunks(2) {
@@ -129,6 +130,7 @@ fn completions_of_all_sessions_fit() {
     assert_eq!(world.target.target.counters().done, u64::from(2 * sessions * credits));
     assert_eq!(world.target.target.free_registers(), 0);
 
+    let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
     for qpn in world.target.session_qpns() {
         node.endpoint.modify_to_error(qpn).unwrap();
@@ -137,7 +139,8 @@ fn completions_of_all_sessions_fit() {
         assert_eq!(node.endpoint.cq_overrun(cq), Some(false));
     }
     let mut failed = Vec::new();
-    while world.target.target.poll(&mut node.endpoint, &mut node.memory, &mut world.target.disk) {}
+    let TargetHost { target, disk, .. } = &mut world.target;
+    while target.poll(now, &mut node.endpoint, &mut node.memory, disk) {}
     failed.extend(std::iter::from_fn(|| world.target.target.failed_session()));
     assert_eq!(failed, world.target.session_qpns());
     world.tear_down();

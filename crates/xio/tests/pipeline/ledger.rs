@@ -2,14 +2,18 @@
 //! credits, never two of them into the same memory, never a capsule changed while it may be sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::ops::Range;
 
-use roce::endpoint::Endpoint;
+use arrayvec::ArrayVec;
+use roce::Time;
+use roce::device::{Device, PostError};
+use roce::endpoint::{AsyncEvent, Endpoint, QpAttr, QpConfig, SrqConfig};
 use roce::verbs::{
-    Access, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, Verbs, VerbsError, WcOpcode,
-    WcStatus,
+    Access, AddressHandle, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, SrqId,
+    Transport, VerbsError, WcOpcode, WcStatus, WindowId,
 };
-use roce::world::Staging;
+use roce::world::{Path, Staging};
 use xio::capsule::{CAPSULE_BYTES, ReadRequest, ReadResponse};
 use xio::kernel::crc32c;
 
@@ -38,47 +42,84 @@ pub(crate) struct Watched<'a> {
     pub(crate) ledger: &'a mut Ledger,
 }
 
-impl Verbs for Watched<'_> {
-    fn register(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        self.endpoint.register(pd, addr, len, access)
-    }
+/// Passes calls of the device on to the endpoint.
+macro_rules! pass_on {
+    ($( fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty; )+) => { $(
+        fn $name(&mut self, $($arg: $ty),*) -> $out {
+            Device::$name(self.endpoint, $($arg),*)
+        }
+    )+ };
+}
 
-    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.endpoint.deregister(lkey)
-    }
-
-    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        let (addr, wr_id) = (wr.sges[0].addr, wr.wr_id);
-        self.endpoint.post_send(qpn, wr)?;
-        let fresh = self.ledger.sending.insert((qpn, wr_id));
-        assert!(fresh, "slot {wr_id} is used again before its SEND has completed");
-        self.ledger.posted.push((qpn, addr));
+impl Device for Watched<'_> {
+    fn post_send(&mut self, now: Time, qpn: Qpn, wrs: &[SendWr]) -> Result<(), PostError> {
+        Device::post_send(self.endpoint, now, qpn, wrs)?;
+        for wr in wrs {
+            let fresh = self.ledger.sending.insert((qpn, wr.wr_id));
+            assert!(fresh, "slot {} is used again before its SEND has completed", wr.wr_id);
+            self.ledger.posted.push((qpn, wr.sges[0].addr));
+        }
         Ok(())
     }
 
-    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.ledger.receives.insert((qpn, wr.wr_id), wr.sges[0].addr);
-        self.endpoint.post_recv(qpn, wr)
+    fn post_recv(&mut self, now: Time, qpn: Qpn, wrs: &[RecvWr]) -> Result<(), PostError> {
+        let places = wrs.iter().map(|wr| ((qpn, wr.wr_id), wr.sges[0].addr));
+        self.ledger.receives.extend(places);
+        Device::post_recv(self.endpoint, now, qpn, wrs)
     }
 
-    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        let done = self.endpoint.poll_cq(cq)?;
-        match (done.status, done.opcode) {
-            (WcStatus::Success, WcOpcode::Recv) => {
-                self.ledger.answers.push((done.qpn, done.wr_id));
+    fn poll_cq<const N: usize>(
+        &mut self,
+        cq: CqId,
+        into: &mut ArrayVec<Completion, N>,
+    ) -> Result<(), VerbsError> {
+        let before = into.len();
+        Device::poll_cq(self.endpoint, cq, into)?;
+        for done in &into[before..] {
+            match (done.status, done.opcode) {
+                (WcStatus::Success, WcOpcode::Recv) => {
+                    self.ledger.answers.push((done.qpn, done.wr_id));
+                }
+                (WcStatus::Success, WcOpcode::Send) => {
+                    self.ledger.sending.remove(&(done.qpn, done.wr_id));
+                }
+                _ => {}
             }
-            (WcStatus::Success, WcOpcode::Send) => {
-                self.ledger.sending.remove(&(done.qpn, done.wr_id));
-            }
-            _ => {}
         }
-        Some(done)
+        Ok(())
+    }
+
+    fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError> {
+        self.endpoint.transport(qpn)
+    }
+
+    pass_on! {
+        fn alloc_pd() -> Result<PdId, VerbsError>;
+        fn dealloc_pd(pd: PdId) -> Result<(), VerbsError>;
+        fn create_cq(depth: u32) -> Result<CqId, VerbsError>;
+        fn resize_cq(cq: CqId, depth: u32) -> Result<(), VerbsError>;
+        fn destroy_cq(cq: CqId) -> Result<(), VerbsError>;
+        fn req_notify(cq: CqId, solicited_only: bool) -> Result<(), VerbsError>;
+        fn poll_notified() -> Option<CqId>;
+        fn create_qp(config: QpConfig) -> Result<Qpn, VerbsError>;
+        fn modify_qp(now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError>;
+        fn query_qp(qpn: Qpn) -> Result<QpAttr, VerbsError>;
+        fn destroy_qp(now: Time, qpn: Qpn) -> Result<(), VerbsError>;
+        fn register(pd: PdId, addr: u64, len: u64, access: Access) -> Result<MemoryRegion, VerbsError>;
+        fn change_region(region: &MemoryRegion, pd: PdId, access: Access) -> Result<MemoryRegion, VerbsError>;
+        fn deregister(lkey: u32) -> Result<(), VerbsError>;
+        fn alloc_window(pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError>;
+        fn dealloc_window(window: WindowId) -> Result<(), VerbsError>;
+        fn create_srq(config: SrqConfig) -> Result<SrqId, VerbsError>;
+        fn set_srq_limit(srq: SrqId, limit: u32) -> Result<(), VerbsError>;
+        fn query_srq(srq: SrqId) -> Result<SrqConfig, VerbsError>;
+        fn destroy_srq(srq: SrqId) -> Result<(), VerbsError>;
+        fn create_ah(pd: PdId, path: &Path) -> Result<AddressHandle, VerbsError>;
+        fn destroy_ah(handle: AddressHandle) -> Result<(), VerbsError>;
+        fn attach_multicast(qpn: Qpn, group: IpAddr) -> Result<(), VerbsError>;
+        fn detach_multicast(qpn: Qpn, group: IpAddr) -> Result<(), VerbsError>;
+        fn post_srq_recv(srq: SrqId, wrs: &[RecvWr]) -> Result<(), PostError>;
+        fn poll_event() -> Option<AsyncEvent>;
     }
 }
 

@@ -368,10 +368,11 @@ impl World {
         let region = register(node, bytes, Access::LOCAL);
         let ours = create_qp(node, host.cqs, credits);
         self.net.connect([theirs, ours], self.setup.mtu);
-        let mut verbs =
+        let now = self.net.now();
+        let mut watched =
             Watched { endpoint: &mut self.net.nodes[READER].endpoint, ledger: &mut host.ledger };
         let memory = ConnectionMemory { capsules: region, credits };
-        let connected = host.reader.connect(&mut verbs, connection, ours, memory);
+        let connected = host.reader.connect(now, &mut watched, connection, ours, memory);
         connected.expect("the queue pair is new");
         host.lines[connection as usize] =
             Some(Line { qpn: ours, target_qpn: theirs, capsules: region });
@@ -405,13 +406,14 @@ impl World {
             })
             .collect();
         let files = sources.iter().map(|source| source.file).collect();
+        let now = self.net.now();
         let node = &mut self.net.nodes[TARGET];
         let bytes = u64::from(credits) * target::CREDIT_BYTES;
         let capsules = register(node, bytes, Access::LOCAL);
         let qpn = create_qp(node, host.cqs, WORK_PER_CREDIT * credits);
         let registers_lkey = host.registers_lkey;
         let memory = SessionMemory { registers_lkey, capsules, credits };
-        let opened = host.target.open(&mut node.endpoint, qpn, sources, memory);
+        let opened = host.target.open(now, &mut node.endpoint, qpn, sources, memory);
         opened.expect("the queue pair is new");
         let session = TargetSession { qpn, capsules, files, peer: None };
         (qpn, session)
@@ -495,7 +497,7 @@ impl World {
         let now = self.net.now();
         let node = &mut self.net.nodes[TARGET];
         disk.land(now, &mut node.memory);
-        let busy = target.poll(&mut node.endpoint, &mut node.memory, disk);
+        let busy = target.poll(now, &mut node.endpoint, &mut node.memory, disk);
         disk.lend_new(&mut node.memory);
         assert!(target.free_registers() <= target.register_count());
         while let Some(qpn) = self.target.target.failed_session() {
@@ -514,11 +516,11 @@ impl World {
     }
 
     fn poll_reader(&mut self, index: usize) -> bool {
-        let host = &mut self.readers[index];
+        let (now, host) = (self.net.now(), &mut self.readers[index]);
         let node = &mut self.net.nodes[READER];
-        let mut verbs = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
+        let mut watched = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
         let before = *host.reader.counters();
-        let busy = host.reader.poll(&mut verbs, &mut node.memory, &mut host.ring);
+        let busy = host.reader.poll(now, &mut watched, &mut node.memory, &mut host.ring);
         // What a lying target claims to have sent says nothing.
         if self.fake.is_none() {
             assert_bounded(&self.corpus, &before, host.reader.counters());

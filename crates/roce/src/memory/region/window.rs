@@ -17,7 +17,7 @@
 use alloc::vec::Vec;
 
 use super::{AccessKind, Mapping, ProtectionError, Range, RegionTable, allows, writes_remotely};
-use crate::rng::{Cipher, SplitMix64, permute};
+use crate::rng::{Cipher, Rng, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, PdId, Qpn, VerbsError, WindowBinding, WindowId};
 
@@ -69,7 +69,7 @@ pub(super) struct WindowTable {
 }
 
 impl WindowTable {
-    pub(super) fn new(limit: u32, rng: &mut SplitMix64) -> WindowTable {
+    pub(super) fn new(limit: u32, rng: &mut Rng) -> WindowTable {
         let layout = Layout::new(limit.min(MAX_WINDOWS), u32::BITS);
         let slab = Slab::new(layout, rng.next_u32());
         let cipher = Cipher::new(SEALED_BITS, rng);
@@ -84,7 +84,7 @@ impl WindowTable {
         let draws = &mut self.draws[index as usize];
         *draws = draws.wrapping_add(1);
         let index_bits = self.slab.layout().index_bits;
-        let slot_seed = SplitMix64::new(self.seed ^ u64::from(index)).next_u64();
+        let slot_seed = Rng::new(self.seed ^ u64::from(index)).next_u64();
         let tag = permute(*draws, 31 - index_bits, slot_seed);
         let sealed = self.cipher.seal(tag >> CHOICE_BITS << index_bits | index);
         WINDOW_BIT | sealed << CHOICE_BITS | tag & CHOICE
@@ -298,7 +298,7 @@ mod tests {
     const QPN: Qpn = Qpn::new(77);
 
     fn table() -> (RegionTable, MemoryRegion) {
-        let mut table = RegionTable::new(16, &mut SplitMix64::new(5));
+        let mut table = RegionTable::new(16, &mut Rng::new(5));
         let wanted =
             Registration { pd: PD, addr: 0x1000, len: 0x100, backing: 0x9000, access: Access::ALL };
         let region = table.register(wanted).unwrap();
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn keys_name_their_slots() {
-        let mut table = RegionTable::new(1 << 14, &mut SplitMix64::new(9));
+        let mut table = RegionTable::new(1 << 14, &mut Rng::new(9));
         let mut seen = BTreeSet::new();
         for _ in 0..3_000 {
             let (_, key) = table.alloc_window(PD, true).unwrap();

@@ -190,7 +190,7 @@ impl Unreported {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::SplitMix64;
+    use crate::rng::Rng;
     use alloc::collections::BTreeMap;
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn sacks_reach_what_they_are_about() {
         for seed in 0..2_000 {
-            let mut rng = SplitMix64::new(seed);
+            let mut rng = Rng::new(seed);
             let expected = Psn::new(rng.next_u32());
             let ahead = 1 + rng.next_u32() % MAX_AHEAD;
             let furthest = expected.plus(ahead);
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn agrees_with_a_sorted_map() {
         for seed in 0..100 {
-            let mut rng = SplitMix64::new(seed);
+            let mut rng = Rng::new(seed);
             let first = Psn::new(rng.next_u32());
             let mut arrivals = Arrivals::new(first, 100);
             // By distance from `first`.

@@ -397,7 +397,7 @@ impl Readings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::SplitMix64;
+    use crate::rng::Rng;
 
     fn at(micros: u64) -> Time {
         Time::ZERO + Duration::from_micros(micros)
@@ -530,7 +530,7 @@ mod tests {
     #[test]
     fn agrees_with_a_set_of_responses() {
         for seed in 0..200 {
-            let mut rng = SplitMix64::new(seed);
+            let mut rng = Rng::new(seed);
             let mut below = move |end: u32| rng.next_u32() % end;
             let reads = 1 + below(5);
             let totals: Vec<u32> = (0..reads).map(|_| 1 + below(400)).collect();

@@ -428,7 +428,7 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::SplitMix64;
+    use crate::rng::Rng;
     use alloc::vec::Vec;
 
     const REORDER_TIMEOUT: Duration = Duration::from_micros(1_000);
@@ -656,7 +656,7 @@ mod tests {
     #[test]
     fn agrees_with_a_scan_of_all_packets() {
         for seed in 0..200 {
-            let mut rng = SplitMix64::new(seed);
+            let mut rng = Rng::new(seed);
             let first = Psn::new(rng.next_u32() | 0xff_ff00);
             let mut board = Scoreboard::new(first, 200);
             let mut model = Model::new(first);

@@ -1,0 +1,268 @@
+//! Completion queues.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use libc::{PTHREAD_MUTEX_INITIALIZER, pthread_mutex_t};
+use roce::verbs::{Completion, CqId, Verbs, WcOpcode, WcStatus};
+use rustix::io::Errno;
+
+use super::ack::Acks;
+use super::arena::{Mark, Object, object};
+use super::channel::CompChannel;
+use super::context::Context;
+use super::events::{Subject, count};
+use crate::abi::*;
+use crate::engine::limits::ENDPOINT;
+use crate::engine::{Core, Engine, Listener, Notice};
+use crate::process::errors::{Outcome, errno_of};
+
+/// A completion queue. Every one has the extended interface; plain ones begin alike.
+#[repr(C)]
+pub(crate) struct Cq {
+    pub(crate) c: UnsafeCell<ibv_cq_ex>,
+    mark: Mark,
+    owner: *mut ibv_context,
+    engine: Arc<Engine>,
+    pub(super) id: CqId,
+    pub(super) channel: Option<&'static CompChannel>,
+    pub(super) comp_acks: Acks,
+    pub(super) async_acks: Acks,
+    pub(crate) cursor: Cursor,
+}
+
+object!(Cq, ibv_cq_ex);
+
+/// The completion that a program reads field by field. From a successful start to the end of polling it is
+/// locked, unless the program said that one thread uses the queue.
+pub(crate) struct Cursor {
+    lock: UnsafeCell<pthread_mutex_t>,
+    locked: bool,
+    wc: UnsafeCell<ibv_wc>,
+}
+
+impl Cursor {
+    fn new(single_threaded: bool) -> Cursor {
+        // SAFETY: all-zero bytes are a valid completion: numbers only.
+        let wc = unsafe { std::mem::zeroed() };
+        let lock = UnsafeCell::new(PTHREAD_MUTEX_INITIALIZER);
+        Cursor { lock, locked: !single_threaded, wc: UnsafeCell::new(wc) }
+    }
+
+    pub(crate) fn acquire(&self) {
+        if self.locked {
+            // SAFETY: the mutex is initialised and never moves: its queue lies in an arena.
+            unsafe { libc::pthread_mutex_lock(self.lock.get()) };
+        }
+    }
+
+    pub(crate) fn release(&self) {
+        if self.locked {
+            // SAFETY: as above; the calling thread acquired it.
+            unsafe { libc::pthread_mutex_unlock(self.lock.get()) };
+        }
+    }
+
+    /// The completion that is being read.
+    ///
+    /// # Safety
+    /// The calling thread has acquired the cursor, or is the only one by the program's promise.
+    pub(crate) unsafe fn wc(&self) -> ibv_wc {
+        // SAFETY: as the caller promises.
+        unsafe { *self.wc.get() }
+    }
+}
+
+impl Cq {
+    /// `channel` is the one that `attr` names; `c` is what programs will see, but for the queue's number.
+    pub(crate) fn create(
+        context: &'static Context,
+        channel: Option<&'static CompChannel>,
+        attr: &ibv_cq_init_attr_ex,
+        single_threaded: bool,
+        mut c: ibv_cq_ex,
+    ) -> Outcome<&'static Cq> {
+        let valid = (1..=ENDPOINT.max_cqe).contains(&attr.cqe) && attr.comp_vector == 0;
+        let foreign = channel.is_some_and(|channel| channel.owner() != context.handle());
+        if !valid || foreign {
+            return Err(Errno::INVAL);
+        }
+        let engine = Arc::clone(&context.engine);
+        let id = engine.lock().endpoint.create_cq(attr.cqe).map_err(errno_of)?;
+        c.handle = id.0;
+        let owner = context.handle();
+        let cq = Cq::arena().insert(Cq {
+            c: UnsafeCell::new(c),
+            mark: Mark::default(),
+            owner,
+            engine,
+            id,
+            channel,
+            comp_acks: Acks::default(),
+            async_acks: Acks::default(),
+            cursor: Cursor::new(single_threaded),
+        });
+        cq.engine.lock().cqs.insert(id, cq);
+        Ok(cq)
+    }
+
+    /// Ends it with its context, whose queue pairs are gone.
+    pub(super) fn end(&'static self) {
+        if Cq::arena().retire(self) {
+            self.leave(&mut self.engine.lock()).unwrap_or(());
+        }
+    }
+
+    fn leave(&self, core: &mut Core) -> Outcome<()> {
+        core.endpoint.destroy_cq(self.id).map_err(errno_of)?;
+        core.cqs.remove(&self.id);
+        Ok(())
+    }
+
+    pub(crate) fn destroy(&'static self) -> Outcome<()> {
+        self.leave(&mut self.engine.lock())?;
+        if let Some(channel) = self.channel {
+            channel.events.remove(|queued| std::ptr::eq(*queued, self));
+        }
+        self.comp_acks.wait();
+        Subject::Cq(self).forget();
+        Cq::arena().retire(self);
+        Ok(())
+    }
+
+    /// Up to `room` completions; drains the wire once when there is none yet.
+    #[inline]
+    pub(crate) fn poll(&self, room: usize, mut take: impl FnMut(&Completion)) -> Outcome<usize> {
+        let mut core = self.engine.lock();
+        let mut taken = self.take(&mut core, room, &mut take);
+        let mut idle = false;
+        if taken == 0 && room > 0 {
+            idle = self.engine.drain(&mut core).is_idle();
+            taken = self.take(&mut core, room, &mut take);
+        }
+        if taken == 0 && core.endpoint.cq_overrun(self.id) == Some(true) {
+            return Err(Errno::OVERFLOW);
+        }
+        drop(core);
+        self.engine.polled(idle);
+        Ok(taken)
+    }
+
+    /// Puts the next completion into the cursor and into the C structure; `false` when there is none.
+    ///
+    /// # Safety
+    /// As [`Cursor::wc`].
+    pub(crate) unsafe fn advance(&self) -> Outcome<bool> {
+        let taken = self.poll(1, |completion| {
+            let wc = wc_of(completion);
+            // SAFETY: as the caller promises.
+            unsafe {
+                self.cursor.wc.get().write(wc);
+                (*self.c.get()).status = wc.status;
+                (*self.c.get()).wr_id = wc.wr_id;
+            }
+        })?;
+        Ok(taken > 0)
+    }
+
+    fn take(&self, core: &mut Core, room: usize, take: &mut impl FnMut(&Completion)) -> usize {
+        let next = || core.endpoint.poll_cq(self.id);
+        std::iter::from_fn(next).take(room).map(|completion| take(&completion)).count()
+    }
+
+    /// # Errors
+    /// `EINVAL` for a depth that is not allowed or too small for what is in the queue.
+    pub(crate) fn resize(&self, cqe: c_int) -> Outcome<()> {
+        let depth = u32::try_from(cqe).ok().filter(|cqe| (1..=ENDPOINT.max_cqe).contains(cqe));
+        let depth = depth.ok_or(Errno::INVAL)?;
+        self.engine.lock().endpoint.resize_cq(self.id, depth).map_err(|_| Errno::INVAL)?;
+        // SAFETY: the program must not use the size while it changes it.
+        unsafe { (*self.c.get()).cqe = cqe };
+        Ok(())
+    }
+
+    /// Asks for one event, for what is there already as well.
+    pub(crate) fn arm(&self, solicited_only: bool) -> Outcome<()> {
+        let mut core = self.engine.lock();
+        core.endpoint.req_notify(self.id, solicited_only).map_err(errno_of)?;
+        self.engine.drain(&mut core);
+        drop(core);
+        self.engine.expect_sleep();
+        Ok(())
+    }
+
+    /// The program has acknowledged completion events.
+    pub(crate) fn acknowledge(&self, events: u32) {
+        self.comp_acks.acknowledge(events);
+        // SAFETY: the member is aligned and changed here only; programs read it.
+        unsafe { count(&raw mut (*self.c.get()).comp_events_completed, events) };
+    }
+}
+
+impl Listener for Cq {
+    fn notify(&'static self, notice: Notice) {
+        match (notice, self.channel) {
+            // An event that nobody has read yet stands for this one too: a program that arms again and
+            // again must not push events of other queues out.
+            (Notice::Completed, Some(channel)) => {
+                channel.events.push_once(self, |queued| std::ptr::eq(*queued, self));
+            }
+            (Notice::Completed, None) => {}
+            (Notice::Event(event), _) => Subject::Cq(self).deliver(event),
+        }
+    }
+}
+
+/// A completion as C has it.
+pub(crate) fn wc_of(completion: &Completion) -> ibv_wc {
+    let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+    let wc_flags = flag(completion.imm.is_some(), IBV_WC_WITH_IMM)
+        | flag(completion.invalidated.is_some(), IBV_WC_WITH_INV)
+        | flag(completion.src_qp.is_some(), IBV_WC_GRH);
+    let imm = completion.imm.map(u32::to_be);
+    ibv_wc {
+        wr_id: completion.wr_id,
+        status: completion.status as u32,
+        opcode: opcode(completion.opcode),
+        vendor_err: if completion.status == WcStatus::Success {
+            0
+        } else {
+            completion.status as u32
+        },
+        byte_len: completion.byte_len,
+        imm_data: imm.or(completion.invalidated).unwrap_or(0),
+        qp_num: completion.qpn.get(),
+        src_qp: completion.src_qp.map_or(0, |qpn| qpn.get()),
+        wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: packet_type(completion),
+        dlid_path_bits: 0,
+    }
+}
+
+/// The service level means nothing on Ethernet. What programs read there for a datagram is how its
+/// packet came, in the numbers of the vendor whose devices began with it: 1 for RoCEv2 over IPv6, 2
+/// over IPv4. UCX finds the destination's address in the route header by this alone.
+fn packet_type(completion: &Completion) -> u8 {
+    match completion.src_qp {
+        None => 0,
+        Some(_) if completion.ipv4 => 2,
+        Some(_) => 1,
+    }
+}
+
+fn opcode(opcode: WcOpcode) -> u32 {
+    match opcode {
+        WcOpcode::Send => IBV_WC_SEND,
+        WcOpcode::Write => IBV_WC_RDMA_WRITE,
+        WcOpcode::Read => IBV_WC_RDMA_READ,
+        WcOpcode::CompareSwap => IBV_WC_COMP_SWAP,
+        WcOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+        WcOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
+        WcOpcode::BindWindow => IBV_WC_BIND_MW,
+        WcOpcode::Recv => IBV_WC_RECV,
+        WcOpcode::RecvWriteImm => IBV_WC_RECV_RDMA_WITH_IMM,
+    }
+}

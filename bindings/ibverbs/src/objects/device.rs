@@ -1,0 +1,139 @@
+//! The device list: one device for each network interface that is up and has an address.
+//!
+//! A device structure, once made, stays for the life of the process: contexts point to it after the
+//! list it came in was freed.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int};
+
+use rustix::io::Errno;
+
+use super::arena::{Mark, Object, object};
+use super::sysfs;
+use crate::abi::*;
+use crate::engine::netdev::{self, Interface};
+use crate::process::errors::Failure;
+use crate::process::fork::ForkLock;
+
+/// A device. Providers look at what rdma-core keeps behind the public structure to find out whether
+/// a device is theirs; they find zeroes.
+#[repr(C)]
+pub(crate) struct Device {
+    c: ibv_device,
+    private: [u64; 64],
+    mark: Mark,
+    owner: *mut ibv_context,
+    /// The interface it stands for.
+    interface: String,
+    /// Node GUID, in host byte order.
+    pub(crate) guid: u64,
+    pub(crate) index: c_int,
+}
+
+object!(Device, ibv_device);
+
+impl Device {
+    fn new(interface: &Interface) -> Device {
+        let name = interface.device_name();
+        let mut c = ibv_device {
+            _ops: [std::ptr::null(); 2],
+            node_type: IBV_NODE_CA as c_int,
+            transport_type: IBV_TRANSPORT_IB as c_int,
+            name: [0; NAME_MAX],
+            dev_name: [0; NAME_MAX],
+            dev_path: [0; PATH_MAX],
+            ibdev_path: [0; PATH_MAX],
+        };
+        let uverbs = format!("uverbs{}", interface.index);
+        copy_text(&mut c.name, &name);
+        copy_text(&mut c.dev_name, &uverbs);
+        copy_text(&mut c.dev_path, &format!("{}_verbs/{uverbs}", sysfs::CLASS));
+        copy_text(&mut c.ibdev_path, &format!("{}/{name}", sysfs::CLASS));
+        Device {
+            c,
+            private: [0; 64],
+            mark: Mark::default(),
+            owner: std::ptr::null_mut(),
+            interface: interface.name.clone(),
+            guid: interface.guid(),
+            index: interface.index as c_int,
+        }
+    }
+
+    /// Its name, as C has it.
+    pub(crate) fn name(&self) -> &[c_char] {
+        &self.c.name
+    }
+
+    /// The interface behind it, as it is now.
+    pub(crate) fn find_interface(&self) -> Result<Interface, Failure> {
+        let found = netdev::interface(&self.interface);
+        found.and_then(|found| found.ok_or(Errno::NODEV)).map_err(|errno| {
+            let name = netdev::device_name(&self.interface);
+            Failure::new(errno, format_args!("{name}: its interface is not found: {errno}"))
+        })
+    }
+}
+
+/// Copies as much as fits, with a terminating zero.
+pub(crate) fn copy_text(place: &mut [c_char], text: &str) {
+    let room = place.len() - 1;
+    for (to, from) in place[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// Devices that were made, by the names of their interfaces.
+static KNOWN: ForkLock<Vec<(String, usize)>> = ForkLock::new(Vec::new());
+
+/// The device of an interface, made at first sight.
+fn device_of(interface: &Interface) -> *mut ibv_device {
+    let mut known = KNOWN.lock();
+    if let Some((_, handle)) = known.iter().find(|(name, _)| *name == interface.name) {
+        return *handle as *mut ibv_device;
+    }
+    let handle = Device::arena().insert(Device::new(interface)).handle();
+    known.push((interface.name.clone(), handle as usize));
+    handle
+}
+
+/// Lists that were handed out and not freed, with their lengths.
+static LISTS: ForkLock<Option<HashMap<usize, usize>>> = ForkLock::new(None);
+
+/// In a child: the parent's devices and lists are its own, too. They are descriptions, nothing more.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    // SAFETY: as the caller promises.
+    unsafe {
+        Device::arena().renew(true);
+        KNOWN.renew(Vec::new(), |_| ());
+        LISTS.renew(None, |_| ());
+    }
+}
+
+/// The devices there are now, in the order in which programs see them.
+pub(crate) fn list() -> Vec<*mut ibv_device> {
+    super::watch_forks();
+    let interfaces = netdev::interfaces();
+    sysfs::prepare(&interfaces);
+    interfaces.iter().map(device_of).collect()
+}
+
+/// A list as programs hold it, with null at its end; [`free_list`] takes it back.
+pub(crate) fn hand_out(mut devices: Vec<*mut ibv_device>) -> *mut *mut ibv_device {
+    devices.push(std::ptr::null_mut());
+    let list = Box::leak(devices.into_boxed_slice());
+    LISTS.lock().get_or_insert_default().insert(list.as_ptr() as usize, list.len());
+    list.as_mut_ptr()
+}
+
+/// Frees a list; anything that is none stays as it is.
+pub(crate) fn free_list(list: *mut *mut ibv_device) {
+    let Some(len) = LISTS.lock().get_or_insert_default().remove(&(list as usize)) else {
+        return;
+    };
+    // SAFETY: the list was leaked with this length and is freed once: it has left the table.
+    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, len)) });
+}

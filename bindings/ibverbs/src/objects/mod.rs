@@ -1,0 +1,78 @@
+//! The verbs objects: what each kind holds, whom it belongs to, when it may go. Devices, contexts,
+//! protection domains, regions, windows, queues, queue pairs, address handles, channels and events, each
+//! beside the C structure that programs see of it.
+//!
+//! Objects lie in arenas and live as long as the process has use for them ([`arena`]); they hold their
+//! [`Engine`](crate::engine::Engine), and the engine knows them as listeners by number. Functions with C's
+//! calling convention are on the floor above and may not enter, nor may decisions of the protocol.
+//!
+//! Order of locks: a region's, an engine's core, then arenas, groups of a queue pair, channels and event
+//! queues.
+
+mod ack;
+pub(crate) mod ah;
+pub(crate) mod arena;
+pub(crate) mod batch;
+pub(crate) mod channel;
+pub(crate) mod context;
+pub(crate) mod cq;
+pub(crate) mod device;
+mod event_queue;
+pub(crate) mod events;
+pub(crate) mod gid;
+mod inline;
+pub(crate) mod mr;
+pub(crate) mod multicast;
+pub(crate) mod mw;
+pub(crate) mod pd;
+pub(crate) mod qp;
+pub(crate) mod qp_attr;
+pub(crate) mod query;
+pub(crate) mod srq;
+pub(crate) mod sysfs;
+
+use std::sync::Once;
+
+use crate::engine;
+use crate::process::fork;
+
+use ah::Ah;
+use arena::Object;
+use channel::CompChannel;
+use context::Context;
+use cq::Cq;
+use mr::Mr;
+use mw::Mw;
+use pd::Pd;
+use qp::Qp;
+use srq::Srq;
+
+/// From now on children learn that they are. To be called before anything is opened.
+fn watch_forks() {
+    static REGISTERED: Once = Once::new();
+    // SAFETY: the handler allocates nothing and waits for nothing, as a child of a process with several
+    // threads may.
+    REGISTERED.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+}
+
+/// Objects stay the parent's, but for devices, which are descriptions.
+extern "C" fn in_child() {
+    fork::begin_child();
+    // SAFETY: a child begins with one thread, which is here and in no other function of the library.
+    unsafe {
+        engine::renew();
+        Context::arena().renew(false);
+        Pd::arena().renew(false);
+        Mr::arena().renew(false);
+        Mw::arena().renew(false);
+        Ah::arena().renew(false);
+        Cq::arena().renew(false);
+        CompChannel::arena().renew(false);
+        Srq::arena().renew(false);
+        Qp::arena().renew(false);
+        device::renew();
+        sysfs::renew();
+    }
+}

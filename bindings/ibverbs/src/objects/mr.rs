@@ -1,0 +1,238 @@
+//! Memory regions: the program's own memory, opened to the transport.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use roce::verbs::{Access, MemoryRegion, PdId, Verbs};
+use rustix::io::Errno;
+
+use super::arena::{Mark, Object, living, object};
+use super::pd::Pd;
+use crate::abi::*;
+use crate::engine::{Engine, limits, populate};
+use crate::process::errors::{Outcome, errno_of};
+
+/// A memory region.
+#[repr(C)]
+pub(crate) struct Mr {
+    c: UnsafeCell<ibv_mr>,
+    mark: Mark,
+    owner: *mut ibv_context,
+    engine: Arc<Engine>,
+    now: Mutex<Shape>,
+}
+
+object!(Mr, ibv_mr);
+
+/// What a region is registered as; registering again changes it.
+#[derive(Clone, Copy)]
+struct Shape {
+    pd: PdId,
+    addr: u64,
+    len: u64,
+    /// Address by which work requests and peers name the first byte.
+    iova: u64,
+    access: u32,
+    lkey: u32,
+}
+
+/// What is to become of a region that is registered again, as C says it.
+pub(crate) struct Change {
+    /// Which of the others count: `IBV_REREG_MR_CHANGE_*`.
+    pub(crate) flags: u32,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) addr: *mut c_void,
+    pub(crate) length: usize,
+    pub(crate) access: u32,
+}
+
+impl Change {
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// # Errors
+    /// `EINVAL` for flags that contradict each other or their arguments.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        let translation = self.has(IBV_REREG_MR_CHANGE_TRANSLATION);
+        let wrong = self.flags == 0
+            || self.flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+            || translation && (self.addr.is_null() || self.length == 0);
+        if self.has(IBV_REREG_MR_CHANGE_PD) {
+            living::<Pd>(self.pd)?;
+        }
+        if wrong { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    fn apply(&self, mr: &Mr, shape: &mut Shape) -> Outcome<()> {
+        if self.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            let start = self.addr as u64;
+            (shape.addr, shape.iova, shape.len) = (start, start, self.length as u64);
+        }
+        if self.has(IBV_REREG_MR_CHANGE_PD) {
+            let pd = living::<Pd>(self.pd)?;
+            if pd.owner() != mr.owner {
+                return Err(Errno::INVAL);
+            }
+            shape.pd = pd.id;
+        }
+        if self.has(IBV_REREG_MR_CHANGE_ACCESS) {
+            shape.access = self.access;
+        }
+        Ok(())
+    }
+}
+
+impl Mr {
+    /// Registers memory under the address `iova`; a zero-based region has none.
+    pub(crate) fn register(
+        domain: &'static Pd,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: u32,
+    ) -> Outcome<&'static Mr> {
+        let iova = if access & IBV_ACCESS_ZERO_BASED == 0 { iova } else { 0 };
+        let (start, len) = (addr as u64, length as u64);
+        let mut shape = Shape { pd: domain.id, addr: start, len, iova, access, lkey: 0 };
+        let region = enlist(&domain.engine, &shape)?;
+        shape.lkey = region.lkey;
+        let owner = domain.owner();
+        let c = ibv_mr {
+            context: owner,
+            pd: domain.handle(),
+            addr,
+            length,
+            handle: region.lkey,
+            lkey: region.lkey,
+            rkey: region.rkey,
+        };
+        Ok(Mr::arena().insert(Mr {
+            c: UnsafeCell::new(c),
+            mark: Mark::default(),
+            owner,
+            engine: Arc::clone(&domain.engine),
+            now: Mutex::new(shape),
+        }))
+    }
+
+    pub(crate) fn deregister(&'static self) -> Outcome<()> {
+        // First the region's lock, then the engine's, as where it is registered again.
+        let lkey = self.lkey();
+        self.engine.lock().endpoint.deregister(lkey).map_err(errno_of)?;
+        Mr::arena().retire(self);
+        Ok(())
+    }
+
+    /// New memory means new keys, since peers know the former ones by their addresses. Other rights or
+    /// another domain leave the keys as they are, as adapters do.
+    pub(crate) fn reregister(&self, change: &Change) -> Outcome<()> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shape = *now;
+        change.apply(self, &mut shape)?;
+        if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            let region = replace(&self.engine, &shape, now.lkey)?;
+            shape.lkey = region.lkey;
+            // SAFETY: the program must not use the region while it is being registered again.
+            let c = unsafe { &mut *self.c.get() };
+            (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
+            (c.handle, c.lkey, c.rkey) = (region.lkey, region.lkey, region.rkey);
+        } else {
+            let access = access_of(shape.access)?;
+            populate(shape.addr, shape.len, access.local_write)?;
+            let mut core = self.engine.lock();
+            core.endpoint.change_region(now.lkey, shape.pd, access).map_err(errno_of)?;
+        }
+        *now = shape;
+        if change.has(IBV_REREG_MR_CHANGE_PD) {
+            // SAFETY: as above.
+            unsafe { (*self.c.get()).pd = change.pd };
+        }
+        Ok(())
+    }
+
+    fn shape(&self) -> Shape {
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lkey(&self) -> u32 {
+        self.shape().lkey
+    }
+
+    /// Ends it with its context.
+    pub(super) fn end(&'static self) {
+        if Mr::arena().retire(self) {
+            let lkey = self.lkey();
+            let _ = self.engine.lock().endpoint.deregister(lkey);
+        }
+    }
+}
+
+/// The access flags of a region.
+///
+/// # Errors
+/// `EINVAL` for flags that do not exist, are not supported (on-demand paging), or contradict each
+/// other: remote write and atomic need local write (IBA 10.6.3).
+pub(super) fn access_of(flags: u32) -> Outcome<Access> {
+    const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND
+        | IBV_ACCESS_ZERO_BASED
+        | IBV_ACCESS_HUGETLB
+        | IBV_ACCESS_OPTIONAL_RANGE;
+    let has = |flag| flags & flag != 0;
+    let needs_local = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if flags & !KNOWN != 0 || has(needs_local) && !has(IBV_ACCESS_LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    Ok(Access {
+        local_write: has(IBV_ACCESS_LOCAL_WRITE),
+        remote_write: has(IBV_ACCESS_REMOTE_WRITE),
+        remote_read: has(IBV_ACCESS_REMOTE_READ),
+        remote_atomic: has(IBV_ACCESS_REMOTE_ATOMIC),
+        bind_window: has(IBV_ACCESS_MW_BIND),
+    })
+}
+
+/// Registers with the endpoint, after bringing the pages into memory.
+fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
+    let access = access_of(shape.access)?;
+    if shape.len == 0 || shape.len > limits::MAX_MR_BYTES {
+        return Err(Errno::INVAL);
+    }
+    populate(shape.addr, shape.len, access.local_write)?;
+    let Shape { pd, iova, len, addr, .. } = *shape;
+    engine.lock().endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)
+}
+
+/// Registers `shape`, then forgets the region that it takes the place of.
+fn replace(engine: &Engine, shape: &Shape, before: u32) -> Outcome<MemoryRegion> {
+    let region = enlist(engine, shape)?;
+    let mut core = engine.lock();
+    if let Err(error) = core.endpoint.deregister(before) {
+        // Windows are bound to what it was: it stays that.
+        let _ = core.endpoint.deregister(region.lkey);
+        return Err(errno_of(error));
+    }
+    Ok(region)
+}
+
+/// Whether a piece that advice is given for lies in a region of the domain.
+///
+/// # Errors
+/// As the man page has them: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for
+/// regions of other domains and those that are not for writing.
+pub(crate) fn check_advised(pd: &Pd, writes: bool, piece: ibv_sge) -> Outcome<()> {
+    let regions = Mr::arena().of_context(pd.owner());
+    let named = regions.iter().map(|mr| mr.shape()).find(|shape| shape.lkey == piece.lkey);
+    let shape = named.ok_or(Errno::FAULT)?;
+    if shape.pd != pd.id || writes && shape.access & IBV_ACCESS_LOCAL_WRITE == 0 {
+        return Err(Errno::PERM);
+    }
+    let offset = piece.addr.checked_sub(shape.iova).ok_or(Errno::FAULT)?;
+    let fits = offset <= shape.len && u64::from(piece.length) <= shape.len - offset;
+    if fits { Ok(()) } else { Err(Errno::FAULT) }
+}

@@ -1,0 +1,211 @@
+//! Queue pairs: created, posted to, ended.
+
+use std::cell::UnsafeCell;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use roce::endpoint::QpConfig;
+use roce::verbs::{Datagram, MAX_SGE, Qpn, SendWr, SgList, Transport, Verbs};
+use rustix::io::Errno;
+
+use super::ack::Acks;
+use super::ah::Ah;
+use super::arena::{Mark, Object, object};
+use super::batch::Batch;
+use super::cq::Cq;
+use super::events::Subject;
+use super::inline::InlineSlots;
+use super::pd::Pd;
+use super::srq::Srq;
+use crate::abi::*;
+use crate::engine::limits::{self, ENDPOINT};
+use crate::engine::{Core, Engine, Listener, Notice};
+use crate::process::errors::{Outcome, errno_of};
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(super) c: UnsafeCell<ibv_qp_ex>,
+    mark: Mark,
+    owner: *mut ibv_context,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) number: Qpn,
+    pub(crate) transport: Transport,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) signals_all: bool,
+    /// Sends posted so far; changes under the engine's lock.
+    posted: AtomicU64,
+    pub(super) inline: Option<InlineSlots>,
+    /// The work requests between `wr_start` and `wr_complete`.
+    pub(crate) batch: Batch,
+    pub(super) groups: Mutex<Vec<IpAddr>>,
+    pub(super) async_acks: Acks,
+}
+
+object!(Qp, ibv_qp_ex);
+
+/// The objects that a queue pair is made of.
+pub(crate) struct Parts {
+    pub(crate) pd: &'static Pd,
+    pub(crate) send_cq: &'static Cq,
+    pub(crate) recv_cq: &'static Cq,
+    pub(crate) srq: Option<&'static Srq>,
+}
+
+impl Parts {
+    fn are_of_one_context(&self) -> bool {
+        let owner = self.pd.owner();
+        self.send_cq.owner() == owner
+            && self.recv_cq.owner() == owner
+            && self.srq.is_none_or(|srq| srq.owner() == owner)
+    }
+}
+
+/// What will be reported back: exactly what was asked for, with the receive queue's sizes zero where there
+/// is none.
+fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
+    let mut cap = init.cap;
+    if !init.srq.is_null() {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+    let sges = cap.max_send_sge.max(cap.max_recv_sge);
+    let wrs = cap.max_send_wr.max(cap.max_recv_wr);
+    let too_much = sges > MAX_SGE as u32
+        || wrs > ENDPOINT.max_qp_wr
+        || cap.max_inline_data > limits::MAX_INLINE_BYTES;
+    if too_much { Err(Errno::INVAL) } else { Ok(cap) }
+}
+
+impl Qp {
+    /// `parts` are those that `init` names; `c` is what programs will see, but for the queue pair's number.
+    /// An `extended` one is posted to by building work requests as well.
+    ///
+    /// # Errors
+    /// `EINVAL` for objects of several contexts and for sizes beyond the limits, `EOPNOTSUPP` for other
+    /// transports.
+    pub(crate) fn create(
+        parts: &Parts,
+        init: &ibv_qp_init_attr,
+        extended: bool,
+        mut c: ibv_qp_ex,
+    ) -> Outcome<&'static Qp> {
+        if !parts.are_of_one_context() {
+            return Err(Errno::INVAL);
+        }
+        let transport = match init.qp_type {
+            IBV_QPT_RC => Transport::Rc,
+            IBV_QPT_UC => Transport::Uc,
+            IBV_QPT_UD => Transport::Ud,
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let cap = granted(init)?;
+        let pd = parts.pd;
+        let mut core = pd.engine.lock();
+        let config = QpConfig {
+            transport,
+            pd: pd.id,
+            send_cq: parts.send_cq.id,
+            recv_cq: parts.recv_cq.id,
+            max_send_wr: cap.max_send_wr,
+            max_recv_wr: cap.max_recv_wr,
+            srq: parts.srq.map(|srq| srq.id),
+        };
+        let number = core.endpoint.create_qp(config).map_err(errno_of)?;
+        let slots = InlineSlots::new(&mut core, pd.id, &cap);
+        let inline = slots.inspect_err(|_| {
+            let _ = core.endpoint.destroy_qp(number);
+        })?;
+        (c.qp_base.handle, c.qp_base.qp_num) = (number.get(), number.get());
+        let qp = Qp::arena().insert(Qp {
+            c: UnsafeCell::new(c),
+            mark: Mark::default(),
+            owner: pd.owner(),
+            engine: Arc::clone(&pd.engine),
+            number,
+            transport,
+            cap,
+            signals_all: init.sq_sig_all != 0,
+            posted: AtomicU64::new(0),
+            inline,
+            batch: Batch::new(extended),
+            groups: Mutex::new(Vec::new()),
+            async_acks: Acks::default(),
+        });
+        core.qps.insert(number.get(), qp);
+        Ok(qp)
+    }
+
+    /// What plain programs see of it.
+    pub(crate) fn base(&self) -> *mut ibv_qp {
+        self.handle().cast()
+    }
+
+    /// Posts one work request.
+    #[inline]
+    pub(crate) fn post_send(&self, core: &mut Core, wr: SendWr) -> Outcome<()> {
+        core.endpoint.post_send(self.number, wr).map_err(errno_of)?;
+        self.posted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Copies inline data of the next work request, and says where it lies now.
+    ///
+    /// # Safety
+    /// The pieces are readable, and the engine's lock is held.
+    pub(crate) unsafe fn take_inline(
+        &self,
+        pieces: impl Iterator<Item = ibv_data_buf>,
+    ) -> Outcome<SgList> {
+        let slots = self.inline.as_ref().ok_or(Errno::INVAL)?;
+        // SAFETY: as the caller promises.
+        let filled = unsafe { slots.fill(self.posted.load(Ordering::Relaxed), pieces) };
+        filled.ok_or(Errno::INVAL)
+    }
+
+    /// Where a datagram goes. The handle is one of the same device: its path counts that device's
+    /// addresses.
+    pub(crate) fn datagram(&self, ah: &Ah, qpn: u32, qkey: u32) -> Outcome<Datagram> {
+        if !Arc::ptr_eq(&ah.engine, &self.engine) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Datagram { ah: ah.path.into(), dest_qp: Qpn::new(qpn), qkey })
+    }
+
+    fn leave(&self, core: &mut Core) {
+        let groups =
+            std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        for group in groups {
+            self.leave_group(core, group);
+        }
+        let _ = core.endpoint.destroy_qp(self.number);
+        core.qps.remove(&self.number.get());
+        if let Some(inline) = &self.inline {
+            inline.end(core);
+        }
+        self.batch.end();
+    }
+
+    /// Ends it with its context.
+    pub(super) fn end(&'static self) {
+        if Qp::arena().retire(self) {
+            self.leave(&mut self.engine.lock());
+        }
+    }
+
+    pub(crate) fn destroy(&'static self) {
+        // What was posted last may still be owed to the peer: an acknowledgement, say.
+        self.engine.verb(|_| ());
+        self.leave(&mut self.engine.lock());
+        Subject::Qp(self).forget();
+        Qp::arena().retire(self);
+    }
+}
+
+impl Listener for Qp {
+    fn notify(&'static self, notice: Notice) {
+        if let Notice::Event(event) = notice {
+            Subject::Qp(self).deliver(event);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Descriptors that a program may close behind the library's back.
+//!
+//! Daemons close every descriptor they know nothing of, ours among them, and open others in their
+//! places. Then there is nothing to close any more: closing the number again would hit a file of the
+//! program's, or abort a debug build, whose standard library takes it for a bug of its own.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::fstat;
+
+use super::errors::Outcome;
+
+/// A descriptor's number, and which file it stood for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watched {
+    pub(crate) fd: RawFd,
+    file: (u64, u64),
+}
+
+impl Watched {
+    pub(crate) fn new(fd: BorrowedFd<'_>) -> Outcome<Watched> {
+        Ok(Watched { fd: fd.as_raw_fd(), file: file_of(fd)? })
+    }
+
+    /// Whether the program has left it alone, as far as can be told: all event descriptors look the
+    /// same.
+    pub(crate) fn is_there(&self) -> bool {
+        // SAFETY: the number is only asked about; one that is closed is an error.
+        file_of(unsafe { BorrowedFd::borrow_raw(self.fd) }) == Ok(self.file)
+    }
+}
+
+fn file_of(fd: BorrowedFd<'_>) -> Outcome<(u64, u64)> {
+    let found = fstat(fd)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// An owned descriptor that is closed unless the program has done it.
+pub(crate) struct Descriptor(Watched);
+
+impl Descriptor {
+    pub(crate) fn new(fd: OwnedFd) -> Outcome<Descriptor> {
+        let watched = Watched::new(fd.as_fd())?;
+        let _ = fd.into_raw_fd();
+        Ok(Descriptor(watched))
+    }
+
+    /// An event descriptor that counts from zero.
+    pub(crate) fn event(flags: EventfdFlags) -> Outcome<Descriptor> {
+        Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | flags)?)
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open until this is dropped; a program that closes it makes calls fail, no more.
+        unsafe { BorrowedFd::borrow_raw(self.0.fd) }
+    }
+}
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if self.0.is_there() {
+            // SAFETY: the number still stands for the file that this owns.
+            unsafe { libc::close(self.0.fd) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test's own duplicate tells whether a number was closed: numbers are reused at once by
+    /// other tests.
+    #[test]
+    fn only_what_is_still_ours_is_closed() {
+        let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (own, other) = (Descriptor::new(own.into()).unwrap(), OwnedFd::from(other));
+        assert!(own.0.is_there());
+        // What a program does that closes everything and opens a file of its own.
+        // SAFETY: both numbers are open; the first gets another file.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), own.as_raw_fd()) } >= 0);
+        let number = own.as_raw_fd();
+        assert!(!own.0.is_there());
+        drop(own);
+        // SAFETY: the number stands for the duplicate, which nobody else owns.
+        assert_eq!(unsafe { libc::close(number) }, 0, "it was left alone");
+    }
+}

@@ -1,0 +1,96 @@
+//! A forked child has a copy of the memory, but neither the progress thread nor the right to speak
+//! for the parent's queue pairs. Calls with the parent's objects fail; the parent notices nothing.
+//! A child that opens a device anew gets an engine of its own: sockets, slot, thread, everything.
+//!
+//! Every process has a number, its generation, and objects are marked with it ([`generation`]). A
+//! lock may have been held by a thread that the child does not have: [`ForkLock`]s are made anew
+//! there. What belongs to the parent's engines is never dropped in a child, as that would close
+//! numbers that may stand for other files by then.
+//!
+//! The child closes its copies of the sockets: a socket that a child keeps open would go on taking
+//! packets of the shared port after the parent has ended.
+
+use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Descriptors that a child closes; more than this many stay open in children.
+const MAX_FDS: usize = 256;
+
+/// Never 0, which marks what does not exist.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+static SOCKETS: [AtomicI32; MAX_FDS] = [const { AtomicI32::new(-1) }; MAX_FDS];
+
+/// The number of this process among its forefathers that had devices open.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A lock that a child can take, whoever held it when the parent forked.
+pub(crate) struct ForkLock<T>(UnsafeCell<Mutex<T>>);
+
+// SAFETY: it is a mutex; it is replaced only in a child that has a single thread.
+unsafe impl<T: Send> Sync for ForkLock<T> {}
+
+impl<T> ForkLock<T> {
+    pub(crate) const fn new(value: T) -> ForkLock<T> {
+        ForkLock(UnsafeCell::new(Mutex::new(value)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        // SAFETY: the mutex is replaced only while no other thread exists and nothing is locked.
+        let mutex = unsafe { &*self.0.get() };
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a child: `adopt` changes what was inherited, unless a thread of the parent was changing it.
+    /// Then it may be half done, and `fresh` takes its place.
+    ///
+    /// # Safety
+    /// No thread but the caller exists, and it holds no guard of this lock.
+    pub(crate) unsafe fn renew(&self, fresh: T, adopt: impl FnOnce(&mut T)) {
+        // SAFETY: as the caller promises.
+        let mutex = unsafe { &mut *self.0.get() };
+        let idle = mutex.try_lock().is_ok();
+        if idle {
+            adopt(mutex.get_mut().unwrap_or_else(PoisonError::into_inner));
+        } else {
+            std::mem::forget(std::mem::replace(mutex, Mutex::new(fresh)));
+        }
+    }
+}
+
+/// Children close these descriptors.
+pub(crate) fn close_in_children(sockets: &[RawFd]) {
+    for &socket in sockets {
+        let free = SOCKETS.iter().find(|place| {
+            place.compare_exchange(-1, socket, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        });
+        if free.is_none() {
+            return;
+        }
+    }
+}
+
+/// A device was closed.
+pub(crate) fn closed(sockets: &[RawFd]) {
+    for place in SOCKETS.iter().filter(|place| sockets.contains(&place.load(Ordering::Relaxed))) {
+        place.store(-1, Ordering::Relaxed);
+    }
+}
+
+/// In a child, before anything else: it is a generation of its own, and closes its copies of the sockets.
+pub(crate) fn begin_child() {
+    // Four thousand million forks in a row come back to a number; 0 is left out even then.
+    let next = generation().checked_add(1).unwrap_or(1);
+    GENERATION.store(next, Ordering::Relaxed);
+    for place in &SOCKETS {
+        let socket = place.swap(-1, Ordering::Relaxed);
+        if socket >= 0 {
+            // SAFETY: the descriptor is the child's copy of a socket that it never uses.
+            unsafe { libc::close(socket) };
+        }
+    }
+}

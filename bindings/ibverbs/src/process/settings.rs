@@ -1,0 +1,125 @@
+//! Settings from the environment. All are optional; `docs/verbs.md` has the table.
+
+use std::io::ErrorKind;
+
+use nic::capture::Capture;
+use roce::congestion::{CongestionControl, DcqcnParams};
+use roce::endpoint::Reliability;
+
+use super::errors::say;
+
+/// Which interfaces become devices, in this order; all that are up when unset.
+pub(crate) const DEVICES: &str = "DQUANT_DEVICES";
+/// Most unacknowledged request packets of a queue pair.
+pub(crate) const WINDOW: &str = "DQUANT_WINDOW";
+/// `go-back-n` or `selective`.
+pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
+/// A variant of DCQCN, with the link's rate in Gbit/s after a colon.
+pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
+/// File for every packet in and out; `%d` stands for the device, `%p` for the process.
+pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
+/// Directory with the view of `/sys/class/infiniband`.
+pub(crate) const SYSFS: &str = "DQUANT_SYSFS";
+
+/// Window when nothing is set: the longest burst that the peer's socket buffer holds with ease.
+const DEFAULT_WINDOW_PACKETS: u32 = 512;
+
+/// How queue pairs of this process behave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) window_packets: u32,
+    pub(crate) reliability: Reliability,
+    pub(crate) congestion: CongestionControl,
+}
+
+impl Settings {
+    /// What the environment says. Values that do not parse are reported on stderr and ignored.
+    pub(crate) fn from_env() -> Settings {
+        Settings { window_packets: window(), reliability: reliability(), congestion: congestion() }
+    }
+}
+
+/// The interfaces asked for.
+pub(crate) fn devices() -> Option<Vec<String>> {
+    // A list that is not UTF-8 names no interface, and must not open all of them.
+    let list = text_of(DEVICES)?;
+    Some(
+        list.split(',')
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect(),
+    )
+}
+
+fn window() -> u32 {
+    let Some(text) = text_of(WINDOW) else {
+        return DEFAULT_WINDOW_PACKETS;
+    };
+    text.parse().ok().filter(|&packets| packets > 0).unwrap_or_else(|| {
+        complain(WINDOW, &text);
+        DEFAULT_WINDOW_PACKETS
+    })
+}
+
+fn reliability() -> Reliability {
+    match text_of(RELIABILITY).as_deref() {
+        Some("selective") => Reliability::Selective,
+        Some("go-back-n") | None => Reliability::GoBackN,
+        Some(other) => {
+            complain(RELIABILITY, other);
+            Reliability::GoBackN
+        }
+    }
+}
+
+/// Rate of a link when the setting does not say it.
+const DEFAULT_GBPS: u64 = 100;
+
+fn congestion() -> CongestionControl {
+    let Some(text) = text_of(CONGESTION) else {
+        return CongestionControl::Off;
+    };
+    let (name, gbps) = match text.split_once(':') {
+        Some((name, rate)) => (name, rate.parse().ok()),
+        None => (text.as_str(), Some(DEFAULT_GBPS)),
+    };
+    let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
+    match rate.and_then(|bps| DcqcnParams::named(name, bps)) {
+        Some(params) => CongestionControl::Dcqcn(params),
+        None => {
+            complain(CONGESTION, &text);
+            CongestionControl::Off
+        }
+    }
+}
+
+/// Longest capture: a forgotten setting must not fill the disk.
+const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
+
+/// The capture that the environment asks for. One that cannot be written is reported and left out.
+pub(crate) fn capture(device: &str) -> Option<Capture> {
+    let pattern = std::env::var_os(CAPTURE)?;
+    let Some(pattern) = pattern.to_str() else {
+        complain(CAPTURE, &pattern.to_string_lossy());
+        return None;
+    };
+    let path = pattern.replace("%d", device).replace("%p", &std::process::id().to_string());
+    let complain = |error: std::io::Error| {
+        let hint = match error.kind() {
+            ErrorKind::ResourceBusy => Some("with %p and %d in its name each has its own"),
+            _ => None,
+        };
+        say(format_args!("no capture to {path}: {error}"), hint);
+    };
+    Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES).map_err(complain).ok()
+}
+
+/// What a variable says; bytes that are not UTF-8 become signs that nobody writes, and are complained about.
+fn text_of(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+fn complain(name: &str, value: &str) {
+    let message = format_args!("{name}={value} is not understood and ignored");
+    say(message, Some("docs/verbs.md has the settings"));
+}

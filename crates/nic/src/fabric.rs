@@ -1,0 +1,158 @@
+//! What an engine runs on: a device, the memory that it works on, and whatever moves its packets.
+//!
+//! [`Software`] is our own endpoint on a UDP socket: it moves packets itself in each turn.
+//! [`Loaded`](crate::loaded) is a device that moves them without us, behind a library of the verbs.
+//! Engines are written against [`Fabric`] and do not ask which one they have.
+//!
+//! Sessions, streams and their memory do not belong here.
+
+use std::io;
+use std::net::SocketAddr;
+
+use roce::Time;
+use roce::device::Device;
+use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
+use roce::world::{self, Progress};
+
+use crate::fault::LossyWire;
+use crate::pool::{Pool, PoolError};
+use crate::ready::ReadySet;
+use crate::udp::{UdpConfig, UdpError, UdpWire};
+
+/// A device with its memory.
+pub trait Fabric {
+    /// The device.
+    type Device: Device;
+
+    /// The device, for verbs between two turns.
+    fn device(&mut self) -> &mut Self::Device;
+
+    /// The memory that is registered with the device.
+    fn memory(&self) -> &Pool;
+
+    /// The same, to cut ranges from it.
+    fn memory_mut(&mut self) -> &mut Pool;
+
+    /// Receives what has come, lets the engine `work`, and sends. `work` returns whether it did anything.
+    fn turn(
+        &mut self,
+        now: Time,
+        work: impl FnOnce(&mut Self::Device, &mut Pool) -> bool,
+    ) -> Progress;
+
+    /// When the next turn has to come if no descriptor is readable before.
+    fn next_wakeup(&self) -> Option<Time>;
+
+    /// Adds the descriptors that are readable when there is something to do.
+    ///
+    /// # Errors
+    /// When the kernel refuses to watch one.
+    fn watch(&self, watched: &ReadySet) -> io::Result<()>;
+
+    /// A sleep is about to begin. `false`: something may have come meanwhile, take another turn first.
+    fn prepare_sleep(&mut self) -> bool;
+
+    /// Where peers find this device.
+    fn local(&self) -> SocketAddr;
+
+    /// How this device can repair losses, at best.
+    fn reliability(&self) -> Reliability;
+
+    /// Tells every counter with its name.
+    fn counters(&self, tell: &mut dyn FnMut(&str, u64));
+
+    /// The paths chosen and why, for people.
+    fn notes(&self) -> Vec<String>;
+}
+
+/// Our own endpoint on a UDP socket.
+#[derive(Debug)]
+pub struct Software {
+    endpoint: Endpoint,
+    wire: LossyWire<UdpWire>,
+    memory: Pool,
+}
+
+/// Why there is no software device.
+#[derive(Debug, thiserror::Error)]
+pub enum SoftwareError {
+    /// Registered memory.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The socket.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+}
+
+impl Software {
+    /// A device at this address, with `memory` bytes to register. It drops `loss_ppm` of a million packets
+    /// that it receives; keys, queue pair numbers and losses come from the seed.
+    ///
+    /// # Errors
+    /// When the address cannot be bound, or the memory not be had.
+    pub fn bind(
+        local: SocketAddr,
+        memory: u64,
+        loss_ppm: u32,
+        seed: u64,
+    ) -> Result<Software, SoftwareError> {
+        let wire = UdpWire::bind(&UdpConfig::at(local))?;
+        let memory = Pool::new(memory)?;
+        let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
+        Ok(Software { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), memory })
+    }
+}
+
+impl Fabric for Software {
+    type Device = Endpoint;
+
+    fn device(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    fn memory(&self) -> &Pool {
+        &self.memory
+    }
+
+    fn memory_mut(&mut self) -> &mut Pool {
+        &mut self.memory
+    }
+
+    fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
+        world::turn(&mut self.endpoint, &mut self.wire, &mut self.memory, now, work)
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        world::next_wakeup(&self.endpoint)
+    }
+
+    fn watch(&self, watched: &ReadySet) -> io::Result<()> {
+        watched.add(self.wire.inner().fd(), 0)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.wire.inner().local()
+    }
+
+    fn reliability(&self) -> Reliability {
+        Reliability::Selective
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {
+        for (name, value) in self.endpoint.counters().named() {
+            tell(&format!("roce.{name}"), value);
+        }
+        let wire = self.wire.inner();
+        wire.counters().named().for_each(|(name, value)| tell(name, value));
+        tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
+        tell("udp.dropped_on_purpose", self.wire.dropped());
+    }
+
+    fn notes(&self) -> Vec<String> {
+        vec![self.wire.inner().to_string()]
+    }
+}

@@ -1,0 +1,400 @@
+//! The upper seam: an RDMA device as programs see it.
+//!
+//! [`Device`] is implemented by the software [`Endpoint`] and by adapters behind a library of the verbs.
+//! State machines and tools above this crate are written against it and never see a packet. Calls that
+//! need the time take it; nothing here waits, and nothing returns memory.
+//!
+//! Protocol and packets may not enter.
+
+use core::net::IpAddr;
+
+use arrayvec::ArrayVec;
+use thiserror::Error;
+
+use crate::endpoint::{AsyncEvent, Endpoint, SrqConfig};
+use crate::qp::transition;
+use crate::rng::{HashedCounter, Rng};
+use crate::time::Time;
+use crate::verbs::{
+    Access, AddressHandle, AttrMask, Completion, Connect, CqId, MemoryRegion, PdId, QpAttr,
+    QpConfig, QpState, Qpn, RecvWr, SendWr, SrqId, Transport, VerbsError, WindowId,
+};
+use crate::wire::Psn;
+use crate::world::Path;
+
+/// Why not all work requests of a batch were queued. Those before the refused one were, those behind it
+/// were not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{error} (after {accepted} work requests of the batch)")]
+pub struct PostError {
+    /// Work requests queued.
+    pub accepted: usize,
+    /// Why the next one was refused.
+    pub error: VerbsError,
+}
+
+impl From<PostError> for VerbsError {
+    fn from(refused: PostError) -> VerbsError {
+        refused.error
+    }
+}
+
+/// An RDMA device, opened by one program.
+///
+/// A device may lack operations: it refuses them with [`VerbsError::Unsupported`]. Objects that belong to
+/// another device, or exist no more, are refused by their kind ([`VerbsError::NoQp`] and the like).
+pub trait Device {
+    /// A new protection domain.
+    fn alloc_pd(&mut self) -> Result<PdId, VerbsError>;
+
+    /// Removes a protection domain that no object belongs to.
+    fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError>;
+
+    /// A new completion queue for at least `depth` completions.
+    fn create_cq(&mut self, depth: u32) -> Result<CqId, VerbsError>;
+
+    /// Changes the depth of a completion queue; not below what is in it.
+    fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError>;
+
+    /// Removes a completion queue that no queue pair uses, with what is in it.
+    fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError>;
+
+    /// Appends completions, oldest first, until the queue is empty or `into` is full.
+    ///
+    /// # Errors
+    /// When the queue does not exist, or the device can read it no more.
+    fn poll_cq<const N: usize>(
+        &mut self,
+        cq: CqId,
+        into: &mut ArrayVec<Completion, N>,
+    ) -> Result<(), VerbsError>;
+
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) makes one
+    /// notification. Poll the queue after arming it: whether a completion that waits already makes one
+    /// depends on the device.
+    fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError>;
+
+    /// A completion queue that was armed and has since got what it was armed for.
+    fn poll_notified(&mut self) -> Option<CqId>;
+
+    /// A new queue pair, in state RESET.
+    fn create_qp(&mut self, config: QpConfig) -> Result<Qpn, VerbsError>;
+
+    /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
+    fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError>;
+
+    /// The attributes of a queue pair, its state among them.
+    fn query_qp(&mut self, qpn: Qpn) -> Result<QpAttr, VerbsError>;
+
+    /// The transport service of a queue pair.
+    fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError>;
+
+    /// Removes a queue pair. Its work requests and the completions that were not polled vanish.
+    fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError>;
+
+    /// Registers `len` bytes at `addr`.
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError>;
+
+    /// Changes the domain and the rights of a region that no window is bound to. Where the device gives
+    /// it new keys, the region returned has them.
+    fn change_region(
+        &mut self,
+        region: &MemoryRegion,
+        pd: PdId,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError>;
+
+    /// Forgets the region: its keys are refused from now on.
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
+
+    /// A new memory window of type 2 (or 1), bound to nothing, and its first remote key. It is bound by a
+    /// work request.
+    fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError>;
+
+    /// Forgets a memory window: its key is refused from now on.
+    fn dealloc_window(&mut self, window: WindowId) -> Result<(), VerbsError>;
+
+    /// A new shared receive queue, its limit armed.
+    fn create_srq(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError>;
+
+    /// Sets the limit below which an event is made, once.
+    fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError>;
+
+    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was made.
+    fn query_srq(&mut self, srq: SrqId) -> Result<SrqConfig, VerbsError>;
+
+    /// Removes a shared receive queue that no queue pair uses. Its receives vanish.
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError>;
+
+    /// A way that datagrams of the domain's queue pairs can take.
+    fn create_ah(&mut self, pd: PdId, path: &Path) -> Result<AddressHandle, VerbsError>;
+
+    /// Forgets an address handle that no posted work request names.
+    fn destroy_ah(&mut self, handle: AddressHandle) -> Result<(), VerbsError>;
+
+    /// Lets a UD queue pair receive the datagrams of a group.
+    fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError>;
+
+    /// Detaches from a multicast group.
+    fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError>;
+
+    /// Queues send work requests, in order.
+    ///
+    /// # Errors
+    /// The first that is refused; those before it stay queued.
+    fn post_send(&mut self, now: Time, qpn: Qpn, wrs: &[SendWr]) -> Result<(), PostError>;
+
+    /// Queues receive work requests, in order.
+    ///
+    /// # Errors
+    /// As [`post_send`](Device::post_send).
+    fn post_recv(&mut self, now: Time, qpn: Qpn, wrs: &[RecvWr]) -> Result<(), PostError>;
+
+    /// Queues receives for all queue pairs of a shared receive queue, in order.
+    ///
+    /// # Errors
+    /// As [`post_send`](Device::post_send).
+    fn post_srq_recv(&mut self, srq: SrqId, wrs: &[RecvWr]) -> Result<(), PostError>;
+
+    /// The next asynchronous event.
+    fn poll_event(&mut self) -> Option<AsyncEvent>;
+}
+
+/// Initial packet sequence numbers that whoever knows some of them cannot tell the next of.
+#[derive(Clone, Debug)]
+pub struct InitialPsns(HashedCounter);
+
+impl InitialPsns {
+    /// The numbers of a seed that is random where peers are hostile.
+    pub fn new(seed: u64) -> InitialPsns {
+        InitialPsns(HashedCounter::new(&mut Rng::of_kind(1, seed)))
+    }
+
+    /// The number for the next queue pair.
+    pub fn draw(&mut self) -> Psn {
+        Psn::new(self.0.next_u32())
+    }
+}
+
+/// Connects a queue pair of RC or UC: RESET to INIT, RTR and RTS, with everything allowed to the peer that
+/// its keys allow.
+///
+/// # Errors
+/// Those of [`Device::modify_qp`]; the queue pair is in RESET then.
+pub fn connect<D: Device>(
+    device: &mut D,
+    now: Time,
+    qpn: Qpn,
+    peer: &Connect,
+) -> Result<(), VerbsError> {
+    if device.transport(qpn)? == Transport::Ud {
+        return Err(VerbsError::Invalid {
+            qpn: qpn.get(),
+            why: "datagram queue pairs have no peer",
+        });
+    }
+    bring_up(device, now, qpn, &QpAttr::of(peer))
+}
+
+/// Makes a UD queue pair ready to send and receive datagrams with this queue key.
+///
+/// # Errors
+/// As [`connect`].
+pub fn start_datagrams<D: Device>(
+    device: &mut D,
+    now: Time,
+    qpn: Qpn,
+    qkey: u32,
+    sq_psn: Psn,
+) -> Result<(), VerbsError> {
+    let attr = QpAttr { qkey, sq_psn, ..QpAttr::to(QpState::Init) };
+    bring_up(device, now, qpn, &attr)
+}
+
+fn bring_up<D: Device>(
+    device: &mut D,
+    now: Time,
+    qpn: Qpn,
+    attr: &QpAttr,
+) -> Result<(), VerbsError> {
+    let transport = device.transport(qpn)?;
+    let steps = [
+        (QpState::Reset, QpState::Init),
+        (QpState::Init, QpState::Rtr),
+        (QpState::Rtr, QpState::Rts),
+    ];
+    for (from, state) in steps {
+        let (needs, _) = transition::rule(transport, from, state).unwrap_or_default();
+        let step = QpAttr { state, mask: needs | AttrMask::STATE, ..*attr };
+        if let Err(error) = device.modify_qp(now, qpn, &step) {
+            if from != QpState::Reset {
+                device.modify_qp(now, qpn, &QpAttr::to(QpState::Reset))?;
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Posts one after the other until one is refused.
+fn post_each<W: Clone>(
+    wrs: &[W],
+    mut post: impl FnMut(W) -> Result<(), VerbsError>,
+) -> Result<(), PostError> {
+    wrs.iter()
+        .cloned()
+        .enumerate()
+        .try_for_each(|(accepted, wr)| post(wr).map_err(|error| PostError { accepted, error }))
+}
+
+impl Device for Endpoint {
+    fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {
+        Ok(Endpoint::alloc_pd(self))
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
+        Endpoint::dealloc_pd(self, pd)
+    }
+
+    fn create_cq(&mut self, depth: u32) -> Result<CqId, VerbsError> {
+        Endpoint::create_cq(self, depth)
+    }
+
+    fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError> {
+        Endpoint::resize_cq(self, cq, depth)
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError> {
+        Endpoint::destroy_cq(self, cq)
+    }
+
+    fn poll_cq<const N: usize>(
+        &mut self,
+        cq: CqId,
+        into: &mut ArrayVec<Completion, N>,
+    ) -> Result<(), VerbsError> {
+        while !into.is_full() {
+            let Some(completion) = self.poll_one(cq) else {
+                return self.cq_overrun(cq).map(drop).ok_or(VerbsError::NoCq(cq.0));
+            };
+            into.push(completion);
+        }
+        Ok(())
+    }
+
+    fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
+        Endpoint::req_notify(self, cq, solicited_only)
+    }
+
+    fn poll_notified(&mut self) -> Option<CqId> {
+        Endpoint::poll_notified(self)
+    }
+
+    fn create_qp(&mut self, config: QpConfig) -> Result<Qpn, VerbsError> {
+        Endpoint::create_qp(self, config)
+    }
+
+    fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
+        self.modify(now, qpn, attr)
+    }
+
+    fn query_qp(&mut self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
+        Endpoint::query_qp(self, qpn)
+    }
+
+    fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError> {
+        Endpoint::transport(self, qpn)
+    }
+
+    fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
+        self.destroy(now, qpn)
+    }
+
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.register_at(pd, addr, len, addr, access)
+    }
+
+    fn change_region(
+        &mut self,
+        region: &MemoryRegion,
+        pd: PdId,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        Endpoint::change_region(self, region.lkey, pd, access)?;
+        Ok(*region)
+    }
+
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        self.forget_region(lkey)
+    }
+
+    fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError> {
+        Endpoint::alloc_window(self, pd, type_2)
+    }
+
+    fn dealloc_window(&mut self, window: WindowId) -> Result<(), VerbsError> {
+        Endpoint::dealloc_window(self, window)
+    }
+
+    fn create_srq(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError> {
+        Endpoint::create_srq(self, config)
+    }
+
+    fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError> {
+        Endpoint::set_srq_limit(self, srq, limit)
+    }
+
+    fn query_srq(&mut self, srq: SrqId) -> Result<SrqConfig, VerbsError> {
+        Endpoint::query_srq(self, srq)
+    }
+
+    fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError> {
+        Endpoint::destroy_srq(self, srq)
+    }
+
+    /// The handle is the path itself: it holds no place in the endpoint.
+    fn create_ah(&mut self, pd: PdId, path: &Path) -> Result<AddressHandle, VerbsError> {
+        self.check_pd(pd)?;
+        Ok(AddressHandle::from(*path))
+    }
+
+    fn destroy_ah(&mut self, _handle: AddressHandle) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
+        Endpoint::attach_multicast(self, qpn, group)
+    }
+
+    fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
+        Endpoint::detach_multicast(self, qpn, group)
+    }
+
+    fn post_send(&mut self, now: Time, qpn: Qpn, wrs: &[SendWr]) -> Result<(), PostError> {
+        post_each(wrs, |wr| self.post(now, qpn, wr))
+    }
+
+    fn post_recv(&mut self, now: Time, qpn: Qpn, wrs: &[RecvWr]) -> Result<(), PostError> {
+        post_each(wrs, |wr| self.post_receive(now, qpn, wr))
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqId, wrs: &[RecvWr]) -> Result<(), PostError> {
+        post_each(wrs, |wr| Endpoint::post_srq_recv(self, srq, wr))
+    }
+
+    fn poll_event(&mut self) -> Option<AsyncEvent> {
+        Endpoint::poll_event(self)
+    }
+}
