@@ -321,6 +321,8 @@ impl<F: Fabric> Engine<F> {
         for connection in raised.dropped {
             stream.reader.drop_connection(connection);
         }
+        // An idle stream has no turn with work that would do it.
+        stream.drop_failed(&mut self.host);
         if let Some((connection, why)) = raised.abandoned {
             stream.sink.set_loss(why);
             stream.reader.abandon(&mut stream.sink, connection);
