@@ -268,7 +268,7 @@ fn daemons_with_a_port_of_their_own_are_reached() {
     waiter.wait(&[daemon.fd()], Some(Duration::from_millis(2_000))).expect("poll");
     let mut seen = Vec::new();
     daemon.receive(clock::now(), &mut |frame| {
-        seen.push((frame.headers.bth().psn.get(), frame.origin.source))
+        seen.push((frame.headers.bth().psn.get(), frame.origin.source));
     });
     assert_eq!(seen, [(4, SocketAddr::new(ip("127.8.8.1"), ROCE_PORT))]);
     let back = frame(path_to("127.8.8.1"), qpn(wire.slot()), 5, b"back");
@@ -343,7 +343,7 @@ fn a_group_is_left_when_it_was_left_as_often_as_joined() {
     b.join(mapped).expect("the same group");
     b.leave(group).expect("once");
     let mut send = |psn| {
-        a.send(clock::now(), &[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")], &NoMemory)
+        a.send(clock::now(), &[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")], &NoMemory);
     };
     send(1);
     assert_eq!(psns(&collect(&mut b, 1)), [1]);
