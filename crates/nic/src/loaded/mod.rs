@@ -544,7 +544,7 @@ impl Device for LoadedDevice {
         // SAFETY: numbers and pointers, for which zero is a value.
         let (mut attr, mut init) =
             unsafe { (std::mem::zeroed::<ibv_qp_attr>(), std::mem::zeroed::<ibv_qp_init_attr>()) };
-        let mask = AttrMask::FIELDS.difference(AttrMask::RATE_LIMIT).bits() as c_int;
+        let mask = (AttrMask::FIELDS - AttrMask::RATE_LIMIT).bits() as c_int;
         let query = self.library.functions.query_qp;
         // SAFETY: living objects.
         done("ibv_query_qp", unsafe { query(c, &raw mut attr, mask, &raw mut init) })?;
