@@ -12,8 +12,8 @@
 //! | [`error`] | failures with hints, as they travel to whoever asked |
 //! | [`runtime`], [`signals`], [`seed`] | async runtimes; signals and seeds from the operating system |
 //!
-//! What a person types and reads is in the binary, and no exit code is known here. Whether a packet or a block
-//! is right is decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
+//! The command line, its output and exit codes belong to the binary. Whether a packet or a block is valid is
+//! decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
 
 pub mod budget;
 pub mod catalog;
