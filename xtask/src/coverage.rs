@@ -2,7 +2,7 @@
 //!
 //! Source-based coverage of the compiler: exact, by line and region. `roce` is built as its users build it, so its own
 //! unit tests are neither run nor counted as lines; what counts is reached through the crate's interface. The profile
-//! format changes with LLVM, so the tools must have the LLVM version of rustc; where they are looked for is [`tool`].
+//! format changes with LLVM, so the tools must have the LLVM version of rustc; [`tool`] finds them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ Examples:
     run,
 };
 
-/// The sources that are looked at.
+/// The sources that are measured.
 const SOURCES: &str = "crates/roce/src";
 
 /// Tests that count beside the harnesses: package and what of it.
@@ -88,7 +88,7 @@ fn measure(folder: &Path, name: &str, what: &[&[&str]], tool: &Path) -> Result<P
     for program in &programs {
         let mut test = Process::new(program);
         test.current_dir(root()).env("LLVM_PROFILE_FILE", raw.join("%m-%p.profraw"));
-        // A tenth of the usual number: more seeds take minutes here and reach nothing new.
+        // A tenth of the usual number: more seeds take minutes here and reach no new lines.
         test.env("DQUANT_SEEDS", "0..200");
         shell::run(&mut test)?;
     }
@@ -100,7 +100,7 @@ fn measure(folder: &Path, name: &str, what: &[&[&str]], tool: &Path) -> Result<P
 }
 
 impl Profile {
-    /// What either reached.
+    /// What either of the two reached.
     fn join(&self, other: &Profile, data: &Path, tool: &Path) -> Result<Profile, Failure> {
         let mut merge = Process::new(tool);
         merge.args(["merge", "--sparse", "--output"]).arg(data);
