@@ -15,6 +15,7 @@ mod floors;
 mod fuzz;
 mod layers;
 mod no_os;
+mod scan;
 mod shell;
 mod test;
 mod tidy;

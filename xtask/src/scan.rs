@@ -1,0 +1,124 @@
+//! Just enough of Rust's lexical rules to find names in code: [`code_only`] blanks comments, strings and character
+//! literals and keeps every line break, so that a search is not fooled by text. It works on tokens, not on a syntax
+//! tree, and nothing is expanded.
+
+/// The source with comments, strings and character literals turned into spaces; line breaks stay.
+pub(crate) fn code_only(source: &str) -> String {
+    let mut code = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(next) = rest.chars().next() {
+        let skipped = literal_len(rest, code.chars().next_back());
+        if skipped == 0 {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+            continue;
+        }
+        code.extend(rest[..skipped].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// Bytes of the comment or literal that starts here; 0 when none does.
+fn literal_len(rest: &str, before: Option<char>) -> usize {
+    if rest.starts_with("//") {
+        return rest.find('\n').unwrap_or(rest.len());
+    }
+    if rest.starts_with("/*") {
+        return block_comment_len(rest);
+    }
+    match rest.as_bytes()[0] {
+        b'"' => quoted_len(rest, '"'),
+        b'\'' => char_literal_len(rest),
+        b'r' if !before.is_some_and(is_name_char) || matches!(before, Some('b' | 'c')) => {
+            raw_string_len(rest)
+        }
+        _ => 0,
+    }
+}
+
+fn block_comment_len(rest: &str) -> usize {
+    let (mut depth, mut at) = (0_usize, 0);
+    while at < rest.len() {
+        if rest[at..].starts_with("/*") {
+            depth += 1;
+            at += 2;
+        } else if rest[at..].starts_with("*/") {
+            depth -= 1;
+            at += 2;
+        } else {
+            at += rest[at..].chars().next().map_or(1, char::len_utf8);
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    rest.len()
+}
+
+fn quoted_len(rest: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in rest.char_indices().skip(1) {
+        if !escaped && c == quote {
+            return at + c.len_utf8();
+        }
+        escaped = !escaped && c == '\\';
+    }
+    rest.len()
+}
+
+/// A quote opens a character literal when an escape follows or the second character is the closing quote; otherwise it
+/// is a lifetime.
+fn char_literal_len(rest: &str) -> usize {
+    let mut chars = rest.chars().skip(1);
+    let (first, second) = (chars.next(), chars.next());
+    if first == Some('\\') || second == Some('\'') { quoted_len(rest, '\'') } else { 0 }
+}
+
+fn raw_string_len(rest: &str) -> usize {
+    let hashes = rest[1..].bytes().take_while(|b| *b == b'#').count();
+    let body = 1 + hashes;
+    if !rest[body..].starts_with('"') {
+        return 0;
+    }
+    let end = format!("\"{}", "#".repeat(hashes));
+    rest[body + 1..].find(&end).map_or(rest.len(), |at| body + 1 + at + end.len())
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left, without the blanks.
+    fn left(source: &str) -> String {
+        code_only(source).split_whitespace().collect()
+    }
+
+    #[test]
+    fn text_does_not_count() {
+        let source = "let a = (\"}\", '}', b'}', r#\"}\"}\"#); // }\n/* } /* } */ */ b";
+        assert_eq!(left(source), "leta=(,,b,);b");
+    }
+
+    #[test]
+    fn lifetimes_are_not_character_literals() {
+        assert_eq!(left("fn a<'a>(x: &'a str) {}"), "fna<'a>(x:&'astr){}");
+    }
+
+    #[test]
+    fn escapes_end_where_rust_ends_them() {
+        assert_eq!(left("('\\'', \"\\\\\", '\\u{7d}') }"), "(,,)}");
+    }
+
+    #[test]
+    fn blanking_keeps_every_line_break() {
+        let source = "/* one\ntwo */ \"three\nfour\" // five\n";
+        let code = code_only(source);
+        assert_eq!(code.matches('\n').count(), source.matches('\n').count());
+        assert!(code.trim().is_empty());
+    }
+}
