@@ -1,6 +1,7 @@
-//! Just enough of Rust's lexical rules to find names in code: [`code_only`] blanks comments, strings and character
-//! literals and keeps every line break, so that a search is not fooled by text. It works on tokens, not on a syntax
-//! tree, and nothing is expanded.
+//! Just enough of Rust's lexical rules to search sources for names.
+//!
+//! [`code_only`] blanks comments, strings and character literals and keeps every line break, so that what is left can
+//! be searched without being fooled by text. It works on characters, not on a syntax tree: nothing is expanded.
 
 /// The source with comments, strings and character literals turned into spaces; line breaks stay.
 pub(crate) fn code_only(source: &str) -> String {
@@ -93,25 +94,25 @@ fn is_name_char(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// What is left, without the blanks.
+    /// What is left, without the spaces.
     fn left(source: &str) -> String {
         code_only(source).split_whitespace().collect()
     }
 
     #[test]
-    fn text_does_not_count() {
-        let source = "let a = (\"}\", '}', b'}', r#\"}\"}\"#); // }\n/* } /* } */ */ b";
-        assert_eq!(left(source), "leta=(,,b,);b");
+    fn comments_and_literals_are_blanked() {
+        let source = "a(\"x}\", '}', b'}', r#\"}\"}\"#); // }\n/* } /* } */ */b";
+        assert_eq!(left(source), "a(,,b,);b");
     }
 
     #[test]
     fn lifetimes_are_not_character_literals() {
-        assert_eq!(left("fn a<'a>(x: &'a str) {}"), "fna<'a>(x:&'astr){}");
+        assert_eq!(left("fn a<'a>(x: &'a str)"), "fna<'a>(x:&'astr)");
     }
 
     #[test]
     fn escapes_end_where_rust_ends_them() {
-        assert_eq!(left("('\\'', \"\\\\\", '\\u{7d}') }"), "(,,)}");
+        assert_eq!(left("('\\'', \"\\\\\", '\\u{7d}'); b"), "(,,);b");
     }
 
     #[test]

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use super::{code, cq_ex, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::{Object, living, peek};
-use crate::objects::cq::{Cq, wc_of};
+use crate::objects::cq::wc_of;
+use crate::objects::{Cq, Object, living, peek};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_cq(

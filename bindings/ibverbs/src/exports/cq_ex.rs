@@ -11,11 +11,7 @@ use rustix::io::Errno;
 
 use super::{given, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::{Object, living, peek};
-use crate::objects::channel::CompChannel;
-use crate::objects::context::Context;
-use crate::objects::cq::Cq;
-use crate::objects::pd::Pd;
+use crate::objects::{CompChannel, Context, Cq, Object, Pd, living, peek};
 use crate::process::errors::Outcome;
 
 /// The C structure of a new queue without its number.

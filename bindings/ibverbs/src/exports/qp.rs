@@ -6,11 +6,8 @@ use rustix::io::Errno;
 
 use super::{code, fill, given, or_null, wr_api};
 use crate::abi::*;
-use crate::objects::arena::{Object, living};
-use crate::objects::cq::Cq;
-use crate::objects::pd::Pd;
-use crate::objects::qp::{Parts, Qp};
-use crate::objects::srq::Srq;
+use crate::objects::qp::Parts;
+use crate::objects::{Cq, Object, Pd, Qp, Srq, living};
 use crate::process::errors::Outcome;
 
 fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr, extended: bool) -> Outcome<&'static Qp> {

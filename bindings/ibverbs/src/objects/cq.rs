@@ -9,10 +9,8 @@ use roce::verbs::{Completion, CqId, Verbs, WcOpcode, WcStatus};
 use rustix::io::Errno;
 
 use super::ack::Acks;
-use super::arena::{Mark, Object, object};
-use super::channel::CompChannel;
-use super::context::Context;
 use super::events::{Subject, count};
+use super::{CompChannel, Context, Mark, Object, object};
 use crate::abi::*;
 use crate::engine::limits::ENDPOINT;
 use crate::engine::{Core, Engine, Listener, Notice};
@@ -21,7 +19,7 @@ use crate::process::errors::{Outcome, errno_of};
 /// A completion queue. Every one has the extended interface; plain ones begin alike.
 #[repr(C)]
 pub(crate) struct Cq {
-    pub(crate) c: UnsafeCell<ibv_cq_ex>,
+    pub(super) c: UnsafeCell<ibv_cq_ex>,
     mark: Mark,
     owner: *mut ibv_context,
     engine: Arc<Engine>,

@@ -10,14 +10,10 @@ use roce::verbs::{Datagram, MAX_SGE, Qpn, SendWr, SgList, Transport, Verbs};
 use rustix::io::Errno;
 
 use super::ack::Acks;
-use super::ah::Ah;
-use super::arena::{Mark, Object, object};
 use super::batch::Batch;
-use super::cq::Cq;
 use super::events::Subject;
 use super::inline::InlineSlots;
-use super::pd::Pd;
-use super::srq::Srq;
+use super::{Ah, Cq, Mark, Object, Pd, Srq, object};
 use crate::abi::*;
 use crate::engine::limits::{self, ENDPOINT};
 use crate::engine::{Core, Engine, Listener, Notice};
@@ -79,7 +75,7 @@ fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
 
 impl Qp {
     /// `parts` are those that `init` names; `c` is what programs will see, but for the queue pair's number.
-    /// An `extended` one is posted to by building work requests as well.
+    /// `extended` enables the work-request interface (`wr_start` and the like).
     ///
     /// # Errors
     /// `EINVAL` for objects of several contexts and for sizes beyond the limits, `EOPNOTSUPP` for other
@@ -149,7 +145,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies inline data of the next work request, and says where it lies now.
+    /// Copies inline data into the slot of the next work request and returns where it lies.
     ///
     /// # Safety
     /// The pieces are readable, and the engine's lock is held.

@@ -8,9 +8,9 @@ use roce::wire::Psn;
 use roce::world::Path;
 use rustix::io::Errno;
 
+use super::Qp;
 use super::ah;
 use super::mr::access_of;
-use super::qp::Qp;
 use super::query::mtu_code;
 use crate::abi::*;
 use crate::engine::limits;

@@ -1,6 +1,6 @@
 /*
- * A benchmark, not a test: what a process that is stopped costs a third one. The parent writes to two children,
- * 32 KiB at a time; one of them is stopped now and then. Prints what the other child gets in the meantime.
+ * A benchmark, not a test: how much a stopped process slows a third one. The parent writes to two children,
+ * 32 KiB at a time; one of them is stopped repeatedly. Prints the throughput to the other child meanwhile.
  *
  * cc -O2 -o third_party third_party.c -libverbs && dquant run -- ./third_party [rc|uc] [rounds]
  */
@@ -70,7 +70,7 @@ static void reap(struct child *to)
 	to->written += got;
 }
 
-/* Writes to `third`, and to `other` if there is one, for a while; bytes per second to `third`. */
+/* Writes to `third`, and to `other` if not null, for PHASE_MS. Returns bytes per second to `third`. */
 static double phase(struct child *third, struct child *other)
 {
 	double begin = seconds(), end = begin + PHASE_MS / 1e3;

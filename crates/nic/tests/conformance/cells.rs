@@ -11,7 +11,7 @@ use roce::verbs::{
 use super::rig::{BUFFER, Cell, Miss, Pair, Rig, Setup, ensure, ensure_eq};
 
 /// A cell and its name.
-type Named<R> = (&'static str, fn(&mut R) -> Cell);
+pub(crate) type Named<R> = (&'static str, fn(&mut R) -> Cell);
 
 /// Every cell by its name.
 pub(crate) fn all<R: Rig>() -> Vec<Named<R>> {
