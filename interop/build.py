@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Builds the guest: a Debian kernel with soft-RoCE and the programs of the matrix, from Debian packages alone.
 
-The packages are downloaded with apt-get, never installed, and read as archives: no root, no chroot, no
-unpacked tree. What comes out is a kernel image that QEMU boots directly and an initramfs. Everything lies in
-a cache outside the repository ($DQUANT_INTEROP_CACHE, else $XDG_CACHE_HOME/dquant/interop, else
-~/.cache/dquant/interop); a second run finds the stamp of the first and does nothing.
+The packages are downloaded with apt-get, never installed, and read as archives, so neither root, chroot nor an
+unpacked tree is needed. The results are a kernel image that QEMU boots directly and an initramfs. Both are in a
+cache outside the repository ($DQUANT_INTEROP_CACHE, else $XDG_CACHE_HOME/dquant/interop, else
+~/.cache/dquant/interop). A second run finds the stamp of the first and does nothing.
 
 Usage: build.py [--force]      prints the cache directory
 """
@@ -36,7 +36,7 @@ PACKAGES = [
     "libibumad3", "perftest", "libpci3", "libnl-3-200", "libnl-route-3-200", "libmnl0", "libc6", "libgcc-s1",
     "zlib1g", "libudev1", "libcap2", "libselinux1", "libpcre2-8-0", "libbsd0", "libmd0", "libelf1", "libbpf1",
 ]
-# Modules to load, in order; what they depend on is loaded before them.
+# Modules to load, in order; their dependencies are loaded before them.
 MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"]
 MODULE_DIRS = ("kernel/drivers/infiniband/", "kernel/drivers/virtio/", "kernel/drivers/net/", "kernel/net/",
                "kernel/crypto/", "kernel/arch/x86/crypto/", "kernel/lib/", "kernel/drivers/block/")
@@ -45,7 +45,7 @@ LOADER = "/lib64/ld-linux-x86-64.so.2"
 
 
 class BuildError(Exception):
-    """The guest cannot be built here; the text says what is missing."""
+    """The guest cannot be built here; the text names what is missing."""
 
 
 def cache_dir():
@@ -67,7 +67,7 @@ def output_of(*command):
 
 
 def kernel_package():
-    """The package behind the metapackage, whose name has the version in it."""
+    """The package that the metapackage depends on; its name contains the version."""
     for line in output_of("apt-cache", "depends", "linux-image-amd64").splitlines():
         kind, _, name = line.strip().partition(": ")
         if kind == "Depends" and name.startswith("linux-image-"):
@@ -76,7 +76,7 @@ def kernel_package():
 
 
 def download(names, folder):
-    """Paths of the packages' archives, fetched where they are not there yet."""
+    """Paths of the packages' archives, downloaded if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in names if not list(folder.glob(f"{name}_*.deb"))]
     if missing:
@@ -88,13 +88,13 @@ def download(names, folder):
 
 
 class Tree:
-    """Files of packages by absolute path: bytes, or the target of a link."""
+    """Files of packages by absolute path: their bytes, or the target of a link."""
 
     def __init__(self):
         self.files, self.links = {}, {}
 
     def add_package(self, path, wanted):
-        """Reads an archive as a stream: the kernel's is 400 MB unpacked, of which 20 are of use."""
+        """Reads an archive as a stream: the kernel's is 400 MB unpacked, of which 20 MB are needed."""
         reader = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", path], stdout=subprocess.PIPE)
         with tarfile.open(fileobj=reader.stdout, mode="r|") as archive:
             for entry in archive:
@@ -107,7 +107,7 @@ class Tree:
             raise BuildError(f"{path}: not a Debian package")
 
     def resolve(self, name):
-        """The file a path leads to, or None; /lib and /usr/lib are one directory on a Debian system."""
+        """The contents of the file at a path, or None; /lib and /usr/lib are one directory on a Debian system."""
         for _ in range(8):
             for spelling in (name, "/usr" + name, name.removeprefix("/usr")):
                 if spelling in self.files:
@@ -157,7 +157,7 @@ def module_dependencies(elf):
 
 
 def load_order(modules, available):
-    """`modules` with what they need, each after its own needs. Names unknown here are built in."""
+    """`modules` and their dependencies, each after its dependencies. Unknown names are built into the kernel."""
     order = []
 
     def visit(name):
@@ -175,7 +175,7 @@ def load_order(modules, available):
 
 
 def uncompressed_kernel(bzimage):
-    """The ELF image inside. QEMU enters it directly (PVH), which spares the emulated decompression."""
+    """The ELF image inside. QEMU enters it directly (PVH), which avoids emulated decompression."""
     setup = (bzimage[0x1F1] or 4) + 1
     offset, length = struct.unpack_from("<II", bzimage, 0x248)
     payload = bzimage[setup * 512 + offset:][:length]
@@ -234,18 +234,18 @@ def initramfs(tree, available):
         folders |= {str(parent) for parent in pathlib.PurePosixPath(path).parents} - {"/"}
     entries = [(folder.lstrip("/"), stat.S_IFDIR | 0o755, b"") for folder in sorted(folders)]
     entries += [(path.lstrip("/"), stat.S_IFREG | 0o755, data) for path, data in sorted(files.items())]
-    # A plain shell first in the path: busybox's own would answer for `ip` and `rdma` by itself.
+    # dash is first in the path, because busybox's shell would run its own `ip` and `rdma`.
     entries.append(("bin/sh", stat.S_IFLNK | 0o777, b"dash"))
     return cpio(entries)
 
 
 def build(force=False):
-    """Makes what is missing or stale; the folder with `vmlinux`, `initramfs.cpio` and `version`."""
+    """Builds missing or stale files. Returns the directory with `vmlinux`, `initramfs.cpio` and `version`."""
     cache = cache_dir()
     try:
         archives = download([kernel_package(), *PACKAGES], cache / "packages")
     except OSError as error:
-        raise BuildError(f"{error.filename}: {error.strerror} (needed: Debian's tools, a folder to write)") from error
+        raise BuildError(f"{error.filename}: {error.strerror} (needed: Debian's tools, a writable directory)") from error
     parts = [path.name.encode() for path in archives]
     parts += [(HERE / name).read_bytes() for name in ("build.py", "guest-init")]
     stamp = hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -1,7 +1,7 @@
-"""What is run: every program of the matrix with every option that it takes.
+"""The cases of the matrix: every program with every option that it takes.
 
-A case is one program with one set of options, the same on both sides. `verdict` judges a finished pair from
-exit codes and from what the programs print: rows of results for every size asked for, no complaint about data.
+A case is one program with one set of options, the same on both sides. `verdict` decides about a finished pair
+from exit codes and output: a row of results for every requested size, and no report of wrong data.
 """
 
 import dataclasses
@@ -9,12 +9,12 @@ import re
 
 MTUS = (256, 512, 1024, 2048, 4096)
 ALL_SIZES = [2**power for power in range(1, 24)]
-# ACK timeout 4.096 us * 2^18: an emulated guest on a busy machine takes longer for 8 MiB than the usual 67 ms
-# times eight, and then no program gets to the end.
+# ACK timeout 4.096 us * 2^18: an emulated guest on a busy machine takes longer for 8 MiB than the default of 67 ms
+# times eight, and the program would fail.
 PATIENT = ("-u", "18")
 PASS, FAIL, UNSUPPORTED = "pass", "fail", "unsupported"
 
-# What the programs themselves refuse, before they touch a device: not a matter of the library under them.
+# Options that the programs themselves refuse before they open a device, whatever the library.
 REFUSED = re.compile(r"Events feature not available on \w+ verb")
 
 
@@ -124,7 +124,7 @@ WIRE_CASES = ("write_imm", "send_imm", "send_inv", "read_order", "nak_write", "n
 
 
 def operations():
-    """What no other program does: immediate data in writes, windows, invalidation, refusals."""
+    """Operations that no other program uses: immediate data in writes, windows, invalidation, refusals."""
     for name in WIRE_CASES:
         yield Case("operations", "wire_cases", (name,), "as expected", quick=True)
 
@@ -133,7 +133,7 @@ def all_cases():
     return [Case("device", "ibv_devinfo", ("-v",), "devinfo", quick=True), *pingpongs(), *operations(), *plain(), *variants(), *options_of_posting(), *path_mtus()]
 
 
-# ---- the judgement -------------------------------------------------------------------------------------------
+# ---- the verdict ---------------------------------------------------------------------------------------------
 
 
 def rows_of(text):
@@ -143,7 +143,7 @@ def rows_of(text):
 
 
 def complaint(text):
-    """The last line that is not a figure or a rule: usually the reason."""
+    """The last line that is neither a figure nor a rule: usually the reason."""
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not re.match(r"^[-\d]|^(local|remote) address|^#", line)]
     return lines[-1][:160] if lines else "no output"
@@ -178,7 +178,7 @@ def _judge_rows(case, _, client):
         return FAIL, f"rows of {len(sizes)} sizes, {len(case.sizes) or 'some'} expected"
     wanted = int(case.options[case.options.index("-n") + 1])
     size, _, figure = rows[-1]
-    # A figure may be rounded to zero on a slow machine; iterations that did not happen are no rounding.
+    # A figure may be rounded to zero on a slow machine, but the number of iterations is exact.
     if any(count < wanted for _, count, _ in rows) or not 0 <= figure < float("inf"):
         return FAIL, f"{figure} at {size} bytes, {min(count for _, count, _ in rows)} of {wanted} iterations"
     return PASS, f"{figure} at {size} bytes"

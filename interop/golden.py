@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records kernel-to-kernel packets of the operations that `wire_cases` knows, as test vectors.
+"""Records the kernel-to-kernel packets of the operations in `wire_cases`, as test vectors.
 
 Usage: golden.py DIRECTORY [NAME...]     one NAME.pcap each, RoCE packets only
 """

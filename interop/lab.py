@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The lab: guests whose kernel has soft-RoCE, and the places where one side of a test can run.
+"""The lab: guests with the kernel's soft-RoCE, and the places where one side of a test can run.
 
 `Lab` boots guests in QEMU (emulated, no KVM) on a bridge inside the sandbox. `HostEnd` and `GuestEnd` are the
-two kinds of place; both start a program with `start` and describe their RDMA device with `device`.
+two kinds of place: both start a program with `start` and describe their RDMA device with `device`.
 
 Usage: lab.py [--guests N] [--capture FILE] COMMAND...    COMMAND runs on the host side of the link
        lab.py [--guests N] --in-guest 'COMMAND'           COMMAND runs in the first guest
-Exit status: the command's; 77 where the machine lacks something (the reason is printed).
+Exit status: the command's; 77 if the machine lacks something (the reason is printed).
 """
 
 import argparse
@@ -40,7 +40,7 @@ GUEST_PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "apt-get": "apt", "dp
 
 
 def ours(command, runner):
-    """`command` (a list) as started under our library. The one place that knows how."""
+    """`command` (a list) as it is started on our library. Only this function knows how."""
     return [*shlex.split(runner), *command]
 
 
@@ -48,7 +48,7 @@ WIRE_CASES = "wire_cases"
 
 
 def wire_cases():
-    """Path of our own test program, compiled when its source is newer. Raises `Missing` without a compiler."""
+    """Path of our own test program, compiled if its source is newer. Raises `Missing` without a compiler."""
     sandbox.need({"cc": "gcc"})
     if not pathlib.Path("/usr/include/infiniband/verbs.h").exists():
         raise Missing("not installed: libibverbs-dev (apt-get install libibverbs-dev)")
@@ -74,7 +74,7 @@ class Result:
 
 @dataclasses.dataclass
 class Device:
-    """Name, and GID index by family (4 or 6)."""
+    """Name, and GID index by IP version (4 or 6)."""
     name: str
     gids: dict
 
@@ -109,7 +109,7 @@ class HostRun:
                                         stderr=subprocess.STDOUT, start_new_session=True)
 
     def wait_listening(self, port):
-        """True once something listens on the TCP port; False when the program ended or time is up."""
+        """True once a program listens on the TCP port; False if the program ended or the limit passed."""
         while self.process.poll() is None and time.monotonic() < self.deadline:
             if any(_listens(pathlib.Path(self.net, name), port) for name in ("tcp", "tcp6")):
                 return True
@@ -146,7 +146,7 @@ def _listens(table, port):
 
 
 class HostEnd:
-    """A network namespace of this machine, with our library (or, without a runner, whatever is installed)."""
+    """A network namespace of this machine, with our library (without a runner, with the installed one)."""
 
     def __init__(self, name, v4, v6, runner, net=None):
         self.name, self.v4, self.v6, self.runner = name, v4, v6, runner
@@ -170,9 +170,9 @@ class HostEnd:
 
 
 class GuestRun:
-    """A program in a guest, over a connection of its own to the guest's shell.
+    """A program in a guest, over its own connection to the guest's shell.
 
-    The shell reports two marks on the connection: that the port listens, and the exit status.
+    The shell prints two marks on the connection: when the port is open, and the exit status.
     """
 
     def __init__(self, address, command, limit_s, port):
@@ -242,7 +242,7 @@ class GuestEnd:
     def put(self, data, path):
         """Writes a file in the guest, executable.
 
-        The data goes out only once the shell has read its line: it would read ahead otherwise.
+        The data is sent only after the shell has read its line; otherwise the shell would read ahead into it.
         """
         with socket.create_connection((self.v4, AGENT_PORT), 10) as connection:
             def expect(word):
@@ -263,7 +263,7 @@ class GuestEnd:
         return parse_devinfo(self.shell("ibv_devinfo -v").text, self.v4, self.v6)
 
     def troubles(self):
-        """What the kernel has to say since the last call, and its error counters: for failed cases."""
+        """Kernel messages since the last call, and error counters: for failed cases."""
         counters = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; grep -v '^0$' *"
         try:
             return self.shell(f"dmesg -c | tail -5; {counters}").text
@@ -275,7 +275,7 @@ class GuestEnd:
 
 
 class Lab:
-    """Bridge, taps and guests. To be made inside the sandbox, whose end is their end."""
+    """Bridge, taps and guests. Create it inside the sandbox; it ends with the sandbox."""
 
     def __init__(self, guests=1, mtu=LINK_MTU, cpus=1, verbose=False):
         self.cache, self.mtu, self.cpus, self.verbose = build.cache_dir(), mtu, cpus, verbose
@@ -333,14 +333,14 @@ class Lab:
         return os.pread(guest.serial.fileno(), length, 0).decode(errors="replace").strip()[-2000:]
 
     def capture(self, path, expression="udp port 4791"):
-        """Starts tcpdump on the link; `terminate` and `wait` end it."""
+        """Starts tcpdump on the link; stop it with `terminate` and `wait`."""
         command = ["tcpdump", "-Z", "root", "-i", "lab", "--immediate-mode", "-U", "-s", "0", "-w", path, expression]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        process.stderr.readline()  # "listening on": from here on nothing is missed
+        process.stderr.readline()  # "listening on": from here on every packet is captured
         return process
 
     def revive(self):
-        """Boots again every guest that no longer answers; the last words of those."""
+        """Reboots every guest that no longer answers. Returns the end of their console output."""
         words = []
         for index, guest in enumerate(self.guests):
             try:
@@ -361,7 +361,7 @@ class Lab:
 
 
 def prepare_guest():
-    """Everything that must be there before the sandbox is entered; raises `Missing`."""
+    """Prepares what must exist before the sandbox is entered; raises `Missing`."""
     sandbox.need(PROGRAMS | GUEST_PROGRAMS)
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         raise Missing("/dev/net/tun is not accessible: run as root")

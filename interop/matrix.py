@@ -4,12 +4,12 @@
 Three tables, each from one run:
   (default)   our library on this machine, the Linux kernel's soft-RoCE in a guest; each side is client and server
   --local     our library on both sides: over loopback, and in two network namespaces joined by a cable
-  --control   kernel to kernel, two guests: what the programs and the kernel do without us
+  --control   kernel to kernel, two guests: the programs and the kernel without our library
 
-A full run writes the table between its markers in docs/interop.md; a part (--quick, --only) prints it.
-Everything, with the output of failed programs, goes to TARGET/interop/TABLE.json (TARGET as cargo has it).
+A full run writes the table between its markers in docs/interop.md; a partial run (--quick, --only) prints it.
+All results, with the output of failed programs, go to TARGET/interop/TABLE.json (TARGET is cargo's).
 
-Exit status: 0 no cell failed; 1 one did; 2 usage; 77 the machine lacks something (the reason is printed).
+Exit status: 0 no cell failed; 1 a cell failed; 2 usage; 77 the machine lacks something (the reason is printed).
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Cell:
 
 
 class Runner:
-    """Runs cases between ends. TCP ports are never used twice, so that no late connection disturbs."""
+    """Runs cases between ends. No TCP port is used twice, so that late connections cannot interfere."""
 
     def __init__(self, machines=None):
         self.ports, self.devices, self.machines = itertools.count(20000), {}, machines
@@ -111,7 +111,7 @@ class Runner:
 
 
 def run_all(chosen, columns, budget_s, machines):
-    """Cells by (case name, column title); when the budget is spent the rest is marked, not hidden."""
+    """Cells by (case name, column title); when the budget is spent, the rest is marked as not run."""
     runner, cells, begun = Runner(machines), {}, time.monotonic()
     for case in chosen:
         line = []
@@ -129,7 +129,7 @@ def run_all(chosen, columns, budget_s, machines):
 
 
 def markdown(chosen, columns, cells, notes):
-    """The table, with reasons as numbered notes: the same reason is written once."""
+    """The table, with reasons as numbered notes; each reason is written once."""
     reasons = {}
     lines = ["| program | " + " | ".join(column.title for column in columns) + " |",
              "|---|" + "---|" * len(columns)]
@@ -151,7 +151,7 @@ def markdown(chosen, columns, cells, notes):
 
 
 def write_between_markers(path, name, text):
-    """Replaces what stands between the two markers of `name`."""
+    """Replaces the text between the two markers of `name`."""
     begin, end = f"<!-- interop:{name}:begin -->", f"<!-- interop:{name}:end -->"
     document = path.read_text()
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
@@ -220,15 +220,15 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a third of the cases")
     parser.add_argument("--only", metavar="REGEX", help="cases whose name matches")
     parser.add_argument("--columns", metavar="REGEX", help="columns whose title matches")
-    parser.add_argument("--runner", default=lab.RUNNER, help="what starts a program under our library (default: %(default)s)")
-    parser.add_argument("--write", action="store_true", help="write the table of a part of the matrix too")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/interop.md alone")
-    parser.add_argument("--add", action="store_true", help="what is not run stays as in the last TABLE.json; implies --write")
+    parser.add_argument("--runner", default=lab.RUNNER, help="command that starts a program on our library (default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="write the table even of a partial run")
+    parser.add_argument("--no-write", action="store_true", help="do not change docs/interop.md")
+    parser.add_argument("--add", action="store_true", help="keep the cells of the last TABLE.json that this run does not touch; implies --write")
     parser.add_argument("--budget", type=int, default=1200, metavar="S", help="seconds for all cases (default %(default)s)")
     parser.add_argument("--cpus", type=int, default=1, help="virtual processors of a guest (default 1)")
-    parser.add_argument("--mtu", type=int, default=lab.LINK_MTU, help="of the link (default %(default)s)")
+    parser.add_argument("--mtu", type=int, default=lab.LINK_MTU, help="MTU of the link (default %(default)s)")
     parser.add_argument("--capture", metavar="FILE", help="write the RoCE packets between us and the guests to this pcap file")
-    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--list", action="store_true", help="print the cases and exit")
     parser.add_argument("--install", action="store_true", help="apt-get install what is missing (root)")
     return parser.parse_args()
 
@@ -239,7 +239,7 @@ def chosen_cases(options):
 
 
 def prepare(options):
-    """Raises `Missing`. Before the sandbox: it has no network to fetch packages from."""
+    """Raises `Missing`. Runs before the sandbox, which has no network to fetch packages from."""
     if options.install:
         subprocess.run(["apt-get", "install", "-y", "-qq", *INSTALLABLE], check=True, stdout=subprocess.DEVNULL)
     if options.table != "control":
@@ -247,7 +247,7 @@ def prepare(options):
         if not shutil.which(program):
             raise lab.Missing(f"{program} does not exist: cargo build --release")
     sandbox.need(lab.PROGRAMS)
-    with contextlib.suppress(lab.Missing):  # its cells will say so
+    with contextlib.suppress(lab.Missing):  # its cells report it
         lab.wire_cases()
     if options.table != "local":
         lab.prepare_guest()
@@ -255,13 +255,13 @@ def prepare(options):
 
 
 def with_former(former, columns, cells, seconds):
-    """Adds the cells of the former run that this one did not touch: (cases, cells, seconds)."""
+    """Adds the cells of the previous run that this one did not touch: (cases, cells, seconds)."""
     titles = [column.title for column in columns]
     for row in former["rows"]:
         for title, cell in row["cells"].items():
             if title in titles and cell["state"] != NOT_RUN:
                 cells.setdefault((row["case"], title), Cell(**{"reason": "", **cell}))
-    # Cells that were not run are no part of the table; a later run may add them.
+    # Cells that were not run are not part of the table; a later run may add them.
     chosen = [case for case in cases.all_cases() if all((case.name, title) in cells for title in titles)]
     return chosen, {(case.name, title): cells[case.name, title] for case in chosen for title in titles}, \
         seconds + former["seconds"]

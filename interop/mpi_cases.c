@@ -1,5 +1,5 @@
 /*
- * What Open MPI does over UCX, with every byte checked: ping-pong and allreduce of rising sizes.
+ * Open MPI over UCX with every byte checked: ping-pong and allreduce of increasing sizes.
  *
  *   mpirun -np 2 mpi_cases
  */
@@ -20,7 +20,7 @@ static void fail(const char *what, int size, int round)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* The message comes back as it left, and rank 1 checks it on its way. */
+/* The message returns unchanged; rank 1 checks it too. */
 static void ping_pong(int rank, unsigned char *buffer, int size)
 {
     double began = MPI_Wtime();
@@ -42,7 +42,7 @@ static void ping_pong(int rank, unsigned char *buffer, int size)
         printf("ping-pong %d bytes: %.1f us\n", size, (MPI_Wtime() - began) / ROUNDS * 5e5);
 }
 
-/* Sums that every rank can compute by itself. */
+/* Every rank can compute the sums itself. */
 static void allreduce(int rank, int ranks, long *mine, long *sum, int count)
 {
     double began = MPI_Wtime();

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs rdma-core's own test suite on our library, and writes its table to docs/interop.md.
 
-The tests are those of rdma-core 44, the version of Debian 12, through Debian's pyverbs; nothing of them is kept here.
-`--tests` names their folder: `tests/` of a checkout of rdma-core v44.0, or what the package rdma-core installs below
-/usr/share/doc. They run on loopback and on an interface of a network namespace, all queue pairs in one process.
+The tests are those of rdma-core 44, the version of Debian 12, run with Debian's pyverbs; this repository has no copy.
+`--tests` names their directory: `tests/` of a checkout of rdma-core v44.0, or the one that the package rdma-core installs
+below /usr/share/doc. They run on loopback and on an interface of a network namespace, all queue pairs in one process.
 
-Exit status: 0 nothing failed; 1 something did; 77 the machine lacks something (the reason is printed).
+Exit status: 0 nothing failed; 1 something failed; 77 the machine lacks something (the reason is printed).
 """
 
 import argparse
@@ -27,12 +27,12 @@ import sandbox
 
 INSTALLABLE = ("python3-pyverbs", "rdma-core", "iproute2", "util-linux")
 PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}
-PYTHON = "/usr/bin/python3"  # Debian's: pyverbs is made for this one
+PYTHON = "/usr/bin/python3"  # Debian's, because pyverbs is built for it
 PACKAGED = "/usr/share/doc/rdma-core/tests"
 LIMIT_S = 300
 PASS, SKIP, FAIL = "pass", "skip", "fail"
 
-# Why a test is skipped: the first that matches "MODULE: what the suite says".
+# Why a test is skipped: the first pattern that matches "MODULE: NAME: TEXT OF THE SUITE".
 REASONS = (
     (r"^test_(mlx5_|efa)", "other vendors' devices"),
     (r"^test_rdmacm", "connection manager"),
@@ -53,7 +53,7 @@ REASONS = (
 
 
 class Records(unittest.TestResult):
-    """Writes a line for each test as it ends, so that a crash loses none."""
+    """Writes a line for each test when it ends, so that a crash loses none."""
 
     def __init__(self, path):
         super().__init__()
@@ -76,7 +76,7 @@ class Records(unittest.TestResult):
 
 
 def within(folder, device, records):
-    """As run_tests.py of the suite."""
+    """Does what the suite's run_tests.py does."""
     sys.path.insert(0, str(folder))
     sys.argv[1:] = ["--dev", device]
     from args_parser import parser
@@ -89,7 +89,7 @@ def within(folder, device, records):
 
 
 def sources(folder, unpacked):
-    """The folder with the tests; a package has its larger files compressed."""
+    """The directory with the tests. A package compresses its larger files; they are unpacked to `unpacked`."""
     if not (folder / "run_tests.py").exists():
         raise lab.Missing(f"no tests of rdma-core in {folder}: --tests names tests/ of a checkout of v44.0")
     if not list(folder.glob("*.gz")):
@@ -101,7 +101,7 @@ def sources(folder, unpacked):
 
 
 def run(prefix, pid, device, folder, options):
-    """What each test came to, on one device."""
+    """The result of each test on one device."""
     with tempfile.NamedTemporaryFile() as records:
         own = [PYTHON, str(pathlib.Path(__file__).resolve()), "--within", device, "--records", records.name]
         command = [*prefix, *lab.ours([*own, "--tests", str(folder)], options.runner)]
@@ -131,7 +131,7 @@ def why_skipped(tests):
 
 
 def rows(columns):
-    """Lines of the table: a module each, those for other vendors' devices together. `columns`: title -> tests."""
+    """Rows of the table: one per module, and one for all modules of other vendors. `columns`: title -> tests."""
     by_module = collections.defaultdict(lambda: {title: [] for title in columns})
     for title, tests in columns.items():
         for test in tests:
@@ -160,7 +160,7 @@ def version():
 
 
 def report(columns, options):
-    """Number of failures, after telling of everything."""
+    """Prints failures and writes the table. Returns the number of failures."""
     for title, tests in columns.items():
         for test in (test for test in tests if test["state"] == FAIL):
             print(f"FAILED on {title}: {test['module']}.{test['name']}\n{test['text']}")
@@ -179,9 +179,9 @@ def report(columns, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tests", type=pathlib.Path, default=PACKAGED, help="folder of the tests (default: %(default)s)")
-    parser.add_argument("--runner", default=lab.RUNNER, help="what starts a program under our library (default: %(default)s)")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/interop.md alone")
+    parser.add_argument("--tests", type=pathlib.Path, default=PACKAGED, help="directory of the tests (default: %(default)s)")
+    parser.add_argument("--runner", default=lab.RUNNER, help="command that starts a program on our library (default: %(default)s)")
+    parser.add_argument("--no-write", action="store_true", help="do not change docs/interop.md")
     parser.add_argument("--install", action="store_true", help="apt-get install what is missing (root)")
     parser.add_argument("--within", metavar="DEVICE", help=argparse.SUPPRESS)
     parser.add_argument("--records", help=argparse.SUPPRESS)

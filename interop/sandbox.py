@@ -1,8 +1,8 @@
-"""A private corner of the machine: own network, process and mount namespaces that vanish with their last process.
+"""A sandbox: private network, process and mount namespaces that end with their last process.
 
-Nothing here has a name that could be left behind. The caller becomes the first process of a process
-namespace; if it ends, by whatever signal, the kernel ends everything started under it, and with the last
-process go the interfaces, bridges and addresses.
+Nothing here has a name that could be left behind. The caller becomes the first process of a process namespace.
+If it ends, by whatever signal, the kernel ends every process started in the namespace, and interfaces, bridges
+and addresses disappear with the last one.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ def mount(kind, target):
 
 
 def need(programs):
-    """`programs`: name of a program -> Debian package that has it."""
+    """`programs`: name of a program -> Debian package that contains it."""
     lacking = sorted({package for program, package in programs.items() if not shutil.which(program)})
     if lacking:
         raise Missing(f"not installed: {' '.join(lacking)} (apt-get install {' '.join(lacking)})")
 
 
 def _unshare():
-    """Namespaces as root, or as an ordinary user who may make a user namespace."""
+    """Creates namespaces as root, or as an ordinary user who may create a user namespace."""
     flags, user, group = CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWNS, os.geteuid(), os.getegid()
     if user == 0:
         check(LIBC.unshare(flags), "network namespaces")
@@ -53,7 +53,7 @@ def _unshare():
 
 
 def _supervise(child):
-    """The parent: passes its own end on to the sandbox and ends as the sandbox did."""
+    """The parent: ends the sandbox when it is ended itself, and exits with the sandbox's status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: os.kill(child, signal.SIGKILL))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +64,7 @@ def _supervise(child):
 def enter():
     """Returns in a forked process, the first of the sandbox; the original process waits for it and exits.
 
-    Raises `Missing` where namespaces are not permitted.
+    Raises `Missing` if namespaces are not permitted.
     """
     sys.stdout.flush()
     _unshare()
@@ -74,7 +74,7 @@ def enter():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     check(LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
     mount("proc", "/proc")
-    with contextlib.suppress(Missing):  # /sys then shows the interfaces outside: only names are wrong
+    with contextlib.suppress(Missing):  # /sys then shows the outer interfaces, but only their names
         mount("sysfs", "/sys")
     ip("link set lo up")
 
@@ -103,7 +103,7 @@ class Net:
 
 
 def veth_pair(mtu, first, second):
-    """Two namespaces joined by a cable; `first` and `second` are (IPv4, IPv6) of their ends."""
+    """Two namespaces joined by a veth pair; `first` and `second` are the (IPv4, IPv6) addresses of its ends."""
     ends = (Net(), Net())
     names = ("left", "right")
     ip(f"link add left netns {ends[0].pid} mtu {mtu} type veth peer name right netns {ends[1].pid} mtu {mtu}")
@@ -118,7 +118,7 @@ def veth_pair(mtu, first, second):
 
 
 def wait_for_ipv6(net, name):
-    """Linux sets an interface up for IPv6 up to a second after its carrier: the link-local address says when."""
+    """Waits for the link-local address: Linux enables IPv6 up to a second after the carrier is up."""
     command = [*net.prefix, "ip", "-6", "addr", "show", "dev", name, "scope", "link", "-tentative"]
     for _ in range(50):
         if subprocess.run(command, capture_output=True, check=False).stdout:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs communication stacks on our library, UCX and Open MPI, and writes their table to docs/interop.md.
 
-UCX: `ucx_perftest` with each transport over its `ib` interfaces, polling and asleep between messages. Open MPI: ping-pong
-and allreduce over UCX, two ranks, every byte checked (mpi_cases.c), and mpi4py's tests of one-sided operations, whose folder
-`--mpi4py` names: `test/` of the sources of Debian's version. Loopback, and for UCX two network namespaces joined by a
-cable as well.
+UCX: `ucx_perftest` with each transport over its `ib` interfaces, polling or sleeping between messages. Open MPI: ping-pong
+and allreduce over UCX with two ranks, every byte checked (mpi_cases.c), and mpi4py's tests of one-sided operations;
+`--mpi4py` names their directory, `test/` of the sources of Debian's version. All run on loopback; UCX also runs between two
+network namespaces joined by a cable.
 
-Exit status: 0 nothing failed; 1 something did; 77 the machine lacks something (the reason is printed).
+Exit status: 0 nothing failed; 1 something failed; 77 the machine lacks something (the reason is printed).
 """
 
 import argparse
@@ -23,13 +23,13 @@ import sandbox
 INSTALLABLE = ("ucx-utils", "openmpi-bin", "libopenmpi-dev", "python3-mpi4py", "gcc", "iproute2", "util-linux")
 PROGRAMS = {"ucx_perftest": "ucx-utils", "mpirun": "openmpi-bin", "mpicc": "libopenmpi-dev", "ip": "iproute2",
             "nsenter": "util-linux"}
-PYTHON = "/usr/bin/python3"  # Debian's: mpi4py is made for this one
-POLL, SLEEP = (2000, []), (5000, ["-E", "sleep"])  # iterations, and how the program waits
+PYTHON = "/usr/bin/python3"  # Debian's, because mpi4py is built for it
+POLL, SLEEP = (2000, []), (5000, ["-E", "sleep"])  # iterations, and how the program waits for messages
 TESTS = (("tag_lat", 8, POLL), ("tag_bw", 65536, POLL), ("ucp_put_bw", 65536, POLL), ("ucp_get", 65536, POLL),
          ("tag_lat", 8, SLEEP), ("tag_bw", 65536, SLEEP))
-# rc_verbs alone cannot be: UCX exchanges addresses over a second, connectionless transport.
+# rc_verbs alone does not work: UCX exchanges addresses over a second, connectionless transport.
 TRANSPORTS = ("rc_verbs,ud_verbs:aux", "ud_verbs")
-# Over ud_verbs UCX may apply a PUT before it has built the answer to the GET before it, and osc/ucx sets no fence.
+# Over ud_verbs UCX may apply a PUT before it builds the reply to an earlier GET, and osc/ucx sets no fence.
 ONE_SIDED = TRANSPORTS[0]
 LIMIT_S = 60
 PORTS = iter(range(21000, 22000))
@@ -40,7 +40,7 @@ def environment(transport, device):
 
 
 def ucx(test, transport, ends, options):
-    """(state, what was printed) of one run of ucx_perftest. `ends`: (prefix, pid, device) of client and server."""
+    """(state, figure or reason) of one run of ucx_perftest. `ends`: (prefix, pid, device) of client and server."""
     name, size, (count, waiting) = test
     port = str(next(PORTS))
     (client_prefix, client_pid, client_device), (prefix, pid, device) = ends
@@ -68,7 +68,7 @@ def mpi_program():
 
 
 def ranks(transport, osc, program, options):
-    """How two ranks of an MPI program over UCX ended."""
+    """The result of an MPI program with two ranks over UCX."""
     pml = ["--mca", "pml", "ucx", "--mca", "btl", "^openib,uct", "--mca", "osc", osc]
     command = lab.ours(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *pml, *program], options.runner)
     return lab.HostRun([*environment(transport, "dq_lo"), *command], "self", 2 * LIMIT_S).finish()
@@ -90,7 +90,7 @@ def one_sided(transport, options):
 
 
 def of_unittest(result):
-    """What a run of `unittest` on every rank came to. Their lines are mixed with those of libraries."""
+    """(state, text) of a run of `unittest` on every rank. Lines of the ranks and of libraries are interleaved."""
     counts = re.findall(r"Ran (\d+) tests", result.text)
     if result.code == 0 and counts and result.text.count("OK") == len(counts):
         return matrix.cases.PASS, f"{counts[0]} tests on each of {len(counts)} ranks"
@@ -141,9 +141,9 @@ def version(command, pattern):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runner", default=lab.RUNNER, help="what starts a program under our library (default: %(default)s)")
-    parser.add_argument("--mpi4py", type=pathlib.Path, metavar="FOLDER", help="tests of mpi4py; without it they are left out")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/interop.md alone")
+    parser.add_argument("--runner", default=lab.RUNNER, help="command that starts a program on our library (default: %(default)s)")
+    parser.add_argument("--mpi4py", type=pathlib.Path, metavar="FOLDER", help="directory of mpi4py's tests; without it they do not run")
+    parser.add_argument("--no-write", action="store_true", help="do not change docs/interop.md")
     parser.add_argument("--install", action="store_true", help="apt-get install what is missing (root)")
     options = parser.parse_args()
     try:

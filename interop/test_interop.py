@@ -1,4 +1,4 @@
-"""Tests of the lab's own judgement, without a guest: python3 -m unittest discover interop"""
+"""Tests of the lab itself, without a guest: python3 -m unittest discover interop"""
 
 import argparse
 import gzip
@@ -119,7 +119,7 @@ class Parsing(unittest.TestCase):
 
 
 def module(depends):
-    """A relocatable ELF file with nothing but a `.modinfo` section."""
+    """A relocatable ELF file with only a `.modinfo` section."""
     info, names = f"depends={depends}\0".encode(), b"\0.modinfo\0.shstrtab\0"
     header = 64
     sections = struct.pack("<IIQQQQIIQQ", *[0] * 10)

@@ -1,5 +1,5 @@
 /*
- * wire_cases: operations that the usual test programs leave out, between two RDMA devices, each checked on
+ * wire_cases: operations that the usual test programs do not use, between two RDMA devices, each checked on
  * both sides. One operation per run, one pair of queue pairs per operation.
  *
  *   wire_cases -d DEVICE -g GID_INDEX -p TCP_PORT CASE            the responder
@@ -22,7 +22,7 @@
 
 enum { QKEY = 0x11112222, GRH = 40, BUFFER = 8192, LONG = 3000, SHORT = 22, DEPTH = 16, LIMIT_S = 10, RNR_PAUSE_US = 60000, ORDER_ROUNDS = 500 };
 
-/* What each side tells the other before it connects. `window` is the key of a memory window, if any. */
+/* Sent to the other side before connecting. `window` is the key of a memory window, if any. */
 struct card {
 	uint32_t qpn, psn, key, window;
 	uint64_t address;
@@ -32,7 +32,7 @@ struct card {
 struct side {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
-	struct ibv_cq *cq, *recv_cq; /* which of two queues moves first is not defined */
+	struct ibv_cq *cq, *recv_cq; /* the order of completions of two queues is undefined */
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
 	struct ibv_mw *mw;
@@ -68,7 +68,7 @@ static int holds(const unsigned char *bytes, size_t length, int seed)
 	return 1;
 }
 
-/* ---- TCP: the meeting before and after ------------------------------------------------------------- */
+/* ---- TCP: synchronization of the sides ------------------------------------------------------------- */
 
 static int tcp_accept(const char *port)
 {
@@ -289,19 +289,19 @@ static void bind_window(struct side *side, uint32_t key)
 	struct ibv_wc wc = completion(side->cq);
 	MUST(wc.status == IBV_WC_SUCCESS);
 	MUST(wc.opcode == IBV_WC_BIND_MW);
-	side->mine.window = side->mw->rkey = key; /* of a window of type 2 the application keeps account */
+	side->mine.window = side->mw->rkey = key; /* the application keeps track of the key of a type 2 window */
 	swap_bytes(side, &side->mine, &side->theirs, sizeof side->mine);
 }
 
-/* A write through the window, then a send that takes the window away; after the last, one write more. */
+/* A WRITE through the window, then a SEND that invalidates it; after the last one, one more WRITE. */
 static void send_inv_requester(struct side *side)
 {
 	for (int i = 0; i < 2; i++) {
 		swap_bytes(side, &side->mine, &side->theirs, sizeof side->mine);
 		fill(side->buffer, SHORT, 40 + i);
 		request(side, remote(side, IBV_WR_RDMA_WRITE, side->theirs.window), SHORT, IBV_WC_SUCCESS);
-		meet(side); /* the bytes are there */
-		meet(side); /* they were looked at: the receive goes to the same place */
+		meet(side); /* the bytes have arrived */
+		meet(side); /* they were checked: the next receive uses the same buffer */
 		struct ibv_send_wr wr = { .opcode = IBV_WR_SEND_WITH_INV,
 					  .invalidate_rkey = side->theirs.window };
 		fill(side->buffer, LENGTHS[i], i);
@@ -320,7 +320,7 @@ static void send_inv_responder(struct side *side)
 		MUST(holds(side->buffer, SHORT, 40 + i));
 		meet(side);
 		struct ibv_wc wc = received(side, IBV_WC_RECV, LENGTHS[i]);
-		/* The flag is not asked for: soft-RoCE hands the kernel's bit 2 to a library that has it at 3. */
+		/* The flag is not checked: soft-RoCE reports it in bit 2, the library expects bit 3. */
 		MUST(wc.invalidated_rkey == side->mine.window);
 		MUST(holds(side->buffer, LENGTHS[i], i));
 		meet(side);
@@ -328,8 +328,8 @@ static void send_inv_responder(struct side *side)
 }
 
 /*
- * A READ and the WRITE behind it, posted together and not fenced: the READ returns the bytes of the round
- * before. The architecture allows others; programs rely on these.
+ * A READ and a later WRITE, posted together and not fenced: the READ returns the bytes of the previous round.
+ * The architecture allows others, but programs rely on these.
  */
 static void read_order_requester(struct side *side)
 {
@@ -360,7 +360,7 @@ static void nak_write_requester(struct side *side)
 static void nak_read_requester(struct side *side)
 {
 	struct ibv_send_wr wr = remote(side, IBV_WR_RDMA_READ, side->theirs.key);
-	wr.wr.rdma.remote_addr += BUFFER - 8; /* the last bytes lie beyond the region */
+	wr.wr.rdma.remote_addr += BUFFER - 8; /* the last bytes are beyond the region */
 	request(side, wr, SHORT, IBV_WC_REM_ACCESS_ERR);
 }
 
@@ -373,8 +373,8 @@ static void nak_atomic_requester(struct side *side)
 }
 
 /*
- * The receive buffer is too small for the message. The architecture wants "invalid request" and a length
- * error; soft-RoCE takes it for a malformed receive: "operational error" on both sides.
+ * The receive buffer is too small for the message. The architecture demands "invalid request" and a length
+ * error; soft-RoCE treats it as a malformed receive: "operational error" on both sides.
  */
 static void nak_length_requester(struct side *side)
 {
@@ -392,10 +392,10 @@ static void nak_length_responder(struct side *side)
 
 static void flushed_or_silent(struct side *side)
 {
-	(void)side; /* the requester's completion tells; receives may or may not be flushed by now */
+	(void)side; /* the requester checks its completion; receives may or may not be flushed by now */
 }
 
-/* The receive is posted only after the request has been refused for want of one. */
+/* The receive is posted only after the request was refused with RNR. */
 static void rnr_requester(struct side *side)
 {
 	fill(side->buffer, SHORT, 9);
@@ -410,7 +410,7 @@ static void rnr_responder(struct side *side)
 	MUST(holds(side->buffer, SHORT, 9));
 }
 
-/* A datagram to `to`; the answer comes to the second half of the buffer. */
+/* A datagram to `to`; the reply arrives in the second half of the buffer. */
 static void send_datagram(struct side *side, struct ibv_ah *to, uint32_t qpn, int seed)
 {
 	MUST(to);
@@ -428,7 +428,7 @@ static void post_datagram_recv(struct side *side)
 	MUST(!ibv_post_recv(side->qp, &wr, &bad));
 }
 
-/* What lies before the payload: an IPv6 header, or 20 bytes and an IPv4 header. */
+/* The area before the payload: an IPv6 header, or 20 bytes and an IPv4 header. */
 static void check_grh(const struct side *side, const unsigned char *grh)
 {
 	for (int at = 0; at < GRH; at++)
@@ -469,7 +469,7 @@ static void ud_requester(struct side *side)
 	received_datagram(side, 72);
 }
 
-/* Answers to the address that the datagram itself carries. */
+/* Replies to the address that the datagram carries. */
 static void ud_responder(struct side *side)
 {
 	struct ibv_wc wc = received_datagram(side, 71);

@@ -317,7 +317,7 @@ impl Host<'_> {
         let (before, state) = (self.node.endpoint.query_qp(qpn), self.state(slot));
         let done = self.node.endpoint.modify_qp(self.now, qpn, attr);
         match done {
-            Ok(()) if attr.mask.has(AttrMask::STATE) => {
+            Ok(()) if attr.mask.contains(AttrMask::STATE) => {
                 assert!(self.state(slot) == Some(attr.state), "{attr:?} led elsewhere");
             }
             Ok(()) => assert_eq!(self.state(slot), state, "{attr:?} changed the state"),
@@ -565,7 +565,7 @@ pub(crate) fn attributes(transport: Transport, state: QpState, peer: &Connect) -
         _ => &[],
     };
     QpAttr {
-        mask: common.iter().chain(more).fold(AttrMask::NONE, |mask, &bit| mask.with(bit)),
+        mask: common.iter().chain(more).copied().collect(),
         qkey: QKEY,
         path: peer.path,
         mtu: peer.mtu,

@@ -470,7 +470,7 @@ impl World {
         let transport = self.programs[own].slots[slot].service.transport;
         let mut attr = attributes(transport, pick(record.b, &STATES), &connect);
         if record.c & 0x80 != 0 {
-            attr.mask = AttrMask(attr.mask.0 ^ 1 << (record.c & 31));
+            attr.mask ^= AttrMask::from_bits_retain(1 << (record.c & 31));
         }
         attr.cur_state = pick(record.b >> 3, &STATES);
         attr.sqd_notify = record.d & 1 != 0;

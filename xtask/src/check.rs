@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::shell::{self, Failure};
-use crate::workspace::cargo;
+use crate::workspace::{cargo, rustc_field};
 use crate::{Command, layers, no_os, tidy};
 
 pub(crate) const COMMAND: Command = Command {
@@ -17,10 +17,11 @@ pub(crate) const COMMAND: Command = Command {
 Usage: cargo xtask check [STEP…]
 
 Steps, in this order; all of them without arguments:
-  tidy     functions of at most 70 lines, module headers, no stray words
+  rustc    the compiler is the one that the project is developed with
+  tidy     module headers, no stray words
   fmt      rustfmt leaves every file as it is
-  layers   who may depend on whom; what pure crates may depend on
-  clippy   no lint fires, tests and benches included
+  layers   who may depend on whom, between crates and inside them; what pure crates may depend on
+  clippy   no lint fires, functions of at most 70 lines; tests and benches included
   doc      rustdoc is silent, private items included
   no-os    the pure crates link without an operating system
   deny     licences, sources, duplicates and advisories of dependencies (installs cargo-deny when it is missing)
@@ -50,6 +51,7 @@ struct Step {
 }
 
 const STEPS: &[Step] = &[
+    Step { name: "rustc", run: rustc },
     Step { name: "tidy", run: tidy::check },
     Step { name: "fmt", run: fmt },
     Step { name: "layers", run: layers::check },
@@ -106,6 +108,15 @@ fn summarise(report: &[Line]) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::check(format!("failed: {}", failed.join(", "))))
+}
+
+/// Lints, formatting and code generation change with the compiler, and `rust-toolchain.toml` cannot name a version.
+fn rustc() -> Result<Outcome, Failure> {
+    let (release, wanted) = (rustc_field("release")?, env!("CARGO_PKG_RUST_VERSION"));
+    if release.starts_with(&format!("{wanted}.")) {
+        return Ok(Outcome::Passed);
+    }
+    Err(Failure::check(format!("rustc is {release}; Cargo.toml says rust-version = \"{wanted}\"")))
 }
 
 fn fmt() -> Result<Outcome, Failure> {

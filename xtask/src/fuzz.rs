@@ -8,11 +8,13 @@
 //! |---|---|
 //! | [`build`] | the instrumented test binary, or the plain one |
 //! | [`campaign`] | one harness: workers, their logs, and what they found |
+//! | [`corpus`] | the committed corpora, packed and unpacked |
 //!
 //! Executions are those that libFuzzer counted and printed at the end of each worker, never an estimate from a rate.
 
 pub(crate) mod build;
 mod campaign;
+mod corpus;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +68,7 @@ struct Harness {
 impl Harness {
     /// The corpus in the repository.
     fn committed(&self) -> PathBuf {
-        root().join("fuzz/tests/__fuzz__").join(self.name).join("corpus")
+        root().join("fuzz/tests/__fuzz__").join(self.name).join("corpus.bin")
     }
 
     /// Inputs that once failed, by the name of what was wrong.
@@ -227,7 +229,7 @@ mod tests {
             .expect("the harnesses are part of the repository");
         for harness in HARNESSES {
             assert!(tests.contains(&format!("fn {}()", harness.name)), "{}", harness.name);
-            assert!(harness.committed().is_dir(), "{}", harness.name);
+            assert!(harness.committed().is_file(), "{}", harness.name);
         }
     }
 }

@@ -4,11 +4,13 @@
 //! say. First, the direction of dependencies between members is the table [`LAYERS`]; a member that is not in the
 //! table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are used
 //! without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same thing from
-//! the other side. In passing: every dependency comes from the default registry.
+//! the other side. In passing: every dependency comes from the default registry. The same step looks at the floors
+//! inside crates ([`floors`]).
 
-use serde_json::Value;
+use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
 
 use crate::check::Outcome;
+use crate::floors;
 use crate::shell::Failure;
 use crate::workspace;
 
@@ -47,12 +49,10 @@ const LAYERS: &[Layer] = &[
     Layer { name: "xtask", may_use: &[], tests_may_use: &[], pure: false },
 ];
 
-/// The end of the source id of the default registry.
-const DEFAULT_REGISTRY: &str = "/crates.io-index";
-
 pub(crate) fn check() -> Result<Outcome, Failure> {
     let metadata = workspace::metadata()?;
-    let complaints = complaints(&metadata);
+    let mut complaints = complaints(&metadata);
+    complaints.extend(floors::complaints()?);
     for complaint in &complaints {
         eprintln!("    {complaint}");
     }
@@ -62,11 +62,10 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
     }
 }
 
-fn complaints(metadata: &Value) -> Vec<String> {
-    let members = array(&metadata["workspace_members"]);
+fn complaints(metadata: &Metadata) -> Vec<String> {
     let mut found = Vec::new();
-    for package in array(&metadata["packages"]) {
-        if members.contains(&package["id"]) {
+    for package in &metadata.packages {
+        if metadata.workspace_members.contains(&package.id) {
             found.extend(member(package));
         } else {
             found.extend(source(package));
@@ -75,103 +74,108 @@ fn complaints(metadata: &Value) -> Vec<String> {
     found
 }
 
-fn member(package: &Value) -> Vec<String> {
-    let name = text(&package["name"]);
+fn member(package: &Package) -> Vec<String> {
+    let name = package.name.as_str();
     let Some(layer) = LAYERS.iter().find(|layer| layer.name == name) else {
         return vec![format!("{name}: not in the table of xtask/src/layers.rs; add it there")];
     };
-    array(&package["dependencies"]).iter().filter_map(|edge| judge(layer, edge)).collect()
+    package.dependencies.iter().filter_map(|edge| judge(layer, edge)).collect()
 }
 
 /// Says what is wrong with one declared dependency.
-fn judge(layer: &Layer, edge: &Value) -> Option<String> {
-    let (from, to) = (layer.name, text(&edge["name"]));
-    let (normal, for_tests) = (edge["kind"].is_null(), edge["kind"] == "dev");
-    if !edge["path"].is_null() {
+fn judge(layer: &Layer, edge: &Dependency) -> Option<String> {
+    let (from, to) = (layer.name, edge.name.as_str());
+    if edge.path.is_some() {
+        let for_tests = edge.kind == DependencyKind::Development;
         let allowed = layer.may_use.contains(&to) || for_tests && layer.tests_may_use.contains(&to);
         return (!allowed).then(|| format!("{from} must not depend on {to}"));
     }
-    if !layer.pure || !normal {
+    if !layer.pure || edge.kind != DependencyKind::Normal {
         return None;
     }
-    if edge["uses_default_features"].as_bool() != Some(false) {
+    if edge.uses_default_features {
         return Some(format!("{from} is pure: {to} needs `default-features = false`"));
     }
-    let std = array(&edge["features"]).iter().any(|feature| text(feature) == "std");
+    let std = edge.features.iter().any(|feature| feature == "std");
     std.then(|| format!("{from} is pure: {to} must be used without its feature `std`"))
 }
 
-fn source(package: &Value) -> Option<String> {
-    let from_registry = text(&package["source"]).ends_with(DEFAULT_REGISTRY);
-    let (name, source) = (text(&package["name"]), &package["source"]);
+fn source(package: &Package) -> Option<String> {
+    let source = package.source.as_ref();
+    let from_registry = source.is_some_and(Source::is_crates_io);
+    let (name, source) = (&package.name, source.map_or("a folder", |source| &source.repr));
     (!from_registry).then(|| format!("{name}: from {source}, which is not the default registry"))
-}
-
-fn array(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn workspace_with(name: &str, dependency: Value) -> Value {
+    fn edge(name: &str, kind: Value, path: Value) -> Value {
         json!({
-            "workspace_members": ["m"],
-            "packages": [{ "id": "m", "name": name, "dependencies": [dependency] }],
+            "name": name, "kind": kind, "path": path, "req": "*", "optional": false,
+            "uses_default_features": false, "features": [],
         })
+    }
+
+    fn metadata_of(package: (&str, Value), members: &[&str], dependencies: &[Value]) -> Metadata {
+        let (name, source) = package;
+        let json = json!({
+            "version": 1, "workspace_root": "/w", "target_directory": "/w/target",
+            "workspace_members": members,
+            "packages": [{
+                "id": "m", "name": name, "version": "0.1.0", "source": source, "targets": [],
+                "features": {}, "manifest_path": "/w/Cargo.toml", "dependencies": dependencies,
+            }],
+        });
+        serde_json::from_value(json).expect("the form of cargo metadata")
+    }
+
+    fn judged(member: &str, dependency: Value) -> Vec<String> {
+        complaints(&metadata_of((member, Value::Null), &["m"], &[dependency]))
     }
 
     #[test]
     fn an_edge_against_the_direction_is_named() {
-        let edge = json!({ "name": "nic", "path": "/w/crates/nic", "kind": null });
-        let found = complaints(&workspace_with("xio", edge));
+        let found = judged("xio", edge("nic", Value::Null, json!("/w/crates/nic")));
         assert_eq!(found, ["xio must not depend on nic"]);
     }
 
     #[test]
     fn tests_may_use_what_their_crate_may_not() {
-        let edge = |kind: Value| json!({ "name": "sim", "path": "/w/crates/sim", "kind": kind });
-        assert!(complaints(&workspace_with("xio", edge(json!("dev")))).is_empty());
+        let sim = |kind| edge("sim", kind, json!("/w/crates/sim"));
+        assert!(judged("xio", sim(json!("dev"))).is_empty());
         for kind in [Value::Null, json!("build")] {
-            let found = complaints(&workspace_with("xio", edge(kind)));
-            assert_eq!(found, ["xio must not depend on sim"]);
+            assert_eq!(judged("xio", sim(kind)), ["xio must not depend on sim"]);
         }
     }
 
     #[test]
     fn a_pure_crate_may_not_ask_for_std_by_default_or_by_name() {
-        let by_default = json!({ "name": "thiserror", "kind": null, "path": null,
-                                 "uses_default_features": true, "features": [] });
-        let by_name = json!({ "name": "thiserror", "kind": null, "path": null,
-                              "uses_default_features": false, "features": ["std"] });
+        let mut by_default = edge("thiserror", Value::Null, Value::Null);
+        let mut by_name = by_default.clone();
+        by_default["uses_default_features"] = json!(true);
+        by_name["features"] = json!(["std"]);
         for edge in [by_default, by_name] {
-            assert_eq!(complaints(&workspace_with("roce", edge.clone())).len(), 1);
-            assert!(complaints(&workspace_with("nic", edge)).is_empty());
+            assert_eq!(judged("roce", edge.clone()).len(), 1);
+            assert!(judged("nic", edge).is_empty());
         }
     }
 
     #[test]
     fn tests_of_a_pure_crate_may_use_std() {
-        let edge = json!({ "name": "proptest", "kind": "dev", "path": null,
-                           "uses_default_features": true, "features": ["std"] });
-        assert!(complaints(&workspace_with("roce", edge)).is_empty());
+        let mut proptest = edge("proptest", json!("dev"), Value::Null);
+        proptest["uses_default_features"] = json!(true);
+        proptest["features"] = json!(["std"]);
+        assert!(judged("roce", proptest).is_empty());
     }
 
     #[test]
     fn an_unknown_member_and_a_foreign_source_are_refused() {
-        let edge = json!({ "name": "serde", "kind": null, "path": null });
-        assert_eq!(complaints(&workspace_with("utils", edge)).len(), 1);
-        let foreign = json!({
-            "workspace_members": [],
-            "packages": [{ "id": "f", "name": "fork", "source": "git+https://example.invalid/fork" }],
-        });
-        assert_eq!(complaints(&foreign).len(), 1);
+        assert_eq!(judged("utils", edge("serde", Value::Null, Value::Null)).len(), 1);
+        let foreign = ("fork", json!("git+https://example.invalid/fork"));
+        assert_eq!(complaints(&metadata_of(foreign, &[], &[])).len(), 1);
     }
 }

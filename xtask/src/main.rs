@@ -4,13 +4,14 @@
 //! in the table. Commands print what they do and how long it took, say what they skip and why, and end with 0 (good),
 //! 1 (a check failed) or 2 (the command line or the machine was not as needed).
 //!
-//! This package stays light: the standard library and a JSON reader. It builds in seconds on a bare machine, and what
-//! it needs beyond cargo is looked for at run time and named when it is missing.
+//! This package stays light: the standard library, a JSON reader and the types of cargo's answers. It builds in seconds
+//! on a bare machine, and what it needs beyond cargo is looked for at run time and named when it is missing.
 
 mod bench;
 mod chaos;
 mod check;
 mod coverage;
+mod floors;
 mod fuzz;
 mod layers;
 mod no_os;

@@ -1,18 +1,7 @@
-//! Just enough of Rust's lexical rules to measure functions.
+//! Just enough of Rust's lexical rules to search sources for names.
 //!
 //! [`code_only`] blanks comments, strings and character literals and keeps every line break, so that what is left can
-//! be searched for braces without being fooled by text. [`functions`] then finds each `fn` with a body and counts its
-//! lines. It works on tokens, not on a syntax tree: functions inside macros are found too, and nothing is expanded.
-
-/// A function with a body.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Function {
-    pub(crate) name: String,
-    /// Line of the `fn` keyword, counted from 1.
-    pub(crate) line: usize,
-    /// Lines from the `fn` keyword to the closing brace, both included.
-    pub(crate) lines: usize,
-}
+//! be searched without being fooled by text. It works on characters, not on a syntax tree: nothing is expanded.
 
 /// The source with comments, strings and character literals turned into spaces; line breaks stay.
 pub(crate) fn code_only(source: &str) -> String {
@@ -97,45 +86,6 @@ fn raw_string_len(rest: &str) -> usize {
     rest[body + 1..].find(&end).map_or(rest.len(), |at| body + 1 + at + end.len())
 }
 
-/// Every function with a body, in order; `code` comes from [`code_only`].
-pub(crate) fn functions(code: &str) -> Vec<Function> {
-    let keyword = code.match_indices("fn ").map(|(at, _)| at);
-    keyword
-        .filter(|at| !code[..*at].ends_with(is_name_char))
-        .filter_map(|at| measure(code, at))
-        .collect()
-}
-
-fn measure(code: &str, at: usize) -> Option<Function> {
-    let after = code[at + 3..].trim_start();
-    let name: String = after.chars().take_while(|c| is_name_char(*c)).collect();
-    if name.is_empty() {
-        return None;
-    }
-    let end = body_end(&code[at..])?;
-    let line = code[..at].matches('\n').count() + 1;
-    Some(Function { name, line, lines: code[at..at + end].matches('\n').count() + 1 })
-}
-
-/// Bytes from the `fn` keyword past the closing brace; `None` for a declaration without a body.
-fn body_end(code: &str) -> Option<usize> {
-    let (mut nesting, mut braces) = (0_i32, 0_i32);
-    for (at, c) in code.char_indices() {
-        match c {
-            '(' | '[' => nesting += 1,
-            ')' | ']' => nesting -= 1,
-            ';' if nesting == 0 && braces == 0 => return None,
-            '{' => braces += 1,
-            '}' => braces -= 1,
-            _ => continue,
-        }
-        if c == '}' && braces == 0 && nesting == 0 {
-            return Some(at + 1);
-        }
-    }
-    None
-}
-
 fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -144,32 +94,25 @@ fn is_name_char(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn measured(source: &str) -> Vec<(String, usize, usize)> {
-        functions(&code_only(source)).into_iter().map(|f| (f.name, f.line, f.lines)).collect()
+    /// What is left, without the spaces.
+    fn left(source: &str) -> String {
+        code_only(source).split_whitespace().collect()
     }
 
     #[test]
-    fn braces_in_text_do_not_count() {
-        let source = "fn a() {\n    let _ = (\"}\", '}', b'}', r#\"}\"}\"#); // }\n    /* } /* } */ */\n}\nfn b() {}\n";
-        assert_eq!(measured(source), [("a".to_owned(), 1, 4), ("b".to_owned(), 5, 1)]);
+    fn comments_and_literals_are_blanked() {
+        let source = "a(\"x}\", '}', b'}', r#\"}\"}\"#); // }\n/* } /* } */ */b";
+        assert_eq!(left(source), "a(,,b,);b");
     }
 
     #[test]
     fn lifetimes_are_not_character_literals() {
-        let source = "fn a<'a>(x: &'a str) -> &'a str {\n    x\n}\n";
-        assert_eq!(measured(source), [("a".to_owned(), 1, 3)]);
-    }
-
-    #[test]
-    fn declarations_and_function_types_have_no_body() {
-        let source = "trait T {\n    fn a(&self, f: fn (u8) -> [u8; 4]);\n    fn b() -> [u8; { 2 + 2 }] {\n    }\n}\n";
-        assert_eq!(measured(source), [("b".to_owned(), 3, 2)]);
+        assert_eq!(left("fn a<'a>(x: &'a str)"), "fna<'a>(x:&'astr)");
     }
 
     #[test]
     fn escapes_end_where_rust_ends_them() {
-        let source = "fn a() {\n    let _ = ('\\'', \"\\\\\", '\\u{7d}');\n}\nfn b() {\n}\n";
-        assert_eq!(measured(source), [("a".to_owned(), 1, 3), ("b".to_owned(), 4, 2)]);
+        assert_eq!(left("('\\'', \"\\\\\", '\\u{7d}'); b"), "(,,);b");
     }
 
     #[test]

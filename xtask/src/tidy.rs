@@ -1,4 +1,4 @@
-//! House rules that no compiler knows: short functions, module headers, no stray words.
+//! House rules that no compiler knows: module headers, no stray words.
 //!
 //! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
 //! clippy can say is left to them.
@@ -7,12 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::check::Outcome;
-use crate::scan;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
-
-/// The longest function that fits one screen with its surroundings.
-const MAX_FUNCTION_LINES: usize = 70;
 
 /// File types that people write by hand and that are read for stray words.
 const TEXT: &[&str] =
@@ -59,7 +55,6 @@ fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
     let mut complaints = stray_words(path, text);
     if extension == "rs" {
         complaints.extend(missing_header(path, text));
-        complaints.extend(long_functions(path, text));
     }
     complaints
 }
@@ -97,39 +92,12 @@ fn missing_header(path: &Path, text: &str) -> Option<String> {
     })
 }
 
-fn long_functions(path: &Path, text: &str) -> Vec<String> {
-    let functions = scan::functions(&scan::code_only(text));
-    let long = functions.into_iter().filter(|function| function.lines > MAX_FUNCTION_LINES);
-    long.map(|function| {
-        let (name, line, lines) = (function.name, function.line, function.lines);
-        format!(
-            "{}:{line}: `{name}` has {lines} lines, more than {MAX_FUNCTION_LINES}",
-            path.display()
-        )
-    })
-    .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn judged(text: &str) -> Vec<String> {
         judge(Path::new("crates/a/src/b.rs"), "rs", text)
-    }
-
-    #[test]
-    fn a_long_function_is_named_with_its_line() {
-        let body = "    step();\n".repeat(MAX_FUNCTION_LINES - 2);
-        let fits = format!("//! a\nfn fits() {{\n{body}}}\n");
-        assert!(judged(&fits).is_empty());
-        let long = format!("//! a\nfn long() {{\n{body}    step();\n}}\n");
-        let complaints = judged(&long);
-        assert_eq!(complaints.len(), 1);
-        assert!(
-            complaints[0].starts_with("crates/a/src/b.rs:2: `long` has 71 lines"),
-            "{complaints:?}"
-        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use cargo_metadata::{Metadata, MetadataCommand};
 
 use crate::shell::{self, Failure};
 
@@ -24,11 +24,10 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
 /// The resolved dependency graph as `cargo metadata` tells it.
 ///
 /// # Errors
-/// Whatever cargo reports, or an answer that is not the expected JSON.
-pub(crate) fn metadata() -> Result<Value, Failure> {
-    let json = shell::output(&mut cargo(&["metadata", "--format-version", "1"]))?;
-    serde_json::from_str(&json)
-        .map_err(|error| Failure::check(format!("cargo metadata did not answer JSON: {error}")))
+/// Whatever cargo reports.
+pub(crate) fn metadata() -> Result<Metadata, Failure> {
+    let metadata = MetadataCommand::new().current_dir(root()).exec();
+    metadata.map_err(|error| Failure::check(format!("cargo metadata: {error}")))
 }
 
 /// The folder for build outputs: cargo's own, wherever the user has put it.
@@ -36,11 +35,20 @@ pub(crate) fn metadata() -> Result<Value, Failure> {
 /// # Errors
 /// As [`metadata`].
 pub(crate) fn target_directory() -> Result<PathBuf, Failure> {
-    let metadata = metadata()?;
-    metadata["target_directory"]
-        .as_str()
-        .map(PathBuf::from)
-        .ok_or_else(|| Failure::check("cargo metadata names no target directory"))
+    Ok(metadata()?.target_directory.into_std_path_buf())
+}
+
+/// One field of what `rustc -vV` prints, such as `host` or `release`.
+///
+/// # Errors
+/// When rustc does not run or does not print the field.
+pub(crate) fn rustc_field(name: &str) -> Result<String, Failure> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = shell::output(Command::new(rustc).arg("-vV"))?;
+    let value = version.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::usage(format!("rustc does not print its {name}")))
 }
 
 /// Every file of the work tree that git tracks or would track, relative to the root and sorted.

@@ -9,7 +9,7 @@
 //! | floor | what it holds |
 //! |---|---|
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
-//! | [`process`] | what it takes to be a guest in a program: errno, stderr, descriptors, forks, signals, settings |
+//! | [`process`] | the process around us: errno, stderr, descriptors, forks, signals, settings |
 //! | [`engine`] | one endpoint and wire for each open device, and who drives them; network interfaces |
 //! | [`explain`] | what a running program tells of itself |
 //! | [`objects`] | devices, contexts and everything that verbs create; the view of `/sys/class/infiniband` |

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Functions of libc that the library stands in front of: see `interpose.rs`.
+/// Functions of libc that the library stands in front of: see `exports/interpose.rs`.
 const INTERPOSED: &[&str] = &[
     "__fxstatat",
     "__fxstatat64",

@@ -46,7 +46,7 @@ pub enum Error {
     },
     /// The DPU's socket cannot be connected to.
     #[error("cannot connect to a DPU daemon: {0}")]
-    Connect(AttachError),
+    Connect(#[source] AttachError),
     /// Whoever listens on the DPU's socket is neither root nor this user. It was told nothing.
     #[error("the DPU at {} belongs to user {owner}", socket.display())]
     ForeignDaemon {

@@ -4,11 +4,12 @@
 //! which object and why; where there is a next thing to try, a `hint:` line says that. Libraries below keep their own
 //! error enums; a command turns them into a [`CliError`] where it knows what the user wanted.
 
+use std::error::Error as Cause;
 use std::{fmt, io};
 
 use client::{Fault, Reason};
-use engine::error::{Kind, lacks_descriptors, split_hint};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use engine::error::{DESCRIPTORS_HINT, Kind, lacks_descriptors, split_hint};
+use engine::signals::{self, EndSignal};
 
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,16 @@ impl CliError {
         CliError::failed(Exit::Usage, message)
     }
 
+    /// As [`CliError::usage`]: `what` failed, for this cause.
+    pub fn because(what: impl fmt::Display, cause: &(impl Cause + 'static)) -> CliError {
+        CliError::usage(format_args!("{what}: {cause}")).caused_by(cause)
+    }
+
+    /// As [`CliError::usage`], with the message of the cause.
+    pub fn from_cause(cause: impl Cause + 'static) -> CliError {
+        CliError::usage(&cause).caused_by(&cause)
+    }
+
     /// The command did its work and a check failed.
     pub fn check_failed(message: impl fmt::Display) -> CliError {
         CliError::failed(Exit::CheckFailed, message)
@@ -67,12 +78,18 @@ impl CliError {
     pub fn hint(self, text: impl fmt::Display) -> CliError {
         match self {
             // The cause lies elsewhere than whoever adds this hint could know.
-            CliError::Failed { ref message, .. } if lacks_descriptors(message) => self,
+            CliError::Failed { hint: Some(ref known), .. } if known == DESCRIPTORS_HINT => self,
             CliError::Failed { message, exit, .. } => {
                 CliError::Failed { message, hint: Some(text.to_string()), exit }
             }
             CliError::PipeClosed => CliError::PipeClosed,
         }
+    }
+
+    /// Adds what helps against the cause, where that is known whatever failed.
+    #[must_use]
+    pub fn caused_by(self, cause: &(dyn Cause + 'static)) -> CliError {
+        if lacks_descriptors(cause) { self.hint(DESCRIPTORS_HINT) } else { self }
     }
 
     /// Message and hint, for passing the error on to another process.
@@ -96,7 +113,7 @@ impl CliError {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return CliError::PipeClosed;
         }
-        CliError::usage(format_args!("cannot write to standard output: {error}"))
+        CliError::because("cannot write to standard output", error)
     }
 }
 
@@ -113,7 +130,7 @@ impl From<engine::Error> for CliError {
 
 impl From<client::Error> for CliError {
     fn from(error: client::Error) -> CliError {
-        let failed = CliError::failed(exit_of(&error), &error);
+        let failed = CliError::failed(exit_of(&error), &error).caused_by(&error);
         match hint_for(&error) {
             Some(hint) => failed.hint(hint),
             None => failed,
@@ -173,48 +190,16 @@ fn hint_for(error: &client::Error) -> Option<&str> {
     })
 }
 
-/// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & 1 != 0)
-}
-
-async fn hung_up(hangup: &mut Option<Signal>) {
-    match hangup {
-        Some(hangup) => drop(hangup.recv().await),
-        None => std::future::pending().await,
-    }
-}
-
-/// Cleans up when this process is asked to end by SIGHUP, SIGINT or SIGTERM, and ends it with the code that
-/// shells show for that signal.
+/// Cleans up when this process is asked to end by a signal, and ends it with the code that shells show for that signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.
 pub(crate) fn on_end_signal(clean: impl FnOnce() + Send + 'static) -> Result<(), CliError> {
-    let runtime = engine::runtime::current_thread()?;
-    let keep_hangup = ignores_hangup();
-    let listen = |kind| signal(kind).map_err(CliError::usage);
-    let (mut terminate, mut interrupt, mut hangup) = {
-        let _entered = runtime.enter();
-        let hangup = if keep_hangup { None } else { Some(listen(SignalKind::hangup())?) };
-        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, hangup)
-    };
-    let wait = move || {
-        let code = runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => 143,
-                _ = interrupt.recv() => 130,
-                () = hung_up(&mut hangup) => 129,
-            }
-        });
+    let end = move |signal: EndSignal| {
         clean();
-        std::process::exit(code);
+        std::process::exit(signal.exit_code());
     };
-    std::thread::Builder::new().name("end-signals".into()).spawn(wait).map_err(CliError::usage)?;
-    Ok(())
+    Ok(signals::on_end_signal(end)?)
 }
 
 impl fmt::Display for CliError {

@@ -14,6 +14,7 @@ use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
 use crate::control::proto::{DatasetInfo, DatasetRef};
+use crate::error::with_limit_hint;
 
 /// Datasets one request may name.
 const MAX_DATASETS: usize = 1024;
@@ -101,7 +102,7 @@ fn refused_open(error: &OpenError) -> Status {
         }
         OpenError::Denied { .. } => Status::invalid_argument(format!("{error}\n{DENIED_HINT}")),
         // The message has a hint of its own.
-        _ => Status::invalid_argument(error.to_string()),
+        _ => Status::invalid_argument(with_limit_hint(error, "\n")),
     }
 }
 
@@ -141,7 +142,7 @@ fn describe(root: &Root, name: String, file: OpenFile, dtype: &str) -> Result<Fo
 
 /// Distinguishes a file from another one of the same name and length.
 fn fingerprint(file: &OpenFile) -> Result<u64, Status> {
-    let failed = |error: std::io::Error| Status::internal(error.to_string());
+    let failed = |error: std::io::Error| Status::internal(with_limit_hint(&error, "\n"));
     let data = std::fs::File::from(file.fd.try_clone().map_err(failed)?);
     let found = data.metadata().map_err(failed)?;
     let parts = [found.ino(), found.mtime() as u64, found.mtime_nsec() as u64, found.len()];

@@ -1,8 +1,7 @@
 //! The two daemons: storage target and DPU. Each starts its engine, its control plane, says once what it
-//! is and where, and runs until SIGTERM or SIGINT.
+//! is and where, and runs until SIGTERM, SIGINT or SIGHUP.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +13,6 @@ use host::disk::IoChoice;
 use host::root::Root;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -36,6 +34,7 @@ use crate::data::target::TargetEngine;
 use crate::error::{Error, with_limit_hint};
 use crate::log;
 use crate::runtime;
+use crate::signals::EndSignals;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
@@ -56,6 +55,8 @@ const MAX_CALLS_PER_CONNECTION: u32 = 64;
 
 /// Clients whose requests are being served at once; streams have a limit of their own.
 const MAX_CLIENTS: usize = 64;
+
+const LATER: &str = "try again later";
 
 static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
 static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
@@ -120,7 +121,7 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
         Ok::<_, std::io::Error>((listener, address))
     };
     bound.await.map_err(|error| {
-        Error::invalid(format!("cannot listen on {control}: {error}"))
+        Error::because(format_args!("cannot listen on {control}"), &error)
             .hint("choose another address or port with --control")
     })
 }
@@ -135,29 +136,9 @@ fn control_server() -> Server {
         .timeout(CALL_TIMEOUT)
 }
 
-/// The signals that ask a daemon to end. From here on they no longer kill it, so this comes before a
-/// daemon says that it is ready.
-struct EndSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl EndSignals {
-    fn listen() -> Result<EndSignals, Error> {
-        let listen = |kind| signal(kind).map_err(Error::invalid);
-        let (terminate, interrupt) =
-            (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        Ok(EndSignals { terminate, interrupt })
-    }
-
-    /// Waits for one of them and reports it.
-    async fn received(&mut self) {
-        let name = tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        };
-        log::line(format_args!("stopping on {name}"));
-    }
+/// Waits for a signal that asks the daemon to end, and reports it.
+async fn asked_to_end(signals: &mut EndSignals) {
+    log::line(format_args!("stopping on {}", signals.received().await));
 }
 
 /// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
@@ -180,7 +161,7 @@ pub fn serve<E: From<Error>>(
 ) -> Result<(), E> {
     let open = |dir: &PathBuf| {
         Root::new(dir).map_err(|error| {
-            Error::invalid(error)
+            Error::from_cause(error)
                 .hint("--root takes a folder that exists and that this user may enter")
         })
     };
@@ -189,6 +170,7 @@ pub fn serve<E: From<Error>>(
     let runtime = runtime::multi_thread()?;
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
     let served = runtime.block_on(async {
+        // Before the daemon says that it is ready: from here on they no longer kill it.
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
@@ -203,8 +185,8 @@ pub fn serve<E: From<Error>>(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
-            () = signals.received() => Ok(()),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
+            () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
         }
     });
@@ -257,7 +239,7 @@ pub fn run_dpu<E: From<Error>>(
             AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
             error => error.to_string(),
         };
-        Error::invalid(text).hint(match error {
+        Error::invalid(text).caused_by(&error).hint(match error {
             AttachError::InUse { .. } => "another DPU serves there; choose another --socket",
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"
@@ -280,6 +262,7 @@ pub fn run_dpu<E: From<Error>>(
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
+        // Before the daemon says that it is ready: from here on they no longer kill it.
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
@@ -294,8 +277,8 @@ pub fn run_dpu<E: From<Error>>(
         let server =
             control_server().add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
-            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).into()),
-            () = signals.received() => Ok(()),
+            ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
+            () = asked_to_end(&mut signals) => Ok(()),
             error = engine_died(|| engine.has_stopped()) => Err(error.into()),
         }
     });
@@ -318,7 +301,7 @@ struct Clients {
 struct Client {
     id: u64,
     /// To hang up on it, while it has said nothing.
-    silent: Option<OwnedFd>,
+    silent: Option<Connection>,
 }
 
 impl Clients {
@@ -327,16 +310,20 @@ impl Clients {
     fn admit(&mut self, connection: &Connection) -> Option<u64> {
         if self.served.len() >= MAX_CLIENTS {
             let oldest = self.served.iter().position(|client| client.silent.is_some())?;
-            if let Some(socket) = self.served.remove(oldest).silent {
+            if let Some(displaced) = self.served.remove(oldest).silent {
                 DISPLACED_CLIENTS.count();
-                // Its thread sees the end of the connection. A client that has gone has the same effect.
-                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+                let text = "others came, and this client had asked for nothing";
+                // Its thread sees the end of the connection.
+                refuse_client(
+                    displaced,
+                    &Error::invalid(format!("{}; {text}", full())).hint(LATER),
+                );
             }
         }
         let id = self.next_id;
         self.next_id += 1;
         // Without a descriptor for it, it keeps its place.
-        self.served.push(Client { id, silent: connection.liveness().ok() });
+        self.served.push(Client { id, silent: connection.try_clone().ok() });
         Some(id)
     }
 
@@ -350,6 +337,10 @@ impl Clients {
     fn remove(&mut self, id: u64) {
         self.served.retain(|client| client.id != id);
     }
+}
+
+fn full() -> String {
+    format!("the DPU serves {MAX_CLIENTS} clients already")
 }
 
 fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
@@ -374,7 +365,7 @@ fn accept_clients(
                     ACCEPT_ERRORS.count();
                     failures += 1;
                     if failures == 1 {
-                        let why = with_limit_hint(&error);
+                        let why = with_limit_hint(&error, "; ");
                         log::line(format_args!("cannot accept local clients: {why}"));
                     }
                     // Out of descriptors, most likely: the client still waits, do not spin on it.
@@ -387,9 +378,8 @@ fn accept_clients(
             }
             let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
-                let text = format!("the DPU serves {MAX_CLIENTS} clients already");
-                log::refusal(format_args!("a local client was refused: {text}"));
-                refuse_client(connection, &Error::invalid(text).hint("try again later"));
+                log::refusal(format_args!("a local client was refused: {}", full()));
+                refuse_client(connection, &Error::invalid(full()).hint(LATER));
                 continue;
             };
             let (context, clients) = (context.clone(), Arc::clone(&clients));
@@ -404,12 +394,19 @@ fn accept_clients(
             }
         }
     };
-    std::thread::Builder::new().name("dquant-accept".into()).spawn(accept).map_err(Error::invalid)
+    std::thread::Builder::new()
+        .name("dquant-accept".into())
+        .spawn(accept)
+        .map_err(Error::from_cause)
 }
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
+    use crate::control::proto::OpenReply;
+    use crate::control::proto::open_reply::Result;
 
     #[test]
     fn the_oldest_silent_client_gives_way_and_others_stay() {
@@ -426,6 +423,13 @@ mod tests {
         let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
         assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
         assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
+        let heard = pairs[1].0.recv(1000).expect("a reason").bytes;
+        let Ok(OpenReply { result: Some(Result::Failure(failure)) }) =
+            OpenReply::decode(&heard[..])
+        else {
+            panic!("{heard:?}")
+        };
+        assert!(failure.message.contains("had asked for nothing"), "{failure:?}");
 
         for id in 2..=MAX_CLIENTS as u64 {
             clients.heard(id);

@@ -5,8 +5,10 @@
 //! try and a [`Kind`] that decides what the other side does. Errors inside this crate with a cause to match
 //! on are enums of their own ([`EngineError`](crate::data::EngineError)).
 
-use std::fmt;
+use std::error::Error as Cause;
+use std::{fmt, io};
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 /// What kind of failure it is. The numbers are sent over the local socket; 1, a check that failed, does not
@@ -33,29 +35,29 @@ pub struct Error {
     transient: bool,
 }
 
-const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
+/// What helps where descriptors are missing. No other hint replaces it.
+pub const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
 
-/// Whether the system refused for want of descriptors. Errors of libraries, and of daemons that answer
-/// over a socket, are text by the time they come here.
-pub fn lacks_descriptors(message: &str) -> bool {
-    message.contains("(os error 24)")
+/// Whether the system refused for want of descriptors: `cause`, or what caused it.
+pub fn lacks_descriptors(cause: &(dyn Cause + 'static)) -> bool {
+    let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    let errno = code.map(Errno::from_raw_os_error).or(cause.downcast_ref().copied());
+    errno == Some(Errno::MFILE) || cause.source().is_some_and(lacks_descriptors)
 }
 
-/// What the system said, for a line of a daemon, and what helps where descriptors are missing.
-pub(crate) fn with_limit_hint(error: &impl fmt::Display) -> String {
-    let text = error.to_string();
-    if lacks_descriptors(&text) { format!("{text}; {DESCRIPTORS_HINT}") } else { text }
+/// What the system said, and behind `separator` what helps where descriptors are missing.
+pub(crate) fn with_limit_hint(error: &(impl Cause + 'static), separator: &str) -> String {
+    let hint = if lacks_descriptors(error) { [separator, DESCRIPTORS_HINT] } else { [""; 2] };
+    format!("{error}{}", hint.concat())
 }
 
 /// Splits the text of a library's error into message and hint, which may stand behind the message.
 pub fn split_hint(error: impl fmt::Display) -> (String, Option<String>) {
     let text = error.to_string();
-    let (message, hint) = match text.rsplit_once("; hint: ") {
+    match text.rsplit_once("; hint: ") {
         Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
         None => (text, None),
-    };
-    let hint = if lacks_descriptors(&message) { Some(DESCRIPTORS_HINT.into()) } else { hint };
-    (message, hint)
+    }
 }
 
 impl Error {
@@ -69,6 +71,16 @@ impl Error {
         Error::new(Kind::Unreachable, message)
     }
 
+    /// As [`Error::invalid`]: `what` failed, for this cause.
+    pub fn because(what: impl fmt::Display, cause: &(impl Cause + 'static)) -> Error {
+        Error::invalid(format_args!("{what}: {cause}")).caused_by(cause)
+    }
+
+    /// As [`Error::invalid`], with the message of the cause.
+    pub fn from_cause(cause: impl Cause + 'static) -> Error {
+        Error::invalid(&cause).caused_by(&cause)
+    }
+
     fn new(kind: Kind, message: impl fmt::Display) -> Error {
         let (message, hint) = split_hint(message);
         Error { message, hint, kind, transient: kind == Kind::Unreachable }
@@ -78,10 +90,16 @@ impl Error {
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> Error {
         // The cause lies elsewhere than whoever adds this hint could know.
-        if lacks_descriptors(&self.message) {
+        if self.hint.as_deref() == Some(DESCRIPTORS_HINT) {
             return self;
         }
         Error { hint: Some(text.to_string()), ..self }
+    }
+
+    /// Adds what helps against the cause, where that is known whatever failed.
+    #[must_use]
+    pub fn caused_by(self, cause: &(dyn Cause + 'static)) -> Error {
+        if lacks_descriptors(cause) { self.hint(DESCRIPTORS_HINT) } else { self }
     }
 
     /// Marks a failure that may pass by itself: whoever has time tries again.
@@ -121,10 +139,16 @@ mod tests {
 
     #[test]
     fn a_lack_of_descriptors_has_its_own_hint() {
-        let errno = std::io::Error::from_raw_os_error(24);
-        let error = Error::invalid(format!("socket s: {errno}")).hint("choose another --socket");
-        assert!(error.parts().1.expect("a hint").contains("ulimit -n"));
-        let other = Error::invalid("socket s: in use").hint("choose another --socket");
+        let out_of_them = io::Error::from_raw_os_error(24);
+        let below = host::attach::AttachError::Os { call: "accept", errno: Errno::MFILE };
+        for cause in [&out_of_them as &(dyn Cause + 'static), &below] {
+            let error = Error::invalid("socket s").caused_by(cause).hint("choose another --socket");
+            assert!(error.parts().1.expect("a hint").contains("ulimit -n"));
+        }
+        let in_use = io::Error::from_raw_os_error(98);
+        let other = Error::invalid("socket s").caused_by(&in_use).hint("choose another --socket");
         assert_eq!(other.parts().1.as_deref(), Some("choose another --socket"));
+        let said = Error::invalid("the target said (os error 24)");
+        assert_eq!(said.parts().1, None, "text is no cause");
     }
 }

@@ -10,7 +10,7 @@
 //! | [`budget`] | how much memory the rings of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
 //! | [`error`] | failures with hints, as they travel to whoever asked |
-//! | [`runtime`], [`seed`] | async runtimes; seeds from the operating system |
+//! | [`runtime`], [`signals`], [`seed`] | async runtimes; signals and seeds from the operating system |
 //!
 //! What a person types and reads is in the binary, and no exit code is known here. Whether a packet or a block
 //! is right is decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
@@ -26,6 +26,7 @@ pub mod local;
 pub mod log;
 pub mod runtime;
 pub mod seed;
+pub mod signals;
 pub mod status;
 pub mod stream;
 

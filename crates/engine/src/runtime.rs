@@ -32,5 +32,5 @@ fn build(builder: &mut Builder) -> Result<Runtime, Error> {
     let room: Result<Vec<_>, _> = (0..PAIRS).map(|_| UnixStream::pair()).collect();
     room.map(drop)
         .and_then(|()| builder.enable_all().build())
-        .map_err(|error| Error::invalid(format!("cannot start the control plane: {error}")))
+        .map_err(|error| Error::because("cannot start the control plane", &error))
 }

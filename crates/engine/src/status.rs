@@ -54,6 +54,19 @@ impl Counters {
         self.0.get(name).copied().unwrap_or(0)
     }
 
+    /// Adds each counter of `other` to the one of the same name.
+    pub(crate) fn add(&mut self, other: &Counters) {
+        for (name, value) in &other.0 {
+            *self.0.entry(name.clone()).or_default() += value;
+        }
+    }
+
+    /// The counters of a stream and its ring.
+    pub(crate) fn of_stream(reader: &ReaderCounters, ring: &ProducerCounters) -> Counters {
+        let named = reader_counters(reader).into_iter().chain(ring_counters(ring));
+        Counters(named.map(|(name, value)| (name.to_owned(), value)).collect())
+    }
+
     /// The counters of a device and its wire.
     pub(crate) fn of_fabric<F: Fabric>(fabric: &F) -> Counters {
         let mut counters = Counters::default();
@@ -94,7 +107,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
 }
 
 /// The counters of rings with their names.
-pub(crate) fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
+fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
     let ProducerCounters {
         slots,
         bytes,
@@ -188,6 +201,17 @@ mod tests {
 
     fn last(name: &str) -> String {
         name.rsplit('.').next().unwrap_or(name).replace("requests_done", "done")
+    }
+
+    #[test]
+    fn counters_of_streams_add_up_by_name() {
+        let reader = ReaderCounters { batches: 2, ..Default::default() };
+        let ring = ProducerCounters { slots: 3, ..Default::default() };
+        let mut sum = Counters::of_stream(&Default::default(), &Default::default());
+        assert_eq!(sum.0.len(), 19);
+        (0..2).for_each(|_| sum.add(&Counters::of_stream(&reader, &ring)));
+        assert_eq!((sum.get("stream.batches"), sum.get("ring.slots")), (4, 6));
+        assert_eq!(sum.0.len(), 19);
     }
 
     /// Counted and never shown helps nobody. `nic`'s consumer and its shared ports are not here: they

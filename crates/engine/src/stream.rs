@@ -131,12 +131,13 @@ fn log_end(stream: &OpenStream, begun: Instant) {
     log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
-/// Refuses a client without waiting for its request.
+/// Refuses a client without waiting for its request, and hangs up.
 pub fn refuse_client(mut connection: Connection, error: &Error) {
     connection.set_timeout(Duration::ZERO);
     let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
     // A client that went away needs no answer.
     let _ = connection.send(&reply.encode_to_vec(), &[]);
+    connection.hang_up();
 }
 
 fn failure(error: &Error) -> Failure {
@@ -147,7 +148,7 @@ fn failure(error: &Error) -> Failure {
 fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
     let message = connection
         .recv(MAX_MESSAGE)
-        .map_err(|error| Error::invalid(format!("cannot read the request: {error}")))?;
+        .map_err(|error| Error::because("cannot read the request", &error))?;
     OpenRequest::decode(message.bytes.as_slice())
         .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
 }
@@ -199,7 +200,7 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
 
 /// An engine's refusal as an error for the client.
 pub fn engine_error(error: EngineError) -> Error {
-    let usage = Error::invalid(&error);
+    let usage = Error::invalid(&error).caused_by(&error);
     // Another stream may end, another command may leave the queue.
     let usage = match error {
         EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
@@ -240,7 +241,7 @@ fn open(
     let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
     let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
     let (producer, fds) = Producer::create(config)
-        .map_err(|error| Error::invalid(error).hint("choose other --slots or --slot-size"))?;
+        .map_err(|error| Error::from_cause(error).hint("choose other --slots or --slot-size"))?;
     let (events, lost) = mpsc::channel(16);
     let opened = Opened {
         datasets: infos.clone(),

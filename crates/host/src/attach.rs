@@ -51,6 +51,7 @@ pub enum AttachError {
         /// The call.
         call: &'static str,
         /// What it returned.
+        #[source]
         errno: Errno,
     },
     /// A system call on a path failed.
@@ -61,6 +62,7 @@ pub enum AttachError {
         /// The call.
         call: &'static str,
         /// What it returned.
+        #[source]
         errno: Errno,
     },
     /// Nobody listens there.
@@ -451,6 +453,17 @@ impl Connection {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         rustix::event::poll(&mut poll, Some(&now)).is_ok() && poll[0].revents().intersects(gone)
+    }
+
+    /// A second handle of this end.
+    pub fn try_clone(&self) -> Result<Connection, AttachError> {
+        Ok(Connection { socket: self.liveness()?, timeout: self.timeout })
+    }
+
+    /// Ends the connection for all handles of this end. The peer still receives what was sent before.
+    pub fn hang_up(&self) {
+        // A peer that is gone already makes no difference.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
     /// A second descriptor of this end, as [`Consumer::attach`](crate::ring::Consumer::attach) wants

@@ -83,7 +83,7 @@ pub enum DiskError {
     BadDepth(u32),
     /// The file's length cannot be found out.
     #[error("length of the file: {0}")]
-    Stat(io::Error),
+    Stat(#[source] io::Error),
     /// [`MAX_FILES`] are open, or all numbers are used up.
     #[error("{0} files are open, which is the most")]
     TooManyFiles(usize),

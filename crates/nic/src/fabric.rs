@@ -123,7 +123,7 @@ impl Fabric for Software {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint, &self.wire)
+        world::next_wakeup(&self.endpoint)
     }
 
     fn watch(&self, watched: &ReadySet) -> io::Result<()> {

@@ -231,7 +231,7 @@ fn bring_up<D: Device>(
     ];
     for (from, state) in steps {
         let (needs, _) = transition::rule(transport, from, state).unwrap_or_default();
-        let step = QpAttr { state, mask: needs.with(AttrMask::STATE), ..*attr };
+        let step = QpAttr { state, mask: needs | AttrMask::STATE, ..*attr };
         if let Err(error) = device.modify_qp(now, qpn, &step) {
             if from != QpState::Reset {
                 device.modify_qp(now, qpn, &QpAttr::to(QpState::Reset))?;

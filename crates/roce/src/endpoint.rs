@@ -745,10 +745,15 @@ impl Endpoint {
         }
     }
 
-    /// Until when queue pairs stay parked that were parked since the last call; the next round if the
-    /// wire names no time.
-    pub(crate) fn park_until(&mut self, at: Option<Time>) {
-        self.parked_until = at.filter(|_| !self.parked.is_empty());
+    /// Until when queue pairs stay parked: the wire's next wake-up, or the next turn if it names none.
+    pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
+        let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
+        self.parked_until = is_waiting.then(|| at.unwrap_or(now));
+    }
+
+    /// When parked queue pairs want to be asked about again.
+    pub(crate) fn parked_until(&self) -> Option<Time> {
+        self.parked_until
     }
 
     /// The next answer to READs and atomics of the peer, whosever turn it is.

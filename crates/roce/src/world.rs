@@ -340,14 +340,14 @@ pub fn turn<W: Wire, M: Memory>(
             break;
         }
     }
-    endpoint.park_until(wire.next_wakeup());
+    endpoint.park_until(now, wire.next_wakeup());
     Progress { received, sent, worked }
 }
 
 /// When [`turn`] has to be called next if nothing else happens.
-pub fn next_wakeup<W: Wire>(endpoint: &Endpoint, wire: &W) -> Option<Time> {
+pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
     let timer = endpoint.poll_timeout().map(|(at, _)| at);
-    timer.into_iter().chain(wire.next_wakeup()).min()
+    timer.into_iter().chain(endpoint.parked_until()).min()
 }
 
 fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: &RxFrame<'_>) {

@@ -6,11 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use cargo_metadata::Message;
 
 use super::{Engine, Harness};
 use crate::shell::{self, Failure};
-use crate::workspace::cargo;
+use crate::workspace::{cargo, rustc_field};
 
 /// Counts edges and keeps a table of their places.
 const INSTRUMENTED: &[&str] = &[
@@ -41,7 +41,7 @@ pub(super) fn best_engine() -> Engine {
 pub(super) fn program(wanted: &Harness, engine: Engine, folder: &Path) -> Result<PathBuf, Failure> {
     let mut build = cargo(&["test", "--no-run", "--profile=fuzz", "--package=fuzz"]);
     build.args(["--test=harnesses", "--message-format=json-render-diagnostics"]);
-    build.arg("--target").arg(host()?);
+    build.arg("--target").arg(rustc_field("host")?);
     if engine == Engine::LibFuzzer {
         let traced = wanted.traced.then_some(TRACED);
         let flags: Vec<&str> = INSTRUMENTED.iter().copied().chain(traced).collect();
@@ -52,20 +52,15 @@ pub(super) fn program(wanted: &Harness, engine: Engine, folder: &Path) -> Result
     executables(&mut build)?.pop().ok_or_else(|| Failure::check("cargo built no test binary"))
 }
 
-/// What `rustc` builds for when nobody says otherwise.
-fn host() -> Result<String, Failure> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let version = shell::output(Command::new(rustc).arg("-vV"))?;
-    let line = version.lines().find_map(|line| line.strip_prefix("host: "));
-    line.map(str::to_owned).ok_or_else(|| Failure::usage("rustc does not say what its host is"))
-}
-
 /// The executables of a cargo invocation that reports in JSON.
 ///
 /// # Errors
 /// Whatever cargo reports.
 pub(crate) fn executables(build: &mut Command) -> Result<Vec<PathBuf>, Failure> {
     let messages = shell::output(build)?;
-    let made = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    Ok(made.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect())
+    let made = Message::parse_stream(messages.as_bytes()).filter_map(|message| match message {
+        Ok(Message::CompilerArtifact(artifact)) => artifact.executable,
+        _ => None,
+    });
+    Ok(made.map(Into::into).collect())
 }

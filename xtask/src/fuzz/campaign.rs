@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Harness, Options};
+use super::{Harness, Options, corpus};
 use crate::shell::{self, Failure};
 
 /// An input that takes longer than this is a hang. Whole scripts take microseconds.
@@ -66,7 +66,9 @@ pub(super) fn guided(
     options: &Options,
     folder: &Path,
 ) -> Result<Report, Failure> {
-    let [corpus, crashes] = ["corpus", "crashes"].map(|name| folder.join(name));
+    let [corpus, crashes, committed] =
+        ["corpus", "crashes", "committed"].map(|name| folder.join(name));
+    corpus::unpack(&harness.committed(), &committed)?;
     for folder in [&corpus, &crashes] {
         fs::create_dir_all(folder).map_err(|error| cannot("create", folder, &error))?;
     }
@@ -78,7 +80,7 @@ pub(super) fn guided(
     // The weighing of inputs by how rare their features are costs more here than it finds.
     arguments.push("-entropic=0".to_owned());
     arguments.push(corpus.display().to_string());
-    arguments.extend(existing(harness.committed()));
+    arguments.push(committed.display().to_string());
     arguments.extend(existing(harness.regressions()));
     let started = Instant::now();
     let logs: Vec<PathBuf> =
@@ -209,14 +211,13 @@ pub(super) fn replay(program: &Path, harness: &Harness, input: &Path) -> Result<
 /// # Errors
 /// When folders cannot be made or the merge fails.
 pub(super) fn minimize(program: &Path, harness: &Harness, folder: &Path) -> Result<(), Failure> {
-    let (committed, fresh) = (harness.committed(), folder.join("minimized"));
+    let [committed, fresh] = ["committed", "minimized"].map(|name| folder.join(name));
+    corpus::unpack(&harness.committed(), &committed)?;
     let _ = fs::remove_dir_all(&fresh);
-    for folder in [&committed, &fresh] {
-        fs::create_dir_all(folder).map_err(|error| cannot("create", folder, &error))?;
-    }
+    fs::create_dir_all(&fresh).map_err(|error| cannot("create", &fresh, &error))?;
     let mut arguments = vec!["-merge=1".to_owned(), "-use_counters=0".to_owned()];
     arguments.push(fresh.display().to_string());
-    arguments.extend(existing(committed.clone()));
+    arguments.push(committed.display().to_string());
     arguments.extend(existing(folder.join("corpus")));
     arguments.extend(existing(harness.regressions()));
     let log = folder.join("minimize.log");
@@ -226,22 +227,9 @@ pub(super) fn minimize(program: &Path, harness: &Harness, folder: &Path) -> Resu
     if !status.success() {
         return Err(Failure::check(format!("the merge failed; see {}", log.display())));
     }
-    let (files, bytes) = replace(&committed, &fresh)?;
-    println!("{:<8}{files} inputs, {bytes} bytes", harness.name);
+    let (inputs, bytes) = corpus::pack(&fresh, &harness.committed())?;
+    println!("{:<8}{inputs} inputs, {bytes} bytes", harness.name);
     Ok(())
-}
-
-fn replace(folder: &Path, by: &Path) -> Result<(usize, u64), Failure> {
-    fs::remove_dir_all(folder).map_err(|error| cannot("empty", folder, &error))?;
-    fs::create_dir_all(folder).map_err(|error| cannot("create", folder, &error))?;
-    let (mut files, mut bytes) = (0, 0);
-    let entries = fs::read_dir(by).map_err(|error| cannot("read", by, &error))?;
-    for entry in entries.flatten() {
-        let to = folder.join(entry.file_name());
-        bytes += fs::copy(entry.path(), &to).map_err(|error| cannot("write", &to, &error))?;
-        files += 1;
-    }
-    Ok((files, bytes))
 }
 
 // ---- random inputs -----------------------------------------------------------------------------
@@ -282,7 +270,7 @@ fn random_inputs(text: &str) -> Option<u64> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
-fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
+pub(super) fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
     Failure::usage(format!("cannot {what} {}: {error}", path.display()))
 }
 

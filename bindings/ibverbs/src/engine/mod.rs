@@ -4,10 +4,10 @@
 //! Everything that can change lies in [`Core`], behind one lock. Whoever calls a verb takes the lock
 //! for as long as the verb needs it; posting and polling threads drain the wire while they are at
 //! it, so that a polling program never waits for another thread. When nobody polls, the progress
-//! thread does the same ([`progress`]). What a drain brought up for others than the caller goes out
-//! at its end: each notice to the [`Listener`] that is known by the number it names ([`Core::settle`]).
+//! thread does the same ([`progress`]). At the end of a drain, completion notifications and
+//! asynchronous events go to the [`Listener`]s of the objects that they name ([`Core::settle`]).
 //!
-//! Order of locks: an engine's core, then those that listeners take.
+//! Order of locks: an engine's core, then the locks that listeners take.
 
 mod capture;
 pub(crate) mod limits;
@@ -76,18 +76,18 @@ pub(crate) struct Core {
     pub(crate) srqs: HashMap<SrqId, &'static dyn Listener>,
 }
 
-/// What a drain has brought up about one queue pair, completion queue or shared receive queue.
+/// What a queue pair, a completion queue or a shared receive queue is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// A completion queue was armed and got what it was armed for.
+    /// An armed completion queue has got a completion that it was armed for.
     Completed,
-    /// The event has happened.
+    /// An asynchronous event.
     Event(AsyncEvent),
 }
 
-/// Whoever is told of notices, known to the engine by the number of what they are about.
+/// An object of the floor above, as the tables of [`Core`] know it.
 pub(crate) trait Listener: Sync {
-    /// Called with the core locked, on any thread: queues the notice and returns.
+    /// Called on any thread, with the core locked: must only queue the notice.
     fn notify(&'static self, notice: Notice);
 }
 
@@ -283,7 +283,7 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint, self.wire.as_ref()?)
+        world::next_wakeup(&self.endpoint)
     }
 
     /// The wire, while the device is open.

@@ -144,6 +144,7 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("not_sent_buffer_full", tx.dropped.full),
         ("not_sent_too_long", tx.dropped.too_long),
         ("not_sent_wrong_family", tx.dropped.family),
+        ("not_sent_to_stopped_process", tx.dropped.stopped),
         ("not_sent_refused", tx.dropped.refused),
         ("not_sent_last_errno", tx.dropped.last_errno.unsigned_abs().into()),
         ("received_packets", rx.packets),

@@ -6,10 +6,8 @@ use rustix::io::Errno;
 
 use super::{code, fill, given, handle_or_null, or_minus_one};
 use crate::abi::*;
-use crate::objects::ah::{Ah, from_wc};
-use crate::objects::arena::living;
-use crate::objects::context::Context;
-use crate::objects::pd::Pd;
+use crate::objects::ah::from_wc;
+use crate::objects::{Ah, Context, Pd, living};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {

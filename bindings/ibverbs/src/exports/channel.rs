@@ -6,9 +6,7 @@ use rustix::io::Errno;
 
 use super::{code, handle_or_null, or_minus_one};
 use crate::abi::*;
-use crate::objects::arena::{Object, living};
-use crate::objects::channel::CompChannel;
-use crate::objects::context::Context;
+use crate::objects::{CompChannel, Context, Object, living};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {

@@ -5,9 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::{code, cq, cq_ex, mr, mw, or_null, pd, post, qp, query, srq};
 use crate::abi::*;
 use crate::explain;
-use crate::objects::arena::{Object, living};
-use crate::objects::context::Context;
-use crate::objects::device::Device;
+use crate::objects::{Context, Device, Object, living};
 use crate::process::errors::Failure;
 
 const UNUSED: *const c_void = std::ptr::null();

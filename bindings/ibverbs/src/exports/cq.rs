@@ -6,34 +6,8 @@ use rustix::io::Errno;
 
 use super::{code, cq_ex, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::{Object, living, peek};
-use crate::objects::channel::CompChannel;
-use crate::objects::context::Context;
-use crate::objects::cq::{Cq, Wanted, wc_of};
-use crate::process::errors::Outcome;
-
-/// What both kinds of creation ask for.
-pub(super) struct Asked {
-    pub(super) context: *mut ibv_context,
-    pub(super) cqe: u32,
-    pub(super) cq_context: *mut c_void,
-    pub(super) channel: *mut ibv_comp_channel,
-    pub(super) comp_vector: u32,
-    pub(super) single_threaded: bool,
-}
-
-impl Asked {
-    pub(super) fn create(&self) -> Outcome<&'static Cq> {
-        let context = living::<Context>(self.context)?;
-        let channel = match self.channel.is_null() {
-            true => None,
-            false => Some(living::<CompChannel>(self.channel)?),
-        };
-        let Asked { cqe, comp_vector, single_threaded, .. } = *self;
-        let wanted = Wanted { cqe, channel, comp_vector, single_threaded };
-        Cq::create(context, &wanted, cq_ex::table(self))
-    }
-}
+use crate::objects::cq::wc_of;
+use crate::objects::{Cq, Object, living, peek};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_cq(
@@ -43,15 +17,17 @@ unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let asked = Asked {
-        context,
+    let attr = ibv_cq_init_attr_ex {
         cqe: u32::try_from(cqe).unwrap_or(0),
         cq_context,
         channel,
         comp_vector: u32::try_from(comp_vector).unwrap_or(u32::MAX),
-        single_threaded: false,
+        wc_flags: 0,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: std::ptr::null_mut(),
     };
-    handle_or_null(asked.create()).cast()
+    handle_or_null(cq_ex::create(context, &attr)).cast()
 }
 
 #[unsafe(no_mangle)]

@@ -9,22 +9,19 @@ use std::ffi::c_int;
 use libc::PTHREAD_MUTEX_INITIALIZER;
 use rustix::io::Errno;
 
-use super::cq::Asked;
 use super::{given, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::{Object, living, peek};
-use crate::objects::cq::Cq;
-use crate::objects::pd::Pd;
+use crate::objects::{CompChannel, Context, Cq, Object, Pd, living, peek};
 use crate::process::errors::Outcome;
 
 /// The C structure of a new queue without its number.
-pub(super) fn table(asked: &Asked) -> ibv_cq_ex {
+fn table(context: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> ibv_cq_ex {
     ibv_cq_ex {
-        context: asked.context,
-        channel: asked.channel,
-        cq_context: asked.cq_context,
+        context,
+        channel: attr.channel,
+        cq_context: attr.cq_context,
         handle: 0,
-        cqe: asked.cqe as c_int,
+        cqe: attr.cqe as c_int,
         mutex: PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         comp_events_completed: 0,
@@ -61,7 +58,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     handle_or_null(unsafe { given(attr) }.and_then(|attr| create(context, attr)))
 }
 
-fn create(context: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Outcome<&'static Cq> {
+/// Creates a queue of either kind: the attributes of a plain one have no flags.
+pub(super) fn create(
+    context: *mut ibv_context,
+    attr: &ibv_cq_init_attr_ex,
+) -> Outcome<&'static Cq> {
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS == 0 { 0 } else { attr.flags };
     if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
@@ -77,15 +78,13 @@ fn create(context: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Outcome<&'st
     if unsupported {
         return Err(Errno::OPNOTSUPP);
     }
-    let asked = Asked {
-        context,
-        cqe: attr.cqe,
-        cq_context: attr.cq_context,
-        channel: attr.channel,
-        comp_vector: attr.comp_vector,
-        single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+    let opened = living::<Context>(context)?;
+    let channel = match attr.channel.is_null() {
+        true => None,
+        false => Some(living::<CompChannel>(attr.channel)?),
     };
-    asked.create()
+    let single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+    Cq::create(opened, channel, attr, single_threaded, table(context, attr))
 }
 
 /// 0, or `ENOENT` when there is no completion.

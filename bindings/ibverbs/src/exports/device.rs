@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use super::or_null;
 use crate::abi::*;
-use crate::objects::arena::Object;
-use crate::objects::device::{self, Device};
+use crate::objects::device;
+use crate::objects::{Device, Object};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {

@@ -4,12 +4,8 @@ use std::ffi::c_int;
 
 use super::{fill, or_minus_one};
 use crate::abi::*;
-use crate::objects::arena::{Object, living};
-use crate::objects::context::Context;
-use crate::objects::cq::Cq;
 use crate::objects::events::Subject;
-use crate::objects::qp::Qp;
-use crate::objects::srq::Srq;
+use crate::objects::{Context, Cq, Object, Qp, Srq, living};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_async_event(

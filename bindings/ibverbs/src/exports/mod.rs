@@ -1,6 +1,6 @@
-//! The C functions: they check pointers, call the objects, and hand results over as C does. No verb is
-//! carried out here, and nothing below may know these functions; the tables of functions in the C
-//! structures are filled here when an object is made.
+//! The functions of C: they check pointers, call the objects, and return results as C does. No verb is
+//! carried out here. Floors below do not name these functions: the tables of functions in the C
+//! structures are filled here when an object is created.
 //!
 //! Calls come from C: every pointer may be null or stale, no call may panic, and an error is the
 //! `errno` that the man page names.
@@ -31,7 +31,7 @@ use std::ffi::c_int;
 
 use rustix::io::Errno;
 
-use crate::objects::arena::Object;
+use crate::objects::Object;
 use crate::process::errors::Outcome;
 
 #[cfg(test)]

@@ -6,9 +6,8 @@ use rustix::io::Errno;
 
 use super::{code, handle_or_null, or_null};
 use crate::abi::*;
-use crate::objects::arena::living;
-use crate::objects::mr::{Change, Mr, check_advised};
-use crate::objects::pd::Pd;
+use crate::objects::mr::{Change, check_advised};
+use crate::objects::{Mr, Pd, living};
 use crate::process::errors::Outcome;
 
 fn register(

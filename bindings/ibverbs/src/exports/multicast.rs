@@ -5,9 +5,8 @@ use std::net::IpAddr;
 
 use super::{code, given};
 use crate::abi::*;
-use crate::objects::arena::living;
 use crate::objects::gid;
-use crate::objects::qp::Qp;
+use crate::objects::{Qp, living};
 use crate::process::errors::Outcome;
 
 /// # Safety

@@ -4,10 +4,7 @@ use std::ffi::c_int;
 
 use super::{code, given, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::{living, peek};
-use crate::objects::mw::Mw;
-use crate::objects::pd::Pd;
-use crate::objects::qp::Qp;
+use crate::objects::{Mw, Pd, Qp, living, peek};
 
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: u32) -> *mut ibv_mw {
     handle_or_null(living::<Pd>(pd).and_then(|pd| Mw::alloc(pd, kind)))

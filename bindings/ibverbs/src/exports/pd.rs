@@ -6,9 +6,7 @@ use rustix::io::Errno;
 
 use super::{code, given, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::living;
-use crate::objects::context::Context;
-use crate::objects::pd::Pd;
+use crate::objects::{Context, Pd, living};
 use crate::process::errors::Outcome;
 
 #[unsafe(no_mangle)]

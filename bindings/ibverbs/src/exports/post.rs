@@ -12,11 +12,7 @@ use rustix::io::Errno;
 
 use super::code;
 use crate::abi::*;
-use crate::objects::ah::Ah;
-use crate::objects::arena::peek;
-use crate::objects::mw::Mw;
-use crate::objects::qp::Qp;
-use crate::objects::srq::Srq;
+use crate::objects::{Ah, Mw, Qp, Srq, peek};
 use crate::process::errors::{Outcome, errno_of};
 
 /// A scatter/gather list of C.

@@ -1,69 +1,41 @@
 //! Queue pairs: created both ways, modified, queried, destroyed.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use rustix::io::Errno;
 
 use super::{code, fill, given, or_null, wr_api};
 use crate::abi::*;
-use crate::objects::arena::{Object, living};
-use crate::objects::cq::Cq;
-use crate::objects::pd::Pd;
-use crate::objects::qp::{Qp, Wanted};
-use crate::objects::srq::Srq;
+use crate::objects::qp::Parts;
+use crate::objects::{Cq, Object, Pd, Qp, Srq, living};
 use crate::process::errors::Outcome;
 
-/// What both kinds of creation ask for.
-struct Asked {
-    qp_context: *mut c_void,
-    pd: *mut ibv_pd,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    srq: *mut ibv_srq,
-    cap: ibv_qp_cap,
-    qp_type: u32,
-    signals_all: bool,
-    /// Created for the interface of `wr_api`.
-    extended: bool,
-}
-
-impl Asked {
-    fn create(&self) -> Outcome<&'static Qp> {
-        let Asked { cap, qp_type, signals_all, extended, .. } = *self;
-        let wanted = Wanted {
-            pd: living::<Pd>(self.pd)?,
-            send_cq: living::<Cq>(self.send_cq.cast())?,
-            recv_cq: living::<Cq>(self.recv_cq.cast())?,
-            srq: match self.srq.is_null() {
-                true => None,
-                false => Some(living::<Srq>(self.srq)?),
-            },
-            cap,
-            qp_type,
-            signals_all,
-            extended,
-        };
-        Qp::create(&wanted, wr_api::table(self.base()))
-    }
-
-    /// The C structure without context and number.
-    fn base(&self) -> ibv_qp {
-        ibv_qp {
-            context: std::ptr::null_mut(),
-            qp_context: self.qp_context,
-            pd: self.pd,
-            send_cq: self.send_cq,
-            recv_cq: self.recv_cq,
-            srq: self.srq,
-            handle: 0,
-            qp_num: 0,
-            state: IBV_QPS_RESET,
-            qp_type: self.qp_type,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-        }
-    }
+fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr, extended: bool) -> Outcome<&'static Qp> {
+    let parts = Parts {
+        pd: living::<Pd>(pd)?,
+        send_cq: living::<Cq>(init.send_cq.cast())?,
+        recv_cq: living::<Cq>(init.recv_cq.cast())?,
+        srq: match init.srq.is_null() {
+            true => None,
+            false => Some(living::<Srq>(init.srq)?),
+        },
+    };
+    let base = ibv_qp {
+        context: parts.pd.owner(),
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: 0,
+        qp_num: 0,
+        state: IBV_QPS_RESET,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    Qp::create(&parts, init, extended, wr_api::table(base))
 }
 
 #[unsafe(no_mangle)]
@@ -71,18 +43,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     // SAFETY: null or the caller's attributes, which are also the place for what was granted.
     let attr = unsafe { attr.as_mut() };
     or_null(attr.ok_or(Errno::INVAL).and_then(|attr| {
-        let asked = Asked {
-            qp_context: attr.qp_context,
-            pd,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
-            srq: attr.srq,
-            cap: attr.cap,
-            qp_type: attr.qp_type,
-            signals_all: attr.sq_sig_all != 0,
-            extended: false,
-        };
-        let qp = asked.create()?;
+        let qp = create(pd, attr, false)?;
         attr.cap = qp.cap;
         Ok(qp.base())
     }))
@@ -113,7 +74,7 @@ fn send_ops_beyond(qp_type: u32) -> u32 {
     }
 }
 
-fn asked_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<Asked> {
+fn create_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<&'static Qp> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let has = |bit| attr.comp_mask & bit != 0;
@@ -127,17 +88,16 @@ fn asked_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<Asked> {
     if !has(IBV_QP_INIT_ATTR_PD) {
         return Err(Errno::INVAL);
     }
-    Ok(Asked {
+    let init = ibv_qp_init_attr {
         qp_context: attr.qp_context,
-        pd: attr.pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
         srq: attr.srq,
         cap: attr.cap,
         qp_type: attr.qp_type,
-        signals_all: attr.sq_sig_all != 0,
-        extended: has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS),
-    })
+        sq_sig_all: attr.sq_sig_all,
+    };
+    create(attr.pd, &init, has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS))
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(
@@ -147,7 +107,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     // SAFETY: null or the caller's attributes.
     let attr = unsafe { attr.as_mut() };
     or_null(attr.ok_or(Errno::INVAL).and_then(|attr| {
-        let qp = asked_ex(attr)?.create()?;
+        let qp = create_ex(attr)?;
         attr.cap = qp.cap;
         Ok(qp.base())
     }))

@@ -7,9 +7,8 @@ use rustix::io::Errno;
 
 use super::{code, fill, or_minus_one, set_errno};
 use crate::abi::*;
-use crate::objects::arena::living;
-use crate::objects::context::Context;
 use crate::objects::gid;
+use crate::objects::{Context, living};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(

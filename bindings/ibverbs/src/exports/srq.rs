@@ -6,9 +6,7 @@ use rustix::io::Errno;
 
 use super::{code, fill, given, handle_or_null};
 use crate::abi::*;
-use crate::objects::arena::living;
-use crate::objects::pd::Pd;
-use crate::objects::srq::Srq;
+use crate::objects::{Pd, Srq, living};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {

@@ -11,11 +11,8 @@ use rustix::io::Errno;
 
 use super::{code, given, post};
 use crate::abi::*;
-use crate::objects::ah::Ah;
-use crate::objects::arena::{Object, peek};
 use crate::objects::batch::{Draft, Request};
-use crate::objects::mw::Mw;
-use crate::objects::qp::Qp;
+use crate::objects::{Ah, Mw, Object, Qp, peek};
 
 /// The C structure of a new queue pair.
 pub(super) fn table(qp_base: ibv_qp) -> ibv_qp_ex {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use roce::world::{Ecn, Path};
 use rustix::io::Errno;
 
-use super::arena::{Mark, Object, object};
 use super::gid;
-use super::pd::Pd;
+use super::{Mark, Object, Pd, object};
 use crate::abi::*;
 use crate::engine::Engine;
 use crate::engine::netdev::Interface;

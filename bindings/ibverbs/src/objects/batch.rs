@@ -6,7 +6,7 @@ use libc::{PTHREAD_MUTEX_INITIALIZER, pthread_mutex_t};
 use roce::verbs::{SendWr, Transport};
 use rustix::io::Errno;
 
-use super::qp::Qp;
+use super::Qp;
 use crate::abi::*;
 use crate::engine::Core;
 use crate::process::errors::{Outcome, errno_of};

@@ -2,10 +2,8 @@
 
 use rustix::io::Errno;
 
-use super::arena::{Mark, Object, object};
-use super::context::Context;
-use super::cq::Cq;
 use super::event_queue::EventQueue;
+use super::{Context, Cq, Mark, Object, object};
 use crate::abi::*;
 use crate::process::errors::Outcome;
 

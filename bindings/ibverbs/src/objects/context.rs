@@ -5,18 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::EventfdFlags;
 
-use super::ah::Ah;
-use super::arena::{Mark, Object, object};
-use super::channel::CompChannel;
-use super::cq::Cq;
-use super::device::Device;
 use super::event_queue::EventQueue;
 use super::events::QueuedEvent;
-use super::mr::Mr;
-use super::mw::Mw;
-use super::pd::Pd;
-use super::qp::Qp;
-use super::srq::Srq;
+use super::{Ah, CompChannel, Cq, Device, Mark, Mr, Mw, Object, Pd, Qp, Srq, object};
 use crate::abi::*;
 use crate::engine::Engine;
 use crate::process::descriptor::Descriptor;
@@ -39,7 +30,7 @@ pub(crate) struct Context {
 object!(Context, ibv_context, verbs.context);
 
 impl Context {
-    /// Opens a device; `verbs` is what programs will see, but for the descriptors.
+    /// Opens a device. `verbs` is the C structure without its descriptors.
     ///
     /// # Errors
     /// When the interface is gone, or the machine lacks what a device needs.

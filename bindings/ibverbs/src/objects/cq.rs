@@ -9,10 +9,8 @@ use roce::verbs::{Completion, CqId, WcOpcode, WcStatus};
 use rustix::io::Errno;
 
 use super::ack::Acks;
-use super::arena::{Mark, Object, object};
-use super::channel::CompChannel;
-use super::context::Context;
 use super::events::{Subject, count};
+use super::{CompChannel, Context, Mark, Object, object};
 use crate::abi::*;
 use crate::engine::limits::ENDPOINT;
 use crate::engine::{Core, Engine, Listener, Notice};
@@ -21,7 +19,7 @@ use crate::process::errors::{Outcome, errno_of};
 /// A completion queue. Every one has the extended interface; plain ones begin alike.
 #[repr(C)]
 pub(crate) struct Cq {
-    pub(crate) c: UnsafeCell<ibv_cq_ex>,
+    pub(super) c: UnsafeCell<ibv_cq_ex>,
     mark: Mark,
     owner: *mut ibv_context,
     engine: Arc<Engine>,
@@ -74,30 +72,22 @@ impl Cursor {
     }
 }
 
-/// What a completion queue is made with.
-pub(crate) struct Wanted {
-    /// Entries.
-    pub(crate) cqe: u32,
-    pub(crate) channel: Option<&'static CompChannel>,
-    pub(crate) comp_vector: u32,
-    pub(crate) single_threaded: bool,
-}
-
 impl Cq {
-    /// `c` is what programs will see, but for the queue's number.
+    /// `channel` is the one that `attr` names; `c` is what programs will see, but for the queue's number.
     pub(crate) fn create(
         context: &'static Context,
-        wanted: &Wanted,
+        channel: Option<&'static CompChannel>,
+        attr: &ibv_cq_init_attr_ex,
+        single_threaded: bool,
         mut c: ibv_cq_ex,
     ) -> Outcome<&'static Cq> {
-        let channel = wanted.channel;
-        let valid = (1..=ENDPOINT.max_cqe).contains(&wanted.cqe) && wanted.comp_vector == 0;
+        let valid = (1..=ENDPOINT.max_cqe).contains(&attr.cqe) && attr.comp_vector == 0;
         let foreign = channel.is_some_and(|channel| channel.owner() != context.handle());
         if !valid || foreign {
             return Err(Errno::INVAL);
         }
         let engine = Arc::clone(&context.engine);
-        let id = engine.lock().endpoint.create_cq(wanted.cqe).map_err(errno_of)?;
+        let id = engine.lock().endpoint.create_cq(attr.cqe).map_err(errno_of)?;
         c.handle = id.0;
         let owner = context.handle();
         let cq = Cq::arena().insert(Cq {
@@ -109,7 +99,7 @@ impl Cq {
             channel,
             comp_acks: Acks::default(),
             async_acks: Acks::default(),
-            cursor: Cursor::new(wanted.single_threaded),
+            cursor: Cursor::new(single_threaded),
         });
         cq.engine.lock().cqs.insert(id, cq);
         Ok(cq)

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 
 use rustix::io::Errno;
 
-use super::arena::{Mark, Object, object};
 use super::sysfs;
+use super::{Mark, Object, object};
 use crate::abi::*;
 use crate::engine::netdev::{self, Interface};
 use crate::process::errors::Failure;
@@ -113,7 +113,7 @@ pub(crate) unsafe fn renew() {
     }
 }
 
-/// The devices there are now, in the order in which programs see them.
+/// The present devices, in the order of the device list.
 pub(crate) fn list() -> Vec<*mut ibv_device> {
     super::watch_forks();
     let interfaces = netdev::interfaces();
@@ -129,7 +129,7 @@ pub(crate) fn hand_out(mut devices: Vec<*mut ibv_device>) -> *mut *mut ibv_devic
     list.as_mut_ptr()
 }
 
-/// Frees a list; anything that is none stays as it is.
+/// Frees a list of [`hand_out`]; other pointers are ignored.
 pub(crate) fn free_list(list: *mut *mut ibv_device) {
     let Some(len) = LISTS.lock().get_or_insert_default().remove(&(list as usize)) else {
         return;

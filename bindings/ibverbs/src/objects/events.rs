@@ -8,11 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use roce::endpoint::AsyncEvent;
 
 use super::ack::Acks;
-use super::arena::Object;
-use super::context::Context;
-use super::cq::Cq;
-use super::qp::Qp;
-use super::srq::Srq;
+use super::{Context, Cq, Object, Qp, Srq};
 use crate::abi::*;
 use crate::process::errors::Outcome;
 

@@ -11,10 +11,10 @@
 
 mod ack;
 pub(crate) mod ah;
-pub(crate) mod arena;
+mod arena;
 pub(crate) mod batch;
-pub(crate) mod channel;
-pub(crate) mod context;
+mod channel;
+mod context;
 pub(crate) mod cq;
 pub(crate) mod device;
 mod event_queue;
@@ -22,13 +22,13 @@ pub(crate) mod events;
 pub(crate) mod gid;
 mod inline;
 pub(crate) mod mr;
-pub(crate) mod multicast;
-pub(crate) mod mw;
-pub(crate) mod pd;
+mod multicast;
+mod mw;
+mod pd;
 pub(crate) mod qp;
-pub(crate) mod qp_attr;
-pub(crate) mod query;
-pub(crate) mod srq;
+mod qp_attr;
+mod query;
+mod srq;
 pub(crate) mod sysfs;
 
 use std::sync::Once;
@@ -36,18 +36,20 @@ use std::sync::Once;
 use crate::engine;
 use crate::process::fork;
 
-use ah::Ah;
-use arena::Object;
-use channel::CompChannel;
-use context::Context;
-use cq::Cq;
-use mr::Mr;
-use mw::Mw;
-use pd::Pd;
-use qp::Qp;
-use srq::Srq;
+pub(crate) use ah::Ah;
+use arena::{Mark, object};
+pub(crate) use arena::{Object, living, peek};
+pub(crate) use channel::CompChannel;
+pub(crate) use context::Context;
+pub(crate) use cq::Cq;
+pub(crate) use device::Device;
+pub(crate) use mr::Mr;
+pub(crate) use mw::Mw;
+pub(crate) use pd::Pd;
+pub(crate) use qp::Qp;
+pub(crate) use srq::Srq;
 
-/// From now on children learn that they are. To be called before anything is opened.
+/// Registers the handler for forked children. To be called before anything is opened.
 fn watch_forks() {
     static REGISTERED: Once = Once::new();
     // SAFETY: the handler allocates nothing and waits for nothing, as a child of a process with several

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use roce::verbs::{Access, MemoryRegion, PdId};
 use rustix::io::Errno;
 
-use super::arena::{Mark, Object, living, object};
-use super::pd::Pd;
+use super::{Mark, Object, Pd, living, object};
 use crate::abi::*;
 use crate::engine::{Engine, limits, populate};
 use crate::process::errors::{Outcome, errno_of};
@@ -37,7 +36,7 @@ struct Shape {
     lkey: u32,
 }
 
-/// What is to become of a region that is registered again, as C says it.
+/// The arguments of `ibv_rereg_mr`.
 pub(crate) struct Change {
     /// Which of the others count: `IBV_REREG_MR_CHANGE_*`.
     pub(crate) flags: u32,

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use roce::verbs::Transport;
 use rustix::io::Errno;
 
-use super::qp::Qp;
+use super::Qp;
 use crate::engine::{Core, limits};
 use crate::process::errors::{Outcome, errno_of, errno_of_io};
 

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use roce::verbs::{WindowBinding, WindowId};
 use rustix::io::Errno;
 
-use super::arena::{Mark, Object, object, peek};
-use super::mr::{Mr, access_of};
-use super::pd::Pd;
-use super::qp::Qp;
+use super::mr::access_of;
+use super::{Mark, Mr, Object, Pd, Qp, object, peek};
 use crate::abi::*;
 use crate::engine::Engine;
 use crate::process::errors::{Outcome, errno_of};

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use roce::verbs::PdId;
 use rustix::io::Errno;
 
-use super::ah::Ah;
-use super::arena::{Mark, Object, object};
-use super::context::Context;
+use super::{Ah, Context, Mark, Object, object};
 use crate::abi::*;
 use crate::engine::Engine;
 use crate::process::errors::{Outcome, errno_of};

@@ -11,14 +11,10 @@ use roce::verbs::{Datagram, MAX_SGE, Qpn, SendWr, SgList, Transport};
 use rustix::io::Errno;
 
 use super::ack::Acks;
-use super::ah::Ah;
-use super::arena::{Mark, Object, object};
 use super::batch::Batch;
-use super::cq::Cq;
 use super::events::Subject;
 use super::inline::InlineSlots;
-use super::pd::Pd;
-use super::srq::Srq;
+use super::{Ah, Cq, Mark, Object, Pd, Srq, object};
 use crate::abi::*;
 use crate::engine::limits::{self, ENDPOINT};
 use crate::engine::{Core, Engine, Listener, Notice};
@@ -46,92 +42,90 @@ pub(crate) struct Qp {
 
 object!(Qp, ibv_qp_ex);
 
-/// What a queue pair is made of.
-pub(crate) struct Wanted {
+/// The objects that a queue pair is made of.
+pub(crate) struct Parts {
     pub(crate) pd: &'static Pd,
     pub(crate) send_cq: &'static Cq,
     pub(crate) recv_cq: &'static Cq,
     pub(crate) srq: Option<&'static Srq>,
-    pub(crate) cap: ibv_qp_cap,
-    /// As C numbers the transports.
-    pub(crate) qp_type: u32,
-    pub(crate) signals_all: bool,
-    /// Created for building work requests by calls.
-    pub(crate) extended: bool,
 }
 
-impl Wanted {
-    fn transport(&self) -> Outcome<Transport> {
+impl Parts {
+    fn are_of_one_context(&self) -> bool {
         let owner = self.pd.owner();
-        let mixed = self.send_cq.owner() != owner
-            || self.recv_cq.owner() != owner
-            || self.srq.is_some_and(|srq| srq.owner() != owner);
-        if mixed {
-            return Err(Errno::INVAL);
-        }
-        match self.qp_type {
-            IBV_QPT_RC => Ok(Transport::Rc),
-            IBV_QPT_UC => Ok(Transport::Uc),
-            IBV_QPT_UD => Ok(Transport::Ud),
-            _ => Err(Errno::OPNOTSUPP),
-        }
+        self.send_cq.owner() == owner
+            && self.recv_cq.owner() == owner
+            && self.srq.is_none_or(|srq| srq.owner() == owner)
     }
+}
 
-    /// What will be reported back: exactly what was asked for, with the receive queue's sizes zero
-    /// where there is none.
-    fn granted(&self) -> Outcome<ibv_qp_cap> {
-        let mut cap = self.cap;
-        if self.srq.is_some() {
-            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
-        }
-        let sges = cap.max_send_sge.max(cap.max_recv_sge);
-        let wrs = cap.max_send_wr.max(cap.max_recv_wr);
-        let too_much = sges > MAX_SGE as u32
-            || wrs > ENDPOINT.max_qp_wr
-            || cap.max_inline_data > limits::MAX_INLINE_BYTES;
-        if too_much { Err(Errno::INVAL) } else { Ok(cap) }
+/// What will be reported back: exactly what was asked for, with the receive queue's sizes zero where there
+/// is none.
+fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
+    let mut cap = init.cap;
+    if !init.srq.is_null() {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
+    let sges = cap.max_send_sge.max(cap.max_recv_sge);
+    let wrs = cap.max_send_wr.max(cap.max_recv_wr);
+    let too_much = sges > MAX_SGE as u32
+        || wrs > ENDPOINT.max_qp_wr
+        || cap.max_inline_data > limits::MAX_INLINE_BYTES;
+    if too_much { Err(Errno::INVAL) } else { Ok(cap) }
 }
 
 impl Qp {
-    /// `c` is what programs will see, but for the context and the queue pair's number.
+    /// `parts` are those that `init` names; `c` is what programs will see, but for the queue pair's number.
+    /// `extended` enables the work-request interface (`wr_start` and the like).
     ///
     /// # Errors
     /// `EINVAL` for objects of several contexts and for sizes beyond the limits, `EOPNOTSUPP` for other
     /// transports.
-    pub(crate) fn create(wanted: &Wanted, mut c: ibv_qp_ex) -> Outcome<&'static Qp> {
-        let transport = wanted.transport()?;
-        let cap = wanted.granted()?;
-        let (pd, owner) = (wanted.pd, wanted.pd.owner());
+    pub(crate) fn create(
+        parts: &Parts,
+        init: &ibv_qp_init_attr,
+        extended: bool,
+        mut c: ibv_qp_ex,
+    ) -> Outcome<&'static Qp> {
+        if !parts.are_of_one_context() {
+            return Err(Errno::INVAL);
+        }
+        let transport = match init.qp_type {
+            IBV_QPT_RC => Transport::Rc,
+            IBV_QPT_UC => Transport::Uc,
+            IBV_QPT_UD => Transport::Ud,
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let cap = granted(init)?;
+        let pd = parts.pd;
         let mut core = pd.engine.lock();
         let config = QpConfig {
             transport,
             pd: pd.id,
-            send_cq: wanted.send_cq.id,
-            recv_cq: wanted.recv_cq.id,
+            send_cq: parts.send_cq.id,
+            recv_cq: parts.recv_cq.id,
             max_send_wr: cap.max_send_wr,
             max_recv_wr: cap.max_recv_wr,
-            srq: wanted.srq.map(|srq| srq.id),
+            srq: parts.srq.map(|srq| srq.id),
         };
         let number = core.endpoint.create_qp(config).map_err(errno_of)?;
         let slots = InlineSlots::new(&mut core, pd.id, &cap);
         let inline = slots.inspect_err(|_| {
             let _ = core.endpoint.destroy_qp(clock::now(), number);
         })?;
-        c.qp_base.context = owner;
         (c.qp_base.handle, c.qp_base.qp_num) = (number.get(), number.get());
         let qp = Qp::arena().insert(Qp {
             c: UnsafeCell::new(c),
             mark: Mark::default(),
-            owner,
+            owner: pd.owner(),
             engine: Arc::clone(&pd.engine),
             number,
             transport,
             cap,
-            signals_all: wanted.signals_all,
+            signals_all: init.sq_sig_all != 0,
             posted: AtomicU64::new(0),
             inline,
-            batch: Batch::new(wanted.extended),
+            batch: Batch::new(extended),
             groups: Mutex::new(Vec::new()),
             async_acks: Acks::default(),
         });
@@ -152,7 +146,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies inline data of the next work request, and says where it lies now.
+    /// Copies inline data into the slot of the next work request and returns where it lies.
     ///
     /// # Safety
     /// The pieces are readable, and the engine's lock is held.

@@ -9,9 +9,9 @@ use roce::wire::Psn;
 use roce::world::Path;
 use rustix::io::Errno;
 
+use super::Qp;
 use super::ah;
 use super::mr::access_of;
-use super::qp::Qp;
 use super::query::mtu_code;
 use crate::abi::*;
 use crate::engine::limits;
@@ -76,7 +76,7 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
         return Err(Errno::INVAL);
     }
     let mut all = blank(qp);
-    all.mask = AttrMask(mask);
+    all.mask = AttrMask::from_bits_retain(mask);
     if has(IBV_QP_STATE) {
         all.state = state_of(attr.qp_state)?;
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use roce::endpoint::Mtu;
 use rustix::io::Errno;
 
-use super::context::Context;
+use super::Context;
 use super::device::copy_text;
 use super::gid;
 use crate::abi::*;

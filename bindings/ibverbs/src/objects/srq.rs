@@ -9,9 +9,8 @@ use roce::verbs::{MAX_SGE, SrqId};
 use rustix::io::Errno;
 
 use super::ack::Acks;
-use super::arena::{Mark, Object, object};
 use super::events::Subject;
-use super::pd::Pd;
+use super::{Mark, Object, Pd, object};
 use crate::abi::*;
 use crate::engine::{Core, Engine, Listener, Notice, limits};
 use crate::process::errors::{Outcome, errno_of};

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 /// What a call came to.
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
-/// Why something cannot be had, for whoever runs the program: all that programs say is that it cannot.
+/// Why a device cannot be opened, for the user of the program: the program itself says only that it cannot.
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: Errno,
@@ -27,7 +27,7 @@ impl Failure {
         Failure { errno, message: message.to_string(), hint: hint_for(errno).into() }
     }
 
-    /// The same, with a better hint if there is one.
+    /// Replaces the hint if there is a better one.
     pub(crate) fn with_hint<H: Into<Cow<'static, str>>>(self, hint: Option<H>) -> Failure {
         Failure { hint: hint.map_or(self.hint, H::into), ..self }
     }
@@ -37,7 +37,7 @@ impl Failure {
         &self.hint
     }
 
-    /// Says it on stderr; what is left is for the program.
+    /// Reports it on stderr and returns the `errno` for the program.
     pub(crate) fn report(&self) -> Errno {
         say(format_args!("{self}"), Some(self.hint()));
         self.errno
@@ -50,8 +50,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A line on stderr, for whoever runs the program, with the next thing to try. Where it cannot be
-/// written it is lost; the program goes on.
+/// Writes a line to stderr, with the next thing to try. Where stderr takes nothing the line is lost and
+/// the program goes on.
 pub(crate) fn say(message: Arguments<'_>, hint: Option<&str>) {
     let hint = hint.map(|hint| format!("; hint: {hint}")).unwrap_or_default();
     // In one piece, so that lines of several threads do not mix.

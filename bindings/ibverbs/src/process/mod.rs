@@ -1,6 +1,5 @@
-//! What the library must know as a guest in a process of somebody else: which `errno` and which line on
-//! stderr an error becomes, which descriptors the program has closed, who has forked, which threads take
-//! signals, what the environment asks for. Nothing of devices, engines and verbs objects may enter.
+//! The process that the library is loaded into: `errno` and stderr, descriptors that programs close, forks,
+//! signal masks, settings from the environment. Nothing of devices, engines and verbs objects may enter.
 
 pub(crate) mod descriptor;
 pub(crate) mod errors;

@@ -1,4 +1,4 @@
-/* Objects that are made and destroyed over and over: nothing of them stays but a little memory. */
+/* Objects that are created and destroyed repeatedly leak no descriptors and little memory. */
 #include "kit.h"
 
 #include <pthread.h>
@@ -33,10 +33,10 @@ static void devices_are_opened_again_and_again(void)
 {
 	few_descriptors_may_be_open();
 	EQUAL(ibv_close_device(open_device()), 0);
-	int before = open_fds(); /* with the listener of `dquant explain`, which stays */
+	int before = open_fds(); /* includes the listener of `dquant explain`, which stays open */
 	for (int round = 0; round < ROUNDS; round++) {
 		struct ibv_context *context = open_device();
-		CHECK(ibv_create_comp_channel(context)); /* ends with the device */
+		CHECK(ibv_create_comp_channel(context)); /* destroyed with the device */
 		EQUAL(ibv_close_device(context), 0);
 	}
 	EQUAL(open_fds(), before);
@@ -99,7 +99,7 @@ static void *wait_for_an_event(void *none)
 	return got == -1 && errno == EINVAL ? channel : NULL;
 }
 
-/* A thread that waits returns, and does not read from the file that gets the number next. */
+/* A waiting thread returns, and does not read from the next file that gets the descriptor. */
 static void a_channel_goes_while_threads_wait(void)
 {
 	enum { WAITING = 4 };
@@ -111,7 +111,7 @@ static void a_channel_goes_while_threads_wait(void)
 		CHECK(channel = ibv_create_comp_channel(context));
 		for (int at = 0; at < WAITING; at++)
 			EQUAL(pthread_create(&threads[at], NULL, wait_for_an_event, NULL), 0);
-		usleep(round * 500); /* from not yet there to asleep */
+		usleep(round * 500); /* from before the wait to asleep */
 		EQUAL(ibv_destroy_comp_channel(channel), 0);
 		EQUAL(pipe(ends), 0);
 		EQUAL(write(ends[1], "sixteen bytes ..", 16), 16);

@@ -1,4 +1,4 @@
-/* What a program should not do, and the error that it gets: from the call, or as a completion. */
+/* Invalid use, and the resulting error: from the call, or as a completion. */
 #include "kit.h"
 
 static struct ibv_send_wr plain_send(void)
@@ -31,8 +31,8 @@ static void unknown_requests_are_refused(void)
 	wr.wr.atomic.rkey = pair.b.mr->rkey;
 	EQUAL(post(&pair.a, wr, 0, 16), EINVAL); /* atomics have eight bytes */
 	wr = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV };
-	EQUAL(post(&pair.a, wr, 0, 8), EINVAL); /* and invalidations none */
-	EQUAL(ibv_post_send(pair.a.qp, NULL, &bad), 0); /* an empty list is no request */
+	EQUAL(post(&pair.a, wr, 0, 8), EINVAL); /* invalidations have no list */
+	EQUAL(ibv_post_send(pair.a.qp, NULL, &bad), 0); /* an empty list is valid */
 	EQUAL(ibv_post_recv(pair.a.qp, NULL, (struct ibv_recv_wr **)&bad), 0);
 	expect_nothing(pair.a.cq);
 	destroy_pair(&pair);
@@ -53,15 +53,15 @@ static void lists_and_inline_data_have_their_limits(void)
 	EQUAL(ibv_post_recv(a->qp, &receive, &bad), EINVAL);
 	receive = (struct ibv_recv_wr){ .num_sge = 2 };
 	EQUAL(ibv_post_recv(a->qp, &receive, &bad), EINVAL);
-	/* The pieces fit each on its own, but not together. */
+	/* Each element fits, but their sum does not. */
 	sges[0].length = sges[1].length = INLINE / 2 + 1;
 	(wr.num_sge = 2, wr.send_flags = IBV_SEND_INLINE);
 	EQUAL(post(a, wr, 0, 0), EINVAL);
-	/* Together they are longer than the longest message. */
+	/* The sum exceeds the longest message. */
 	sges[0].length = sges[1].length = 0xffffffff;
 	wr.send_flags = 0;
 	EQUAL(post(a, wr, 0, 0), EINVAL);
-	/* A list stops at the request that is refused; those before it are posted. */
+	/* A list stops at the refused request; the requests before it are posted. */
 	struct ibv_send_wr list[3] = { plain_send(), plain_send(), plain_send() }, *refused = NULL;
 	EQUAL(post_receive(&pair.b, 1, 0, 64), 0);
 	(list[0].next = &list[1], list[1].next = &list[2], list[1].opcode = 99);
@@ -72,7 +72,7 @@ static void lists_and_inline_data_have_their_limits(void)
 	destroy_pair(&pair);
 }
 
-/* Keys and lengths are found out when they are used. */
+/* Wrong keys and lengths are detected on use. */
 static void wrong_keys_end_the_request_that_has_them(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -115,7 +115,7 @@ static void a_bad_receive_fails_both_sides(void)
 	destroy_pair(&pair);
 }
 
-/* Rights that the queue pair does not give are not to be had, whatever the key says. */
+/* Access that the queue pair does not allow is refused, whatever the key allows. */
 static void a_queue_pair_without_rights_refuses(void)
 {
 	enum ibv_wr_opcode opcodes[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
@@ -133,7 +133,7 @@ static void a_queue_pair_without_rights_refuses(void)
 	}
 }
 
-/* Retries end: where nobody receives, where nobody answers, and where no READ may be in flight. */
+/* Retries end: without a receive, without an answer, and where no READ may be in flight. */
 static void a_connection_gives_up(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -168,7 +168,7 @@ static void a_connection_gives_up(void)
 static void full_queues_say_so(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
-	for (int i = 0; i < DEPTH; i++) /* nobody receives: nothing completes */
+	for (int i = 0; i < DEPTH; i++) /* without a receiver nothing completes */
 		EQUAL(post(&pair.a, plain_send(), 0, 8), 0);
 	EQUAL(post(&pair.a, plain_send(), 0, 8), ENOMEM);
 	EQUAL(set_state(pair.a.qp, IBV_QPS_ERR), 0);
@@ -180,7 +180,7 @@ static void full_queues_say_so(void)
 	destroy_pair(&pair);
 }
 
-/* Handles of every kind, used after their end. Their memory stays theirs: nothing crashes. */
+/* Handles of every kind, used after destruction: their memory is kept, so nothing crashes. */
 static void what_was_destroyed_is_refused(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -214,7 +214,7 @@ static void what_was_destroyed_is_refused(void)
 	EQUAL(ibv_req_notify_cq(a.cq, 0), EINVAL);
 	CHECK(ibv_poll_cq(a.cq, 1, &wc) < 0);
 	ibv_ack_cq_events(a.cq, 1);
-	CHECK(!ibv_create_qp(a.pd, &init)); /* its queue is gone */
+	CHECK(!ibv_create_qp(a.pd, &init)); /* its queue is destroyed */
 	EQUAL(errno, EINVAL);
 	EQUAL(ibv_dealloc_pd(a.pd), 0);
 	EQUAL(ibv_dealloc_pd(a.pd), EINVAL);
@@ -253,7 +253,7 @@ static void null_handles_are_refused(void)
 	EQUAL(ibv_close_device(context), 0);
 }
 
-/* A domain stays while anything is in it, each kind on its own. */
+/* A domain cannot be freed while it contains an object of any kind. */
 static void a_domain_with_children_stays(void)
 {
 	struct side side = make_parts(open_device(), NULL);
@@ -275,7 +275,7 @@ static void a_domain_with_children_stays(void)
 	EQUAL(ibv_close_device(side.context), 0);
 }
 
-/* Closing takes everything along: work under way, events that nobody read, windows, channels. */
+/* Closing a device ends everything: outstanding work, unread events, windows, channels. */
 static void a_device_may_be_closed_with_everything_open(void)
 {
 	for (int round = 0; round < 3; round++) {
@@ -299,7 +299,7 @@ static void a_device_may_be_closed_with_everything_open(void)
 	}
 }
 
-/* Objects of two devices do not go together. */
+/* Objects of two devices cannot be combined. */
 static void devices_do_not_mix(void)
 {
 	int count;

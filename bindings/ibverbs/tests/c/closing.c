@@ -1,18 +1,18 @@
-/* Daemons close every descriptor they know nothing of, the library's among them: what then ends must end. */
+/* Daemons close every unknown descriptor, including the library's. Closing the device must still work. */
 #include "kit.h"
 
 #include <sys/resource.h>
 
 enum { HIGHEST_FD = 255, CLOSE_LIMIT_S = 5 };
 
-/* As closefrom(3), which not every C library has. */
+/* Like closefrom(3), which not every C library has. */
 static void close_everything(void)
 {
 	for (int fd = 3; fd <= HIGHEST_FD; fd++)
 		close(fd);
 }
 
-/* Puts something of our own into every place that was freed. */
+/* Reuses every freed descriptor number for another file. */
 static void open_others(int *others, int count)
 {
 	for (int at = 0; at < count; at++)
@@ -56,7 +56,7 @@ static void nothing_spins_without_descriptors(void)
 {
 	struct ibv_context *context = open_device();
 	close_everything();
-	usleep(600000); /* the longest that a sleep from before may last */
+	usleep(600000); /* the longest sleep that may have begun before */
 	double before = processor_seconds();
 	usleep(500000);
 	CHECK(processor_seconds() - before < 0.1);

@@ -1,4 +1,4 @@
-/* Datagrams: address handles, answers to whoever sent, groups, and what is dropped. */
+/* Datagrams: address handles, replies to the sender, multicast groups, and drops. */
 #include <arpa/inet.h>
 
 #include "kit.h"
@@ -48,20 +48,20 @@ static void an_answer_goes_back_to_the_sender(void)
 	CHECK(answer);
 	EQUAL(post_receive(a, 2, 4096, 4096), 0);
 	memset(b->bytes, 0x72, 100);
-	EQUAL(send_to(b, answer, wc.src_qp, 0x80000000, 100), 0); /* this key stands for the own one */
+	EQUAL(send_to(b, answer, wc.src_qp, 0x80000000, 100), 0); /* top bit set: the own key */
 	expect(b->cq, IBV_WC_SUCCESS);
 	expect_datagram(a, b->qp->qp_num, 100, 0x72);
 
 	EQUAL(ibv_init_ah_from_wc(pair.context, 2, &wc, grh, &back), -1);
 	EQUAL(errno, EINVAL);
-	wc.wc_flags = 0; /* no route header, nobody to answer */
+	wc.wc_flags = 0; /* without a route header the sender is unknown */
 	CHECK(!ibv_create_ah_from_wc(b->pd, &wc, grh, 1));
 	EQUAL(errno, EINVAL);
 	EQUAL(ibv_destroy_ah(answer) | ibv_destroy_ah(ah), 0);
 	destroy_pair(&pair);
 }
 
-/* Two join a group, and hear what somebody sends who is no member. */
+/* Two members of a group receive what a non-member sends. */
 static void a_group_is_heard_by_all_members(void)
 {
 	struct pair pair = make_pair(IBV_QPT_UD);
@@ -72,7 +72,7 @@ static void a_group_is_heard_by_all_members(void)
 	to_init(third.qp);
 	to_rts(third.qp, 0);
 	EQUAL(ibv_attach_mcast(b->qp, &group, 0), 0);
-	EQUAL(ibv_attach_mcast(b->qp, &group, 0), 0); /* twice is once */
+	EQUAL(ibv_attach_mcast(b->qp, &group, 0), 0); /* joining twice has no further effect */
 	EQUAL(ibv_attach_mcast(third.qp, &group, 0), 0);
 	struct ibv_ah *ah = ibv_create_ah(a->pd, &attr);
 	CHECK(ah);
@@ -83,7 +83,7 @@ static void a_group_is_heard_by_all_members(void)
 	expect_datagram(b, a->qp->qp_num, 200, 0x73);
 	expect_datagram(&third, a->qp->qp_num, 200, 0x73);
 
-	/* One leaves. The other hears the next, once. */
+	/* After one has left, the other receives the next datagram once. */
 	EQUAL(ibv_detach_mcast(b->qp, &group, 0), 0);
 	EQUAL(ibv_detach_mcast(b->qp, &group, 0), EINVAL);
 	EQUAL(post_receive(b, 2, 4096, 4096), 0);
@@ -94,13 +94,13 @@ static void a_group_is_heard_by_all_members(void)
 	expect_nothing(b->cq);
 	expect_nothing(third.cq);
 
-	/* A member that ends leaves its groups. */
+	/* A destroyed member leaves its groups. */
 	EQUAL(ibv_destroy_ah(ah), 0);
 	destroy_side(&third);
 	destroy_pair(&pair);
 }
 
-/* A member hears itself, as without IBV_QP_CREATE_BLOCK_SELF_MCAST_LB, which is not supported. */
+/* A member receives its own datagrams: IBV_QP_CREATE_BLOCK_SELF_MCAST_LB is not supported. */
 static void a_member_hears_its_own_datagrams(void)
 {
 	struct pair pair = make_pair(IBV_QPT_UD);
@@ -151,7 +151,7 @@ static void groups_are_for_datagrams(void)
 	destroy_pair(&pair);
 }
 
-/* Nobody is told of datagrams that do not fit; the receive stays for the next. */
+/* Datagrams that do not fit are dropped silently; the receive stays for the next. */
 static void what_does_not_fit_is_dropped(void)
 {
 	struct pair pair = make_pair(IBV_QPT_UD);
@@ -161,7 +161,7 @@ static void what_does_not_fit_is_dropped(void)
 	EQUAL(post_receive(b, 1, 4096, GRH + 64), 0);
 	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY + 1, 64), 0); /* wrong key */
 	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY, 65), 0); /* one byte too long */
-	EQUAL(send_to(a, ah, b->qp->qp_num ^ 0x80, QKEY, 64), 0); /* nobody */
+	EQUAL(send_to(a, ah, b->qp->qp_num ^ 0x80, QKEY, 64), 0); /* no such queue pair */
 	memset(a->bytes, 0x75, 64);
 	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY, 64), 0);
 	for (int i = 0; i < 4; i++)
@@ -169,7 +169,7 @@ static void what_does_not_fit_is_dropped(void)
 	EQUAL(expect_datagram(b, a->qp->qp_num, 64, 0x75).wr_id, 1);
 	expect_nothing(b->cq);
 	EQUAL(post_receive(b, 2, 4096, GRH), 0);
-	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY, 0), 0); /* nothing is a message, too */
+	EQUAL(send_to(a, ah, b->qp->qp_num, QKEY, 0), 0); /* an empty datagram is valid */
 	expect(a->cq, IBV_WC_SUCCESS);
 	EQUAL(expect_datagram(b, a->qp->qp_num, 0, 0).wr_id, 2);
 	EQUAL(ibv_destroy_ah(ah), 0);
@@ -206,7 +206,7 @@ static void bad_addresses_are_refused(void)
 	destroy_pair(&pair);
 }
 
-/* The handle alone keeps its domain. */
+/* An address handle alone keeps its domain in use. */
 static void a_domain_with_an_address_handle_stays(void)
 {
 	struct ibv_context *context = open_device();

@@ -14,7 +14,7 @@ static struct ibv_qp_init_attr_ex plan_ex(const struct side *side, enum ibv_qp_t
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = ops };
 }
 
-/* A pair whose first side posts by calls. */
+/* A pair whose first side builds its requests by calls. */
 static struct pair make_extended(enum ibv_qp_type type, uint64_t ops)
 {
 	struct ibv_context *context = open_device();
@@ -45,7 +45,7 @@ static void one_sided_operations_move_bytes(void)
 	struct pair pair = make_extended(IBV_QPT_RC, EVERY_OP);
 	struct side *a = &pair.a, *b = &pair.b;
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a->qp);
-	CHECK(qp && !ibv_qp_to_qp_ex(b->qp)); /* that one was made without */
+	CHECK(qp && !ibv_qp_to_qp_ex(b->qp)); /* created without the extended interface */
 	uint64_t there = (uintptr_t)b->bytes, here = (uintptr_t)a->bytes;
 	memset(a->bytes, 0x41, 32);
 	memset(a->bytes + 32, 0x42, 32);
@@ -100,7 +100,7 @@ static void atomics_return_the_former_value(void)
 		EQUAL(*word, matches ? 7 : 42);
 	}
 	begin(qp, 3);
-	ibv_wr_atomic_fetch_add(qp, b->mr->rkey, there + 4, 2); /* not at a multiple of 8 */
+	ibv_wr_atomic_fetch_add(qp, b->mr->rkey, there + 4, 2); /* misaligned */
 	ibv_wr_set_sge(qp, a->mr->lkey, (uintptr_t)result, 8);
 	EQUAL(ibv_wr_complete(qp), 0);
 	expect(a->cq, IBV_WC_REM_INV_REQ_ERR);
@@ -153,7 +153,7 @@ static void datagrams_are_addressed_by_a_call(void)
 	CHECK(all_are(b->bytes + GRH, 64, 0x44));
 
 	begin(qp, 2);
-	ibv_wr_send(qp); /* to whom? */
+	ibv_wr_send(qp); /* without a destination */
 	ibv_wr_set_sge(qp, a->mr->lkey, (uintptr_t)a->bytes, 64);
 	EQUAL(ibv_wr_complete(qp), EINVAL);
 	begin(qp, 3);
@@ -171,7 +171,7 @@ static void a_bad_batch_posts_nothing(void)
 	struct side *a = &pair.a;
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a->qp);
 	begin(qp, 1);
-	ibv_wr_set_sge(qp, a->mr->lkey, (uintptr_t)a->bytes, 8); /* of which request? */
+	ibv_wr_set_sge(qp, a->mr->lkey, (uintptr_t)a->bytes, 8); /* without a request */
 	EQUAL(ibv_wr_complete(qp), EINVAL);
 	begin(qp, 2);
 	ibv_wr_send(qp);
@@ -196,11 +196,11 @@ static void a_bad_batch_posts_nothing(void)
 	ibv_wr_abort(qp);
 	begin(qp, 8);
 	for (int i = 0; i <= DEPTH; i++)
-		ibv_wr_send(qp); /* one more than there is room for */
+		ibv_wr_send(qp); /* one more than the queue holds */
 	EQUAL(ibv_wr_complete(qp), ENOMEM);
 	expect_nothing(a->cq);
 
-	EQUAL(post_receive(&pair.b, 1, 0, 64), 0); /* and then it still works */
+	EQUAL(post_receive(&pair.b, 1, 0, 64), 0); /* the queue pair still works */
 	begin(qp, 9);
 	ibv_wr_send(qp);
 	finish(a, IBV_WC_SEND, 9);
@@ -217,7 +217,7 @@ static void what_cannot_be_had_is_not_made(void)
 	struct ibv_qp_init_attr_ex init = plan_ex(&side, IBV_QPT_RC, EVERY_OP | IBV_QP_EX_WITH_TSO);
 	CHECK(!ibv_create_qp_ex(side.context, &init));
 	EQUAL(errno, EOPNOTSUPP);
-	init = plan_ex(&side, IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_READ); /* not of this service */
+	init = plan_ex(&side, IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_READ); /* not supported by UD */
 	CHECK(!ibv_create_qp_ex(side.context, &init));
 	EQUAL(errno, EOPNOTSUPP);
 	init = plan_ex(&side, IBV_QPT_UC, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD);
@@ -305,7 +305,7 @@ static void completions_are_read_field_by_field(void)
 	EQUAL(ibv_destroy_qp(b->qp), 0);
 	b->qp = NULL;
 	EQUAL(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)), 0);
-	EQUAL(ibv_start_poll(cq, &(struct ibv_poll_cq_attr){ 0 }), EINVAL); /* gone */
+	EQUAL(ibv_start_poll(cq, &(struct ibv_poll_cq_attr){ 0 }), EINVAL); /* destroyed */
 	destroy_pair(&pair);
 }
 

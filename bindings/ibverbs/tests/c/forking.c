@@ -1,9 +1,9 @@
-/* Children: refused what is the parent's, free to open devices anew; the parent's connections go on. */
+/* Children cannot use the parent's objects, but can open devices; the parent's connections survive. */
 #include "kit.h"
 
 #include <pthread.h>
 
-/* Runs `body` in a child, which has to return 0. */
+/* Runs `body` in a child; it must return 0. */
 static void in_child(int (*body)(struct pair *), struct pair *pair, int leave_by_exit)
 {
 	fflush(NULL);
@@ -12,7 +12,7 @@ static void in_child(int (*body)(struct pair *), struct pair *pair, int leave_by
 	if (!child) {
 		int status = body(pair);
 		if (leave_by_exit)
-			exit(status); /* handlers of the library run, if there are any */
+			exit(status); /* runs handlers of the library, if any */
 		_exit(status);
 	}
 	int status;
@@ -30,7 +30,7 @@ static void parent_goes_on(struct pair *pair, unsigned char value)
 	CHECK(all_are(pair->b.bytes + 4096, 64, value));
 }
 
-/* Every kind of call; the number of the first that was not refused. */
+/* Tries every kind of call. Returns the number of the first that was not refused. */
 static int calls_everything(struct pair *pair)
 {
 	struct side *a = &pair->a;
@@ -85,7 +85,7 @@ static int opens_anew(struct pair *pair)
 		struct ibv_context *other = ibv_open_device(pair->context->device);
 		CHECK(other);
 		struct pair own = make_pair(IBV_QPT_RC);
-		CHECK(own.a.qp->qp_num >> 16 != pair->a.qp->qp_num >> 16); /* no number of the parent's */
+		CHECK(own.a.qp->qp_num >> 16 != pair->a.qp->qp_num >> 16); /* not the parent's slot */
 		parent_goes_on(&own, 0x33 + again);
 		CHECK(!calls_everything(pair));
 		destroy_pair(&own);
@@ -107,7 +107,7 @@ static int opens_anew_and_forks(struct pair *pair)
 	return 0;
 }
 
-/* A queue pair of the child's is connected to one of the parent's. */
+/* Connects a queue pair of the child to one of the parent. */
 static void a_child_talks_to_its_parent(void)
 {
 	struct side side = make_side(open_device(), IBV_QPT_RC);
@@ -152,7 +152,7 @@ static void a_child_opens_anew(void)
 	destroy_pair(&pair);
 }
 
-/* Whatever lock another thread holds when the process forks. */
+/* Another thread may hold any lock when the process forks. */
 static void a_child_of_busy_threads_opens_anew(void)
 {
 	enum { BUSY = 3 };
@@ -206,7 +206,7 @@ static void a_child_has_its_own_copy_of_the_memory(void)
 	destroy_pair(&pair);
 }
 
-/* While the peer's work is under way, children come and go, and other programs start in them. */
+/* While work is outstanding, children start and exit, and execute other programs. */
 static void children_do_not_disturb_what_is_under_way(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -232,7 +232,7 @@ static void a_child_that_outlives_the_parents_device_holds_nothing(void)
 	pid_t child = fork();
 	if (!child) {
 		close(pipe_ends[1]);
-		_exit(read(pipe_ends[0], &byte, 1) != 0); /* until the parent closes its end */
+		_exit(read(pipe_ends[0], &byte, 1) != 0); /* blocks until the parent closes its end */
 	}
 	close(pipe_ends[0]);
 	destroy_pair(&pair);

@@ -1,6 +1,6 @@
 /*
- * What the programs here share: two queue pairs of one process that talk over loopback, and checks that say
- * what failed. A program is a list of cases; without arguments it runs them all, otherwise those named.
+ * Shared code of these programs: two queue pairs of one process connected over loopback, and checks that print
+ * what failed. A program is a list of cases; without arguments it runs all of them, otherwise those named.
  *
  * Build one by hand: cc -o windows windows.c -libverbs -lpthread
  */
@@ -23,7 +23,7 @@
 
 enum {
 	BYTES = 1 << 16,  /* registered on each side */
-	DEPTH = 16,       /* places in each queue */
+	DEPTH = 16,       /* entries of each queue */
 	INLINE = 128,     /* bytes of inline data */
 	GRH = 40,         /* bytes in front of each datagram */
 	QKEY = 0x1234,
@@ -45,7 +45,7 @@ static const char *running = "";
 		} \
 	} while (0)
 
-/* Two numbers that are to be the same; both are shown if not. */
+/* Two numbers that must be equal; both are printed if they are not. */
 #define EQUAL(got, wanted) \
 	do { \
 		long long got_ = (long long)(got), wanted_ = (long long)(wanted); \
@@ -80,7 +80,7 @@ HELPER int run_cases(const struct test *cases, size_t count, int argc, char **ar
 		if (!wanted)
 			continue;
 		running = cases[i].name;
-		alarm(CASE_LIMIT_S); /* a case that hangs is a case that failed */
+		alarm(CASE_LIMIT_S); /* a case that hangs has failed */
 		cases[i].run();
 		printf("ok %s\n", running);
 		fflush(stdout);
@@ -88,7 +88,7 @@ HELPER int run_cases(const struct test *cases, size_t count, int argc, char **ar
 	return 0;
 }
 
-/* ---- one side: a queue pair, and what it needs -------------------------------------------------- */
+/* ---- one side: a queue pair and its resources -------------------------------------------------- */
 
 struct side {
 	struct ibv_context *context;
@@ -120,7 +120,7 @@ HELPER struct ibv_qp_init_attr plan(struct ibv_cq *cq, enum ibv_qp_type type)
 	};
 }
 
-/* Everything but the queue pair. */
+/* Everything except the queue pair. */
 HELPER struct side make_parts(struct ibv_context *context, struct ibv_comp_channel *channel)
 {
 	struct side side = { .context = context };
@@ -227,7 +227,7 @@ HELPER struct pair make_pair(enum ibv_qp_type type)
 	return pair;
 }
 
-/* Ends a pair; every object must be free to go. */
+/* Destroys a pair; no object may still be in use. */
 HELPER void destroy_pair(struct pair *pair)
 {
 	destroy_side(&pair->a);
@@ -242,7 +242,7 @@ HELPER struct ibv_sge piece(const struct side *side, size_t offset, uint32_t len
 	return (struct ibv_sge){ (uintptr_t)side->bytes + offset, length, side->mr->lkey };
 }
 
-/* Posts one request; its list is `length` bytes from `offset` unless the request brings one. */
+/* Posts one request; its list is `length` bytes from `offset` unless the request has one. */
 HELPER int post(const struct side *side, struct ibv_send_wr wr, size_t offset, uint32_t length)
 {
 	struct ibv_sge sge = { 0 };
@@ -300,7 +300,7 @@ HELPER struct ibv_wc expect(struct ibv_cq *cq, enum ibv_wc_status status)
 	return wc;
 }
 
-/* Nothing completes, although packets had time to arrive. */
+/* Nothing completes within the time that packets need to arrive. */
 HELPER void expect_nothing(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
@@ -329,7 +329,7 @@ HELPER int readable(int fd, int limit_ms)
 	return poll(&look, 1, limit_ms) == 1;
 }
 
-/* Where the object of an event counts those that were acknowledged. */
+/* The counter of acknowledged events in the object of an event. */
 HELPER uint32_t *completed_events(const struct ibv_async_event *event)
 {
 	if (event->event_type == IBV_EVENT_CQ_ERR)
@@ -339,7 +339,7 @@ HELPER uint32_t *completed_events(const struct ibv_async_event *event)
 	return &event->element.qp->events_completed;
 }
 
-/* Waits for an asynchronous event, and acknowledges it. */
+/* Waits for an asynchronous event and acknowledges it. */
 HELPER struct ibv_async_event next_event(struct ibv_context *context)
 {
 	struct ibv_async_event event;

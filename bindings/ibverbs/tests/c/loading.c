@@ -1,4 +1,4 @@
-/* The library loaded by hand, as plug-ins do, and unloaded again while its threads may still run. */
+/* The library is loaded with dlopen, as plug-ins do, and unloaded while its threads may still run. */
 #include "kit.h"
 
 #include <dlfcn.h>
@@ -46,10 +46,10 @@ static void unloading_is_harmless(void)
 			EQUAL(CALL(ibv_close_device)(context), 0);
 		EQUAL(dlclose(library), 0);
 		void *still = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
-		CHECK(still); /* it stays: its threads do */
+		CHECK(still); /* the library stays loaded, because its threads still run */
 		EQUAL(dlclose(still), 0);
-		usleep(20000); /* time for a thread to find its code gone */
-		pid_t child = fork(); /* and for a handler of fork */
+		usleep(20000); /* a thread whose code was unmapped would crash now */
+		pid_t child = fork(); /* and so would a fork handler */
 		if (!child)
 			_exit(0);
 		int status;

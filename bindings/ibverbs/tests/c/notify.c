@@ -1,4 +1,4 @@
-/* Sleeping until something happens: channels, solicited completions, resized and overrun queues. */
+/* Notifications: completion channels, solicited completions, resized and overrun queues. */
 #include "kit.h"
 
 static struct ibv_send_wr send_wr(unsigned flags)
@@ -6,7 +6,7 @@ static struct ibv_send_wr send_wr(unsigned flags)
 	return (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .send_flags = flags };
 }
 
-/* A pair whose second side completes into queues of a channel: sends here, receives there. */
+/* A pair whose second side has two completion queues on a channel, for sends and for receives. */
 struct watched {
 	struct pair pair;
 	struct ibv_comp_channel *channel;
@@ -73,7 +73,7 @@ static void each_queue_of_a_channel_names_itself(void)
 	CHECK(next_cq(&all, &context) == all.sends && context == &all.name_of_sends);
 	expect(all.sends, IBV_WC_SUCCESS);
 
-	/* Disarmed by its event: the next completion makes none. */
+	/* The event disarms the queue: the next completion causes none. */
 	EQUAL(post_receive(b, 2, 0, 64), 0);
 	EQUAL(post(a, send_wr(0), 0, 64), 0);
 	expect(all.receives, IBV_WC_SUCCESS);
@@ -97,7 +97,7 @@ static void only_solicited_completions_wake(void)
 	CHECK(readable(all.channel->fd, 5000));
 	CHECK(next_cq(&all, &context) == all.receives);
 
-	/* An error is urgent, too. */
+	/* A completion with error counts as solicited. */
 	EQUAL(ibv_req_notify_cq(all.receives, 1), 0);
 	EQUAL(set_state(b->qp, IBV_QPS_ERR), 0);
 	CHECK(readable(all.channel->fd, 5000));
@@ -185,7 +185,7 @@ static void an_overrun_queue_takes_its_queue_pairs_along(void)
 	EQUAL(state_of(b->qp), IBV_QPS_ERR);
 	EQUAL(expect(b->cq, IBV_WC_SUCCESS).wr_id, 0);
 	EQUAL(expect(b->cq, IBV_WC_SUCCESS).wr_id, 1);
-	CHECK(ibv_poll_cq(b->cq, 1, &wc) < 0); /* what was lost is not hidden */
+	CHECK(ibv_poll_cq(b->cq, 1, &wc) < 0); /* the lost completion is reported */
 	destroy_pair(&pair);
 }
 

@@ -1,4 +1,4 @@
-/* Devices that cannot be opened: the reason stands on stderr, for all that programs say is that they cannot. */
+/* Devices that cannot be opened: the library reports the reason on stderr; programs do not. */
 #include "kit.h"
 
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 enum { FEWEST_FILES = 3, MOST_FILES = 40, SAID_MAX = 8192 };
 
-/* Lists and opens; what comes up stays open. */
+/* Lists and opens devices; those that open stay open. */
 static struct ibv_context *try_to_open(void)
 {
 	int count = 0;
@@ -19,7 +19,7 @@ static struct ibv_context *try_to_open(void)
 	return context;
 }
 
-/* In a child: whether a device opens with so many descriptors, and what is said. */
+/* Runs in a child: whether a device opens with that many descriptors, and what is reported. */
 static int opens_with(int files, char *said)
 {
 	int talk[2], status;
@@ -63,7 +63,7 @@ static void too_few_files_are_given_as_the_reason(void)
 	CHECK(opens_with(MOST_FILES, said));
 }
 
-/* `dquant explain` finds processes by a name in the abstract name space, which anybody may take. */
+/* `dquant explain` finds processes by an abstract socket name, which any process may bind. */
 static void a_name_that_is_taken_is_told(void)
 {
 	struct sockaddr_un name = { .sun_family = AF_UNIX };
@@ -74,7 +74,7 @@ static void a_name_that_is_taken_is_told(void)
 	dup2(talk[1], 2);
 	struct ibv_context *context = try_to_open();
 	dup2(own, 2);
-	CHECK(context); /* it works without */
+	CHECK(context); /* the device works without it */
 	static char said[SAID_MAX];
 	set_nonblocking(talk[0]);
 	CHECK(read(talk[0], said, SAID_MAX - 1) > 0);
@@ -84,7 +84,7 @@ static void a_name_that_is_taken_is_told(void)
 	close(taken);
 }
 
-/* Run with settings that are no good: what is said once is not said by the second device. */
+/* Runs with invalid settings: the second device does not repeat the report. */
 static void a_device_is_opened_twice(void)
 {
 	struct ibv_context *context = try_to_open();

@@ -1,4 +1,4 @@
-/* What a device tells of itself, through every call that asks. */
+/* The attributes of a device, through every call that queries them. */
 #include "kit.h"
 
 static void a_device_is_described_the_same_by_old_and_new_calls(void)
@@ -14,7 +14,7 @@ static void a_device_is_described_the_same_by_old_and_new_calls(void)
 	EQUAL(old.max_cqe, new.orig_attr.max_cqe);
 	EQUAL(old.local_ca_ack_delay, new.orig_attr.local_ca_ack_delay);
 	EQUAL(new.phys_port_cnt_ex, 1);
-	EQUAL(new.completion_timestamp_mask, 0); /* none are made */
+	EQUAL(new.completion_timestamp_mask, 0); /* not supported */
 	EQUAL(new.hca_core_clock, 1000000); /* kHz */
 	EQUAL(new.odp_caps.general_caps, 0);
 	EQUAL(new.tso_caps.max_tso, 0);
@@ -93,7 +93,7 @@ static void the_port_is_an_active_ethernet_port(void)
 	EQUAL(ibv_close_device(context), 0);
 }
 
-/* The largest that a device tells of can be had, and nothing larger. */
+/* Objects can be as large as the reported limits, and no larger. */
 static void limits_are_what_can_be_had(void)
 {
 	struct side side = make_parts(open_device(), NULL);
@@ -144,7 +144,7 @@ static void what_is_not_supported_says_so(void)
 	EQUAL(ibv_close_device(context), 0);
 }
 
-/* Numbers from anywhere have a name, and never a crash. */
+/* Every number has a name, even an invalid one. */
 static void every_number_has_a_name(void)
 {
 	for (int i = -2; i < 100; i++) {
@@ -177,7 +177,7 @@ static void lists_of_devices_can_be_freed_at_once(void)
 	EQUAL(ibv_close_device(context), -1);
 	EQUAL(errno, EINVAL);
 	CHECK(!ibv_alloc_pd(context));
-	struct ibv_pd *pd = ibv_alloc_pd(again); /* the other one goes on */
+	struct ibv_pd *pd = ibv_alloc_pd(again); /* the other context still works */
 	CHECK(pd);
 	EQUAL(ibv_dealloc_pd(pd) | ibv_close_device(again), 0);
 	CHECK(!ibv_open_device(NULL));

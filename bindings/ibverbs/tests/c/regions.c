@@ -1,4 +1,4 @@
-/* Memory regions: registered again, registered badly, under addresses of their own. */
+/* Memory regions: re-registration, invalid registration, translated addresses. */
 #include <sys/mman.h>
 
 #include "kit.h"
@@ -26,7 +26,7 @@ static void a_region_moves_to_other_memory(void)
 	free(other);
 }
 
-/* Peers that were told a key go on using it, as with adapters. */
+/* Peers may continue to use a key, as with adapters. */
 static int has_keys_of(const struct ibv_mr *mr, const struct ibv_mr *before)
 {
 	return mr->lkey == before->lkey && mr->rkey == before->rkey && mr->handle == before->handle;
@@ -51,11 +51,11 @@ static void a_region_changes_rights_and_domain(void)
 	EQUAL(ibv_dealloc_pd(other), 0);
 	EQUAL(set_state(pair.a.qp, IBV_QPS_RESET) | set_state(b->qp, IBV_QPS_RESET), 0);
 	connect_pair(pair.a.qp, b->qp);
-	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_REM_ACCESS_ERR); /* not a remote one any more */
+	write_there(&pair, b->bytes, b->mr->rkey, IBV_WC_REM_ACCESS_ERR); /* remote access was removed */
 	destroy_pair(&pair);
 }
 
-/* What is refused changes nothing. */
+/* A refused call changes nothing. */
 static void bad_changes_leave_the_region_as_it_was(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -86,7 +86,7 @@ static void a_region_has_the_addresses_that_the_program_chose(void)
 	struct pair pair = make_pair(IBV_QPT_RC);
 	struct side *b = &pair.b;
 	struct ibv_mr *mr = ibv_reg_mr_iova(b->pd, b->bytes, 4096, 0x10000, EVERY_ACCESS);
-	/* Optional flags may be asked for, and count for nothing. */
+	/* Optional flags are accepted and have no effect. */
 	int zero_based = EVERY_ACCESS | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_RELAXED_ORDERING;
 	struct ibv_mr *zero = ibv_reg_mr(b->pd, b->bytes, 4096, zero_based);
 	CHECK(mr && zero);
@@ -121,7 +121,7 @@ static void a_parent_domain_stands_for_its_domain(void)
 	struct ibv_mr *mr = ibv_reg_mr(parent, b->bytes, 4096, EVERY_ACCESS);
 	CHECK(mr && mr->pd == parent);
 	memset(pair.a.bytes, 0x71, 64);
-	write_there(&pair, b->bytes, mr->rkey, IBV_WC_SUCCESS); /* of a queue pair of the domain */
+	write_there(&pair, b->bytes, mr->rkey, IBV_WC_SUCCESS); /* the queue pair is in the original domain */
 	CHECK(all_are(b->bytes, 64, 0x71));
 
 	struct ibv_cq_init_attr_ex wanted = { .cqe = DEPTH, .parent_domain = parent,
@@ -164,7 +164,7 @@ static void memory_that_cannot_be_written_is_read_only(void)
 	struct ibv_send_wr wr = remote(IBV_WR_RDMA_READ, pair.b.bytes, pair.b.mr->rkey);
 	(wr.sg_list = &sge, wr.num_sge = 1);
 	EQUAL(post(a, wr, 0, 64), 0);
-	expect(a->cq, IBV_WC_LOC_PROT_ERR); /* the READ's answer has no place to go */
+	expect(a->cq, IBV_WC_LOC_PROT_ERR); /* the READ response cannot be placed */
 	EQUAL(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE), IBV_REREG_MR_ERR_CMD);
 	EQUAL(errno, EFAULT);
 	EQUAL(ibv_dereg_mr(mr), 0);

@@ -1,4 +1,4 @@
-/* Shared receive queues: their limit, their end, and the last work request of a queue pair. */
+/* Shared receive queues: limit event, destruction, and the last work request of a queue pair. */
 #include "kit.h"
 
 static struct ibv_srq *make_srq(struct ibv_pd *pd)
@@ -32,7 +32,7 @@ static int set_limit(struct ibv_srq *srq, uint32_t limit)
 	return ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT);
 }
 
-/* Two queue pairs of b take from one queue. */
+/* Two queue pairs of b use one queue. */
 struct shared {
 	struct ibv_context *context;
 	struct side a, a2, b;
@@ -94,13 +94,13 @@ static void the_limit_makes_one_event(void)
 	struct ibv_async_event event = next_event(all.context);
 	EQUAL(event.event_type, IBV_EVENT_SRQ_LIMIT_REACHED);
 	CHECK(event.element.srq == all.srq);
-	EQUAL(queried(all.srq).srq_limit, 0); /* sprung */
+	EQUAL(queried(all.srq).srq_limit, 0); /* disarmed by its event */
 	send_one(&all.a, &all.b, 2);
 	CHECK(!readable(all.context->async_fd, 20));
 	destroy_shared(&all);
 }
 
-/* Nobody sends or polls: the event comes all the same. */
+/* The event arrives although nothing is sent or polled. */
 static void a_limit_above_what_is_left_makes_its_event_at_once(void)
 {
 	struct shared all = make_shared();
@@ -119,12 +119,12 @@ static void the_last_work_request_is_announced(void)
 	struct ibv_async_event event = next_event(all.context);
 	EQUAL(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 	CHECK(event.element.qp == all.b.qp);
-	expect_nothing(all.b.cq); /* the receive is the queue's, not the queue pair's */
+	expect_nothing(all.b.cq); /* the receive belongs to the shared queue, so it is not flushed */
 	send_one(&all.a2, &all.b, 0);
 	destroy_shared(&all);
 }
 
-/* Datagrams come out of a shared queue as out of an own one. */
+/* Datagrams use receives of a shared queue as of a private one. */
 static void datagrams_take_from_it_too(void)
 {
 	struct ibv_context *context = open_device();
@@ -192,7 +192,7 @@ static void bad_changes_are_refused(void)
 {
 	struct shared all = make_shared();
 	struct ibv_srq_attr attr = { .max_wr = 2 * DEPTH };
-	EQUAL(ibv_modify_srq(all.srq, &attr, IBV_SRQ_MAX_WR), EINVAL); /* not claimed: IBV_DEVICE_SRQ_RESIZE */
+	EQUAL(ibv_modify_srq(all.srq, &attr, IBV_SRQ_MAX_WR), EINVAL); /* IBV_DEVICE_SRQ_RESIZE is not reported */
 	EQUAL(set_limit(all.srq, DEPTH + 1), EINVAL);
 	EQUAL(ibv_modify_srq(all.srq, NULL, IBV_SRQ_LIMIT), EINVAL);
 	EQUAL(ibv_query_srq(all.srq, NULL), EINVAL);
@@ -208,19 +208,19 @@ static void bad_changes_are_refused(void)
 	uint32_t number;
 	EQUAL(ibv_get_srq_num(all.srq, &number), EOPNOTSUPP);
 
-	/* A queue pair of another domain may not take from it. */
+	/* A queue pair of another domain cannot use it. */
 	struct ibv_qp_init_attr init = plan(all.a.cq, IBV_QPT_RC);
 	init.srq = all.srq;
 	CHECK(!ibv_create_qp(all.a.pd, &init));
 	EQUAL(errno, EINVAL);
 
-	/* Its receives are posted to the queue, not to the queue pair. */
+	/* Receives are posted to the shared queue, not to the queue pair. */
 	struct ibv_sge sge = piece(&all.b, 0, 8);
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
 	EQUAL(ibv_post_recv(all.b.qp, &wr, &bad), EINVAL);
 	CHECK(bad == &wr);
 	destroy_shared(&all);
-	EQUAL(ibv_post_srq_recv(all.srq, &wr, &bad), EINVAL); /* gone */
+	EQUAL(ibv_post_srq_recv(all.srq, &wr, &bad), EINVAL); /* destroyed */
 	EQUAL(ibv_destroy_srq(all.srq), EINVAL);
 }
 

@@ -1,4 +1,4 @@
-/* The states of a queue pair: what may be posted in each, how it is drained, and what a query tells. */
+/* The states of a queue pair: what may be posted in each, draining, and queries. */
 #include "kit.h"
 
 static struct ibv_send_wr plain_send(uint64_t wr_id)
@@ -48,7 +48,7 @@ static void posting_needs_the_right_state(void)
 	struct ibv_context *context = open_device();
 	struct side side = make_side(context, IBV_QPT_RC), peer = make_side(context, IBV_QPT_RC);
 	EQUAL(post(&side, plain_send(1), 0, 8), EINVAL);
-	EQUAL(post_receive(&side, 1, 0, 8), EINVAL); /* RESET takes nothing */
+	EQUAL(post_receive(&side, 1, 0, 8), EINVAL); /* RESET accepts no work */
 	to_init(side.qp);
 	EQUAL(post(&side, plain_send(1), 0, 8), EINVAL);
 	EQUAL(post_receive(&side, 2, 0, 8), 0);
@@ -90,12 +90,12 @@ static void wrong_transitions_change_nothing(void)
 	attr.port_num = 1;
 	attr.pkey_index = 1;
 	EQUAL(ibv_modify_qp(pair.b.qp, &attr, mask), EINVAL);
-	EQUAL(ibv_modify_qp(pair.b.qp, &attr, mask & ~IBV_QP_PORT), EINVAL); /* something is missing */
+	EQUAL(ibv_modify_qp(pair.b.qp, &attr, mask & ~IBV_QP_PORT), EINVAL); /* a required attribute is missing */
 	EQUAL(state_of(pair.b.qp), IBV_QPS_RESET);
 	destroy_pair(&pair);
 }
 
-/* Draining: what was begun is finished, what was not waits, and an event tells when. */
+/* Draining: begun requests finish, others wait, and an event reports the end. */
 static void a_drained_send_queue_makes_an_event(void)
 {
 	struct pair pair = make_pair(IBV_QPT_RC);
@@ -103,7 +103,7 @@ static void a_drained_send_queue_makes_an_event(void)
 	EQUAL(post(&pair.a, plain_send(1), 0, 64), 0); /* the peer is not ready: stays unacknowledged */
 	EQUAL(ibv_modify_qp(pair.a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
 	CHECK(!readable(pair.context->async_fd, 20));
-	EQUAL(post(&pair.a, plain_send(2), 0, 64), 0); /* may be posted, is not begun */
+	EQUAL(post(&pair.a, plain_send(2), 0, 64), 0); /* is accepted, but not begun */
 	EQUAL(post_receive(&pair.b, 1, 0, 64) | post_receive(&pair.b, 2, 64, 64), 0);
 	EQUAL(expect(pair.a.cq, IBV_WC_SUCCESS).wr_id, 1);
 	struct ibv_async_event event = next_event(pair.context);
@@ -114,7 +114,7 @@ static void a_drained_send_queue_makes_an_event(void)
 	EQUAL(state_of(pair.a.qp), IBV_QPS_SQD);
 
 	attr = (struct ibv_qp_attr){ .timeout = 16 };
-	EQUAL(ibv_modify_qp(pair.a.qp, &attr, IBV_QP_TIMEOUT), 0); /* changes are what draining is for */
+	EQUAL(ibv_modify_qp(pair.a.qp, &attr, IBV_QP_TIMEOUT), 0); /* attributes may change in SQD */
 	EQUAL(set_state(pair.a.qp, IBV_QPS_RTS), 0);
 	EQUAL(expect(pair.a.cq, IBV_WC_SUCCESS).wr_id, 2);
 	EQUAL(expect(pair.b.cq, IBV_WC_SUCCESS).wr_id, 2);
@@ -131,7 +131,7 @@ static void an_idle_send_queue_is_drained_at_once(void)
 	destroy_pair(&pair);
 }
 
-/* The first packet on a connection that is not ready to send yet. */
+/* The first packet arrives before the connection is ready to send. */
 static void the_first_packet_makes_an_event(void)
 {
 	struct ibv_context *context = open_device();
@@ -149,7 +149,7 @@ static void the_first_packet_makes_an_event(void)
 	destroy_pair(&pair);
 }
 
-/* Connected to itself, as libraries do that read their own memory through the device to order writes. */
+/* Connected to itself: some libraries read their own memory through the device to order writes. */
 static void a_queue_pair_may_be_its_own_peer(void)
 {
 	struct ibv_context *context = open_device();
@@ -172,7 +172,7 @@ static void a_queue_pair_may_be_its_own_peer(void)
 	EQUAL(ibv_close_device(context), 0);
 }
 
-/* An unreliable queue pair stops sending after an error, and goes on when told. */
+/* An unreliable queue pair stops sending after an error, and resumes when set to RTS. */
 static void a_failed_datagram_send_stops_the_send_queue(void)
 {
 	struct ibv_context *context = open_device();

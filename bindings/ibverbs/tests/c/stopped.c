@@ -1,4 +1,4 @@
-/* Peers of this machine that are stopped are waited for; those that end are not. */
+/* Connections wait for stopped peers of this machine, but not for peers that have ended. */
 #include "kit.h"
 
 #include <linux/inet_diag.h>
@@ -9,9 +9,9 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-enum { LENGTH = 8192, ROUNDS = 2000, STOPS = 3, STOPPED_S = 1 /* twice what timeouts and retries last */ };
+enum { LENGTH = 8192, ROUNDS = 2000, STOPS = 3, STOPPED_S = 1 /* twice the duration of all retries */ };
 
-/* The kernel tells what lies unread at UDP sockets; without that nobody can know of a stopped peer. */
+/* Without the kernel's report of unread bytes at UDP sockets, a stopped peer cannot be detected. */
 static void needs_udp_diag(void)
 {
 	struct {
@@ -31,7 +31,7 @@ static void needs_udp_diag(void)
 	close(fd);
 }
 
-/* One of two processes, its queue pair connected to the other's. */
+/* One of two processes whose queue pairs are connected. */
 struct process {
 	struct side side;
 	int other; /* a socket to the other process */
@@ -51,7 +51,7 @@ static struct process fork_connected(void)
 	CHECK((own.child = fork()) >= 0);
 	own.other = ends[!own.child];
 	close(ends[!!own.child]);
-	if (!own.child) /* a stopped one would outlive a failure */
+	if (!own.child) /* a stopped child would outlive a failed test */
 		EQUAL(prctl(PR_SET_PDEATHSIG, SIGKILL), 0);
 	own.side = make_side(open_device(), IBV_QPT_RC);
 	struct card card = { own.side.qp->qp_num, own.side.mr->rkey, own.side.bytes };
@@ -87,7 +87,7 @@ static void end_child(const struct process *own)
 	EQUAL(waitpid(own->child, NULL, 0), own->child);
 }
 
-/* Writes `value` into the second piece of the other's memory. */
+/* Writes `value` to the second part of the other's memory. */
 static void post_write(const struct process *own, unsigned char value)
 {
 	memset(own->side.bytes, value, LENGTH);
@@ -102,7 +102,7 @@ static void nothing_completes_while_it_is_stopped(const struct process *own)
 	EQUAL(state_of(own->side.qp), IBV_QPS_RTS);
 }
 
-/* Both write to each other; the child is stopped now and then. */
+/* Both processes write to each other; the child is stopped repeatedly. */
 static void a_stopped_peer_is_waited_for(void)
 {
 	struct process own = fork_connected();

@@ -1,4 +1,4 @@
-/* Several threads post on one queue pair, poll one queue, and make and end objects meanwhile. */
+/* Threads post on one queue pair, poll one queue, and create and destroy objects concurrently. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -10,7 +10,7 @@ static struct pair pair;
 static atomic_int sent, received;
 static atomic_uchar seen[ALL], sent_seen[ALL];
 
-/* The number of a message is its payload and its identifier. */
+/* The number of a message is both its payload and its wr_id. */
 static void *sender(void *index)
 {
 	uint64_t first = (uintptr_t)index * EACH;
@@ -20,7 +20,7 @@ static void *sender(void *index)
 					  .sg_list = &own, .num_sge = 1 };
 		int error;
 		while ((error = post(&pair.a, wr, 0, 8)) == ENOMEM)
-			usleep(50); /* the queue is full for a moment */
+			usleep(50); /* the queue is full */
 		EQUAL(error, 0);
 	}
 	return NULL;
@@ -42,7 +42,7 @@ static void *send_poller(void *unused)
 	return unused;
 }
 
-/* The place of a receive is its identifier; it is posted again when it has been read. */
+/* The wr_id of a receive is its slot; it is posted again after it was read. */
 static void *receiver(void *unused)
 {
 	struct ibv_wc wc;
@@ -62,7 +62,7 @@ static void *receiver(void *unused)
 	return unused;
 }
 
-/* Objects of the same device come and go all the while. */
+/* Objects of the same device are created and destroyed meanwhile. */
 static void *maker(void *unused)
 {
 	while (atomic_load(&received) < ALL) {
@@ -100,7 +100,7 @@ static void all_messages_arrive_once(void)
 	destroy_pair(&pair);
 }
 
-/* Builders of requests take turns: a batch is never mixed with another's. */
+/* Threads that build requests exclude each other: batches are never mixed. */
 static void *batcher(void *index)
 {
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(pair.a.qp);
@@ -152,7 +152,7 @@ static void batches_of_threads_do_not_mix(void)
 	destroy_pair(&pair);
 }
 
-/* What ends while another thread uses it refuses that thread from then on. */
+/* An object destroyed while another thread uses it refuses that thread from then on. */
 static atomic_int stop;
 
 static void *careless(void *unused)
@@ -182,7 +182,7 @@ static void objects_may_end_while_they_are_used(void)
 		for (int i = 0; i < THREADS; i++)
 			EQUAL(pthread_create(&threads[i], NULL, careless, NULL), 0);
 		usleep(500 * (round % 4));
-		if (round % 2) /* at once, or one after the other */
+		if (round % 2) /* otherwise closing the device destroys them */
 			EQUAL(ibv_destroy_qp(pair.a.qp) | ibv_destroy_cq(pair.a.cq), 0);
 		EQUAL(ibv_close_device(pair.context), 0);
 		usleep(500);

@@ -67,7 +67,7 @@ static void files_are_described(void)
 	EQUAL(faccessat(AT_FDCWD, DEVICE, R_OK, 0), 0);
 	EQUAL(statfs(DEVICE, &fs) | statvfs(DEVICE, &vfs), 0);
 	CHECK(pathconf(DEVICE, _PC_NAME_MAX) > 0);
-	/* There are no such attributes, but there is such a file. */
+	/* The attribute does not exist, but the file does. */
 	EQUAL(getxattr(DEVICE, "user.none", value, sizeof value), -1);
 	CHECK(errno != ENOENT);
 	EQUAL(lgetxattr(DEVICE, "user.none", value, sizeof value), -1);
@@ -120,7 +120,7 @@ static void links_are_read(void)
 	CHECK(!strcmp(target, "/dev/null"));
 	CHECK(readlinkat(AT_FDCWD, "/dev/infiniband/uverbs1", target, sizeof target) > 0);
 	EQUAL(readlink(DEVICE, target, sizeof target), -1);
-	EQUAL(errno, EINVAL); /* it is there, and no link */
+	EQUAL(errno, EINVAL); /* it exists, but is not a link */
 	CHECK(realpath(DEVICE, target));
 	CHECK(found = realpath(DEVICE, NULL));
 	CHECK(!strcmp(found, target));

@@ -1,4 +1,4 @@
-/* Memory windows: parts of a region that a peer may use under a key of their own, for a while. */
+/* Memory windows: parts of a region that a peer may use for a time, under a separate key. */
 #include "kit.h"
 
 static struct ibv_mw_bind_info show(const struct side *side, size_t offset, size_t length)
@@ -35,7 +35,7 @@ static void bind_type_2(const struct side *side, struct ibv_mw *mw, struct ibv_m
 	uint32_t rkey = ibv_inc_rkey(mw->rkey);
 	EQUAL(post_bind(side, mw, rkey, info), 0);
 	EQUAL(expect(side->cq, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
-	mw->rkey = rkey; /* of these windows the program keeps account */
+	mw->rkey = rkey; /* the program keeps track of the keys of these windows */
 }
 
 static void write_there(struct pair *pair, const void *address, uint32_t rkey, enum ibv_wc_status status)
@@ -44,7 +44,7 @@ static void write_there(struct pair *pair, const void *address, uint32_t rkey, e
 	expect(pair->a.cq, status);
 }
 
-/* After an error the two begin anew. */
+/* Connects the two again after an error. */
 static void reconnect(struct pair *pair)
 {
 	EQUAL(set_state(pair->a.qp, IBV_QPS_RESET), 0);
@@ -123,7 +123,7 @@ static void type_2_is_taken_away_by_its_owner(void)
 	EQUAL(expect(b->cq, IBV_WC_SUCCESS).opcode, IBV_WC_LOCAL_INV);
 	write_there(&pair, b->bytes, mw->rkey, IBV_WC_REM_ACCESS_ERR);
 	reconnect(&pair);
-	bind_type_2(b, mw, show(b, 0, 64)); /* free to be bound again */
+	bind_type_2(b, mw, show(b, 0, 64)); /* can be bound again */
 	write_there(&pair, b->bytes, mw->rkey, IBV_WC_SUCCESS);
 	EQUAL(ibv_dealloc_mw(mw), 0);
 	destroy_pair(&pair);
@@ -151,7 +151,7 @@ static void type_2_is_taken_away_by_a_send(void)
 	destroy_pair(&pair);
 }
 
-/* A peer may take windows of type 2 away, nothing else. */
+/* A peer may invalidate windows of type 2, and nothing else. */
 static void a_send_takes_no_region_away(void)
 {
 	for (int local = 0; local < 2; local++) {
@@ -177,7 +177,7 @@ static void type_2_serves_one_queue_pair_and_ends_with_it(void)
 	struct pair pair = make_pair(IBV_QPT_RC), other = { .context = pair.context };
 	struct side *b = &pair.b;
 	other.a = make_side(pair.context, IBV_QPT_RC);
-	other.b = *b; /* the same memory and domain, behind a second queue pair */
+	other.b = *b; /* the same memory and domain, with a second queue pair */
 	struct ibv_qp_init_attr init = plan(b->cq, IBV_QPT_RC);
 	CHECK(other.b.qp = ibv_create_qp(b->pd, &init));
 	connect_pair(other.a.qp, other.b.qp);
@@ -188,7 +188,7 @@ static void type_2_serves_one_queue_pair_and_ends_with_it(void)
 	write_there(&other, b->bytes, mw->rkey, IBV_WC_REM_ACCESS_ERR);
 	EQUAL(ibv_dereg_mr(b->mr), EBUSY);
 
-	/* Without its queue pair it is bound to nothing: the region may go, and it can be bound again. */
+	/* Without its queue pair it is unbound: the region can be deregistered, the window bound again. */
 	EQUAL(ibv_destroy_qp(b->qp), 0);
 	b->qp = other.b.qp;
 	reconnect(&other);
@@ -230,7 +230,7 @@ static void bad_bindings_fail(void)
 	CHECK(one && two);
 	CHECK(!ibv_alloc_mw(b->pd, 3));
 	EQUAL(errno, EINVAL);
-	EQUAL(ibv_bind_mw(b->qp, two, &good), EINVAL); /* type 2 goes by work requests */
+	EQUAL(ibv_bind_mw(b->qp, two, &good), EINVAL); /* type 2 is bound by work requests */
 	bad.bind_info.mr = a->mr;
 	EQUAL(ibv_bind_mw(b->qp, one, &bad), EPERM); /* another domain's region */
 	bad = good;
@@ -240,7 +240,7 @@ static void bad_bindings_fail(void)
 	bad.bind_info.mw_access_flags = 1 << 15;
 	EQUAL(ibv_bind_mw(b->qp, one, &bad), EINVAL);
 
-	/* What only the queue pair can find out is a completion. */
+	/* Errors that only the queue pair can detect are completions. */
 	struct ibv_mr *closed = ibv_reg_mr(b->pd, b->bytes, 64, IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_mw_bind_info infos[] = { show(b, 0, BYTES + 1), show(b, 0, 64), show(b, 0, 0) };
 	infos[1].mr = closed;
@@ -254,11 +254,11 @@ static void bad_bindings_fail(void)
 	reconnect(&pair);
 
 	bind_type_2(b, two, show(b, 0, 64));
-	EQUAL(post_bind(b, two, ibv_inc_rkey(two->rkey), show(b, 0, 64)), 0); /* bound already */
+	EQUAL(post_bind(b, two, ibv_inc_rkey(two->rkey), show(b, 0, 64)), 0); /* already bound */
 	expect(b->cq, IBV_WC_MW_BIND_ERR);
 	EQUAL(ibv_dealloc_pd(b->pd), EBUSY);
 	EQUAL(ibv_dealloc_mw(two), 0);
-	EQUAL(post_bind(b, two, 1, show(b, 0, 64)), EINVAL); /* gone */
+	EQUAL(post_bind(b, two, 1, show(b, 0, 64)), EINVAL); /* destroyed */
 	EQUAL(ibv_dealloc_mw(one), 0);
 	EQUAL(ibv_dereg_mr(closed), 0);
 	destroy_pair(&pair);

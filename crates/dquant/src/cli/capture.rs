@@ -86,8 +86,9 @@ impl Check {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CliError> {
-    let unreadable =
-        |error| CliError::usage(format_args!("cannot read {}: {error}", path.display()));
+    let unreadable = |error: std::io::Error| {
+        CliError::because(format_args!("cannot read {}", path.display()), &error)
+    };
     let too_long = |what| {
         let (path, most) = (path.display(), Bytes(MAX_CAPTURE_BYTES));
         CliError::usage(format_args!("{path} has {what}; the most is {most}"))

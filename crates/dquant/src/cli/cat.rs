@@ -116,7 +116,7 @@ impl Cat {
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {
-                let failed = |error| CliError::usage(format!("{}: {error}", path.display()));
+                let failed = |error: io::Error| CliError::because(path.display(), &error);
                 copy(&mut stream, &mut LateFile { path, file: None }, failed)?
             }
             None => {

@@ -53,7 +53,9 @@ impl TokenArgs {
         let Some(path) = &self.token_file else {
             return Ok(self.token.clone());
         };
-        let failed = |error| CliError::usage(format!("token file {}: {error}", path.display()));
+        let failed = |error: std::io::Error| {
+            CliError::because(format_args!("token file {}", path.display()), &error)
+        };
         let mut text = String::new();
         let file = std::fs::File::open(path).map_err(failed)?;
         file.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map_err(failed)?;
@@ -110,7 +112,7 @@ pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, Cli
     check_port(host)?;
     let name = with_port(host, default_port);
     let found = name.to_socket_addrs().map_err(|error| {
-        CliError::usage(format!("--control {host}: {error}"))
+        CliError::because(format_args!("--control {host}"), &error)
             .hint("give an address or a name of this machine: HOST[:PORT]")
     })?;
     let found: Vec<SocketAddr> = found.collect();
@@ -123,7 +125,7 @@ pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, Cli
 /// Asks the kernel to end this process when the one that started it ends.
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
-        .map_err(|error| CliError::usage(format!("cannot follow the starting process: {error}")))
+        .map_err(|error| CliError::because("cannot follow the starting process", &error))
 }
 
 /// Says that a daemon serves.

@@ -235,7 +235,7 @@ fn unanswered(Endpoint { pid }: Endpoint, error: &std::io::Error) -> CliError {
         ErrorKind::TimedOut => "is it stopped, by a signal or a debugger?",
         _ => "is it a program that `dquant run` started, with the library of this version?",
     };
-    CliError::peer_unreachable(format_args!("process {pid}: {error}")).hint(hint)
+    CliError::peer_unreachable(format_args!("process {pid}: {error}")).caused_by(error).hint(hint)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ fn explain(error: InspectError) -> CliError {
         InspectError::Dataset { source: DatasetError::Ragged { .. }, .. } => {
             "the file is of another type, or incomplete"
         }
-        _ => return CliError::usage(&error),
+        _ => return CliError::from_cause(error),
     };
     CliError::usage(&error).hint(hint)
 }

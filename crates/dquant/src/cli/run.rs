@@ -82,7 +82,7 @@ impl Run {
         let (base, own) = own_directory()?;
         leftovers::remove(&own);
         let dir = private_dir(&own, &library).map_err(|error| {
-            CliError::usage(format_args!("cannot prepare {}: {error}", own.display()))
+            CliError::because(format_args!("cannot prepare {}", own.display()), &error)
                 .hint("is there space left, and may this user write there?")
         })?;
         let [name, arguments @ ..] = self.program.as_slice() else {
@@ -103,7 +103,7 @@ impl Run {
         }
         // Only comes back when it fails.
         let error = command.exec();
-        let failed = CliError::usage(format_args!("cannot run {}: {error}", name.display()));
+        let failed = CliError::because(format_args!("cannot run {}", name.display()), &error);
         Err(match error.kind() {
             io::ErrorKind::NotFound => failed.hint("is it installed, and its folder in PATH?"),
             io::ErrorKind::PermissionDenied => failed.hint(
@@ -116,7 +116,7 @@ impl Run {
 
 /// The interfaces, each of which exists and can be a device; `dq_eth0` is taken for `eth0`.
 fn devices(list: &str) -> Result<String, CliError> {
-    let all = interfaces().map_err(CliError::usage)?;
+    let all = interfaces().map_err(CliError::from_cause)?;
     let usable: Vec<&str> = all
         .iter()
         .filter(|interface| interface.running && !interface.addresses.is_empty())
@@ -143,8 +143,9 @@ fn devices(list: &str) -> Result<String, CliError> {
 
 /// The file, wherever the program may change to, in a folder that can be written.
 fn capture(file: &Path) -> Result<PathBuf, CliError> {
-    let unwritable =
-        |error| CliError::usage(format_args!("cannot write {}: {error}", file.display()));
+    let unwritable = |error: io::Error| {
+        CliError::because(format_args!("cannot write {}", file.display()), &error)
+    };
     let path = std::path::absolute(file).map_err(unwritable)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     // Folders named for the process or the interface are known to the library only.
@@ -187,12 +188,12 @@ fn library() -> Result<PathBuf, CliError> {
     if let Some(path) = env::var_os(LIBRARY) {
         let path = PathBuf::from(path);
         return named_library(&path).map_err(|error| {
-            CliError::usage(format_args!("{LIBRARY}: {}: {error}", path.display()))
+            CliError::because(format_args!("{LIBRARY}: {}", path.display()), &error)
                 .hint("name libibverbs.so as `cargo build -p ibverbs` makes it, or unset it")
         });
     }
     let own = env::current_exe().map_err(|error| {
-        CliError::usage(format_args!("cannot find this program: {error}"))
+        CliError::because("cannot find this program", &error)
             .hint(format_args!("mount /proc, or name the library in {LIBRARY}"))
     })?;
     let dir = own.parent().unwrap_or(Path::new("."));

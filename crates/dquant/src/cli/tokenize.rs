@@ -152,10 +152,10 @@ fn explain(error: TokenizeError) -> CliError {
         }
         TokenizeError::NoFiles { .. } => CliError::usage(&error)
             .hint("hidden files and symbolic links below a folder are left out; name them"),
-        TokenizeError::Io { action: "create", .. } => {
-            CliError::usage(&error).hint("the folder of the output must exist and be writable")
-        }
-        _ => CliError::usage(&error),
+        TokenizeError::Io { action: "create", .. } => CliError::usage(&error)
+            .caused_by(&error)
+            .hint("the folder of the output must exist and be writable"),
+        _ => CliError::usage(&error).caused_by(&error),
     }
 }
 

@@ -30,7 +30,7 @@ impl Workspace {
     pub fn new() -> Result<Workspace, CliError> {
         let path = std::env::temp_dir().join(format!("dquant-demo-{}", std::process::id()));
         std::fs::create_dir_all(&path)
-            .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+            .map_err(|error| CliError::because(path.display(), &error))?;
         let token = format!("demo-{:016x}", engine::seed::fresh_seed()?);
         // As `Drop` does when the demo ends by itself. The children end with their parent.
         let folder = path.clone();
@@ -111,7 +111,7 @@ impl Drop for Guarded {
 
 fn spawn(command: &mut Command) -> Result<(Guarded, BufReader<ChildStdout>), CliError> {
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = started.map_err(|error| CliError::usage(format!("cannot start: {error}")))?;
+    let mut child = started.map_err(|error| CliError::because("cannot start", &error))?;
     let out = child.stdout.take();
     let guarded = Guarded(child);
     let out = out.ok_or_else(|| CliError::usage("a child has no standard output"))?;
@@ -120,7 +120,7 @@ fn spawn(command: &mut Command) -> Result<(Guarded, BufReader<ChildStdout>), Cli
 
 /// This program with a verb.
 fn program(verb: &str, job: &Job<'_>) -> Result<Command, CliError> {
-    let path = std::env::current_exe().map_err(CliError::usage)?;
+    let path = std::env::current_exe().map_err(CliError::from_cause)?;
     let mut command = Command::new(path);
     command.args([verb, "--json", "--die-with-parent"]);
     command.env("DQUANT_TOKEN", job.workspace.token());
@@ -212,8 +212,9 @@ impl Trainer {
         let mut line = String::new();
         let read = self.out.read_line(&mut line);
         match read {
-            Ok(1..) => serde_json::from_str(&line)
-                .map_err(|error| CliError::usage(format!("the trainer said {line:?}: {error}"))),
+            Ok(1..) => serde_json::from_str(&line).map_err(|error| {
+                CliError::because(format_args!("the trainer said {line:?}"), &error)
+            }),
             _ => {
                 let ended = self.child.0.wait().map(|status| status.to_string());
                 let ended = ended.unwrap_or_else(|error| error.to_string());
@@ -224,6 +225,6 @@ impl Trainer {
 
     /// Waits for its end.
     pub fn finish(mut self) -> Result<(), CliError> {
-        self.child.0.wait().map(drop).map_err(CliError::usage)
+        self.child.0.wait().map(drop).map_err(CliError::from_cause)
     }
 }

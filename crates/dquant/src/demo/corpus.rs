@@ -67,7 +67,7 @@ fn make_all(
     for (index, (name, weight)) in (0..).zip(&MADE[..count]) {
         let path = workspace.path().join(format!("{name}.bin"));
         make(&path, config.seed ^ (index << 32))
-            .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+            .map_err(|error| CliError::because(path.display(), &error))?;
         corpora.push(describe(config, &path, (*name).to_owned(), (*weight).to_owned())?);
     }
     Ok(corpora)
@@ -88,9 +88,7 @@ fn describe(
     let dtype = Dtype::from_name(&config.dtype).ok_or_else(|| {
         CliError::usage(format!("token type {:?} is unknown", config.dtype)).hint("try u32")
     })?;
-    let path = path
-        .canonicalize()
-        .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+    let path = path.canonicalize().map_err(|error| CliError::because(path.display(), &error))?;
     let file = layout_of(&path, dtype)?;
     Ok(Corpus { name, weight, file, path })
 }
@@ -100,7 +98,7 @@ pub(super) fn layout_of(path: &Path, flat: Dtype) -> Result<TokenFile, CliError>
     let says_itself = path.extension().is_some_and(|ending| ending == "npy")
         || path.with_extension("idx").exists();
     let source = TokenSource::open(path, (!says_itself).then_some(flat));
-    source.map(|source| source.description).map_err(CliError::usage)
+    source.map(|source| source.description).map_err(CliError::from_cause)
 }
 
 /// Writes a corpus.
@@ -131,7 +129,7 @@ fn power_law(draw: u64) -> u32 {
 
 /// Reads the file twice.
 fn heat(path: &Path) -> Result<(), CliError> {
-    let failed = |error| CliError::usage(format!("{}: {error}", path.display()));
+    let failed = |error: std::io::Error| CliError::because(path.display(), &error);
     let mut buffer = vec![0; 1 << 20];
     for _ in 0..2 {
         let mut file = File::open(path).map_err(failed)?;

@@ -178,8 +178,8 @@ impl Verifier {
         let mut sources = Vec::with_capacity(files.len());
         for path in files {
             let layout = super::corpus::layout_of(path, dtype)?;
-            let file = File::open(path)
-                .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
+            let file =
+                File::open(path).map_err(|error| CliError::because(path.display(), &error))?;
             sources.push((layout, FileTokens { file, layout, page: Vec::new(), first: 0 }));
         }
         let reference = Reference::new(plan, sources).map_err(CliError::usage)?;

@@ -209,7 +209,7 @@ impl Gate {
                         ACCEPT_ERRORS.count();
                         failures += 1;
                         if failures == 1 {
-                            let why = with_limit_hint(&error);
+                            let why = with_limit_hint(&error, "; ");
                             log::line(format_args!("cannot accept connections: {why}"));
                         }
                         sleep(ACCEPT_PAUSE).await;
@@ -230,15 +230,15 @@ impl Gate {
             let mut places = self.places();
             let same = places.iter().filter(|place| place.origin == origin).count();
             let made = if same >= self.limits.per_address {
-                displace(&mut places, |place| place.origin == origin).ok_or(&REFUSED_ADDRESS)
+                displace(&mut places, |place| place.origin == origin)
+                    .ok_or((&REFUSED_ADDRESS, "callers hold every place of this address"))
             } else if places.len() >= self.limits.connections {
-                displace(&mut places, |_| true).ok_or(&REFUSED_FULL)
+                displace(&mut places, |_| true).ok_or((&REFUSED_FULL, "callers hold every place"))
             } else {
                 Ok(())
             };
-            if let Err(refused) = made {
+            if let Err((refused, why)) = made {
                 refused.count();
-                let why = "callers hold every place";
                 log::refusal(format_args!("connection from {peer} refused: {why}"));
                 return None;
             }

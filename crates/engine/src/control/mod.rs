@@ -10,7 +10,7 @@ pub mod status;
 pub mod target;
 
 /// Messages and services, generated from `proto/dquant/v1/control.proto`.
-#[allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications)]
+#[allow(missing_docs, clippy::all, clippy::too_many_lines, unreachable_pub, unused_qualifications)]
 pub mod proto {
     tonic::include_proto!("dquant.v1");
 }

@@ -33,6 +33,7 @@ use crate::Error;
 use crate::catalog::{Catalog, Found};
 use crate::data::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
+use crate::error::with_limit_hint;
 use crate::log;
 use crate::status::{Counters, Event};
 
@@ -215,7 +216,7 @@ fn engine_status(error: EngineError) -> Status {
         EngineError::Limit { .. } | EngineError::Pool(_) => {
             Status::resource_exhausted(error.to_string())
         }
-        other => Status::internal(other.to_string()),
+        other => Status::internal(with_limit_hint(&other, "\n")),
     }
 }
 

@@ -2,6 +2,7 @@
 //! files to close.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 /// Things that may wait for the thread; more wait with the engine.
@@ -11,7 +12,8 @@ const QUEUE: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Disposer {
     queue: SyncSender<Box<dyn Any + Send>>,
-    waiting: Vec<Box<dyn Any + Send>>,
+    /// The oldest stands first.
+    waiting: VecDeque<Box<dyn Any + Send>>,
 }
 
 impl Disposer {
@@ -20,21 +22,21 @@ impl Disposer {
         let (queue, things) = sync_channel(QUEUE);
         let thread = std::thread::Builder::new().name("dquant-free".into());
         thread.spawn(move || things.into_iter().for_each(drop))?;
-        Ok(Disposer { queue, waiting: Vec::new() })
+        Ok(Disposer { queue, waiting: VecDeque::new() })
     }
 
     /// Has `thing` freed.
     pub(crate) fn dispose(&mut self, thing: impl Any + Send) {
-        self.waiting.push(Box::new(thing));
+        self.waiting.push_back(Box::new(thing));
         self.hand_over();
     }
 
     /// Hands over what waits, as far as there is room.
     pub(crate) fn hand_over(&mut self) {
-        while let Some(thing) = self.waiting.pop() {
+        while let Some(thing) = self.waiting.pop_front() {
             // Without the thread a thing is freed here.
             if let Err(TrySendError::Full(thing)) = self.queue.try_send(thing) {
-                self.waiting.push(thing);
+                self.waiting.push_front(thing);
                 return;
             }
         }
@@ -49,7 +51,7 @@ impl Disposer {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+    use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
     use std::time::Duration;
 
     use super::*;
@@ -81,5 +83,27 @@ mod tests {
             disposer.hand_over();
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn the_oldest_is_freed_first() {
+        struct Told(usize, Sender<usize>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let _ = self.1.send(self.0);
+            }
+        }
+        let mut disposer = Disposer::start().expect("a thread");
+        let (let_go, until) = channel();
+        let (tell, told) = channel();
+        disposer.dispose(Slow(until));
+        (0..2 * QUEUE).for_each(|number| disposer.dispose(Told(number, tell.clone())));
+        drop(let_go);
+        while disposer.waiting() > 0 {
+            disposer.hand_over();
+            std::thread::yield_now();
+        }
+        drop((disposer, tell));
+        assert!(told.iter().eq(0..2 * QUEUE));
     }
 }

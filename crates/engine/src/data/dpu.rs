@@ -29,7 +29,7 @@ use super::{
 use crate::budget::RingLease;
 use crate::data::sink::RingSink;
 use crate::log;
-use crate::status::{self, Counters};
+use crate::status::Counters;
 
 /// Streams at once. What a stream needs is bounded by memory; this bounds what an engine looks after in
 /// each turn.
@@ -197,10 +197,10 @@ struct Engine<F> {
     streams: Vec<Stream>,
     commands: Inbox<Command>,
     next_id: u64,
-    ended: ReaderCounters,
+    /// What streams that have ended counted.
+    ended: Counters,
     turns: Turns,
     disposer: Disposer,
-    ended_rings: ProducerCounters,
 }
 
 impl DpuEngine {
@@ -222,10 +222,9 @@ impl DpuEngine {
             streams: Vec::new(),
             commands: inbox,
             next_id: 1,
-            ended: ReaderCounters::default(),
+            ended: Counters::of_stream(&ReaderCounters::default(), &ProducerCounters::default()),
             turns: Turns::new(clock::now()),
             disposer,
-            ended_rings: ProducerCounters::default(),
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
@@ -322,6 +321,8 @@ impl<F: Fabric> Engine<F> {
         for connection in raised.dropped {
             stream.reader.drop_connection(connection);
         }
+        // An idle stream has no turn with work that would do it.
+        stream.drop_failed(&mut self.host);
         if let Some((connection, why)) = raised.abandoned {
             stream.sink.set_loss(why);
             stream.reader.abandon(&mut stream.sink, connection);
@@ -451,8 +452,7 @@ impl<F: Fabric> Engine<F> {
             stream.drop_line(&mut self.host, connection);
         }
         stream.domain.close(&mut self.host);
-        add(&mut self.ended, stream.reader.counters());
-        add_ring(&mut self.ended_rings, &stream.sink.counters());
+        self.ended.add(&stream.counters());
         let Stream { reader, sink, ring, events, .. } = stream;
         // In this order: the ring's memory is free when its share is given back.
         self.disposer.dispose((reader, sink, ring, events));
@@ -460,25 +460,20 @@ impl<F: Fabric> Engine<F> {
 
     fn status(&self) -> Counters {
         let mut counters = Counters::of_fabric(&self.host.fabric);
-        let (mut sum, mut rings) = (self.ended, self.ended_rings);
-        for stream in &self.streams {
-            add(&mut sum, stream.reader.counters());
-            add_ring(&mut rings, &stream.sink.counters());
-        }
         counters.set("dpu.streams", self.streams.len() as u64);
         counters.set("dpu.memory_free_bytes", self.host.fabric.memory().free_bytes());
-        for (name, value) in status::reader_counters(&sum) {
-            counters.set(name, value);
-        }
-        for (name, value) in status::ring_counters(&rings) {
-            counters.set(name, value);
-        }
+        counters.add(&self.ended);
+        self.streams.iter().for_each(|stream| counters.add(&stream.counters()));
         self.turns.report(&mut counters);
         counters
     }
 }
 
 impl Stream {
+    fn counters(&self) -> Counters {
+        Counters::of_stream(self.reader.counters(), &self.sink.counters())
+    }
+
     /// Drops queue pairs that have failed, and reports them.
     fn drop_failed<F: Fabric>(&mut self, host: &mut Host<F>) {
         while let Some((connection, _, why)) = self.reader.lost_connection() {
@@ -498,29 +493,4 @@ impl Stream {
             host.deregister(range, &region);
         }
     }
-}
-
-fn add(sum: &mut ReaderCounters, part: &ReaderCounters) {
-    sum.batches += part.batches;
-    sum.source_bytes += part.source_bytes;
-    sum.wire_bytes += part.wire_bytes;
-    sum.delivered_bytes += part.delivered_bytes;
-    sum.narrowed_blocks += part.narrowed_blocks;
-    sum.damaged_blocks += part.damaged_blocks;
-    sum.bad_answers += part.bad_answers;
-    sum.repeated_requests += part.repeated_requests;
-    sum.lost_connections += part.lost_connections;
-    sum.waits_for_data += part.waits_for_data;
-    sum.waits_for_host += part.waits_for_host;
-}
-
-fn add_ring(sum: &mut ProducerCounters, part: &ProducerCounters) {
-    sum.slots += part.slots;
-    sum.bytes += part.bytes;
-    sum.doorbells += part.doorbells;
-    sum.doorbells_held += part.doorbells_held;
-    sum.credit_waits += part.credit_waits;
-    sum.credit_wakeups_empty += part.credit_wakeups_empty;
-    sum.bad_release_words += part.bad_release_words;
-    sum.bad_sleep_words += part.bad_sleep_words;
 }

@@ -19,6 +19,7 @@ pub enum RingError {
         /// The call.
         call: &'static str,
         /// What it returned.
+        #[source]
         errno: Errno,
     },
     /// A size is outside its limits.

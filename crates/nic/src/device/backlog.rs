@@ -6,8 +6,9 @@
 //! connections count on that. The kernel tells the level of any UDP socket of the network namespace to
 //! anyone who asks (`sock_diag(7)`), so it is asked whenever another quarter of a buffer may have been
 //! filled. Above half a buffer nothing is sent to that process (the level may be overstated by a quarter:
-//! the kernel books what is read in portions), but no longer than [`PATIENCE`] at a time. Each process is
-//! followed by itself: one that has stopped slows nobody but those who send to it.
+//! the kernel books what is read in portions), but no longer than [`PATIENCE`]: then the process has stopped
+//! reading, and until it reads again packets for it are lost as on a link. Each process is followed by
+//! itself: one that has stopped slows nobody but those who send to it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,8 +24,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Time between two looks at a full buffer.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-/// After a buffer stayed full for [`PATIENCE`], it is not looked at for this long.
-const GIVEN_UP: Duration = Duration::from_millis(1_000);
+/// Time between two looks at the buffer of a process that has stopped reading.
+const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
 
 /// What packets take of a receive buffer at most: each its `sk_buff` with its headers, and its bytes
 /// in a block of the next power of two.
@@ -46,16 +47,23 @@ pub(super) struct Backlog {
     peers: Vec<Peer>,
     /// Where in `peers` the last one asked for stands.
     last: usize,
+    /// Number of the burst under way.
+    burst: u64,
     /// Bytes that lay unread in buffers at the last look of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
     pub(super) times_held: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    since: Time,
-    look_at: Time,
+/// What is done with packets for a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    /// They are sent while there is room.
+    Open,
+    /// They wait: the buffer has been full since `since`.
+    Held { since: Time, look_at: Time },
+    /// They are lost: the process has stopped reading.
+    Lost { look_at: Time },
 }
 
 /// The port of another process.
@@ -67,19 +75,16 @@ struct Peer {
     level: Level,
     /// At most what it grew by since.
     sent: u64,
-    /// Packets that were admitted and have not been sent.
-    admitted: u64,
-    /// Since when, and until when at least, nothing may be sent.
-    held: Option<Held>,
-    ignored_until: Time,
+    /// Packets that were admitted since the burst of this number.
+    admitted: (u64, u64),
+    flow: Flow,
 }
 
 impl Peer {
     /// One whose first look is due.
     fn new(local: SocketAddr, remote: SocketAddr) -> Peer {
         let level = Level { used: 0, limit: 0 };
-        let (sent, admitted, held) = (0, 0, None);
-        Peer { local, remote, level, sent, admitted, held, ignored_until: Time::ZERO }
+        Peer { local, remote, level, sent: 0, admitted: (0, 0), flow: Flow::Open }
     }
 
     /// Bytes that may still be sent to it.
@@ -87,20 +92,43 @@ impl Peer {
         (self.level.limit / 2).saturating_sub(self.level.used + self.sent)
     }
 
-    /// Whether the last look is too old to go on.
-    fn is_stale(&self) -> bool {
-        self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES
+    /// When the next look at its buffer is due; `None` while the last one is good enough.
+    fn look_at(&self) -> Option<Time> {
+        match self.flow {
+            Flow::Held { look_at, .. } | Flow::Lost { look_at } => Some(look_at),
+            Flow::Open => {
+                let is_stale = self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES;
+                is_stale.then_some(Time::ZERO)
+            }
+        }
     }
 
-    /// Begins or continues to hold packets back; `false` when that has lasted too long.
-    fn hold(&mut self, now: Time) -> bool {
-        let since = self.held.map_or(now, |held| held.since);
-        if now.since(since) >= PATIENCE {
-            (self.held, self.ignored_until) = (None, now + GIVEN_UP);
-            return false;
+    /// Draws the consequence of a look.
+    fn follow(&mut self, now: Time) {
+        let since = match self.flow {
+            _ if self.room() >= LARGEST_BYTES => {
+                self.flow = Flow::Open;
+                return;
+            }
+            Flow::Open => now,
+            Flow::Held { since, .. } if now.since(since) < PATIENCE => since,
+            Flow::Held { .. } | Flow::Lost { .. } => {
+                self.flow = Flow::Lost { look_at: now + LOOK_AT_STOPPED };
+                return;
+            }
+        };
+        self.flow = Flow::Held { since, look_at: now + LOOK_AGAIN };
+    }
+
+    /// Grants what there is room for beside what was admitted since the same burst.
+    fn grant(&mut self, burst: u64, packets: usize) -> usize {
+        if self.admitted.0 != burst {
+            self.admitted = (burst, 0);
         }
-        self.held = Some(Held { since, look_at: now + LOOK_AGAIN });
-        true
+        let room = (self.room() / LARGEST_BYTES).saturating_sub(self.admitted.1);
+        let granted = packets.min(usize::try_from(room).unwrap_or(usize::MAX));
+        self.admitted.1 += granted as u64;
+        granted
     }
 }
 
@@ -114,7 +142,7 @@ struct Level {
 impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
-        Backlog { kernel: SockDiag::open(), peers, last: 0, unread, times_held: 0 }
+        Backlog { kernel: SockDiag::open(), peers, last: 0, burst: 0, unread, times_held: 0 }
     }
 
     /// Why packets to this machine's own processes are not held back, if so.
@@ -136,33 +164,29 @@ impl Backlog {
         let at = find(&mut self.peers, self.last, local, remote);
         self.last = at;
         let peer = &mut self.peers[at];
-        if peer.held.is_some_and(|held| now < held.look_at) {
-            return 0;
-        }
-        if now < peer.ignored_until {
-            return packets;
-        }
-        if peer.held.is_some() || peer.is_stale() {
+        if peer.look_at().is_some_and(|at| at <= now) {
             let Some(level) = kernel.look(local, remote) else {
                 // Nobody is there, so nothing is lost.
                 self.peers.swap_remove(at);
                 return packets;
             };
+            let was_open = peer.flow == Flow::Open;
             (peer.level, peer.sent) = (level, 0);
+            peer.follow(now);
+            self.times_held += u64::from(was_open && peer.flow != Flow::Open);
         }
-        if peer.room() < LARGEST_BYTES {
-            self.times_held += u64::from(peer.held.is_none());
-            return if peer.hold(now) { 0 } else { packets };
+        match peer.flow {
+            Flow::Open => peer.grant(self.burst, packets),
+            Flow::Held { .. } => 0,
+            Flow::Lost { .. } => packets,
         }
-        peer.held = None;
-        let room = (peer.room() / LARGEST_BYTES).saturating_sub(peer.admitted);
-        let granted = packets.min(usize::try_from(room).unwrap_or(usize::MAX));
-        if granted == 0 {
-            // What was admitted before has to leave first; then a look tells.
-            peer.held = Some(Held { since: now, look_at: now });
-        }
-        peer.admitted += granted as u64;
-        granted
+    }
+
+    /// Whether packets for the process at `remote` are lost: it has stopped reading.
+    pub(super) fn loses(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let stopped = |peer: &Peer| matches!(peer.flow, Flow::Lost { .. });
+        let mut stopped = self.peers.iter().filter(|peer| stopped(peer));
+        stopped.any(|peer| peer.remote == remote && peer.local == local)
     }
 
     /// Books packets that went straight to another process.
@@ -175,14 +199,18 @@ impl Backlog {
         peer.sent += taken(packets, bytes);
     }
 
-    /// A burst has left: what was admitted and did not go with it will be asked for again.
-    pub(super) fn forget_admitted(&mut self) {
-        self.peers.iter_mut().for_each(|peer| peer.admitted = 0);
+    /// A burst has left, or another round begins: what was admitted and did not leave is forgotten.
+    pub(super) fn next_burst(&mut self) {
+        self.burst += 1;
     }
 
     /// When a process that is held back is to be asked for again.
     pub(super) fn next_look(&self) -> Option<Time> {
-        self.peers.iter().filter_map(|peer| peer.held.map(|held| held.look_at)).min()
+        let held = |peer: &Peer| match peer.flow {
+            Flow::Held { look_at, .. } => Some(look_at),
+            Flow::Open | Flow::Lost { .. } => None,
+        };
+        self.peers.iter().filter_map(held).min()
     }
 
     /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than

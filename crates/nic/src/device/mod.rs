@@ -265,9 +265,10 @@ impl DeviceWire {
             counters.tx.dropped.family += frames.len() as u64;
             return;
         };
-        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        let departure = Departure::new(config, socket, locality);
+        departure.book(frames, backlog);
+        let departure = Departure { backlog: Some(backlog), ..departure };
         sender.send(&departure, frames, memory, &mut counters.tx, capture.as_mut());
-        departure.note(frames, backlog);
     }
 
     /// Takes what waits at the packet socket.
@@ -329,7 +330,7 @@ impl Wire for DeviceWire {
         for run in frames.chunk_by(|a, b| a.path.source == b.path.source) {
             self.send_from(run[0].path.source, run, memory);
         }
-        self.backlog.forget_admitted();
+        self.backlog.next_burst();
     }
 
     /// Not more than fits the buffer of a process of this machine; everything for others.
@@ -338,7 +339,7 @@ impl Wire for DeviceWire {
         let Some(socket) = ports.sending(path.source) else {
             return packets;
         };
-        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        let departure = Departure::new(config, socket, locality);
         let Some(owner) = departure.process(path.remote, slot(dest)) else {
             return packets;
         };
@@ -354,6 +355,7 @@ impl Wire for DeviceWire {
     /// The port that had packets last is asked first, and the others only when it has none; every so
     /// often they come first, so that none starves.
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.backlog.next_burst();
         let before = self.counters.rx.packets;
         let mut accepted = 0;
         if self.ports.prefer_hot() {
@@ -377,7 +379,7 @@ impl Wire for DeviceWire {
         let Some(socket) = ports.sending(path.source) else {
             return false;
         };
-        let departure = Departure { socket, locality, port: config.port, ifindex: config.ifindex };
+        let departure = Departure::new(config, socket, locality);
         let owner = departure.process(path.remote, slot(dest));
         owner.is_some_and(|owner| backlog.is_stalled(socket.local, owner))
     }
@@ -435,11 +437,18 @@ pub(crate) fn payload_limit(config: &DeviceConfig) -> u32 {
 struct Departure<'a> {
     socket: &'a Socket,
     locality: &'a Locality,
+    /// Knows which processes have stopped reading, while packets are sent.
+    backlog: Option<&'a Backlog>,
     port: u16,
     ifindex: u32,
 }
 
-impl Departure<'_> {
+impl<'a> Departure<'a> {
+    fn new(config: &DeviceConfig, socket: &'a Socket, locality: &'a Locality) -> Departure<'a> {
+        let DeviceConfig { port, ifindex, .. } = *config;
+        Departure { socket, locality, backlog: None, port, ifindex }
+    }
+
     /// The port of a process of this machine, if the packets are for one.
     fn process(&self, remote: SocketAddr, slot: u8) -> Option<SocketAddr> {
         let mut remote = scoped(remote, self.ifindex);
@@ -450,11 +459,9 @@ impl Departure<'_> {
             remote
         })
     }
-}
 
-impl Departure<'_> {
-    /// Books what went straight to processes of this machine.
-    fn note(&self, frames: &[TxFrame<'_>], backlog: &mut Backlog) {
+    /// Books what goes straight to processes of this machine.
+    fn book(&self, frames: &[TxFrame<'_>], backlog: &mut Backlog) {
         for run in frames.chunk_by(|a, b| self.together(a, b)) {
             let remote = self.remote(&run[0]);
             if remote.port() != run[0].path.remote.port() {
@@ -472,6 +479,10 @@ impl Route for Departure<'_> {
 
     fn local(&self) -> SocketAddr {
         self.socket.local
+    }
+
+    fn loses(&self, remote: SocketAddr) -> bool {
+        self.backlog.is_some_and(|backlog| backlog.loses(self.socket.local, remote))
     }
 
     fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool {

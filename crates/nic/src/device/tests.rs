@@ -268,7 +268,7 @@ fn daemons_with_a_port_of_their_own_are_reached() {
     waiter.wait(&[daemon.fd()], Some(Duration::from_millis(2_000))).expect("poll");
     let mut seen = Vec::new();
     daemon.receive(clock::now(), &mut |frame| {
-        seen.push((frame.headers.bth().psn.get(), frame.origin.source))
+        seen.push((frame.headers.bth().psn.get(), frame.origin.source));
     });
     assert_eq!(seen, [(4, SocketAddr::new(ip("127.8.8.1"), ROCE_PORT))]);
     let back = frame(path_to("127.8.8.1"), qpn(wire.slot()), 5, b"back");
@@ -343,7 +343,7 @@ fn a_group_is_left_when_it_was_left_as_often_as_joined() {
     b.join(mapped).expect("the same group");
     b.leave(group).expect("once");
     let mut send = |psn| {
-        a.send(clock::now(), &[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")], &NoMemory)
+        a.send(clock::now(), &[frame(path_to("239.8.11.1"), 0x00ff_ffff, psn, b"m")], &NoMemory);
     };
     send(1);
     assert_eq!(psns(&collect(&mut b, 1)), [1]);
@@ -489,7 +489,8 @@ fn a_process_that_never_reads_does_not_stop_its_peers_for_good() {
         sent += send_as_there_is_room(&mut a, stopped.slot(), address, 1_000 - sent);
         assert!(patience.elapsed().as_secs() < 5, "{sent} sent");
     }
-    assert!(stopped.overrun() > 0);
+    // They are lost before they are sent.
+    assert!(a.counters().tx.dropped.stopped > 0 && stopped.overrun() == 0);
     // Someone who reads is served meanwhile.
     let mut reads = device(&[address]);
     assert_eq!(send_as_there_is_room(&mut a, reads.slot(), address, 16), 16);
@@ -516,6 +517,23 @@ fn a_full_receive_buffer_slows_nobody_else() {
     }
     assert!(rounds > 0);
     assert_eq!(stopped.overrun(), 0);
+}
+
+#[test]
+fn what_was_admitted_and_not_sent_is_not_held_against_anybody() {
+    let address = "127.8.25.1";
+    let wires = small_devices("what_was_admitted_and_not_sent", address);
+    let Some([mut a, b]) = wires else {
+        return;
+    };
+    let (path, to) = (path_to(address), Qpn::new(qpn(b.slot())));
+    let now = clock::now();
+    let all = a.admits(now, &path, to, usize::MAX);
+    assert!(all > 0);
+    assert_eq!(a.admits(now, &path, to, 1), 0, "all there is was admitted");
+    // A queue pair whose turn came had nothing to send.
+    a.receive(clock::now(), &mut |_| {});
+    assert_eq!(a.admits(clock::now(), &path, to, all), all);
 }
 
 #[test]

@@ -522,7 +522,7 @@ impl Device for LoadedDevice {
     }
 
     fn modify_qp(&mut self, _now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
-        if attr.mask.has(AttrMask::STATE) && attr.state == QpState::Rtr {
+        if attr.mask.contains(AttrMask::STATE) && attr.state == QpState::Rtr {
             // The device repairs losses and looks after congestion in its own way.
             if attr.reliability != Reliability::GoBackN {
                 return Err(VerbsError::Unsupported("selective repeat"));
@@ -533,7 +533,7 @@ impl Device for LoadedDevice {
         }
         let c = self.qp(qpn)?.c;
         let mut values = translate::attributes(&self.gids, attr)?;
-        let mask = attr.mask.0 as c_int;
+        let mask = attr.mask.bits() as c_int;
         // SAFETY: living objects.
         let result = unsafe { (self.library.functions.modify_qp)(c, &raw mut values, mask) };
         done("ibv_modify_qp", result)
@@ -544,7 +544,7 @@ impl Device for LoadedDevice {
         // SAFETY: numbers and pointers, for which zero is a value.
         let (mut attr, mut init) =
             unsafe { (std::mem::zeroed::<ibv_qp_attr>(), std::mem::zeroed::<ibv_qp_init_attr>()) };
-        let mask = AttrMask::ALL.without(AttrMask::RATE_LIMIT).0 as c_int;
+        let mask = (AttrMask::FIELDS - AttrMask::RATE_LIMIT).bits() as c_int;
         let query = self.library.functions.query_qp;
         // SAFETY: living objects.
         done("ibv_query_qp", unsafe { query(c, &raw mut attr, mask, &raw mut init) })?;

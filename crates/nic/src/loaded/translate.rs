@@ -146,7 +146,7 @@ fn state_number(state: QpState) -> u32 {
 pub(super) fn attributes(gids: &[Gid], attr: &QpAttr) -> Result<ibv_qp_attr, VerbsError> {
     // SAFETY: numbers only, for which zero is a value.
     let mut out: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    if attr.mask.has(AttrMask::AV) {
+    if attr.mask.contains(AttrMask::AV) {
         out.ah_attr = address(gids, &attr.path)?;
     }
     (out.qp_state, out.cur_qp_state) = (state_number(attr.state), state_number(attr.cur_state));
@@ -166,7 +166,7 @@ pub(super) fn attributes(gids: &[Gid], attr: &QpAttr) -> Result<ibv_qp_attr, Ver
 pub(super) fn attributes_of(gids: &[Gid], from: &ibv_qp_attr) -> QpAttr {
     let state = |number: u32| STATES.get(number as usize).copied().unwrap_or(QpState::Error);
     QpAttr {
-        mask: AttrMask::ALL,
+        mask: AttrMask::FIELDS,
         cur_state: state(from.cur_qp_state),
         sqd_notify: from.en_sqd_async_notify != 0,
         access: access_of(from.qp_access_flags),

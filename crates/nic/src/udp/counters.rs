@@ -56,6 +56,8 @@ pub struct TxDropped {
     pub too_long: u64,
     /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,
+    /// The destination is a process of this machine that has stopped reading.
+    pub stopped: u64,
     /// Any other refusal of the kernel (no route, firewall, no memory).
     pub refused: u64,
     /// The latest such refusal, an errno; 0 when there was none.
@@ -65,7 +67,7 @@ pub struct TxDropped {
 impl TxDropped {
     /// All of them.
     pub const fn total(&self) -> u64 {
-        self.full + self.too_long + self.family + self.refused
+        self.full + self.too_long + self.family + self.stopped + self.refused
     }
 }
 
@@ -147,7 +149,7 @@ impl UdpCounters {
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let UdpCounters { tx, rx, sharing: _ } = self;
         let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
-        let TxDropped { full, too_long, family, refused, last_errno } = dropped;
+        let TxDropped { full, too_long, family, stopped: _, refused, last_errno } = dropped;
         let sent = [
             ("udp.tx.packets", packets),
             ("udp.tx.bytes", bytes),

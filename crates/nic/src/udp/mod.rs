@@ -123,7 +123,7 @@ pub enum UdpError {
     NoSlot(IpAddr),
     /// No socket at all.
     #[error("no UDP socket: {0}")]
-    Socket(io::Error),
+    Socket(#[source] io::Error),
     /// The kernel lacks something that RoCE needs.
     #[error("{local}: the kernel refused {option}: {source}")]
     Option {
@@ -316,6 +316,10 @@ impl Route for Socket {
 
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
         frame.path.remote
+    }
+
+    fn loses(&self, _remote: SocketAddr) -> bool {
+        false
     }
 }
 

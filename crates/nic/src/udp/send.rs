@@ -50,6 +50,9 @@ pub(crate) trait Route {
 
     /// Address and port to send a frame to.
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr;
+
+    /// Whether frames for that address would be lost, as far as is known: they are not sent.
+    fn loses(&self, remote: SocketAddr) -> bool;
 }
 
 /// Frames that leave in one send.
@@ -193,9 +196,12 @@ impl Sender {
         let planned = self.groups.last().map_or(frames.len(), |group| group.frames.end);
         let local = route.local();
         self.groups.retain(|group| {
-            let same = group.remote.is_ipv4() == local.is_ipv4();
-            counters.dropped.family += if same { 0 } else { group.frames.len() as u64 };
-            same
+            let frames = group.frames.len() as u64;
+            let (same, lost) =
+                (group.remote.is_ipv4() == local.is_ipv4(), route.loses(group.remote));
+            counters.dropped.family += if same { 0 } else { frames };
+            counters.dropped.stopped += if same && lost { frames } else { 0 };
+            same && !lost
         });
         self.staged.clear();
         for group in &self.groups {

@@ -10,8 +10,11 @@ use roce::verbs::{
 
 use super::rig::{BUFFER, Cell, Miss, Pair, Rig, Setup, ensure, ensure_eq};
 
+/// A cell and its name.
+pub(crate) type Named<R> = (&'static str, fn(&mut R) -> Cell);
+
 /// Every cell by its name.
-pub(crate) fn all<R: Rig>() -> Vec<(&'static str, fn(&mut R) -> Cell)> {
+pub(crate) fn all<R: Rig>() -> Vec<Named<R>> {
     vec![
         ("rc: send", |rig| send(rig, Transport::Rc)),
         ("rc: send of many packets from several pieces", send_pieces),

@@ -378,7 +378,7 @@ impl Qp {
         let done = [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().try_for_each(|state| {
             let rule = transition::rule(self.qpc.transport, self.state, state);
             let (needs, _) = rule.unwrap_or_default();
-            self.modify(cx, &QpAttr { state, mask: needs.with(AttrMask::STATE), ..all }, port_mtu)
+            self.modify(cx, &QpAttr { state, mask: needs | AttrMask::STATE, ..all }, port_mtu)
         });
         if done.is_err() {
             (self.state, self.qpc) = (QpState::Reset, before);
@@ -394,14 +394,14 @@ impl Qp {
         port_mtu: Mtu,
     ) -> Result<(), VerbsError> {
         let from = self.state;
-        let to = if attr.mask.has(AttrMask::STATE) { attr.state } else { from };
+        let to = if attr.mask.contains(AttrMask::STATE) { attr.state } else { from };
         transition::check(self.qpc.transport, from, to, attr).map_err(|why| {
             let (qpn, from, to) = (self.qpc.qpn.get(), from.name(), to.name());
             VerbsError::Transition { qpn, from, to, why }
         })?;
         transition::check_values(attr, port_mtu).map_err(|why| self.invalid(why))?;
         self.set_attributes(attr);
-        if attr.mask.has(AttrMask::RATE_LIMIT) {
+        if attr.mask.contains(AttrMask::RATE_LIMIT) {
             self.congestion.set_limit(attr.rate_limit_bps);
         }
         if let Kind::Rc(rc) = &mut self.kind {
@@ -512,7 +512,7 @@ impl Qp {
     pub(crate) fn query(&self) -> QpAttr {
         let qpc = &self.qpc;
         QpAttr {
-            mask: AttrMask::ALL,
+            mask: AttrMask::FIELDS,
             state: self.state,
             cur_state: self.state,
             sqd_notify: self.drain_event,
@@ -983,7 +983,7 @@ impl Qp {
 
 /// Sets `field` if the attribute is there.
 fn set<T>(attr: &QpAttr, bit: AttrMask, field: &mut T, value: T) {
-    if attr.mask.has(bit) {
+    if attr.mask.contains(bit) {
         *field = value;
     }
 }

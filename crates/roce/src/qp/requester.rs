@@ -60,13 +60,13 @@ impl Requester {
 
     /// Attributes have changed while the connection runs: what was derived from them changes too.
     pub(super) fn follow(&mut self, qpc: &QpContext, changed: AttrMask) {
-        if changed.has(AttrMask::RETRY_CNT) {
+        if changed.contains(AttrMask::RETRY_CNT) {
             self.requests.retries_left = qpc.peer.retry_count;
         }
-        if changed.has(AttrMask::RNR_RETRY) {
+        if changed.contains(AttrMask::RNR_RETRY) {
             self.requests.rnr_retries_left = qpc.peer.rnr_retry;
         }
-        if changed.has(AttrMask::TIMEOUT) {
+        if changed.contains(AttrMask::TIMEOUT) {
             let timeout = ack_timeout(qpc.peer.timeout);
             let requests = &mut self.requests;
             with_mode!(&mut self.recovery, mode => mode.set_ack_timeout(requests, timeout));

@@ -39,7 +39,7 @@ struct Rule {
 }
 
 macro_rules! mask {
-    ($($name:ident)*) => { AttrMask(0 $(| AttrMask::$name.0)*) };
+    ($($name:ident)*) => { AttrMask::empty()$(.union(AttrMask::$name))* };
 }
 
 macro_rules! rules {
@@ -106,7 +106,7 @@ pub(crate) fn rule(
     to: QpState,
 ) -> Option<(AttrMask, AttrMask)> {
     if matches!(to, Reset | Error) {
-        return Some((AttrMask::NONE, AttrMask::NONE));
+        return Some((AttrMask::empty(), AttrMask::empty()));
     }
     if from == Sqe && transport == Transport::Rc {
         return None;
@@ -123,15 +123,15 @@ pub(super) fn check(
     attr: &QpAttr,
 ) -> Result<(), &'static str> {
     let (needs, allows) = rule(transport, from, to).ok_or("there is no such transition")?;
-    let missing = needs.without(attr.mask);
+    let missing = needs - attr.mask;
     if !missing.is_empty() {
         return Err(complaint(missing).0);
     }
-    let extra = attr.mask.without(needs).without(allows).without(AttrMask::STATE);
+    let extra = attr.mask - needs - allows - AttrMask::STATE;
     if !extra.is_empty() {
         return Err(complaint(extra).1);
     }
-    if attr.mask.has(AttrMask::CUR_STATE) && attr.cur_state != from {
+    if attr.mask.contains(AttrMask::CUR_STATE) && attr.cur_state != from {
         return Err("it is not in the state that the caller names");
     }
     Ok(())
@@ -176,7 +176,7 @@ fn complaint(about: AttrMask) -> (&'static str, &'static str) {
     let unknown = "an unknown attribute may not be set";
     COMPLAINTS
         .iter()
-        .find(|(bit, ..)| about.has(*bit))
+        .find(|(bit, ..)| about.contains(*bit))
         .map_or((unknown, unknown), |&(_, missing, extra)| (missing, extra))
 }
 
@@ -205,7 +205,7 @@ pub(super) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static 
         (AttrMask::ALT_PATH, true, "alternate paths do not exist on Ethernet"),
         (AttrMask::PATH_MIG_STATE, true, "paths do not migrate on Ethernet"),
     ];
-    let bad = is_bad.into_iter().find(|&(bit, bad, _)| bad && attr.mask.has(bit));
+    let bad = is_bad.into_iter().find(|&(bit, bad, _)| bad && attr.mask.contains(bit));
     bad.map_or(Ok(()), |(_, _, why)| Err(why))
 }
 

@@ -9,6 +9,8 @@ use crate::congestion::CongestionControl;
 use crate::wire::{Psn, Qpn, ROCE_PORT};
 use crate::world::Path;
 
+pub use mask::AttrMask;
+
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
@@ -169,60 +171,43 @@ impl Connect {
     }
 }
 
-/// Which fields of a [`QpAttr`] are set. The bits are those of the verbs API (`IBV_QP_*`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttrMask(pub u32);
+mod mask {
+    #![expect(missing_docs, reason = "each flag names the field of `QpAttr`")]
 
-#[expect(missing_docs, reason = "each names the field of `QpAttr`")]
+    bitflags::bitflags! {
+        /// Which fields of a [`QpAttr`](super::QpAttr) are set. The bits are those of the verbs API (`IBV_QP_*`).
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct AttrMask: u32 {
+            const STATE = 1 << 0;
+            const CUR_STATE = 1 << 1;
+            const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+            const ACCESS_FLAGS = 1 << 3;
+            const PKEY_INDEX = 1 << 4;
+            const PORT = 1 << 5;
+            const QKEY = 1 << 6;
+            const AV = 1 << 7;
+            const PATH_MTU = 1 << 8;
+            const TIMEOUT = 1 << 9;
+            const RETRY_CNT = 1 << 10;
+            const RNR_RETRY = 1 << 11;
+            const RQ_PSN = 1 << 12;
+            const MAX_QP_RD_ATOMIC = 1 << 13;
+            const ALT_PATH = 1 << 14;
+            const MIN_RNR_TIMER = 1 << 15;
+            const SQ_PSN = 1 << 16;
+            const MAX_DEST_RD_ATOMIC = 1 << 17;
+            const PATH_MIG_STATE = 1 << 18;
+            const CAP = 1 << 19;
+            const DEST_QPN = 1 << 20;
+            const RATE_LIMIT = 1 << 25;
+        }
+    }
+}
+
 impl AttrMask {
-    pub const STATE: AttrMask = AttrMask(1 << 0);
-    pub const CUR_STATE: AttrMask = AttrMask(1 << 1);
-    pub const EN_SQD_ASYNC_NOTIFY: AttrMask = AttrMask(1 << 2);
-    pub const ACCESS_FLAGS: AttrMask = AttrMask(1 << 3);
-    pub const PKEY_INDEX: AttrMask = AttrMask(1 << 4);
-    pub const PORT: AttrMask = AttrMask(1 << 5);
-    pub const QKEY: AttrMask = AttrMask(1 << 6);
-    pub const AV: AttrMask = AttrMask(1 << 7);
-    pub const PATH_MTU: AttrMask = AttrMask(1 << 8);
-    pub const TIMEOUT: AttrMask = AttrMask(1 << 9);
-    pub const RETRY_CNT: AttrMask = AttrMask(1 << 10);
-    pub const RNR_RETRY: AttrMask = AttrMask(1 << 11);
-    pub const RQ_PSN: AttrMask = AttrMask(1 << 12);
-    pub const MAX_QP_RD_ATOMIC: AttrMask = AttrMask(1 << 13);
-    pub const ALT_PATH: AttrMask = AttrMask(1 << 14);
-    pub const MIN_RNR_TIMER: AttrMask = AttrMask(1 << 15);
-    pub const SQ_PSN: AttrMask = AttrMask(1 << 16);
-    pub const MAX_DEST_RD_ATOMIC: AttrMask = AttrMask(1 << 17);
-    pub const PATH_MIG_STATE: AttrMask = AttrMask(1 << 18);
-    pub const CAP: AttrMask = AttrMask(1 << 19);
-    pub const DEST_QPN: AttrMask = AttrMask(1 << 20);
-    pub const RATE_LIMIT: AttrMask = AttrMask(1 << 25);
-
-    /// No attribute at all.
-    pub const NONE: AttrMask = AttrMask(0);
-
     /// Everything that a [`QpAttr`] has a field for.
-    pub const ALL: AttrMask = AttrMask(0x0213_bfff);
-
-    /// Both sets together.
-    pub const fn with(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 | other.0)
-    }
-
-    /// Whether every bit of `other` is set.
-    pub const fn has(self, other: AttrMask) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The bits that `other` does not have.
-    pub const fn without(self, other: AttrMask) -> AttrMask {
-        AttrMask(self.0 & !other.0)
-    }
-
-    /// Whether no bit is set.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
+    pub const FIELDS: AttrMask = AttrMask::all()
+        .difference(AttrMask::ALT_PATH.union(AttrMask::PATH_MIG_STATE).union(AttrMask::CAP));
 }
 
 /// How packets that were lost are repeated.
@@ -298,7 +283,7 @@ impl QpAttr {
     /// What a [`Connect`] says, in the verbs' terms. No bit is set.
     pub(crate) const fn of(peer: &Connect) -> QpAttr {
         QpAttr {
-            mask: AttrMask::NONE,
+            mask: AttrMask::empty(),
             state: QpState::Reset,
             cur_state: QpState::Reset,
             sqd_notify: false,

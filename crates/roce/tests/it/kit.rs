@@ -36,7 +36,7 @@ pub(crate) fn first_psn(qpn: Qpn) -> Psn {
 }
 
 fn mask(bits: &[AttrMask]) -> AttrMask {
-    bits.iter().fold(AttrMask::STATE, |all, &bit| all.with(bit))
+    bits.iter().fold(AttrMask::STATE, |all, &bit| all | bit)
 }
 
 /// What the usual programs set when they bring a queue pair up to `state`.

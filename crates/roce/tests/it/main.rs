@@ -31,6 +31,7 @@ mod harness;
 mod kit;
 mod off_path;
 mod pair;
+mod parking;
 mod rc_atomic;
 mod rc_chaos;
 mod rc_directed;

@@ -147,7 +147,7 @@ impl Lone {
 
     /// Tries a transition with exactly these attributes, all of legal value.
     fn attempt(&mut self, from: QpState, to: QpState, bits: u32) -> Result<(), VerbsError> {
-        let mask = AttrMask(bits).with(AttrMask::STATE);
+        let mask = AttrMask::from_bits_retain(bits) | AttrMask::STATE;
         let attr = QpAttr { mask, state: to, cur_state: from, ..self.base };
         let qpn = self.qpn;
         let before = self.endpoint().query_qp(qpn).unwrap();
@@ -215,7 +215,7 @@ fn the_state_may_be_left_out() {
 #[test]
 fn the_current_state_has_to_be_right() {
     let mut lone = Lone::in_state(Transport::Uc, Sqd).unwrap();
-    let mask = AttrMask::STATE.with(AttrMask::CUR_STATE);
+    let mask = AttrMask::STATE | AttrMask::CUR_STATE;
     let wrong = QpAttr { mask, state: Rts, cur_state: Rts, ..lone.base };
     let qpn = lone.qpn;
     let refused = lone.endpoint().modify_qp(Time::ZERO, qpn, &wrong);
@@ -450,7 +450,7 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
 // ---- SQD ---------------------------------------------------------------------------------------
 
 fn drain(notify: bool) -> QpAttr {
-    let mask = AttrMask::STATE.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
+    let mask = AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY;
     QpAttr { mask, sqd_notify: notify, ..QpAttr::to(Sqd) }
 }
 
@@ -520,7 +520,7 @@ fn limits_of_reads_change_while_the_queue_is_drained() {
         let mut fabric = Fabric::new(&FabricConfig::default());
         let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
         let (a, b) = fabric.pair_of(Transport::Rc, Mtu::M256);
-        let mask = AttrMask::STATE.with(AttrMask::MAX_DEST_RD_ATOMIC);
+        let mask = AttrMask::STATE | AttrMask::MAX_DEST_RD_ATOMIC;
         let change = QpAttr { mask, max_dest_rd_atomic: limit, ..QpAttr::to(Sqd) };
         fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Sqd)).unwrap();
         fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();

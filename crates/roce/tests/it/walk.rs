@@ -91,7 +91,7 @@ impl Walk {
     fn modify(&mut self, attr: &QpAttr) {
         let a = self.a;
         self.fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
-        if attr.mask.has(AttrMask::STATE) {
+        if attr.mask.contains(AttrMask::STATE) {
             self.state = attr.state;
         }
     }
@@ -145,7 +145,7 @@ impl Walk {
             (_, 3) => AttrMask::MAX_DEST_RD_ATOMIC,
             _ => AttrMask::MAX_QP_RD_ATOMIC,
         };
-        attr.mask = attr.mask.with(bit);
+        attr.mask |= bit;
         attr.timeout = self.draw.between(8, 14) as u8;
         attr.retry_count = self.draw.between(5, 7) as u8;
         attr.max_dest_rd_atomic = self.draw.below(20) as u8;
@@ -177,7 +177,7 @@ impl Walk {
             (Rts, 5) => self.break_one(false),
             (Rts, 6) => self.break_one(true),
             (Rts, 7 | 8) => {
-                let mask = QpAttr::to(Sqd).mask.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
+                let mask = QpAttr::to(Sqd).mask | AttrMask::EN_SQD_ASYNC_NOTIFY;
                 let sqd_notify = self.draw.per_mille(500);
                 self.modify(&QpAttr { mask, sqd_notify, ..QpAttr::to(Sqd) });
             }

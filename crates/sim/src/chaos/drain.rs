@@ -26,7 +26,7 @@ impl Run {
             return Ok(());
         }
         let bare = QpAttr::to(QpState::Sqd);
-        let mask = bare.mask.with(AttrMask::EN_SQD_ASYNC_NOTIFY);
+        let mask = bare.mask | AttrMask::EN_SQD_ASYNC_NOTIFY;
         self.modify(at, &QpAttr { mask, sqd_notify: true, ..bare })?;
         self.side_mut(at)?.drain = Some(Drain::default());
         let pause_ns = self.whims.below(PAUSE_NS);
@@ -94,14 +94,14 @@ impl Run {
         let is_awaiting = opcodes(self.side(at)?).any(|opcode| awaits(&opcode));
         let access = self.change_access(at)?;
         let whims = &mut self.whims;
-        let mut set = |bit| if whims.per_mille(700) { bit } else { AttrMask::NONE };
+        let mut set = |bit| if whims.per_mille(700) { bit } else { AttrMask::empty() };
         let bits = [
             AttrMask::MAX_QP_RD_ATOMIC,
             AttrMask::ACCESS_FLAGS,
             AttrMask::TIMEOUT,
             AttrMask::MIN_RNR_TIMER,
         ];
-        let mask = bits.map(&mut set).into_iter().fold(AttrMask::NONE, AttrMask::with);
+        let mask: AttrMask = bits.map(&mut set).into_iter().collect();
         let least = u64::from(is_awaiting);
         let max_rd_atomic = whims.between(least, MAX_RD_ATOMIC.into()) as u8;
         let timeout = whims.between(9, timeout.into()) as u8;
@@ -110,10 +110,10 @@ impl Run {
         let attr = QpAttr { mask, max_rd_atomic, access, timeout, min_rnr_timer, ..bare };
         self.modify(at, &attr)?;
         let side = self.side_mut(at)?;
-        if mask.has(AttrMask::MAX_QP_RD_ATOMIC) {
+        if mask.contains(AttrMask::MAX_QP_RD_ATOMIC) {
             side.max_rd_atomic = max_rd_atomic;
         }
-        if mask.has(AttrMask::ACCESS_FLAGS) {
+        if mask.contains(AttrMask::ACCESS_FLAGS) {
             side.access = access;
         }
         Ok(())

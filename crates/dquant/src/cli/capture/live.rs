@@ -3,8 +3,11 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use engine::signals::on_end_signal;
 use nic::capture::Capture;
 use nic::clock;
 use nic::interfaces::interfaces;
@@ -12,7 +15,6 @@ use nic::packet::PacketTap;
 use nic::waiter::{Waiter, Waker};
 use roce::{Duration, Time};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -99,7 +101,7 @@ impl fmt::Display for Recorded {
 
 impl Live {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let waiter = Waiter::new().map_err(CliError::usage)?;
+        let waiter = Waiter::new().map_err(CliError::from_cause)?;
         let tap = PacketTap::open(index_of(&self.interface)?).map_err(refused)?;
         let capture = Capture::create(&self.output, self.limit)
             .map_err(|error| unwritable(&self.output, &error))?;
@@ -132,7 +134,7 @@ struct Recording {
     capture: Capture,
     /// Packets that are still wanted, if not all.
     left: Option<u64>,
-    asked_to_end: Signals,
+    asked_to_end: Arc<AtomicBool>,
 }
 
 impl Recording {
@@ -145,13 +147,12 @@ impl Recording {
                     *left = left.map(|left| left - 1);
                 }
             });
-            let taken = taken.map_err(|error| {
-                CliError::usage(format_args!("the interface cannot be read: {error}"))
-            })?;
+            let taken =
+                taken.map_err(|error| CliError::because("the interface cannot be read", &error))?;
             self.capture.flush_if_due();
             if taken == 0 {
                 let sleep = deadline.map_or(LOOK, |end| end.since(clock::now()).min(LOOK));
-                self.waiter.wait(&[self.tap.fd()], Some(sleep)).map_err(CliError::usage)?;
+                self.waiter.wait(&[self.tap.fd()], Some(sleep)).map_err(CliError::from_cause)?;
             }
         }
         self.capture.flush();
@@ -161,7 +162,7 @@ impl Recording {
     fn is_over(&self, deadline: Option<Time>) -> bool {
         self.left == Some(0)
             || self.capture.ended().is_some()
-            || self.asked_to_end.came()
+            || self.asked_to_end.load(Ordering::Relaxed)
             || deadline.is_some_and(|end| clock::now() >= end)
     }
 }
@@ -170,7 +171,7 @@ fn index_of(name: &str) -> Result<Option<u32>, CliError> {
     if name == "any" {
         return Ok(None);
     }
-    let all = interfaces().map_err(CliError::usage)?;
+    let all = interfaces().map_err(CliError::from_cause)?;
     if let Some(found) = all.iter().find(|interface| interface.name == name) {
         return Ok(Some(found.index));
     }
@@ -180,7 +181,7 @@ fn index_of(name: &str) -> Result<Option<u32>, CliError> {
 }
 
 fn refused(error: io::Error) -> CliError {
-    let failed = CliError::usage(format_args!("cannot listen to an interface: {error}"));
+    let failed = CliError::because("cannot listen to an interface", &error);
     if error.kind() != io::ErrorKind::PermissionDenied {
         return failed;
     }
@@ -188,40 +189,16 @@ fn refused(error: io::Error) -> CliError {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CliError {
-    CliError::usage(format_args!("cannot write {}: {error}", path.display()))
+    CliError::because(format_args!("cannot write {}", path.display()), error)
 }
 
-/// Whether someone asked this process to end.
-struct Signals(std::sync::mpsc::Receiver<()>);
-
-impl Signals {
-    fn came(&self) -> bool {
-        self.0.try_recv().is_ok()
-    }
-}
-
-/// From here on SIGINT and SIGTERM end the recording and not the process.
-fn end_on_signal(waker: Waker) -> Result<Signals, CliError> {
-    let runtime = engine::runtime::current_thread()?;
-    let signals = {
-        let _entered = runtime.enter();
-        signal(SignalKind::terminate())
-            .and_then(|term| Ok((term, signal(SignalKind::interrupt())?)))
-    };
-    let (mut terminate, mut interrupt) = signals.map_err(CliError::usage)?;
-    let (tell, told) = std::sync::mpsc::sync_channel(1);
-    let wait = move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        });
-        // Nobody listens any more when the recording ended by itself.
-        let _ = tell.send(());
+/// From here on a signal ends the recording and not the process.
+fn end_on_signal(waker: Waker) -> Result<Arc<AtomicBool>, CliError> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&asked);
+    on_end_signal(move |_| {
+        raised.store(true, Ordering::Relaxed);
         waker.wake();
-    };
-    let thread = std::thread::Builder::new().name(String::from("dquant-signals"));
-    thread.spawn(wait).map_err(CliError::usage)?;
-    Ok(Signals(told))
+    })?;
+    Ok(asked)
 }

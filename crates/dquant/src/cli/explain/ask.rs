@@ -34,7 +34,7 @@ pub(super) struct Endpoint {
 /// Everyone who can be asked in this network namespace, in order.
 pub(super) fn endpoints() -> Result<Vec<Endpoint>, CliError> {
     let list = std::fs::read(LIST)
-        .map_err(|error| CliError::usage(format_args!("cannot read {LIST}: {error}")))?;
+        .map_err(|error| CliError::because(format_args!("cannot read {LIST}"), &error))?;
     Ok(listed(&String::from_utf8_lossy(&list)))
 }
 

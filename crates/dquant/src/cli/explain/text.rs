@@ -96,6 +96,10 @@ const WIRE_ADVICE: &[(&str, &str)] = &[
     ),
     ("bad_icrc", "packets arrive damaged, or something on the way rewrites them"),
     ("not_sent_refused", "the kernel refuses to send: no route, or a firewall"),
+    (
+        "not_sent_to_stopped_process",
+        "packets for a process of this machine that does not read: it is stopped, or gets no CPU",
+    ),
     ("not_sent_too_long", "packets longer than the path carries: take a smaller MTU"),
     ("not_sent_buffer_full", "the send buffer stayed full: see `dquant doctor`, socket buffers"),
     ("unparsable", "packets on the RoCE port that are no RoCE packets"),

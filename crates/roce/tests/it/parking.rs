@@ -1,0 +1,119 @@
+//! Back-pressure by destination: queue pairs whose destination admits nothing wait, all others go on.
+
+use std::net::SocketAddr;
+
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge};
+use roce::wire::Psn;
+use roce::world::{self, Memory, NoMemory, Path, RxFrame, TxFrame, Wire};
+use roce::{Duration, Time};
+
+/// A wire that admits nothing to one address before a time, and two packets at a time afterwards.
+struct Gate {
+    slow: SocketAddr,
+    opens_at: Time,
+    sent: Vec<SocketAddr>,
+    asked: u32,
+    waits: bool,
+}
+
+impl Wire for Gate {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], _memory: &dyn Memory) {
+        self.sent.extend(frames.iter().map(|frame| frame.path.remote));
+    }
+
+    fn receive(&mut self, _now: Time, _sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        0
+    }
+
+    fn admits(&mut self, now: Time, path: &Path, _dest: Qpn, packets: usize) -> usize {
+        if path.remote != self.slow {
+            return packets;
+        }
+        self.asked += 1;
+        self.waits = now < self.opens_at;
+        if self.waits { 0 } else { packets.min(2) }
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        self.waits.then_some(self.opens_at)
+    }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
+    }
+}
+
+const SLOW: &str = "10.0.0.2:4791";
+const FAST: &str = "10.0.0.3:4791";
+
+/// An endpoint with a WRITE of `packets` packets posted to each address, one queue pair each.
+fn sender(addresses: &[&str], packets: u32) -> (Endpoint, Vec<Qpn>) {
+    let mut endpoint = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
+    let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).unwrap());
+    let region = endpoint.register(pd, 1 << 20, 1 << 20, Access::ALL).unwrap();
+    let qpns = addresses.iter().map(|address| {
+        let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
+        let path = Path::new(address.parse().unwrap());
+        let peer = Connect { mtu: Mtu::M4096, ..Connect::new(path, Qpn::new(9), Psn::default()) };
+        endpoint.connect(Time::ZERO, qpn, &peer).unwrap();
+        let len = packets * 4096;
+        let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
+        let op = SendOp::Write { remote_addr: 0, rkey: 1 };
+        endpoint.post_send(Time::ZERO, qpn, SendWr { op, sges, ..SendWr::default() }).unwrap();
+        qpn
+    });
+    let qpns = qpns.collect();
+    (endpoint, qpns)
+}
+
+fn gate(opens_at: Time) -> Gate {
+    Gate { slow: SLOW.parse().unwrap(), opens_at, sent: Vec::new(), asked: 0, waits: false }
+}
+
+fn sent_to(gate: &Gate, address: &str) -> usize {
+    let address: SocketAddr = address.parse().unwrap();
+    gate.sent.iter().filter(|to| **to == address).count()
+}
+
+fn drain(endpoint: &mut Endpoint, gate: &mut Gate, now: Time) {
+    world::drain(endpoint, gate, &mut NoMemory, now);
+}
+
+#[test]
+fn a_full_destination_parks_its_senders_and_nobody_else() {
+    let opens_at = Time::ZERO + Duration::from_micros(50);
+    let (mut endpoint, _) = sender(&[SLOW, FAST, SLOW], 40);
+    let mut wire = gate(opens_at);
+    drain(&mut endpoint, &mut wire, Time::ZERO);
+    assert_eq!((sent_to(&wire, SLOW), sent_to(&wire, FAST)), (0, 40));
+    assert_eq!(world::next_wakeup(&endpoint), Some(opens_at));
+    // Nothing is asked before.
+    let asked = wire.asked;
+    drain(&mut endpoint, &mut wire, Time::ZERO + Duration::from_micros(49));
+    assert_eq!((wire.asked, sent_to(&wire, SLOW)), (asked, 0));
+    drain(&mut endpoint, &mut wire, opens_at);
+    assert_eq!(sent_to(&wire, SLOW), 80);
+}
+
+#[test]
+fn a_turn_is_as_long_as_the_destination_admits() {
+    let (mut endpoint, _) = sender(&[SLOW, SLOW], 3);
+    let mut wire = gate(Time::ZERO);
+    drain(&mut endpoint, &mut wire, Time::ZERO);
+    assert_eq!((sent_to(&wire, SLOW), wire.asked), (6, 4), "two packets, then the other's turn");
+}
+
+#[test]
+fn a_parked_queue_pair_may_be_destroyed() {
+    let opens_at = Time::ZERO + Duration::from_micros(50);
+    let (mut endpoint, qpns) = sender(&[SLOW, SLOW], 4);
+    let mut wire = gate(opens_at);
+    drain(&mut endpoint, &mut wire, Time::ZERO);
+    endpoint.destroy_qp(Time::ZERO, qpns[0]).unwrap();
+    drain(&mut endpoint, &mut wire, opens_at);
+    assert_eq!(sent_to(&wire, SLOW), 4);
+    endpoint.destroy_qp(Time::ZERO, qpns[1]).unwrap();
+    drain(&mut endpoint, &mut wire, opens_at);
+    assert_eq!(world::next_wakeup(&endpoint), None);
+}
