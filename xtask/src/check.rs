@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::shell::{self, Failure};
-use crate::workspace::{cargo, rustc_field};
+use crate::workspace::{self, cargo, rustc_field};
 use crate::{Command, layers, no_os, tidy};
 
 pub(crate) const COMMAND: Command = Command {
@@ -151,12 +151,8 @@ fn doc() -> Result<Outcome, Failure> {
 const DENY_VERSION: &str = "0.20.2";
 
 fn deny() -> Result<Outcome, Failure> {
-    if !shell::answers("cargo", &["deny", "--version"]) {
-        eprintln!("    cargo-deny is not installed; building it takes some minutes, once");
-        let install = ["install", "--locked", "cargo-deny", "--version", DENY_VERSION];
-        if let Err(failure) = shell::run(&mut cargo(&install)) {
-            return not_installed(failure, std::env::var_os("CI").is_some());
-        }
+    if let Err(failure) = workspace::install("deny", DENY_VERSION) {
+        return not_installed(failure, std::env::var_os("CI").is_some());
     }
     let check = ["deny", "check", "--hide-inclusion-graph"];
     shell::run(cargo(&check).args(["bans", "licenses", "sources"]))?;

@@ -51,6 +51,19 @@ pub(crate) fn rustc_field(name: &str) -> Result<String, Failure> {
         .ok_or_else(|| Failure::usage(format!("rustc does not print its {name}")))
 }
 
+/// Installs a subcommand of cargo unless some version of it is there.
+///
+/// # Errors
+/// When it cannot be fetched or built.
+pub(crate) fn install(subcommand: &str, version: &str) -> Result<(), Failure> {
+    if shell::answers("cargo", &[subcommand, "--version"]) {
+        return Ok(());
+    }
+    let package = format!("cargo-{subcommand}");
+    eprintln!("    {package} is not installed; building it takes some minutes, once");
+    shell::run(&mut cargo(&["install", "--locked", &package, "--version", version]))
+}
+
 /// Every file of the work tree that git tracks or would track, relative to the root and sorted.
 ///
 /// # Errors

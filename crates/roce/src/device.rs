@@ -280,7 +280,7 @@ impl Device for Endpoint {
         into: &mut ArrayVec<Completion, N>,
     ) -> Result<(), VerbsError> {
         while !into.is_full() {
-            let Some(completion) = self.poll_one(cq) else {
+            let Some(completion) = Endpoint::poll_cq(self, cq) else {
                 return self.cq_overrun(cq).map(drop).ok_or(VerbsError::NoCq(cq.0));
             };
             into.push(completion);
@@ -301,7 +301,7 @@ impl Device for Endpoint {
     }
 
     fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
-        self.modify(now, qpn, attr)
+        Endpoint::modify_qp(self, now, qpn, attr)
     }
 
     fn query_qp(&mut self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
@@ -313,7 +313,7 @@ impl Device for Endpoint {
     }
 
     fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
-        self.destroy(now, qpn)
+        Endpoint::destroy_qp(self, now, qpn)
     }
 
     fn register(
@@ -323,7 +323,7 @@ impl Device for Endpoint {
         len: u64,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        self.register_at(pd, addr, len, addr, access)
+        Endpoint::register(self, pd, addr, len, access)
     }
 
     fn change_region(
@@ -337,7 +337,7 @@ impl Device for Endpoint {
     }
 
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.forget_region(lkey)
+        Endpoint::deregister(self, lkey)
     }
 
     fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError> {
@@ -383,11 +383,11 @@ impl Device for Endpoint {
     }
 
     fn post_send(&mut self, now: Time, qpn: Qpn, wrs: &[SendWr]) -> Result<(), PostError> {
-        post_each(wrs, |wr| self.post(now, qpn, wr))
+        post_each(wrs, |wr| Endpoint::post_send(self, now, qpn, wr))
     }
 
     fn post_recv(&mut self, now: Time, qpn: Qpn, wrs: &[RecvWr]) -> Result<(), PostError> {
-        post_each(wrs, |wr| self.post_receive(now, qpn, wr))
+        post_each(wrs, |wr| Endpoint::post_recv(self, now, qpn, wr))
     }
 
     fn post_srq_recv(&mut self, srq: SrqId, wrs: &[RecvWr]) -> Result<(), PostError> {

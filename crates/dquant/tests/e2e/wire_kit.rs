@@ -8,8 +8,7 @@ use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{
-    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
-    WcStatus,
+    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus,
 };
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
@@ -157,7 +156,7 @@ impl Rogue {
         let path = Path::new(remote);
         let to = Connect::new(path, Qpn::new(peer.qpn), Psn::new(peer.psn));
         let to = Connect { mtu: Mtu::M4096, timeout: 13, ..to };
-        self.endpoint.connect(self.qpn, &to).expect("it is new");
+        self.endpoint.connect(clock::now(), self.qpn, &to).expect("it is new");
     }
 
     fn sge(&self, place: u64, len: u32) -> SgList {
@@ -167,7 +166,7 @@ impl Rogue {
     fn post_receive(&mut self, slot: u32) {
         let place = 4096 + u64::from(slot) * MESSAGE_BYTES as u64;
         let receive = RecvWr { wr_id: place, sges: self.sge(place, MESSAGE_BYTES as u32) };
-        self.endpoint.post_recv(self.qpn, receive).expect("room");
+        self.endpoint.post_recv(clock::now(), self.qpn, receive).expect("room");
     }
 
     /// Sends a message, or writes it to an address, and waits for its completion.
@@ -176,7 +175,7 @@ impl Rogue {
         let sges = self.sge(0, bytes.len() as u32);
         let wr =
             SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
-        self.endpoint.post_send(self.qpn, wr).expect("room");
+        self.endpoint.post_send(clock::now(), self.qpn, wr).expect("room");
         eventually("the end of a work request", || {
             self.drain();
             self.endpoint.poll_cq(self.send_cq)

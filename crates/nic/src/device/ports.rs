@@ -91,7 +91,10 @@ impl Ports {
         let own = self.add(Port { socket: own, kind: Kind::Own, via })?;
         let (shared, why_not_shared) = match bind(config, ip, config.port, true) {
             Ok(socket) => (Some(self.add(Port { socket, kind: Kind::Shared, via })?), None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(error) => {
+                let hint = error.hint().map(|hint| format!("; hint: {hint}"));
+                (None, Some(format!("{error}{}", hint.unwrap_or_default())))
+            }
         };
         self.outlets.push(Outlet { own, shared, why_not_shared });
         Ok(())

@@ -102,7 +102,13 @@ fn port(interface: &Interface) -> Finding {
     let config = DeviceConfig::new(interface.addresses.clone(), interface.index);
     let wire = match DeviceWire::open(&config) {
         Ok(wire) => wire,
-        Err(error) => return Finding::fail(topic, error.to_string(), "see the reason"),
+        Err(error) => {
+            return Finding::fail(
+                topic,
+                error.to_string(),
+                error.hint().unwrap_or("see the reason"),
+            );
+        }
     };
     let taken: Vec<IpAddr> = wire.why_not_shared().map(|(ip, _)| ip).collect();
     let Some(first) = taken.first() else {

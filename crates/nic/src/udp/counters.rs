@@ -149,7 +149,7 @@ impl UdpCounters {
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let UdpCounters { tx, rx, sharing: _ } = self;
         let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
-        let TxDropped { full, too_long, family, stopped: _, refused, last_errno } = dropped;
+        let TxDropped { full, too_long, family, stopped, refused, last_errno } = dropped;
         let sent = [
             ("udp.tx.packets", packets),
             ("udp.tx.bytes", bytes),
@@ -159,6 +159,7 @@ impl UdpCounters {
             ("udp.tx.dropped.full", full),
             ("udp.tx.dropped.too_long", too_long),
             ("udp.tx.dropped.family", family),
+            ("udp.tx.dropped.stopped", stopped),
             ("udp.tx.dropped.refused", refused),
             ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
         ];

@@ -345,28 +345,3 @@ impl Completion {
         }
     }
 }
-
-/// What programs do with an RDMA device once their queue pairs are connected.
-pub trait Verbs {
-    /// Registers `len` bytes at `addr`. The keys are fresh: those of a region that was
-    /// deregistered do not come back soon.
-    fn register(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError>;
-
-    /// Forgets the region: its keys are refused from now on.
-    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
-
-    /// Queues a send work request.
-    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError>;
-
-    /// Queues a receive work request.
-    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError>;
-
-    /// The oldest completion, if there is one.
-    fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
-}
