@@ -77,7 +77,7 @@ impl CliError {
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> CliError {
         match self {
-            // The cause lies elsewhere than the caller that adds this hint could know.
+            // The hint for the known cause takes precedence over the caller's.
             CliError::Failed { hint: Some(ref known), .. } if known == DESCRIPTORS_HINT => self,
             CliError::Failed { message, exit, .. } => {
                 CliError::Failed { message, hint: Some(text.to_string()), exit }

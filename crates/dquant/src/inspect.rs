@@ -169,7 +169,7 @@ impl Opened {
         Ok(self.described(description))
     }
 
-    /// A file without a header: the data of a Megatron pair when its index lies beside it, flat otherwise.
+    /// A file without a header: the data of a Megatron pair if its index is beside it, flat otherwise.
     fn unmarked(self, dtype: Option<Dtype>) -> Result<TokenSource, InspectError> {
         let index = self.path.with_extension("idx");
         if self.path.extension().is_some_and(|name| name == "bin") && index.is_file() {

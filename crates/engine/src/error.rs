@@ -88,7 +88,7 @@ impl Error {
     /// Adds the next thing to try.
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> Error {
-        // The cause lies elsewhere than the caller that adds this hint could know.
+        // The hint for the known cause takes precedence over the caller's.
         if self.hint.as_deref() == Some(DESCRIPTORS_HINT) {
             return self;
         }

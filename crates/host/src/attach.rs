@@ -8,8 +8,8 @@
 //!   refused with a reason, and their descriptors are closed. Descriptors are close-on-exec from the
 //!   start, because a child that inherited them would hide our death from the peer.
 //! - No call waits longer than the connection's timeout, so a silent client cannot hold a daemon.
-//! - The socket file is created with mode 0600. A lock file beside it tells a running daemon from a
-//!   dead one's leftover; only a leftover socket is ever replaced, never a file of another kind.
+//! - The socket file is created with mode 0600. A lock file beside it shows whether a daemon is running;
+//!   only a leftover socket is ever replaced, never a file of another kind.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -295,8 +295,8 @@ impl UringDisk {
         let fd = self.files.get(&active.read.file).ok_or(libc::EBADF)?.fd.as_raw_fd();
         let entry = self.entry(fd, &active).user_data(u64::from(slot));
         // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
-        // read is answered; until then it belongs to the disk by the contract of `Disk`. The
-        // descriptor is open: `remove_file` refuses while reads on the file are under way.
+        // read completes; until then it belongs to the disk by the contract of `Disk`. The descriptor is
+        // open: `remove_file` refuses while reads on the file are under way.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // The queue has room for as many entries as there are slots.
         pushed.map_err(|_| libc::EBUSY)?;

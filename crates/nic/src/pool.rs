@@ -30,7 +30,7 @@ use thiserror::Error;
 
 use crate::clock::page_bytes;
 
-/// Size in bytes of the huge pages asked for.
+/// Size in bytes of the requested huge pages.
 const HUGE_BYTES: u64 = 2 << 20;
 
 /// Most ranges that can be allocated from one pool at a time.

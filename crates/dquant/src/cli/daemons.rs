@@ -1,4 +1,5 @@
-//! What the commands that run or call daemons share: tokens, addresses, the line that says "ready".
+//! What the commands that run or call daemons share: tokens, addresses, the report that a daemon is
+//! ready.
 
 use std::fmt;
 use std::io::Read;

@@ -4,7 +4,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`corpus`] | makes token files, or takes the user's |
-//! | [`children`] | starts this program again as target, DPU and trainer, and ends them |
+//! | [`children`] | starts this program as target, DPU and trainer, and ends them |
 //! | [`opening`] | how long a trainer waits for its first batch |
 //! | [`trainer`] | reads batches, verifies them against the slow reference, measures itself |
 //! | [`report`] | the table and the JSON object |

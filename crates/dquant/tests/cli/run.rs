@@ -173,7 +173,7 @@ fn as_nobody(mut command: Command, home: &Path) -> Command {
     command
 }
 
-/// A home for nobody, if this user can become nobody and nobody can execute the program.
+/// A home for the user nobody, if this user can become it and it can execute the program.
 fn home_of_nobody(folder: &Folder, test: &str) -> Option<std::path::PathBuf> {
     if rustix::process::geteuid().as_raw() == NOBODY {
         skip::note(test, "the tests run as nobody, so that there is no other user");

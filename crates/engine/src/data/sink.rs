@@ -11,7 +11,7 @@ pub(crate) struct RingSink {
     producer: Producer,
     names: Vec<String>,
     targets: Vec<String>,
-    /// Why a target could not be reached again.
+    /// Why a target could not be reconnected.
     loss: String,
     /// Why the stream ended early.
     failure: Option<String>,

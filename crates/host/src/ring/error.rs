@@ -37,7 +37,7 @@ pub enum RingError {
     /// The slot size is not a multiple of the page size.
     #[error("ring: slot_bytes is {slot_bytes}, must be a multiple of {MIN_SLOT_BYTES}")]
     SlotAlignment {
-        /// The size asked for.
+        /// The requested size.
         slot_bytes: u64,
     },
     /// The files handed over are not a ring this version can use.
@@ -106,7 +106,7 @@ pub enum RingError {
     /// The producer's counter is impossible; the ring cannot be used further.
     #[error("ring: producer counts {produced} slots where {taken} were taken and {slots} exist")]
     BadCounter {
-        /// What the counter says.
+        /// Value of the counter.
         produced: u64,
         /// Slots taken so far.
         taken: u64,

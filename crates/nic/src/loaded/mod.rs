@@ -392,9 +392,9 @@ fn busy(result: Result<(), VerbsError>, in_use: VerbsError) -> Result<(), VerbsE
     })
 }
 
-// Every call below hands the library objects that it made itself and that were not destroyed: they are taken
-// from the tables, where they stand from creation to destruction. Structures that it reads or fills live on
-// this stack until the call returns. This is what the comments mean by "living objects".
+// Every call below hands the library objects that it made itself and that were not destroyed: they come from
+// the tables, which hold them from creation to destruction. Structures that it reads or fills live on this
+// stack until the call returns. This is what the comments mean by "living objects".
 impl Device for LoadedDevice {
     fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {
         // SAFETY: living objects.

@@ -72,8 +72,7 @@ impl PacketTap {
     /// When the process lacks CAP_NET_RAW, or there is no such interface.
     pub fn open(ifindex: Option<u32>) -> io::Result<PacketTap> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // With protocol 0 nothing arrives before the filter stands.
-        // SAFETY: no pointers are passed.
+        // With protocol 0 nothing arrives before the filter is attached. SAFETY: no pointers are passed.
         let raw = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
