@@ -172,7 +172,7 @@ mod tests {
         app
     }
 
-    /// Whether a sleep that nothing but a lost wake-up would end ends at once.
+    /// Whether a sleep without any event ends at once.
     fn wakes_at_once(driver: &Driver) -> bool {
         let began = clock::now();
         run(driver, &[Turn::Idle(None)]);

@@ -96,7 +96,7 @@ impl UdpConfig {
         UdpConfig::at(SocketAddr::new(ip, ROCE_PORT))
     }
 
-    /// This address with any port; 0 lets the kernel choose.
+    /// This address and port, everything else at its default; port 0 lets the kernel choose.
     pub fn at(local: SocketAddr) -> UdpConfig {
         UdpConfig {
             local,
