@@ -34,10 +34,10 @@ Examples:
     run,
 };
 
-/// What is installed when there is no cargo-llvm-cov; whatever version is there already will do.
+/// Version to install when there is no cargo-llvm-cov; an installed one of any version is used.
 const VERSION: &str = "0.8.4";
 
-/// Sources that are not looked at: those of every other member.
+/// Sources that are not measured: those of every other member.
 const IGNORED: &str =
     "--ignore-filename-regex=^(.*/)?(fuzz|xtask|bindings|crates/[^r][^/]*|crates/roce/tests)/";
 

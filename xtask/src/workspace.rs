@@ -1,4 +1,4 @@
-//! Where the workspace lies and what cargo and git say about it.
+//! The location of the workspace, and its data from cargo and git.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// The resolved dependency graph as `cargo metadata` tells it.
+/// The resolved dependency graph from `cargo metadata`.
 ///
 /// # Errors
 /// Whatever cargo reports.
@@ -30,7 +30,7 @@ pub(crate) fn metadata() -> Result<Metadata, Failure> {
     metadata.map_err(|error| Failure::check(format!("cargo metadata: {error}")))
 }
 
-/// The folder for build outputs: cargo's own, wherever the user has put it.
+/// The folder for build outputs: cargo's own, wherever the user has configured it.
 ///
 /// # Errors
 /// As [`metadata`].

@@ -19,7 +19,7 @@ use roce::world::{Path, Staging, drain};
 
 const MIB: u64 = 1 << 20;
 
-/// How long a test may take before it is called stuck.
+/// How long a test may take before it counts as stuck.
 const LIMIT: Duration = Duration::from_millis(60_000);
 
 /// An endpoint with one queue pair, its wire and its memory.

@@ -1,4 +1,5 @@
-//! What the commands that run or call daemons share: tokens, addresses, the line that says "ready".
+//! What the commands that run or call daemons share: tokens, addresses, the report that a daemon is
+//! ready.
 
 use std::fmt;
 use std::io::Read;
@@ -122,13 +123,13 @@ pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, Cli
     chosen.ok_or_else(|| CliError::usage(format!("--control {host}: the name has no address")))
 }
 
-/// Asks the kernel to end this process when the one that started it ends.
+/// Makes the kernel end this process when its parent ends.
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CliError::because("cannot follow the starting process", &error))
 }
 
-/// Says that a daemon serves.
+/// Reports that a daemon is ready.
 #[derive(Debug, Serialize)]
 pub(super) struct ReadyReport {
     event: &'static str,

@@ -1,5 +1,4 @@
-//! What an attacker on the network has: packets made by hand, and a RoCE endpoint that says what it
-//! likes.
+//! Tools of an attacker on the network: handmade packets, and a RoCE endpoint that sends anything.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
@@ -30,7 +29,7 @@ pub(crate) struct Attacker {
     to: SocketAddrV4,
 }
 
-/// A request packet that a queue pair would take for one of its peer's.
+/// A request packet that a queue pair would accept as its peer's.
 pub(crate) fn request(opcode: Opcode, to: Qpn, psn: u32) -> Bth {
     Bth {
         opcode,
@@ -66,7 +65,7 @@ impl Attacker {
         self.socket.send_to(bytes, self.to).expect("loopback takes it");
     }
 
-    /// Bytes that end with the right ICRC, whatever stands before it.
+    /// Bytes followed by their correct ICRC.
     pub(crate) fn sealed(&self, bytes: &[u8]) {
         let mut packet = [bytes, &[0; ICRC_BYTES]].concat();
         let pseudo = Pseudo::V4 {
@@ -133,7 +132,7 @@ impl Rogue {
         Rogue { endpoint, wire, pool, range, region, send_cq, recv_cq, qpn }
     }
 
-    /// As the control plane says it.
+    /// Its queue pair as a message of the control plane.
     pub(crate) fn queue_pair(&self) -> QueuePair {
         QueuePair {
             address: self.wire.local().to_string(),
@@ -170,7 +169,7 @@ impl Rogue {
         self.endpoint.post_recv(clock::now(), self.qpn, receive).expect("room");
     }
 
-    /// Sends a message, or writes it somewhere, and waits for how that ends.
+    /// Sends a message, or writes it to an address, and waits for its completion.
     pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) -> Completion {
         self.pool.bytes_mut(self.range.addr, bytes.len()).copy_from_slice(bytes);
         let sges = self.sge(0, bytes.len() as u32);
@@ -196,7 +195,7 @@ impl Rogue {
         bytes
     }
 
-    /// Sends and receives what there is.
+    /// Sends and receives what is pending.
     pub(crate) fn drain(&mut self) {
         let now = clock::now();
         while {
