@@ -249,7 +249,7 @@ pub fn run_dpu<E: From<Error>>(
     })?;
     // Before there are threads that could take the descriptors which it finds free.
     let runtime = runtime::multi_thread()?;
-    let engine = DpuEngine::start(config.host).map_err(engine_error)?;
+    let engine = DpuEngine::start(config.host.clone()).map_err(engine_error)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,
