@@ -249,7 +249,7 @@ pub fn run_dpu<E: From<Error>>(
     })?;
     // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
-    let engine = DpuEngine::start(config.host).map_err(engine_error)?;
+    let engine = DpuEngine::start(config.host.clone()).map_err(engine_error)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,

@@ -83,7 +83,7 @@ impl Drop for LocalDpu {
 /// Engine settings for this address.
 fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Error> {
     let LocalConfig { memory, loss_ppm, .. } = *config;
-    Ok(HostConfig { roce, memory, loss_ppm, seed: fresh_seed()? })
+    Ok(HostConfig { roce, device: None, memory, loss_ppm, seed: fresh_seed()? })
 }
 
 /// Starts an engine at the configured address, or at one from which the target can be reached: on the RoCE
@@ -94,7 +94,7 @@ fn start_engine(config: &LocalConfig) -> Result<DpuEngine, Error> {
     }
     let ip = local_ip_towards(&config.target)?;
     let host = host_config(config, SocketAddr::new(ip, ROCE_PORT))?;
-    match DpuEngine::start(host) {
+    match DpuEngine::start(host.clone()) {
         Err(EngineError::Udp(_)) => {
             let any_port = HostConfig { roce: SocketAddr::new(ip, 0), ..host };
             DpuEngine::start(any_port).map_err(engine_error)

@@ -182,8 +182,18 @@ impl InitialPsns {
     }
 }
 
-/// Connects a queue pair of RC or UC: RESET to INIT, RTR and RTS, with everything allowed to the peer that
-/// its keys allow.
+/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted, with everything allowed
+/// to the peer that its keys allow.
+///
+/// # Errors
+/// Those of [`Device::modify_qp`].
+pub fn initialize<D: Device>(device: &mut D, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
+    let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    device.modify_qp(now, qpn, &QpAttr { mask, ..QpAttr::to(QpState::Init) })
+}
+
+/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS, with
+/// everything allowed to the peer that its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`]; the queue pair is in RESET then.
@@ -229,7 +239,8 @@ fn bring_up<D: Device>(
         (QpState::Init, QpState::Rtr),
         (QpState::Rtr, QpState::Rts),
     ];
-    for (from, state) in steps {
+    let is_ready = device.query_qp(qpn)?.state == QpState::Init;
+    for (from, state) in steps.into_iter().skip(usize::from(is_ready)) {
         let (needs, _) = transition::rule(transport, from, state).unwrap_or_default();
         let step = QpAttr { state, mask: needs | AttrMask::STATE, ..*attr };
         if let Err(error) = device.modify_qp(now, qpn, &step) {

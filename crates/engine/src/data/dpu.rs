@@ -206,7 +206,10 @@ struct Engine<F> {
 impl DpuEngine {
     /// Starts the engine.
     pub fn start(config: HostConfig) -> Result<DpuEngine, EngineError> {
-        DpuEngine::start_on(Host::software(&config)?)
+        match &config.device {
+            None => DpuEngine::start_on(Host::software(&config)?),
+            Some(choice) => DpuEngine::start_on(Host::loaded(&config, choice)?),
+        }
     }
 
     fn start_on<F: Fabric + Send + 'static>(host: Host<F>) -> Result<DpuEngine, EngineError> {

@@ -19,6 +19,7 @@ mod turns;
 
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -26,6 +27,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use nic::clock;
 use nic::driver::{Driver, Turn};
 use nic::fabric::{Fabric, Software, SoftwareError};
+use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::{Pages, Pool, PoolRange};
 use nic::waiter::Waker;
 use roce::device::{self, Device, InitialPsns};
@@ -66,6 +68,9 @@ pub enum EngineError {
     /// The UDP wire.
     #[error(transparent)]
     Udp(#[from] nic::udp::UdpError),
+    /// The library of a device.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The disk.
     #[error(transparent)]
     Disk(#[from] host::disk::DiskError),
@@ -136,11 +141,22 @@ pub struct QpAddress {
     pub reliability: Reliability,
 }
 
+/// A device behind a library of the verbs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The library: a path, or a name that is looked up as programs find their libraries.
+    pub library: PathBuf,
+    /// The device.
+    pub name: String,
+}
+
 /// Configuration common to both engines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Address of the RoCE endpoint.
+    /// Address of the RoCE endpoint. A device of a library has its own.
     pub roce: SocketAddr,
+    /// A device of a library instead of the software one.
+    pub device: Option<DeviceChoice>,
     /// Bytes of registered memory.
     pub memory: u64,
     /// Received packets to drop, in parts per million.
@@ -160,9 +176,19 @@ pub(crate) struct Host<F> {
 impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
-        let HostConfig { roce, memory, loss_ppm, seed } = *config;
+        let HostConfig { roce, memory, loss_ppm, seed, .. } = *config;
         let fabric = Software::bind(roce, memory, loss_ppm, seed)?;
         Ok(Host { fabric, psns: InitialPsns::new(seed), now: clock::now() })
+    }
+}
+
+impl Host<Loaded> {
+    /// The device of a library.
+    fn loaded(config: &HostConfig, choice: &DeviceChoice) -> Result<Host<Loaded>, EngineError> {
+        let library = Library::load(&choice.library)?;
+        let device = LoadedDevice::open(&library, &choice.name)?;
+        let fabric = Loaded::new(device, Pool::new(config.memory)?);
+        Ok(Host { fabric, psns: InitialPsns::new(config.seed), now: clock::now() })
     }
 }
 
@@ -256,6 +282,11 @@ impl<F: Fabric> Host<F> {
         let (send_cq, recv_cq) = cqs;
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
         let qpn = self.device().create_qp(config)?;
+        // Receives are posted before the peer is known.
+        if let Err(error) = device::initialize(self.fabric.device(), self.now, qpn) {
+            self.destroy_qp(qpn);
+            return Err(error.into());
+        }
         let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
         Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability })
     }

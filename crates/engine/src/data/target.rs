@@ -162,7 +162,11 @@ impl TargetEngine {
         let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
-        TargetEngine::start_on(Host::software(&HostConfig { memory, ..config })?, count)
+        let config = HostConfig { memory, ..config };
+        match &config.device {
+            None => TargetEngine::start_on(Host::software(&config)?, count),
+            Some(choice) => TargetEngine::start_on(Host::loaded(&config, choice)?, count),
+        }
     }
 
     fn start_on<F: Fabric + Send + 'static>(

@@ -20,7 +20,7 @@ const RING_BYTES: u64 = 16 << 10;
 
 fn config() -> HostConfig {
     let roce = SocketAddr::from(([127, 0, 0, 1], 0));
-    HostConfig { roce, memory: 32 << 20, loss_ppm: 0, seed: 7 }
+    HostConfig { roce, device: None, memory: 32 << 20, loss_ppm: 0, seed: 7 }
 }
 
 /// Waits until `look` returns true.

@@ -233,7 +233,10 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
         match destroys {
             true => shared.endpoint().destroy_qp(Time::ZERO, b.qpn).unwrap(),
             false => {
-                shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Reset)).unwrap()
+                shared
+                    .endpoint()
+                    .modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Reset))
+                    .unwrap();
             }
         }
         for turn in 0..5 {
