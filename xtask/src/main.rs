@@ -14,6 +14,7 @@ mod coverage;
 mod floors;
 mod fuzz;
 mod layers;
+mod miri;
 mod no_os;
 mod scan;
 mod shell;
@@ -44,6 +45,7 @@ const COMMANDS: &[Command] = &[
     chaos::COMMAND,
     fuzz::COMMAND,
     coverage::COMMAND,
+    miri::COMMAND,
 ];
 
 fn main() -> ExitCode {
