@@ -1,8 +1,8 @@
-//! For tests that cannot run on a machine: the reason goes to whoever runs them. Included by path,
+//! For tests that cannot run on a machine: reports the reason to the user. Included by path,
 //! because no crate is for tests only.
 
-/// Leaves a line in the file that `DQUANT_SKIP_LOG` names: a test that did not run is not one that
-/// passed, and runners hide what passing tests print.
+/// Appends a line to the file that `DQUANT_SKIP_LOG` names: a test that did not run has not passed,
+/// and runners hide what passing tests print.
 pub(crate) fn note(test: &str, reason: &str) {
     use std::io::Write;
     let reason = reason.lines().next().unwrap_or("no reason given");

@@ -11,7 +11,7 @@ use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, EndpointConfig, QpAttr, QpConfig, QpState, SrqConfig,
 };
 use roce::verbs::{
-    Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, SrqId, Transport, Verbs,
+    Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, SrqId, Transport,
     WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::Opcode;
@@ -108,6 +108,7 @@ pub(crate) struct Program {
 
 /// A node and its program.
 pub(crate) struct Host<'w> {
+    pub(crate) now: Time,
     pub(crate) node: &'w mut Node,
     pub(crate) program: &'w mut Program,
 }
@@ -202,7 +203,7 @@ impl Program {
             shape,
             foreign: node.endpoint.alloc_pd(),
         };
-        let mut host = Host { node, program: &mut program };
+        let mut host = Host { now: Time::ZERO, node, program: &mut program };
         (0..STRETCHES).for_each(|index| host.register(index, RIGHTS[index]));
         host.create_srq();
         shape.mix.into_iter().for_each(|service| host.add_slot(service));
@@ -283,7 +284,7 @@ impl Host<'_> {
 
     pub(crate) fn destroy_qp(&mut self, slot: usize) {
         if let Some(qpn) = self.slots[slot].qpn.take() {
-            self.node.endpoint.destroy_qp(qpn).expect("it exists");
+            self.node.endpoint.destroy_qp(self.now, qpn).expect("it exists");
             let gone = |queue| queue == Queue::Send(qpn) || queue == Queue::Recv(qpn);
             self.node.memory.guard.ledger.orphan(gone);
             self.stale_qpns.push(qpn);
@@ -296,11 +297,15 @@ impl Host<'_> {
             return;
         };
         if service.transport != Transport::Ud {
-            let _ = self.node.endpoint.connect(qpn, peer);
+            let _ = self.node.endpoint.connect(self.now, qpn, peer);
             return;
         }
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let _ = self.node.endpoint.modify_qp(qpn, &attributes(service.transport, state, peer));
+            let _ = self.node.endpoint.modify_qp(
+                self.now,
+                qpn,
+                &attributes(service.transport, state, peer),
+            );
         }
     }
 
@@ -310,7 +315,7 @@ impl Host<'_> {
             return;
         };
         let (before, state) = (self.node.endpoint.query_qp(qpn), self.state(slot));
-        let done = self.node.endpoint.modify_qp(qpn, attr);
+        let done = self.node.endpoint.modify_qp(self.now, qpn, attr);
         match done {
             Ok(()) if attr.mask.contains(AttrMask::STATE) => {
                 assert!(self.state(slot) == Some(attr.state), "{attr:?} led elsewhere");
@@ -342,7 +347,8 @@ impl Host<'_> {
         let flow = if brings_data { Flow::In } else { Flow::Out };
         let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
         let signaled = wr.signaled;
-        let posted = self.node.endpoint.post_send(qpn, SendWr { wr_id, op, ..wr }).is_ok();
+        let posted =
+            self.node.endpoint.post_send(self.now, qpn, SendWr { wr_id, op, ..wr }).is_ok();
         if posted {
             self.node.memory.guard.ledger.posted(Queue::Send(qpn), signaled, flow, buffers);
             self.atomics += u64::from(is_atomic);
@@ -376,7 +382,7 @@ impl Host<'_> {
     fn post_own(&mut self, qpn: Qpn, sges: SgList) -> bool {
         let buffers = self.node.memory.guard.backing_of(&sges);
         let wr_id = self.node.memory.guard.ledger.next_id();
-        let posted = self.node.endpoint.post_recv(qpn, RecvWr { wr_id, sges }).is_ok();
+        let posted = self.node.endpoint.post_recv(self.now, qpn, RecvWr { wr_id, sges }).is_ok();
         if posted {
             self.node.memory.guard.ledger.posted(Queue::Recv(qpn), true, Flow::In, buffers);
         }
@@ -416,7 +422,7 @@ impl Host<'_> {
                 SendWr { op: SendOp::BindWindow(binding), signaled: true, ..SendWr::default() };
             self.post_send(qpn, wr).then_some(binding.rkey)
         } else {
-            let rkey = self.node.endpoint.bind_window(qpn, wr_id, binding, true).ok();
+            let rkey = self.node.endpoint.bind_window(self.now, qpn, wr_id, binding, true).ok();
             if rkey.is_some() {
                 self.node.memory.guard.ledger.posted(
                     Queue::Send(qpn),

@@ -102,7 +102,8 @@ impl World {
     }
 
     fn host(&mut self, own: usize) -> Host<'_> {
-        Host { node: self.fabric.node_mut(own as u32), program: &mut self.programs[own] }
+        let now = self.fabric.now();
+        Host { now, node: self.fabric.node_mut(own as u32), program: &mut self.programs[own] }
     }
 
     /// States and counters, for reports.
@@ -422,7 +423,7 @@ impl World {
             0 => {
                 let host = self.host(own);
                 if let Some(qpn) = host.slots[slot].qpn {
-                    host.node.endpoint.modify_to_error(qpn).expect("it exists");
+                    host.node.endpoint.modify_to_error(host.now, qpn).expect("it exists");
                 }
             }
             1 => self.host(own).destroy_qp(slot),

@@ -82,7 +82,8 @@ impl Victim {
     }
 
     fn host(&mut self) -> Host<'_> {
-        Host { node: self.fabric.node_mut(VICTIM), program: &mut self.program }
+        let now = self.fabric.now();
+        Host { now, node: self.fabric.node_mut(VICTIM), program: &mut self.program }
     }
 
     /// Discards the victim's packets.
@@ -170,7 +171,7 @@ impl Victim {
         host.poll_all();
         for slot in 0..SLOTS {
             if let Some(qpn) = host.slots[slot].qpn {
-                host.node.endpoint.modify_to_error(qpn).expect("it exists");
+                host.node.endpoint.modify_to_error(host.now, qpn).expect("it exists");
                 assert_eq!(host.state(slot), Some(QpState::Error));
                 host.poll_all();
                 let ledger = &host.node.memory.guard.ledger;

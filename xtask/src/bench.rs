@@ -1,8 +1,8 @@
-//! `cargo xtask bench`: figures that anyone can repeat.
+//! `cargo xtask bench`: figures that anyone can reproduce.
 //!
 //! A benchmark here is the product itself, run as a user would run it: the release build of `dquant demo` in several
-//! configurations, round after round, so that a machine that slows down slows all of them. What is printed is the
-//! median and the spread of each figure, with the load the machine had before each run.
+//! configurations, round after round, so that a machine that slows down slows all of them. It prints the median and
+//! the spread of each figure, with the machine's load before each run.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | [`soak`] | one long stream: does memory stay where it is? |
 //! | [`machine`] | what the figures were taken on |
 //!
-//! Nothing in here decides how fast is fast enough: a missed target is printed, wrong bytes fail.
+//! No speed is required here: a missed target is printed, wrong bytes fail.
 
 mod data;
 mod figures;
@@ -57,7 +57,7 @@ Examples:
     run,
 };
 
-/// What the user asked for.
+/// The user's options.
 #[derive(Clone, Debug, PartialEq)]
 struct Options {
     runs: usize,
@@ -140,7 +140,7 @@ fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Fai
     Ok(())
 }
 
-/// More rounds than this say nothing new and take hours.
+/// More rounds than this give no new information and take hours.
 const MAX_RUNS: usize = 1_000;
 
 fn runs(text: &str) -> Result<usize, Failure> {

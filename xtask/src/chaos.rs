@@ -1,8 +1,8 @@
 //! `cargo xtask chaos`: the long run of the simulation, and the check of its checker.
 //!
-//! Two parts. The transport runs through thousands of seeds of random programs under random faults; then every planted
-//! mistake has to be found, so that the first part's silence means something. Both are tests of the package `sim`,
-//! built optimised and without the rest of the workspace, so that a machine gets to work within a minute.
+//! It has two parts. The transport runs thousands of seeds of random programs under random faults; then every planted
+//! bug has to be found, which shows that the first part would find bugs. Both are tests of the package `sim`, built
+//! optimised and without the rest of the workspace, so that a machine starts within a minute.
 
 use crate::Command;
 use crate::shell::{self, Failure};

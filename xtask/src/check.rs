@@ -1,13 +1,13 @@
-//! `cargo xtask check`: what a change must pass before anyone reads it.
+//! `cargo xtask check`: what a change must pass before review.
 //!
-//! The steps are a table, cheap ones first. All of them run even after one has failed, so that one round shows every
-//! complaint; the summary at the end names each with its time. A step that needs a tool which is not installed says so
-//! and is counted as skipped, never as passed.
+//! The steps are a table, cheap ones first. All of them run even after one has failed, so that one run shows every
+//! failure; the summary at the end names each with its time. A step whose tool is not installed is reported as
+//! skipped, never as passed.
 
 use std::time::{Duration, Instant};
 
 use crate::shell::{self, Failure};
-use crate::workspace::{cargo, rustc_field};
+use crate::workspace::{self, cargo, rustc_field};
 use crate::{Command, layers, no_os, tidy};
 
 pub(crate) const COMMAND: Command = Command {
@@ -36,9 +36,9 @@ Examples:
 
 /// How a step ended when it did not fail.
 pub(crate) enum Outcome {
-    /// It ran and holds.
+    /// It ran and passed.
     Passed,
-    /// What could run holds, and what could not.
+    /// The part that could run passed; the text names the rest.
     PassedWithout(String),
     /// It did not run, and why.
     Skipped(String),
@@ -141,22 +141,18 @@ fn clippy() -> Result<Outcome, Failure> {
 fn doc() -> Result<Outcome, Failure> {
     let mut command =
         cargo(&["doc", "--workspace", "--no-deps", "--document-private-items", "--keep-going"]);
-    // Module tables link private rooms on purpose: the documentation is built with them.
+    // Module tables link private modules on purpose: the documentation is built with them.
     let flags = "-D warnings -A rustdoc::private_intra_doc_links";
     shell::run(command.env("RUSTDOCFLAGS", flags))?;
     Ok(Outcome::Passed)
 }
 
-/// What is installed when there is no cargo-deny; whatever version is there already will do.
+/// Version to install when there is no cargo-deny; an installed one of any version is used.
 const DENY_VERSION: &str = "0.20.2";
 
 fn deny() -> Result<Outcome, Failure> {
-    if !shell::answers("cargo", &["deny", "--version"]) {
-        eprintln!("    cargo-deny is not installed; building it takes some minutes, once");
-        let install = ["install", "--locked", "cargo-deny", "--version", DENY_VERSION];
-        if let Err(failure) = shell::run(&mut cargo(&install)) {
-            return not_installed(failure, std::env::var_os("CI").is_some());
-        }
+    if let Err(failure) = workspace::install("deny", DENY_VERSION) {
+        return not_installed(failure, std::env::var_os("CI").is_some());
     }
     let check = ["deny", "check", "--hide-inclusion-graph"];
     shell::run(cargo(&check).args(["bans", "licenses", "sources"]))?;
@@ -167,7 +163,7 @@ fn deny() -> Result<Outcome, Failure> {
     Ok(Outcome::Passed)
 }
 
-/// A developer may be offline; where a gate is kept (`CI` is set there), a step that does not run fails.
+/// A developer may be offline; in CI (`CI` is set there), a step that does not run fails.
 fn not_installed(failure: Failure, in_ci: bool) -> Result<Outcome, Failure> {
     if in_ci {
         return Err(failure);

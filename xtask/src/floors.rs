@@ -1,10 +1,10 @@
-//! Which modules of a crate may use which of its others.
+//! Which modules of a crate may use which of its other modules.
 //!
 //! The table [`FLOORS`] lists modules at the top of a crate's `src`, lowest floor first. The code of a floor may name
-//! itself and what its line allows, by paths that begin with `crate::`; whatever is not in its line is refused, so a
-//! new module cannot slip in below. A chain of `super` that leaves the floor is refused as well, as it would hide a
-//! name. Modules without a line are not looked at. Names are found in the tokens that [`scan`] leaves: comments and
-//! text do not count, and no macro is expanded.
+//! itself and what its line allows, by paths that begin with `crate::`; everything else is refused, so a new module
+//! cannot slip in below. A chain of `super` that leaves the floor is refused as well, as it would hide a name.
+//! Modules without a line are not checked. Names are found in the tokens that [`scan`] leaves: comments and text do
+//! not count, and no macro is expanded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ const FLOORS: &[(&str, &[Floor])] = &[
     ),
 ];
 
-/// Everything that breaks the table, with file and line.
+/// Everything that violates the table, with file and line.
 ///
 /// # Errors
 /// When git does not list the files.
@@ -59,7 +59,7 @@ fn of_floor(src: &str, floor: &Floor, files: &[PathBuf]) -> Vec<String> {
         else {
             continue;
         };
-        // A file that git lists and that is not there was deleted in the work tree.
+        // A file that git lists but that does not exist was deleted in the work tree.
         if let Ok(text) = fs::read_to_string(root().join(path)) {
             any = true;
             found.extend(judge(floor, path, depth, &scan::code_only(&text)));
@@ -155,7 +155,7 @@ fn opens_module(statement: &str) -> bool {
     words.next().is_some() && words.next() == Some("mod")
 }
 
-/// Where `word` stands and is not the end of a longer name.
+/// Positions at which `word` is not the end of a longer name.
 fn starts<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let all = code.match_indices(word).map(|(at, _)| at);
     all.filter(|&at| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))

@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: the harnesses of package `fuzz`, guided by coverage.
 //!
-//! The harnesses are ordinary tests that also know how to hand over to libFuzzer, which comes as C++ source with the
-//! crate `bolero-libfuzzer`: a C++ compiler is all it takes beyond the stable toolchain. Where there is none, the same
-//! tests run with random inputs and without guidance.
+//! The harnesses are ordinary tests that can also run under libFuzzer, which comes as C++ source with the crate
+//! `bolero-libfuzzer`, so only a C++ compiler is needed beyond the stable toolchain. Without one, the same tests run
+//! with random inputs and without guidance.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -61,7 +61,7 @@ struct Harness {
     name: &'static str,
     /// The longest input that is worth trying.
     max_len: usize,
-    /// Comparisons are followed: the input holds numbers that nobody guesses.
+    /// Whether comparisons are traced: the input holds numbers that cannot be guessed.
     traced: bool,
 }
 
@@ -71,7 +71,7 @@ impl Harness {
         root().join("fuzz/tests/__fuzz__").join(self.name).join("corpus.bin")
     }
 
-    /// Inputs that once failed, by the name of what was wrong.
+    /// Inputs that once failed, named after their bug.
     fn regressions(&self) -> PathBuf {
         self.committed().with_file_name("crashes")
     }
@@ -83,7 +83,7 @@ enum Engine {
     Random,
 }
 
-/// What the user asked for.
+/// The user's options.
 #[derive(Debug, Default)]
 struct Options {
     seconds: Option<Duration>,

@@ -1,10 +1,10 @@
-//! Who may depend on whom.
+//! Which member of the workspace may depend on which.
 //!
-//! Two rules from the architecture, checked against what cargo resolved and not against what the manifests seem to
-//! say. First, the direction of dependencies between members is the table [`LAYERS`]; a member that is not in the
-//! table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are used
-//! without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same thing from
-//! the other side. In passing: every dependency comes from the default registry. The same step looks at the floors
+//! Two rules of the architecture are checked, against the dependencies that cargo resolved rather than against the
+//! manifests. First, the direction of dependencies between members is the table [`LAYERS`]; a member that is not in
+//! the table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are
+//! used without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same
+//! independently. In addition, every dependency must come from the default registry. The same step checks the floors
 //! inside crates ([`floors`]).
 
 use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
@@ -14,7 +14,7 @@ use crate::floors;
 use crate::shell::Failure;
 use crate::workspace;
 
-/// One member of the workspace and what it may see.
+/// One member of the workspace and its allowed dependencies.
 struct Layer {
     name: &'static str,
     /// Members it may depend on.
@@ -82,7 +82,7 @@ fn member(package: &Package) -> Vec<String> {
     package.dependencies.iter().filter_map(|edge| judge(layer, edge)).collect()
 }
 
-/// Says what is wrong with one declared dependency.
+/// Returns what is wrong with one declared dependency.
 fn judge(layer: &Layer, edge: &Dependency) -> Option<String> {
     let (from, to) = (layer.name, edge.name.as_str());
     if edge.path.is_some() {

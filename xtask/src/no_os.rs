@@ -1,9 +1,9 @@
 //! The mechanical proof that the pure crates need no operating system.
 //!
-//! Builds `xtask/no-os-proof`, which brings its own panic handler and allocator and so cannot be compiled together
-//! with `std`, from whichever crate that would come. The versions are those of the workspace: its lock file is copied
-//! beside the proof first. Where `nm` is installed, the symbols that the archive leaves to others are read as well: only
-//! the memory primitives and the integer helpers of the compiler may be among them.
+//! Builds `xtask/no-os-proof`, which brings its own panic handler and allocator and so cannot be compiled together with
+//! `std`, from whichever crate that would come. The versions are those of the workspace: its lock file is copied beside
+//! the proof first. Where `nm` is installed, the undefined symbols of the archive are read as well: only the memory
+//! primitives and the integer helpers of the compiler may be among them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::workspace::{self, cargo, root};
 /// The proof's manifest, relative to the root.
 pub(crate) const MANIFEST: &str = "xtask/no-os-proof/Cargo.toml";
 
-/// What compiled code calls without being asked: `memcpy` and its kin.
+/// Called implicitly by compiled code: `memcpy` and related functions.
 const MEMORY_PRIMITIVES: &[&str] = &["memcpy", "memmove", "memset", "memcmp", "bcmp", "strlen"];
 
 pub(crate) fn check() -> Result<Outcome, Failure> {
@@ -60,14 +60,14 @@ fn foreign_imports(archive: &Path) -> Result<Vec<String>, Failure> {
 fn symbols(archive: &Path, which: &str) -> Result<BTreeSet<String>, Failure> {
     let mut nm = Command::new("nm");
     nm.args(["--format=just-symbols", which]).arg(archive);
-    // Members without symbols make nm talk on stderr; that is no news.
+    // Members without symbols make nm write to stderr, which is ignored.
     let output = nm.stderr(Stdio::null()).output();
     let output = output.map_err(|error| Failure::usage(format!("cannot start nm: {error}")))?;
     let names = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     Ok(names)
 }
 
-/// Mangled names are Rust's own and were judged by the compiler; the rest must be on the short list.
+/// Mangled names are Rust's own and were checked by the compiler; the rest must be on the short list.
 fn is_harmless(name: &str) -> bool {
     let rust = name.starts_with("_R") || name.starts_with("_ZN");
     let wide_integer = name.starts_with("__") && (name.ends_with("ti3") || name.ends_with("ti4"));

@@ -1,7 +1,7 @@
 //! Just enough of Rust's lexical rules to search sources for names.
 //!
-//! [`code_only`] blanks comments, strings and character literals and keeps every line break, so that what is left can
-//! be searched without being fooled by text. It works on characters, not on a syntax tree: nothing is expanded.
+//! [`code_only`] blanks comments, strings and character literals and keeps every line break, so that text does not
+//! cause false matches. It works on characters, not on a syntax tree: nothing is expanded.
 
 /// The source with comments, strings and character literals turned into spaces; line breaks stay.
 pub(crate) fn code_only(source: &str) -> String {

@@ -1,4 +1,4 @@
-//! Running other programs and telling what happened.
+//! Runs other programs and reports their results.
 //!
 //! A program that cannot be started is a fault of the machine (exit code 2); one that ran and failed is a failed check
 //! (exit code 1). The command line is printed before it runs, so that a failing step can be pasted and repeated.
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// Why a command of xtask stops.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line was wrong, or the machine lacks something that cannot be skipped.
+    /// The command line was invalid, or the machine lacks something that cannot be skipped.
     Usage(String),
     /// A check ran and did not pass.
     Check(String),
@@ -67,7 +67,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
         .map_err(|_| Failure::check(format!("`{}` wrote text that is not UTF-8", display(command))))
 }
 
-/// Whether a program starts and answers these arguments with success.
+/// Whether a program starts and succeeds with these arguments.
 pub(crate) fn answers(program: &str, args: &[&str]) -> bool {
     Command::new(program)
         .args(args)

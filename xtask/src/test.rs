@@ -37,7 +37,7 @@ Examples:
 /// Names the file that tests append their reason to when they cannot run here.
 const SKIP_LOG: &str = "DQUANT_SKIP_LOG";
 
-/// What the user asked for.
+/// The user's options.
 #[derive(Default)]
 struct Options<'a> {
     release: bool,

@@ -1,7 +1,7 @@
-//! House rules that no compiler knows: module headers, no stray words.
+//! House rules that the compiler does not check: module headers, no stray words.
 //!
 //! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
-//! clippy can say is left to them.
+//! clippy can check is left to them.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ use crate::check::Outcome;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
 
-/// File types that people write by hand and that are read for stray words.
+/// Types of handwritten files, which are searched for stray words.
 const TEXT: &[&str] =
     &["rs", "toml", "md", "py", "pyi", "proto", "sh", "yml", "yaml", "html", "js", "css"];
 
-/// Words that mean "not finished" or "only on my machine". Each is cut in two here, or this file would find itself.
+/// Words that mean "not finished" or "only on my machine". Each is split here, or this file would match itself.
 const STRAY_WORDS: &[(&str, &str)] = &[
     (concat!("TO", "DO"), "finish it, or write an issue"),
     (concat!("FIX", "ME"), "fix it, or write an issue"),
@@ -36,7 +36,7 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
         if !TEXT.contains(&extension) {
             continue;
         }
-        // A file that git lists and that is not there was deleted in the work tree.
+        // A file that git lists but that does not exist was deleted in the work tree.
         let Ok(text) = fs::read_to_string(root().join(&path)) else {
             continue;
         };
@@ -71,7 +71,7 @@ fn stray_words(path: &Path, text: &str) -> Vec<String> {
     found
 }
 
-/// Whether `word` stands in the line and not inside a longer name.
+/// Whether the line contains `word` other than inside a longer name.
 fn contains_word(line: &str, word: &str) -> bool {
     let name_char = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

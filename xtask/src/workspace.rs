@@ -1,4 +1,4 @@
-//! Where the workspace lies and what cargo and git say about it.
+//! The location of the workspace, and its data from cargo and git.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// The resolved dependency graph as `cargo metadata` tells it.
+/// The resolved dependency graph from `cargo metadata`.
 ///
 /// # Errors
 /// Whatever cargo reports.
@@ -30,7 +30,7 @@ pub(crate) fn metadata() -> Result<Metadata, Failure> {
     metadata.map_err(|error| Failure::check(format!("cargo metadata: {error}")))
 }
 
-/// The folder for build outputs: cargo's own, wherever the user has put it.
+/// The folder for build outputs: cargo's own, wherever the user has configured it.
 ///
 /// # Errors
 /// As [`metadata`].
@@ -49,6 +49,19 @@ pub(crate) fn rustc_field(name: &str) -> Result<String, Failure> {
     value
         .map(str::to_owned)
         .ok_or_else(|| Failure::usage(format!("rustc does not print its {name}")))
+}
+
+/// Installs a subcommand of cargo unless some version of it is there.
+///
+/// # Errors
+/// When it cannot be fetched or built.
+pub(crate) fn install(subcommand: &str, version: &str) -> Result<(), Failure> {
+    if shell::answers("cargo", &[subcommand, "--version"]) {
+        return Ok(());
+    }
+    let package = format!("cargo-{subcommand}");
+    eprintln!("    {package} is not installed; building it takes some minutes, once");
+    shell::run(&mut cargo(&["install", "--locked", &package, "--version", version]))
 }
 
 /// Every file of the work tree that git tracks or would track, relative to the root and sorted.

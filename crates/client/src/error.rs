@@ -32,13 +32,13 @@ pub enum Error {
     /// Neither URL nor plan names a dataset.
     #[error("the URL names no dataset, and the plan has no blend")]
     NoDataset,
-    /// Nobody listens on the DPU's socket.
+    /// No daemon listens on the DPU's socket.
     #[error("no DPU daemon at {}", socket.display())]
     NoDaemon {
         /// The socket file.
         socket: PathBuf,
     },
-    /// The DPU's socket belongs to somebody else.
+    /// The DPU's socket belongs to another user.
     #[error("no right to use the DPU socket {}", socket.display())]
     Denied {
         /// The socket file.
@@ -47,7 +47,8 @@ pub enum Error {
     /// The DPU's socket cannot be connected to.
     #[error("cannot connect to a DPU daemon: {0}")]
     Connect(#[source] AttachError),
-    /// Whoever listens on the DPU's socket is neither root nor this user. It was told nothing.
+    /// The process that listens on the DPU's socket is neither root nor this user. Nothing was sent
+    /// to it.
     #[error("the DPU at {} belongs to user {owner}", socket.display())]
     ForeignDaemon {
         /// The socket file.
@@ -58,45 +59,45 @@ pub enum Error {
     /// A stream without offload, in a program that was built without the feature `in-process`.
     #[error("without offload: this program was built without the feature `in-process`")]
     NotBuiltIn,
-    /// The DPU or the target refused, or could not do, what was asked for.
+    /// The DPU or the target refused the request, or failed to serve it.
     #[error("{message}")]
     Refused {
         /// What kind of failure it is.
         reason: Reason,
-        /// What failed, in the words of whoever refused.
+        /// What failed, as reported by the refusing side.
         message: String,
-        /// The next thing to try, in the words of whoever refused.
+        /// The next thing to try, as suggested by the refusing side.
         hint: Option<String>,
     },
     /// The server closed the connection.
     #[error("{server} closed the connection")]
     Closed {
-        /// Who serves the stream.
+        /// The server of the stream.
         server: Server,
     },
-    /// The server gave no answer in time.
+    /// The server sent no reply in time.
     #[error("{server} gave no answer in {} s", waited_ms / 1000)]
     NoAnswer {
-        /// Who serves the stream.
+        /// The server of the stream.
         server: Server,
         /// How long was allowed, in milliseconds.
         waited_ms: u64,
     },
-    /// The server's answer cannot be read.
+    /// The server's reply cannot be read.
     #[error("cannot read the answer of {server}: {source}")]
     Answer {
-        /// Who serves the stream.
+        /// The server of the stream.
         server: Server,
         /// What is wrong.
         source: AttachError,
     },
-    /// The server's answer is empty.
+    /// The server's reply is empty.
     #[error("{server} gave an empty answer")]
     EmptyAnswer {
-        /// Who serves the stream.
+        /// The server of the stream.
         server: Server,
     },
-    /// The server's answer is no message of the protocol.
+    /// The server's reply is not a message of the protocol.
     #[error(transparent)]
     Decode(#[from] prost::DecodeError),
     /// The local socket failed.
@@ -126,7 +127,7 @@ pub enum Error {
     },
 }
 
-/// Who serves a stream.
+/// The server of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// The DPU daemon of this machine.
@@ -144,12 +145,12 @@ impl fmt::Display for Server {
     }
 }
 
-/// Why a DPU or target did not do what was asked for.
+/// Why a DPU or target did not serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It tried and a check failed.
+    /// The request ran and a check failed.
     CheckFailed,
-    /// The request is wrong, or a machine or its files are not as needed.
+    /// The request is invalid, or a machine or its files are not as needed.
     Invalid,
     /// The target cannot be reached.
     Unreachable,
@@ -160,16 +161,16 @@ pub enum Reason {
 pub enum Fault {
     /// A token does not fit the type to deliver.
     Data,
-    /// The target cannot deliver the file any more.
+    /// The target can no longer deliver the file.
     Storage,
-    /// A target could not be reached any more.
+    /// A target became unreachable.
     Target,
     /// The DPU was asked to stop.
     Stopped,
 }
 
 impl Error {
-    /// No answer came over the local socket.
+    /// No reply came over the local socket.
     pub(crate) fn lost(server: Server, source: AttachError) -> Error {
         match source {
             AttachError::Closed => Error::Closed { server },

@@ -2,8 +2,8 @@
 
 use crate::{Error, Options, Stream, open};
 
-/// Reads whole batches into `buf`, as many as fit, and returns the bytes read; 0 at the end. An
-/// `action` or `offload` other than the stream was opened with takes effect at the next batch.
+/// Reads whole batches into `buf`, as many as fit, and returns the bytes read; 0 at the end. If
+/// `action` or `offload` differ from those of the stream, they take effect at the next batch.
 ///
 /// # Errors
 /// As [`Stream::next_view`] and [`open`]; and when `buf` holds no whole batch.

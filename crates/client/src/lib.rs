@@ -14,11 +14,12 @@
 //! ```
 //!
 //! With `offload` the DPU daemon of this machine does the work and this process only waits, reads and
-//! gives slots back. Without it the same engine runs in a thread of this process; that takes the feature
-//! `in-process`, and links the whole data path and control plane. The batches are the same to the byte (C4).
+//! returns slots. Without it the same engine runs in a thread of this process; that needs the feature
+//! `in-process`, which links the whole data path and control plane. The batches are identical to the byte
+//! (C4).
 //!
-//! A stream's position is a batch number, so resuming is opening with [`Options::first_batch`], and
-//! [`read`] with another action goes on with that action at the next batch.
+//! A stream's position is a batch number, so a stream is resumed with [`Options::first_batch`], and [`read`]
+//! with another action continues with that action at the next batch.
 
 mod error;
 mod file;
@@ -48,12 +49,12 @@ use url::Url;
 #[cfg(feature = "in-process")]
 use engine::local::LocalDpu;
 
-/// Nobody can make one: streams without offload are not built in.
+/// Never constructed: streams without offload are not built in.
 #[cfg(not(feature = "in-process"))]
 type LocalDpu = std::convert::Infallible;
 
-/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that
-/// a target which gives no answer is reported by the DPU, which knows that.
+/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that the
+/// DPU, which knows the cause, reports a target that sends no reply.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[cfg(feature = "in-process")]
@@ -87,7 +88,7 @@ pub struct Options {
     pub memory: u64,
     /// Without offload: received packets to drop, in parts per million.
     pub loss_ppm: u32,
-    /// How long a lost target may stay away.
+    /// How long a target may stay lost.
     pub reconnect: Duration,
 }
 
@@ -154,8 +155,8 @@ fn to_daemon(options: &Options) -> Result<Connection, Error> {
         AttachError::Path { errno: Errno::ACCESS, .. } => Error::Denied { socket: socket() },
         error => Error::Connect(error),
     })?;
-    // The request carries the target's token: it goes to our own daemon or the system's, to nobody
-    // else who managed to listen at that path.
+    // The request carries the target's token: it goes only to a daemon of this user or of root, never to
+    // another program listening at that path.
     let owner = connection.peer()?.uid;
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
         return Err(Error::ForeignDaemon { socket: socket(), owner });

@@ -11,7 +11,7 @@ use crate::error::{Error, Server};
 use crate::proto::{OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply};
 use crate::{LocalDpu, OPEN_TIMEOUT};
 
-/// How long to wait for the next slot before looking whether all is well.
+/// How long to wait for the next slot before checking whether all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// An open stream of batches.
@@ -22,7 +22,7 @@ pub struct Stream {
     opened: Opened,
     next_batch: u64,
     connection: Connection,
-    // After the connection: the engine's thread ends when its client has hung up.
+    // After the connection: the engine's thread ends when its client has closed its connection.
     local: Option<LocalDpu>,
 }
 
@@ -37,8 +37,8 @@ impl Stream {
         let sent = connection.send(&request.encode_to_vec(), &[]);
         connection.set_timeout(OPEN_TIMEOUT);
         let answer = sent.and_then(|()| connection.recv(MAX_MESSAGE_BYTES));
-        // A DPU that turns us away says why and hangs up without having read: what it said comes after the
-        // error.
+        // A DPU that refuses us sends the reason and closes the connection without having read: its
+        // message comes after the error.
         let answer = answer.or_else(|error| match error {
             AttachError::Closed => connection.recv(MAX_MESSAGE_BYTES).map_err(|_| error),
             error => Err(error),
@@ -79,8 +79,8 @@ impl Stream {
         self.local.is_some()
     }
 
-    /// The batches, in order. Each is a view of the ring; dropping it gives its memory back, so holding
-    /// more than the ring has stops the stream.
+    /// The batches, in order. Each is a view of the ring; dropping it returns its memory, so a stream
+    /// stops when more batches are held than the ring has room for.
     pub fn batches(&mut self) -> Batches<'_> {
         Batches { stream: self, failed: false }
     }
@@ -108,7 +108,7 @@ impl Stream {
     /// What the stream did so far.
     ///
     /// # Errors
-    /// When the DPU does not answer.
+    /// When the DPU does not reply.
     pub fn status(&self) -> Result<StreamStatus, Error> {
         let lost = |error| Error::lost(server(self.is_local()), error);
         let request = StreamStatusRequest { version: 1 }.encode_to_vec();
@@ -142,7 +142,7 @@ impl Iterator for Batches<'_> {
     }
 }
 
-/// A batch, where the DPU put it. Its memory goes back when this is dropped.
+/// A batch, where the DPU put it. Its memory is returned when this is dropped.
 #[derive(Clone, Debug)]
 pub struct Batch(BatchView);
 
@@ -157,7 +157,7 @@ impl Batch {
         &self.0
     }
 
-    /// The tokens as numbers; `None` when `T` is not as wide as the stream's token type divides into.
+    /// The tokens as numbers; `None` if the bytes are not whole, aligned values of `T`.
     pub fn tokens<T: AnyBitPattern>(&self) -> Option<&[T]> {
         bytemuck::try_cast_slice(&self.0).ok()
     }
@@ -167,8 +167,7 @@ impl Batch {
 mod tests {
     use super::*;
 
-    /// The sentence of a DPU that is full reaches whoever it turns away, whether the request was under way
-    /// or not.
+    /// A client refused by a full DPU gets the DPU's message, whether its request was under way or not.
     #[test]
     fn a_client_that_is_turned_away_hears_why() {
         let request = OpenRequest { slots: 1, ..OpenRequest::default() };

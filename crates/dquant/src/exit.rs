@@ -1,8 +1,8 @@
-//! How a command ends: its exit code, and what it says when it did not work.
+//! How a command ends: its exit code, and its message on failure.
 //!
-//! The four exit codes of the program stand here and nowhere else. An error of the command line says what failed, on
-//! which object and why; where there is a next thing to try, a `hint:` line says that. Libraries below keep their own
-//! error enums; a command turns them into a [`CliError`] where it knows what the user wanted.
+//! The four exit codes of the program are defined only here. An error of the command line says what failed, on which
+//! object and why; where there is a next thing to try, a `hint:` line names it. Libraries below keep their own error
+//! enums; a command turns them into a [`CliError`] where it knows what the user wanted.
 
 use std::error::Error as Cause;
 use std::{fmt, io};
@@ -19,18 +19,18 @@ pub enum Exit {
     Good = 0,
     /// The command ran and a check failed: bytes differ, a value does not fit, a limit was missed.
     CheckFailed = 1,
-    /// The command line is wrong, or this machine or its files are not as needed.
+    /// The command line is invalid, or this machine or its files are not as needed.
     Usage = 2,
-    /// The other side did not answer.
+    /// The other side did not reply.
     PeerUnreachable = 3,
 }
 
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum CliError {
-    /// The reader of our output went away (`dquant … | head`): nothing to say, and no failure.
+    /// The reader of our output has closed the pipe (`dquant … | head`): no message, and no failure.
     PipeClosed,
-    /// Something to tell the user.
+    /// A failure to report to the user.
     Failed {
         /// What failed, on which object, why; without a full stop.
         message: String,
@@ -42,7 +42,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// The command line is wrong, or this machine or its files are not as needed.
+    /// The command line is invalid, or this machine or its files are not as needed.
     pub fn usage(message: impl fmt::Display) -> CliError {
         CliError::failed(Exit::Usage, message)
     }
@@ -62,7 +62,7 @@ impl CliError {
         CliError::failed(Exit::CheckFailed, message)
     }
 
-    /// The other side did not answer.
+    /// The other side did not reply.
     pub fn peer_unreachable(message: impl fmt::Display) -> CliError {
         CliError::failed(Exit::PeerUnreachable, message)
     }
@@ -77,7 +77,7 @@ impl CliError {
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> CliError {
         match self {
-            // The cause lies elsewhere than whoever adds this hint could know.
+            // The hint for the known cause takes precedence over the caller's.
             CliError::Failed { hint: Some(ref known), .. } if known == DESCRIPTORS_HINT => self,
             CliError::Failed { message, exit, .. } => {
                 CliError::Failed { message, hint: Some(text.to_string()), exit }
@@ -86,7 +86,7 @@ impl CliError {
         }
     }
 
-    /// Adds what helps against the cause, where that is known whatever failed.
+    /// Adds what helps against the cause, where that is known.
     #[must_use]
     pub fn caused_by(self, cause: &(dyn Cause + 'static)) -> CliError {
         if lacks_descriptors(cause) { self.hint(DESCRIPTORS_HINT) } else { self }
@@ -155,7 +155,7 @@ fn exit_of(error: &client::Error) -> Exit {
 
 const START_AGAIN: &str = "start it again and open the stream at the batch you need";
 
-/// What helps against an error of the client library, in the words of the command line.
+/// What helps against an error of the client library, in terms of the command line.
 fn hint_for(error: &client::Error) -> Option<&str> {
     use client::Error as E;
     Some(match error {
@@ -190,7 +190,7 @@ fn hint_for(error: &client::Error) -> Option<&str> {
     })
 }
 
-/// Cleans up when this process is asked to end by a signal, and ends it with the code that shells show for that signal.
+/// Cleans up when a signal ends this process, and ends it with the code that shells show for that signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.

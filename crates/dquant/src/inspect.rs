@@ -1,9 +1,9 @@
 //! What a token file on this machine holds.
 //!
-//! [`TokenSource::open`] tells the format of a file from its first bytes, lets [`xio::dataset`] judge the header
-//! against the length on the disk, and knows then which file holds the tokens, where they begin and how many there
-//! are. [`TokenSource::scan`] reads them once and finds the smallest and largest id. Memory is one block, whatever the
-//! size of the file: the index of a Megatron dataset is checked in blocks too.
+//! [`TokenSource::open`] detects the format of a file from its first bytes, lets [`xio::dataset`] check the header
+//! against the length on the disk, and thus learns which file holds the tokens, where they begin and how many there
+//! are. [`TokenSource::scan`] reads them once and finds the smallest and largest id. Memory use is one block for any
+//! file size: the index of a Megatron dataset is checked in blocks too.
 //!
 //! Nothing is guessed. A file without a header is flat only if the user names the type, and a type that contradicts the
 //! header is refused.
@@ -17,7 +17,7 @@ use thiserror::Error;
 use xio::dataset::{self, DatasetError, Dtype, Sniff, TokenFile, megatron, npy};
 use xio::kernel::{self, Scan};
 
-/// Read at once; a multiple of every token size.
+/// Bytes read at once; a multiple of every token size.
 const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Entries of a Megatron index checked at once: 12 bytes each.
@@ -26,15 +26,15 @@ const INDEX_BLOCK: u64 = 1 << 16;
 /// Why a file cannot be read as tokens.
 #[derive(Debug, Error)]
 pub enum InspectError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("cannot read {}: {source}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,
-        /// Its answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The path is no regular file.
+    /// The path is not a regular file.
     #[error("{} is not a file", path.display())]
     NotAFile {
         /// The path.
@@ -48,7 +48,7 @@ pub enum InspectError {
         /// What is wrong with it.
         source: DatasetError,
     },
-    /// There is no header to tell the type, and the user did not.
+    /// There is no header that names the type, and the user did not.
     #[error("{} has no header that tells the type of its tokens", path.display())]
     UnknownType {
         /// Which file.
@@ -59,9 +59,9 @@ pub enum InspectError {
     OtherType {
         /// Which file.
         path: PathBuf,
-        /// What the header says.
+        /// The header's type.
         found: Dtype,
-        /// What the user says.
+        /// The user's type.
         wanted: Dtype,
     },
 }
@@ -107,10 +107,10 @@ impl TokenSource {
         }
     }
 
-    /// Reads every token once; `watch` hears how many bytes are behind.
+    /// Reads every token once; `watch` receives the number of bytes read.
     ///
     /// # Errors
-    /// When the file cannot be read, or became shorter since it was opened.
+    /// When the file cannot be read, or has become shorter since it was opened.
     pub fn scan(&self, watch: &mut dyn FnMut(u64)) -> Result<Scan, InspectError> {
         let mut block = vec![0; BLOCK_BYTES as usize];
         let (mut scan, mut done) = (Scan::EMPTY, 0);
@@ -137,7 +137,7 @@ struct Opened {
 
 impl Opened {
     fn new(path: &Path) -> Result<Opened, InspectError> {
-        // Looked at before it is opened: opening a pipe waits for a writer.
+        // Checked before it is opened: opening a pipe waits for a writer.
         let metadata = std::fs::metadata(path).map_err(InspectError::io(path))?;
         if !metadata.is_file() {
             return Err(InspectError::NotAFile { path: path.to_owned() });
@@ -169,7 +169,7 @@ impl Opened {
         Ok(self.described(description))
     }
 
-    /// A file without a header: the data of a Megatron pair when its index lies beside it, flat otherwise.
+    /// A file without a header: the data of a Megatron pair if its index is beside it, flat otherwise.
     fn unmarked(self, dtype: Option<Dtype>) -> Result<TokenSource, InspectError> {
         let index = self.path.with_extension("idx");
         if self.path.extension().is_some_and(|name| name == "bin") && index.is_file() {

@@ -1,7 +1,7 @@
 //! The one binary of Dquant: its commands and their text.
 //!
-//! The daemons are in [`engine`], what a training program links in [`client`]; neither knows a command or an exit
-//! code.
+//! The daemons are in [`engine`], the library for training programs is [`client`]; commands and exit codes do not
+//! belong in either.
 //!
 //! | module | what it holds |
 //! |---|---|

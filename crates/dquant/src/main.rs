@@ -1,4 +1,4 @@
-//! The `dquant` program: everything is in the library, so that tests and bindings reach it too.
+//! The `dquant` program: all code is in the library, so that tests and bindings can use it too.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
 //! Sizes, times and fractions as people type and read them.
 //!
-//! Every option of the command line and every key of a configuration file that holds a quantity goes through here, so a
-//! suffix means the same everywhere: `MiB` is 2^20 bytes, `MB` is 10^6, `us` is microseconds, `1%` is 10,000 parts per
-//! million. All arithmetic is on integers: `1.5KiB` is exactly 1536, and what is not a whole number of the unit is
-//! refused and not rounded. A bare `M` is refused too, because half of the readers would read it as the other one.
+//! Every quantity on the command line or in a configuration file is parsed here, so a suffix means the same everywhere:
+//! `MiB` is 2^20 bytes, `MB` is 10^6, `us` is microseconds, `1%` is 10,000 parts per million. All arithmetic is on
+//! integers: `1.5KiB` is exactly 1536, and a value that is not a whole number of the unit is refused, not rounded. A
+//! bare `M` is refused too, because it is ambiguous.
 
 use std::fmt;
 
@@ -19,15 +19,15 @@ pub enum UnitError {
     NoNumber {
         /// What was typed.
         text: String,
-        /// A quantity of this kind that can be read.
+        /// A valid quantity of this kind.
         example: &'static str,
     },
-    /// The suffix is none of this kind of quantity.
+    /// The suffix is not a unit of this kind of quantity.
     #[error("'{suffix}' is no unit here; there are {known}")]
     Suffix {
-        /// What stands behind the number.
+        /// The text behind the number.
         suffix: String,
-        /// The suffixes that can be read.
+        /// The valid suffixes.
         known: String,
     },
     /// The value is finer than the smallest unit.
@@ -54,7 +54,7 @@ struct Scale {
     unit: &'static str,
     example: &'static str,
     most: u64,
-    /// That, as it would be typed.
+    /// That value, as it would be typed.
     most_text: &'static str,
     /// Suffix in lower case and how many of the smallest unit it stands for.
     suffixes: &'static [(&'static str, u64)],
@@ -122,7 +122,7 @@ pub fn duration(text: &str) -> Result<Duration, UnitError> {
 /// Reads a fraction from 0 to 1 in parts per million: `1%`, `0.01`, `250ppm`.
 ///
 /// # Errors
-/// Says which part of the text cannot be read, and refuses more than the whole.
+/// Names the part of the text that cannot be read, and refuses more than the whole.
 pub fn fraction_ppm(text: &str) -> Result<u32, UnitError> {
     // At most one million, so the conversion loses nothing.
     FRACTION.parse(text).map(|ppm| ppm as u32)
@@ -145,7 +145,7 @@ impl Scale {
         if value > self.most { Err(too_large()) } else { Ok(value) }
     }
 
-    /// The digits as one integer, and how many of them stand behind the point.
+    /// The digits as one integer, and how many of them are behind the point.
     fn digits(&self, number: &str, text: &str) -> Result<(u128, u32), UnitError> {
         let no_number = || UnitError::NoNumber { text: text.to_owned(), example: self.example };
         let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));

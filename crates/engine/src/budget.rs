@@ -25,12 +25,12 @@ impl RingBudget {
         RingBudget { limit, used: Arc::default() }
     }
 
-    /// Takes `bytes` out of the budget.
+    /// Takes `bytes` from the budget.
     ///
     /// # Errors
     /// When less is left.
     pub fn take(&self, bytes: u64) -> Result<RingLease, Error> {
-        // A number cannot be left half changed, so a panic elsewhere does not spoil it.
+        // A panic elsewhere cannot leave a number half changed.
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.limit.saturating_sub(*used);
         if bytes > left {

@@ -57,7 +57,7 @@ impl Catalog {
         Catalog { roots, io }
     }
 
-    /// Finds and opens every dataset, or says which one cannot be.
+    /// Finds and opens every dataset, or returns which one cannot be opened.
     pub fn find_all(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
         if refs.is_empty() || refs.len() > MAX_DATASETS {
             let count = refs.len();
@@ -69,7 +69,7 @@ impl Catalog {
 
     fn find(&self, dataset: &DatasetRef) -> Result<Found, Status> {
         let name = &dataset.name;
-        // A folder `web` does not hide `web.bin`, but is reported when there is nothing else.
+        // A folder `web` does not hide `web.bin`, but is reported if there is nothing else.
         let mut irregular = None;
         for root in &self.roots {
             for ending in ["", ".bin", ".npy"] {

@@ -1,5 +1,5 @@
-//! The two daemons: storage target and DPU. Each starts its engine, its control plane, says once what it
-//! is and where, and runs until SIGTERM, SIGINT or SIGHUP.
+//! The two daemons: storage target and DPU. Each starts its engine and its control plane, reports once what
+//! it is and where it serves, and runs until SIGTERM, SIGINT or SIGHUP.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,16 +38,16 @@ use crate::signals::EndSignals;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
 
-/// How often the DPU's accept loop looks whether it is to end.
+/// How often the DPU's accept loop checks whether it is to end.
 const ACCEPT_LOOK: Duration = Duration::from_millis(200);
 
-/// How often a daemon looks whether its engine lives.
+/// How often a daemon checks whether its engine is alive.
 const ENGINE_LOOK: Duration = Duration::from_millis(500);
 
 /// How long a shutdown waits for control calls under way.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
-/// How long readers get to hear that their sessions end.
+/// How long readers have to learn that their sessions end.
 const GOODBYE: Duration = Duration::from_millis(100);
 
 /// Calls that one connection of the control plane may have under way.
@@ -69,13 +69,13 @@ pub struct ServeConfig {
     pub roots: Vec<PathBuf>,
     /// Address of the control plane.
     pub control: SocketAddr,
-    /// Engine settings; registers come on top of its memory.
+    /// Engine settings; staging buffers come on top of its memory.
     pub host: HostConfig,
-    /// Registers of 1 MiB.
+    /// Staging buffers of 1 MiB.
     pub registers: u32,
     /// Direct or buffered reads.
     pub io: IoChoice,
-    /// Token that callers must bring.
+    /// Token that callers must present.
     pub token: String,
 }
 
@@ -88,7 +88,7 @@ pub struct DpuConfig {
     pub control: SocketAddr,
     /// Engine settings.
     pub host: HostConfig,
-    /// Token that callers of the control plane must bring.
+    /// Token that callers of the control plane must present.
     pub token: String,
     /// How long a lost target may stay away.
     pub reconnect: Duration,
@@ -126,23 +126,23 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
     })
 }
 
-/// A gRPC server of either daemon: peers that vanish are noticed, and one connection cannot take all.
+/// A gRPC server of either daemon: it detects peers that vanish, and bounds the calls of one connection.
 fn control_server() -> Server {
     Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(CALL_TIMEOUT))
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
-        // Until the answer begins: a session's stream lasts as long as it likes.
+        // Applies until the reply begins: a session's stream may last any time.
         .timeout(CALL_TIMEOUT)
 }
 
-/// Waits for a signal that asks the daemon to end, and reports it.
+/// Waits for a signal that ends the daemon, and reports it.
 async fn asked_to_end(signals: &mut EndSignals) {
     log::line(format_args!("stopping on {}", signals.received().await));
 }
 
-/// Resolves when the engine's thread is gone without having been asked: it has panicked, and a daemon
-/// that can only say so is better started anew by whoever watches over it.
+/// Resolves when the engine's thread has ended without being asked to: it has panicked, and the service
+/// manager should restart a daemon that can only report this.
 async fn engine_died(has_stopped: impl Fn() -> bool) -> Error {
     while !has_stopped() {
         tokio::time::sleep(ENGINE_LOOK).await;
@@ -151,10 +151,10 @@ async fn engine_died(has_stopped: impl Fn() -> bool) -> Error {
         .hint("what it printed before this line belongs into a bug report")
 }
 
-/// Runs a storage target until it is asked to end. `ready` hears where it serves.
+/// Runs a storage target until it is asked to end. `ready` receives its addresses.
 ///
 /// # Errors
-/// When it cannot start, and what `ready` returns.
+/// When it cannot start, and the errors of `ready`.
 pub fn serve<E: From<Error>>(
     config: ServeConfig,
     ready: impl FnOnce(&Ready) -> Result<(), E>,
@@ -166,11 +166,11 @@ pub fn serve<E: From<Error>>(
         })
     };
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    // Before there are threads that could take the descriptors which it finds free.
+    // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
     let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
     let served = runtime.block_on(async {
-        // Before the daemon says that it is ready: from here on they no longer kill it.
+        // Before the daemon reports that it is ready: from here on signals no longer kill it.
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
@@ -192,7 +192,7 @@ pub fn serve<E: From<Error>>(
     });
     engine.commands.stop();
     let _ = engine.thread.join();
-    // The tasks of the sessions see that the engine is gone, and end their calls.
+    // The session tasks notice that the engine has stopped, and end their calls.
     runtime.block_on(async { tokio::time::sleep(GOODBYE).await });
     runtime.shutdown_timeout(SHUTDOWN);
     served
@@ -226,7 +226,7 @@ impl Dpu for DpuService {
     }
 }
 
-/// Runs a DPU until it is asked to end. `ready` hears where it serves.
+/// Runs a DPU until it is asked to end. `ready` receives its addresses.
 ///
 /// # Errors
 /// As [`serve`].
@@ -247,9 +247,9 @@ pub fn run_dpu<E: From<Error>>(
             _ => "choose another --socket",
         })
     })?;
-    // Before there are threads that could take the descriptors which it finds free.
+    // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
-    let engine = DpuEngine::start(config.host).map_err(engine_error)?;
+    let engine = DpuEngine::start(config.host.clone()).map_err(engine_error)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,
@@ -262,7 +262,7 @@ pub fn run_dpu<E: From<Error>>(
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
-        // Before the daemon says that it is ready: from here on they no longer kill it.
+        // Before the daemon reports that it is ready: from here on signals no longer kill it.
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
         let (roce, notes) = (engine.roce, engine.notes.clone());
@@ -290,7 +290,7 @@ pub fn run_dpu<E: From<Error>>(
     served
 }
 
-/// The host processes that are served; the oldest stands first.
+/// The host processes being served; the oldest comes first.
 #[derive(Debug, Default)]
 struct Clients {
     next_id: u64,
@@ -300,20 +300,20 @@ struct Clients {
 #[derive(Debug)]
 struct Client {
     id: u64,
-    /// To hang up on it, while it has said nothing.
+    /// Closes its connection, while it has sent no request.
     silent: Option<Connection>,
 }
 
 impl Clients {
-    /// A number for the client behind `connection`, if there is a place or the oldest that has said nothing can
-    /// give way.
+    /// A number for the client behind `connection`, if there is a place or the oldest client that has sent no
+    /// request can be displaced.
     fn admit(&mut self, connection: &Connection) -> Option<u64> {
         if self.served.len() >= MAX_CLIENTS {
             let oldest = self.served.iter().position(|client| client.silent.is_some())?;
             if let Some(displaced) = self.served.remove(oldest).silent {
                 DISPLACED_CLIENTS.count();
                 let text = "others came, and this client had asked for nothing";
-                // Its thread sees the end of the connection.
+                // Its thread notices the end of the connection.
                 refuse_client(
                     displaced,
                     &Error::invalid(format!("{}; {text}", full())).hint(LATER),
@@ -322,12 +322,12 @@ impl Clients {
         }
         let id = self.next_id;
         self.next_id += 1;
-        // Without a descriptor for it, it keeps its place.
+        // Without a descriptor for it, it cannot be displaced.
         self.served.push(Client { id, silent: connection.try_clone().ok() });
         Some(id)
     }
 
-    /// It said what it wants.
+    /// Notes that the client has sent its request.
     fn heard(&mut self, id: u64) {
         if let Some(client) = self.served.iter_mut().find(|client| client.id == id) {
             client.silent = None;
@@ -368,7 +368,7 @@ fn accept_clients(
                         let why = with_limit_hint(&error, "; ");
                         log::line(format_args!("cannot accept local clients: {why}"));
                     }
-                    // Out of descriptors, most likely: the client still waits, do not spin on it.
+                    // Most likely out of descriptors: the client keeps waiting, do not spin on it.
                     std::thread::sleep(ACCEPT_LOOK);
                     continue;
                 }

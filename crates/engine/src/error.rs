@@ -1,9 +1,9 @@
-//! What a daemon or a stream fails with, in words for whoever asked.
+//! Errors of a daemon or a stream, as text for their requester.
 //!
 //! Such an error often belongs to another process: a target's refusal reaches the DPU in a gRPC status, and
 //! the DPU's reaches the trainer over the local socket. So it is text from the start, with the next thing to
-//! try and a [`Kind`] that decides what the other side does. Errors inside this crate with a cause to match
-//! on are enums of their own ([`EngineError`](crate::data::EngineError)).
+//! try and a [`Kind`] that decides what the other side does. Errors inside this crate whose cause matters to
+//! callers are enums of their own ([`EngineError`](crate::data::EngineError)).
 
 use std::error::Error as Cause;
 use std::{fmt, io};
@@ -11,18 +11,17 @@ use std::{fmt, io};
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// What kind of failure it is. The numbers are sent over the local socket; 1, a check that failed, does not
-/// occur here.
+/// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// The request is wrong, or this machine or its files are not as needed.
+    /// The request is invalid, or this machine or its files are not as needed.
     Invalid = 2,
-    /// The other side did not answer.
+    /// The other side did not reply.
     Unreachable = 3,
 }
 
-/// A failure to tell the user or another process.
+/// A failure to report to the user or another process.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct Error {
@@ -31,27 +30,27 @@ pub struct Error {
     /// The next thing to try.
     hint: Option<String>,
     kind: Kind,
-    /// Whether the same may work a little later.
+    /// Whether a retry may succeed a little later.
     transient: bool,
 }
 
-/// What helps where descriptors are missing. No other hint replaces it.
+/// What helps against a lack of descriptors. No other hint replaces it.
 pub const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
 
-/// Whether the system refused for want of descriptors: `cause`, or what caused it.
+/// Whether the system refused for lack of descriptors: `cause`, or what caused it.
 pub fn lacks_descriptors(cause: &(dyn Cause + 'static)) -> bool {
     let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     let errno = code.map(Errno::from_raw_os_error).or(cause.downcast_ref().copied());
     errno == Some(Errno::MFILE) || cause.source().is_some_and(lacks_descriptors)
 }
 
-/// What the system said, and behind `separator` what helps where descriptors are missing.
+/// The system's message, followed by `separator` and the hint where descriptors are lacking.
 pub(crate) fn with_limit_hint(error: &(impl Cause + 'static), separator: &str) -> String {
     let hint = if lacks_descriptors(error) { [separator, DESCRIPTORS_HINT] } else { [""; 2] };
     format!("{error}{}", hint.concat())
 }
 
-/// Splits the text of a library's error into message and hint, which may stand behind the message.
+/// Splits the text of a library's error into message and optional hint.
 pub fn split_hint(error: impl fmt::Display) -> (String, Option<String>) {
     let text = error.to_string();
     match text.rsplit_once("; hint: ") {
@@ -61,12 +60,12 @@ pub fn split_hint(error: impl fmt::Display) -> (String, Option<String>) {
 }
 
 impl Error {
-    /// The request is wrong, or this machine or its files are not as needed.
+    /// The request is invalid, or this machine or its files are not as needed.
     pub fn invalid(message: impl fmt::Display) -> Error {
         Error::new(Kind::Invalid, message)
     }
 
-    /// The other side did not answer.
+    /// The other side did not reply.
     pub fn unreachable(message: impl fmt::Display) -> Error {
         Error::new(Kind::Unreachable, message)
     }
@@ -89,26 +88,26 @@ impl Error {
     /// Adds the next thing to try.
     #[must_use]
     pub fn hint(self, text: impl fmt::Display) -> Error {
-        // The cause lies elsewhere than whoever adds this hint could know.
+        // The hint for the known cause takes precedence over the caller's.
         if self.hint.as_deref() == Some(DESCRIPTORS_HINT) {
             return self;
         }
         Error { hint: Some(text.to_string()), ..self }
     }
 
-    /// Adds what helps against the cause, where that is known whatever failed.
+    /// Adds what helps against the cause, where that is known.
     #[must_use]
     pub fn caused_by(self, cause: &(dyn Cause + 'static)) -> Error {
         if lacks_descriptors(cause) { self.hint(DESCRIPTORS_HINT) } else { self }
     }
 
-    /// Marks a failure that may pass by itself: whoever has time tries again.
+    /// Marks a failure that may be temporary: callers with time retry.
     #[must_use]
     pub fn transient(self) -> Error {
         Error { transient: true, ..self }
     }
 
-    /// Whether the same may work a little later. A peer that cannot be reached may come back.
+    /// Whether a retry may succeed a little later. A peer that cannot be reached may come back.
     pub fn is_transient(&self) -> bool {
         self.transient
     }
@@ -118,7 +117,7 @@ impl Error {
         (self.message.clone(), self.hint.clone())
     }
 
-    /// What kind of failure it is.
+    /// Kind of failure.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -1,4 +1,5 @@
-//! From a request to a stream: checks names and plan, compiles the plan to stages, makes the order of samples.
+//! From a request to a stream: checks names and plan, compiles the plan to stages, computes the order of
+//! samples.
 
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};

@@ -9,11 +9,11 @@
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
 //! | [`budget`] | how much memory the rings of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
-//! | [`error`] | failures with hints, as they travel to whoever asked |
+//! | [`error`] | failures with hints, as sent to the requester |
 //! | [`runtime`], [`signals`], [`seed`] | async runtimes; signals and seeds from the operating system |
 //!
-//! What a person types and reads is in the binary, and no exit code is known here. Whether a packet or a block
-//! is right is decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
+//! The command line, its output and exit codes belong to the binary. Whether a packet or a block is valid is
+//! decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
 
 pub mod budget;
 pub mod catalog;

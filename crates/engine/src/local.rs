@@ -1,7 +1,7 @@
 //! A DPU inside a trainer's own process, for streams without offload.
 //!
-//! The trainer speaks with it as with a daemon, over a pair of sockets: the batches and the messages are the
-//! same (C4). It serves one stream and ends with it.
+//! The trainer talks to it as to a daemon, over a pair of sockets: batches and messages are the same (C4).
+//! It serves one stream and ends with it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread::JoinHandle;
@@ -22,9 +22,9 @@ use crate::stream::{DpuContext, engine_error, serve_client};
 /// How to run a DPU for one stream.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// `host:port` of the target that it has to reach.
+    /// `host:port` of its target.
     pub target: String,
-    /// Address of its RoCE endpoint; without it one is chosen from which the target can be reached.
+    /// Address of its RoCE endpoint; by default one is chosen from which the target can be reached.
     pub roce: Option<SocketAddr>,
     /// Bytes of registered memory.
     pub memory: u64,
@@ -80,21 +80,21 @@ impl Drop for LocalDpu {
     }
 }
 
-/// What the engine is made of, but for its address.
+/// Engine settings for this address.
 fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Error> {
     let LocalConfig { memory, loss_ppm, .. } = *config;
-    Ok(HostConfig { roce, memory, loss_ppm, seed: fresh_seed()? })
+    Ok(HostConfig { roce, device: None, memory, loss_ppm, seed: fresh_seed()? })
 }
 
-/// Starts an engine at the address asked for, or at one from which the target can be reached: on the
-/// RoCE port if it is free, else on any.
+/// Starts an engine at the configured address, or at one from which the target can be reached: on the RoCE
+/// port if it is free, else on any port.
 fn start_engine(config: &LocalConfig) -> Result<DpuEngine, Error> {
     if let Some(roce) = config.roce {
         return DpuEngine::start(host_config(config, roce)?).map_err(engine_error);
     }
     let ip = local_ip_towards(&config.target)?;
     let host = host_config(config, SocketAddr::new(ip, ROCE_PORT))?;
-    match DpuEngine::start(host) {
+    match DpuEngine::start(host.clone()) {
         Err(EngineError::Udp(_)) => {
             let any_port = HostConfig { roce: SocketAddr::new(ip, 0), ..host };
             DpuEngine::start(any_port).map_err(engine_error)

@@ -1,12 +1,12 @@
-//! What a daemon tells on standard error: one line for each session, stream or call that begins, ends,
-//! fails or is refused.
+//! The log of a daemon on standard error: one line for each session, stream or call that begins, ends, fails
+//! or is refused.
 //!
 //! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. A line
-//! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written
-//! in ten seconds; both counts are told with the next line. Refusals, which anyone can cause who reaches a
-//! port, have a smaller share of their own ([`REFUSALS_PER_WINDOW`]): they do not silence the rest. So a
-//! flood from outside writes at most 0.6 GB a day. Nothing is written for single packets. A program that uses the library hears nothing: only
-//! daemons turn the lines on.
+//! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written in
+//! ten seconds; the next line reports both counts. Refusals, which anyone who reaches a port can cause, have
+//! a smaller limit of their own ([`REFUSALS_PER_WINDOW`]), so they do not displace other lines. A flood from
+//! outside thus writes at most 0.6 GB a day. Nothing is written for single packets. Programs that use the
+//! library write nothing: only daemons enable the log.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -18,14 +18,14 @@ use crate::status::Event;
 
 /// Lines written in one window; more are counted.
 const LINES_PER_WINDOW: u32 = 50;
-/// Refusals written in one window beside those; more are counted.
+/// Refusals written in one window, in addition; more are counted.
 const REFUSALS_PER_WINDOW: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// A line that goes on repeating is written again after this time, with its count.
+/// A repeating line is written once more after this time, with its count.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// Characters of a line; what peers send is in it.
+/// Characters of a line, which may contain text from peers.
 const MAX_CHARS: usize = 1000;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -33,17 +33,17 @@ static LINES: Mutex<Pace> = Mutex::new(Pace::new("line", LINES_PER_WINDOW));
 static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WINDOW));
 pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
-/// Turns the lines on.
+/// Enables the log.
 pub fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// Writes one line, if lines are wanted, this window has room and the line says something new.
+/// Writes one line, if the log is enabled, this window has room and the line is not a repetition.
 pub(crate) fn line(text: impl Display) {
     write(&LINES, text);
 }
 
-/// The same for a connection, call or request that was refused.
+/// Writes one line for a connection, call or request that was refused.
 pub(crate) fn refusal(text: impl Display) {
     write(&REFUSALS, text);
 }
@@ -61,7 +61,7 @@ fn write(pace: &Mutex<Pace>, text: impl Display) {
         return SUPPRESSED.count();
     };
     let mut out = std::io::stderr().lock();
-    // A daemon that nobody listens to goes on.
+    // A daemon continues when nobody reads its standard error.
     if repeated > 0 {
         let _ = writeln!(out, "dquant: the {what} before was repeated {repeated} times");
     }
@@ -71,7 +71,7 @@ fn write(pace: &Mutex<Pace>, text: impl Display) {
     let _ = writeln!(out, "dquant: {text}");
 }
 
-/// One line and no more, without control characters, whatever a peer put into it.
+/// A single line without control characters, whatever text of a peer it contains.
 fn printable(text: &str) -> String {
     let show = |char: char| if char.is_control() { '\u{fffd}' } else { char };
     text.chars().take(MAX_CHARS).map(show).collect()
@@ -84,7 +84,7 @@ struct Missed {
     suppressed: u64,
 }
 
-/// How many lines this window has seen, and the last one written.
+/// The lines counted in this window, and the last one written.
 #[derive(Debug)]
 struct Pace {
     /// Of what.
@@ -103,7 +103,7 @@ impl Pace {
         Pace { what, most, window: None, written: 0, last: String::new(), last_at: None, missed }
     }
 
-    /// Whether this line may be written now, and what could not since the last one.
+    /// Whether this line may be written now, and what was left out since the last one.
     fn admit(&mut self, text: &str, now: Instant) -> Option<Missed> {
         let within = |then: Option<Instant>, span| then.is_some_and(|at| now - at < span);
         if within(self.last_at, REPEAT) && self.last == text {

@@ -1,7 +1,7 @@
 //! Async runtimes, for the control plane and for signals.
 //!
-//! With its first runtime in a process tokio opens a pair of sockets for signals, and panics where it
-//! cannot. So every runtime is made here, after a look whether there is room for what it opens.
+//! For its first runtime in a process tokio opens a pair of sockets for signals, and panics if it
+//! cannot. So every runtime is created here, after a check that enough descriptors are free.
 
 use std::os::unix::net::UnixStream;
 
@@ -20,7 +20,7 @@ pub fn multi_thread() -> Result<Runtime, Error> {
     build(Builder::new_multi_thread().worker_threads(1))
 }
 
-/// A runtime that works while its caller waits for it.
+/// A runtime that runs on its caller's thread while the caller waits.
 ///
 /// # Errors
 /// As [`multi_thread`].

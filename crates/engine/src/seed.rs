@@ -1,14 +1,14 @@
 //! Seeds that differ between processes, starts and machines.
 //!
 //! Keys, queue pair numbers, first sequence numbers and the demo's token come from them. A process number
-//! or a time is no seed: in a container the first is often 1, and the second can be guessed.
+//! or a time is not a seed: in a container the first is often 1, and the second can be guessed.
 
 use crate::Error;
 
 /// 64 bits from the operating system.
 ///
 /// # Errors
-/// When the system has no random numbers, which no Linux of the last ten years says after its start.
+/// When the system has no random numbers, which no Linux of the last ten years reports after boot.
 pub fn fresh_seed() -> Result<u64, Error> {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{Error, runtime};
 
-/// One of them.
+/// A signal that ends the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndSignal {
     /// The terminal is gone.
@@ -38,7 +38,7 @@ impl fmt::Display for EndSignal {
     }
 }
 
-/// Listens to them. From here on they no longer kill the process.
+/// Listens for these signals. From here on they no longer kill the process.
 #[derive(Debug)]
 pub struct EndSignals {
     terminate: Signal,
@@ -78,7 +78,7 @@ impl EndSignals {
     }
 }
 
-/// Has a thread wait for the first of them and run `react`.
+/// Starts a thread that waits for the first of them and runs `react`.
 ///
 /// # Errors
 /// When the signals cannot be listened to, or the thread cannot be started.
@@ -93,7 +93,7 @@ pub fn on_end_signal(react: impl FnOnce(EndSignal) + Send + 'static) -> Result<(
     thread.spawn(wait).map(drop).map_err(Error::from_cause)
 }
 
-/// Whether whoever started this process wants it to outlive its terminal, as `nohup` does.
+/// Whether this process was started to outlive its terminal, as by `nohup`.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -117,7 +117,7 @@ mod tests {
             (Signal::INT, EndSignal::Interrupt),
             (Signal::TERM, EndSignal::Terminate),
         ];
-        // Whoever runs the tests may have told this process to ignore it.
+        // The test runner may have made this process ignore it.
         let listens = |signal| signal != EndSignal::Hangup || !ignores_hangup();
         for (signal, expected) in sent.into_iter().filter(|&(_, signal)| listens(signal)) {
             kill_process(getpid(), signal).expect("this process may signal itself");

@@ -9,7 +9,7 @@ use nic::fabric::Fabric;
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
 
-/// Something that the threads of this process count together, and that has no engine to count it.
+/// Events counted by all threads of this process, outside any engine.
 #[derive(Debug)]
 pub(crate) struct Event {
     name: &'static str,
@@ -21,18 +21,18 @@ impl Event {
         Event { name, count: AtomicU64::new(0) }
     }
 
-    /// It happened once more.
+    /// Counts one event.
     pub(crate) fn count(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often so far.
+    /// The count so far.
     pub(crate) fn get(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 }
 
-/// Everything a process counts, by name.
+/// All counters of a process, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Counters(pub BTreeMap<String, u64>);
 
@@ -175,7 +175,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
 mod tests {
     use super::*;
 
-    /// The fields of a counter's structure, from what `Debug` prints: `name: 0`.
+    /// The fields of a counter structure, from what `Debug` prints: `name: 0`.
     fn fields(counters: &impl std::fmt::Debug) -> Vec<String> {
         let text = format!("{counters:?}");
         let leaf = |part: &str| {
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!(sum.0.len(), 19);
     }
 
-    /// Counted and never shown helps nobody. `nic`'s consumer and its shared ports are not here: they
-    /// belong to processes without a status call.
+    /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not here:
+    /// they belong to processes without a status call.
     #[test]
     fn every_counter_has_a_name() {
         assert_all_named(&ReaderCounters::default(), reader_counters(&Default::default()));

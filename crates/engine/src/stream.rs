@@ -1,10 +1,10 @@
 //! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
 //!
-//! A client sends an [`OpenRequest`] over a local socket and receives the ring's descriptors on the same socket;
-//! after that the socket shows that the client is alive, and carries requests for counters. One thread serves one
-//! client. A control task beside it holds the session with the target: when the target is lost the stream pauses,
-//! the task reconnects with growing delays, and the stream continues where it was (C4). When the target stays
-//! away for too long, the stream ends with an error that names it.
+//! A client sends an [`OpenRequest`] over a local socket and receives the ring's descriptors on it; after
+//! that the socket shows that the client is alive, and carries requests for counters. One thread serves one
+//! client. A control task beside it holds the session with the target: when the target is lost the stream
+//! pauses, the task reconnects with growing delays, and the stream continues where it was (C4). When the
+//! target is lost for too long, the stream ends with an error that names it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ pub const MAX_MESSAGE: usize = 64 << 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 
-/// A connection that lived this long was good, even if the host was too slow for anything to arrive.
+/// A connection that lasted this long was good, even if the host was too slow for any data to arrive.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Time within which a client has to send its request.
@@ -48,7 +48,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests for a stream that were refused, for whatever reason.
 pub(crate) static REFUSED_STREAMS: status::Event = status::Event::new("dpu.refused.streams");
 
-/// What streams of one DPU share.
+/// What the streams of one DPU share.
 #[derive(Clone, Debug)]
 pub struct DpuContext {
     /// The engine.
@@ -61,7 +61,7 @@ pub struct DpuContext {
     pub reconnect: Duration,
     /// Whether actions that shrink bytes run at the target.
     pub offload: bool,
-    /// Bytes of staging buffers that the engine has in all.
+    /// Total bytes of staging buffers of the engine.
     pub memory: u64,
     /// Memory for the rings of all streams.
     pub rings: RingBudget,
@@ -85,7 +85,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Serves one client until it hangs up. Calls `heard` when its request has arrived.
+/// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
 pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: impl FnOnce()) {
     connection.set_timeout(OPEN_TIMEOUT);
     let client = connection.peer().map_or_else(
@@ -109,13 +109,13 @@ pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: imp
             REFUSED_STREAMS.count();
             log::refusal(format_args!("stream refused for {client}: {}", error.parts().0));
             let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(&error))) };
-            // A client that went away needs no answer.
+            // A client that has left needs no reply.
             let _ = connection.send(&reply.encode_to_vec(), &[]);
         }
     }
 }
 
-/// Logs what a stream did, at its end.
+/// Logs a stream at its end.
 fn log_end(stream: &OpenStream, begun: Instant) {
     let (id, seconds) = (stream.id, begun.elapsed().as_secs_f64());
     let Some(StreamReport { counters, published_bytes, failure }) = stream_report(stream) else {
@@ -131,11 +131,11 @@ fn log_end(stream: &OpenStream, begun: Instant) {
     log::line(format_args!("stream {id} ends, {how}: {moved}"));
 }
 
-/// Refuses a client without waiting for its request, and hangs up.
+/// Refuses a client without waiting for its request, and closes the connection.
 pub fn refuse_client(mut connection: Connection, error: &Error) {
     connection.set_timeout(Duration::ZERO);
     let reply = OpenReply { result: Some(open_reply::Result::Failure(failure(error))) };
-    // A client that went away needs no answer.
+    // A client that has left needs no reply.
     let _ = connection.send(&reply.encode_to_vec(), &[]);
     connection.hang_up();
 }
@@ -153,8 +153,8 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
         .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
 }
 
-/// Answers requests for counters until the client hangs up, or until the engine is gone: the client notices that
-/// its socket is closed.
+/// Replies to requests for counters until the client closes its connection, or until the engine has stopped:
+/// the client notices that its socket is closed.
 fn attend(connection: &Connection, stream: &OpenStream) {
     let mut failed = false;
     loop {
@@ -179,7 +179,7 @@ fn attend(connection: &Connection, stream: &OpenStream) {
     }
 }
 
-/// Report of the stream; `None` when the engine has stopped or has closed it.
+/// Report on the stream; `None` when the engine has stopped or has closed it.
 fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
     stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
 }
@@ -201,7 +201,7 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
 /// An engine's refusal as an error for the client.
 pub fn engine_error(error: EngineError) -> Error {
     let usage = Error::invalid(&error).caused_by(&error);
-    // Another stream may end, another command may leave the queue.
+    // May succeed later: another stream may end, another command may leave the queue.
     let usage = match error {
         EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
             usage.transient()
@@ -278,13 +278,13 @@ fn open(
     Ok((stream, opened, fds))
 }
 
-/// Limits how long a stream goes without a good connection: while the target is away, and while connections are
-/// made but fail at once. Those must not restart the time, or reconnecting would never end.
+/// Limits how long a stream lasts without a good connection: while the target is lost, and while connections
+/// are established but fail at once. Those must not restart the time, or reconnecting would never end.
 struct ReconnectLimit {
     limit: Duration,
     /// When the target was last known to be good.
     since: Instant,
-    /// What had arrived by then.
+    /// Bytes that had arrived by then.
     arrived_bytes: u64,
     delay: Duration,
 }
@@ -295,7 +295,7 @@ impl ReconnectLimit {
         ReconnectLimit { limit, since, arrived_bytes: 0, delay }
     }
 
-    /// Notes the loss of a connection that had `lived` this long.
+    /// Notes the loss of a connection that had lasted for `lived`.
     fn lose(&mut self, arrived_bytes: u64, lived: Duration) {
         if arrived_bytes > self.arrived_bytes || lived >= SETTLED {
             (self.since, self.delay) = (Instant::now(), Duration::ZERO);
@@ -307,7 +307,7 @@ impl ReconnectLimit {
         self.since.elapsed() >= self.limit
     }
 
-    /// Waits before the next attempt: not at all before the first, then with growing delays.
+    /// Waits before the next attempt: not before the first, then with growing delays.
     async fn pause(&mut self) {
         tokio::time::sleep(self.delay).await;
         self.delay = (self.delay * 2).clamp(RETRY_FIRST, RETRY_LONGEST);
@@ -321,7 +321,7 @@ struct Keeper {
     signals: Signals,
     request: OpenRequest,
     infos: Vec<DatasetInfo>,
-    /// What the target is to run over the blocks of each dataset.
+    /// Stages that the target is to run over the blocks of each dataset.
     stages: Vec<TargetStages>,
 }
 
@@ -375,7 +375,7 @@ impl Keeper {
         target.map_or(LARGEST_MTU, |target| mtu_towards(self.context.roce.ip(), target))
     }
 
-    /// Refuses datasets that changed: the schedule was made for them as they were, so batches would be wrong.
+    /// Refuses datasets that have changed: the schedule was made for the old ones, so batches would be wrong.
     fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
         let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
         match changed {
@@ -405,7 +405,7 @@ impl Keeper {
             let connected = Instant::now();
             let why = tokio::select! {
                 why = session.ended() => {
-                    // The engine answers with `Lost` once it has destroyed the queue pair.
+                    // The engine replies with `Lost` once it has destroyed the queue pair.
                     self.signals.drop_connection(CONNECTION);
                     if lost.recv().await.is_none() {
                         return;
@@ -433,7 +433,7 @@ impl Keeper {
         }
     }
 
-    /// Bytes of tokens that targets have sent so far.
+    /// Bytes of tokens received from targets so far.
     async fn arrived_bytes(&self) -> u64 {
         let (id, commands) = (self.id, self.context.commands.clone());
         let ask = move || commands.call(|reply| Command::Stream(id, reply));
@@ -441,8 +441,8 @@ impl Keeper {
         counters.map_or(0, |report| report.counters.wire_bytes)
     }
 
-    /// Tries until the target accepts a session. Gives the stream up when that takes too long, or when the
-    /// session is refused for a permanent reason.
+    /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
+    /// refused for a permanent reason.
     async fn reconnect(&mut self, limit: &mut ReconnectLimit) -> Option<Session> {
         let useless = format!("target {} takes connections, and all fail", self.request.target);
         let mut error = Error::unreachable(useless);

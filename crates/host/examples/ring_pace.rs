@@ -1,7 +1,7 @@
 //! What the host ring costs the trainer: CPU time per gigabyte and per 10^9 tokens of two bytes.
 //!
-//! Starts itself again as the consumer. The producer copies a prepared megabyte into each slot at a
-//! steady pace; the consumer only waits, takes each slot and gives it back, as a trainer does whose
+//! Starts this program as the consumer, too. The producer copies a prepared megabyte into each slot
+//! at a steady pace; the consumer only waits, takes each slot and returns it, like a trainer whose
 //! GPU reads the batches. CPU time is user + system of the whole consumer process while it runs.
 //!
 //! ```text

@@ -1,15 +1,15 @@
-//! The Unix socket on which a client opens a stream and is handed a ring.
+//! The Unix socket on which a client opens a stream and receives a ring.
 //!
-//! `SOCK_SEQPACKET`: the kernel keeps message borders, passes descriptors with the message they came
-//! with, and reports a dead peer. What the messages say is not known here; they are bytes.
+//! The socket is of type `SOCK_SEQPACKET`: the kernel keeps message boundaries, passes descriptors with
+//! their message, and reports a dead peer. Messages are opaque bytes here.
 //!
 //! Rules (C6, C7):
-//! - A message has 1 to [`MAX_MESSAGE_BYTES`] bytes and at most [`MAX_FDS`] descriptors. More is refused
-//!   with a reason, and whatever descriptors came are closed. They are close-on-exec from the start,
-//!   because a child that inherited them would hide our death from the peer.
+//! - A message has 1 to [`MAX_MESSAGE_BYTES`] bytes and at most [`MAX_FDS`] descriptors. Larger ones are
+//!   refused with a reason, and their descriptors are closed. Descriptors are close-on-exec from the
+//!   start, because a child that inherited them would hide our death from the peer.
 //! - No call waits longer than the connection's timeout, so a silent client cannot hold a daemon.
-//! - The socket file is created with mode 0600. A lock file beside it tells a running daemon from a
-//!   dead one's leftover; only a leftover socket is ever replaced, never a file of another kind.
+//! - The socket file is created with mode 0600. A lock file beside it shows whether a daemon is running;
+//!   only a leftover socket is ever replaced, never a file of another kind.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,10 +35,10 @@ pub const MAX_FDS: usize = 8;
 /// How long a connection waits for its peer unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A year: as good as for ever, and no sum of times overflows.
+/// A year: effectively for ever, and no sum of times overflows.
 const MAX_TIMEOUT: Duration = Duration::from_secs(1 << 25);
 
-/// Connections that wait to be accepted; more have to wait in `connect`.
+/// Connections that wait to be accepted; further ones wait in `connect`.
 const BACKLOG: i32 = 64;
 
 /// Why something failed on the socket.
@@ -65,7 +65,7 @@ pub enum AttachError {
         #[source]
         errno: Errno,
     },
-    /// Nobody listens there.
+    /// No daemon listens there.
     #[error("no daemon listens on {}", path.display())]
     NoDaemon {
         /// The socket file.
@@ -77,7 +77,7 @@ pub enum AttachError {
         /// The socket file.
         path: PathBuf,
     },
-    /// Something other than a socket has that name; it is left alone.
+    /// Something other than a socket has that name; it is not touched.
     #[error("{} exists and is no socket; remove it or choose another path", path.display())]
     NotASocket {
         /// The path.
@@ -86,7 +86,7 @@ pub enum AttachError {
     /// The peer closed the connection or died.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer did not answer, or did not read, in time.
+    /// The peer did not reply, or did not read, in time.
     #[error("the peer did nothing for {waited_ms} ms")]
     TimedOut {
         /// How long was allowed.
@@ -143,7 +143,7 @@ fn on_path(path: &Path, call: &'static str) -> impl FnOnce(Errno) -> AttachError
     move |errno| AttachError::Path { path, call, errno }
 }
 
-/// Who is at the other end, as the kernel saw it when the connection was made.
+/// Credentials of the peer, as the kernel recorded them when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Process id; 0 when the peer is in a pid namespace that this process cannot see.
@@ -161,14 +161,14 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of our socket file.
     file: (u64, u64),
-    /// Locked as long as we live; the kernel unlocks it when we die.
+    /// Locked as long as the listener exists; the kernel unlocks it when the process dies.
     _lock: OwnedFd,
     lock_path: PathBuf,
 }
 
 impl Listener {
     /// Creates the socket file with mode 0600, replacing one that a dead daemon left behind. Beside it
-    /// is a lock file, `<path>.lock`; both go with the listener.
+    /// is a lock file, `<path>.lock`; both are removed with the listener.
     pub fn bind(path: impl AsRef<Path>) -> Result<Listener, AttachError> {
         let path = path.as_ref();
         let address = SocketAddrUnix::new(path).map_err(on_path(path, "socket path"))?;
@@ -197,7 +197,7 @@ impl Listener {
         }
         match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(socket) => Ok(Some(Connection::over(socket))),
-            // The client may have gone between the poll and now.
+            // The client may have left between the poll and now.
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(errno) => Err(os("accept")(errno)),
         }
@@ -213,11 +213,12 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Someone may have put another file there; that one is not ours to remove.
+        // Another process may have put a different file there; that one is not ours to remove.
         if identity(&self.path) == Ok(self.file) {
             let _ = rustix::fs::unlink(&self.path);
         }
-        // While it is still locked: whoever waits for it sees that it is gone, and makes a new one.
+        // While it is still locked: a process that waits for the lock sees that the file is gone, and
+        // creates a new one.
         let _ = rustix::fs::unlink(&self.lock_path);
     }
 }
@@ -244,8 +245,8 @@ fn lock(path: &Path) -> Result<(OwnedFd, PathBuf), AttachError> {
             Err(Errno::WOULDBLOCK) => return Err(AttachError::InUse { path: path.to_owned() }),
             Err(errno) => return Err(on_path(&lock_path, "flock")(errno)),
         }
-        // A daemon that ended between our two calls has removed the file that we hold: a lock on it
-        // keeps nobody out. Each turn takes the end of one more daemon.
+        // A daemon that ended between our two calls has removed the file that we hold, so a lock on it
+        // keeps nobody out. Each turn is caused by the end of one more daemon.
         let held = rustix::fs::fstat(&file).map_err(on_path(&lock_path, "stat"))?;
         if identity(&lock_path) == Ok((held.st_dev, held.st_ino)) {
             return Ok((file, lock_path));
@@ -263,8 +264,8 @@ fn remove_leftover(path: &Path) -> Result<(), AttachError> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(AttachError::NotASocket { path: path.to_owned() });
     }
-    // The lock says that no daemon of ours is there; a program that does not know the lock shows by
-    // taking the connection, or by having no room for it or another socket type.
+    // The lock shows that no daemon of ours is there. A program that does not use the lock is detected
+    // when it accepts the connection, has no room for it or has another socket type.
     match try_connect(path, SocketFlags::NONBLOCK) {
         Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(on_path(path, "unlink")),
         Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
@@ -278,7 +279,7 @@ fn try_connect(path: &Path, flags: SocketFlags) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | flags;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // A blocking connect waits for room in the backlog as long as a send would wait.
+    // A blocking connect waits for room in the backlog, for the send timeout.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(DEFAULT_TIMEOUT))?;
     rustix::net::connect(&socket, &address)?;
     Ok(socket)
@@ -341,7 +342,7 @@ impl Connection {
         self.timeout = timeout.min(MAX_TIMEOUT);
     }
 
-    /// Who is at the other end.
+    /// Credentials of the peer.
     pub fn peer(&self) -> Result<PeerCredentials, AttachError> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -396,8 +397,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, of at most `max_bytes` (and [`MAX_MESSAGE_BYTES`]). How many descriptors
-    /// belong to it is for the content to say: see [`Message::with_fds`].
+    /// The next message, of at most `max_bytes` (and [`MAX_MESSAGE_BYTES`]). Its content determines how
+    /// many descriptors belong to it: see [`Message::with_fds`].
     pub fn recv(&self, max_bytes: usize) -> Result<Message, AttachError> {
         let max_bytes = max_bytes.min(MAX_MESSAGE_BYTES);
         let deadline = Instant::now() + self.timeout;
@@ -420,12 +421,12 @@ impl Connection {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let mut into = [IoSliceMut::new(&mut bytes)];
         let got = rustix::net::recvmsg(&self.socket, &mut into, &mut control, flags)?;
-        // Taken out before any check: what is refused below is closed by dropping it.
+        // Taken out before any check: when a message is refused below, dropping closes them.
         let fds = take_fds(&mut control);
         Ok(if got.bytes > max_bytes {
             Err(AttachError::Length { bytes: got.bytes, max: max_bytes })
         } else if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
-            // There was room for more of them: this process may open no further one.
+            // There was room for more: this process has no descriptor left.
             Err(os("recvmsg")(Errno::MFILE))
         } else if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
             Err(AttachError::TooManyFds { max: MAX_FDS })
@@ -462,19 +463,19 @@ impl Connection {
 
     /// Ends the connection for all handles of this end. The peer still receives what was sent before.
     pub fn hang_up(&self) {
-        // A peer that is gone already makes no difference.
+        // It makes no difference if the peer has already left.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// A second descriptor of this end, as [`Consumer::attach`](crate::ring::Consumer::attach) wants
-    /// it to see the producer die.
+    /// A second descriptor of this end, with which [`Consumer::attach`](crate::ring::Consumer::attach)
+    /// detects the producer's death.
     pub fn liveness(&self) -> Result<OwnedFd, AttachError> {
         rustix::io::fcntl_dupfd_cloexec(&self.socket, 0).map_err(os("dup"))
     }
 }
 
 impl AsFd for Connection {
-    /// For polling: input is a message or the peer's end, `RDHUP` only its end.
+    /// For polling: input is a message or the end of the peer, `RDHUP` only its end.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -488,7 +489,7 @@ fn take_fds(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     rights.flatten().collect()
 }
 
-/// Polls one descriptor; whether anything happened within `timeout`. A peer that hung up counts.
+/// Polls one descriptor; whether anything happened within `timeout`, including a hang-up of the peer.
 fn wait(fd: &OwnedFd, events: PollFlags, timeout: Duration) -> Result<bool, AttachError> {
     let timeout =
         Timespec::try_from(timeout.min(MAX_TIMEOUT)).map_err(|_| os("poll")(Errno::INVAL))?;
@@ -586,7 +587,7 @@ mod tests {
         assert_eq!(Listener::bind(place.socket()).unwrap_err(), in_use);
         drop(first);
 
-        // A program that knows no lock file, alive and then dead.
+        // A program that does not use the lock file, alive and then dead.
         let foreign = std::os::unix::net::UnixListener::bind(place.socket()).unwrap();
         assert_eq!(Listener::bind(place.socket()).unwrap_err(), in_use);
         drop(foreign);
@@ -667,7 +668,7 @@ mod tests {
         assert_eq!(a.send(b"x", &many).unwrap_err(), too_many);
     }
 
-    /// A peer that does not keep to our limit of descriptors.
+    /// A peer that ignores our limit of descriptors.
     #[test]
     fn a_flood_of_descriptors_is_refused_and_closed() {
         let (a, b) = pair();

@@ -4,15 +4,15 @@
 //! [`Disk::poll`] hands them to the kernel together; the ring's descriptor is readable when one has
 //! ended, so a thread can sleep on it beside a socket.
 //!
-//! - The memory is registered with the ring, so the kernel pins it once and not for every read.
-//!   Where that is refused (locked-memory limit) reads go through ordinary addresses, and
-//!   [`UringDisk::why_unregistered`] says why.
-//! - Destinations are checked against the memory and direct reads against
-//!   [`DIRECT_ALIGN`]; what fails is answered with a fault and never reaches the kernel.
-//! - A read that the kernel stops half-way is continued until the file ends.
+//! - The memory is registered with the ring, so the kernel pins it once and not for every read. Where
+//!   that is refused (locked-memory limit) reads use ordinary addresses, and
+//!   [`UringDisk::why_unregistered`] reports why.
+//! - Destinations are checked against the memory and direct reads against [`DIRECT_ALIGN`]; a read that
+//!   fails a check completes with a fault and never reaches the kernel.
+//! - A short read is continued until the file ends.
 //! - The disk holds the owner of the memory: it is unmapped only after the last read has ended, even
 //!   when the pool that it belongs to is dropped first.
-//! - Reads under way are bounded by the depth. A file stays open while reads on it are.
+//! - Reads under way are bounded by the depth. A file stays open while reads on it are under way.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -34,7 +34,7 @@ pub const MAX_FILES: usize = 65_536;
 /// Longest single buffer that a ring registers; larger memory is registered in pieces.
 const FIXED_BYTES: u64 = 1 << 30;
 
-/// How often a read that makes no progress is tried again before that is a fault.
+/// How often a read that makes no progress is retried before it counts as a fault.
 const MAX_RETRIES: u8 = 64;
 
 /// Whether reads of a file go through the page cache.
@@ -58,7 +58,7 @@ impl fmt::Display for IoMode {
 /// Which [`IoMode`] to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
-    /// Direct where the file system can, buffered otherwise.
+    /// Direct where the file system supports it, buffered otherwise.
     #[default]
     Auto,
     /// Direct or not at all.
@@ -67,7 +67,7 @@ pub enum IoChoice {
     Buffered,
 }
 
-/// Why a ring or a file of it could not be had.
+/// Why a ring or a file of it could not be opened.
 #[derive(Debug, Error)]
 pub enum DiskError {
     /// No io_uring.
@@ -81,7 +81,7 @@ pub enum DiskError {
     /// A depth of zero or beyond [`MAX_DEPTH`].
     #[error("queue depth {0} is not in 1..={MAX_DEPTH}")]
     BadDepth(u32),
-    /// The file's length cannot be found out.
+    /// The file's length cannot be determined.
     #[error("length of the file: {0}")]
     Stat(#[source] io::Error),
     /// [`MAX_FILES`] are open, or all numbers are used up.
@@ -100,28 +100,28 @@ pub enum DiskError {
     },
 }
 
-/// What a disk has counted.
+/// Counters of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounters {
-    /// Reads that ended well.
+    /// Reads that succeeded.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Bytes that they read.
     pub bytes: u64,
     /// Reads that ended with an error of the kernel.
     pub faults: u64,
-    /// Reads refused before the kernel saw them: misaligned, outside the memory, no such file.
+    /// Reads refused before submission: misaligned, outside the memory, no such file.
     pub refused: u64,
-    /// Continuations of reads that had stopped half-way.
+    /// Continuations of short reads.
     pub continued: u64,
-    /// Repetitions of reads that had been interrupted.
+    /// Retries of reads that had been interrupted.
     pub retried: u64,
-    /// Calls that handed reads to the kernel.
+    /// Calls that submitted reads to the kernel.
     pub syscalls: u64,
-    /// Such calls that the kernel refused; they are made again.
+    /// Submissions that the kernel refused; they are retried.
     pub submit_errors: u64,
 }
 
-/// The memory that reads may fill: a range of addresses and what keeps it mapped.
+/// The memory that reads may fill: a range of addresses and its owner, which keeps it mapped.
 #[derive(Clone, Debug)]
 pub struct DiskMemory {
     base: u64,
@@ -134,7 +134,7 @@ impl DiskMemory {
     ///
     /// # Safety
     /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds a
-    /// reference into the destination of a read from [`Disk::submit`] until its answer.
+    /// reference into the destination of a read from [`Disk::submit`] until it completes.
     pub unsafe fn new(base: u64, len: u64, owner: Arc<dyn Any + Send + Sync>) -> DiskMemory {
         DiskMemory { base, len, owner }
     }
@@ -178,7 +178,7 @@ pub struct UringDisk {
     free: Vec<u32>,
     /// Reads that failed a check and wait to be reported; with the active ones never more than the depth.
     refused: VecDeque<DiskDone>,
-    /// Entries in the submission queue that the kernel has not seen.
+    /// Entries in the submission queue that have not been submitted.
     unsubmitted: usize,
     counters: DiskCounters,
 }
@@ -209,12 +209,12 @@ impl UringDisk {
     pub fn add_file(&mut self, fd: OwnedFd, mode: IoMode) -> Result<FileId, DiskError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| DiskError::Stat(errno.into()))?;
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-        // The length of anything else is unknown: its end shows when nothing more comes.
+        // The length of anything else is unknown: reads find its end.
         let size = if regular { stat.st_size.max(0) as u64 } else { u64::MAX };
         self.add_file_of(fd, mode, size)
     }
 
-    /// The same for a file whose length is known: no system call.
+    /// Takes over an open file whose length is known: no system call.
     pub fn add_file_of(
         &mut self,
         fd: OwnedFd,
@@ -230,7 +230,7 @@ impl UringDisk {
         Ok(id)
     }
 
-    /// Gives back a file on which no read is under way.
+    /// Removes a file on which no read is under way.
     pub fn remove_file(&mut self, id: FileId) -> Result<OwnedFd, DiskError> {
         if let Some(&File { reads: reads @ 1.., .. }) = self.files.get(&id) {
             return Err(DiskError::Busy { file: id.0, reads });
@@ -238,7 +238,7 @@ impl UringDisk {
         self.files.remove(&id).map(|file| file.fd).ok_or(DiskError::NoFile(id.0))
     }
 
-    /// Hands waiting reads to the kernel, all in one call. Returns whether it took any.
+    /// Submits waiting reads to the kernel, all in one call. Returns whether it accepted any.
     pub fn flush(&mut self) -> bool {
         let before = self.unsubmitted;
         while self.unsubmitted > 0 {
@@ -247,7 +247,7 @@ impl UringDisk {
                 Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken.max(1)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    // Out of memory or of completion space for the moment: the next call tries again.
+                    // Out of memory or of completion space for the moment: the next call retries.
                     self.counters.submit_errors += 1;
                     break;
                 }
@@ -261,22 +261,22 @@ impl UringDisk {
         self.ring.as_fd()
     }
 
-    /// What happened so far.
+    /// The counters of the disk.
     pub fn counters(&self) -> &DiskCounters {
         &self.counters
     }
 
-    /// Reads taken and not answered yet.
+    /// Reads accepted and not completed yet.
     pub fn in_flight(&self) -> usize {
         self.active.len() - self.free.len() + self.refused.len()
     }
 
-    /// Why the kernel pins the destination anew for each read, if it does.
+    /// Why the kernel pins the destination for each read separately, if it does.
     pub fn why_unregistered(&self) -> Option<&str> {
         self.why_unregistered.as_deref()
     }
 
-    /// The errno with which a read can be refused before the kernel sees it.
+    /// The errno of a read that is refused before submission.
     fn check(&self, read: &DiskRead) -> Result<(), i32> {
         let file = self.files.get(&read.file).ok_or(libc::EBADF)?;
         let end = read.offset.checked_add(u64::from(read.len)).ok_or(libc::EINVAL)?;
@@ -290,13 +290,13 @@ impl UringDisk {
         if file.mode == IoMode::Direct && !aligned { Err(libc::EINVAL) } else { Ok(()) }
     }
 
-    /// Puts what is left of a read into the submission queue.
+    /// Puts the rest of a read into the submission queue.
     fn push(&mut self, slot: u32, active: Active) -> Result<(), i32> {
         let fd = self.files.get(&active.read.file).ok_or(libc::EBADF)?.fd.as_raw_fd();
         let entry = self.entry(fd, &active).user_data(u64::from(slot));
         // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
-        // read is answered; until then it belongs to the disk by the contract of `Disk`. The
-        // descriptor is open: `remove_file` refuses while reads on the file are under way.
+        // read completes; until then it belongs to the disk by the contract of `Disk`. The descriptor is
+        // open: `remove_file` refuses while reads on the file are under way.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         // The queue has room for as many entries as there are slots.
         pushed.map_err(|_| libc::EBUSY)?;
@@ -319,7 +319,7 @@ impl UringDisk {
         }
     }
 
-    /// Deals with one answer of the kernel: either the read is over, or it goes on.
+    /// Handles one completion of the kernel: the read either ends or continues.
     fn advance(&mut self, slot: u32, result: i32) -> Option<DiskDone> {
         let active = self.active.get_mut(slot as usize)?.as_mut()?;
         let outcome = step(active, self.files.get(&active.read.file), result);
@@ -354,7 +354,7 @@ impl UringDisk {
         DiskDone { tag: read.tag, result }
     }
 
-    /// The next read that is over, without handing anything to the kernel.
+    /// The next read that has ended, without submitting anything.
     fn reap(&mut self) -> Option<DiskDone> {
         loop {
             let entry = self.ring.completion().next()?;
@@ -365,7 +365,7 @@ impl UringDisk {
         }
     }
 
-    /// Waits until the kernel writes nothing more. False when it cannot be waited for.
+    /// Waits until the kernel has stopped writing. False when that cannot be awaited.
     fn settle(&mut self) -> bool {
         while self.free.len() < self.active.len() {
             match self.ring.submit_and_wait(1) {
@@ -420,7 +420,7 @@ impl Disk for UringDisk {
 impl Drop for UringDisk {
     fn drop(&mut self) {
         if !self.settle() {
-            // Nobody knows when the kernel stops writing, so the memory must stay mapped for good.
+            // It is unknown when the kernel stops writing, so the memory must stay mapped for good.
             std::mem::forget(Arc::clone(&self.memory.owner));
         }
     }
@@ -436,18 +436,18 @@ impl fmt::Debug for UringDisk {
     }
 }
 
-/// What an answer of the kernel means for its read.
+/// What a completion of the kernel means for its read.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// It is answered.
+    /// The read has ended.
     Over(Result<u32, DiskFault>),
     /// The rest has to be read.
     Continue,
-    /// Nothing came, but may come.
+    /// Nothing was read yet; retry.
     Again,
 }
 
-/// Takes in `result`, a byte count or a negative errno.
+/// Applies `result`, a byte count or a negative errno.
 fn step(active: &mut Active, file: Option<&File>, result: i32) -> Step {
     let Ok(bytes) = u32::try_from(result) else {
         let errno = result.saturating_neg();
@@ -460,7 +460,7 @@ fn step(active: &mut Active, file: Option<&File>, result: i32) -> Step {
     let Active { read, done, .. } = *active;
     let (mode, size) = file.map_or((IoMode::Buffered, 0), |file| (file.mode, file.size));
     let at_end = bytes == 0 || read.offset + u64::from(done) >= size;
-    // A direct read that stops off the grid has met the end of a file that was cut meanwhile.
+    // A misaligned short direct read has reached the end of a file that was truncated meanwhile.
     let off_grid = mode == IoMode::Direct && !u64::from(done).is_multiple_of(DIRECT_ALIGN);
     if done == read.len || at_end || off_grid { Step::Over(Ok(done)) } else { Step::Continue }
 }
@@ -469,7 +469,7 @@ fn fault(errno: i32) -> Result<u32, DiskFault> {
     Err(DiskFault::Io(errno))
 }
 
-/// Makes a small ring and drops it again: whether disks can be had on this machine.
+/// Creates a small ring and drops it: whether disks are usable on this machine.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -489,7 +489,7 @@ fn unavailable(source: io::Error) -> DiskError {
     DiskError::Unavailable { source, hint }
 }
 
-/// Registers the memory in pieces of [`FIXED_BYTES`], or says why not.
+/// Registers the memory in pieces of [`FIXED_BYTES`], or returns why that failed.
 fn register(ring: &IoUring, memory: &DiskMemory) -> Result<(), String> {
     let end = memory.base + memory.len;
     let pieces = (memory.base..end).step_by(FIXED_BYTES as usize).map(|start| libc::iovec {

@@ -1,10 +1,10 @@
 //! Files that a target serves: those below one directory, and nothing else on the machine.
 //!
 //! Names come from the network (C7). The kernel resolves them with `openat2` beneath the directory, so
-//! `..`, absolute names and symbolic links that lead out are refused whatever they look like and
-//! whoever renames things meanwhile; no path is ever checked as text first and opened later. Only
-//! regular files are opened, and what a name means is looked at before it is opened for reading, because
-//! opening a device or a pipe can itself do something.
+//! `..`, absolute names and symbolic links that lead outside are refused in any form, even during
+//! concurrent renames; no path is checked as text first and opened later. Only regular files are opened.
+//! The file type is checked before a file is opened for reading, because opening a device or a pipe can
+//! have effects.
 
 use std::ffi::CStr;
 use std::io;
@@ -21,19 +21,19 @@ use xio::disk::DIRECT_ALIGN;
 
 use crate::disk::{IoChoice, IoMode};
 
-/// Longest name that is looked at.
+/// Longest name that is accepted.
 pub const MAX_NAME_BYTES: usize = 4095;
 
 /// Deepest directory that a listing enters.
 pub const MAX_LIST_DEPTH: usize = 16;
 
-/// Most directory entries that a listing looks at, whatever it returns.
+/// Most directory entries that a listing examines, however many it returns.
 pub const MAX_LIST_VISITS: usize = 1 << 20;
 
-/// How often a lookup is repeated that a concurrent rename has disturbed.
+/// How often a lookup is retried that a concurrent rename has disturbed.
 const MAX_RACES: u32 = 32;
 
-/// Why a root could not be used, or a name of it not be opened.
+/// Why a root could not be used, or one of its names not opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// The directory itself.
@@ -57,7 +57,7 @@ pub enum OpenError {
     Outside {
         /// The name.
         name: String,
-        /// How it gets out.
+        /// How it leads outside.
         how: &'static str,
     },
     /// Nothing there.
@@ -88,7 +88,7 @@ pub enum OpenError {
         /// Why.
         why: String,
     },
-    /// Any other refusal.
+    /// Any other error.
     #[error("file {name:?}: {source}")]
     System {
         /// The name.
@@ -101,13 +101,13 @@ pub enum OpenError {
 /// A file opened for reading.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// To be given to [`UringDisk::add_file`](crate::disk::UringDisk::add_file).
+    /// To be passed to [`UringDisk::add_file`](crate::disk::UringDisk::add_file).
     pub fd: OwnedFd,
     /// Length in bytes.
     pub size: u64,
     /// How it was opened.
     pub mode: IoMode,
-    /// Why not directly, if directly would have been better.
+    /// Why not directly, if direct reads were preferred.
     pub why_buffered: Option<String>,
 }
 
@@ -120,12 +120,12 @@ pub struct Entry {
     pub size: u64,
 }
 
-/// What a root holds.
+/// Contents of a root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// Regular files, by name.
     pub entries: Vec<Entry>,
-    /// There is more than was asked for, or more than [`MAX_LIST_DEPTH`] or [`MAX_LIST_VISITS`] allow.
+    /// There is more than the caller's limit, [`MAX_LIST_DEPTH`] or [`MAX_LIST_VISITS`] allow.
     pub truncated: bool,
     /// Entries that cannot be served: not a regular file, unreadable, or a name that is not UTF-8.
     pub skipped: usize,
@@ -143,7 +143,7 @@ impl Root {
     pub fn new(path: impl AsRef<Path>) -> Result<Root, OpenError> {
         let path = path.as_ref().to_owned();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        // The second look needs the right to enter the folder, which opening it by its path does not.
+        // Looking up `.` needs the right to enter the folder, which opening it by its path does not.
         let opened = open(&path, flags, Mode::empty());
         match opened.and_then(|dir| openat(&dir, ".", flags, Mode::empty())) {
             Ok(dir) => Ok(Root { dir, path }),
@@ -201,7 +201,7 @@ impl Root {
         Ok(listing)
     }
 
-    /// Files one directory entry: served, entered later, or skipped.
+    /// Classifies one directory entry: served, entered later, or skipped.
     fn visit(
         &self,
         directory: &str,
@@ -242,7 +242,7 @@ impl Root {
         Ok(OpenFile { fd, size, mode: IoMode::Buffered, why_buffered })
     }
 
-    /// The file opened with O_DIRECT, or why the file system cannot.
+    /// The file opened with O_DIRECT, or why the file system does not support that.
     fn direct(&self, name: &str) -> Result<Result<OpenFile, String>, OpenError> {
         let fd = match self.resolve(name, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(fd) => fd,
@@ -261,8 +261,8 @@ impl Root {
     }
 
     fn resolve(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // Not blocking on a pipe and not becoming its terminal, should a name change its meaning
-        // between the look and the opening. O_PATH takes neither.
+        // Does not block on a pipe or acquire a controlling terminal, should the name change its meaning
+        // between check and open. O_PATH takes neither flag.
         let careful = OFlags::NOCTTY | OFlags::NONBLOCK;
         let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { careful };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -277,12 +277,12 @@ impl Root {
     }
 }
 
-/// An io_uring would give up on a non-blocking file instead of waiting for the device.
+/// An io_uring would fail on a non-blocking file instead of waiting for the device.
 fn make_blocking(fd: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(fd)
         && flags.contains(OFlags::NONBLOCK)
     {
-        // A regular file takes this; on anything else it fails and the file is refused next.
+        // A regular file accepts this; on anything else it fails and the file is refused next.
         let _ = rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK);
     }
 }
@@ -302,7 +302,8 @@ fn check_name(name: &str) -> Result<(), OpenError> {
     Err(OpenError::BadName { name: shown(name), why })
 }
 
-/// The name for an error message: whoever sent it decides neither its length nor its characters.
+/// The name for an error message: the peer that sent it determines neither its length nor its
+/// characters.
 fn shown(name: &str) -> String {
     const SHOWN_CHARS: usize = 200;
     name.chars().take(SHOWN_CHARS).collect()
@@ -323,7 +324,7 @@ fn refusal(name: &str, errno: Errno) -> OpenError {
     }
 }
 
-/// Which kind of escape the kernel has refused: by its own `..`, or else by a link.
+/// The kind of escape that the kernel has refused: by `..` in the name, or else by a link.
 fn way_out(name: &str) -> &'static str {
     let mut depth = 0i32;
     for part in name.split('/').filter(|part| !part.is_empty() && *part != ".") {
@@ -349,8 +350,8 @@ fn require_regular(name: &str, fd: &OwnedFd) -> Result<u64, OpenError> {
     Err(OpenError::NotRegular { name: shown(name), kind })
 }
 
-/// Whether direct reads on our grid are what the file system wants. Kernels before 6.1 do not say;
-/// then the first read tells.
+/// Whether our alignment of direct reads suits the file system. Kernels before 6.1 do not report it;
+/// then the first read shows.
 fn direct_alignment(fd: &OwnedFd) -> Result<(), String> {
     let Ok(stat) = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(());
@@ -486,7 +487,7 @@ mod tests {
             Ok(direct) => assert_eq!((direct.mode, file.mode), (IoMode::Direct, IoMode::Direct)),
             Err(error) => assert!(matches!(error, OpenError::NoDirect { .. }), "{error}"),
         }
-        // /proc knows no O_DIRECT.
+        // /proc does not support O_DIRECT.
         let proc = Root::new("/proc/self").expect("/proc");
         let stat = proc.open("status", IoChoice::Auto).expect("open");
         assert!(stat.mode == IoMode::Buffered && stat.why_buffered.is_some());

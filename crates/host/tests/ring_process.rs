@@ -1,6 +1,6 @@
 //! The ring between two processes, either of which may be killed or hostile.
 //!
-//! The other process is this test program again, started with a role in `ROLE`; the test named
+//! The other process is this test program, started with a role in `ROLE`; the test named
 //! `other_process` is its entry and does nothing otherwise.
 
 #![allow(clippy::unwrap_used)]
@@ -34,7 +34,7 @@ impl Rng {
     }
 }
 
-/// The other process, killed when the test ends in whatever way.
+/// The other process, killed when the test ends in any way.
 struct Other(Child);
 
 impl Other {
@@ -68,7 +68,7 @@ fn socket_path() -> PathBuf {
     std::env::temp_dir().join(format!("dquant-ring-{}-{number}.sock", std::process::id()))
 }
 
-/// A listener whose files go with it.
+/// A listener whose files are removed with it.
 struct Daemon {
     listener: Listener,
     path: PathBuf,
@@ -80,7 +80,7 @@ impl Daemon {
         Daemon { listener: Listener::bind(&path).unwrap(), path }
     }
 
-    /// Accepts the next client and hands it a ring.
+    /// Accepts the next client and passes it a ring.
     fn serve(&self, config: RingConfig) -> (Producer, Connection) {
         let client = self.listener.accept(LONG).unwrap().expect("no client came");
         assert_eq!(client.recv(64).unwrap().bytes, b"open");
@@ -103,7 +103,7 @@ fn open(path: &PathBuf) -> (Connection, RingFds) {
     let connection = loop {
         match Connection::connect(path) {
             Ok(connection) => break connection,
-            // The other process may not have got as far as listening.
+            // The other process may not be listening yet.
             Err(error) if start.elapsed() > LONG => panic!("{error}"),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -159,7 +159,7 @@ fn feed(producer: &mut Producer, client: &Connection, count: u64) -> bool {
     true
 }
 
-/// An engine's sleep: until a credit or the client's end.
+/// An engine's sleep: until a credit comes or the client ends.
 fn wait_for_credit(producer: &mut Producer, client: &Connection) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -289,7 +289,7 @@ fn a_killed_producer_is_told_with_what_it_published() {
     }
     assert_eq!(consumer.next(LONG).unwrap_err(), RingError::ProducerDied { taken: 3 });
 
-    // What the dead left behind does not stop its successor.
+    // The leftovers of a dead daemon do not stop its successor.
     let successor = Listener::bind(&path).unwrap();
     drop(successor);
     assert!(!path.exists() && !path.with_extension("sock.lock").exists());
@@ -354,7 +354,7 @@ fn scribble(path: &PathBuf) {
             1 => SLEEP_WORD,
             _ => RELEASE_WORDS + rng.next() as usize % 4,
         };
-        // Mostly values that could be true, so that slots really come back too early.
+        // Mostly plausible values, so that slots really are returned too early.
         let value = match pick % 7 {
             0 => rng.next(),
             1 => u64::MAX,
@@ -378,7 +378,7 @@ fn drain(doorbell: &OwnedFd) {
     let _ = rustix::io::preadv2(doorbell, &mut into, u64::MAX, flags);
 }
 
-/// What the seals must forbid.
+/// Operations that the seals must forbid.
 fn try_forbidden(fds: &RingFds) {
     use rustix::fs::{FallocateFlags, SealFlags};
     for file in [&fds.data, &fds.credit] {
@@ -391,7 +391,7 @@ fn try_forbidden(fds: &RingFds) {
     assert_eq!(rustix::fs::fallocate(&fds.data, punch, 0, 4096), Err(Errno::PERM));
     rustix::fs::fallocate(&fds.credit, punch, 0, 4096).unwrap();
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // Through /proc the file opens anew, but the seals are the file's.
+    // Through /proc the file is opened anew, but the seals belong to the file.
     let again = format!("/proc/self/fd/{}", fds.data.as_raw_fd());
     let again = rustix::fs::open(again, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty());
     for file in [fds.data.as_fd(), again.unwrap().as_fd()] {
@@ -431,7 +431,7 @@ fn a_hostile_consumer_hurts_only_its_own_stream() {
     drop(attacker);
 }
 
-/// What every slot must hold: nobody but the producer writes, and only where it was told to.
+/// What every slot must hold: only the producer writes, and only where it was told to.
 #[derive(Default)]
 struct Model {
     slots: [Option<u64>; 4],

@@ -1,16 +1,15 @@
 //! What a wire sends and accepts, as a pcap file of raw IP packets with nanoseconds.
 //!
-//! Every packet is written as it stands on the wire: addresses, ports, traffic class, hop limit, the
-//! IPv4 identification that the kernel writes, the ICRC. What a socket cannot see is filled in: the UDP
-//! checksum is the right one (some senders leave it zero), the IPv6 flow label is 0. Packets that a
-//! wire refused are not in the file; its counters tell of them.
+//! Every packet is written as it is on the wire: addresses, ports, traffic class, hop limit, the IPv4
+//! identification that the kernel writes, the ICRC. What a socket cannot see is filled in: the UDP
+//! checksum is correct (some senders leave it zero), the IPv6 flow label is 0. Packets that a wire refused
+//! are not in the file; its counters count them.
 //!
 //! - Records are gathered in a bounded buffer and written whole, when it is full, [`FLUSH_AFTER`] after
-//!   the first of them, and at the end. A process that is killed leaves a valid file without the last
-//!   few.
-//! - A file ends at its limit, or at the first error of the disk, and says so ([`Capture::ended`]). The
-//!   wire goes on either way: a capture never holds up or changes traffic.
-//! - Payload is data of the program that sends it: the file is for its owner alone (mode 0600).
+//!   the first of them, and at the end. A killed process leaves a valid file without the last few.
+//! - A file ends at its limit or at the first disk error, and [`Capture::ended`] reports why. The wire
+//!   continues either way: a capture never delays or changes traffic.
+//! - The payload is the sending program's data, so only the owner may read the file (mode 0600).
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -26,7 +25,7 @@ use roce::{Duration, Time};
 
 use crate::clock;
 
-/// Longest that a record waits in memory while the wire is being used.
+/// Longest that a record stays in memory while the wire is in use.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(100);
 
 /// Bytes gathered before they are written.
@@ -71,7 +70,7 @@ pub struct Capture {
     /// Bytes of the file so far, all of them whole records.
     written: u64,
     limit: u64,
-    /// When the oldest record in the buffer came; none when it is empty.
+    /// When the oldest record in the buffer was added; none when it is empty.
     waiting_since: Option<Time>,
     records: u64,
     left_out: u64,
@@ -89,16 +88,16 @@ fn busy(error: TryLockError) -> io::Error {
 }
 
 impl Capture {
-    /// Makes the file, or empties it, and writes the file header. At `limit` bytes it is complete.
+    /// Creates or truncates the file and writes the file header. The capture ends at `limit` bytes.
     ///
     /// # Errors
-    /// When the file cannot be made or written; `ResourceBusy` while another capture, of any process,
+    /// When the file cannot be created or written; `ResourceBusy` while another capture, of any process,
     /// is written to it.
     pub fn create(path: &Path, limit: u64) -> io::Result<Capture> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(path)?;
-        // Pipes and devices have one end for everybody, and nothing to empty.
+        // Pipes and devices are shared by nature and cannot be truncated.
         if file.metadata()?.is_file() {
             // Held as long as the file is open.
             file.try_lock().map_err(busy)?;
@@ -107,7 +106,7 @@ impl Capture {
         Capture::to_file(file, limit)
     }
 
-    /// The same to an open, empty file.
+    /// Starts a capture in an open, empty file.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -131,12 +130,12 @@ impl Capture {
         self.records
     }
 
-    /// Packets that came after the file had ended.
+    /// Packets left out because the file had ended.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Why nothing is recorded any more, if so.
+    /// Why recording has ended, if it has.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
@@ -151,15 +150,16 @@ impl Capture {
             Ok(()) => self.written += self.buffer.len() as u64,
             Err(error) => {
                 self.ended = Some(format!("cannot write the capture: {error}"));
-                // A part of a record would make the file unreadable to some programs. If it cannot
-                // be cut off, the readers that stop at the damage still read all before it.
+                // Some programs cannot read a file with a partial record. If it cannot be cut off, readers
+                // that stop at the damage still get everything before it.
                 let _ = self.file.set_len(self.written);
             }
         }
         self.buffer.clear();
     }
 
-    /// Writes what has waited long enough. For whoever adds packets by himself; wires do it.
+    /// Writes records that have waited long enough. Wires call it; other callers that add packets must do
+    /// so themselves.
     pub fn flush_if_due(&mut self) {
         let due = self.waiting_since.is_some_and(|since| clock::now().since(since) >= FLUSH_AFTER);
         if due {
@@ -181,8 +181,8 @@ impl Capture {
         self.append(wall_time(), |buffer| frame::datagram(&ip, from, to, pieces, buffer).is_ok());
     }
 
-    /// Adds a packet that was seen at this time, since 1970, from its IP header on. One longer than any IP
-    /// packet is left out.
+    /// Adds a packet, from its IP header on, that was seen at `time` since 1970. A packet longer than the
+    /// largest IP packet is left out.
     pub fn packet(&mut self, time: Time, packet: &[u8]) {
         self.append(time, |buffer| {
             let fits = packet.len() + RECORD_HEADER_BYTES <= MAX_RECORD_BYTES;
@@ -191,7 +191,7 @@ impl Capture {
         });
     }
 
-    /// Adds what `write` appends to the buffer, at most an IP packet, unless it says that it failed.
+    /// Appends what `write` adds to the buffer, at most one IP packet, unless it reports failure.
     fn append(&mut self, time: Time, write: impl FnOnce(&mut Vec<u8>) -> bool) {
         if !self.has_room() {
             self.left_out += 1;
@@ -211,7 +211,7 @@ impl Capture {
         self.waiting_since.get_or_insert_with(clock::now);
     }
 
-    /// Whether one more record fits, making room in the buffer for it.
+    /// Makes room in the buffer for one more record; whether the file still has room for it.
     fn has_room(&mut self) -> bool {
         let bytes = self.written + self.buffer.len() as u64 + MAX_RECORD_BYTES as u64;
         if self.ended.is_none() && bytes > self.limit {

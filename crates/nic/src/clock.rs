@@ -1,8 +1,8 @@
 //! The clocks of the machine: wall, process, thread; and how much memory the process holds.
 //!
-//! Everything is an integer in nanoseconds or bytes. Pure crates never come here: they are handed
-//! [`roce::Time`]. CPU time is the figure by which the data path is judged, so it is split into user
-//! and system time where the kernel tells them apart.
+//! Everything is an integer in nanoseconds or bytes. Pure crates never read a clock: they receive
+//! [`roce::Time`]. CPU time is the measure of the data path, so it is split into user and system
+//! time where the kernel separates them.
 
 use std::mem::MaybeUninit;
 
@@ -23,7 +23,7 @@ impl CpuTime {
         self.user_ns + self.system_ns
     }
 
-    /// What was used since `earlier`, zero where `earlier` is later.
+    /// CPU time used since `earlier`, zero where `earlier` is later.
     pub const fn since(self, earlier: CpuTime) -> CpuTime {
         CpuTime {
             user_ns: self.user_ns.saturating_sub(earlier.user_ns),

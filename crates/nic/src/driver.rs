@@ -3,10 +3,10 @@
 //! The application receives, carries out what is due, does its own work and sends in each turn
 //! ([`roce::world::turn`] keeps that order). The driver decides when the next turn comes: at once while
 //! there is work, and for a short while after ([`Application::SPIN`]); then when a watched descriptor is
-//! readable, a [`Waker`] is used, or the time has come that the application named.
+//! readable, a [`Waker`] is used, or the deadline of the application has passed.
 //!
-//! A sleep watches any number of descriptors, so nothing about streams or sessions is bounded here.
-//! No protocol, no command and no counter may enter.
+//! A sleep watches any number of descriptors, so streams and sessions are not bounded here. Protocols,
+//! commands and counters do not belong here.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,17 +20,18 @@ use crate::waiter::{Waiter, Waker};
 /// Longest sleep, so that a lost wake-up does no lasting harm.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// Sleep when descriptors cannot be waited for: the kernel lacks memory, or the program has closed them.
+/// Sleep when descriptors cannot be waited for: the kernel lacks memory, or the program closed them.
 const BROKEN_SLEEP: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// What a turn has brought.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// There may be more to do at once.
     Busy,
     /// There is nothing to do before this time, unless a descriptor becomes readable or a waker is used.
     Idle(Option<Time>),
-    /// The same, but somebody else looks after the descriptors: they are not watched.
+    /// There is nothing to do before this time, and another thread handles the descriptors: they are not
+    /// watched.
     Nap(Time),
     /// The application ends.
     Stop,
@@ -38,18 +39,18 @@ pub enum Turn {
 
 /// What a driver drives.
 pub trait Application {
-    /// How long turns without work are taken before a sleep. A wake-up costs about 30 µs of latency and
-    /// 5 µs of CPU, so a little spinning pays and a lot does not. Zero where others poll meanwhile.
+    /// How long to spin without work before a sleep. A wake-up costs about 30 µs of latency and 5 µs of
+    /// CPU, so a little spinning pays and a lot does not. Zero where other threads poll.
     const SPIN: Duration;
 
     /// One turn.
     fn turn(&mut self, now: Time) -> Turn;
 
-    /// A sleep is about to begin: last chance to tell others so, and to find out that they have left
-    /// something to do meanwhile. `false`: take another turn.
+    /// Called before a sleep: the last chance to announce it to other threads and to notice work that
+    /// they left meanwhile. `false`: take another turn.
     fn prepare_sleep(&mut self) -> bool;
 
-    /// A sleep that was prepared is over, or did not begin. A turn follows.
+    /// Called when a prepared sleep is over or did not begin. A turn follows.
     fn woken(&mut self);
 }
 
@@ -61,7 +62,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver that watches nothing yet.
+    /// A driver that watches no descriptors yet.
     ///
     /// # Errors
     /// When the process has no descriptors left.
@@ -75,7 +76,7 @@ impl Driver {
     }
 
     /// The descriptors that end a sleep when they are readable. The application may keep a handle, and
-    /// add and remove as streams come and go.
+    /// add and remove descriptors as streams open and close.
     pub fn watched(&self) -> &ReadySet {
         &self.watched
     }
@@ -114,7 +115,7 @@ impl Driver {
             let watched = watch.then(|| self.watched.as_fd());
             match self.waiter.wait(watched.as_slice(), Some(left)) {
                 Ok(woken) if woken.is_broken => std::thread::sleep(BROKEN_SLEEP),
-                // Also forgets the edges, which would end every sleep from now on.
+                // Also discards the edges, which would end every sleep from now on.
                 Ok(woken) if woken.ready != 0 => drop(self.watched.take()),
                 Ok(_) => {}
                 Err(_) => std::thread::sleep(BROKEN_SLEEP),
@@ -134,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// Does what its script says, then stops, and counts what happens to it.
+    /// Follows its script, then stops, and counts the calls it receives.
     #[derive(Default)]
     struct Scripted {
         turns: Vec<Turn>,
@@ -171,7 +172,7 @@ mod tests {
         app
     }
 
-    /// Whether a sleep without end, but for a lost wake-up, ends at once.
+    /// Whether a sleep without any event ends at once.
     fn wakes_at_once(driver: &Driver) -> bool {
         let began = clock::now();
         run(driver, &[Turn::Idle(None)]);

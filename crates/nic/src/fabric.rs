@@ -1,8 +1,8 @@
-//! What an engine runs on: a device, the memory that it works on, and whatever moves its packets.
+//! What an engine runs on: a device, its registered memory, and whatever moves its packets.
 //!
 //! [`Software`] is our own endpoint on a UDP socket: it moves packets itself in each turn.
-//! [`Loaded`](crate::loaded) is a device that moves them without us, behind a library of the verbs.
-//! Engines are written against [`Fabric`] and do not ask which one they have.
+//! [`Loaded`](crate::loaded) is a device behind a verbs library, which moves them by itself. Engines are
+//! written against [`Fabric`] and are the same for both.
 //!
 //! Sessions, streams and their memory do not belong here.
 
@@ -24,23 +24,23 @@ pub trait Fabric {
     /// The device.
     type Device: Device;
 
-    /// The device, for verbs between two turns.
+    /// The device, for verb calls between two turns.
     fn device(&mut self) -> &mut Self::Device;
 
     /// The memory that is registered with the device.
     fn memory(&self) -> &Pool;
 
-    /// The same, to cut ranges from it.
+    /// The registered memory, to allocate ranges from it.
     fn memory_mut(&mut self) -> &mut Pool;
 
-    /// Receives what has come, lets the engine `work`, and sends. `work` returns whether it did anything.
+    /// Receives packets, runs the engine's `work`, and sends. `work` returns whether it did anything.
     fn turn(
         &mut self,
         now: Time,
         work: impl FnOnce(&mut Self::Device, &mut Pool) -> bool,
     ) -> Progress;
 
-    /// When the next turn has to come if no descriptor is readable before.
+    /// When the next turn is due if no descriptor becomes readable before.
     fn next_wakeup(&self) -> Option<Time>;
 
     /// Adds the descriptors that are readable when there is something to do.
@@ -49,19 +49,19 @@ pub trait Fabric {
     /// When the kernel refuses to watch one.
     fn watch(&self, watched: &ReadySet) -> io::Result<()>;
 
-    /// A sleep is about to begin. `false`: something may have come meanwhile, take another turn first.
+    /// Called before a sleep. `false`: something may have arrived meanwhile, take another turn first.
     fn prepare_sleep(&mut self) -> bool;
 
-    /// Where peers find this device.
+    /// The address at which peers reach this device.
     fn local(&self) -> SocketAddr;
 
-    /// How this device can repair losses, at best.
+    /// The best loss recovery that this device supports.
     fn reliability(&self) -> Reliability;
 
-    /// Tells every counter with its name.
+    /// Passes every counter and its name to `tell`.
     fn counters(&self, tell: &mut dyn FnMut(&str, u64));
 
-    /// The paths chosen and why, for people.
+    /// The paths chosen and why, for people to read.
     fn notes(&self) -> Vec<String>;
 }
 
@@ -89,7 +89,7 @@ impl Software {
     /// that it receives; keys, queue pair numbers and losses come from the seed.
     ///
     /// # Errors
-    /// When the address cannot be bound, or the memory not be had.
+    /// When the address cannot be bound, or the memory cannot be allocated.
     pub fn bind(
         local: SocketAddr,
         memory: u64,

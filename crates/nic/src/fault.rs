@@ -1,8 +1,8 @@
 //! Loss on a real wire, for diagnosis: what does this job do on a network that drops one in a hundred?
 //!
-//! The wrapper stands on the receiving side, so packets have really been sent and travelled; it throws
-//! away what the wire has already verified, and counts it. Which packets those are follows from the
-//! seed and the order of arrival alone.
+//! The wrapper is on the receiving side, so packets have really crossed the network. It drops and
+//! counts packets that the wire has already verified. Which ones depends only on the seed and the
+//! order of arrival.
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
@@ -17,30 +17,30 @@ pub const PPM: u32 = 1_000_000;
 #[derive(Debug)]
 pub struct LossyWire<W> {
     inner: W,
-    /// A draw below this loses the packet.
+    /// A packet is dropped when its draw is below this.
     threshold: u64,
     chance: Pcg64,
     dropped: u64,
 }
 
 impl<W> LossyWire<W> {
-    /// Loses `loss_ppm` packets in a million (10,000 is 1 %; a million or more loses all).
+    /// Drops `loss_ppm` packets in a million (10,000 is 1 %; a million or more drops all).
     pub fn new(inner: W, loss_ppm: u32, seed: u64) -> LossyWire<W> {
         let threshold = (1u64 << 32) * u64::from(loss_ppm.min(PPM)) / u64::from(PPM);
         LossyWire { inner, threshold, chance: Pcg64::seed_from_u64(seed), dropped: 0 }
     }
 
-    /// Packets thrown away so far.
+    /// Packets dropped so far.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// The wire below.
+    /// The wrapped wire.
     pub fn inner(&self) -> &W {
         &self.inner
     }
 
-    /// The wire below, to be changed.
+    /// The wrapped wire, for changes.
     pub fn inner_mut(&mut self) -> &mut W {
         &mut self.inner
     }

@@ -1,9 +1,9 @@
 //! Network interfaces of this machine (of this network namespace) and their addresses, as the kernel
 //! lists them now.
 //!
-//! Nothing is kept: addresses come and go, so whoever needs a list asks again. IPv6 addresses that are
-//! still being checked for duplicates, which takes a second or two, are in the list: leaving them out
-//! would move the others to other places in tables of addresses. Those found to be duplicates are not.
+//! Nothing is cached, because addresses change: callers query the list each time. IPv6 addresses that
+//! are still being checked for duplicates, which takes a second or two, are in the list; without them
+//! the others would move within tables of addresses. Confirmed duplicates are not.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -66,8 +66,8 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// Every address of this machine; those of IPv6 links with their scope, ports 0. Unlike
-/// [`interfaces`] it does not look behind the addresses, which makes it cheap.
+/// Every address of this machine; those of IPv6 links with their scope, ports 0. Cheaper than
+/// [`interfaces`], because it queries addresses only.
 pub(crate) fn addresses() -> io::Result<Vec<SocketAddr>> {
     let mut found = Vec::new();
     walk(|entry| found.extend(address_of(entry)))?;
@@ -112,7 +112,7 @@ fn index_of(entry: &libc::ifaddrs) -> u32 {
     unsafe { libc::if_nametoindex(entry.ifa_name) }
 }
 
-/// IPv6 addresses that another machine has too, with their interface.
+/// IPv6 addresses that another machine uses too, with their interface.
 fn duplicates_v6() -> Vec<(IpAddr, u32)> {
     // Without IPv6 there is no such file. Threads may be in network namespaces of their own.
     let text = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();

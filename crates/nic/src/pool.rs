@@ -1,19 +1,19 @@
-//! Registered memory: one large region from which everything that the network or the disk touches is cut.
+//! Registered memory: one large region from which all buffers of the network and the disk are allocated.
 //!
-//! The region is a sealed memfd, mapped shared and with every page present before the first use, so no
-//! page fault, no growth and no `SIGBUS` can happen on the data path, and another process can be given
-//! the descriptor. Huge pages are taken when the system offers them; what was taken, and why not
-//! better, is kept as text for people ([`Pool::pages`], [`Pool::why`]).
+//! The region is a sealed memfd, mapped shared and with every page present before the first use. So no
+//! page fault, no growth and no `SIGBUS` can happen on the data path, and the descriptor can be passed to
+//! another process. Huge pages are used when the system offers them; [`Pool::pages`] and [`Pool::why`]
+//! report what was used, and why nothing better.
 //!
-//! Addresses are the real virtual addresses. That makes them usable by the kernel and by a hardware
-//! NIC alike, and makes [`Memory`] a bound check and nothing else.
+//! Addresses are the real virtual addresses, so the kernel and a hardware NIC can use them, and
+//! [`Memory`] needs only a bounds check.
 //!
 //! Who may touch the bytes:
 //! - Slices handed out borrow the pool, so Rust's rules hold among users of this process.
-//! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk until
-//!   the read is answered; nobody looks at it before.
-//! - A process that maps the descriptor may write at any time. Bytes are plain numbers and whoever
-//!   shares a region treats its content as untrusted (C7).
+//! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk until the
+//!   read completes; nobody accesses it before.
+//! - A process that maps the descriptor may write at any time. Bytes are plain numbers, and users of a
+//!   shared region treat its content as untrusted (C7).
 //! - The mapping is reference counted: a disk with reads under way keeps it alive.
 
 use std::collections::BTreeMap;
@@ -30,10 +30,10 @@ use thiserror::Error;
 
 use crate::clock::page_bytes;
 
-/// Size in bytes of the huge pages asked for.
+/// Size in bytes of the requested huge pages.
 const HUGE_BYTES: u64 = 2 << 20;
 
-/// Most ranges that can be cut from one pool at a time.
+/// Most ranges that can be allocated from one pool at a time.
 pub const MAX_RANGES: usize = 1 << 16;
 
 /// What the region's pages are.
@@ -57,10 +57,10 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Why there is no pool, or no range of it.
+/// Why a pool or a range of it could not be created.
 #[derive(Debug, Error)]
 pub enum PoolError {
-    /// A pool of nothing, or one that the address space cannot hold.
+    /// A size of zero, or one that the address space cannot hold.
     #[error("a pool of {0} bytes cannot be made")]
     BadSize(u64),
     /// Touching every page would drive the machine out of memory.
@@ -68,12 +68,12 @@ pub enum PoolError {
         "a pool of {bytes} bytes does not fit the {available} bytes of memory available; hint: make the pool smaller"
     )]
     OutOfMemory {
-        /// Asked for.
+        /// Requested size.
         bytes: u64,
-        /// What the kernel says is available.
+        /// Memory that the kernel reports as available.
         available: u64,
     },
-    /// A system call refused.
+    /// A system call failed.
     #[error("pool of {bytes} bytes: {call} failed: {source}")]
     System {
         /// Size of the pool.
@@ -86,9 +86,9 @@ pub enum PoolError {
     /// Alignment is not a power of two, or the length is zero.
     #[error("a range of {len} bytes aligned to {align} is not possible")]
     BadRange {
-        /// Length asked for.
+        /// Requested length.
         len: u64,
-        /// Alignment asked for.
+        /// Requested alignment.
         align: u64,
     },
     /// No hole is large enough.
@@ -96,9 +96,9 @@ pub enum PoolError {
         "no free range of {len} bytes aligned to {align} ({free} of {size} bytes free, largest hole {largest}); hint: make the pool larger"
     )]
     Full {
-        /// Length asked for.
+        /// Requested length.
         len: u64,
-        /// Alignment asked for.
+        /// Requested alignment.
         align: u64,
         /// Free bytes in all.
         free: u64,
@@ -110,7 +110,7 @@ pub enum PoolError {
     /// [`MAX_RANGES`] ranges are in use.
     #[error("{MAX_RANGES} ranges of the pool are in use")]
     TooManyRanges,
-    /// The range was not cut from this pool, or has been given back already.
+    /// The range was not allocated from this pool, or has been freed already.
     #[error("range {addr:#x} of {len} bytes is not in use")]
     NotInUse {
         /// First byte.
@@ -120,7 +120,7 @@ pub enum PoolError {
     },
 }
 
-/// A part of a pool, in use until it is given back.
+/// A part of a pool, in use until it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PoolRange {
     /// First byte.
@@ -136,7 +136,7 @@ impl PoolRange {
     }
 }
 
-/// One region of registered memory and the allocator that cuts it.
+/// One region of registered memory and its allocator.
 #[derive(Debug)]
 pub struct Pool {
     region: Arc<Region>,
@@ -148,7 +148,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool of at least `bytes` bytes (rounded up to whole pages) and touches every page.
+    /// Creates a pool of at least `bytes` bytes (rounded up to whole pages) and touches every page.
     pub fn new(bytes: u64) -> Result<Pool, PoolError> {
         if bytes == 0 || bytes > isize::MAX as u64 - HUGE_BYTES {
             return Err(PoolError::BadSize(bytes));
@@ -177,12 +177,12 @@ impl Pool {
         self.region.fd.as_fd()
     }
 
-    /// What the pages are.
+    /// Kind of the pages.
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// Why the pages are what they are: for people.
+    /// Why the pages are of this kind, for people to read.
     pub fn why(&self) -> &str {
         &self.why
     }
@@ -192,8 +192,8 @@ impl Pool {
         self.free.values().sum()
     }
 
-    /// Cuts the first hole that holds `len` bytes at a multiple of `align` (a power of two). The
-    /// content is whatever the last user left.
+    /// Allocates `len` bytes at a multiple of `align` (a power of two), from the first hole that fits.
+    /// The content is whatever the last user left.
     pub fn alloc(&mut self, len: u64, align: u64) -> Result<PoolRange, PoolError> {
         if len == 0 || !align.is_power_of_two() {
             return Err(PoolError::BadRange { len, align });
@@ -212,7 +212,7 @@ impl Pool {
         Ok(PoolRange { addr, len })
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     pub fn free(&mut self, range: PoolRange) -> Result<(), PoolError> {
         let PoolRange { addr, len } = range;
         if self.used.get(&addr) != Some(&len) {
@@ -280,9 +280,9 @@ impl Memory for Pool {
 impl Staging for Pool {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         let start = self.region.place(addr, len);
-        // SAFETY: `place` returned a pointer to `len` mapped, initialised bytes. The pool is borrowed
-        // for as long as the slice lives, so nobody in this process has a unique slice; the kernel
-        // writes only into ranges that belong to a disk, which nobody asks for meanwhile.
+        // SAFETY: `place` returned a pointer to `len` mapped, initialised bytes. The pool is borrowed for
+        // as long as the slice lives, so nobody in this process has a unique slice; the kernel writes
+        // only into ranges that belong to a disk, which nobody reads meanwhile.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
@@ -334,7 +334,7 @@ impl Region {
         Ok(Region { fd, start, len })
     }
 
-    /// Makes every page present, or says why that is impossible.
+    /// Makes every page present, or returns why that failed.
     fn touch(&self) -> Result<(), PoolError> {
         // SAFETY: the range is exactly this mapping; populating writes no bytes.
         let populated =
@@ -361,7 +361,7 @@ impl Region {
         }
     }
 
-    /// Asks for transparent huge pages; a kernel without them says no and nothing is lost.
+    /// Requests transparent huge pages; a kernel without them refuses, which does no harm.
     fn advise_huge(&self) -> bool {
         // SAFETY: the range is exactly this mapping; the advice changes no content.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) }.is_ok()
@@ -384,7 +384,7 @@ impl Region {
     /// Pointer to `len` bytes at `addr`.
     ///
     /// # Panics
-    /// When they do not lie inside: then a key check above is broken (C3).
+    /// When the range is not inside: then a key check above is broken (C3).
     fn place(&self, addr: u64, len: usize) -> NonNull<u8> {
         assert!(
             self.contains(addr, len as u64),
@@ -561,8 +561,8 @@ mod tests {
         assert!(matches!(pool.free(range), Err(PoolError::NotInUse { .. })));
     }
 
-    /// Random allocations and frees: ranges are aligned, inside and disjoint, and when all are back
-    /// the pool is one hole again.
+    /// Random allocations and frees: ranges are aligned, inside and disjoint, and when all are freed the
+    /// pool is one hole again.
     #[test]
     fn ranges_never_overlap() {
         for seed in 0..20u64 {

@@ -1,7 +1,7 @@
 //! Which of many descriptors are readable: an epoll instance with a name for each descriptor.
 //!
-//! A descriptor is reported until it was read empty, or, if it was added for its edges, once for each
-//! time that something came.
+//! A descriptor is reported until it has been read empty (level-triggered), or, if added edge-triggered,
+//! once for each time that input arrives.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// Most descriptors that one look reports; the rest come with the next.
+/// Most descriptors reported by one call; the rest come with the next.
 pub const MAX_READY: usize = 8;
 
 /// See the module's text. Clones are handles to the same set.
@@ -31,13 +31,13 @@ impl ReadySet {
     /// Adds a descriptor under a name.
     ///
     /// # Errors
-    /// When it is in the set already, cannot be waited for, or the user watches too many.
+    /// When it is in the set already, cannot be waited for, or the user's limit of watches is reached.
     pub fn add(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), EventFlags::IN)?)
     }
 
-    /// The same for a descriptor that nobody may read empty before the next look, or that others may
-    /// write to for no reason.
+    /// Adds a descriptor edge-triggered: for one that may not be read empty before the next call, or
+    /// that others may write to without need.
     ///
     /// # Errors
     /// As [`add`](ReadySet::add).
@@ -46,7 +46,7 @@ impl ReadySet {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), flags)?)
     }
 
-    /// Gives a descriptor of the set another name.
+    /// Renames a descriptor of the set.
     ///
     /// # Errors
     /// When it is not in the set.
@@ -54,7 +54,8 @@ impl ReadySet {
         Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(name), EventFlags::IN)?)
     }
 
-    /// Takes a descriptor out of the set. One that is closed, with all its duplicates, leaves by itself.
+    /// Removes a descriptor from the set. One that is closed, with all its duplicates, is removed
+    /// automatically.
     ///
     /// # Errors
     /// When it is not in the set.
@@ -62,12 +63,12 @@ impl ReadySet {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
-    /// The names of descriptors to report, at most [`MAX_READY`] at a time; it does not wait.
+    /// The names of readable descriptors, at most [`MAX_READY`] at a time; it does not wait.
     pub fn take(&self) -> impl Iterator<Item = u64> + use<> {
         const NONE: Event = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let mut events = [NONE; MAX_READY];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted call is as good as one that found nothing.
+        // An interrupted call counts as one that found nothing.
         let found = epoll::wait(&self.epoll, &mut events[..], Some(&now)).unwrap_or(0);
         // Copied out of the structure, which is packed.
         events.into_iter().take(found).map(|event| { event.data }.u64())

@@ -1,9 +1,8 @@
 //! Sleeping until there is something to do: a packet, a disk completion, another thread's call.
 //!
-//! Data-path threads poll; they come here only when several rounds brought nothing. A [`Waiter`] owns
-//! an eventfd that other threads ring through [`Waker`]; sockets and rings are lent for each sleep, so
-//! nothing here outlives them. A wake-up that comes before the sleep is not lost: the eventfd
-//! remembers it.
+//! Data-path threads poll; they sleep only when several rounds brought nothing. A [`Waiter`] owns an
+//! eventfd that other threads signal through [`Waker`]; sockets and rings are borrowed for each sleep,
+//! so nothing here outlives them. A wake-up before the sleep is not lost: the eventfd keeps it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use rustix::io::{Errno, read, write};
 /// Most file descriptors that one sleep can watch.
 pub const MAX_FDS: usize = 15;
 
-/// Puts one thread to sleep and is woken by file descriptors, by [`Waker`]s or by time.
+/// Puts one thread to sleep until a file descriptor is ready, a [`Waker`] is used or time is up.
 #[derive(Debug)]
 pub struct Waiter {
     event: Arc<OwnedFd>,
@@ -34,7 +33,7 @@ pub struct Woken {
     pub by_waker: bool,
     /// Bit `i` is set when the file descriptor at place `i` of the list is ready (or broken).
     pub ready: u16,
-    /// A descriptor is not open: somebody has closed it.
+    /// A descriptor is not open: it was closed elsewhere.
     pub is_broken: bool,
 }
 
@@ -73,7 +72,7 @@ impl Waiter {
         Ok(Woken { by_waker, ready: ready_bits(&polled[1..]), is_broken })
     }
 
-    /// Resets the eventfd, so that the next sleep is one.
+    /// Resets the eventfd, so that the next sleep does not end at once.
     fn drain(&self) -> std::io::Result<()> {
         match read(&self.event, &mut [0u8; 8]) {
             Ok(_) | Err(Errno::AGAIN) => Ok(()),

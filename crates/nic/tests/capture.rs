@@ -1,4 +1,5 @@
-//! Captures of a device's wire: complete, exact, readable by others, and valid however they end.
+//! Captures of a device's wire: complete, exact, readable by other programs, and valid however they
+//! end.
 
 #[path = "../../../testing/skip.rs"]
 mod skip;
@@ -22,7 +23,7 @@ use roce::wire::{
 };
 use roce::world::{Ecn, NoMemory, Path, Payload, TxFrame, Wire};
 
-/// A file that goes away with the test.
+/// A file that is removed with the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -180,8 +181,8 @@ fn both_ends_record_the_same_packets_and_all_of_them_check() {
 
 /// How many packets of `file` match a display filter.
 ///
-/// tshark takes every SEND for a piece of RPC-over-RDMA and, in 4.0, calls those of less than 14 bytes
-/// malformed, whoever sent them. With that guess turned off it decodes what InfiniBand defines.
+/// tshark parses every SEND as RPC-over-RDMA and, in 4.0, reports those of less than 14 bytes as
+/// malformed, from any sender. With that heuristic disabled it decodes what InfiniBand defines.
 fn tshark(file: &FilePath, filter: &str) -> usize {
     let ran = Command::new("tshark")
         .args(["-n", "--disable-protocol", "rpcordma", "-Y", filter, "-r"])

@@ -1,6 +1,6 @@
 //! Devices on two machines, as far as the network can tell: two network namespaces and a veth link.
 //!
-//! Needs root and `ip`; without them every test says so and passes.
+//! Needs root and `ip`; without them every test reports that and passes.
 
 #[path = "../../../testing/skip.rs"]
 mod skip;
@@ -38,7 +38,7 @@ fn ip(arguments: &str) -> bool {
 }
 
 impl Lab {
-    /// None, with the reason told, where namespaces cannot be made.
+    /// `None`, with the reason reported, where namespaces cannot be created.
     fn new(mtu: u32) -> Option<Lab> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -157,12 +157,12 @@ fn path(to: IpAddr, source: u8) -> Path {
     Path { source, ..Path::new(SocketAddr::new(to, ROCE_PORT)) }
 }
 
-/// Packets that arrive until `wanted` are there or nothing has come for a while.
+/// Packets received until `wanted` have arrived or nothing has come for a while.
 fn collect(wire: &mut DeviceWire, wanted: usize) -> Vec<(u32, Origin)> {
     let waiter = Waiter::new().expect("eventfd");
     let mut seen = Vec::new();
     let (mut idle, patience) = (0, Duration::from_millis(100));
-    // With nothing wanted it empties what is there.
+    // With nothing wanted it drains what is there.
     while (seen.len() < wanted && idle < 10) || (wanted == 0 && idle < 2) {
         idle += 1;
         wire.receive(clock::now(), &mut |frame| {
@@ -248,7 +248,7 @@ fn two_processes_share_what_another_machine_sends() {
             .collect();
         lab.on(0, || sender.send(clock::now(), &burst, &NoMemory));
     }
-    // Each empties the shared port for the other as well.
+    // Each drains the shared port for the other as well.
     lab.on(1, || {
         let mut count = [0, 0];
         for _ in 0..300 {
@@ -261,7 +261,7 @@ fn two_processes_share_what_another_machine_sends() {
         }
         assert_eq!(count, [18, 18]);
     });
-    // Everything leaves from port 4791, so each of the three address pairs is one flow with one owner.
+    // Everything is sent from port 4791, so each of the three address pairs is one flow with one owner.
     let forwarded = b.counters().sharing.forwarded.packets + c.counters().sharing.forwarded.packets;
     assert_eq!(forwarded, 18);
     assert_eq!(b.counters().sharing.accepted + c.counters().sharing.accepted, 18);
@@ -307,7 +307,7 @@ fn packets_longer_than_the_link_are_dropped_and_counted() {
 }
 
 /// A packet from machine 0 to machine 1 with an IPv4 identification of our choice, and an ICRC for another
-/// or the same one, as a device that is no UDP socket sends it.
+/// or the same one, as a device that is not a UDP socket sends it.
 fn raw_packet(dest_qp: u32, psn: u32, id: u16, icrc_id: u16) -> Vec<u8> {
     let (src, dst) = (Ipv4Addr::new(10, 78, 0, 1), Ipv4Addr::new(10, 78, 0, 2));
     let mut body = [&headers(dest_qp, psn).emit()[..], b"from a NIC..", &[0; 4]].concat();
@@ -344,7 +344,7 @@ fn the_strict_check_sees_what_a_socket_cannot() {
             &lab,
             &[
                 raw_packet(qpn, 1, 0x1234, 0x1234),
-                // Damaged just so that another identification explains it.
+                // Damaged so that another identification explains it.
                 raw_packet(qpn, 2, 0x1234, 0x4321),
                 raw_packet(qpn, 3, 0, 0),
             ],
@@ -379,7 +379,7 @@ fn the_strict_check_takes_everything_once_from_both_kinds_of_neighbours() {
                     near.send(clock::now(), &burst, &NoMemory);
                 }
             });
-            // Over IPv6 the shared port may have given the packets to the neighbour.
+            // Over IPv6 the shared port may have given the packets to the other process.
             lab.on(1, || collect(&mut near, 0));
             let mut seen = lab.on(1, || collect(&mut b, 100));
             seen.extend(lab.on(1, || collect(&mut b, 0)));
@@ -455,21 +455,21 @@ fn send_icmp(lab: &Lab, kind: [u8; 2], word: u32, from: SocketAddr, to: SocketAd
     });
 }
 
-/// What the kernel of machine 0 says of its route to an address.
+/// The kernel's route from machine 0 to an address.
 fn route_of(lab: &Lab, to: IpAddr) -> String {
     let arguments = ["-n", &lab.names[0], "route", "get", &to.to_string()];
     let run = Command::new("ip").args(arguments).output().expect("it ran before");
     String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
-/// Both kinds of address, the ICMP error that claims a smaller MTU, and the least that Linux believes.
+/// Both kinds of address, the ICMP error that claims a smaller MTU, and the minimum that Linux accepts.
 fn too_big() -> [(SocketAddr, SocketAddr, [u8; 2], u32); 2] {
     let at = |ip: &str| SocketAddr::new(ip.parse().expect("literal"), ROCE_PORT);
     [(at("10.78.0.1"), at("10.78.0.2"), [3, 4], 600), (at("fd78::1"), at("fd78::2"), [2, 0], 1280)]
 }
 
-/// Sends a burst of the longest packets from `a` to `b` and checks, on the wire, that nothing about them
-/// is other than without an attack.
+/// Sends a burst of the longest packets from `a` to `b` and checks, on the wire, that they are the same as
+/// without an attack.
 fn carries_the_largest(lab: &Lab, a: &mut DeviceWire, b: &mut DeviceWire, to: IpAddr) {
     let link = lab.link(1);
     let mut tap = lab.on(1, || PacketTap::open(Some(link.index))).expect("root");
@@ -499,7 +499,7 @@ fn spoofed_icmp_about_the_mtu_changes_nothing() {
     let (mut a, mut b) = (lab.device(0), lab.device(1));
     for (from, to, kind, mtu) in too_big() {
         send_icmp(&lab, kind, mtu, from, to);
-        // Over IPv4 the route takes note, and only the socket does not care.
+        // Over IPv4 the route learns it, and only the socket ignores it.
         let learnt = route_of(&lab, to.ip()).contains(&format!("mtu {mtu}"));
         assert_eq!(learnt, to.is_ipv4(), "{}", route_of(&lab, to.ip()));
         carries_the_largest(&lab, &mut a, &mut b, to.ip());
@@ -512,7 +512,7 @@ fn a_route_poisoned_through_another_socket_harms_neither_packets_nor_the_path_mt
     let (mut a, mut b) = (lab.device(0), lab.device(1));
     for (from, to, kind, mtu) in too_big() {
         let before = lab.on(0, || nic::udp::payload_limit(from.ip(), to)).expect("a route");
-        // Any service of the machine will do: the kernel keeps what it learns by address.
+        // Any service of the machine will do: the kernel stores what it learns by address.
         let other = lab.on(0, || UdpSocket::bind(SocketAddr::new(from.ip(), 53))).expect("free");
         send_icmp(&lab, kind, mtu, SocketAddr::new(from.ip(), 53), to);
         let learnt = format!("mtu {mtu}");

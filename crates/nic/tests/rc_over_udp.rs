@@ -12,14 +12,14 @@ use nic::waiter::Waiter;
 use roce::Duration;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{
-    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
-    WcOpcode, WcStatus,
+    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcOpcode,
+    WcStatus,
 };
 use roce::world::{Path, Staging, drain};
 
 const MIB: u64 = 1 << 20;
 
-/// How long a test may take before it is called stuck.
+/// How long a test may take before it counts as stuck.
 const LIMIT: Duration = Duration::from_millis(60_000);
 
 /// An endpoint with one queue pair, its wire and its memory.
@@ -51,7 +51,7 @@ impl Host {
         let path = Path { dscp: 26, ..Path::new(remote) };
         let psn = peer.endpoint.initial_psn(peer.qpn).expect("qp");
         let attributes = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, psn) };
-        self.endpoint.connect(self.qpn, &attributes).expect("connect");
+        self.endpoint.connect(clock::now(), self.qpn, &attributes).expect("connect");
     }
 
     fn range(&mut self, len: u64) -> PoolRange {
@@ -83,12 +83,12 @@ impl Host {
             solicited: false,
             ..SendWr::default()
         };
-        self.endpoint.post_send(self.qpn, wr).expect("post");
+        self.endpoint.post_send(clock::now(), self.qpn, wr).expect("post");
     }
 
     fn post_receive(&mut self, wr_id: u64, range: PoolRange) {
         let wr = RecvWr { wr_id, sges: self.sges(range) };
-        self.endpoint.post_recv(self.qpn, wr).expect("post");
+        self.endpoint.post_recv(clock::now(), self.qpn, wr).expect("post");
     }
 
     fn step(&mut self, done: &mut BTreeMap<u64, Completion>) -> bool {
@@ -193,7 +193,7 @@ fn a_wrong_key_is_refused_across_the_wire() {
     let sges = a.sges(from);
     let op = SendOp::Write { remote_addr: to.addr, rkey };
     let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
-    a.endpoint.post_send(a.qpn, wr).expect("post");
+    a.endpoint.post_send(clock::now(), a.qpn, wr).expect("post");
     let deadline = clock::now() + LIMIT;
     let status = loop {
         assert!(clock::now() < deadline, "stuck");

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
-use roce::verbs::{Access, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs};
+use roce::verbs::{Access, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, Sge};
 use roce::world::{Origin, Path};
 use roce::{Duration, Time};
 
@@ -45,7 +45,7 @@ impl Side {
         let path = Path::new(peer.address);
         let remote_psn = peer.endpoint.initial_psn(peer.qpn).unwrap();
         let connect = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, remote_psn) };
-        self.endpoint.connect(self.qpn, &connect).unwrap();
+        self.endpoint.connect(Time::ZERO, self.qpn, &connect).unwrap();
     }
 }
 
@@ -111,12 +111,12 @@ fn round(
         let into = Sge { addr: b.region.addr, len, lkey: b.region.lkey };
         if matches!(op, SendOp::Send) {
             let wr = RecvWr { wr_id, sges: [into].into_iter().collect() };
-            b.endpoint.post_recv(b.qpn, wr).unwrap();
+            b.endpoint.post_recv(Time::ZERO, b.qpn, wr).unwrap();
         }
         let from = Sge { addr: a.region.addr, len, lkey: a.region.lkey };
         let sges = [from].into_iter().collect();
         let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
-        a.endpoint.post_send(a.qpn, wr).unwrap();
+        a.endpoint.post_send(Time::ZERO, a.qpn, wr).unwrap();
     }
     let packets = exchange(a, b, now);
     let done = std::iter::from_fn(|| a.endpoint.poll_cq(a.cq)).count() as u64;

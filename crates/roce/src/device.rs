@@ -183,8 +183,18 @@ impl InitialPsns {
     }
 }
 
-/// Connects a queue pair of RC or UC: RESET to INIT, RTR and RTS. The peer may do everything its keys
-/// allow.
+/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted. The peer may do
+/// everything its keys allow.
+///
+/// # Errors
+/// Those of [`Device::modify_qp`].
+pub fn initialize<D: Device>(device: &mut D, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
+    let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    device.modify_qp(now, qpn, &QpAttr { mask, ..QpAttr::to(QpState::Init) })
+}
+
+/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS. The
+/// peer may do everything its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`]; the queue pair is in RESET then.
@@ -230,7 +240,8 @@ fn bring_up<D: Device>(
         (QpState::Init, QpState::Rtr),
         (QpState::Rtr, QpState::Rts),
     ];
-    for (from, state) in steps {
+    let is_ready = device.query_qp(qpn)?.state == QpState::Init;
+    for (from, state) in steps.into_iter().skip(usize::from(is_ready)) {
         let (needs, _) = transition::rule(transport, from, state).unwrap_or_default();
         let step = QpAttr { state, mask: needs | AttrMask::STATE, ..*attr };
         if let Err(error) = device.modify_qp(now, qpn, &step) {
@@ -281,7 +292,7 @@ impl Device for Endpoint {
         into: &mut ArrayVec<Completion, N>,
     ) -> Result<(), VerbsError> {
         while !into.is_full() {
-            let Some(completion) = self.poll_one(cq) else {
+            let Some(completion) = Endpoint::poll_cq(self, cq) else {
                 return self.cq_overrun(cq).map(drop).ok_or(VerbsError::NoCq(cq.0));
             };
             into.push(completion);
@@ -302,7 +313,7 @@ impl Device for Endpoint {
     }
 
     fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
-        self.modify(now, qpn, attr)
+        Endpoint::modify_qp(self, now, qpn, attr)
     }
 
     fn query_qp(&mut self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
@@ -314,7 +325,7 @@ impl Device for Endpoint {
     }
 
     fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
-        self.destroy(now, qpn)
+        Endpoint::destroy_qp(self, now, qpn)
     }
 
     fn register(
@@ -324,7 +335,7 @@ impl Device for Endpoint {
         len: u64,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        self.register_at(pd, addr, len, addr, access)
+        Endpoint::register(self, pd, addr, len, access)
     }
 
     fn change_region(
@@ -338,7 +349,7 @@ impl Device for Endpoint {
     }
 
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.forget_region(lkey)
+        Endpoint::deregister(self, lkey)
     }
 
     fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError> {
@@ -384,11 +395,11 @@ impl Device for Endpoint {
     }
 
     fn post_send(&mut self, now: Time, qpn: Qpn, wrs: &[SendWr]) -> Result<(), PostError> {
-        post_each(wrs, |wr| self.post(now, qpn, wr))
+        post_each(wrs, |wr| Endpoint::post_send(self, now, qpn, wr))
     }
 
     fn post_recv(&mut self, now: Time, qpn: Qpn, wrs: &[RecvWr]) -> Result<(), PostError> {
-        post_each(wrs, |wr| self.post_receive(now, qpn, wr))
+        post_each(wrs, |wr| Endpoint::post_recv(self, now, qpn, wr))
     }
 
     fn post_srq_recv(&mut self, srq: SrqId, wrs: &[RecvWr]) -> Result<(), PostError> {

@@ -31,7 +31,7 @@ use crate::srq::SrqTable;
 use crate::time::Time;
 use crate::verbs::{
     Access, Completion, CqId, GRH_BYTES, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
-    Transport, Verbs, VerbsError, WindowBinding, WindowId,
+    Transport, VerbsError, WindowBinding, WindowId,
 };
 use crate::wire::{Headers, Psn};
 use crate::world::{AtomicOp, Origin, Path};
@@ -165,11 +165,11 @@ struct QpEntry {
 ///
 /// In: [`handle_packet`](Endpoint::handle_packet) for each packet that arrived,
 /// [`handle_timeout`](Endpoint::handle_timeout) at the time that
-/// [`poll_timeout`](Endpoint::poll_timeout) returned, and the verbs ([`Verbs`]) at any time. Time never
-/// goes backwards from call to call.
+/// [`poll_timeout`](Endpoint::poll_timeout) returned, and the verbs
+/// ([`Device`](crate::device::Device)) at any time. Time never goes backwards from call to call.
 ///
 /// Out: after any of these, [`poll_transmit`](Endpoint::poll_transmit) until it returns `None`; then
-/// `poll_timeout` for the next deadline, and [`poll_cq`](Verbs::poll_cq) for completions.
+/// `poll_timeout` for the next deadline, and [`poll_cq`](Endpoint::poll_cq) for completions.
 ///
 /// Two rules concern memory, as this type handles only addresses:
 /// - the placements that `handle_packet` returns are filled before the next call, so that no
@@ -306,11 +306,7 @@ impl Endpoint {
     /// Removes a queue pair. Its outstanding work requests and unpolled completions are discarded.
     /// Receives taken from a shared receive queue whose completions were not polled return to it.
     /// Windows of type 2 that are bound to it are unbound.
-    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
-        self.destroy(Time::ZERO, qpn)
-    }
-
-    pub(crate) fn destroy(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
+    pub fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
         self.on_qp(now, qpn, |qp, cx| {
             qp.reset(cx);
@@ -355,9 +351,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then.
-    pub fn connect(&mut self, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
+    pub fn connect(&mut self, now: Time, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(Time::ZERO, qpn, |qp, cx| qp.connect(cx, peer, mtu))
+        self.on_qp(now, qpn, |qp, cx| qp.connect(cx, peer, mtu))
     }
 
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
@@ -370,11 +366,7 @@ impl Endpoint {
     /// [`VerbsError::Transition`] when the transition is not legal, an attribute that it needs is
     /// missing, or one is set that it does not allow; [`VerbsError::Invalid`] for values out of
     /// range. Nothing is changed then.
-    pub fn modify_qp(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
-        self.modify(Time::ZERO, qpn, attr)
-    }
-
-    pub(crate) fn modify(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
+    pub fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
         self.on_qp(now, qpn, |qp, cx| qp.modify(cx, attr, mtu))
     }
@@ -390,8 +382,8 @@ impl Endpoint {
     }
 
     /// Moves a queue pair to the error state: its work requests complete as flushed.
-    pub fn modify_to_error(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
-        self.on_qp(Time::ZERO, qpn, |qp, cx| {
+    pub fn modify_to_error(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| {
             qp.fail(cx);
             Ok(())
         })
@@ -453,6 +445,7 @@ impl Endpoint {
     /// Binds a type 1 window in the order of the queue pair's sends, and returns its new key.
     pub fn bind_window(
         &mut self,
+        now: Time,
         qpn: Qpn,
         wr_id: u64,
         binding: WindowBinding,
@@ -464,7 +457,7 @@ impl Endpoint {
             return Err(VerbsError::Invalid { qpn: qpn.get(), why });
         }
         let op = SendOp::BindWindow(binding);
-        self.post_send(qpn, SendWr { wr_id, op, signaled, ..SendWr::default() })?;
+        self.post_send(now, qpn, SendWr { wr_id, op, signaled, ..SendWr::default() })?;
         self.regions.last_drawn_key(binding.window)
     }
 
@@ -651,13 +644,12 @@ impl Endpoint {
     }
 
     /// Takes the original value of the word of an [`Insert::Atomic`].
-    pub fn complete_atomic(&mut self, job: &AtomicJob, original: u64) {
+    pub fn complete_atomic(&mut self, now: Time, job: &AtomicJob, original: u64) {
         let Some(slot) = self.qps.find(job.qpn.get()) else {
             return;
         };
-        // Its response carries no time: it is timed when it is sent.
         let unused = &mut Delivery::default();
-        self.with_qp(slot, Time::ZERO, unused, |qp, _| qp.complete_atomic(job.psn, original));
+        self.with_qp(slot, now, unused, |qp, _| qp.complete_atomic(job.psn, original));
     }
 
     /// Carries out what is due at `now`.
@@ -801,24 +793,35 @@ impl Endpoint {
         self.pds.check(pd)
     }
 
-    pub(crate) fn forget_region(&mut self, lkey: u32) -> Result<(), VerbsError> {
+    /// Registers `len` bytes at `addr`. The keys are fresh: those of a region that was deregistered do
+    /// not come back soon.
+    pub fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.register_at(pd, addr, len, addr, access)
+    }
+
+    /// Forgets the region: its keys are refused from now on.
+    pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
         self.regions.deregister(lkey)
     }
 
-    pub(crate) fn post(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+    /// Queues a send work request: one of a batch of [`Device::post_send`](crate::device::Device).
+    pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
     }
 
-    pub(crate) fn post_receive(
-        &mut self,
-        now: Time,
-        qpn: Qpn,
-        wr: RecvWr,
-    ) -> Result<(), VerbsError> {
+    /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::device::Device).
+    pub fn post_recv(&mut self, now: Time, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
     }
 
-    pub(crate) fn poll_one(&mut self, cq: CqId) -> Option<Completion> {
+    /// The oldest completion, if there is one.
+    pub fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         let (completion, loan) = self.cqs.poll(cq)?;
         if let Some(loan) = loan {
             self.srqs.settle(loan);
@@ -898,34 +901,6 @@ impl Endpoint {
         entry.qp.notice_drained(&mut cx);
         self.deadlines.set(slot, entry.qp.deadline().map(|(at, _)| at));
         Some(done)
-    }
-}
-
-impl Verbs for Endpoint {
-    fn register(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        self.register_at(pd, addr, len, addr, access)
-    }
-
-    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
-        self.forget_region(lkey)
-    }
-
-    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        self.post(Time::ZERO, qpn, wr)
-    }
-
-    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.post_receive(Time::ZERO, qpn, wr)
-    }
-
-    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        self.poll_one(cq)
     }
 }
 

@@ -94,8 +94,8 @@ pub struct LastError {
     pub wr_id: Option<u64>,
     /// How many retries were made, of the kind that ran out.
     pub retries: u8,
-    /// When; `None` if the cause was a verb, which carries no time.
-    pub at: Option<Time>,
+    /// When.
+    pub at: Time,
 }
 
 impl fmt::Display for LastError {
@@ -275,7 +275,7 @@ mod tests {
             acknowledged: Some(Psn::new(0x12a9)),
             wr_id: None,
             retries: 7,
-            at: None,
+            at: Time::ZERO,
         }
     }
 

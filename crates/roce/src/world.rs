@@ -390,7 +390,7 @@ fn accept_for<M: Memory>(
         Insert::RouteHeader(grh) => place(memory, &delivery.pieces, &grh, frame.payload),
         Insert::Atomic(job) => {
             let original = memory.atomic(job.addr, job.op);
-            endpoint.complete_atomic(&job, original);
+            endpoint.complete_atomic(now, &job, original);
         }
     }
 }

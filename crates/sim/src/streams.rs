@@ -7,9 +7,7 @@ use alloc::vec::Vec;
 
 use roce::Time;
 use roce::endpoint::{Connect, QpConfig};
-use roce::verbs::{
-    Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, Verbs, VerbsError, WcStatus,
-};
+use roce::verbs::{Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, VerbsError, WcStatus};
 
 use crate::fabric::Fabric;
 use crate::memory::Phantom;
@@ -65,6 +63,7 @@ impl Stream {
         message_bytes: u64,
         adjust: impl Fn(&mut Connect),
     ) -> Result<Stream, StreamError> {
+        let now = fabric.now();
         let (cq, qpn, local) = end(fabric, from, message_bytes)?;
         let (_, peer_qpn, remote) = end(fabric, to, message_bytes)?;
         for (own, own_qpn, peer, peer_qpn) in [(from, qpn, to, peer_qpn), (to, peer_qpn, from, qpn)]
@@ -72,7 +71,7 @@ impl Stream {
             let psn = fabric.node(peer).endpoint.initial_psn(peer_qpn)?;
             let mut connect = Connect::new(fabric.path_to(peer), peer_qpn, psn);
             adjust(&mut connect);
-            fabric.node_mut(own).endpoint.connect(own_qpn, &connect)?;
+            fabric.node_mut(own).endpoint.connect(now, own_qpn, &connect)?;
         }
         Ok(Stream { from, to, qpn, peer_qpn, cq, local, remote, outstanding: 0 })
     }
@@ -88,6 +87,7 @@ impl Stream {
         if self.outstanding == DEPTH {
             return Ok(());
         }
+        let now = fabric.now();
         let endpoint = &mut fabric.node_mut(self.from).endpoint;
         while self.outstanding < DEPTH {
             let MemoryRegion { addr, len, lkey, .. } = self.local;
@@ -98,7 +98,7 @@ impl Stream {
                 signaled: true,
                 ..SendWr::default()
             };
-            endpoint.post_send(self.qpn, wr)?;
+            endpoint.post_send(now, self.qpn, wr)?;
             self.outstanding += 1;
         }
         Ok(())

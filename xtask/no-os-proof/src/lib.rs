@@ -2,15 +2,15 @@
 //!
 //! It brings its own panic handler and its own allocator. The standard library brings both as well, so the moment
 //! any crate in the graph of `roce`, `sim` or `xio` links `std`, the compiler refuses this package with a duplicate
-//! `panic_impl`. That makes "no clock, no socket, no file, no thread, no operating-system randomness" a fact that
-//! `cargo xtask check` establishes on every change, and not a promise. A second check reads the symbols that the
-//! archive imports: a crate that reaches past `std` to the C library is named there.
+//! `panic_impl`. So `cargo xtask check` proves "no clock, no socket, no file, no thread, no operating-system
+//! randomness" on every change. A second check reads the symbols that the archive imports: a crate that uses the C
+//! library without `std` is named there.
 //!
-//! Nothing in here runs. The package is its own workspace, so that the features other members switch on (`std` of
-//! `thiserror`, for one) cannot leak into the proof or hide from it.
+//! Nothing in here runs. The package is its own workspace, so that features enabled by other members (`std` of
+//! `thiserror`, for one) do not affect the proof.
 #![no_std]
 
-// Named so that they are linked even though nothing of them is called.
+// Named so that they are linked although nothing of them is called.
 extern crate roce;
 extern crate sim;
 extern crate xio;
@@ -18,7 +18,7 @@ extern crate xio;
 use core::alloc::{GlobalAlloc, Layout};
 use core::panic::PanicInfo;
 
-/// Serves nothing: the proof needs an allocator to exist, not to work.
+/// Allocates nothing: the proof needs an allocator to exist, not to work.
 struct NoMemory;
 
 // SAFETY: `alloc` always reports failure by a null pointer, which the trait allows, so no block is ever handed out

@@ -1,4 +1,4 @@
-//! The configurations of the main job, and what must be the same in all of them.
+//! The configurations of the main job, and which of their results must be equal.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use crate::shell::Failure;
 pub(super) struct Configuration {
     pub(super) name: &'static str,
     options: &'static [&'static str],
-    /// Runs over as many corpora deliver the same stream.
+    /// Runs over the same number of corpora deliver the same stream.
     corpora: u8,
-    /// Whether the targets are meant for it.
+    /// Whether the targets apply to it.
     pub(super) has_targets: bool,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn run(program: &Path, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A single run must have verified something and found nothing wrong.
+/// A single run must have verified something and found no mismatch.
 fn judge(configuration: &Configuration, figures: &Figures) -> Result<(), Failure> {
     let name = configuration.name;
     match (figures.mismatches, figures.verified) {
@@ -92,7 +92,7 @@ fn judge(configuration: &Configuration, figures: &Figures) -> Result<(), Failure
     }
 }
 
-/// Whoever moves the bytes, and whatever the network loses: the same corpora give the same stream.
+/// The same corpora give the same stream, with and without offload and losses.
 fn same_streams(series: &[Series]) -> Result<(), Failure> {
     let runs = || {
         let named = CONFIGURATIONS.iter().zip(series);

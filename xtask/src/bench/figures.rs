@@ -1,4 +1,4 @@
-//! What one run says, as numbers: the demo's JSON and what was seen from outside.
+//! The figures of one run: the demo's JSON and what was measured from outside.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub(super) struct Figures {
     pub(super) target_cpu_s: f64,
     pub(super) retransmitted: f64,
     pub(super) dropped: f64,
-    /// Resident memory of the DPU in MiB, seen from outside.
+    /// Resident memory of the DPU in MiB, measured from outside.
     pub(super) dpu_resident: Option<Resident>,
     pub(super) load_before: f64,
     pub(super) verified: u64,
@@ -36,7 +36,7 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// From samples in KiB in the order they were taken; none if there were none.
+    /// From samples in KiB in the order they were taken; `None` without samples.
     pub(super) fn of(samples_kib: &[u64]) -> Option<Resident> {
         let mib = |kib: &u64| *kib as f64 / 1024.0;
         Some(Resident {
@@ -52,7 +52,7 @@ impl Figures {
     /// Reads the demo's report.
     ///
     /// # Errors
-    /// Names the field that is missing, and tells why a stream ended early.
+    /// Names the field that is missing, and why a stream ended early.
     pub(super) fn of(ran: &Ran) -> Result<Figures, Failure> {
         let report = &ran.report;
         if let Some(why) = report["failure"].as_str() {

@@ -1,6 +1,6 @@
 //! What the figures were taken on: processor, kernel, memory, load, commit.
 //!
-//! Everything is read where the system tells it; what it does not tell is "unknown", never a failure.
+//! Everything is read from the system; what it does not report is "unknown", never a failure.
 
 use std::fmt;
 use std::fs;
@@ -23,7 +23,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Asks the system; `binary` is a program that was not built here.
+    /// Queries the system; `binary` is a program that was not built here.
     pub(super) fn look(binary: Option<&Path>) -> Machine {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let model = field(&read("/proc/cpuinfo"), "model name");

@@ -1,4 +1,4 @@
-//! Runs the demo and watches the memory of its DPU through `/proc`, from outside and without its help.
+//! Runs the demo and samples the memory of its DPU through `/proc`, from outside and without its help.
 //!
 //! A sample counts only if the trainer was still running after it was taken: before and after that the DPU is being
 //! set up or torn down. A demo that does not end is ended.
@@ -15,10 +15,10 @@ use serde_json::Value;
 use super::machine;
 use crate::shell::Failure;
 
-/// How often memory is looked at.
+/// How often memory is sampled.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a demo may take beside its measured part: it makes its corpora and verifies its first batches.
+/// How long a demo may take besides its measured part: it generates its corpora and verifies its first batches.
 const ALLOWANCE: Duration = Duration::from_secs(120);
 
 /// What to run.
@@ -46,7 +46,7 @@ impl Demo<'_> {
     /// Runs the demo to its end.
     ///
     /// # Errors
-    /// When it cannot start, hangs or reports nothing. What it found out is judged elsewhere.
+    /// When it cannot start, hangs or reports nothing. Its results are checked elsewhere.
     pub(super) fn run(&self) -> Result<Ran, Failure> {
         let load_before = machine::load();
         let mut child = self.start()?;
@@ -88,7 +88,7 @@ fn watch(demo: &mut Child, deadline: Instant) -> Result<Vec<u64>, Failure> {
             return Ok(samples);
         }
         if Instant::now() > deadline {
-            // Its daemons follow it: they ask the kernel to end them with their parent.
+            // Its daemons follow it: the kernel ends them with their parent.
             let _ = demo.kill();
             let _ = demo.wait();
             return Err(Failure::check("the demo did not end; it was stopped"));
@@ -141,7 +141,7 @@ fn parse_resident(status: &str) -> Option<u64> {
     rest.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// Of `/proc/PID/stat`, what is needed here.
+/// The needed fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq)]
 struct Stat {
     state: char,
@@ -152,7 +152,7 @@ fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The name in the second field may hold anything, brackets included: what counts is behind the last one.
+/// The name in the second field may hold any text, brackets included: the other fields follow the last bracket.
 fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;

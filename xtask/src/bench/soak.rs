@@ -11,10 +11,11 @@ use super::machine::Machine;
 use super::process::Demo;
 use crate::shell::Failure;
 
-/// Growth from the first to the last quarter that counts as growth: the kernel's own figure is blurred by less.
+/// Smallest growth from the first to the last quarter that counts: the error of the kernel's figure is
+/// smaller.
 const MAX_GROWTH_MIB: f64 = 8.0;
 
-/// Runs one stream of that length and judges its memory.
+/// Runs one stream of that length and checks its memory.
 ///
 /// # Errors
 /// When it fails, delivers wrong bytes, or grows.
@@ -57,7 +58,7 @@ pub(super) fn run(program: &Path, options: &Options, length: Duration) -> Result
     }
 }
 
-/// What the samples say, in MiB.
+/// Summary of the samples, in MiB.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Memory {
     lowest: f64,
@@ -76,7 +77,7 @@ impl Memory {
     }
 }
 
-/// Of at least one value: single samples before the stream is set up do not count.
+/// Needs at least one value: samples from before the stream is set up do not count.
 fn median(values: &[u64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::data::{CONFIGURATIONS, Series};
 use super::figures::Figures;
 
-/// What a figure should reach.
+/// Target of a figure.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     None,
@@ -174,7 +174,7 @@ impl Target {
     }
 }
 
-/// Whether the configuration that the target is for reaches it.
+/// Whether the configuration of the target reaches it.
 fn verdict(metric: &Metric, series: &[Series]) -> Option<bool> {
     let judged = CONFIGURATIONS.iter().zip(series).find(|(c, _)| c.has_targets)?.1;
     let median = Spread::of(judged.iter().map(metric.of))?.median;
@@ -223,7 +223,7 @@ fn align(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// The same for programs: by configuration and figure.
+/// The same table for programs: by configuration and figure.
 pub(super) fn to_json(series: &[Series]) -> Value {
     let mut configurations = Map::new();
     for (configuration, runs) in CONFIGURATIONS.iter().zip(series) {

@@ -22,7 +22,7 @@ const INSTRUMENTED: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-pc-table",
 ];
 
-/// Also tells what comparisons compare. That finds magic numbers and takes half of the time.
+/// Also records the operands of comparisons. That finds magic numbers and takes half of the time.
 const TRACED: &str = "-Cllvm-args=-sanitizer-coverage-trace-compares";
 
 /// libFuzzer where it can be built.

@@ -1,7 +1,7 @@
-//! One harness under an engine: workers that share a corpus, their logs, and the account of them.
+//! One harness under an engine: workers that share a corpus, their logs, and the summary of their results.
 //!
 //! Every worker is a process of its own with its own seed; they see each other's finds through the corpus folder. A
-//! worker that finds something ends, the others go on to their own end. All output goes to a log per worker.
+//! worker that finds something ends; the others continue. All output goes to a log per worker.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ const TIMEOUT_SECONDS: u64 = 10;
 /// Most memory of a worker.
 const MEMORY_MIB: u64 = 1024;
 
-/// What a harness did.
+/// Results of a harness.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     name: String,
@@ -59,7 +59,7 @@ impl fmt::Display for Report {
 /// Runs the workers to their end.
 ///
 /// # Errors
-/// When folders or processes cannot be made; a harness that fails is no error here.
+/// When folders or processes cannot be created; a harness that fails is no error here.
 pub(super) fn guided(
     program: &Path,
     harness: &Harness,
@@ -77,7 +77,7 @@ pub(super) fn guided(
     arguments.push(format!("-artifact_prefix={}/", crashes.display()));
     arguments.push("-print_final_stats=1".to_owned());
     arguments.push("-reload=1".to_owned());
-    // The weighing of inputs by how rare their features are costs more here than it finds.
+    // Weighing inputs by how rare their features are costs more here than it finds.
     arguments.push("-entropic=0".to_owned());
     arguments.push(corpus.display().to_string());
     arguments.push(committed.display().to_string());
@@ -88,7 +88,7 @@ pub(super) fn guided(
     let mut workers = Vec::new();
     for log in &logs {
         workers.push(spawn(program, harness, &arguments, log)?);
-        // The first worker also looks at how often an edge is taken; the others are faster.
+        // The first worker also counts how often an edge is taken; the others are faster.
         arguments.insert(0, "-use_counters=0".to_owned());
     }
     let mut report = Report { name: harness.name.to_owned(), ..Report::default() };
@@ -117,7 +117,7 @@ fn existing(folder: PathBuf) -> Option<String> {
     folder.is_dir().then(|| folder.display().to_string())
 }
 
-/// The test of the harness, and what it hands to libFuzzer.
+/// The test of the harness, and the arguments that it passes to libFuzzer.
 fn worker(program: &Path, harness: &Harness, arguments: &[String]) -> Command {
     let mut command = Command::new(program);
     command.args([harness.name, "--exact", "--nocapture", "--quiet", "--test-threads", "1"]);
@@ -143,7 +143,7 @@ fn spawn(
         .map_err(|error| cannot("start", program, &error))
 }
 
-/// Adds what a worker's log says.
+/// Adds the results in a worker's log.
 fn account(report: &mut Report, log: &str, succeeded: bool) {
     report.executions +=
         statistic(log, "number_of_executed_units").or_else(|| last_count(log)).unwrap_or(0);
@@ -164,7 +164,7 @@ fn statistic(log: &str, name: &str) -> Option<u64> {
     log.lines().find_map(|line| line.strip_prefix(&prefix)?.trim().parse().ok())
 }
 
-/// The counter of the last progress line, for a worker that did not get to its final account.
+/// The counter of the last progress line, for a worker without a final summary.
 fn last_count(log: &str) -> Option<u64> {
     log.lines()
         .rev()
@@ -180,7 +180,7 @@ fn edges(log: &str, kind: &str) -> Option<u64> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// What a failed worker said, and how to see it again.
+/// The message of a failed worker, and how to replay it.
 fn failure(harness: &str, log: &str) -> String {
     let mut lines = log.lines();
     let place = lines.find(|line| line.contains("panicked at"));
@@ -206,10 +206,10 @@ pub(super) fn replay(program: &Path, harness: &Harness, input: &Path) -> Result<
 }
 
 /// Rewrites the corpus in the repository: the fewest inputs that reach each edge which the corpora of target directory
-/// and repository reach. How often an edge is taken does not count, or the corpus would be ten times as large.
+/// and repository reach. Edge counts are ignored, or the corpus would be ten times as large.
 ///
 /// # Errors
-/// When folders cannot be made or the merge fails.
+/// When folders cannot be created or the merge fails.
 pub(super) fn minimize(program: &Path, harness: &Harness, folder: &Path) -> Result<(), Failure> {
     let [committed, fresh] = ["committed", "minimized"].map(|name| folder.join(name));
     corpus::unpack(&harness.committed(), &committed)?;

@@ -9,7 +9,8 @@ use crate::shell::Failure;
 #[path = "../../../testing/corpus.rs"]
 mod form;
 
-/// Writes every input of the file `packed` into `folder`, named by its place; what was in the folder goes.
+/// Writes every input of the file `packed` into `folder`, named by its place; removes what was in the
+/// folder.
 ///
 /// # Errors
 /// When the corpus cannot be read or the folder cannot be written.
@@ -26,7 +27,7 @@ pub(super) fn unpack(packed: &Path, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the files of `folder` into the file `packed`; returns how many inputs with how many bytes.
+/// Writes the files of `folder` into the file `packed`; returns the number of inputs and of their bytes.
 ///
 /// # Errors
 /// When the folder cannot be read or the file cannot be written.

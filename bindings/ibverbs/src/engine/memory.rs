@@ -130,6 +130,25 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_copied_in_and_out_while_the_program_writes_beside_them() {
+        let owner = Box::into_raw(Box::new([7_u8; 64]));
+        let program = owner.cast::<u8>();
+        let addr = program.expose_provenance() as u64;
+        let memory = &mut ProcessMemory;
+        let mut bytes = [0; 16];
+        memory.gather(addr + 8, &mut bytes);
+        assert_eq!(bytes, [7; 16]);
+        memory.scatter(addr + 1, &[1, 2, 3]);
+        // SAFETY: nobody refers to the bytes.
+        unsafe { program.write(9) };
+        memory.gather(addr, &mut bytes[..5]);
+        assert_eq!(bytes[..5], [9, 1, 2, 3, 7]);
+        memory.scatter(addr, &[]);
+        // SAFETY: it came from a box.
+        drop(unsafe { Box::from_raw(owner) });
+    }
+
+    #[test]
     fn atomics_return_the_former_value() {
         let word = AtomicU64::new(5);
         let addr = word.as_ptr() as u64;

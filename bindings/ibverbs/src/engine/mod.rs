@@ -67,6 +67,9 @@ pub(crate) struct Core {
     /// `None` once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
+    /// When packets were last looked at. Posts carry it: they are timed when they are sent, and looking at
+    /// the clock would cost them a tenth of their time.
+    pub(crate) now: Time,
     pub(crate) qps: HashMap<u32, &'static dyn Listener>,
     pub(crate) cqs: HashMap<CqId, &'static dyn Listener>,
     pub(crate) srqs: HashMap<SrqId, &'static dyn Listener>,
@@ -167,6 +170,7 @@ impl Engine {
             endpoint,
             wire: Some(wire),
             memory: ProcessMemory,
+            now: clock::now(),
             qps: HashMap::new(),
             cqs: HashMap::new(),
             srqs: HashMap::new(),
@@ -241,6 +245,7 @@ impl Engine {
 
 impl Core {
     fn drain(&mut self, now: Time) -> world::Progress {
+        self.now = self.now.max(now);
         let Core { endpoint, wire, memory, .. } = self;
         let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, now));
         self.settle();

@@ -255,7 +255,7 @@ fn peer(peer: &Peer) -> Value {
 }
 
 fn last_error(error: &LastError, now: Time) -> Value {
-    let age_ns = error.at.map(|at| now.as_nanos().saturating_sub(at.as_nanos()));
+    let age_ns = now.as_nanos().saturating_sub(error.at.as_nanos());
     Value::Object(vec![
         ("qpn", error.qpn.get().into()),
         ("cause", error.cause.name().into()),

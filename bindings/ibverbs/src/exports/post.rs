@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 
 use roce::endpoint::QpState;
-use roce::verbs::{RecvWr, SendOp, SendWr, SgList, Sge, Transport, Verbs};
+use roce::verbs::{RecvWr, SendOp, SendWr, SgList, Sge, Transport};
 use rustix::io::Errno;
 
 use super::code;
@@ -196,9 +196,10 @@ pub(super) unsafe extern "C" fn post_recv(
         let mut core = qp.engine.lock();
         // The endpoint would accept them, for its other users; the verbs do not (IBA 10.3.1.1).
         let in_reset = core.endpoint.qp_state(qp.number) == Some(QpState::Reset);
+        let now = core.now;
         let mut post = |wr: RecvWr| match in_reset {
             true => Err(Errno::INVAL),
-            false => core.endpoint.post_recv(qp.number, wr).map_err(errno_of),
+            false => core.endpoint.post_recv(now, qp.number, wr).map_err(errno_of),
         };
         let limit = qp.cap.max_recv_sge;
         // SAFETY: the caller's list, of valid requests.

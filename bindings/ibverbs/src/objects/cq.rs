@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use libc::{PTHREAD_MUTEX_INITIALIZER, pthread_mutex_t};
-use roce::verbs::{Completion, CqId, Verbs, WcOpcode, WcStatus};
+use roce::verbs::{Completion, CqId, WcOpcode, WcStatus};
 use rustix::io::Errno;
 
 use super::ack::Acks;

@@ -6,7 +6,7 @@
 
 use std::cell::UnsafeCell;
 
-use roce::verbs::{Access, PdId, SgList, Sge, Verbs};
+use roce::verbs::{Access, PdId, SgList, Sge};
 
 use crate::abi::{ibv_data_buf, ibv_qp_cap};
 use crate::engine::Core;

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use roce::verbs::{Access, MemoryRegion, PdId, Verbs};
+use roce::verbs::{Access, MemoryRegion, PdId};
 use rustix::io::Errno;
 
 use super::{Mark, Object, Pd, living, object};

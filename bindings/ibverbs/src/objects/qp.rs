@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use nic::clock;
 use roce::endpoint::QpConfig;
-use roce::verbs::{Datagram, MAX_SGE, Qpn, SendWr, SgList, Transport, Verbs};
+use roce::verbs::{Datagram, MAX_SGE, Qpn, SendWr, SgList, Transport};
 use rustix::io::Errno;
 
 use super::ack::Acks;
@@ -110,7 +111,7 @@ impl Qp {
         let number = core.endpoint.create_qp(config).map_err(errno_of)?;
         let slots = InlineSlots::new(&mut core, pd.id, &cap);
         let inline = slots.inspect_err(|_| {
-            let _ = core.endpoint.destroy_qp(number);
+            let _ = core.endpoint.destroy_qp(clock::now(), number);
         })?;
         (c.qp_base.handle, c.qp_base.qp_num) = (number.get(), number.get());
         let qp = Qp::arena().insert(Qp {
@@ -140,7 +141,7 @@ impl Qp {
     /// Posts one work request.
     #[inline]
     pub(crate) fn post_send(&self, core: &mut Core, wr: SendWr) -> Outcome<()> {
-        core.endpoint.post_send(self.number, wr).map_err(errno_of)?;
+        core.endpoint.post_send(core.now, self.number, wr).map_err(errno_of)?;
         self.posted.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -174,7 +175,7 @@ impl Qp {
         for group in groups {
             self.leave_group(core, group);
         }
-        let _ = core.endpoint.destroy_qp(self.number);
+        let _ = core.endpoint.destroy_qp(clock::now(), self.number);
         core.qps.remove(&self.number.get());
         if let Some(inline) = &self.inline {
             inline.end(core);

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use nic::clock;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
 use roce::verbs::{Access, Qpn};
 use roce::wire::Psn;
@@ -154,7 +155,9 @@ impl Qp {
     /// Sets what `mask` names, as `ibv_modify_qp` does.
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Outcome<()> {
         let wanted = wanted(self, attr, mask)?;
-        self.engine.verb(|core| core.endpoint.modify_qp(self.number, &wanted)).map_err(errno_of)?;
+        self.engine
+            .verb(|core| core.endpoint.modify_qp(clock::now(), self.number, &wanted))
+            .map_err(errno_of)?;
         if mask & IBV_QP_STATE != 0 {
             // SAFETY: programs read the state of a queue pair; only modify and query write it.
             unsafe { (*self.base()).state = attr.qp_state };

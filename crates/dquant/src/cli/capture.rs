@@ -1,4 +1,4 @@
-//! `dquant capture`: make packet captures, and hold them against the packet code
+//! `dquant capture`: make packet captures, and check them against the packet code
 //! ([`roce::wire::capture`]).
 
 mod live;
@@ -99,7 +99,7 @@ fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     if len > MAX_CAPTURE_BYTES {
         return Err(too_long(Bytes(len).to_string()));
     }
-    // Devices and pipes do not tell how much they have.
+    // Devices and pipes do not report their size.
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
     file.take(MAX_CAPTURE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_CAPTURE_BYTES {
@@ -108,7 +108,7 @@ fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     Ok(bytes)
 }
 
-/// A file whose header cannot be read is no capture, and nothing was checked.
+/// A file whose header cannot be read is not a capture, and nothing was checked.
 fn refuse_foreign(path: &Path, report: &CaptureReport) -> Result<(), CliError> {
     let (Some(damage), None) = (report.damage, report.link) else {
         return Ok(());

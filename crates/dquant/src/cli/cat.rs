@@ -15,7 +15,7 @@ use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use client::{Options, Stream};
 
-/// How often `--wait` looks whether the daemons are there.
+/// How often `--wait` checks whether the daemons are there.
 const WAIT_LOOK: Duration = Duration::from_millis(100);
 
 /// Write the batches of a stream to a file or to standard output
@@ -60,8 +60,8 @@ pub(super) struct Cat {
     stream: StreamArgs,
 }
 
-/// A file that is made, or made empty, when the first byte for it has come: until then an earlier
-/// output of that name stays what it was.
+/// A file that is created or truncated when the first byte for it arrives: until then an earlier
+/// output of that name is unchanged.
 struct LateFile<'a> {
     path: &'a Path,
     file: Option<BufWriter<File>>,
@@ -132,7 +132,7 @@ impl Cat {
         Ok(Exit::Good)
     }
 
-    /// Opens the stream, again and again while nobody answers and there is time.
+    /// Opens the stream, with retries while a daemon does not reply and there is time.
     fn open(&self, options: &Options) -> Result<Stream, CliError> {
         let started = Instant::now();
         loop {

@@ -1,8 +1,8 @@
-//! Where a command writes: results on stdout, narration on stderr.
+//! Output of a command: results on stdout, narration on stderr.
 //!
-//! A result is a [`Report`]: one value that knows both its text for people and its JSON for programs, so the two
-//! cannot tell different stories. Colour appears on a terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured.
-//! A reader that closes the pipe ends the command quietly ([`CliError::PipeClosed`]).
+//! A result is a [`Report`]: one value with both its text for people and its JSON for programs, so the two cannot
+//! differ. Colour appears on a terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured. A reader that closes
+//! the pipe ends the command quietly ([`CliError::PipeClosed`]).
 
 use std::env;
 use std::fmt::Display;
@@ -14,7 +14,7 @@ use crate::exit::CliError;
 
 /// A result: `Display` is what people read, `Serialize` what programs read.
 pub trait Report: Display + Serialize {
-    /// Name and version of the JSON object. The version goes up when a field changes its meaning or goes away.
+    /// Name and version of the JSON object. The version rises when a field changes its meaning or is removed.
     const SCHEMA: &'static str;
 }
 
@@ -33,7 +33,7 @@ pub struct Console {
     err: Stderr,
     json: bool,
     colour: bool,
-    /// Whether a progress line stands on the terminal and must be cleared first.
+    /// Whether a progress line is on the terminal and must be cleared first.
     progress_shown: bool,
 }
 
@@ -65,7 +65,7 @@ impl Console {
         written.map_err(|error| CliError::from_output(&error))
     }
 
-    /// Says something beside the results. A lost narration is no reason to stop.
+    /// Writes narration beside the results. Its loss is no reason to stop.
     pub fn note(&mut self, text: impl Display) {
         self.clear_progress();
         let _ = writeln!(self.err, "{text}");
@@ -80,7 +80,7 @@ impl Console {
         }
     }
 
-    /// Says why the command stops.
+    /// Reports why the command stops.
     pub fn error(&mut self, error: &CliError) {
         let CliError::Failed { message, hint, .. } = error else {
             return;

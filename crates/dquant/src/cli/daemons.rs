@@ -1,4 +1,5 @@
-//! What the commands that run or call daemons share: tokens, addresses, the line that says "ready".
+//! What the commands that run or call daemons share: tokens, addresses, the report that a daemon is
+//! ready.
 
 use std::fmt;
 use std::io::Read;
@@ -15,8 +16,9 @@ use crate::exit::CliError;
 use crate::units;
 use engine::control::peer::{check_port, with_port};
 use engine::daemon::Ready;
-use engine::data::{HostConfig, is_specific};
+use engine::data::{DeviceChoice, HostConfig, is_specific};
 use engine::seed::fresh_seed;
+use nic::loaded::DEFAULT_LIBRARY;
 
 /// A time as people write it.
 pub(super) fn span(text: &str) -> Result<Duration, units::UnitError> {
@@ -84,6 +86,14 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
+    /// RDMA device of a libibverbs to use instead of the software device
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"])]
+    device: Option<String>,
+
+    /// The libibverbs that has the device
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_LIBRARY, requires = "device")]
+    verbs_library: PathBuf,
+
     /// Drop this share of received packets, for tests: 1%, 0.1%
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
@@ -103,7 +113,9 @@ impl WireArgs {
                 ));
         }
         let seed = self.seed.map_or_else(fresh_seed, Ok)?;
-        Ok(HostConfig { roce, memory, loss_ppm: self.loss, seed })
+        let (library, name) = (self.verbs_library.clone(), self.device.clone());
+        let device = name.map(|name| DeviceChoice { library, name });
+        Ok(HostConfig { roce, device, memory, loss_ppm: self.loss, seed })
     }
 }
 
@@ -122,13 +134,13 @@ pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, Cli
     chosen.ok_or_else(|| CliError::usage(format!("--control {host}: the name has no address")))
 }
 
-/// Asks the kernel to end this process when the one that started it ends.
+/// Makes the kernel end this process when its parent ends.
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CliError::because("cannot follow the starting process", &error))
 }
 
-/// Says that a daemon serves.
+/// Reports that a daemon is ready.
 #[derive(Debug, Serialize)]
 pub(super) struct ReadyReport {
     event: &'static str,

@@ -95,7 +95,7 @@ fn weighted(text: &str) -> Result<(PathBuf, String), String> {
     }
 }
 
-/// A time; a number alone means seconds.
+/// A time; a bare number means seconds.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && (0.0..1e6).contains(&number) => {

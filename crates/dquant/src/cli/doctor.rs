@@ -1,4 +1,4 @@
-//! `dquant doctor`: what this machine has and lacks for RoCE ([`nic::doctor`]) and for reading files
+//! `dquant doctor`: checks this machine for RoCE ([`nic::doctor`]) and for reading files
 //! ([`host::disk`]), and whether programs find the verbs library ([`super::run`]).
 
 use std::fmt;
@@ -24,14 +24,14 @@ Examples:
 )]
 pub(super) struct Doctor {}
 
-/// Everything that was looked at.
+/// Everything that was checked.
 #[derive(Debug, Serialize)]
 struct Examined {
     verdict: &'static str,
     findings: Vec<Looked>,
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Debug, Serialize)]
 struct Looked {
     topic: String,
@@ -85,7 +85,7 @@ fn io_uring() -> Finding {
     Finding { topic: "io_uring".to_owned(), verdict, text, fix }
 }
 
-/// What `dquant run` would give to programs. Without it everything else works.
+/// What `dquant run` would give to programs. Everything else works without it.
 fn verbs_library() -> Finding {
     let topic = "verbs library".to_owned();
     match super::run::prospect() {

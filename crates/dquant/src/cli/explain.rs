@@ -1,7 +1,7 @@
-//! `dquant explain`: what the queue pairs of a running verbs program do, and why they do not.
+//! `dquant explain`: what the queue pairs of a running verbs program do, and why they fail.
 //!
-//! The program's own library answers ([`ask`]): one document for each open device ([`document`]), which is put into words
-//! ([`text`]). Nothing is changed in the program, and it does not wait for us.
+//! The program's own library replies ([`ask`]): one document for each open device ([`document`]), which is formatted as
+//! text ([`text`]). Nothing is changed in the program, and it does not wait for us.
 
 mod ask;
 mod document;
@@ -63,7 +63,7 @@ pub(super) struct Explain {
     watch: Option<Duration>,
 }
 
-/// A queue pair number as people have it: `65554` or `0x10012`.
+/// A queue pair number as users write it: `65554` or `0x10012`.
 fn qp_number(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
@@ -76,7 +76,7 @@ fn interval(text: &str) -> Result<Duration, units::UnitError> {
     units::duration(text).map(|time| Duration::from_nanos(time.as_nanos()))
 }
 
-/// The answer of one device.
+/// The reply of one device.
 #[derive(Debug, Serialize)]
 struct Explained {
     #[serde(flatten)]
@@ -142,7 +142,7 @@ impl Explain {
         while let Some(pause) = self.watch {
             std::thread::sleep(pause);
             if let Err(error) = self.explain(pid, console) {
-                // It was there before: that it goes is no failure of ours.
+                // The program was there before: its end is no failure of ours.
                 if !ask::is_gone(Endpoint { pid })? {
                     return Err(error);
                 }
@@ -199,7 +199,7 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
                 console.note(format_args!("process {pid:>7}  does not answer; is it stopped?"));
                 silent += 1;
             }
-            // Gone since: whoever asks it by its number is told.
+            // Ended since: a query by its number reports that.
             Err(_) => {}
         }
     }

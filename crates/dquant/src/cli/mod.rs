@@ -2,10 +2,10 @@
 //!
 //! A command is a type of arguments with a `run` that writes through a [`Console`] and ends with an [`Exit`] or a
 //! [`CliError`]. Adding one takes a file here, a line in [`Command`] and a line in its `run`. What a command *does*
-//! belongs into the library behind it; here is only what a person types and reads.
+//! belongs in the library behind it; only its command line and its output belong here.
 //!
 //! Everywhere: results on stdout and narration on stderr, `--json` for one object per line, exit codes from
-//! [`crate::exit`], help that ends with examples, and silence when the reader of a pipe goes away.
+//! [`crate::exit`], help that ends with examples, and silence when the reader closes the pipe.
 
 mod capture;
 mod cat;
@@ -112,7 +112,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// `dquant help … --help` and `dquant sim help … --help` ask for the same page twice; clap takes the flag for
+/// `dquant help … --help` and `dquant sim help … --help` request the same page twice; clap would read the flag as
 /// the name of a command.
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
@@ -134,9 +134,9 @@ fn execute(cli: Cli) -> Exit {
     }
 }
 
-/// Prints what clap has to say: help and version are results, everything else is a usage error.
+/// Prints clap's message: help and version are results, everything else is a usage error.
 fn explain(error: &clap::Error) -> Exit {
-    // Whoever asked for help and closed the pipe got what they wanted.
+    // A user who requested help and closed the pipe has what they wanted.
     let _ = error.print();
     if error.use_stderr() { Exit::Usage } else { Exit::Good }
 }

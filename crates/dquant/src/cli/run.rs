@@ -1,12 +1,12 @@
 //! `dquant run`: starts a verbs program on the software RDMA device.
 //!
-//! Nothing but the environment is changed: the drop-in `libibverbs.so.1` comes first where the
-//! dynamic linker looks, and the program takes the place of this process. Cargo builds the library
-//! as `libibverbs.so`; the name that programs ask for is a link in a directory of the user's own,
-//! whose name is made from the library it leads to, so that it never changes once it is there.
+//! Only the environment is changed: the drop-in `libibverbs.so.1` comes first on the search path of the
+//! dynamic linker, and the program replaces this process. Cargo builds the library as `libibverbs.so`;
+//! the name that programs load is a link in a private directory of the user. The directory's name is
+//! derived from the linked library, so that the link never changes.
 //!
-//! What the library would only complain about on the way, interfaces that do not exist and captures
-//! that cannot be written, is refused before the program starts.
+//! Interfaces that do not exist and captures that cannot be written, of which the library would only
+//! warn, are refused before the program starts.
 
 mod leftovers;
 
@@ -26,16 +26,16 @@ use rustix::fs::{Access, access};
 use super::Console;
 use crate::exit::{CliError, Exit};
 
-/// Where the library is, if not beside this program.
+/// Path of the library, if not beside this program.
 const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
 
-/// Where the library keeps its view of `/sys/class/infiniband`, if not where we would.
+/// Path of the library's view of `/sys/class/infiniband`, if not the default.
 const SYSFS: &str = "DQUANT_SYSFS";
 
-/// How a library of 64 bits begins.
+/// First bytes of a 64-bit library.
 const ELF_START: [u8; 5] = *b"\x7fELF\x02";
 
-/// The name that programs ask for.
+/// The name that programs load.
 const SONAME: &str = "libibverbs.so.1";
 
 /// Run an RDMA program on this machine's network interfaces, without RDMA hardware or kernel module
@@ -101,7 +101,7 @@ impl Run {
         if let Some(file) = self.capture {
             command.env("DQUANT_CAPTURE", capture(&file)?);
         }
-        // Only comes back when it fails.
+        // Returns only on failure.
         let error = command.exec();
         let failed = CliError::because(format_args!("cannot run {}", name.display()), &error);
         Err(match error.kind() {
@@ -114,7 +114,7 @@ impl Run {
     }
 }
 
-/// The interfaces, each of which exists and can be a device; `dq_eth0` is taken for `eth0`.
+/// The interfaces; each exists and can be a device. `dq_eth0` stands for `eth0`.
 fn devices(list: &str) -> Result<String, CliError> {
     let all = interfaces().map_err(CliError::from_cause)?;
     let usable: Vec<&str> = all
@@ -141,14 +141,14 @@ fn devices(list: &str) -> Result<String, CliError> {
     Ok(found.join(","))
 }
 
-/// The file, wherever the program may change to, in a folder that can be written.
+/// The file as an absolute path, in a folder that can be written.
 fn capture(file: &Path) -> Result<PathBuf, CliError> {
     let unwritable = |error: io::Error| {
         CliError::because(format_args!("cannot write {}", file.display()), &error)
     };
     let path = std::path::absolute(file).map_err(unwritable)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
-    // Folders named for the process or the interface are known to the library only.
+    // Only the library knows folders named for the process or the interface.
     if !folder.to_string_lossy().contains('%') {
         let writable = match fs::metadata(&path) {
             Ok(found) if found.is_dir() => Err(rustix::io::Errno::ISDIR),
@@ -160,7 +160,7 @@ fn capture(file: &Path) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
-/// `value`, before what the variable holds already.
+/// `value`, followed by what the variable holds already.
 fn first(value: &OsStr, variable: &str) -> OsString {
     let mut list = value.to_owned();
     if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
@@ -211,8 +211,8 @@ fn library() -> Result<PathBuf, CliError> {
     })
 }
 
-/// A file that the dynamic linker will take. Another one it would only complain about, and start the
-/// program on whatever library the system has.
+/// A file that the dynamic linker will load. Of another one it would only warn, and start the program
+/// with the system's library.
 fn named_library(path: &Path) -> io::Result<PathBuf> {
     let path = path.canonicalize()?;
     if !fs::metadata(&path)?.is_file() {
@@ -229,7 +229,7 @@ fn named_library(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A directory with the library under the name that programs ask for.
+/// A directory with the library under the name that programs load.
 fn private_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
     let metadata = fs::metadata(library)?;
     let mut hasher = DefaultHasher::new();
@@ -250,11 +250,10 @@ fn private_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
     Ok(dir)
 }
 
-/// A directory that nobody else can have put anything into, and the one it is in: what is loaded from
-/// it runs as the user.
+/// A directory to which nobody else can write, and its parent: code loaded from it runs as the user.
 ///
-/// `sudo` and `su` leave the `XDG_RUNTIME_DIR` of somebody else behind, and containers name one that is
-/// not there; then it is the temporary directory.
+/// `sudo` and `su` leave another user's `XDG_RUNTIME_DIR` behind, and containers name one that does not
+/// exist; then it is in the temporary directory.
 fn own_directory() -> Result<(PathBuf, PathBuf), CliError> {
     own_directory_by(own_directory_in)
 }
@@ -275,7 +274,7 @@ fn own_directory_by(
         .hint("set XDG_RUNTIME_DIR or TMPDIR to a directory that you own"))
 }
 
-/// The same name as the library has for it.
+/// The name by which the library knows it, too.
 fn own_name(base: &Path) -> PathBuf {
     base.join(format!("dquant-verbs-{}", rustix::process::getuid().as_raw()))
 }

@@ -1,6 +1,6 @@
 //! `dquant sim`: the transport in virtual time ([`sim`]).
 //!
-//! The simulations are pure functions of their seeds; what is here is the command line, the threads that run several
+//! The simulations are pure functions of their seeds; this module has the command line, the threads that run several
 //! seeds at once, and the tables.
 
 mod chaos;

@@ -34,7 +34,7 @@ pub(super) struct StatusCommand {
     token: TokenArgs,
 }
 
-/// The daemon's answer.
+/// The daemon's reply.
 #[derive(Debug, Serialize)]
 struct DaemonStatus {
     role: String,

@@ -91,7 +91,7 @@ fn chunk_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes).map_err(|error| error.to_string())
 }
 
-/// Tells what happens while it happens.
+/// Reports events while they happen.
 struct Narrator<'a> {
     console: &'a mut Console,
     started: Instant,

@@ -1,7 +1,7 @@
-//! The demo's processes: this program again, as target, DPU and trainer.
+//! The demo's processes: this program as target, DPU and trainer.
 //!
-//! Each talks JSON lines on its standard output. They end with the demo, however the demo ends: they are
-//! terminated when their handle is dropped, and ask the kernel to be terminated when the demo dies.
+//! Each writes JSON lines to its standard output. They end with the demo, however the demo ends: they
+//! are terminated when their handle is dropped, and by the kernel when the demo dies.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ impl Workspace {
         std::fs::create_dir_all(&path)
             .map_err(|error| CliError::because(path.display(), &error))?;
         let token = format!("demo-{:016x}", engine::seed::fresh_seed()?);
-        // As `Drop` does when the demo ends by itself. The children end with their parent.
+        // As `Drop` does when the demo ends normally. The children end with their parent.
         let folder = path.clone();
         on_end_signal(move || drop(std::fs::remove_dir_all(folder)))?;
         Ok(Workspace { path, token })
@@ -62,7 +62,7 @@ impl Drop for Workspace {
 }
 
 /// Loopback addresses of the run, so that every endpoint has the RoCE port to itself and two demos do
-/// not meet.
+/// not collide.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
     net: [u8; 2],
@@ -81,13 +81,13 @@ impl Addresses {
     }
 }
 
-/// What a daemon prints when it serves.
+/// What a daemon prints when it is ready.
 #[derive(Debug, Deserialize)]
 struct Ready {
     control: String,
 }
 
-/// A child process that is ended with its handle.
+/// A child process that is terminated when its handle is dropped.
 #[derive(Debug)]
 struct Guarded(Child);
 

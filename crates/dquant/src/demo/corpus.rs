@@ -1,8 +1,8 @@
-//! Token files for the demo: made here, or the user's own.
+//! Token files for the demo: generated here, or the user's own.
 //!
-//! The made ones look like language to a storage system: ids drawn by a power law over a vocabulary of
-//! 50,257, in documents closed by an end-of-text token. They are read twice before the run, because
-//! memory that was not used for a while is slow on first touch on many virtual machines, and the run is
+//! To a storage system the generated ones look like language: ids drawn by a power law over a
+//! vocabulary of 50,257, in documents that end with an end-of-text token. They are read twice before
+//! the run, because on many virtual machines the first touch of unused memory is slow, and the run is
 //! to measure Dquant, not the hypervisor.
 
 use std::fs::File;
@@ -18,13 +18,13 @@ use super::{Config, Watch};
 use crate::exit::CliError;
 use crate::inspect::TokenSource;
 
-/// Names and weights of the corpora that are made.
+/// Names and weights of the generated corpora.
 const MADE: [(&str, &str); 3] = [("web", "0.5"), ("code", "0.3"), ("books", "0.2")];
 
-/// Tokens of a made corpus: 96 MiB of u32, so that three of them do not fit a processor's cache.
+/// Tokens of a generated corpus: 96 MiB of u32, so that three of them do not fit a processor's cache.
 const MADE_TOKENS: u64 = 24 << 20;
 
-/// Vocabulary of the made corpora, as r50k_base.
+/// Vocabulary of the generated corpora, as r50k_base.
 const VOCABULARY: u32 = 50_257;
 
 /// A token file of the blend.
@@ -36,11 +36,11 @@ pub struct Corpus {
     pub weight: String,
     /// Where it is.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its content.
     pub file: TokenFile,
 }
 
-/// Makes or finds the corpora.
+/// Generates or finds the corpora.
 pub fn prepare(
     config: &Config,
     workspace: &Workspace,
@@ -93,7 +93,7 @@ fn describe(
     Ok(Corpus { name, weight, file, path })
 }
 
-/// What is in a token file; `flat` is the type of tokens when the file does not say it.
+/// Content of a token file; `flat` is the type of tokens when the file does not name it.
 pub(super) fn layout_of(path: &Path, flat: Dtype) -> Result<TokenFile, CliError> {
     let says_itself = path.extension().is_some_and(|ending| ending == "npy")
         || path.with_extension("idx").exists();
@@ -119,7 +119,7 @@ fn make(path: &Path, seed: u64) -> std::io::Result<()> {
     out.into_inner()?.sync_data()
 }
 
-/// Small ids often, large ids seldom: the fourth power of a uniform number.
+/// Small ids often, large ids rarely: the fourth power of a uniform number.
 fn power_law(draw: u64) -> u32 {
     let uniform = draw >> 32;
     let square = (uniform * uniform) >> 32;

@@ -4,13 +4,13 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`corpus`] | makes token files, or takes the user's |
-//! | [`children`] | starts this program again as target, DPU and trainer, and ends them |
+//! | [`children`] | starts this program as target, DPU and trainer, and ends them |
 //! | [`opening`] | how long a trainer waits for its first batch |
 //! | [`trainer`] | reads batches, verifies them against the slow reference, measures itself |
 //! | [`report`] | the table and the JSON object |
 //!
 //! CPU time is what each process used between two instants of the run; verification runs in a thread of
-//! the trainer whose own CPU time is taken off and reported apart.
+//! the trainer whose CPU time is subtracted and reported separately.
 
 pub mod children;
 pub mod corpus;
@@ -63,12 +63,12 @@ pub struct Config {
     pub io: String,
 }
 
-/// Tells whoever watches how it goes.
+/// Receives reports on the run.
 pub trait Watch {
     /// Something was done.
     fn note(&mut self, text: &str);
 
-    /// Where the run stands; may be shown and replaced.
+    /// State of the run; may be shown and replaced.
     fn progress(&mut self, text: &str);
 }
 
@@ -76,7 +76,7 @@ pub trait Watch {
 ///
 /// # Errors
 /// When a process cannot start or ends early, and when the stream fails; not when batches mismatch,
-/// which the summary tells.
+/// which the summary reports.
 pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> {
     let workspace = Workspace::new()?;
     let corpora = corpus::prepare(config, &workspace, watch)?;
@@ -116,7 +116,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Starts the processes, lets them work, and takes their figures.
+    /// Starts the processes, lets them work, and collects their figures.
     fn measure(
         &self,
         offload: bool,

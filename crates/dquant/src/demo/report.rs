@@ -1,4 +1,4 @@
-//! What the demo found out: a table for people, one object for programs.
+//! Results of the demo: a table for people, one object for programs.
 //!
 //! | figure | how it is taken |
 //! |---|---|
@@ -27,7 +27,7 @@ pub struct Run {
     pub offload: bool,
     /// Median time from opening a stream to its first batch, where it was measured.
     pub open: Option<Duration>,
-    /// What the trainer said at the end.
+    /// The trainer's final report.
     pub end: End,
     /// The target before and after.
     pub target: (StatusReply, StatusReply),
@@ -72,7 +72,7 @@ pub struct Figures {
     pub tokens: u64,
     /// In this time.
     pub seconds: f64,
-    /// Their ratio, in millions per second.
+    /// Tokens per second, in millions.
     pub mtokens_per_s: f64,
     /// Bytes read from storage.
     pub source_bytes: u64,
@@ -93,7 +93,7 @@ pub struct Figures {
     pub mismatches: u64,
     /// Whether the DPU did the work.
     pub offload: bool,
-    /// Packets that the target and the DPU sent again.
+    /// Packets that the target and the DPU retransmitted.
     pub retransmitted_packets: u64,
     /// Packets dropped on purpose.
     pub dropped_packets: u64,
@@ -101,7 +101,7 @@ pub struct Figures {
     pub stream_hash: String,
     /// How many batches that hash covers.
     pub stream_hash_batches: u64,
-    /// CPU seconds that verification took in the trainer, apart from the host's figure.
+    /// CPU seconds of verification in the trainer, not part of the host's figure.
     pub verify_cpu_s: f64,
     /// Resident memory at the end, by process.
     pub resident_bytes: Resident,
@@ -165,7 +165,7 @@ impl Figures {
     }
 }
 
-/// One action of the plan, and the bytes it took in and gave out in the run.
+/// One action of the plan, and its input and output bytes in the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanRow {
     /// The action.
@@ -181,7 +181,7 @@ pub struct PlanRow {
 }
 
 impl PlanRow {
-    /// The rows of a table, for so many samples.
+    /// The rows of a table, for this number of samples.
     pub fn of(table: &Table, samples: u64) -> Vec<PlanRow> {
         let period = u128::from(table.samples.max(1));
         let scale = |bytes: u64| (u128::from(bytes) * u128::from(samples) / period) as u64;
@@ -196,7 +196,7 @@ impl PlanRow {
     }
 }
 
-/// Everything the demo found out.
+/// All results of the demo.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// The figures of the run.
@@ -253,7 +253,7 @@ impl Summary {
         })
     }
 
-    /// How the command ends.
+    /// The exit code of the command.
     pub fn exit(&self) -> Exit {
         match self.failure_code {
             2 => Exit::Usage,

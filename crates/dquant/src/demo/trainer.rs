@@ -1,4 +1,4 @@
-//! The trainer of the demo: a host process that reads batches, and checks them as it is told.
+//! The trainer of the demo: a host process that reads batches, and verifies them as configured.
 //!
 //! The first [`PREFIX`] batches are always verified and hashed, before the clock starts: their hash is
 //! the same for every run with the same data, plan and seed, with and without offload or loss. After
@@ -31,10 +31,10 @@ pub const PREFIX: u64 = 256;
 /// Of how many batches one is verified in `sample` mode.
 pub const SAMPLE_EVERY: u64 = 64;
 
-/// How long the stream runs before the clock starts, beside the prefix.
+/// How long the stream runs before the clock starts, after the prefix.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// How often progress is told.
+/// How often progress is reported.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
 /// What is verified after the prefix.
@@ -62,13 +62,13 @@ impl Verify {
 pub enum Event {
     /// The clock starts.
     Start,
-    /// Where the run stands.
+    /// State of the run.
     Progress(Progress),
-    /// It is over.
+    /// The run is over.
     End(End),
 }
 
-/// Where the run stands.
+/// State of the run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Progress {
     /// Since the clock started.
@@ -109,7 +109,7 @@ pub struct End {
     pub verify_cpu_s: f64,
     /// Batches verified in the whole run.
     pub verified: u64,
-    /// Batches that were not what the reference says.
+    /// Batches that differ from the reference.
     pub mismatches: u64,
     /// Hash of the first batches, in hexadecimal.
     pub stream_hash: String,
@@ -194,7 +194,8 @@ impl Verifier {
     }
 }
 
-/// Compares batches until there are no more; the hash of the prefix and how much it covers.
+/// Compares batches until there are no more; returns the hash of the prefix and how many batches it
+/// covers.
 fn verify(
     mut reference: Reference<FileTokens>,
     incoming: &Receiver<Batch>,
@@ -265,10 +266,11 @@ fn own_cpu_ns(verdict: &Verdict) -> u64 {
     clock::process_cpu().total_ns().saturating_sub(verdict.cpu_ns.load(Ordering::Relaxed))
 }
 
-/// Runs the trainer on an open stream. `tell` hears every event.
+/// Runs the trainer on an open stream. `tell` receives every event.
 ///
 /// # Errors
-/// When the reference cannot be made or `tell` fails. A stream that fails is told as [`End::failure`].
+/// When the reference cannot be made or `tell` fails. A stream that fails is reported as
+/// [`End::failure`].
 pub fn run(
     mut stream: Stream,
     task: &Task,
@@ -317,11 +319,11 @@ pub fn run(
     tell(Event::End(end(meter, verifier, failure)))
 }
 
-/// Hands a batch to the verifier, if it is one to be verified; waits where it must be.
+/// Passes a batch to the verifier, if it is to be verified; waits where it must be.
 fn check(verifier: &Verifier, batch: Batch, verify: Verify) {
     let number = batch.number();
     if verify == Verify::All || number < PREFIX {
-        // The thread ends only after this sender is gone.
+        // The thread ends only after this sender is dropped.
         let _ = verifier.batches.send(batch);
     } else if number.is_multiple_of(SAMPLE_EVERY) {
         match verifier.batches.try_send(batch) {

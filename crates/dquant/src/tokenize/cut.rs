@@ -1,14 +1,13 @@
 //! Where a document may be cut without changing its tokens, and the reader that cuts there.
 //!
 //! An encoding first splits text into pieces by a pattern that reads from left to right and never looks back, then
-//! encodes each piece alone. So a cut changes nothing when two things hold: the pattern ends a piece there in the
-//! whole text, and it ends the same pieces when the text stops there. White space makes the second one delicate: all
-//! four patterns treat white space at the end of the text, and before more text, differently. Three places are safe
-//! in all of them:
+//! encodes each piece alone. So a cut changes nothing if the pattern ends a piece there in the whole text, and ends
+//! the same pieces when the text stops there. White space makes the second condition delicate: all four patterns
+//! treat white space at the end of the text, and before more text, differently. Three places are safe in all of them:
 //!
 //! - between a character that is not white space and one that is, unless that is a line break: a piece may begin with
 //!   white space or consist of it, but none continues into it;
-//! - between an ASCII letter or digit and a line break: only punctuation takes line breaks along;
+//! - between an ASCII letter or digit and a line break: only punctuation includes following line breaks;
 //! - after a single line feed between two characters that are not white space, unless the second is a slash, which
 //!   one pattern lets follow a line break inside a piece.
 //!
@@ -36,7 +35,7 @@ pub fn last_safe_cut(text: &str) -> Option<usize> {
     None
 }
 
-/// Whether text may be cut between `left` and `right`; `earlier` stands before `left`.
+/// Whether text may be cut between `left` and `right`; `earlier` is the character before `left`.
 fn is_safe(earlier: Option<char>, left: char, right: char) -> bool {
     let line_break = matches!(right, '\r' | '\n');
     if !left.is_whitespace() && right.is_whitespace() {
@@ -68,18 +67,18 @@ pub struct Chunk {
 /// Why a document cannot be read to its end.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The operating system refused.
+    /// An error of the operating system.
     Io(io::Error),
     /// The text is not UTF-8.
     NotUtf8,
 }
 
-/// Reads a document in chunks of about `chunk_bytes`, at most [`MAX_CHUNKS_WITHOUT_CUT`] times as many.
+/// Reads a document in chunks of about `chunk_bytes`, at most [`MAX_CHUNKS_WITHOUT_CUT`] times as large.
 #[derive(Debug)]
 pub struct ChunkReader<R> {
     source: R,
     chunk_bytes: usize,
-    /// Read and not handed out yet.
+    /// Bytes read and not returned yet.
     pending: Vec<u8>,
     ended: bool,
 }

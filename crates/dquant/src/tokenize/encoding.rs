@@ -100,7 +100,7 @@ impl Encoder {
         encoded
     }
 
-    /// Runs of a million spaces exhaust the splitting rule's backtracking; they are halved until it copes.
+    /// Runs of a million spaces exhaust the splitting rule's backtracking; the text is halved until it succeeds.
     fn encode_into(&self, text: &str, encoded: &mut Encoded) {
         match self.bpe.encode(text, &HashSet::new()) {
             Ok((tokens, _)) if encoded.tokens.is_empty() => encoded.tokens = tokens,

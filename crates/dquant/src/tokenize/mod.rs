@@ -1,4 +1,4 @@
-//! Text files to one flat file of token ids, the form a dataset is served from.
+//! Text files to one flat file of token ids, the format of datasets.
 //!
 //! Every input file is one document; its tokens are followed by the end-of-text token of the encoding. A document is
 //! cut into chunks that are encoded on all cores and written in order. The result depends on the text and the encoding
@@ -43,7 +43,7 @@ pub struct Job<'a> {
     pub encoding: Encoding,
     /// How an id is stored.
     pub dtype: TokenType,
-    /// Text handed to an encoder at once, in bytes.
+    /// Text per task of an encoder, in bytes.
     pub chunk_bytes: usize,
     /// Encoders that run at the same time.
     pub threads: usize,
@@ -68,7 +68,7 @@ pub struct Totals {
     pub forced_cuts: u64,
 }
 
-/// What happens on the way, for whoever watches.
+/// Progress and skipped files, for the caller.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A file is left out.
@@ -104,14 +104,14 @@ pub enum Skip {
 /// Why a run ends without an output.
 #[derive(Debug, Error)]
 pub enum TokenizeError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// A verb: open, read, write.
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// Its answer.
+        /// The system's error.
         source: io::Error,
     },
     /// An input is neither a file nor a folder.
@@ -158,7 +158,7 @@ pub enum TokenizeError {
         /// The wanted type.
         dtype: TokenType,
     },
-    /// A file was text when it was looked at and is not when it is read.
+    /// A file was valid text when it was checked and is not when it is read.
     #[error("{} changed while it was read", path.display())]
     Changed {
         /// The file.
@@ -169,7 +169,7 @@ pub enum TokenizeError {
     Encoding {
         /// Which one.
         encoding: Encoding,
-        /// What its loader says.
+        /// The loader's error.
         reason: String,
     },
     /// A thread of the run ended before its work was done.

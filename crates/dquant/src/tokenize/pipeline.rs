@@ -7,10 +7,10 @@
 //!      +--------------- items in order (bounded) ---------> writer
 //! ```
 //!
-//! The reader puts every chunk into two queues: the text for whichever encoder is free, and into the ordered queue the
-//! place where its tokens will arrive. The writer takes the ordered queue, so the output is in order whoever finishes
+//! The reader puts every chunk into two queues: its text into that of the encoders, and the receiver of its tokens
+//! into the ordered queue. The writer follows the ordered queue, so the output is in order whichever encoder finishes
 //! first. Both queues are bounded, which bounds the memory; the reader waits when either is full. When the writer
-//! stops early its queue closes, the reader ends at its next send, and with it the encoders.
+//! stops early its queue closes, the reader ends at its next send, and the encoders end with it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ struct Task {
     reply: SyncSender<Encoded>,
 }
 
-/// What the writer sees, in the order of the output.
+/// An item of the ordered queue.
 enum Item {
     Begin(PathBuf),
     Chunk { encoded: Receiver<Encoded>, text_bytes: u64, forced_cut: bool },
@@ -44,7 +44,7 @@ enum Item {
 /// Tokenises the job's files into its output.
 ///
 /// # Errors
-/// Then there is no output; an earlier one of that name is untouched.
+/// On an error there is no output; an earlier one of that name is unchanged.
 pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Totals, TokenizeError> {
     let files = sources::list(job.inputs, job.output)?;
     let sink = Sink::create(job.output, job.dtype)?;
@@ -71,12 +71,12 @@ fn encode_all(encoder: &Encoder, tasks: &Mutex<Receiver<Task>>) {
         let Ok(Task { text, reply }) = task else {
             return;
         };
-        // Nobody waits for the reply when the writer has stopped.
+        // Nothing waits for the reply when the writer has stopped.
         let _ = reply.send(encoder.encode(&text));
     }
 }
 
-/// The queues have no reader any more: the run is over.
+/// The queues have no reader any more: the run has ended.
 struct Over;
 
 impl<T> From<SendError<T>> for Over {
@@ -143,7 +143,7 @@ impl Reader {
     }
 }
 
-/// Looks at a whole file before any of it is written: half a document in the output would be worse than none.
+/// Checks a whole file before any of it is written: half a document in the output would be worse than none.
 fn judge(path: &Path) -> Result<Option<Skip>, TokenizeError> {
     let file = File::open(path).map_err(TokenizeError::io("open", path))?;
     let metadata = file.metadata().map_err(TokenizeError::io("read", path))?;
@@ -154,7 +154,7 @@ fn judge(path: &Path) -> Result<Option<Skip>, TokenizeError> {
     Ok(invalid.map(|valid_bytes| Skip::NotUtf8 { valid_bytes }))
 }
 
-/// Puts the tokens into the output in order and keeps the account.
+/// Writes the tokens to the output in order and counts them.
 struct Writer<'a> {
     sink: Sink,
     job: &'a Job<'a>,

@@ -1,8 +1,8 @@
 //! The output: a flat little-endian file of ids that appears complete or not at all.
 //!
 //! Tokens go to a file of another name in the same folder. [`Sink::commit`] flushes it to the disk and renames it; a
-//! sink that is dropped before that removes it, and the command does so on Ctrl-C. So whoever opens the output under its name sees the whole of it, and
-//! an interrupted run leaves the previous output as it was.
+//! sink that is dropped before that removes it, and the command does so on Ctrl-C. So the output under its name is
+//! always complete, and an interrupted run leaves the previous output unchanged.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -32,21 +32,21 @@ impl fmt::Display for TokenType {
     }
 }
 
-/// Why tokens cannot be taken.
+/// Why tokens cannot be written.
 #[derive(Debug)]
 pub enum SinkError {
     /// An id is too large for the type.
     DoesNotFit {
-        /// Which of the tokens handed over, counted from 0.
+        /// Index among the tokens of the call, counted from 0.
         index: usize,
         /// The id.
         id: u32,
     },
-    /// The operating system refused.
+    /// An error of the operating system.
     Io(io::Error),
 }
 
-/// What the output `path` is called until it is complete.
+/// The name of the output `path` until it is complete.
 pub fn unfinished_path(path: &Path) -> Option<PathBuf> {
     path.file_name().map(|name| unfinished(path, name))
 }
@@ -129,7 +129,7 @@ impl Sink {
 impl Drop for Sink {
     fn drop(&mut self) {
         if !self.committed {
-            // Nobody can act on a failure here, and a file with this name is known to be unfinished.
+            // A failure here cannot be handled, and a file with this name is known to be unfinished.
             let _ = fs::remove_file(&self.unfinished);
         }
     }

@@ -1,8 +1,8 @@
 //! Which files a run reads, and in which order.
 //!
 //! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, names that begin with a dot and symbolic links are left out: the first are rarely text
-//! that anyone meant, the second can lead in circles. What is named on the command line itself is always taken.
+//! machine. Below a folder, names that begin with a dot and symbolic links are left out: the first are rarely
+//! intended as input, the second can form loops. Paths named on the command line are always read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use super::TokenizeError;
 /// Lists the files of all inputs, in the order of the inputs.
 ///
 /// # Errors
-/// When a folder cannot be read, an input is no file or folder, nothing is found, or `output` is among the files.
+/// When a folder cannot be read, an input is neither file nor folder, nothing is found, or `output` is among the
+/// files.
 pub fn list(inputs: &[PathBuf], output: &Path) -> Result<Vec<PathBuf>, TokenizeError> {
     let output = fs::canonicalize(output).ok();
     let mut files = Vec::new();
@@ -35,7 +36,7 @@ pub fn list(inputs: &[PathBuf], output: &Path) -> Result<Vec<PathBuf>, TokenizeE
     Ok(files)
 }
 
-/// Adds the files below `folder`, depth first in sorted order; an output of an earlier run is not text of this one.
+/// Adds the files below `folder`, depth first in sorted order; an output of an earlier run is left out.
 fn walk(
     folder: &Path,
     output: Option<&Path>,

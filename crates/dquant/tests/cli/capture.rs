@@ -1,4 +1,4 @@
-//! `dquant capture`: captures between two kernels, whole and damaged; and captures of our own making.
+//! `dquant capture`: captures between two kernels, intact and damaged; and our own captures.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -131,7 +131,7 @@ fn traffic(address: IpAddr) {
     assert!(device.counters().tx.gso_batches > 0);
 }
 
-/// A recording that has begun.
+/// A recording that has started.
 fn recording(folder: &Folder, args: &[&str]) -> Child {
     let args = [&["capture", "live", "--interface", "lo", "-o", "live.pcap"], args].concat();
     let mut command = folder.command(&args);
@@ -143,7 +143,7 @@ fn recording(folder: &Folder, args: &[&str]) -> Child {
     child
 }
 
-/// PSNs of the good packets between addresses of this test: others use the interface too.
+/// PSNs of the valid packets between addresses of this test: others use the interface too.
 fn recorded(folder: &Folder, address: IpAddr) -> Vec<u32> {
     let file = folder.read("live.pcap");
     let mut psns = Vec::new();

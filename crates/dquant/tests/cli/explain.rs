@@ -1,4 +1,4 @@
-//! `dquant explain`: unmodified verbs programs on loopback, asked while they run.
+//! `dquant explain`: unmodified verbs programs on loopback, queried while they run.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::verbs_kit::{Meeting, PINGPONG, Running, eventually, has_verbs, listed};
 use super::{Folder, Ran};
 
-/// A pipe that takes no byte more; the reader is to be kept.
+/// A full pipe; keep its reader open.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = io::pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("pipes can do that");
@@ -22,7 +22,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// What is promised of every queue pair, whether it happened or not.
+/// Checks every figure that is always present, whether its event happened or not.
 fn has_every_figure(qp: &Value) {
     for name in [
         "retransmitted_packets",
@@ -96,13 +96,15 @@ fn a_peer_that_was_killed_is_named_with_packet_and_cause() {
         return;
     }
     let meeting = Meeting::new();
-    // It would say that its work request failed, and end; now it stays to be asked.
+    // It would report that its work request failed, and end; blocked on the pipe it can still be
+    // queried.
     let (_reader, full) = full_pipe();
     let server = Running::silenced(&folder, &meeting, &full);
     server.explained(&folder, "INIT");
     let client = Running::player(&folder, &meeting, Some("127.0.0.1"));
     let peer = client.explained(&folder, "RTS")["queue_pairs"][0]["qpn"].clone();
-    // Only who waits for an answer notices that the other is gone: it has to be the server's turn.
+    // Only the side that waits for a reply notices that the other has ended: it must be the
+    // server's turn.
     eventually("a message on its way", || {
         client.signal(Signal::STOP);
         std::thread::sleep(Duration::from_millis(30));
@@ -171,7 +173,7 @@ fn whoever_is_no_verbs_program_is_not_explained() {
     let own = std::process::id().to_string();
     let ran = folder.run(&["explain", &own]);
     ran.failed(2, "has no device open", "dquant explain");
-    // No process has this number: it is above what the kernel gives.
+    // No process has this number: it exceeds the kernel's maximum.
     let none = folder.run(&["explain", "4194305"]);
     none.failed(2, "there is no process 4194305", "has ended");
 }

@@ -1,5 +1,5 @@
-//! `dquant run`: unmodified verbs programs, what is refused before they start, captures that others
-//! can read, and users without any privilege.
+//! `dquant run`: unmodified verbs programs, what is refused before they start, captures that other
+//! programs can read, and users without any privilege.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -30,7 +30,7 @@ fn what_cannot_work_is_refused_before_the_program_starts() {
         folder.run(&[&["run"], args, &["--", "true"]].concat()).failed(2, error, hint);
     }
     folder.run(&["run", "--", "no-such-program"]).failed(2, "cannot run no-such-program", "PATH");
-    // The device's name will do for the interface's, and the exit code is the program's.
+    // The device's name is accepted for the interface's, and the exit code is the program's.
     folder.run(&["run", "--devices", "dq_lo", "--", "true"]).good();
     assert_eq!(folder.run(&["run", "--", "false"]).exit, Some(1));
 }
@@ -86,7 +86,7 @@ fn a_runtime_directory_that_cannot_be_used_is_done_without() {
     assert_eq!(Path::new(chosen.trim()), folder.0.join("tmp"));
     let refused = run("missing", "missing");
     refused.failed(2, "no private directory", "TMPDIR");
-    // Somebody else might have put a library there.
+    // Another user might have put a library there.
     let own = fs::read_dir(folder.0.join("tmp")).expect("a folder").next().expect("one entry");
     let own = own.expect("readable").path();
     fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).expect("it is ours");
@@ -121,8 +121,8 @@ fn a_capture_of_a_program_is_good_for_tshark() {
     if !has_verbs(&folder, test) || !has_tshark(test) {
         return;
     }
-    // Messages of 4 packets each way and what acknowledges them, and messages that are so short that
-    // tshark would take them for something else if it were let.
+    // Messages of 4 packets each way with their acknowledgements, and messages so short that tshark
+    // would by default parse them as something else.
     for (size, least) in [("4096", 402), ("8", 102)] {
         let meeting = Meeting::new();
         let play = |name, server| {
@@ -166,14 +166,14 @@ fn two_programs_do_not_write_over_each_others_capture() {
     assert!(report["packets"].as_u64() >= Some(402), "{report}");
 }
 
-/// The command, as a user who may do nothing and has only `home`.
+/// The command, as a user without privilege who has only `home`.
 fn as_nobody(mut command: Command, home: &Path) -> Command {
     command.uid(NOBODY).gid(NOBODY).current_dir(home);
     command.env("HOME", home).env("TMPDIR", home).env("XDG_RUNTIME_DIR", home);
     command
 }
 
-/// A home for nobody, if this user can become nobody and nobody reaches the program.
+/// A home for the user nobody, if this user can become it and it can execute the program.
 fn home_of_nobody(folder: &Folder, test: &str) -> Option<std::path::PathBuf> {
     if rustix::process::geteuid().as_raw() == NOBODY {
         skip::note(test, "the tests run as nobody, so that there is no other user");

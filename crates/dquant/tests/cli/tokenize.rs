@@ -94,7 +94,7 @@ fn folders_are_read_in_the_order_of_their_paths() {
     let letters: Vec<u32> = words(&folder.read("t/out.bin"));
     // One-letter ids of this vocabulary: '!' is 0, so 'a' is 64, 'b' 65, 'z' 89.
     assert_eq!(letters, [89, 50256, 64, 50256, 65, 50256]);
-    // The output lies in the folder now; a second run must not read it.
+    // The output is in the folder now; a second run must not read it.
     folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "t/out.bin"]).good();
     assert_eq!(words(&folder.read("t/out.bin")), letters);
 }
@@ -184,7 +184,7 @@ fn an_interrupted_run_leaves_nothing_behind() {
         folder.write("a.txt", "It isn't 1234567 words. ".repeat(2_000_000));
         let args = ["tokenize", "a.txt", "--encoding", "o200k_base", "--jobs", "1", "-o", "a.bin"];
         let plain = folder.command(&args);
-        // Whoever runs the tests may ignore the end of the terminal; the program would, too.
+        // The test runner may ignore SIGHUP; the program would, too.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP"]).arg(plain.get_program()).args(args);
         command.current_dir(&folder.0);

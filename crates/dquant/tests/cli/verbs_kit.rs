@@ -1,4 +1,4 @@
-//! Unmodified verbs programs of the distribution's, on loopback, as processes of a test.
+//! Unmodified verbs programs of the distribution, on loopback, as processes of a test.
 
 use std::io::PipeWriter;
 use std::net::TcpListener;
@@ -13,13 +13,13 @@ use super::{Folder, Ran, skip};
 /// Plays ping-pong over a reliable connection.
 pub(super) const PINGPONG: &str = "ibv_rc_pingpong";
 
-/// How long a program on a loaded machine may take until it is where a test wants it.
+/// How long a program on a loaded machine may take until it is where a test needs it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether verbs programs can be run at all; if not, a line in the log of skips.
+/// Whether verbs programs can be run at all; if not, adds a line to the log of skips.
 pub(super) fn has_verbs(folder: &Folder, test: &str) -> bool {
     let ran = folder.run(&["run", "--", PINGPONG, "-h"]);
     let has = ran.exit != Some(2);
@@ -30,7 +30,7 @@ pub(super) fn has_verbs(folder: &Folder, test: &str) -> bool {
     has
 }
 
-/// Messages that nobody waits for the end of.
+/// More messages than any test waits for.
 pub(super) const FOR_EVER: &str = "100000000";
 
 /// A port of the programs' own, to exchange numbers.
@@ -42,7 +42,7 @@ impl Meeting {
         Meeting(listener.local_addr().expect("it is bound").port().to_string())
     }
 
-    /// The command of one player; whoever has no `server` is it.
+    /// The command of one player; without `server` it is the server.
     pub(super) fn player(
         &self,
         folder: &Folder,
@@ -71,7 +71,7 @@ impl Running {
         Running::start(at.player(folder, &[], FOR_EVER, server))
     }
 
-    /// The same, and stays when it has failed: what it would say then blocks it.
+    /// Plays for ever, and stays alive after a failure: it blocks on its error message.
     pub(super) fn silenced(folder: &Folder, at: &Meeting, full: &PipeWriter) -> Running {
         let mut command = at.player(folder, &[], FOR_EVER, None);
         command.stderr(full.try_clone().expect("a descriptor is free"));
@@ -97,7 +97,7 @@ impl Running {
         eventually("the end of a program", || self.0.try_wait().expect("it is our child"))
     }
 
-    /// Asks it until its first queue pair is in `state`.
+    /// Queries it until its first queue pair is in `state`.
     pub(super) fn explained(&self, folder: &Folder, state: &str) -> Value {
         eventually(state, || {
             let ran = folder.run(&["explain", &self.pid(), "--json"]);
@@ -115,7 +115,7 @@ impl Drop for Running {
     }
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns something.
 #[track_caller]
 pub(super) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
@@ -128,7 +128,7 @@ pub(super) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// One line of the list for each program that can be asked.
+/// One line of the list for each program that can be queried.
 pub(super) fn listed(ran: &Ran) -> Vec<u64> {
     let objects = ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON"));
     objects.map(|object: Value| object["pid"].as_u64().expect("a number")).collect()

@@ -1,4 +1,4 @@
-//! Who may call, and who is not there.
+//! Who may call, and what callers see when a daemon is not running.
 
 use xio::dataset::Dtype;
 
@@ -106,7 +106,7 @@ fn daemons_say_why_they_cannot_start() {
     let ran = world.run(&["dpu", "--socket", path(dpu.socket())]);
     ran.failed(2, &[], "another DPU serves");
     assert_eq!(ran.stderr.matches(path(dpu.socket())).count(), 1, "{}", ran.stderr);
-    // Whoever could not start has not disturbed the one that serves.
+    // The daemon that could not start has not disturbed the one that serves.
     target.status(&world);
     dpu.status(&world);
     assert!(dpu.socket().exists());
@@ -123,7 +123,7 @@ fn a_control_address_may_be_a_name() {
         assert!(at.ip().is_loopback() && at.port() != 0, "{at}");
         let by_name = format!("localhost:{}", at.port());
         let ran = world.run(&["status", "--control", &by_name]).good();
-        // Where the daemon listens, not what the caller typed.
+        // The address on which the daemon listens, not what the caller typed.
         let text = String::from_utf8(ran.stdout).expect("text");
         assert!(text.contains(&format!("control {}", daemon.control())), "{text}");
     }

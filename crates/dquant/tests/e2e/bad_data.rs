@@ -1,4 +1,5 @@
-//! Files that do not hold what the plan needs: the error says what, where and what to do (C5).
+//! Files that do not hold what the plan needs: the error names the fault, its place and the remedy
+//! (C5).
 
 use std::fs;
 

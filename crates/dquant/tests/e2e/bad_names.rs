@@ -1,4 +1,4 @@
-//! Names that lead nowhere, or out of the exported folder.
+//! Names that do not exist, or that lead outside the exported folder.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -45,7 +45,7 @@ fn nothing_outside_the_root_is_opened() {
             let ran = cat.finish();
             ran.failed(2, &[name], "");
             assert!(ran.stdout.is_empty(), "{name}");
-            // How long the file is, or whether it exists, is nobody's business either.
+            // Nor does it reveal how long the file is, or whether it exists.
             assert!(!ran.stderr.contains("40000"), "{}", ran.stderr);
         }
     }

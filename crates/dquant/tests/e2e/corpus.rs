@@ -1,4 +1,4 @@
-//! Token files of the three formats, and the batches that the reference makes of them.
+//! Token files of the three formats, and the batches that the reference builds from them.
 
 use std::fs;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use xio::reference::Reference;
 /// Ids of the usual vocabularies lie below this.
 const VOCABULARY: u64 = 50_257;
 
-/// A token file on disk and what is in it.
+/// A token file on disk and its content.
 #[derive(Clone, Debug)]
 pub(crate) struct Corpus {
     pub(crate) path: PathBuf,
@@ -19,7 +19,7 @@ pub(crate) struct Corpus {
     pub(crate) tokens: Vec<i128>,
 }
 
-/// Tokens that tell their place, so that any mix-up shows.
+/// Tokens that encode their place, so that any mix-up is found.
 pub(crate) fn tokens(count: usize, salt: u64) -> Vec<i128> {
     let mixed = |i: u64| (i + salt * 1_000_003).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
     (0..count as u64).map(|i| i128::from(mixed(i) % VOCABULARY)).collect()

@@ -26,7 +26,7 @@ fn a_client_hears_of_it_and_a_new_dpu_serves_the_next() {
     dpu.kill();
     let ran = cat.finish();
     ran.failed(3, &["DPU daemon died"], "batch");
-    // What lay in the ring was delivered: whole batches, in order.
+    // Slots in the ring were delivered: whole batches, in order.
     let got = [head, ran.stdout].concat();
     assert_eq!(got.len() as u64 % BATCH_BYTES, 0);
     assert_same(&got, &want[..got.len()]);
@@ -39,7 +39,7 @@ fn a_client_hears_of_it_and_a_new_dpu_serves_the_next() {
         (status.counter("target.sessions") == 0 && idle).then_some(())
     });
 
-    // The socket file is a leftover now: clients are told so, a new DPU replaces it.
+    // The socket file is a leftover now: clients get an error that says so, a new DPU replaces it.
     assert!(fs::metadata(dpu.socket()).expect("left behind").file_type().is_socket());
     let early = Cat::through(&world, &dpu, &target.url("web"), &args).finish();
     early.failed(3, &["no DPU daemon at", path(dpu.socket())], "dquant dpu");

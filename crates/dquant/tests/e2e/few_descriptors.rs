@@ -1,4 +1,4 @@
-//! Programs that may open few descriptors: whichever one is missing, the error says so.
+//! Programs that may open few descriptors: whichever one is missing, the error reports it.
 
 use xio::dataset::Dtype;
 
@@ -58,7 +58,7 @@ fn clients_name_the_limit_and_blame_no_daemon() {
                 break;
             }
             assert_names_the_limit(&ran, limit);
-            // Whoever answers has done nothing wrong.
+            // The replying side is not at fault.
             for blame in ["went away", "closed", "more than", "no DPU daemon"] {
                 assert!(!ran.stderr.contains(blame), "{limit}: {}", ran.stderr);
             }

@@ -1,4 +1,4 @@
-//! Connections and calls that are many or say nothing, and daemons that run out of descriptors.
+//! Many or silent connections and calls, and daemons that run out of descriptors.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -54,7 +54,7 @@ fn a_silent_connection_is_closed_after_a_while() {
     for daemon in [&target, &dpu] {
         let mut connection = silent(daemon, 1).remove(0);
         connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        // Its settings come first, then the end; a silence of that length is neither.
+        // Its settings come first, then the end; a timeout of that length is neither.
         let end = loop {
             match connection.read(&mut [0; 64]) {
                 Ok(0) => break None,
@@ -125,10 +125,10 @@ fn a_flood_of_status_calls_ends_no_stream() {
         let head = cat.read(1 << 18);
         (cat, head)
     });
-    // They stand now, as a trainer's do in a long step.
+    // They are stalled now, as a trainer's are during a long step.
     let streams: Vec<_> = streams.collect();
     let (runtime, from) = (runtime(), [fresh_ip(), fresh_ip()]);
-    // Each stream asks its engine once a second.
+    // Each stream queries its engine once a second.
     let until = Instant::now() + Duration::from_secs(4);
     for index in 0..4 {
         let (control, from) = (dpu.control().to_owned(), from[index % 2].into());

@@ -1,4 +1,4 @@
-//! Processes of a test: started on addresses of their own, waited for with patience and an end,
+//! Processes of a test: started on addresses of their own, awaited patiently but not for ever,
 //! killed with the test.
 //!
 //! A [`World`] is a folder, a source of loopback addresses and the token. Its daemons are children
@@ -27,10 +27,10 @@ use serde_json::Value;
 /// into it has found something that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Everybody's token.
+/// The token of all daemons and clients.
 pub(crate) const TOKEN: &str = "correct-horse-battery";
 
 /// A loopback address that no other test and no other run of the tests uses.
@@ -44,7 +44,7 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     Ipv4Addr::new(127, second, low, 1 + count as u8)
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns something.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
@@ -57,7 +57,7 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Why nothing of this can run here, if so.
+/// Why these tests cannot run here, if so.
 fn obstacle() -> Option<&'static str> {
     static OBSTACLE: OnceLock<Option<String>> = OnceLock::new();
     let look = || {
@@ -155,7 +155,7 @@ impl World {
         Daemon::start(self, args, None)
     }
 
-    /// A storage target that may open so many descriptors and no more.
+    /// A storage target with this limit of descriptors.
     pub(crate) fn target_with_descriptors(&self, limit: u32) -> Daemon {
         let mut target = self.target(&[]);
         target.limit = Some(limit);
@@ -191,12 +191,12 @@ pub(crate) fn path(path: &Path) -> &str {
     path.to_str().expect("paths of tests are text")
 }
 
-/// A daemon that said it is ready.
+/// A daemon that has reported that it is ready.
 pub(crate) struct Daemon {
     child: Child,
     ready: Value,
     args: Vec<String>,
-    /// Descriptors that it may have.
+    /// Its limit of descriptors.
     limit: Option<u32>,
     err: PathBuf,
 }
@@ -236,7 +236,7 @@ impl Daemon {
         ready
     }
 
-    /// What it wrote on standard error so far.
+    /// Its standard error so far.
     pub(crate) fn stderr(&self) -> String {
         fs::read_to_string(&self.err).unwrap_or_default()
     }
@@ -262,7 +262,7 @@ impl Daemon {
         format!("dq://{}/{name}", self.control())
     }
 
-    /// Everything it counts.
+    /// All its counters.
     pub(crate) fn status(&self, world: &World) -> Status {
         let ran = world.run(&["status", "--json", "--control", self.control()]).good();
         let report = serde_json::from_slice(&ran.stdout).expect("one JSON object");
@@ -291,7 +291,7 @@ impl Daemon {
         test_kill_process_group(pid_of(&self.child)).is_ok()
     }
 
-    /// The same again, on the same addresses.
+    /// Starts it once more, on the same addresses.
     pub(crate) fn restart(&mut self, world: &World) {
         let control = self.control().to_owned();
         let mut args: Vec<&str> = self.args.iter().map(String::as_str).collect();
@@ -301,8 +301,8 @@ impl Daemon {
         *self = Daemon::start(world, args, self.limit);
     }
 
-    /// From now on it may open `more` descriptors and no further one; without a number, as many as
-    /// this process.
+    /// From now on it may open `more` further descriptors; without a number, as many as this
+    /// process.
     pub(crate) fn limit_descriptors(&self, more: Option<u64>) {
         let limit = match more {
             Some(more) => {
@@ -322,7 +322,7 @@ impl Daemon {
         set.expect("it is our child");
     }
 
-    /// Open descriptors: what a process leaks first.
+    /// Open descriptors: the first resource that a process leaks.
     pub(crate) fn descriptors(&self) -> usize {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.child.id()));
         entries.expect("it runs").count()
@@ -348,7 +348,7 @@ fn wait(child: &mut Child) -> ExitStatus {
     eventually("the end of a process", || child.try_wait().expect("it is our child"))
 }
 
-/// What `dquant status --json` said.
+/// Output of `dquant status --json`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Status(pub(crate) Value);
 
@@ -361,7 +361,7 @@ impl Status {
     }
 }
 
-/// A running command whose output the test reads as it likes.
+/// A running command whose output the test reads at its own pace.
 pub(crate) struct Cat {
     child: Child,
     stdout: Option<ChildStdout>,
@@ -392,7 +392,7 @@ impl Cat {
         Cat::start(world, world.program(&[&cat, args].concat()))
     }
 
-    /// Reads so many bytes and no more: then the stream stands as soon as the pipe is full.
+    /// Reads exactly this many bytes: then the stream stalls as soon as the pipe is full.
     pub(crate) fn read(&mut self, bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];
         let mut filled = 0;
@@ -405,7 +405,7 @@ impl Cat {
         data
     }
 
-    /// The bytes there are, 0 at the end.
+    /// The available bytes, 0 at the end.
     pub(crate) fn read_some(&mut self, into: &mut [u8]) -> usize {
         let mut stdout = self.stdout.take().expect("open until it hangs up");
         let mut fds = [PollFd::from_borrowed_fd(stdout.as_fd(), PollFlags::IN)];
@@ -475,7 +475,8 @@ impl Ran {
         self
     }
 
-    /// It ended with this code, an error that says all of `parts`, and a hint that says `hint`.
+    /// Checks that it ended with this code, an error that contains all of `parts`, and a hint that
+    /// contains `hint`.
     #[track_caller]
     pub(crate) fn failed(&self, exit: i32, parts: &[&str], hint: &str) {
         assert_eq!(self.exit, Some(exit), "{}", self.stderr);

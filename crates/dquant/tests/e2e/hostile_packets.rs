@@ -1,5 +1,5 @@
-//! Packets that nobody asked for, thrown at a target and a DPU while a stream runs between them: the
-//! stream is unharmed, and every packet is counted by the reason for which it was dropped (C3, C7).
+//! Unsolicited packets sent to a target and a DPU while a stream runs between them: the stream is
+//! unharmed, and every packet is counted by the reason for which it was dropped (C3, C7).
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ fn garbage(attacker: &Attacker) {
     }
 }
 
-/// Headers without meaning, under a right ICRC.
+/// Headers without meaning, under a correct ICRC.
 fn nonsense(attacker: &Attacker) {
     let mut noise = Noise(2);
     for _ in 0..300 {
@@ -117,7 +117,7 @@ fn counted(
     }
 }
 
-/// Throws everything at `victim`, the one live queue pair of `daemon`, from a stranger's address and
+/// Sends everything to `victim`, the one live queue pair of `daemon`, from a stranger's address and
 /// from the peer's own. The datagrams fit the receive buffer, so that none may be missing.
 fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn, inside: &[Rise]) {
     let SocketAddr::V4(peer) = peer else { panic!("{peer} is not of this test") };
@@ -135,7 +135,7 @@ fn attack(world: &World, daemon: &Daemon, peer: SocketAddr, victim: Qpn, inside:
     let reserved = || masked.packet(reserved, Ext::None, &[0; 8]);
     counted(world, daemon, reserved, &[(number, 1)], &[source]);
 
-    // What has both right is looked at by the queue pair itself.
+    // Packets with both right are checked by the queue pair itself.
     counted(world, daemon, || forged(&masked, victim), inside, &[source, number]);
 
     let wire = [
@@ -176,7 +176,7 @@ fn packets_thrown_at_both_ends_that_repeat_selectively_change_nothing() {
     packets_thrown_at_both_ends("packets_thrown_at_selective_ends", true, &SEEN);
 }
 
-/// What a queue pair counts of the packets of [`forged`] that have the right number and address.
+/// Counters of a queue pair for the packets of [`forged`] with the right number and address.
 const SEEN: [Rise; 5] = [
     ("roce.bad_pkey", 1),
     ("roce.bad_opcode", 1),
@@ -218,7 +218,7 @@ fn packets_thrown_at_both_ends(test: &str, selective: bool, inside: &[Rise]) {
     assert_eq!(relay.sessions().len(), 1, "the connection was never made again");
 }
 
-/// Raises a flag when it goes.
+/// Raises a flag when dropped.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -286,7 +286,7 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
         let answer = ReadResponse::decode(&rogue.receive(), crc).expect("well formed");
         assert_eq!(answer.outcome, Outcome::Refused(Refusal::BadCapsule));
     }
-    // After all that the session still serves what is right.
+    // After all that the session still serves valid requests.
     let done = ask(&mut rogue, &ReadRequest { seq: 9, ..good });
     assert!(matches!(done, Outcome::Done { bytes: 2048, .. }), "{done:?}");
     let status = target.status(&world);
@@ -301,7 +301,8 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
         assert_eq!(status.counter(&format!("target.refused.{reason}")), count, "{reason}");
     }
 
-    // Somewhere it may not write: our own endpoint says no, and the register comes back.
+    // A place where it may not write: our own endpoint reports the error, and the staging buffer is
+    // freed.
     let crc = host::kernels::best().0.crc32c;
     let astray = ReadRequest { seq: 10, rkey: good.rkey ^ 0x100, ..good };
     rogue.post(SendOp::Send, &astray.encode(crc));

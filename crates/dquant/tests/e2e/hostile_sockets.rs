@@ -1,4 +1,4 @@
-//! Bytes that nobody asked for, on the local socket of a DPU and on the control ports.
+//! Unsolicited bytes on the local socket of a DPU and on the control ports.
 //!
 //! A stream runs meanwhile and is unharmed; afterwards everything is as it was before.
 
@@ -39,7 +39,7 @@ fn raw_socket(path: &Path) -> OwnedFd {
     socket
 }
 
-/// What a client of ours would ask.
+/// A request as our client sends it.
 fn good_request(target: &Daemon) -> OpenRequest {
     OpenRequest {
         target: target.control().into(),
@@ -57,7 +57,7 @@ fn dataset(name: &str) -> DatasetRef {
     DatasetRef { name: name.into(), dtype: "u32".into() }
 }
 
-/// Sends one message; the daemon's refusal in words.
+/// Sends one message; the text of the daemon's refusal.
 fn refusal(dpu: &Daemon, message: &[u8]) -> String {
     let connection = Connection::connect(dpu.socket()).expect("a DPU listens");
     connection.send(message, &[]).expect("it takes a message");
@@ -73,7 +73,7 @@ fn refusal_on(connection: &Connection) -> String {
     }
 }
 
-/// Messages that are no requests, of every length and with descriptors nobody wants.
+/// Messages that are no requests, of every length and with unwanted descriptors.
 fn throw_bytes(dpu: &Daemon) {
     drop(raw_socket(dpu.socket()));
     let mut noise = Noise(3);
@@ -86,7 +86,7 @@ fn throw_bytes(dpu: &Daemon) {
         [(0, SendFlags::empty()), (65_537, SendFlags::NOSIGNAL), (150_000, SendFlags::NOSIGNAL)]
     {
         let socket = raw_socket(dpu.socket());
-        // The daemon may have hung up on the first of them.
+        // The daemon may have closed the connection on the first of them.
         let _ = rustix::net::send(&socket, &noise.bytes(len), flags);
     }
     let file = File::open("/proc/self/status").expect("it exists");
@@ -99,7 +99,7 @@ fn throw_bytes(dpu: &Daemon) {
     rustix::net::sendmsg(&socket, &text, &mut control, SendFlags::empty()).expect("sent");
 }
 
-/// Requests that can be read and must not be granted.
+/// Well-formed requests that must not be granted.
 fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
     let good = good_request(target);
     let request = |change: fn(&mut OpenRequest)| {
@@ -129,7 +129,7 @@ fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
     }
 }
 
-/// A client with a stream that then says strange things.
+/// A client with a stream that then sends invalid messages.
 fn misbehave_with_a_stream(dpu: &Daemon, target: &Daemon) {
     let endless = OpenRequest { batches: 0, ..good_request(target) };
     let mut noise = Noise(4);
@@ -140,14 +140,14 @@ fn misbehave_with_a_stream(dpu: &Daemon, target: &Daemon) {
         assert!(!reply.fds.is_empty(), "the ring");
         connection
     };
-    // Its counters are all that a client with a stream can ask for, whatever it sends.
+    // Counters are all that a client with a stream can request, whatever it sends.
     let connection = open();
     for len in [1, 1000, 65_536] {
         connection.send(&noise.bytes(len), &[]).expect("it takes a message");
         let reply = connection.recv(64 << 10).expect("it answers");
         StreamStatus::decode(reply.bytes.as_slice()).expect("well formed");
     }
-    // Questions without end, and nobody who hears the answers.
+    // Endless requests from a client that never reads the replies.
     let deaf = open();
     for _ in 0..2_000 {
         if deaf.send(b"?", &[]).is_err() {
@@ -156,7 +156,7 @@ fn misbehave_with_a_stream(dpu: &Daemon, target: &Daemon) {
     }
 }
 
-/// More silent clients than the daemon takes: the oldest give way.
+/// More silent clients than the daemon accepts: the oldest are displaced.
 fn hold_connections(dpu: &Daemon) {
     let connect = |_| Connection::connect(dpu.socket()).expect("a DPU listens");
     let silent: Vec<Connection> = (0..80).map(connect).collect();
@@ -222,7 +222,7 @@ fn throw_at(address: SocketAddr) {
     for bytes in openings() {
         let mut stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout");
-        // It may hang up at any byte.
+        // It may close the connection at any byte.
         let _ = stream.write_all(&bytes);
         let _ = stream.read(&mut [0; 4096]);
     }

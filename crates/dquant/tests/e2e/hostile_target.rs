@@ -1,4 +1,4 @@
-//! A target that lies: a DPU believes nothing that it has not checked.
+//! A target that sends false data: a DPU checks everything before it uses it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ use super::wire_kit::Rogue;
 
 const ARGS: &[&str] = &["--plan", "window(100) | narrow(u16)", "--batches", "3"];
 
-/// What a fake target says.
+/// The replies of a fake target.
 #[derive(Clone)]
 pub(crate) struct Lies {
     datasets: Vec<DatasetInfo>,
@@ -38,7 +38,7 @@ pub(crate) struct Lies {
 }
 
 impl Lies {
-    /// A target that runs these stages, whatever it was asked for.
+    /// A target that runs these stages, whatever was requested.
     pub(crate) fn running(stages: Vec<TargetStages>) -> Lies {
         Lies { stages: Some(stages), ..Lies::default() }
     }
@@ -50,7 +50,7 @@ fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
 }
 
 impl Default for Lies {
-    /// All is well, but nobody is at the queue pair.
+    /// Valid replies, but nothing at the queue pair.
     fn default() -> Lies {
         let address = format!("{}:4791", fresh_ip());
         Lies {
@@ -218,7 +218,7 @@ fn a_target_whose_connections_all_fail_is_given_up() {
     let Some(world) = World::new("a_target_whose_connections_all_fail") else { return };
     let dpu = world.dpu(&["--reconnect", "1s"]);
     let runtime = runtime();
-    // Sessions are granted, and nobody is at the queue pair.
+    // Sessions are granted, but nothing is at the queue pair.
     let fake = FakeTarget::start(&runtime, Lies::default());
     let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
     ran.failed(3, &["target", &fake.control, "all fail"], "--reconnect");
@@ -239,7 +239,7 @@ fn a_target_that_says_nothing_holds_its_own_stream_only() {
     let waiting = Cat::through(&world, &dpu, &fake.url("web"), ARGS);
     let reader = eventually("a session", || fake.reader());
     rogue.connect(&reader);
-    // It takes a request and gives no answer.
+    // It receives a request and sends no reply.
     rogue.receive();
     let other = Cat::through(&world, &dpu, &target.url("web"), ARGS).finish().good();
     assert_same(&other.stdout, &expected(ARGS[1], &[&corpus], 0..3));
@@ -250,7 +250,7 @@ fn a_target_that_says_nothing_holds_its_own_stream_only() {
     assert_eq!(fake.sessions(), 1);
 }
 
-/// A fake target at whose queue pair the test sits, and a stream that it serves: what the stream asks for first.
+/// A fake target whose queue pair the test drives, and a stream that it serves: the stream's first request.
 fn served_by_hand(
     world: &World,
     dpu: &Daemon,

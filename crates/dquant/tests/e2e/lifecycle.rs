@@ -23,7 +23,7 @@ fn several_clients_of_one_dpu_get_their_own_bytes() {
     let blended = "window(512) | shuffle(6) | blend(web=1, code=2) | batch(9) | narrow(u16)";
     let plain = "window(333) | batch(11)";
     let args = |plan| ["--plan", plan, "--batches", "250", "--slot-size", "64KiB"];
-    // Two on one target, one on another, one that stands still in the middle of it all.
+    // Two on one target, one on another, and one that stalls meanwhile.
     let mut still = Cat::through(&world, &dpu, &target.url("web"), ENDLESS);
     let head = still.read(300_000);
     let mut first = Cat::through(&world, &dpu, &target.url("web"), &args(PLAN));
@@ -72,14 +72,14 @@ fn daemons_end_when_asked_and_leave_nothing() {
         assert!(lines.lines().all(|line| line.starts_with("dquant: s")), "{lines}");
     }
 
-    // With nobody connected, and again on the same addresses.
+    // Without connections, and then on the same addresses.
     for daemon in [&mut target, &mut dpu] {
         daemon.restart(&world);
         assert_eq!(daemon.terminate().code(), Some(0), "{}", daemon.stderr());
     }
 }
 
-/// Lines of a daemon, once it has written one that says all of `last`.
+/// Lines of a daemon, once it has written one that contains all of `last`.
 fn lines_until(daemon: &Daemon, last: &[&str]) -> String {
     eventually(&format!("a line that says {last:?}"), || {
         let lines = daemon.stderr();
@@ -100,7 +100,7 @@ fn a_client_may_come_before_its_daemons() {
         return;
     };
     let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(100_000, 1));
-    // Addresses and socket of daemons that are not there yet.
+    // Addresses and socket of daemons that are not running yet.
     let (mut target, mut dpu) = (world.target(&[]), world.dpu(&[]));
     let (url, plan) = (target.url("web"), "window(1000) | narrow(u16)");
     target.terminate();
@@ -173,10 +173,10 @@ fn a_lost_target_is_reported_with_the_reason() {
     lines_until(&dpu, &["stream 1 has lost target", "(it ended the session), reconnecting"]);
     target.restart(&world);
     lines_until(&dpu, &["stream 1 is connected to", "again"]);
-    // A process that is stopped holds its connections and answers nothing.
+    // A stopped process holds its connections and sends no replies.
     target.signal(Signal::STOP);
     lines_until(&dpu, &["stream 1 has lost target", "no answer"]);
-    // The DPU knows who gives no answer; its client waits until it has said so.
+    // The DPU knows which target does not reply; its client waits for that report.
     let late = Cat::through(&world, &dpu, &url, ENDLESS).finish();
     assert_eq!(late.exit, Some(3), "{}", late.stderr);
     let named = format!("target {} gave no answer", target.control());
@@ -227,8 +227,8 @@ fn a_status_tells_role_addresses_and_counters() {
         assert!(text.starts_with(role) && text.contains(counter), "{text}");
         assert!(!text.contains("dropped_on_purpose"), "zeros are left out: {text}");
     }
-    // Nothing arrives that was not sent, and nothing is delivered that did not arrive. What was
-    // asked for ahead when the stream ended is in the first only.
+    // Nothing arrives that was not sent, and nothing is delivered that did not arrive. Data
+    // requested ahead when the stream ended counts only as sent.
     let (sent, fed) = (target.status(&world), dpu.status(&world));
     let arrived = fed.counter("stream.wire_bytes");
     assert!(sent.counter("target.written_bytes") >= arrived);
@@ -251,7 +251,7 @@ fn output_goes_where_it_is_asked_for() {
     assert_eq!(report["batches"], 20);
     assert_eq!(report["bytes"], want.len());
     assert_same(&fs::read(world.path("out.u16")).expect("it was written"), &want);
-    // A stream that fails before its first batch leaves an earlier output as it was.
+    // A stream that fails before its first batch leaves an earlier output unchanged.
     let nothing = ["--plan", plan, "--batches", "20", "-o", "out.u16"];
     let ran = Cat::through(&world, &dpu, &target.url("none"), &nothing).finish();
     assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
@@ -260,7 +260,7 @@ fn output_goes_where_it_is_asked_for() {
     let ran = Cat::through(&world, &dpu, &target.url("wide"), &nothing).finish();
     assert_eq!(ran.exit, Some(1), "{}", ran.stderr);
     assert_same(&fs::read(world.path("out.u16")).expect("it is still there"), &want);
-    // A reader that goes away is no failure of the stream.
+    // A reader that closes the pipe is no failure of the stream.
     let mut cat = Cat::through(&world, &dpu, &target.url("web"), ENDLESS);
     cat.read(1000);
     cat.hang_up().good();

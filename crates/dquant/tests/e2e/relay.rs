@@ -1,8 +1,8 @@
-//! A relay in front of a target's control plane, which writes down what passes: the attacker who can
-//! read the control connection and so learns the numbers of both queue pairs.
+//! A relay in front of a target's control plane that records what passes: the attacker who can read
+//! the control connection and so learns the numbers of both queue pairs.
 //!
-//! The numbers cannot be guessed (`roce::slab`); everything that the ends tell each other goes
-//! through unchanged, but for the way of repeating, and the data path runs past the relay.
+//! The numbers cannot be guessed (`roce::slab`). All messages pass unchanged, except for the loss
+//! recovery mode, and the data path does not go through the relay.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::harness::{Daemon, TOKEN, fresh_ip};
 
-/// Both ends of a session's connection, as they named themselves.
+/// Both ends of a session's connection, as exchanged.
 #[derive(Clone)]
 pub(crate) struct Overheard {
     pub(crate) reader: QueuePair,
@@ -41,9 +41,9 @@ pub(crate) struct Relay {
 /// What the relay does to its callers.
 #[derive(Default)]
 struct Trouble {
-    /// Ends the sessions there are.
+    /// Ends the current sessions.
     cut: Notify,
-    /// Answers to the next sessions, the last one first.
+    /// Replies to the next sessions, the last one first.
     refusals: Mutex<Vec<Status>>,
 }
 
@@ -55,7 +55,7 @@ struct Service {
 }
 
 impl Relay {
-    /// Without `selective` the reader seems to know go-back-N only.
+    /// Without `selective` the reader seems to support go-back-N only.
     pub(crate) fn start(runtime: &Runtime, target: &Daemon, selective: bool) -> Relay {
         let overheard: Arc<Mutex<Vec<Overheard>>> = Arc::default();
         let target = runtime.block_on(TargetControl::connect(target.control(), TOKEN));
@@ -73,18 +73,18 @@ impl Relay {
         Relay { control, trouble, overheard, server }
     }
 
-    /// What leads a DPU through the relay.
+    /// The URL that leads a DPU through the relay.
     pub(crate) fn url(&self, name: &str) -> String {
         format!("dq://{}/{name}", self.control)
     }
 
-    /// Ends the sessions there are, and refuses the next ones like this.
+    /// Ends the current sessions, and refuses the next ones with these.
     pub(crate) fn cut(&self, refusals: Vec<Status>) {
         *self.trouble.refusals.lock().expect("no panic") = refusals;
         self.trouble.cut.notify_waiters();
     }
 
-    /// Refusals that nobody has met yet.
+    /// Refusals not used yet.
     pub(crate) fn refusals_left(&self) -> usize {
         self.trouble.refusals.lock().expect("no panic").len()
     }

@@ -1,4 +1,4 @@
-//! The bytes of a stream depend on data, plan and batch number, and on nothing else (C4).
+//! The bytes of a stream depend only on data, plan and batch number (C4).
 
 use xio::dataset::Dtype;
 
@@ -103,7 +103,7 @@ fn lost_packets_change_nothing() {
     let with_loss = [&args[..], &["--loss", "1%"]].concat();
     let alone = Cat::alone(&world, &target.url(""), &with_loss).finish().good();
     assert_same(&alone.stdout, &want);
-    // A target hears little, so it may have lost nothing; a DPU hears all the data.
+    // A target receives few packets, so it may have lost none; a DPU receives all the data.
     assert!(dpu.status(&world).counter("udp.dropped_on_purpose") > 0);
     assert!(target.status(&world).counter("roce.retransmitted_packets") > 0);
 }

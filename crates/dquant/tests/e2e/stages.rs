@@ -30,7 +30,7 @@ fn list(kinds: &[Option<Kind>]) -> TargetStages {
     TargetStages { stages: kinds.iter().map(|kind| Stage { kind: kind.clone() }).collect() }
 }
 
-/// What a target does to blocks of `u32` that are to be delivered as `u16`.
+/// A target's stages for blocks of `u32` that are to be delivered as `u16`.
 pub(crate) fn u32_to_u16() -> TargetStages {
     list(&[read("u32"), narrow("u32", "u16"), checksum("u16")])
 }
@@ -47,7 +47,7 @@ fn a_target_refuses_stages_that_it_cannot_run() {
     let many = vec![r.clone(); 9];
     let version = "same version";
     let cases: [(Vec<TargetStages>, &str, &str); 12] = [
-        // A reader that knows nothing of stages.
+        // A reader without support for stages.
         (vec![], "0 lists of stages for 1 datasets", version),
         (vec![u32_to_u16(); 2], "2 lists of stages for 1 datasets", version),
         (vec![list(&[])], "web.bin: no stage", version),
@@ -99,7 +99,7 @@ fn a_reader_refuses_a_target_that_agrees_to_other_stages() {
     let runtime = runtime();
     let args = ["--plan", "window(100) | narrow(u16)", "--batches", "3"];
     for stages in [
-        // A target that knows nothing of stages.
+        // A target without support for stages.
         vec![],
         vec![list(&[read("u32"), narrow("u32", "u32"), checksum("u32")])],
         vec![u32_to_u16(), u32_to_u16()],
@@ -116,7 +116,7 @@ fn a_reader_refuses_a_target_that_agrees_to_other_stages() {
     assert_eq!(dpu.status(&world).counter("dpu.streams"), 0);
 }
 
-/// A conversion that saves no bytes: the counters of the daemons show it where the table puts it.
+/// A conversion that saves no bytes: the daemons' counters show it where the table puts it.
 #[test]
 fn the_table_says_what_the_counters_show() {
     let Some(world) = World::new("the_table_says_what_the_counters_show") else {
@@ -143,7 +143,7 @@ fn the_table_says_what_the_counters_show() {
     );
     let (at_target, at_dpu) = converted();
     assert_eq!((at(true), at_target > 0, at_dpu > 0), ("target", true, false));
-    // The host is no daemon: what it converts, nobody else does.
+    // The host is not a daemon: what it converts, no daemon does.
     assert_same(&Cat::alone(&world, &target.url("web"), &args).finish().good().stdout, &want);
     assert_eq!((at(false), converted()), ("host", (at_target, 0)));
 }

@@ -1,7 +1,7 @@
 //! `kill -9` of the storage target while a stream runs.
 //!
-//! The reader of the stream is held up after a few batches, so that the kill falls into the middle
-//! of it whatever the machine does: what is left is more than ring, pipe and registers hold.
+//! The reader of the stream is stopped after a few batches, so that the kill always falls into the
+//! middle of it: the rest is more than ring, pipe and staging buffers hold.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::harness::{Cat, World, eventually, fresh_ip};
 use super::hostile_packets::runtime;
 use super::relay::Relay;
 
-/// 64 KiB a batch; shuffled, so that a block asked for twice would show.
+/// 64 KiB a batch; shuffled, so that a block requested twice would show.
 const PLAN: &str = "window(1024) | shuffle(11, blocks=2) | narrow(u16) | batch(32)";
 const BATCHES: u64 = 300;
 const ARGS: &[&str] = &["--plan", PLAN, "--batches", "300", "--slots", "2", "--slot-size", "64KiB"];
@@ -85,7 +85,7 @@ fn a_target_that_stays_away_ends_the_stream() {
         let ran = cat.finish();
         ran.failed(3, &["target", &control, "did not come back"], "--reconnect");
         assert!(died.elapsed() >= Duration::from_secs(2), "it gave up before its time");
-        // Whole batches, and the right ones, up to where it ended.
+        // Correct, whole batches up to where it ended.
         let got = [head, ran.stdout].concat();
         assert_eq!(got.len() % (64 << 10), 0);
         assert_same(&got, &want[..got.len()]);
@@ -95,8 +95,8 @@ fn a_target_that_stays_away_ends_the_stream() {
     });
 }
 
-/// What is served changes while the target is down: the stream ends with an error that names it, after
-/// nothing but right batches.
+/// The served file changes while the target is down: the stream ends with an error that names it,
+/// after correct batches only.
 fn refused_after(name: &str, change: impl FnOnce(&World, &Corpus)) {
     let Some(world) = World::new(name) else {
         return;

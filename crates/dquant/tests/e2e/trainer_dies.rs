@@ -1,4 +1,4 @@
-//! `kill -9` of the trainer, and clients that come and go: what they held comes back.
+//! `kill -9` of the trainer, and clients that come and go: what they held is freed.
 
 use xio::dataset::Dtype;
 
@@ -8,7 +8,7 @@ use super::harness::{Cat, Daemon, World, eventually};
 const PLAN: &str = "window(1024) | shuffle(2, blocks=3) | narrow(u16) | batch(16)";
 const ENDLESS: &[&str] = &["--plan", PLAN, "--slots", "4", "--slot-size", "64KiB"];
 
-/// What a pair of daemons holds that clients could make it lose.
+/// Resources of a pair of daemons that clients could make them leak.
 #[derive(Debug, PartialEq)]
 struct Holdings {
     sessions: u64,
@@ -30,7 +30,7 @@ fn holdings(world: &World, target: &Daemon, dpu: &Daemon) -> Holdings {
     }
 }
 
-/// Waits until everything is as it was.
+/// Waits until everything is as before.
 #[track_caller]
 fn wait_for(world: &World, target: &Daemon, dpu: &Daemon, want: &Holdings) {
     let mut last = None;
@@ -45,7 +45,7 @@ fn wait_for(world: &World, target: &Daemon, dpu: &Daemon, want: &Holdings) {
     });
 }
 
-/// Holdings before any client, once a first call has warmed the control planes up.
+/// Resources without clients, once a first call has warmed up the control planes.
 fn at_rest(world: &World, target: &Daemon, dpu: &Daemon) -> Holdings {
     holdings(world, target, dpu);
     let rest = eventually("rest", || {
@@ -67,7 +67,7 @@ fn what_a_killed_trainer_held_comes_back() {
     let rest = at_rest(&world, &target, &dpu);
 
     let mut cat = Cat::through(&world, &dpu, &target.url("web"), ENDLESS);
-    // It now waits for room in the pipe, with a slot in its hands.
+    // It now waits for room in the pipe, holding a slot.
     cat.read(1 << 20);
     let during = holdings(&world, &target, &dpu);
     assert_eq!((during.sessions, during.streams), (1, 1));
@@ -87,7 +87,7 @@ fn many_clients_leave_nothing_behind() {
         return;
     };
     let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 8));
-    // Room for four rings: what was not given back would be missed soon.
+    // Room for four rings: a leaked one would be missed soon.
     let (target, dpu) = (world.target(&[]), world.dpu(&["--rings", "1MiB"]));
     let rest = at_rest(&world, &target, &dpu);
     let want = expected(PLAN, &[&corpus], 0..20);

@@ -1,5 +1,4 @@
-//! What an attacker on the network has: packets made by hand, and a RoCE endpoint that says what it
-//! likes.
+//! Tools of an attacker on the network: handmade packets, and a RoCE endpoint that sends anything.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
@@ -9,8 +8,7 @@ use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{
-    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
-    WcStatus,
+    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus,
 };
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, ICRC_BYTES, Opcode, Psn, ROCE_PORT};
@@ -31,7 +29,7 @@ pub(crate) struct Attacker {
     to: SocketAddrV4,
 }
 
-/// A request packet that a queue pair would take for one of its peer's.
+/// A request packet that a queue pair would accept as its peer's.
 pub(crate) fn request(opcode: Opcode, to: Qpn, psn: u32) -> Bth {
     Bth {
         opcode,
@@ -67,7 +65,7 @@ impl Attacker {
         self.socket.send_to(bytes, self.to).expect("loopback takes it");
     }
 
-    /// Bytes that end with the right ICRC, whatever stands before it.
+    /// Bytes followed by their correct ICRC.
     pub(crate) fn sealed(&self, bytes: &[u8]) {
         let mut packet = [bytes, &[0; ICRC_BYTES]].concat();
         let pseudo = Pseudo::V4 {
@@ -134,7 +132,7 @@ impl Rogue {
         Rogue { endpoint, wire, pool, range, region, send_cq, recv_cq, qpn }
     }
 
-    /// As the control plane says it.
+    /// Its queue pair as a message of the control plane.
     pub(crate) fn queue_pair(&self) -> QueuePair {
         QueuePair {
             address: self.wire.local().to_string(),
@@ -158,7 +156,7 @@ impl Rogue {
         let path = Path::new(remote);
         let to = Connect::new(path, Qpn::new(peer.qpn), Psn::new(peer.psn));
         let to = Connect { mtu: Mtu::M4096, timeout: 13, ..to };
-        self.endpoint.connect(self.qpn, &to).expect("it is new");
+        self.endpoint.connect(clock::now(), self.qpn, &to).expect("it is new");
     }
 
     fn sge(&self, place: u64, len: u32) -> SgList {
@@ -168,16 +166,16 @@ impl Rogue {
     fn post_receive(&mut self, slot: u32) {
         let place = 4096 + u64::from(slot) * MESSAGE_BYTES as u64;
         let receive = RecvWr { wr_id: place, sges: self.sge(place, MESSAGE_BYTES as u32) };
-        self.endpoint.post_recv(self.qpn, receive).expect("room");
+        self.endpoint.post_recv(clock::now(), self.qpn, receive).expect("room");
     }
 
-    /// Sends a message, or writes it somewhere, and waits for how that ends.
+    /// Sends a message, or writes it to an address, and waits for its completion.
     pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) -> Completion {
         self.pool.bytes_mut(self.range.addr, bytes.len()).copy_from_slice(bytes);
         let sges = self.sge(0, bytes.len() as u32);
         let wr =
             SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
-        self.endpoint.post_send(self.qpn, wr).expect("room");
+        self.endpoint.post_send(clock::now(), self.qpn, wr).expect("room");
         eventually("the end of a work request", || {
             self.drain();
             self.endpoint.poll_cq(self.send_cq)
@@ -197,7 +195,7 @@ impl Rogue {
         bytes
     }
 
-    /// Sends and receives what there is.
+    /// Sends and receives what is pending.
     pub(crate) fn drain(&mut self) {
         let now = clock::now();
         while {

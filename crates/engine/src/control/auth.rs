@@ -20,7 +20,7 @@ pub struct CheckToken {
 }
 
 impl CheckToken {
-    /// Lets in who brings `token`.
+    /// Accepts callers that present `token`.
     pub fn new(token: &str) -> CheckToken {
         CheckToken { expected: format!("Bearer {token}").into() }
     }
@@ -43,7 +43,7 @@ impl Interceptor for CheckToken {
     }
 }
 
-/// Compares without telling by its duration where the two differ.
+/// Compares in constant time.
 fn same(given: &[u8], expected: &[u8]) -> bool {
     let differing = given.iter().zip(expected).fold(0, |bits, (a, b)| bits | (a ^ b));
     given.len() == expected.len() && std::hint::black_box(differing) == 0
@@ -54,8 +54,8 @@ fn same(given: &[u8], expected: &[u8]) -> bool {
 pub struct AddToken(Option<MetadataValue<Ascii>>);
 
 impl AddToken {
-    /// Calls with `token`; one that cannot stand in a header is left out and so refused by the daemon,
-    /// and so is an empty one.
+    /// Calls with `token`. A token that is empty or cannot be in a header is left out, so the daemon
+    /// refuses the call.
     pub fn new(token: &str) -> AddToken {
         let value = format!("Bearer {token}").parse().ok();
         AddToken(value.filter(|_| !token.is_empty()))

@@ -1,14 +1,13 @@
-//! The door of a control port: how many connections, from where, for how long, with how many calls.
+//! Admission to a control port: how many connections, from where, for how long, with how many calls.
 //!
-//! Anyone who reaches the port can open a TCP connection and say nothing. So every connection has a
-//! place in a table of stated size, and there are two ways to lose it: by time (an HTTP/2 handshake that
-//! does not come, a connection without a call) and by need. When the table is full, or full of one
-//! address, the oldest connection that never made a call with the right token gives way to the new one.
-//! A flood of silent connections thus displaces only itself, and a caller with the token is refused only
-//! when calls are under way on every place: where none is silent, the connection that has been without a
-//! call for longest gives way.
+//! Anyone who reaches the port can open a TCP connection and send nothing. So every connection has a place in
+//! a table of fixed size and can lose it in two ways: by timeout (of the HTTP/2 handshake, or without a call)
+//! and by displacement. When the table is full, or full of one address, the new connection displaces the
+//! oldest one that never made a call with the right token. A flood of silent connections thus displaces only
+//! itself. If none is silent, the connection that has been without a call for longest is displaced; so a
+//! caller with the token is refused only when calls are under way on every place.
 //!
-//! Calls are bounded as well: in all, for one address, and for those that do work, so that a status call
+//! Calls are bounded as well: in total, per address, and among those that do work, so that a status call
 //! finds room when everything else is taken.
 //!
 //! Out of descriptors, the accept loop pauses: the connections wait in the kernel meanwhile.
@@ -39,7 +38,7 @@ use crate::status::Event;
 /// Connections at once, or half of the process's descriptors where that is less.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Calls at once, sessions included; half of them for one address.
+/// Calls at once, sessions included; at most half of them for one address.
 const MAX_CALLS: usize = 256;
 
 /// Those of them that only a status call may use.
@@ -67,7 +66,7 @@ static CLOSED_DISPLACED: Event = Event::new("control.connections.closed.displace
 static REFUSED_CALLS: Event = Event::new("control.refused_calls");
 static CLOSED_CALLS: Event = Event::new("control.closed_calls");
 
-/// What the doors of this process counted.
+/// Counters of the gates of this process.
 pub(crate) static EVENTS: [&Event; 9] = [
     &ACCEPTED,
     &ACCEPT_ERRORS,
@@ -80,7 +79,7 @@ pub(crate) static EVENTS: [&Event; 9] = [
     &CLOSED_CALLS,
 ];
 
-/// How much a door lets in.
+/// Limits of a gate.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     connections: usize,
@@ -107,7 +106,7 @@ impl Limits {
     }
 }
 
-/// The table of connections of one control port.
+/// The connections of one control port.
 #[derive(Debug)]
 pub(crate) struct Gate {
     limits: Limits,
@@ -120,13 +119,13 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct Calls {
     all: usize,
-    /// Those that do work, which status calls do not.
+    /// Those that do work; status calls do not.
     working: usize,
     /// By address; at most as many as there are calls.
     from: BTreeMap<IpAddr, usize>,
 }
 
-/// A connection in the table; the oldest stands first.
+/// A connection in the table; the oldest comes first.
 #[derive(Debug)]
 struct Place {
     id: u64,
@@ -141,7 +140,7 @@ struct Place {
 struct Activity {
     open: AtomicUsize,
     begun: AtomicU64,
-    /// When a call began or ended last.
+    /// When a call last began or ended.
     since: Mutex<Instant>,
 }
 
@@ -157,7 +156,7 @@ impl Activity {
     }
 }
 
-/// What counts as one address: an IPv6 host owns the 64 bits below its prefix.
+/// What counts as one address: an IPv6 host owns the whole 64-bit prefix.
 fn origin(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
@@ -166,7 +165,7 @@ fn origin(ip: IpAddr) -> IpAddr {
 }
 
 impl Gate {
-    /// A door with the limits of this process.
+    /// A gate with the limits of this process.
     pub(crate) fn new() -> Arc<Gate> {
         Gate::with(Limits::of_this_process())
     }
@@ -176,7 +175,7 @@ impl Gate {
         Arc::new(Gate { limits, places, next_id, calls })
     }
 
-    /// Connections let in through `listener`, until nobody takes them any more.
+    /// Connections admitted through `listener`, until the receiver is dropped.
     pub(crate) fn accept(
         self: Arc<Gate>,
         listener: TcpListener,
@@ -200,12 +199,12 @@ impl Gate {
                         if send.send(Ok(stream)).await.is_err() {
                             return;
                         }
-                        // A connection that gave way closes its socket before the next comes in.
+                        // A displaced connection closes its socket before the next one is accepted.
                         tokio::task::yield_now().await;
                     }
                     Err(error) => {
-                        // Out of descriptors, most likely: the connection waits in the kernel, and
-                        // asking again at once would be a busy loop.
+                        // Most likely out of descriptors: the connection waits in the kernel, and retrying at
+                        // once would be a busy loop.
                         ACCEPT_ERRORS.count();
                         failures += 1;
                         if failures == 1 {
@@ -220,7 +219,7 @@ impl Gate {
         ReceiverStream::new(receive)
     }
 
-    /// A place for the connection, if there is one or one can be made.
+    /// Admits the connection if there is a place, or one can be freed.
     fn admit(self: &Arc<Gate>, tcp: TcpStream, peer: SocketAddr) -> Option<ControlStream> {
         let origin = origin(peer.ip());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -245,8 +244,8 @@ impl Gate {
             places.push(Place { id, origin, activity: Arc::clone(&activity), _open: open });
         }
         ACCEPTED.count();
-        // Answers are small and waited for: without this each may wait for a delayed ACK of 40 ms.
-        // A socket that refuses is only slower.
+        // Replies are small and awaited: without this each may wait for a delayed ACK of 40 ms. A socket that
+        // refuses is only slower.
         let _ = tcp.set_nodelay(true);
         let deadline = Box::pin(sleep_until(Instant::now() + self.limits.handshake));
         let caller = Caller { peer, activity, gate: Arc::clone(self) };
@@ -268,7 +267,7 @@ impl Gate {
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        // Numbers that change together are not left half changed.
+        // Numbers that change together are never left half changed.
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,7 +277,7 @@ impl Gate {
     }
 }
 
-/// Closes the oldest connection among `whose` that made no call yet; without one, that which has been without
+/// Closes the oldest connection among `whose` that has made no call; without one, that which has been without
 /// a call for longest.
 fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> {
     let silent = |place: &Place| place.activity.begun.load(Ordering::Relaxed) == 0;
@@ -294,7 +293,7 @@ fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<(
     Some(())
 }
 
-/// Who makes a call: travels with every request of a connection.
+/// The caller: attached to every request of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     peer: SocketAddr,
@@ -302,23 +301,24 @@ pub(crate) struct Caller {
     gate: Arc<Gate>,
 }
 
-/// A call under way; it is over when this is dropped.
+/// A call under way; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Call {
     caller: Caller,
-    /// Its request has come.
+    /// Whether its request has arrived.
     heard: AtomicBool,
     working: AtomicBool,
 }
 
 impl Call {
-    /// The call that `request`, which has come, is, if it came through a door.
+    /// The call of `request`, whose message has arrived, if it came through a gate.
     pub(crate) fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
         let call = request.extensions().get::<Arc<Call>>().cloned();
         call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
     }
 
-    /// The same call, which may have to wait for its request and will do work, if there is room for that.
+    /// The call of `request`, which may still wait for its message and will do work, if there is room for
+    /// that.
     pub(crate) fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
         let Some(call) = request.extensions().get::<Arc<Call>>().cloned() else {
             return Ok(None);
@@ -336,7 +336,7 @@ impl Call {
         Ok(Some(call))
     }
 
-    /// Begins the call of an authenticated request, and lets it travel with the request.
+    /// Begins the call of an authenticated request and attaches it to the request.
     pub(super) fn begin(request: &mut Request<()>) -> Result<(), Status> {
         let Some(caller) = request.extensions().get::<Caller>().cloned() else {
             return Ok(());
@@ -364,7 +364,7 @@ impl Call {
 }
 
 impl Caller {
-    /// No room for a call.
+    /// Refuses a call for lack of room.
     fn refuse(&self, why: String) -> Status {
         REFUSED_CALLS.count();
         log::refusal(format_args!("call from {} refused: {why}", self.peer));
@@ -372,7 +372,7 @@ impl Caller {
     }
 }
 
-/// Where a request comes from, for people.
+/// Origin of a request, for messages.
 pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
     let caller = request.extensions().get::<Caller>();
     caller.map_or_else(|| "somewhere".into(), |caller| caller.peer.to_string())
@@ -406,7 +406,7 @@ pub(crate) struct ControlStream {
     id: u64,
     caller: Caller,
     displaced: oneshot::Receiver<Infallible>,
-    /// For the handshake, later for the next look whether the connection is in use.
+    /// For the handshake; later for the next check whether the connection is in use.
     deadline: Pin<Box<Sleep>>,
     preface_left: usize,
     calls_seen: u64,
@@ -414,7 +414,7 @@ pub(crate) struct ControlStream {
 }
 
 impl ControlStream {
-    /// Fails when the connection has lost its place; otherwise the task is woken when it does.
+    /// Fails when the connection has been displaced; otherwise the task is woken when that happens.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.over {
             self.over = Pin::new(&mut self.displaced).poll(cx).is_ready() || self.is_late(cx);
@@ -540,7 +540,7 @@ mod tests {
         runtime.unwrap().block_on(test)
     }
 
-    /// A connection as the door lets it in, and the client's end of it.
+    /// An admitted connection, and the client's end of it.
     async fn connect(gate: &Arc<Gate>, from: u8) -> (Option<ControlStream>, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -601,7 +601,7 @@ mod tests {
             let (first, _c1) = connect(&gate, 1).await;
             let (second, _c2) = connect(&gate, 1).await;
             let (mut first, second) = (first.unwrap(), second.unwrap());
-            // The address has two places: the silent one of them is given to the third.
+            // The address has two places: the third connection gets that of the silent one.
             let in_use = call(&second).unwrap();
             let (third, _c3) = connect(&gate, 1).await;
             let third = third.unwrap();
@@ -610,7 +610,7 @@ mod tests {
             assert!(connect(&gate, 1).await.0.is_none(), "both have calls under way");
             drop((in_use, also));
 
-            // Other addresses have their own places, and the door as a whole has four.
+            // Other addresses have their own places, and the gate as a whole has four.
             let (mut other, _c4) = connect(&gate, 2).await;
             let (_next, _c5) = connect(&gate, 3).await;
             let (last, _c6) = connect(&gate, 4).await;
@@ -659,7 +659,7 @@ mod tests {
                 clients.push(client);
                 sleep(Duration::from_millis(2)).await;
             }
-            // The first is in use, the second called again, so the third is idle for longest.
+            // The first is in use and the second called again, so the third has been idle for longest.
             let _busy = call(&streams[0]).unwrap();
             drop(call(&streams[1]).unwrap());
             let (next, _client) = connect(&gate, 3).await;

@@ -1,6 +1,6 @@
 //! The control plane: gRPC between daemons, bearer tokens, and the messages of the local socket.
 //!
-//! Async lives here and nowhere else. Nothing in here touches token data.
+//! All async code is here. Nothing here touches token data.
 
 pub mod auth;
 pub(crate) mod gate;

@@ -1,7 +1,7 @@
-//! A daemon as its callers see it: where it is, whether it answers, what it refuses.
+//! A daemon as its callers see it: its address, whether it replies, what it refuses.
 //!
-//! Every call has an end ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
-//! becomes an error of ours with the hint it sent along; silence and a closed connection are
+//! Every call has a timeout ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
+//! becomes an error of ours with the daemon's hint; a timeout and a closed connection are
 //! [`Kind::Unreachable`](crate::error::Kind::Unreachable).
 
 use std::fmt;
@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use super::{CALL_TIMEOUT, CONTROL_PORT};
 use crate::error::{Error, lacks_descriptors};
 
-/// How often an idle connection is looked at, so that a dead machine is noticed.
+/// How often an idle connection is probed, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// `host[:port]` with the port filled in where there is none.
@@ -35,7 +35,7 @@ pub fn check_port(host: &str) -> Result<(), Error> {
     }
 }
 
-/// A daemon that took our connection.
+/// A daemon that accepted our connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     role: &'static str,
@@ -50,7 +50,7 @@ impl fmt::Display for Peer {
 }
 
 impl Peer {
-    /// Connects to `host[:port]`. `role` is what errors call it, `command` what starts one.
+    /// Connects to `host[:port]`. `role` names it in errors, `command` is the one that starts it.
     pub(super) async fn connect(
         role: &'static str,
         host: &str,
@@ -68,13 +68,13 @@ impl Peer {
         let channel = endpoint.connect().await.map_err(|error| {
             let cause = root_cause(&error);
             if lacks_descriptors(&error) {
-                // Ours, so far: nothing is known about the peer.
+                // The error is local: nothing is known about the peer.
                 return Error::invalid(format!("cannot connect to {role} {name}: {cause}"))
                     .caused_by(&error)
                     .transient();
             }
             if cause.starts_with("failed to lookup address") {
-                // A name service may come back: who waits for the daemon goes on waiting.
+                // A name service may come back: callers that wait for the daemon keep waiting.
                 return Error::invalid(format!("{role} {name}: {cause}"))
                     .hint("give the name or the address of a machine that this one can resolve")
                     .transient();
@@ -90,7 +90,7 @@ impl Peer {
         &self.name
     }
 
-    /// Waits for an answer, with an end.
+    /// Waits for a reply, with a timeout.
     pub(super) async fn within<R>(
         &self,
         call: impl Future<Output = Result<R, Status>>,
@@ -98,7 +98,7 @@ impl Peer {
         self.answer(call).await?.map_err(|status| self.refused(&status))
     }
 
-    /// As [`Peer::within`], but a refusal is for the caller to judge.
+    /// As [`Peer::within`], but the caller handles refusals.
     pub(super) async fn answer<R>(
         &self,
         call: impl Future<Output = Result<R, Status>>,
@@ -131,8 +131,8 @@ impl Peer {
     }
 }
 
-/// Whether a refusal may pass by itself: the daemon was short of something, or had trouble of its own.
-/// Whether a token is right, a dataset is there or a request makes sense does not change by waiting.
+/// Whether a refusal may be temporary: the daemon lacked a resource or had a failure of its own. A
+/// wrong token, a missing dataset or an invalid request is permanent.
 fn is_transient(code: Code) -> bool {
     match code {
         Code::Cancelled
@@ -155,7 +155,7 @@ fn is_transient(code: Code) -> bool {
     }
 }
 
-/// The innermost message of an error: what the operating system said.
+/// The innermost message of an error: that of the operating system.
 pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::error::Kind;
 
-    /// A peer that nobody connects to.
+    /// A peer that is never connected to.
     fn peer() -> Peer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");

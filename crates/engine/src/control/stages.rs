@@ -1,8 +1,8 @@
 //! The stages of a session as messages.
 //!
-//! The reader sends one list of target-side stages for each dataset. The target checks the lists against its files
-//! and answers with what it will run. Either end refuses what it does not know or did not request, so a peer of
-//! another version is refused with a hint and never misread (C7).
+//! The reader sends one list of target-side stages for each dataset. The target checks the lists against its
+//! files and replies with the stages that it will run. Either end refuses stages that it does not know or did
+//! not request, so a peer of another version is refused with a hint and never misread (C7).
 
 use xio::dataset::Dtype;
 use xio::stage::{Op, Shape, StageError, TargetStages, Type};
@@ -19,7 +19,7 @@ pub(crate) fn message(stages: &TargetStages) -> proto::TargetStages {
                 Some(Kind::Narrow(NarrowStage { from: dtype, to: to.to_string() }))
             }
             Op::Checksum => Some(Kind::Checksum(ChecksumStage { dtype })),
-            // No target runs them: their input is nothing that a checked list has.
+            // No target runs them: a checked list never has their input.
             Op::Verify | Op::Window { .. } | Op::Shuffle(_) | Op::Blend(_) | Op::Batch { .. } => {
                 None
             }
@@ -34,7 +34,7 @@ pub(crate) fn checked(
     message: &proto::TargetStages,
     stored: Dtype,
 ) -> Result<TargetStages, StageError> {
-    // Before anything is made of them.
+    // Checked before any stage is created.
     if message.stages.len() > xio::stage::MAX_TARGET_STAGES {
         return Err(StageError::TooMany { count: message.stages.len() });
     }
@@ -44,7 +44,7 @@ pub(crate) fn checked(
     TargetStages::new(stored, claimed.collect::<Result<_, _>>()?)
 }
 
-/// What a stage does, and to what; none if it is of another version.
+/// The operation of a stage and its types; `None` if it is of another version.
 fn claim(stage: &proto::Stage) -> Option<(Op, Type)> {
     let (op, dtype, shape) = match stage.kind.as_ref()? {
         Kind::Read(ReadStage { dtype }) => (Op::Read, dtype, Shape::File),

@@ -1,4 +1,4 @@
-//! What a daemon says about itself, whichever of the two it is.
+//! The status that a daemon of either kind reports.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -17,11 +17,11 @@ use crate::Error;
 use crate::data::Commands;
 use crate::status::Counters;
 
-/// Between two reports of an engine.
+/// Time between two reports of an engine.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// An engine's counters for everybody who asks. However many ask, and whether they wait for the answer or
-/// not, one command at a time goes to the engine; whoever came before it was sent shares its answer.
+/// Shares an engine's counters among callers. However many call, and whether they wait for the reply or
+/// not, the engine gets one command at a time; callers that came before it was sent share its reply.
 #[derive(Debug)]
 pub(crate) struct Reports<C> {
     commands: Commands<C>,
@@ -40,7 +40,7 @@ impl<C: Send + 'static> Reports<C> {
         Reports { commands, ask, last: Arc::default() }
     }
 
-    /// What the engine counted until some time after this call began.
+    /// The counters of the engine at some time after this call began.
     pub(crate) async fn get(&self) -> Result<Counters, Status> {
         let asked = Instant::now();
         let mut last = Arc::clone(&self.last).lock_owned().await;
@@ -51,7 +51,7 @@ impl<C: Send + 'static> Reports<C> {
             sleep_until(report.begun + REPORT_INTERVAL).await;
         }
         let (commands, ask) = (self.commands.clone(), self.ask);
-        // The lock goes along: a caller that gives up does not make way for a second command.
+        // The task holds the lock: a caller that gives up does not let a second command start.
         let report = tokio::task::spawn_blocking(move || {
             let begun = Instant::now();
             let counters = commands.call(ask)?;
@@ -65,17 +65,17 @@ impl<C: Send + 'static> Reports<C> {
     }
 }
 
-/// Asks the daemon at `host[:port]` for its status.
+/// Queries the status of the daemon at `host[:port]`.
 ///
 /// # Errors
-/// When no daemon answers there, or it refuses the token.
+/// When no daemon replies there, or it refuses the token.
 pub async fn daemon_status(host: &str, token: &str) -> Result<StatusReply, Error> {
     let peer = Peer::connect("daemon", host, "`dquant serve` or `dquant dpu`").await?;
     let token = AddToken::new(token);
     let mut target = TargetClient::with_interceptor(peer.channel.clone(), token.clone());
     match peer.answer(target.status(StatusRequest {})).await? {
         Ok(reply) => return Ok(reply.into_inner()),
-        // Each daemon serves only its own kind: this one is no target.
+        // Each daemon serves only its own kind: this one is not a target.
         Err(status) if status.code() == Code::Unimplemented => {}
         Err(status) => return Err(peer.refused(&status)),
     }
@@ -103,7 +103,7 @@ mod tests {
             };
             (0..count).map(ask).collect()
         };
-        // Callers that do not wait are not worth a command each.
+        // Callers that do not wait do not cause a command each.
         for call in flood(300) {
             call.abort();
         }

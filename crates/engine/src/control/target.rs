@@ -50,7 +50,7 @@ pub struct TargetService {
 }
 
 impl TargetService {
-    /// Serves what `catalog` finds, through the engine behind `commands`, on a control port and a RoCE
+    /// Serves the datasets of `catalog`, through the engine behind `commands`, on a control port and a RoCE
     /// endpoint.
     pub(crate) fn new(
         catalog: Catalog,
@@ -65,7 +65,7 @@ impl TargetService {
     }
 
     /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
-    /// caller has given up: a client that calls and resets in a loop cannot fill those threads.
+    /// caller has given up, so a client that calls and resets in a loop cannot occupy all those threads.
     async fn find(&self, refs: Vec<DatasetRef>, call: Held) -> Result<Vec<Found>, Status> {
         let catalog = Arc::clone(&self.catalog);
         let find = move || {
@@ -121,7 +121,7 @@ impl TargetService {
         Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
     }
 
-    /// The guard is created where the engine's answer arrives: if the caller has given up meanwhile, both are
+    /// The guard is created where the engine's reply arrives: if the caller has given up meanwhile, both are
     /// dropped and the session ends.
     async fn open(&self, spec: SessionSpec, call: Held) -> Result<(QpAddress, Guard), Status> {
         let commands = self.commands.clone();
@@ -166,9 +166,10 @@ struct Open {
 }
 
 impl Open {
-    /// Waits until the reader hangs up (`closed`) or the queue pair fails, then ends the session and logs it.
+    /// Waits until the reader closes its stream (`closed`) or the queue pair fails, then ends the session and
+    /// logs it.
     async fn last(mut self, closed: impl Future<Output = ()>) {
-        // A reader that only waits for answers does not notice that our queue pair failed, unless the control
+        // A reader that only waits for data does not notice that our queue pair failed, unless the control
         // stream ends on our side.
         let (why, served) = tokio::select! {
             () = closed => ("closed by the reader", None),
@@ -188,7 +189,7 @@ impl Open {
     }
 }
 
-/// The name of the first dataset and the number of the others, for the log.
+/// The name of the first dataset and how many others there are, for the log.
 fn names_of(datasets: &[DatasetInfo]) -> String {
     let first = datasets.first().map_or("nothing", |dataset| dataset.name.as_str());
     match datasets.len() {
@@ -220,7 +221,7 @@ fn engine_status(error: EngineError) -> Status {
     }
 }
 
-/// The call that work is done for, held while the work lasts.
+/// The call for which work is done, held while the work lasts.
 type Held = Option<Arc<Call>>;
 
 type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
@@ -247,7 +248,7 @@ impl Target for TargetService {
     ) -> Result<Response<SessionStream>, Status> {
         let from = gate::origin_of(&request);
         let call = Call::work(&request)?;
-        // The server's timeout ends this wait.
+        // The server's timeout bounds this wait.
         let first = request.get_mut().message().await?;
         let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
         drop(Call::of(&request));
@@ -350,7 +351,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Waits until the target ends the session or cannot be reached any more, and returns which.
+    /// Waits until the target ends the session or becomes unreachable, and returns the cause.
     pub async fn ended(&mut self) -> String {
         loop {
             match self.replies.message().await {
@@ -389,7 +390,7 @@ impl TargetControl {
         self.peer.name()
     }
 
-    /// What the datasets are.
+    /// Describes the datasets.
     pub async fn describe(&self, datasets: Vec<DatasetRef>) -> Result<Vec<DatasetInfo>, Error> {
         let mut client = self.client.clone();
         let call = client.describe(DescribeRequest { datasets });

@@ -1,18 +1,18 @@
-//! Frees on a thread of its own what takes long to free: rings of up to 1 GiB, tables of a thousand datasets,
-//! files to close.
+//! A thread that frees what takes long to free: rings of up to 1 GiB, tables of a thousand datasets, files to
+//! close.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-/// Things that may wait for the thread; more wait with the engine.
+/// Things that may wait for the thread; further ones wait in the engine.
 const QUEUE: usize = 64;
 
-/// Where an engine leaves things.
+/// Where an engine leaves things to free.
 #[derive(Debug)]
 pub(crate) struct Disposer {
     queue: SyncSender<Box<dyn Any + Send>>,
-    /// The oldest stands first.
+    /// The oldest comes first.
     waiting: VecDeque<Box<dyn Any + Send>>,
 }
 
@@ -25,16 +25,16 @@ impl Disposer {
         Ok(Disposer { queue, waiting: VecDeque::new() })
     }
 
-    /// Has `thing` freed.
+    /// Queues `thing` to be freed.
     pub(crate) fn dispose(&mut self, thing: impl Any + Send) {
         self.waiting.push_back(Box::new(thing));
         self.hand_over();
     }
 
-    /// Hands over what waits, as far as there is room.
+    /// Passes waiting things to the thread, as far as there is room.
     pub(crate) fn hand_over(&mut self) {
         while let Some(thing) = self.waiting.pop_front() {
-            // Without the thread a thing is freed here.
+            // Without the thread, the thing is freed here.
             if let Err(TrySendError::Full(thing)) = self.queue.try_send(thing) {
                 self.waiting.push_front(thing);
                 return;
@@ -42,8 +42,8 @@ impl Disposer {
         }
     }
 
-    /// Things that wait with the engine. What it owns is bounded by what it opens, so it opens nothing while
-    /// there are any.
+    /// Things that wait in the engine. The engine opens nothing while there are any, so what it holds stays
+    /// bounded.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -61,7 +61,7 @@ mod tests {
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            // The test lets go by hanging up.
+            // The test ends the wait by dropping its end.
             let _ = self.0.recv();
         }
     }

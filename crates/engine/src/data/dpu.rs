@@ -1,7 +1,7 @@
 //! The DPU's engine: streams between storage targets and the rings of host processes.
 //!
-//! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and,
-//! without offload, inside the host process: only who pays for its CPU differs.
+//! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and, without
+//! offload, inside the host process: only the process that pays for its CPU time differs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -31,15 +31,15 @@ use crate::data::sink::RingSink;
 use crate::log;
 use crate::status::Counters;
 
-/// Streams at once. What a stream needs is bounded by memory; this bounds what an engine looks after in
-/// each turn.
+/// Streams at once. A stream's resources are bounded by memory; this bounds the work of an engine in each
+/// turn.
 pub const MAX_STREAMS: usize = 256;
 
-/// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it
-/// spends on a slot, so it is worth waiting for a few; the engine rings before it sleeps in any case.
+/// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it spends on
+/// a slot, so it is worth waiting for a few; the engine signals before it sleeps in any case.
 const DOORBELL_SLOTS: u32 = 4;
 
-/// Completions that a stream may leave lying, in each direction.
+/// Completions of a stream that may be waiting to be polled, in each direction.
 const COMPLETIONS: u32 = 4096;
 
 /// Names a stream of one engine; never used twice.
@@ -49,7 +49,7 @@ pub struct StreamId(u64);
 /// A stream to begin.
 #[derive(Debug)]
 pub struct StreamSpec {
-    /// The order of samples, worked out up to where the stream begins, and what to deliver.
+    /// The order of samples, computed up to where the stream begins, and what to deliver.
     pub setup: ReaderSetup,
     /// Names of the datasets, in the plan's order, for messages.
     pub names: Vec<String>,
@@ -59,9 +59,9 @@ pub struct StreamSpec {
     pub producer: Producer,
     /// Where lost connections are reported.
     pub events: tokio::sync::mpsc::Sender<Event>,
-    /// What the engine looks at for the stream's end.
+    /// Flags that the engine checks for the stream's end.
     pub signals: Signals,
-    /// The ring's share of the memory for rings, given back when the ring is gone.
+    /// The ring's share of the memory for rings, returned when the ring is freed.
     pub ring: RingLease,
 }
 
@@ -72,7 +72,7 @@ pub enum Event {
     Lost {
         /// Which connection of the stream.
         connection: u32,
-        /// How its work request ended.
+        /// Status of its failed work request.
         why: WcStatus,
     },
 }
@@ -83,27 +83,27 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// What a stream did so far.
+/// State and counters of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamReport {
-    /// Batches, bytes, mishaps.
+    /// Batches, bytes, errors.
     pub counters: ReaderCounters,
-    /// Bytes of the batches that are finished; the counters know those of a batch in the making, too.
+    /// Bytes of finished batches; the counters include a batch in progress, too.
     pub published_bytes: u64,
     /// Why it ended early, if it did.
     pub failure: Option<String>,
 }
 
-/// What the control plane may ask.
+/// Commands of the control plane.
 #[derive(Debug)]
 pub enum Command {
     /// Begin a stream.
     Open(Box<StreamSpec>, SyncSender<Result<StreamId, Refused>>),
     /// Make a queue pair for a connection of the stream.
     NewQp(StreamId, u32, SyncSender<Result<QpAddress, EngineError>>),
-    /// Connect that queue pair to the target's, with so many credits.
+    /// Connect that queue pair to the target's, with its number of credits.
     Connect(StreamId, Peer, SyncSender<Result<(), EngineError>>),
-    /// Report what the stream did.
+    /// Report on the stream.
     Stream(StreamId, SyncSender<Option<StreamReport>>),
     /// Report counters.
     Status(SyncSender<Counters>),
@@ -120,7 +120,7 @@ pub struct Peer {
     pub theirs: QpAddress,
     /// Path MTU.
     pub mtu: Mtu,
-    /// Requests that the target lets us have outstanding.
+    /// Outstanding requests that the target allows us.
     pub credits: u32,
 }
 
@@ -144,8 +144,8 @@ struct Line {
     capsules: Option<(PoolRange, MemoryRegion)>,
 }
 
-/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream has
-/// no way into the memory of another, whatever keys it knows.
+/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream
+/// cannot access the memory of another, whatever keys it knows.
 #[derive(Clone, Copy)]
 struct Domain {
     pd: PdId,
@@ -170,7 +170,7 @@ impl Domain {
         made
     }
 
-    /// After its queue pairs.
+    /// Called after its queue pairs are destroyed.
     fn close<F: Fabric>(self, host: &mut Host<F>) {
         host.destroy_cq(self.cqs.0);
         host.destroy_cq(self.cqs.1);
@@ -192,12 +192,12 @@ struct Stream {
 
 struct Engine<F> {
     host: Host<F>,
-    /// Where the credits of streams are waited for.
+    /// Where the credits of streams are awaited.
     watched: ReadySet,
     streams: Vec<Stream>,
     commands: Inbox<Command>,
     next_id: u64,
-    /// What streams that have ended counted.
+    /// Counters of streams that have ended.
     ended: Counters,
     turns: Turns,
     disposer: Disposer,
@@ -206,7 +206,10 @@ struct Engine<F> {
 impl DpuEngine {
     /// Starts the engine.
     pub fn start(config: HostConfig) -> Result<DpuEngine, EngineError> {
-        DpuEngine::start_on(Host::software(&config)?)
+        match &config.device {
+            None => DpuEngine::start_on(Host::software(&config)?),
+            Some(choice) => DpuEngine::start_on(Host::loaded(&config, choice)?),
+        }
     }
 
     fn start_on<F: Fabric + Send + 'static>(host: Host<F>) -> Result<DpuEngine, EngineError> {
@@ -233,7 +236,7 @@ impl DpuEngine {
         Ok(DpuEngine { commands, roce, notes, thread: Some(thread) })
     }
 
-    /// Whether its thread is gone.
+    /// Whether its thread has ended.
     pub fn has_stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -272,16 +275,16 @@ impl<F: Fabric> Application for Engine<F> {
             self.stop();
             return Turn::Stop;
         }
-        // Also when there is plenty to do: streams must open and close under full load.
+        // Also under full load: streams must open and close then, too.
         let busy = self.take_signal() || self.take_command() || !progress.is_idle();
         self.disposer.hand_over();
         self.host.next_turn(busy)
     }
 
-    /// Rings every host that waits, and announces which credits we wait for.
+    /// Signals every host that waits, and announces which credits we wait for.
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
-        // Every one of them, also after one that has work: `woken` undoes it.
+        // For every one, even after one that has work: `woken` undoes it.
         let idle = self.host.fabric.prepare_sleep();
         self.streams.iter_mut().fold(idle, |idle, stream| stream.sink.prepare_sleep() && idle)
     }
@@ -292,7 +295,7 @@ impl<F: Fabric> Application for Engine<F> {
 }
 
 impl<F: Fabric> Engine<F> {
-    /// Ends every stream with a reason that its client reads in the ring.
+    /// Ends every stream with a reason that its client finds in the ring.
     fn stop(&mut self) {
         for stream in &mut self.streams {
             stream.sink.stop();
@@ -304,7 +307,7 @@ impl<F: Fabric> Engine<F> {
         }
     }
 
-    /// Looks after one stream that something was said about; whether there was one.
+    /// Handles one stream with raised signals; whether there was one.
     fn take_signal(&mut self) -> bool {
         let raised = self.streams.iter().position(|stream| stream.signals.is_raised());
         raised.map(|index| self.heed(index)).is_some()
@@ -335,15 +338,15 @@ impl<F: Fabric> Engine<F> {
         let Some(command) = self.commands.take() else {
             return false;
         };
-        // Whoever gave up waiting for a reply closes the stream: nothing is lost with a reply that finds no
-        // receiver.
+        // A caller that gave up waiting for a reply closes the stream, so a reply without a receiver loses
+        // nothing.
         let work = match command {
             Command::Open(spec, reply) => {
                 drop(reply.send(self.open(spec)));
                 Work::Open
             }
             Command::NewQp(id, connection, reply) => {
-                // What was said before about the queue pair that this one replaces comes first.
+                // Earlier signals about the queue pair that this one replaces come first.
                 let said = self.streams.iter().position(|s| s.id == id && s.signals.is_raised());
                 if let Some(index) = said {
                     self.heed(index);
@@ -377,7 +380,7 @@ impl<F: Fabric> Engine<F> {
         self.streams.iter_mut().find(|stream| stream.id == id)
     }
 
-    /// Refuses with the request, which is freed by who made it.
+    /// On refusal the request is returned, so that its creator frees it.
     fn open(&mut self, spec: Box<StreamSpec>) -> Result<StreamId, Refused> {
         let domain = match self.domain_for(&spec) {
             Ok(domain) => domain,
@@ -478,7 +481,7 @@ impl Stream {
     fn drop_failed<F: Fabric>(&mut self, host: &mut Host<F>) {
         while let Some((connection, _, why)) = self.reader.lost_connection() {
             self.drop_line(host, connection);
-            // Without a listener the stream is about to be closed.
+            // Without a receiver the stream is about to be closed.
             let _ = self.events.try_send(Event::Lost { connection, why });
         }
     }

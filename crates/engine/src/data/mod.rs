@@ -1,15 +1,14 @@
 //! Engine threads: the loops that move token data.
 //!
-//! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk or
-//! rings) and shares nothing. The control plane speaks to it through a bounded queue of commands and a
-//! wake-up; the answer comes back on a channel that travels with the command. What must not be refused,
-//! the end of a stream or session, comes through [`Signals`]. The thread polls while there is work, spins
-//! briefly when there is none, then sleeps until a packet, a completion, a credit, a command or a timer.
+//! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk or rings)
+//! and shares nothing. The control plane sends commands through a bounded queue with a wake-up; the reply
+//! returns on a channel inside the command. The end of a stream or session, which must not be refused, is
+//! signalled through [`Signals`]. The thread polls while there is work, spins briefly when there is none,
+//! then sleeps until a packet, a completion, a credit, a command or a timer.
 //!
-//! All clients of an engine wait while it looks after one of them, so whatever one asks for costs it less than
-//! about a millisecond at a time: a stream's order is worked out by its client's thread, a poll does a
-//! bounded piece of work, and what is dear to free goes to a `Disposer`. `Turns` keeps the longest
-//! times.
+//! All clients of an engine wait while it serves one of them, so no request may cost it more than about a
+//! millisecond at a time: the client's thread computes a stream's order, a poll does a bounded amount of
+//! work, and what is expensive to free goes to a `Disposer`. `Turns` keeps the longest times.
 
 mod disposer;
 pub mod dpu;
@@ -20,6 +19,7 @@ mod turns;
 
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -27,6 +27,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use nic::clock;
 use nic::driver::{Driver, Turn};
 use nic::fabric::{Fabric, Software, SoftwareError};
+use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::{Pages, Pool, PoolRange};
 use nic::waiter::Waker;
 use roce::device::{self, Device, InitialPsns};
@@ -50,8 +51,8 @@ const COMMAND_QUEUE: usize = 256;
 /// Local ACK timeout code: 4.096 us * 2^13 = 34 ms, well above the scheduling delays of a busy host.
 const ACK_TIMEOUT: u8 = 13;
 
-/// Retries when the peer has no receive posted. Both sides post theirs before they are needed; a peer
-/// that does not is broken, and is not to hold our registers for ever.
+/// Retries when the peer has no receive posted. Both sides post theirs in advance; a peer that does not is
+/// broken, and must not hold our staging buffers for ever.
 const RNR_RETRY: u8 = 6;
 
 /// Unacknowledged packets per queue pair: 2 MiB at the largest MTU. A receiver acknowledges once per
@@ -67,6 +68,9 @@ pub enum EngineError {
     /// The UDP wire.
     #[error(transparent)]
     Udp(#[from] nic::udp::UdpError),
+    /// The library of a device.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The disk.
     #[error(transparent)]
     Disk(#[from] host::disk::DiskError),
@@ -81,7 +85,7 @@ pub enum EngineError {
     Os {
         /// What was tried.
         what: &'static str,
-        /// What it said.
+        /// Its error.
         source: std::io::Error,
     },
     /// The command queue is full or the engine has stopped.
@@ -92,7 +96,7 @@ pub enum EngineError {
     Limit {
         /// Of what.
         what: &'static str,
-        /// How much was asked for.
+        /// How much was requested.
         need: u64,
         /// How much there is.
         have: u64,
@@ -108,13 +112,13 @@ impl From<SoftwareError> for EngineError {
     }
 }
 
-/// An engine that did not open what it was asked to.
+/// An engine's refusal to open a stream or session.
 #[derive(Debug, Error)]
 #[error("{error}")]
 pub struct Refused {
     /// Why.
     pub error: EngineError,
-    /// What came with the request: for whoever asked to free, because the engine has other clients.
+    /// What came with the request, for the requester to free, because the engine has other clients.
     _rest: Box<dyn Any + Send>,
 }
 
@@ -133,15 +137,26 @@ pub struct QpAddress {
     pub qpn: Qpn,
     /// First packet sequence number it sends.
     pub psn: Psn,
-    /// How it repeats what was lost. A reader offers what it can, and takes what the target answers.
+    /// Its loss recovery. A reader offers what it supports, and uses what the target replies.
     pub reliability: Reliability,
 }
 
+/// A device behind a library of the verbs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The library: a path, or a name that is looked up as programs find their libraries.
+    pub library: PathBuf,
+    /// The device.
+    pub name: String,
+}
+
 /// Configuration common to both engines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Address of the RoCE endpoint.
+    /// Address of the RoCE endpoint. A device of a library has its own.
     pub roce: SocketAddr,
+    /// A device of a library instead of the software one.
+    pub device: Option<DeviceChoice>,
     /// Bytes of registered memory.
     pub memory: u64,
     /// Received packets to drop, in parts per million.
@@ -154,21 +169,31 @@ pub struct HostConfig {
 pub(crate) struct Host<F> {
     pub(crate) fabric: F,
     psns: InitialPsns,
-    /// When the turn under way began.
+    /// When the current turn began.
     now: Time,
 }
 
 impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
-        let HostConfig { roce, memory, loss_ppm, seed } = *config;
+        let HostConfig { roce, memory, loss_ppm, seed, .. } = *config;
         let fabric = Software::bind(roce, memory, loss_ppm, seed)?;
         Ok(Host { fabric, psns: InitialPsns::new(seed), now: clock::now() })
     }
 }
 
+impl Host<Loaded> {
+    /// The device of a library.
+    fn loaded(config: &HostConfig, choice: &DeviceChoice) -> Result<Host<Loaded>, EngineError> {
+        let library = Library::load(&choice.library)?;
+        let device = LoadedDevice::open(&library, &choice.name)?;
+        let fabric = Loaded::new(device, Pool::new(config.memory)?);
+        Ok(Host { fabric, psns: InitialPsns::new(config.seed), now: clock::now() })
+    }
+}
+
 impl<F: Fabric> Host<F> {
-    /// The paths chosen and why, for people.
+    /// The paths chosen and why, for people to read.
     fn notes(&self) -> Vec<String> {
         let pool = self.fabric.memory();
         let (pages, count) = (pool.pages(), pool.len().div_ceil(2 << 20));
@@ -186,7 +211,7 @@ impl<F: Fabric> Host<F> {
         self.fabric.device()
     }
 
-    /// Receives, carries out what is due, lets the engine `work`, and sends.
+    /// Receives packets, runs the engine's `work`, and sends.
     fn turn(
         &mut self,
         now: Time,
@@ -196,7 +221,7 @@ impl<F: Fabric> Host<F> {
         self.fabric.turn(now, work)
     }
 
-    /// Takes memory from the pool and registers it in a domain.
+    /// Allocates memory from the pool and registers it in a domain.
     fn register(
         &mut self,
         pd: PdId,
@@ -214,7 +239,7 @@ impl<F: Fabric> Host<F> {
     }
 
     fn release(&mut self, range: PoolRange) {
-        // The range came from this pool and is given back once, so this cannot be refused.
+        // The range came from this pool and is freed once, so this cannot be refused.
         let freed = self.fabric.memory_mut().free(range);
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
@@ -225,7 +250,7 @@ impl<F: Fabric> Host<F> {
         self.release(range);
     }
 
-    /// Forgets a domain whose regions and queue pairs are gone.
+    /// Deallocates a domain whose regions and queue pairs have been destroyed.
     fn dealloc_pd(&mut self, pd: PdId) {
         let gone = self.device().dealloc_pd(pd);
         debug_assert!(gone.is_ok(), "{gone:?}");
@@ -257,6 +282,11 @@ impl<F: Fabric> Host<F> {
         let (send_cq, recv_cq) = cqs;
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
         let qpn = self.device().create_qp(config)?;
+        // Receives are posted before the peer is known.
+        if let Err(error) = device::initialize(self.fabric.device(), self.now, qpn) {
+            self.destroy_qp(qpn);
+            return Err(error.into());
+        }
         let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
         Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability })
     }
@@ -266,7 +296,7 @@ impl<F: Fabric> Host<F> {
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
-    /// Connects our end of a queue pair; losses are repaired as the peer's end says.
+    /// Connects our end of a queue pair; loss recovery is that of the peer's end.
     fn connect(&mut self, ours: &QpAddress, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
         let path = Path::new(peer.address);
         let connect = Connect {
@@ -337,7 +367,7 @@ impl<C> Commands<C> {
         (commands, Inbox { queue: receiver, stop })
     }
 
-    /// A way to the engine for one stream or session, which goes with the command that opens it.
+    /// Signals to the engine for one stream or session, passed with the command that opens it.
     pub fn signals(&self) -> Signals {
         Signals::new(self.waker.clone())
     }
@@ -363,9 +393,9 @@ impl<C> Commands<C> {
         Ok(())
     }
 
-    /// Queues a command made around a reply channel, and waits for the reply; for room in the queue, too: the
-    /// engine takes commands whatever else it does, and callers are bounded before they come here. So only
-    /// an engine that has stopped gives no answer.
+    /// Queues a command created around a reply channel, waiting for room in the queue, and waits for the
+    /// reply. The engine takes commands under any load, and the number of callers is bounded, so only an
+    /// engine that has stopped gives no reply.
     pub fn call<R>(&self, make: impl FnOnce(SyncSender<R>) -> C) -> Result<R, EngineError> {
         let (reply, answer) = sync_channel(1);
         let stopped = EngineError::Unavailable("has stopped");
@@ -377,7 +407,7 @@ impl<C> Commands<C> {
     }
 }
 
-/// Largest path MTU of RoCE, in bytes: what is offered where the way to the peer is not known.
+/// Largest path MTU of RoCE, in bytes: offered where the route to the peer is unknown.
 pub const LARGEST_MTU: u32 = 4096;
 
 /// Payload bytes that a packet from `local` to `remote` can carry, at most the largest path MTU.

@@ -1,15 +1,15 @@
-//! What must reach an engine however full its command queue is: the end of a stream or session, and what its
-//! trainer would wait for in vain.
+//! Messages that must reach an engine however full its command queue is: the end of a stream or session, and
+//! failures that would otherwise leave its trainer waiting.
 //!
-//! A queue may refuse whoever asks for something new. Whoever gives something up cannot try again later, so
-//! those messages have a place of their own that exists as long as the stream does: flags, which cannot be full.
+//! A queue may refuse requests for something new. The owner of something that ends cannot retry later, so
+//! these messages have a place that exists as long as the stream does: flags, which cannot be full.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nic::waiter::Waker;
 
-/// The way from a stream's or session's owner to the engine.
+/// Signals from a stream's or session's owner to the engine.
 #[derive(Clone, Debug)]
 pub struct Signals {
     shared: Arc<Shared>,
@@ -23,7 +23,7 @@ struct Shared {
     raised: Mutex<Raised>,
 }
 
-/// What was said since the engine looked last.
+/// Messages since the engine last checked.
 #[derive(Debug, Default)]
 pub(crate) struct Raised {
     /// It is over.
@@ -66,12 +66,12 @@ impl Signals {
         self.waker.wake();
     }
 
-    /// Whether there is something to [`take`](Signals::take). Costs the engine a load.
+    /// Whether there is something to [`take`](Signals::take). Costs the engine one load.
     pub(crate) fn is_raised(&self) -> bool {
         self.shared.is_raised.load(Ordering::Acquire)
     }
 
-    /// What was said, to the engine; none while somebody is saying more, who will wake it.
+    /// Takes the messages, for the engine; `None` while another thread is adding one, which will wake it.
     pub(crate) fn take(&self) -> Option<Raised> {
         let mut raised = match self.shared.raised.try_lock() {
             Ok(raised) => raised,

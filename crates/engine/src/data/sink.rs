@@ -11,7 +11,7 @@ pub(crate) struct RingSink {
     producer: Producer,
     names: Vec<String>,
     targets: Vec<String>,
-    /// Why a target could not be reached again.
+    /// Why a target could not be reconnected.
     loss: String,
     /// Why the stream ended early.
     failure: Option<String>,
@@ -41,7 +41,7 @@ impl RingSink {
         }
     }
 
-    /// Readies the ring for our sleep; `false` if a credit came meanwhile and there is work to do.
+    /// Prepares the ring for our sleep; `false` if a credit came meanwhile and there is work to do.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.producer.doorbell_now();
         if !self.waits_for_credit {
@@ -51,7 +51,7 @@ impl RingSink {
         self.armed
     }
 
-    /// Where the host's credits come. Others may write to it at any time.
+    /// The descriptor on which the host signals credits. Others may write to it at any time.
     pub(crate) fn credit_fd(&self) -> BorrowedFd<'_> {
         self.producer.credit_fd()
     }
@@ -63,12 +63,12 @@ impl RingSink {
         }
     }
 
-    /// Notes why a target is given up, for the error that follows.
+    /// Notes why a target is abandoned, for the error that follows.
     pub(crate) fn set_loss(&mut self, why: String) {
         self.loss = why;
     }
 
-    /// The DPU stops. A stream that has ended keeps the end it has.
+    /// Stops the stream because the DPU stops. A stream that has ended keeps its end.
     pub(crate) fn stop(&mut self) {
         self.producer.fail(codes::STOPPED, "the DPU daemon was stopped");
     }
@@ -164,7 +164,7 @@ impl Sink for RingSink {
         let text = self.describe(error);
         self.producer.fail(code, &text);
         self.failure = Some(text);
-        // Slots that come back are of no more use: waiting for them would keep the engine awake.
+        // Returned slots are of no more use: waiting for them would keep the engine awake.
         self.waits_for_credit = false;
     }
 
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// A ring that its stream has filled, of which the host takes a slot and gives it back after the end.
+    /// A ring filled by its stream; the host takes a slot and returns it after the end.
     fn sleeps_after(end: impl FnOnce(&mut RingSink)) -> bool {
         let config = RingConfig { slots: 2, slot_bytes: 4096 };
         let (producer, fds) = Producer::create(config).expect("a small ring");

@@ -41,9 +41,9 @@ pub const MAX_CREDITS: u32 = 64;
 pub struct SessionSource {
     /// The open file.
     pub file: OpenFile,
-    /// What is in it.
+    /// Its contents.
     pub layout: xio::dataset::TokenFile,
-    /// What is done to its blocks.
+    /// Stages applied to its blocks.
     pub stages: TargetStages,
 }
 
@@ -58,16 +58,16 @@ pub struct SessionSpec {
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
     pub credits: u32,
-    /// Told when the session ends, also by itself: when its queue pair failed.
+    /// Notified when the session ends, also when its queue pair has failed.
     pub ended: oneshot::Sender<Served>,
-    /// What the engine looks at for the session's end.
+    /// Flags that the engine checks for the session's end.
     pub signals: Signals,
 }
 
-/// What the control plane may ask.
+/// Commands of the control plane.
 #[derive(Debug)]
 pub enum Command {
-    /// Begin a session; the answer is our end of the queue pair.
+    /// Begin a session; the reply is our end of the queue pair.
     Open(SessionSpec, SyncSender<Result<QpAddress, Refused>>),
     /// Report counters.
     Status(SyncSender<Counters>),
@@ -86,13 +86,13 @@ pub struct TargetEngine {
     pub thread: JoinHandle<()>,
 }
 
-/// Memory of a session, in a protection domain of its own: nothing of another session's, or of the registers
-/// but by our own work requests, is within its reader's reach.
+/// Memory of a session, in a protection domain of its own: its reader cannot access memory of another
+/// session, and staging buffers only through our own work requests.
 #[derive(Clone, Copy, Debug)]
 struct Domain {
     pd: PdId,
     capsules: (PoolRange, MemoryRegion),
-    /// All registers.
+    /// All staging buffers.
     registers: MemoryRegion,
 }
 
@@ -120,7 +120,7 @@ impl Domain {
         made
     }
 
-    /// After its queue pair.
+    /// Called after its queue pair is destroyed.
     fn close<F: Fabric>(self, host: &mut Host<F>) {
         let gone = host.device().deregister(self.registers.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
@@ -142,7 +142,7 @@ struct Engine<F> {
     host: Host<F>,
     disk: UringDisk,
     target: Target,
-    /// Where the target's registers lie.
+    /// Where the target's staging buffers are.
     registers: PoolRange,
     sessions: Vec<Session>,
     /// Files of ended sessions that the disk still reads; bounded by the disk's queue.
@@ -156,13 +156,17 @@ struct Engine<F> {
 }
 
 impl TargetEngine {
-    /// Starts the engine with `registers` registers.
+    /// Starts the engine with `registers` staging buffers.
     pub fn start(config: HostConfig, registers: u32) -> Result<TargetEngine, EngineError> {
         let count = registers.max(2);
         let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
-        TargetEngine::start_on(Host::software(&HostConfig { memory, ..config })?, count)
+        let config = HostConfig { memory, ..config };
+        match &config.device {
+            None => TargetEngine::start_on(Host::software(&config)?, count),
+            Some(choice) => TargetEngine::start_on(Host::loaded(&config, choice)?, count),
+        }
     }
 
     fn start_on<F: Fabric + Send + 'static>(
@@ -176,7 +180,7 @@ impl TargetEngine {
         let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
         let pool = host.fabric.memory();
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
-        // nobody looks at a destination before the read is answered (`xio::disk`).
+        // nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
         let disk = UringDisk::new(memory, DISK_QUEUE)?;
         let mut notes = host.notes();
@@ -229,7 +233,7 @@ impl<F: Fabric> Application for Engine<F> {
             self.stop();
             return Turn::Stop;
         }
-        // Also when there is plenty to do: sessions must open and close under full load.
+        // Also under full load: sessions must open and close then, too.
         let busy = self.close_one() || self.take_command() || !progress.is_idle();
         if busy && !self.leaving.is_empty() {
             self.close_files();
@@ -258,7 +262,7 @@ impl<F: Fabric> Engine<F> {
         }
     }
 
-    /// Ends a session that failed or that its reader gave up; whether there was one.
+    /// Ends a session that failed or that its reader abandoned; whether there was one.
     fn close_one(&mut self) -> bool {
         let given_up = |session: &&Session| session.signals.is_raised();
         let given_up = || self.sessions.iter().find(given_up).map(|session| session.qpn);
@@ -278,7 +282,7 @@ impl<F: Fabric> Engine<F> {
         let work = match command {
             Command::Open(spec, reply) => {
                 let opened = self.open(spec);
-                // Whoever receives the answer closes the session; if nobody does, we do.
+                // The receiver of the reply closes the session; if there is none, we do.
                 if let Err(SendError(Ok(address))) = reply.send(opened) {
                     self.close(address.qpn);
                 }
@@ -293,7 +297,7 @@ impl<F: Fabric> Engine<F> {
         true
     }
 
-    /// Refuses with the request, which is freed by who made it.
+    /// On refusal the request is returned, so that its creator frees it.
     fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, Refused> {
         let (domain, address) = match self.queue_pair_for(&spec) {
             Ok(made) => made,
@@ -368,15 +372,15 @@ impl<F: Fabric> Engine<F> {
         let session = self.sessions.swap_remove(index);
         let served = self.target.served(qpn).unwrap_or_default();
         self.target.close(qpn);
-        // Nobody listens where the control call has gone.
+        // Nobody listens if the control call has ended.
         let _ = session.ended.send(served);
         self.host.destroy_qp(qpn);
         session.domain.close(&mut self.host);
         self.leaving.extend(session.files);
     }
 
-    /// Takes the files of ended sessions from the disk, except where a read is under way: its end wakes us,
-    /// and the file is tried again. Closing them may wait for a file system, so that is not done here.
+    /// Removes the files of ended sessions from the disk, except where a read is under way: its end wakes us,
+    /// and the file is retried. Closing them may wait for a file system, so that is not done here.
     fn close_files(&mut self) {
         let (disk, mut closing) = (&mut self.disk, Vec::new());
         self.leaving.retain(|file| match disk.remove_file(*file) {

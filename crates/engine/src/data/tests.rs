@@ -1,4 +1,4 @@
-//! What is given up is released, however full the queue of an engine is.
+//! Abandoned streams and sessions are released, however full the queue of an engine is.
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -20,10 +20,10 @@ const RING_BYTES: u64 = 16 << 10;
 
 fn config() -> HostConfig {
     let roce = SocketAddr::from(([127, 0, 0, 1], 0));
-    HostConfig { roce, memory: 32 << 20, loss_ppm: 0, seed: 7 }
+    HostConfig { roce, device: None, memory: 32 << 20, loss_ppm: 0, seed: 7 }
 }
 
-/// Waits until `look` says yes.
+/// Waits until `look` returns true.
 fn eventually(what: &str, look: impl Fn() -> bool) {
     let began = Instant::now();
     while !look() {
@@ -41,7 +41,7 @@ fn stall<C>(
     commands.send(status(reply)).expect("room");
     let (unread, _) = sync_channel(1);
     while commands.send(status(unread.clone())).is_ok() {}
-    // The engine may have taken the first one only now, and made room for one.
+    // The engine may have taken the first one only now, which made room for another.
     std::thread::sleep(Duration::from_millis(20));
     while commands.send(status(unread.clone())).is_ok() {}
     stalled
@@ -112,7 +112,7 @@ fn a_full_queue_loses_no_end_of_a_stream() {
     });
     assert!(status().get("dpu.memory_free_bytes") > before);
     eventually("the ring's share", || rings.take(RING_BYTES).is_ok());
-    // An engine that sleeps takes no more turns than it is woken.
+    // An engine that sleeps takes only as many turns as it is woken.
     let awake = status();
     std::thread::sleep(Duration::from_millis(300));
     let turns = status().get("engine.turns") - awake.get("engine.turns");
@@ -188,7 +188,7 @@ fn a_caller_waits_for_room_in_a_full_queue() {
     drop(stalled);
     let report = call.join().expect("no panic");
     assert!(matches!(report, Ok(Some(_))), "the stream runs: {report:?}");
-    // Whoever waits hears of the engine's end.
+    // A waiting caller learns of the engine's end.
     let stalled = stall(&engine.commands, dpu::Command::Status);
     let commands = engine.commands.clone();
     let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));

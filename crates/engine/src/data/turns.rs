@@ -1,7 +1,7 @@
 //! How long an engine's turns take, by what they were spent on.
 //!
-//! Whatever an engine does for one client, all others wait for. The longest time it took for each kind of work
-//! shows who makes them wait. It is wall time: what the scheduler gave to other threads is in it.
+//! While an engine works for one client, all others wait. The longest time of each kind of work shows which
+//! kind makes them wait. It is wall time, including the time that the scheduler gave to other threads.
 
 use nic::clock;
 use roce::{Duration, Time};
@@ -11,12 +11,12 @@ use crate::status::Counters;
 /// How far back "recent" reaches: to between one and two of these.
 const RECENT: Duration = Duration::from_millis(10_000);
 
-/// What a part of a turn is spent on.
+/// Kind of work in a part of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Packets in and out, timers.
     Packets,
-    /// One stream: answers, a block checked, samples copied, requests.
+    /// One stream: replies, a block checked, samples copied, requests.
     Stream,
     /// Sessions of a target: requests, a block converted, reads started.
     Sessions,
@@ -26,11 +26,11 @@ pub(crate) enum Work {
     NewQp,
     /// A queue pair connected.
     Connect,
-    /// A connection given up, or all of a stream.
+    /// A connection of a stream dropped, or all of them.
     Drop,
     /// A stream or session ended.
     Close,
-    /// Files of ended sessions taken from the disk.
+    /// Files of ended sessions removed from the disk.
     Files,
     /// Counters collected.
     Status,
@@ -59,11 +59,11 @@ struct Longest {
     previous_ns: u64,
 }
 
-/// A stopwatch over the parts of a turn: one look at the clock for each.
+/// A stopwatch over the parts of a turn; it reads the clock once for each.
 #[derive(Debug)]
 pub(crate) struct Turns {
     longest: [Longest; Work::ALL.len()],
-    /// When the part under way began.
+    /// When the current part began.
     since: Time,
     window_began: Time,
     turns: u64,
@@ -82,7 +82,7 @@ impl Turns {
         self.since = now;
     }
 
-    /// The part under way is over, and was spent on `work`.
+    /// Ends the current part, which was spent on `work`.
     pub(crate) fn spent(&mut self, work: Work) {
         self.spent_until(work, clock::now());
     }

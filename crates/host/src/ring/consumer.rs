@@ -1,21 +1,21 @@
-//! The trainer's side: attach, wait, look at batches where they lie, give slots back.
+//! The trainer's side: attach, wait, read batches in place, return slots.
 //!
 //! [`Consumer::next`] spins for a few microseconds, then sleeps on a futex in slices of
-//! `LIVENESS_SLICE_MS`; each slice that brings nothing looks whether the Unix socket hung up, so a
-//! producer killed with -9 is noticed within one slice. Slots published before its death, or before
-//! `fail`, are delivered first.
+//! `LIVENESS_SLICE_MS`; after each slice without a slot it checks whether the Unix socket was
+//! closed, so a producer killed with -9 is noticed within one slice. Slots published before its
+//! death, or before `fail`, are delivered first.
 //!
-//! Views are reference-counted: the slot goes back when the last [`SlotView`] or [`BatchView`] of it
-//! is dropped, on whatever thread, in whatever order. They keep the mapping alive, also after the
-//! [`Consumer`] is gone.
+//! Views are reference-counted: the slot is returned when the last [`SlotView`] or [`BatchView`] of
+//! it is dropped, on any thread, in any order. Views keep the mapping alive, even after the
+//! [`Consumer`] is dropped.
 //!
 //! Why a view may be a `&[u8]` although another process maps the same memory: the producer writes a
 //! slot only between taking it as free and publishing it; it can be free only after this side stored
 //! the release word, which happens when no view exists any more (`held` also refuses a descriptor
-//! that names a slot with a living view). Nobody else can write the file, it is sealed, which
+//! that names a slot with a living view). Nobody else can write the file: it is sealed, which
 //! `attach` checks. A producer that breaks the first rule on purpose could change bytes under a
-//! view; it is the program that makes up those bytes anyway, and every length, count and index used
-//! here was copied and checked before.
+//! view; but it chooses those bytes anyway, and every length, count and index used here was copied
+//! and checked before.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use super::map::{self, Access, Region, os};
 use super::wake::{self, SlotWords};
 use super::{AttachRefusal, DescriptorFault, Geometry, RingError, RingFds, SlotMeta};
 
-/// Longest sleep before the producer's socket is looked at.
+/// Longest sleep before the producer's socket is checked.
 const LIVENESS_SLICE_MS: u64 = 100;
-/// Looks at the counter before sleeping: about 3 µs, less than a sleep and a wake-up cost.
+/// Polls of the counter before sleeping: about 3 µs, less than a sleep and a wake-up cost.
 const SPIN_ROUNDS: u32 = 60;
 
 /// Everything that views need; lives as long as the last of them.
@@ -50,11 +50,11 @@ struct Attached {
     signalled: AtomicU64,
     /// eventfd writes made.
     credit_signals: AtomicU64,
-    /// Process that attached; a forked child must not give its parent's slots back.
+    /// Process that attached; a forked child must not return its parent's slots.
     owner: i32,
 }
 
-/// What a consumer did.
+/// Counters of a consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConsumerCounters {
     /// Slots taken.
@@ -65,10 +65,10 @@ pub struct ConsumerCounters {
     pub sleeps: u64,
     /// Slots found while spinning.
     pub spin_hits: u64,
-    /// Sleeps that ran out although a slot had come: the producer rings late on purpose, or was
-    /// interrupted before it could ring.
+    /// Sleeps that timed out although a slot had come: the producer signals late on purpose, or was
+    /// interrupted before it could signal.
     pub unrung: u64,
-    /// Looks at the producer's socket.
+    /// Checks of the producer's socket.
     pub liveness_checks: u64,
     /// Signals sent to a producer that waited for a slot.
     pub credit_signals: u64,
@@ -95,8 +95,8 @@ enum Look {
 }
 
 impl Consumer {
-    /// Maps the ring after checking it. `liveness` is this side's Unix socket to the producer: when
-    /// it hangs up, the producer is gone.
+    /// Maps the ring after checking it. `liveness` is this side's Unix socket to the producer: a
+    /// hang-up on it means that the producer has died.
     pub fn attach(fds: RingFds, liveness: OwnedFd) -> Result<Consumer, RingError> {
         let data = read_header(&fds.data, RingFile::Data)?;
         let credit = read_header(&fds.credit, RingFile::Credit)?;
@@ -134,15 +134,15 @@ impl Consumer {
         self.ring.geometry
     }
 
-    /// What was done so far.
+    /// The counters of the consumer.
     pub fn counters(&self) -> ConsumerCounters {
         let credit_signals = self.ring.credit_signals.load(Ordering::Relaxed);
         ConsumerCounters { credit_signals, ..self.counters }
     }
 
-    /// The next slot, in the order of publication. `None`: the stream has ended and all of it was
-    /// delivered. [`RingError::TimedOut`]: nothing came in `timeout`, ask again. Any other error is
-    /// final and returned again by later calls.
+    /// The next slot, in the order of publication. `None`: the stream has ended and was delivered
+    /// completely. [`RingError::TimedOut`]: nothing came within `timeout`, call again. Any other
+    /// error is final and returned by later calls, too.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<SlotView>, RingError> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
@@ -193,7 +193,7 @@ impl Consumer {
         }
     }
 
-    /// A dead producer writes no more, so one more look sees all it ever published.
+    /// A dead producer writes no more, so one more check finds everything that it published.
     fn last_words(&mut self) -> Result<Option<SlotView>, RingError> {
         let died = RingError::ProducerDied { taken: self.taken };
         self.look()?.answer().ok_or(died)
@@ -207,7 +207,7 @@ impl Consumer {
         })
     }
 
-    /// Sleeps at most `slice`; `false` when nothing rang.
+    /// Sleeps at most `slice`; `false` when no signal came.
     fn sleep(&mut self, slice: Duration) -> Result<bool, RingError> {
         let words = self.ring.words();
         let Some(bell) = words.fall_asleep(self.taken) else {
@@ -237,8 +237,8 @@ impl Consumer {
         Ok(poll[0].revents().intersects(gone))
     }
 
-    /// Takes the next slot if there is one. `end` is read before `produced`: whatever was published
-    /// before the end is then seen first.
+    /// Takes the next slot if there is one. `end` is read before `produced`, so that everything
+    /// published before the end is seen first.
     fn look(&mut self) -> Result<Look, RingError> {
         let words = self.ring.words();
         let end = wake::load_acquire(words.end);
@@ -369,12 +369,12 @@ impl Attached {
 
     fn signal(&self) {
         self.credit_signals.fetch_add(1, Ordering::Relaxed);
-        // A full counter (EAGAIN) is a signal already; a closed one has nobody listening.
+        // A full counter (EAGAIN) is a signal already; on a closed one nobody listens.
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
     }
 }
 
-/// One taken slot; dropping it gives the slot back.
+/// One taken slot; dropping it returns the slot.
 #[derive(Debug)]
 struct Hold {
     ring: Arc<Attached>,
@@ -410,7 +410,7 @@ impl SlotView {
         self.hold.sequence
     }
 
-    /// What the producer said about the slot.
+    /// The producer's description of the slot.
     pub fn meta(&self) -> SlotMeta {
         self.hold.meta
     }

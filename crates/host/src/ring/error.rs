@@ -1,8 +1,8 @@
-//! Everything that a ring refuses or ends with, by reason.
+//! All errors of a ring, by reason.
 //!
-//! Three levels: [`AttachRefusal`] for files that are no ring, [`DescriptorFault`] for a slot whose
-//! description does not hold together, [`RingError`] for all that a caller can meet. Each names the
-//! value at fault; `reason` gives a short stable name to count by.
+//! There are three levels: [`AttachRefusal`] for files that are no ring, [`DescriptorFault`] for an
+//! inconsistent slot descriptor, [`RingError`] for everything that a caller can get. Each names the
+//! value at fault; `reason` is a short stable name for counting.
 
 use rustix::io::Errno;
 use thiserror::Error;
@@ -37,7 +37,7 @@ pub enum RingError {
     /// The slot size is not a multiple of the page size.
     #[error("ring: slot_bytes is {slot_bytes}, must be a multiple of {MIN_SLOT_BYTES}")]
     SlotAlignment {
-        /// The size asked for.
+        /// The requested size.
         slot_bytes: u64,
     },
     /// The files handed over are not a ring this version can use.
@@ -72,7 +72,7 @@ pub enum RingError {
     /// `publish` after `finish` or `fail`.
     #[error("ring: the stream was ended, nothing more can be published")]
     Ended,
-    /// Nothing was published in time. The stream goes on; ask again.
+    /// Nothing was published in time. The stream continues; call again.
     #[error("ring: no batch after {waited_ms} ms")]
     TimedOut {
         /// How long the caller allowed.
@@ -86,7 +86,7 @@ pub enum RingError {
         /// The producer's words.
         message: String,
     },
-    /// The producer's process is gone without having ended the stream.
+    /// The producer's process died without ending the stream.
     #[error(
         "the data daemon died or closed the stream after slot {taken}; \
          open the stream again and resume from the last batch used"
@@ -95,7 +95,7 @@ pub enum RingError {
         /// Slots that were delivered.
         taken: u64,
     },
-    /// A descriptor does not hold together; the ring cannot be used further.
+    /// A descriptor is inconsistent; the ring cannot be used further.
     #[error("ring: descriptor of slot number {sequence} is damaged: {fault}")]
     BadDescriptor {
         /// Which publication.
@@ -106,7 +106,7 @@ pub enum RingError {
     /// The producer's counter is impossible; the ring cannot be used further.
     #[error("ring: producer counts {produced} slots where {taken} were taken and {slots} exist")]
     BadCounter {
-        /// What the counter says.
+        /// Value of the counter.
         produced: u64,
         /// Slots taken so far.
         taken: u64,
@@ -122,9 +122,9 @@ pub enum RingError {
     /// The consumer is used in a child of the process that attached it.
     #[error("ring: attached by process {owner}, used by its child {user}; attach in each process")]
     Forked {
-        /// Who attached.
+        /// The process that attached.
         owner: i32,
-        /// Who asks.
+        /// The process that used it.
         user: i32,
     },
 }
@@ -133,7 +133,7 @@ pub enum RingError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AttachRefusal {
-    /// The file lacks seals, so the producer could pull it away under us.
+    /// The file lacks seals, so the producer could truncate it under us.
     #[error("{file} lacks seals (has {found:#x}, needs {needed:#x})")]
     Seals {
         /// Which file.

@@ -1,6 +1,6 @@
-//! Where everything stands in the two files of a ring, and the checks of what is read from them.
+//! The layout of the two files of a ring, and the checks of what is read from them.
 //!
-//! Pure arithmetic and encoding: nothing here maps, waits or calls the system. The *data* file is
+//! Pure arithmetic and encoding: nothing here maps, waits or makes system calls. The *data* file is
 //! written by the producer alone; the *credit* file is the only one that the consumer can write.
 //!
 //! ```text
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Words that different sides write are at least 128 bytes apart, because x86 fetches cache lines in
-//! pairs. All words are native-endian: both sides run on one machine, and the magic says if not.
+//! pairs. All words are native-endian: both sides run on one machine, which the magic verifies.
 
 use super::{AttachRefusal, DescriptorFault, RingError};
 
@@ -55,7 +55,7 @@ const DESCRIPTORS_AT: usize = PAGE_BYTES as usize;
 
 const _: () = assert!(END_TEXT_AT + MAX_END_TEXT_BYTES <= DESCRIPTORS_AT);
 
-/// `end` word of a stream that goes on.
+/// `end` word of an open stream.
 pub(super) const END_OPEN: u32 = 0;
 /// `end` word after [`finish`](super::Producer::finish).
 pub(super) const END_FINISHED: u32 = 1;
@@ -115,26 +115,26 @@ impl Geometry {
         (RELEASED_AT as u64 + 8 * u64::from(self.slots)).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Where the descriptor of publication `sequence` stands in the data file.
+    /// Offset of the descriptor of publication `sequence` in the data file.
     pub(super) fn descriptor_at(&self, sequence: u64) -> usize {
         let entry = sequence % u64::from(self.slots);
         DESCRIPTORS_AT + (entry * DESCRIPTOR_BYTES) as usize
     }
 
-    /// Where slot `slot` starts in the data file.
+    /// Offset of slot `slot` in the data file.
     pub(super) fn slot_at(&self, slot: u32) -> usize {
         debug_assert!(slot < self.slots);
         (self.slots_at() + u64::from(slot) * self.slot_bytes) as usize
     }
 
-    /// Where the release word of slot `slot` stands in the credit file.
+    /// Offset of the release word of slot `slot` in the credit file.
     pub(super) fn released_at(&self, slot: u32) -> usize {
         debug_assert!(slot < self.slots);
         RELEASED_AT + 8 * slot as usize
     }
 }
 
-/// Which of the two files a header stands in.
+/// The file that a header belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingFile {
     /// Header, descriptors and slots; read-only for the consumer.
@@ -170,7 +170,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header as it stands at offset 0 of `file`.
+    /// The header at offset 0 of `file`.
     pub(super) fn encode(&self, file: RingFile) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -224,12 +224,12 @@ pub struct SlotMeta {
     pub batch_count: u32,
     /// Bytes of each batch.
     pub batch_bytes: u64,
-    /// CRC32C of the payload, when the consumer is to be able to check it.
+    /// CRC32C of the payload, if the consumer is to be able to check it.
     pub crc32c: Option<u32>,
 }
 
 impl SlotMeta {
-    /// Whether the numbers agree with each other and fit a slot of `slot_bytes`.
+    /// Checks that the numbers are consistent and fit a slot of `slot_bytes`.
     pub(super) fn check(&self, slot_bytes: u64) -> Result<(), DescriptorFault> {
         if !(1..=slot_bytes).contains(&self.bytes) {
             return Err(DescriptorFault::Length { bytes: self.bytes, slot_bytes });

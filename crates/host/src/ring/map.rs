@@ -3,7 +3,7 @@
 //! May hold: creation, sealing, mapping, pre-faulting, bounds-checked access. May not hold: what the
 //! words mean (`layout`) or in which order they are touched (`producer`, `consumer`, `wake`).
 //!
-//! Invariants that every `unsafe` below leans on:
+//! Invariants that every `unsafe` below relies on:
 //!
 //! 1. A mapping covers `len` bytes of a file whose size is sealed (no grow, no shrink), so a peer can
 //!    neither unmap our pages nor make an access raise SIGBUS by truncating the file.
@@ -23,8 +23,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::RingError;
 
-/// Bytes mapped in, and unmapped, in one call. Calls lock the address space of the process, and an engine that
-/// needs memory meanwhile waits for them: 1 GiB at once takes 100 ms and more.
+/// Bytes faulted in, or unmapped, in one call. Each call locks the address space of the process, and an engine
+/// that needs memory meanwhile waits: 1 GiB at once takes 100 ms and more.
 const PIECE_BYTES: usize = 2 << 20;
 
 /// Whether a mapping may be written.
@@ -72,7 +72,7 @@ impl Region {
             Access::ReadOnly => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
-        // Huge pages are a wish: kernels that do not offer them for shared memory say EINVAL.
+        // Huge pages are optional: kernels without them for shared memory return EINVAL.
         let _ = self.advise(0, self.len, Advice::LinuxHugepage);
         for (at, len) in self.pieces() {
             match self.advise(at, len, populate) {
@@ -90,7 +90,7 @@ impl Region {
         unsafe { rustix::mm::madvise(self.at(at, len).cast::<c_void>(), len, advice) }
     }
 
-    /// Offset and length of the pieces to map in and to unmap. Pages lie in one piece each.
+    /// Offset and length of the pieces to fault in and to unmap. Each page is in one piece.
     fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let len = self.len;
         (0..len).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(len - at)))
@@ -121,7 +121,7 @@ impl Region {
     /// Copies `bytes` to `at`.
     ///
     /// # Safety
-    /// Nobody reads or writes the range meanwhile by the rules of the ring, and `self` is writable.
+    /// By the rules of the ring nobody reads or writes the range meanwhile, and `self` is writable.
     pub(super) unsafe fn copy_in(&self, at: usize, bytes: &[u8]) {
         debug_assert_eq!(self.access, Access::ReadWrite);
         // SAFETY: in bounds by `at`; `bytes` cannot overlap a range that the caller owns.
@@ -137,7 +137,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.at(at, len), len) }
     }
 
-    /// The bytes at `at`, to be written.
+    /// The bytes at `at`, for writing.
     ///
     /// # Safety
     /// No other reference to the range lives in this process, nobody else writes it, and `self` is
@@ -180,14 +180,14 @@ fn memfd(name: &str) -> Result<OwnedFd, RingError> {
     .map_err(|errno| os("memfd_create", errno))
 }
 
-/// Seals the size of `file` and the set of seals; with `frozen` also refuses writable mappings and
-/// writes other than through those that exist.
+/// Seals the size of `file` and the set of seals; with `frozen` also forbids new writable mappings and writes
+/// other than through existing ones.
 pub(super) fn seal(file: impl AsFd, frozen: bool) -> Result<(), RingError> {
     rustix::fs::fcntl_add_seals(file, required_seals(frozen))
         .map_err(|errno| os("F_ADD_SEALS", errno))
 }
 
-/// The seals that [`seal`] sets and that the consumer insists on.
+/// The seals that [`seal`] sets and that the consumer requires.
 pub(super) fn required_seals(frozen: bool) -> SealFlags {
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if frozen { size | SealFlags::FUTURE_WRITE } else { size }

@@ -1,28 +1,28 @@
 //! The host ring: batches written once into memory that the trainer maps.
 //!
 //! One [`Producer`] (the DPU process; on real hardware a DMA engine does its copies) and one
-//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, handed over as [`RingFds`].
-//! Either may be killed at any instant; the other finds out through the Unix socket that they were
-//! handed over on ([`attach`](crate::attach)). Slots carry whole batches. They are published in
-//! order and come back in any order:
+//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, passed as [`RingFds`]. Either
+//! may be killed at any instant; the other notices through the Unix socket on which they were passed
+//! ([`attach`](crate::attach)). Slots carry whole batches. They are published in order and returned in
+//! any order:
 //!
 //! ```text
 //!   FREE --free_slot--> FILLING --publish--> READY --next--> HELD --last view dropped--> FREE
 //!        (producer's private state)        (descriptor)    (consumer)   (release word per slot)
 //! ```
 //!
-//! A publication goes into *any* free slot and its descriptor says which, so one view that is kept
-//! for long costs one slot and never blocks the others.
+//! A publication goes into *any* free slot, which its descriptor names, so one long-lived view costs one
+//! slot and never blocks the others.
 //!
 //! Rules:
-//! - Only the producer can write the data file: it is sealed against later writable mappings. All
-//!   that a consumer can change is its sleep word, its release words and the eventfd; the producer
-//!   compares those with what it knows and counts what no honest consumer writes (C7). A lying
-//!   consumer gets its own slots overwritten early, nothing else.
+//! - Only the producer can write the data file: it is sealed against later writable mappings. All that a
+//!   consumer can change is its sleep word, its release words and the eventfd; the producer compares
+//!   those with its own state and counts values that no correct consumer writes (C7). A consumer that
+//!   writes false values gets its own slots overwritten too soon, and affects nothing else.
 //! - The consumer checks every number that it takes from the producer before it is used.
-//! - Nothing queues: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
+//! - Nothing is queued: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
 //!
-//! `layout` says where words stand, `map` owns the memory, `wake` is the wake-up protocol.
+//! `layout` defines the layout, `map` owns the memory, `wake` is the wake-up protocol.
 
 mod consumer;
 mod error;
@@ -93,15 +93,15 @@ impl From<[OwnedFd; RingFds::COUNT]> for RingFds {
 pub mod codes {
     /// A token does not fit the type to deliver.
     pub const DATA: u32 = 1;
-    /// The target cannot deliver the file any more.
+    /// The target can no longer deliver the file.
     pub const STORAGE: u32 = 2;
-    /// A target could not be reached any more.
+    /// A target became unreachable.
     pub const PEER: u32 = 3;
     /// The DPU was asked to stop.
     pub const STOPPED: u32 = 4;
 }
 
-/// CRC32C of `payload`, as it goes into [`SlotMeta::crc32c`].
+/// CRC32C of `payload`, as stored in [`SlotMeta::crc32c`].
 pub fn checksum(payload: &[u8]) -> u32 {
     crc32c::crc32c(payload)
 }

@@ -1,16 +1,16 @@
-//! The writing side: fill free slots, publish them in order, ring late, never trust a credit.
+//! The writing side: fill free slots, publish them in order, signal late, never trust a credit.
 //!
 //! Order of calls: [`free_slot`](Producer::free_slot), [`write`](Producer::write) or
 //! [`slot_mut`](Producer::slot_mut), [`publish`](Producer::publish), and after each round of work
-//! [`doorbell_if_needed`](Producer::doorbell_if_needed). With nothing to do, ring what waits
-//! ([`doorbell_now`](Producer::doorbell_now)); with no free slot,
-//! [`arm_credit_wakeup`](Producer::arm_credit_wakeup) (which rings too) and poll
+//! [`doorbell_if_needed`](Producer::doorbell_if_needed). With nothing to do, call
+//! [`doorbell_now`](Producer::doorbell_now) for waiting slots; with no free slot, call
+//! [`arm_credit_wakeup`](Producer::arm_credit_wakeup) (which signals too) and poll
 //! [`credit_fd`](Producer::credit_fd).
 //!
 //! Invariants:
 //! - A slot is written only while FILLING in `states`, which no other process can see or change.
-//! - What the consumer wrote is only ever *compared*: with 1 + the sequence that a slot was published
-//!   under, and with the range of sleeps that are possible. It never becomes an index or a length.
+//! - Words written by the consumer are only ever *compared*: with 1 + the sequence that a slot was
+//!   published under, and with the range of possible sleeps. They never become an index or a length.
 //! - No call blocks, whatever the consumer does with the words or with the eventfd.
 
 use std::io::IoSliceMut;
@@ -26,7 +26,7 @@ use super::map::{self, Access, Region, os};
 use super::wake::{self, Bell, Doorbell, SlotWords};
 use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta};
 
-/// A slot that [`Producer::free_slot`] handed out.
+/// A slot obtained from [`Producer::free_slot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIndex(u32);
 
@@ -37,11 +37,11 @@ impl SlotIndex {
     }
 }
 
-/// What the producer knows about one slot.
+/// The producer's state of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     state: State,
-    /// Release word last seen, so that each odd value is counted once.
+    /// Release word last seen, so that each wrong value is counted once.
     seen: u64,
 }
 
@@ -49,11 +49,11 @@ struct Slot {
 enum State {
     Free,
     Filling,
-    /// Published under this sequence and not yet given back.
+    /// Published under this sequence and not yet returned.
     Published(u64),
 }
 
-/// What a producer did.
+/// Counters of a producer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProducerCounters {
     /// Slots published.
@@ -66,11 +66,11 @@ pub struct ProducerCounters {
     pub doorbells_held: u64,
     /// Waits for credits announced.
     pub credit_waits: u64,
-    /// Waits for credits that ended although no slot had come back.
+    /// Waits for credits that ended although no slot had been returned.
     pub credit_wakeups_empty: u64,
-    /// Release words that no honest consumer writes.
+    /// Release words that no correct consumer writes.
     pub bad_release_words: u64,
-    /// Sleep words that no honest consumer writes.
+    /// Sleep words that no correct consumer writes.
     pub bad_sleep_words: u64,
 }
 
@@ -148,7 +148,7 @@ impl Producer {
         self.geometry
     }
 
-    /// What was done so far.
+    /// The counters of the producer.
     pub fn counters(&self) -> ProducerCounters {
         self.counters
     }
@@ -158,9 +158,9 @@ impl Producer {
         self.produced
     }
 
-    /// Takes a free slot for filling, `None` when the consumer holds or has yet to read all others.
+    /// Takes a free slot for filling, `None` when all others are unread or held by the consumer.
     pub fn free_slot(&mut self) -> Option<SlotIndex> {
-        // The lowest: with a quick consumer a few slots take turns and stay in the processor's cache.
+        // The lowest: with a fast consumer a few slots alternate and stay in the processor's cache.
         let slot = (0..self.geometry.slots()).find(|&slot| self.is_free(slot))?;
         self.slots[slot as usize].state = State::Filling;
         Some(SlotIndex(slot))
@@ -179,7 +179,7 @@ impl Producer {
         }
     }
 
-    /// Looks whether the consumer gave `slot` back. Acquire: its reads lie before our next writes.
+    /// Checks whether the consumer returned `slot`. Acquire: its reads come before our next writes.
     fn reclaim(&mut self, slot: u32, sequence: u64) -> bool {
         let word = self.credit.u64_at(self.geometry.released_at(slot)).load(Ordering::Acquire);
         let known = &mut self.slots[slot as usize];
@@ -225,15 +225,15 @@ impl Producer {
         }
     }
 
-    /// Puts a slot back that was taken and will not be published.
+    /// Releases a slot that was taken and will not be published.
     pub fn abandon(&mut self, slot: SlotIndex) -> Result<(), RingError> {
         self.filling(slot)?;
         self.slots[slot.0 as usize].state = State::Free;
         Ok(())
     }
 
-    /// Hands a filled slot to the consumer and returns its sequence. Does not wake the consumer:
-    /// call [`doorbell_if_needed`](Self::doorbell_if_needed).
+    /// Publishes a filled slot and returns its sequence. Does not wake the consumer: call
+    /// [`doorbell_if_needed`](Self::doorbell_if_needed).
     pub fn publish(&mut self, slot: SlotIndex, meta: SlotMeta) -> Result<u64, RingError> {
         self.filling(slot)?;
         if self.ended {
@@ -251,8 +251,8 @@ impl Producer {
         Ok(sequence)
     }
 
-    /// The entry at `sequence mod slots` is not in use: every unread publication keeps a slot of its
-    /// own from being free, and the slot of this one was free.
+    /// The entry at `sequence mod slots` is unused: every unread publication occupies a slot of its
+    /// own, and the slot of this one was free.
     fn write_descriptor(&self, descriptor: &Descriptor) {
         let at = self.geometry.descriptor_at(descriptor.sequence);
         for (i, word) in descriptor.encode().into_iter().enumerate() {
@@ -317,8 +317,8 @@ impl Producer {
     fn ring(&mut self) {
         self.words().ring();
         self.counters.doorbells += 1;
-        // Nothing to do about an error, and none is possible for a word that is mapped: the
-        // consumer looks again by itself in any case.
+        // An error is impossible for a mapped word, and could not be handled: the consumer checks by
+        // itself in any case.
         let _ = futex::wake(self.data.u32_at(layout::BELL_AT), futex::Flags::empty(), 1);
     }
 
@@ -331,9 +331,10 @@ impl Producer {
         }
     }
 
-    /// Says that the producer is about to sleep until a slot comes back, and rings the consumer if
-    /// anything is ready. `true`: poll [`credit_fd`](Self::credit_fd) for input, then
-    /// [`disarm_credit_wakeup`](Self::disarm_credit_wakeup). `false`: a slot is free already, go on.
+    /// Announces that the producer is about to sleep until a slot is returned, and signals the
+    /// consumer if anything is ready. `true`: poll [`credit_fd`](Self::credit_fd) for input, then
+    /// [`disarm_credit_wakeup`](Self::disarm_credit_wakeup). `false`: a slot is free already,
+    /// continue.
     pub fn arm_credit_wakeup(&mut self) -> bool {
         self.doorbell_now();
         self.counters.credit_waits += 1;
@@ -365,8 +366,8 @@ impl Producer {
         let _ = rustix::io::preadv2(&self.credit_fd, &mut into, u64::MAX, ReadWriteFlags::NOWAIT);
     }
 
-    /// Readable when a slot came back while a wait for credits was announced. Poll it only then: at
-    /// other times it may be readable for no reason.
+    /// Readable when a slot was returned while a wait for credits was announced. Poll it only then:
+    /// at other times it may be readable without need.
     pub fn credit_fd(&self) -> BorrowedFd<'_> {
         self.credit_fd.as_fd()
     }

@@ -1,4 +1,4 @@
-//! One process, both ends: what must hold whatever the pace and the order of drops.
+//! One process, both ends: what must hold at any pace and in any order of drops.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ impl Rng {
     }
 }
 
-/// Both ends of a ring; the connection stands for the producer's life.
+/// Both ends of a ring; the connection represents the producer's life.
 fn ring(slots: u32, slot_bytes: u64) -> (Producer, Consumer, Connection) {
     let (producer, fds) = Producer::create(RingConfig { slots, slot_bytes }).unwrap();
     let (ours, theirs) = Connection::pair().unwrap();
@@ -119,8 +119,7 @@ fn produce(mut producer: Producer, seed: u64, count: u64) -> Producer {
     producer
 }
 
-/// Checks a batch against what it must hold; called when it is dropped, so that an early overwrite
-/// shows.
+/// Checks the content of a batch; called when it is dropped, so that a premature overwrite is found.
 fn check_batch(batch: &BatchView, seed: u64, slot_bytes: usize) {
     let sequence = batch.number() / 1_000_000;
     let index = (batch.number() % 1_000_000) as usize;
@@ -344,12 +343,12 @@ fn the_doorbell_can_ring_late() {
     publish_u64(&mut producer, 1);
     let late = producer.doorbell_if_needed(2);
     assert_eq!(waiter.join().unwrap(), Ok(true));
-    // The consumer's own look at the producer's life may come first; it needs no ring then.
+    // The consumer's own check of the producer's life may come first; it needs no ring then.
     assert!(!early);
     println!("rung: {late}");
 }
 
-/// A data file over which a test writes what it likes.
+/// A data file that a test overwrites at will.
 fn forged(words: &[[u64; layout::DESCRIPTOR_WORDS]], produced: u64) -> (Consumer, Connection) {
     let geometry = Geometry::new(2, 4096).unwrap();
     let header = layout::Header { geometry, nonce: 1 };

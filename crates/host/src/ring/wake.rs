@@ -8,9 +8,9 @@
 //! *Slots, producer to consumer.* The consumer stores `sleep = 1 + taken`, fences, reads `bell`, then
 //! `produced` and `end`; if nothing came it waits while `bell` keeps the value read. The producer
 //! stores `produced`, fences, reads `sleep`; to wake it changes `bell` and calls the futex. The value
-//! of `sleep` names one sleep: after it was rung for, the consumer never sleeps with it again,
-//! because `produced` has passed it. So one ring per value is enough, and the difference to
-//! `produced` is the number of slots that wait, which lets the producer ring late on purpose.
+//! of `sleep` identifies one sleep: after a signal for it the consumer never uses it again, because
+//! `produced` has passed it. So one signal per value is enough, and the difference to `produced` is
+//! the number of waiting slots, which lets the producer signal late on purpose.
 //!
 //! *Credits, consumer to producer.* The producer stores `credit_wait = n` (a new number each time),
 //! fences, looks for a released slot, and sleeps if there is none. The consumer stores the release
@@ -69,8 +69,8 @@ impl<A32: Word<u32>, A64: Word<u64>> SlotWords<'_, A32, A64> {
     pub(super) fn fall_asleep(&self, taken: u64) -> Option<u32> {
         self.sleep.store(taken.wrapping_add(1), Relaxed);
         A64::fence(SeqCst);
-        // The bell before the words it announces: a ring between the two then changes the value
-        // that the futex compares with.
+        // The bell is read before the words it announces: a signal between the two then changes the
+        // value that the futex compares.
         let bell = load_acquire(self.bell);
         let idle = load_acquire(self.produced) == taken && load_acquire(self.end) == 0;
         if !idle {
@@ -79,7 +79,7 @@ impl<A32: Word<u32>, A64: Word<u64>> SlotWords<'_, A32, A64> {
         idle.then_some(bell)
     }
 
-    /// Consumer: up again, no need to ring.
+    /// Consumer: awake, needs no signal.
     pub(super) fn awake(&self) {
         self.sleep.store(0, Relaxed);
     }
@@ -89,7 +89,7 @@ impl<A32: Word<u32>, A64: Word<u64>> SlotWords<'_, A32, A64> {
         self.produced.store(produced, Release);
     }
 
-    /// Producer: what the consumer's sleep word says, loaded after everything published so far.
+    /// Producer: the consumer's sleep word, loaded after everything published so far.
     pub(super) fn sleep_word(&self) -> u64 {
         A64::fence(SeqCst);
         self.sleep.load(Acquire)
@@ -102,28 +102,28 @@ impl<A32: Word<u32>, A64: Word<u64>> SlotWords<'_, A32, A64> {
     }
 }
 
-/// Producer: decides when to ring, once per sleep.
+/// Producer: decides when to signal, once per sleep.
 #[derive(Debug, Default)]
 pub(super) struct Doorbell {
-    /// Sleep word that was last rung for.
+    /// Sleep word of the last signal.
     rung_for: u64,
 }
 
-/// What to do about a sleep word.
+/// Reaction to a sleep word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bell {
-    /// The consumer is awake, has nothing to wake for, or was rung for already.
+    /// The consumer is awake, has nothing to wake for, or was signalled already.
     Quiet,
-    /// It sleeps, and fewer slots than asked for wait.
+    /// It sleeps, and fewer slots are ready than requested.
     Hold,
     /// Wake it.
     Ring,
-    /// An honest consumer cannot have written this word.
+    /// No correct consumer writes this word.
     Bad,
 }
 
 impl Doorbell {
-    /// Judges sleep word `sleep` with `produced` slots published on a ring of `slots`. Below
+    /// Evaluates sleep word `sleep` with `produced` slots published on a ring of `slots`. Below
     /// `min_ready` waiting slots (0 counts as 1) the consumer is left asleep.
     pub(super) fn judge(&mut self, sleep: u64, produced: u64, slots: u32, min_ready: u32) -> Bell {
         let Some(taken) = sleep.checked_sub(1) else {
@@ -147,7 +147,7 @@ impl Doorbell {
     }
 }
 
-/// Producer: announces wait number `wait` (never 0) for credits. The caller looks for a released
+/// Producer: announces wait number `wait` (never 0) for credits. The caller checks for a released
 /// slot afterwards and sleeps only if there is none.
 pub(super) fn announce_credit_wait<W: Word<u64>>(credit_wait: &W, wait: u64) {
     credit_wait.store(wait, Relaxed);
@@ -159,7 +159,7 @@ pub(super) fn end_credit_wait<W: Word<u64>>(credit_wait: &W) {
     credit_wait.store(0, Relaxed);
 }
 
-/// Consumer: gives a slot back, and returns the number of the producer's wait, 0 for none.
+/// Consumer: returns a slot, and yields the number of the producer's wait, 0 for none.
 pub(super) fn release<W: Word<u64>>(released: &W, word: u64, credit_wait: &W) -> u64 {
     released.store(word, Release);
     W::fence(SeqCst);

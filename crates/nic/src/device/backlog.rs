@@ -1,14 +1,13 @@
-//! How full the receive buffers of other processes of this machine are, so that nothing is sent into a
-//! full one.
+//! Receive-buffer occupancy of other processes on this machine, so that nothing is sent into a full buffer.
 //!
-//! UDP over loopback has no back-pressure: what does not fit the receiver's buffer is gone, and the
-//! sender never hears of it. An adapter that loops packets back waits instead, and programs on unreliable
-//! connections count on that. The kernel tells the level of any UDP socket of the network namespace to
-//! anyone who asks (`sock_diag(7)`), so it is asked whenever another quarter of a buffer may have been
-//! filled. Above half a buffer nothing is sent to that process (the level may be overstated by a quarter:
-//! the kernel books what is read in portions), but no longer than [`PATIENCE`]: then the process has stopped
-//! reading, and until it reads again packets for it are lost as on a link. Each process is followed by
-//! itself: one that has stopped slows nobody but those who send to it.
+//! UDP over loopback has no back-pressure: a packet that does not fit the receive buffer is dropped, and the
+//! sender does not notice. A hardware adapter that loops packets back stalls instead, and programs on
+//! unreliable connections depend on it. Any process may query the socket-buffer occupancy of the UDP sockets
+//! in its network namespace (`sock_diag(7)`), so it is queried whenever another quarter of a buffer may have
+//! been filled. Above half a buffer nothing is sent to that process (the level may be overstated by a
+//! quarter, because the kernel accounts for reads in portions), for at most [`PATIENCE`]. After that the
+//! process counts as stopped, and packets for it are lost as on a link until it reads again. Each process is
+//! tracked separately: a stopped one slows only those that send to it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,23 +20,23 @@ use rustix::net::{recv, send, socket_with};
 /// Longest that a full buffer holds packets back.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Time between two looks at a full buffer.
+/// Time between two queries of a full buffer.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-/// Time between two looks at the buffer of a process that has stopped reading.
+/// Time between two queries of the buffer of a process that has stopped reading.
 const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
 
-/// What packets take of a receive buffer at most: each its `sk_buff` with its headers, and its bytes
-/// in a block of the next power of two.
+/// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes in a
+/// block of the next power of two.
 const fn taken(packets: u64, bytes: u64) -> u64 {
     2 * bytes + packets * 1280
 }
 
-/// What the longest packet takes.
+/// What the longest packet takes of a receive buffer.
 const LARGEST_BYTES: u64 = taken(1, 4096 + 64);
 
-/// Processes that are followed at a time. For one more, the one followed longest is forgotten until it is
-/// sent to again. A machine has 254 of them for each address.
+/// Processes tracked at a time. One more replaces the one tracked longest until that is sent to again. A
+/// machine has 254 processes for each address.
 const MAX_PEERS: usize = 512;
 
 /// See the module's text.
@@ -45,24 +44,24 @@ const MAX_PEERS: usize = 512;
 pub(super) struct Backlog {
     kernel: Result<SockDiag, String>,
     peers: Vec<Peer>,
-    /// Where in `peers` the last one asked for stands.
+    /// Place in `peers` of the last one looked up.
     last: usize,
-    /// Number of the burst under way.
+    /// Number of the current burst.
     burst: u64,
-    /// Bytes that lay unread in buffers at the last look of [`Backlog::is_stalled`].
+    /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
     pub(super) times_held: u64,
 }
 
-/// What is done with packets for a process.
+/// State of sending to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
-    /// They are sent while there is room.
+    /// Packets are sent while there is room.
     Open,
-    /// They wait: the buffer has been full since `since`.
+    /// Packets wait: the buffer has been full since `since`.
     Held { since: Time, look_at: Time },
-    /// They are lost: the process has stopped reading.
+    /// Packets are lost: the process has stopped reading.
     Lost { look_at: Time },
 }
 
@@ -71,17 +70,17 @@ enum Flow {
 struct Peer {
     local: SocketAddr,
     remote: SocketAddr,
-    /// As the kernel said last, in its own accounting.
+    /// The occupancy last reported by the kernel, in its own accounting.
     level: Level,
-    /// At most what it grew by since.
+    /// Upper bound of its growth since.
     sent: u64,
-    /// Packets that were admitted since the burst of this number.
+    /// Burst number, and packets admitted since that burst.
     admitted: (u64, u64),
     flow: Flow,
 }
 
 impl Peer {
-    /// One whose first look is due.
+    /// A peer whose first query is due.
     fn new(local: SocketAddr, remote: SocketAddr) -> Peer {
         let level = Level { used: 0, limit: 0 };
         Peer { local, remote, level, sent: 0, admitted: (0, 0), flow: Flow::Open }
@@ -92,7 +91,7 @@ impl Peer {
         (self.level.limit / 2).saturating_sub(self.level.used + self.sent)
     }
 
-    /// When the next look at its buffer is due; `None` while the last one is good enough.
+    /// When the next query of its buffer is due; `None` while the last one is recent enough.
     fn look_at(&self) -> Option<Time> {
         match self.flow {
             Flow::Held { look_at, .. } | Flow::Lost { look_at } => Some(look_at),
@@ -103,7 +102,7 @@ impl Peer {
         }
     }
 
-    /// Draws the consequence of a look.
+    /// Updates the state after a query.
     fn follow(&mut self, now: Time) {
         let since = match self.flow {
             _ if self.room() >= LARGEST_BYTES => {
@@ -120,7 +119,7 @@ impl Peer {
         self.flow = Flow::Held { since, look_at: now + LOOK_AGAIN };
     }
 
-    /// Grants what there is room for beside what was admitted since the same burst.
+    /// Admits packets into the room left by those admitted in the same burst.
     fn grant(&mut self, burst: u64, packets: usize) -> usize {
         if self.admitted.0 != burst {
             self.admitted = (burst, 0);
@@ -145,12 +144,12 @@ impl Backlog {
         Backlog { kernel: SockDiag::open(), peers, last: 0, burst: 0, unread, times_held: 0 }
     }
 
-    /// Why packets to this machine's own processes are not held back, if so.
+    /// Why traffic to local processes is not paced, if so.
     pub(super) fn why_not(&self) -> Option<&str> {
         self.kernel.as_ref().err().map(String::as_str)
     }
 
-    /// How many of so many packets, whatever their length, may be sent now to the process at `remote`.
+    /// How many of `packets`, whatever their length, may be sent now to the process at `remote`.
     pub(super) fn admits(
         &mut self,
         now: Time,
@@ -166,7 +165,7 @@ impl Backlog {
         let peer = &mut self.peers[at];
         if peer.look_at().is_some_and(|at| at <= now) {
             let Some(level) = kernel.look(local, remote) else {
-                // Nobody is there, so nothing is lost.
+                // No process has this port, so nothing is lost.
                 self.peers.swap_remove(at);
                 return packets;
             };
@@ -189,7 +188,7 @@ impl Backlog {
         stopped.any(|peer| peer.remote == remote && peer.local == local)
     }
 
-    /// Books packets that went straight to another process.
+    /// Accounts for packets sent straight to another process.
     pub(super) fn sent(&mut self, local: SocketAddr, remote: SocketAddr, packets: u64, bytes: u64) {
         if self.kernel.is_err() {
             return;
@@ -199,12 +198,12 @@ impl Backlog {
         peer.sent += taken(packets, bytes);
     }
 
-    /// A burst has left, or another round begins: what was admitted and did not leave is forgotten.
+    /// Ends a burst, or starts another round: admitted packets that were not sent are discarded.
     pub(super) fn next_burst(&mut self) {
         self.burst += 1;
     }
 
-    /// When a process that is held back is to be asked for again.
+    /// When a process that is held back is next to be queried.
     pub(super) fn next_look(&self) -> Option<Time> {
         let held = |peer: &Peer| match peer.flow {
             Flow::Held { look_at, .. } => Some(look_at),
@@ -214,8 +213,8 @@ impl Backlog {
     }
 
     /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than
-    /// at the last look. A process that is busy with others is seen to read at every other look, so it
-    /// does not hide for long that it does not answer.
+    /// at the last query. A process that is busy with other peers is seen to read at every other query, so
+    /// an unresponsive queue pair of it is not masked for long.
     pub(super) fn is_stalled(&mut self, local: SocketAddr, remote: SocketAddr) -> bool {
         let kernel = self.kernel.as_ref().ok();
         let level = kernel.and_then(|kernel| kernel.look(local, remote));
@@ -232,7 +231,7 @@ impl Backlog {
     }
 }
 
-/// Where the process at `remote` stands among `peers`; it is added if it is new.
+/// The place of the process at `remote` in `peers`; a new one is added.
 fn find(peers: &mut Vec<Peer>, guess: usize, local: SocketAddr, remote: SocketAddr) -> usize {
     let is_it = |peer: &Peer| peer.remote == remote && peer.local == local;
     if peers.get(guess).is_some_and(is_it) {
@@ -247,7 +246,7 @@ fn find(peers: &mut Vec<Peer>, guess: usize, local: SocketAddr, remote: SocketAd
     })
 }
 
-/// The kernel's answers about sockets, by netlink.
+/// Socket diagnostics of the kernel, by netlink.
 #[derive(Debug)]
 struct SockDiag(OwnedFd);
 
@@ -262,7 +261,7 @@ const REQUEST_BYTES: usize = NETLINK_HEADER_BYTES + 56;
 const ANSWER_BYTES: usize = NETLINK_HEADER_BYTES + 72;
 
 impl SockDiag {
-    /// A netlink socket that has answered about a socket of ours.
+    /// Opens a netlink socket and checks that it reports on a socket of ours.
     fn open() -> Result<SockDiag, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd =
@@ -280,7 +279,7 @@ impl SockDiag {
         }
     }
 
-    /// Level of the buffer of the socket at `remote`; `None` when there is none, or no answer.
+    /// Occupancy of the buffer of the socket at `remote`; `None` when there is no such socket or no reply.
     fn look(&self, local: SocketAddr, remote: SocketAddr) -> Option<Level> {
         self.ask(local, remote).ok().flatten()
     }
@@ -288,7 +287,7 @@ impl SockDiag {
     fn ask(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Level>> {
         send(&self.0, &request(local, remote), SendFlags::empty())?;
         let mut answer = [0_u8; 512];
-        // The kernel has answered by the time that `send` returns.
+        // The kernel has replied by the time that `send` returns.
         let (len, _) = recv(&self.0, &mut answer[..], RecvFlags::DONTWAIT)?;
         Ok(level(&answer[..len.min(512)]))
     }
@@ -298,7 +297,7 @@ fn refusal(error: &io::Error) -> String {
     format!("no sock_diag: {error}")
 }
 
-/// Asks for the memory of the socket that a datagram from `local` to `remote` reaches.
+/// A query for the memory of the socket that receives datagrams from `local` to `remote`.
 fn request(local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -330,7 +329,7 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Finds the memory attribute in an answer. Errors ("no such socket") have none.
+/// Finds the memory attribute in a reply. Errors ("no such socket") have none.
 fn level(answer: &[u8]) -> Option<Level> {
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
     let mut attributes = answer.get(ANSWER_BYTES..).filter(|_| kind == SOCK_DIAG_BY_FAMILY)?;
@@ -353,7 +352,7 @@ mod tests {
 
     use super::*;
 
-    /// The kernel's answers, or `None` with the reason noted.
+    /// The kernel's diagnostics, or `None` with the reason noted.
     fn kernel(test: &str) -> Option<SockDiag> {
         SockDiag::open().map_err(|why| crate::skip::note(test, &why)).ok()
     }

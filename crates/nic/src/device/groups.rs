@@ -1,10 +1,10 @@
 //! Multicast groups of a device.
 //!
-//! A socket that is bound to a unicast address never gets multicast packets, so each group has a socket of
-//! its own, bound to the group. Processes share it by SO_REUSEPORT; for multicast the kernel gives a packet
-//! to every such socket rather than to one of them (tried on Linux 6.18: three sockets, three
-//! copies of each packet, segmented sends included). Memberships of other sockets are none of
-//! its business: IP_MULTICAST_ALL is off.
+//! A socket bound to a unicast address never receives multicast packets, so each group has a socket of its
+//! own, bound to the group. Processes share it by SO_REUSEPORT; for multicast the kernel delivers a packet
+//! to every such socket rather than to one of them (tried on Linux 6.18: three sockets, three copies of
+//! each packet, segmented sends included). IP_MULTICAST_ALL is off, so memberships of other sockets have no
+//! effect.
 
 use std::io;
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ impl Ports {
             *users -= 1;
             return Ok(());
         }
-        // The kernel takes the membership back when the socket is closed.
+        // Closing the socket ends the membership.
         let place = self.all.iter().position(|port| port.socket.local.ip() == group);
         self.remove(place.ok_or_else(not_joined)?)
     }

@@ -1,5 +1,5 @@
-//! Which addresses belong to this machine (to this network namespace): packets to those take the way
-//! between processes.
+//! Which addresses belong to this machine (to this network namespace): packets to those go straight from
+//! process to process.
 //!
 //! The list is read when a wire is opened and again at most once in [`MAX_AGE`], so an address that moves
 //! to another machine, or comes here, is noticed.
@@ -11,10 +11,10 @@ use roce::{Duration, Time};
 use crate::clock;
 use crate::interfaces;
 
-/// Longest that a moved address goes unnoticed.
+/// Longest time that a moved address goes unnoticed.
 pub(super) const MAX_AGE: Duration = Duration::from_millis(1_000);
 
-/// The addresses of this machine, a moment ago.
+/// The addresses of this machine when last read.
 #[derive(Debug)]
 pub(super) struct Locality {
     /// Sorted; with the interface for IPv6 link-local ones, else 0.

@@ -1,28 +1,29 @@
 //! The wire of an RDMA device: the addresses of a network interface, shared by the processes of a
 //! machine.
 //!
-//! RoCE has one UDP port, but every program that uses RDMA is its own process. Each one takes a number
-//! (its *slot*, 1–254) by binding a UDP port of its own, [`PROCESS_PORT_BASE`] plus the number, on every
-//! address; the kernel makes that exclusive and takes it back when the process ends, however it ends.
-//! The upper 8 bits of a queue pair number are the slot of its owner. Three ways follow:
+//! RoCE has one UDP port, but every program that uses RDMA is its own process. Each process claims a
+//! number (its *slot*, 1–254) by binding a UDP port of its own, [`PROCESS_PORT_BASE`] plus the number, on
+//! every address. The kernel makes the port exclusive and frees it when the process ends, however it ends.
+//! The upper 8 bits of a queue pair number are the slot of its owner. Packets therefore take one of three
+//! routes:
 //!
 //! - To an address of this machine, packets go straight to the owner's port.
 //! - To any other address they go to port 4791, as every RoCE device expects it.
 //! - From other machines they arrive at port 4791, which all processes share (SO_REUSEPORT). The kernel
-//!   chooses a process by a hash of addresses and ports; that one hands a packet for another slot
-//!   on, with a header that tells the first sender (`forward`). It happens once, not again.
+//!   chooses a process by a hash of addresses and ports. It forwards packets for other slots, with a
+//!   header that names the original sender (`forward`). A packet is forwarded at most once.
 //!
 //! Packets leave from the shared port wherever there is one, so captures of this machine's own traffic
-//! have port 4791 in every packet and decode by themselves. Queue pair numbers whose upper bits are
-//! zero belong to daemons that have port 4791 of their address for themselves ([`crate::udp`]).
+//! have port 4791 in every packet and tools decode them without settings. Queue pair numbers whose upper
+//! bits are zero belong to daemons that own port 4791 of their address ([`crate::udp`]).
 //!
-//! Multicast (`groups`): each process binds a socket to the group itself. Linux hands a multicast packet
-//! to every matching socket (and chooses one for others), its own packets included.
+//! Multicast (`groups`): each process binds a socket to the group itself. Linux delivers a multicast
+//! packet to every matching socket (a unicast packet to one), also on the sending machine.
 //!
 //! Local traffic is paced by receive-buffer occupancy, for each process by itself, so loopback behaves
 //! like a lossless link (`backlog`).
 //!
-//! IP, ICRC and segmentation are those of [`crate::udp`]; no queue pair is known here.
+//! IP, ICRC and segmentation are those of [`crate::udp`]. Queue pairs do not belong here.
 
 mod backlog;
 mod forward;
@@ -65,23 +66,25 @@ pub const MAX_SLOT: u8 = 254;
 pub struct DeviceConfig {
     /// Its addresses. Each must be one of this machine's.
     pub addresses: Vec<IpAddr>,
-    /// Its interface: scope of link-local addresses, and where multicast goes. 0 leaves it to the kernel.
+    /// Its interface: scope of link-local addresses, and outgoing interface of multicast. 0 leaves it to
+    /// the kernel.
     pub ifindex: u32,
     /// The port that peers send to: 4791, except in tests.
     pub port: u16,
-    /// Socket buffer to ask for in each direction of each socket, in bytes as the kernel accounts them.
+    /// Socket buffer to request in each direction of each socket, in bytes as the kernel accounts them.
     pub socket_buffer_bytes: u32,
     /// Use segmented sends where the kernel has them.
     pub gso: bool,
     /// Let the kernel join datagrams where it can.
     pub gro: bool,
-    /// What to do about wrong ICRCs. With [`IcrcCheck::Strict`] packets from other machines over IPv4 come
-    /// from a packet socket, if the process may have one, and slower.
+    /// How ICRCs are checked. With [`IcrcCheck::Strict`], packets from other machines over IPv4 arrive by
+    /// a packet socket if the process may open one, which is slower.
     pub check: IcrcCheck,
 }
 
 impl DeviceConfig {
-    /// These addresses of the interface with number `ifindex`, everything else at its default.
+    /// A device with these addresses on the interface with number `ifindex`, everything else at its
+    /// default.
     pub fn new(addresses: Vec<IpAddr>, ifindex: u32) -> DeviceConfig {
         DeviceConfig {
             addresses,
@@ -100,7 +103,7 @@ impl DeviceConfig {
     }
 }
 
-/// Adds the scope that a link-local address without one means.
+/// Adds the interface's scope to a link-local address without one.
 fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     let SocketAddr::V6(v6) = addr else {
         return addr;
@@ -114,7 +117,7 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), ifindex).into()
 }
 
-/// Stands for the packet socket where places of ports are told.
+/// Names the packet socket among the places of ports.
 const TAP: u64 = u64::MAX;
 
 /// The process that a queue pair belongs to.
@@ -145,11 +148,11 @@ pub struct DeviceWire {
 }
 
 impl DeviceWire {
-    /// Takes a slot and binds every address.
+    /// Claims a slot and binds every address.
     ///
     /// # Errors
-    /// When an address is not one of this machine's, no slot is free, or the kernel lacks something. A
-    /// shared port that cannot be had is no error: peers on this machine do not need it
+    /// When an address is not one of this machine's, no slot is free, or the kernel lacks an option. A
+    /// shared port that cannot be bound is no error: peers on this machine do not need it
     /// ([`DeviceWire::why_not_shared`]).
     pub fn open(config: &DeviceConfig) -> Result<DeviceWire, UdpError> {
         let (slot, ports) = Ports::open(config)?;
@@ -188,8 +191,8 @@ impl DeviceWire {
         vec![self.ports.readiness.as_fd()]
     }
 
-    /// Receives packets to a multicast group too, also those that this machine sends. A group that is
-    /// joined twice must be left twice.
+    /// Joins a multicast group. Packets that this machine sends to it arrive too. A group joined twice
+    /// must be left twice.
     ///
     /// # Errors
     /// When the kernel refuses, the device has no address of the group's IP version, or the device is
@@ -198,7 +201,7 @@ impl DeviceWire {
         self.ports.join(&self.config, group)
     }
 
-    /// Takes back one `join`.
+    /// Undoes one `join`.
     ///
     /// # Errors
     /// When the group was not joined.
@@ -211,23 +214,23 @@ impl DeviceWire {
         self.payload_limit
     }
 
-    /// Writes every packet that leaves or is accepted from now on to `capture`, or to none.
+    /// Records every packet sent or accepted from now on in `capture`; `None` ends recording.
     pub fn capture_to(&mut self, capture: Option<Capture>) {
         self.capture = capture;
     }
 
-    /// The capture that is being written.
+    /// The active capture.
     pub fn capture(&self) -> Option<&Capture> {
         self.capture.as_ref()
     }
 
-    /// What happened so far.
+    /// The counters of the wire.
     pub fn counters(&self) -> &UdpCounters {
         &self.counters
     }
 
-    /// Datagrams, or joined runs of them, that were lost because a receive buffer was full. A system
-    /// call for each socket.
+    /// Datagrams, or joined runs of them, lost because a receive buffer was full. One system call per
+    /// socket.
     pub fn overrun(&self) -> u64 {
         self.ports.all.iter().filter_map(Port::overrun).map(u64::from).sum()
     }
@@ -239,7 +242,7 @@ impl DeviceWire {
         with_address.filter_map(|(ip, why)| Some((*ip, why?)))
     }
 
-    /// What is checked of the ICRC, and why not more.
+    /// Which ICRC check is in force, and why none stricter.
     pub fn check_in_force(&self) -> String {
         match (&self.why_no_tap, &self.tap) {
             (Some(why), _) => format!("{}; strict was asked for ({why})", IcrcCheck::Verify),
@@ -248,17 +251,17 @@ impl DeviceWire {
         }
     }
 
-    /// Why packets are sent one by one, if they are.
+    /// Why segmented sends are not used, if so.
     pub fn why_no_gso(&self) -> Option<&str> {
         self.sender.why_no_gso()
     }
 
-    /// Why packets arrive one by one, if they do.
+    /// Why received datagrams are not joined, if so.
     pub fn why_no_gro(&self) -> Option<&str> {
         self.ports.all.iter().find_map(|port| port.socket.why_no_gro.as_deref())
     }
 
-    /// Sends frames that all leave from the address with index `source`.
+    /// Sends frames from the address with index `source`.
     fn send_from(&mut self, source: u8, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         let DeviceWire { config, ports, locality, backlog, sender, counters, capture, .. } = self;
         let Some(socket) = ports.sending(source) else {
@@ -271,7 +274,7 @@ impl DeviceWire {
         sender.send(&departure, frames, memory, &mut counters.tx, capture.as_mut());
     }
 
-    /// Takes what waits at the packet socket.
+    /// Receives from the packet socket.
     fn receive_strictly(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let DeviceWire { config, slot, tap, counters, capture, .. } = self;
         let (Some(tap), rx) = (tap, &mut counters.rx) else {
@@ -296,7 +299,7 @@ impl DeviceWire {
         }
     }
 
-    /// Takes what waits at one port; returns how many packets went to `sink`.
+    /// Receives from one port; returns how many packets went to `sink`.
     fn receive_at(&mut self, at: usize, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         if at == TAP as usize {
             return self.receive_strictly(sink);
@@ -333,7 +336,7 @@ impl Wire for DeviceWire {
         self.backlog.next_burst();
     }
 
-    /// Not more than fits the buffer of a process of this machine; everything for others.
+    /// As many as fit the buffer of a local process; no limit for other destinations.
     fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize {
         let DeviceWire { config, ports, locality, backlog, counters, .. } = self;
         let Some(socket) = ports.sending(path.source) else {
@@ -352,8 +355,8 @@ impl Wire for DeviceWire {
         self.backlog.next_look()
     }
 
-    /// The port that had packets last is asked first, and the others only when it has none; every so
-    /// often they come first, so that none starves.
+    /// Reads the port that had packets last, and the others only when it is empty. Every so often the
+    /// others come first, so that none starves.
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         self.backlog.next_burst();
         let before = self.counters.rx.packets;
@@ -373,7 +376,7 @@ impl Wire for DeviceWire {
         accepted
     }
 
-    /// The buffers of this machine's processes can be seen.
+    /// Local processes are recognised as stalled by the occupancy of their buffers.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         let DeviceWire { config, ports, locality, backlog, .. } = self;
         let Some(socket) = ports.sending(path.source) else {
@@ -386,7 +389,7 @@ impl Wire for DeviceWire {
 }
 
 impl fmt::Display for DeviceWire {
-    /// One line for each choice that was made.
+    /// One line for each choice made.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (shared, own) = (self.config.port, process_port(self.slot));
         write!(
@@ -433,11 +436,11 @@ pub(crate) fn payload_limit(config: &DeviceConfig) -> u32 {
     sizes.into_iter().find(|size| size + around <= link).unwrap_or(256)
 }
 
-/// Frames on their way from one of the addresses.
+/// Frames being sent from one of the addresses.
 struct Departure<'a> {
     socket: &'a Socket,
     locality: &'a Locality,
-    /// Knows which processes have stopped reading, while packets are sent.
+    /// Which processes have stopped reading, while packets are sent.
     backlog: Option<&'a Backlog>,
     port: u16,
     ifindex: u32,
@@ -460,7 +463,7 @@ impl<'a> Departure<'a> {
         })
     }
 
-    /// Books what goes straight to processes of this machine.
+    /// Accounts for frames that go straight to local processes.
     fn book(&self, frames: &[TxFrame<'_>], backlog: &mut Backlog) {
         for run in frames.chunk_by(|a, b| self.together(a, b)) {
             let remote = self.remote(&run[0]);

@@ -1,8 +1,9 @@
 //! The sockets of a device: for each address one of its own and one on the shared port, and one for each
 //! multicast group.
 //!
-//! Taking a slot is binding its port on every address; what is taken by another process is tried
-//! no further. The start is random, so processes that start together do not race for one number.
+//! A slot is claimed by binding its port on every address; the search moves on at the first address
+//! where the port is taken. It starts at a random slot, so processes that start together do not race for
+//! one number.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,10 +18,10 @@ use crate::udp::UdpError;
 use crate::udp::send::USUAL_HOP_LIMIT;
 use crate::udp::socket::{Plan, Setting, Socket, overrun};
 
-/// What arrives at a port.
+/// The kind of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Packets for this process, from this machine; and what other processes hand on.
+    /// Packets for this process from this machine, and packets that other processes forward.
     Own,
     /// Packets from anywhere for any process of this machine.
     Shared,
@@ -73,7 +74,7 @@ pub(super) struct Ports {
 const FAIRNESS_ROUNDS: u32 = 16;
 
 impl Ports {
-    /// Takes a slot and binds the shared port where it can be had.
+    /// Claims a slot and binds the shared port where possible.
     pub(super) fn open(config: &DeviceConfig) -> Result<(u8, Ports), UdpError> {
         let readiness = ReadySet::new().map_err(UdpError::Socket)?;
         let (slot, own) = claim(config)?;
@@ -90,13 +91,16 @@ impl Ports {
         let own = self.add(Port { socket: own, kind: Kind::Own, via })?;
         let (shared, why_not_shared) = match bind(config, ip, config.port, true) {
             Ok(socket) => (Some(self.add(Port { socket, kind: Kind::Shared, via })?), None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(error) => {
+                let hint = error.hint().map(|hint| format!("; hint: {hint}"));
+                (None, Some(format!("{error}{}", hint.unwrap_or_default())))
+            }
         };
         self.outlets.push(Outlet { own, shared, why_not_shared });
         Ok(())
     }
 
-    /// Watches one more port and returns its place.
+    /// Adds a port to the watched ones and returns its place.
     pub(super) fn add(&mut self, port: Port) -> io::Result<usize> {
         let place = self.all.len();
         self.readiness.add(port.socket.fd.as_fd(), place as u64)?;
@@ -121,7 +125,7 @@ impl Ports {
         !self.rounds.is_multiple_of(FAIRNESS_ROUNDS)
     }
 
-    /// Places of ports with packets, up to eight; the rest will be there next time.
+    /// Places of ports with packets, at most eight per call.
     pub(super) fn ready(&self) -> impl Iterator<Item = usize> + use<> {
         self.readiness.take().map(|place| place as usize)
     }
@@ -139,7 +143,7 @@ impl Ports {
     }
 }
 
-/// Takes the first free slot from a random one on.
+/// Claims the first free slot from a random one on.
 fn claim(config: &DeviceConfig) -> Result<(u8, Vec<Socket>), UdpError> {
     let Some(first) = config.addresses.first() else {
         return Err(UdpError::NoAddress);
@@ -160,7 +164,7 @@ fn claim(config: &DeviceConfig) -> Result<(u8, Vec<Socket>), UdpError> {
 
 fn random_byte() -> u8 {
     let mut byte = [0];
-    // Without randomness every process starts at the same place, and the search takes longer.
+    // Without randomness every process starts at the same slot, and the search takes longer.
     let _ = getrandom(&mut byte, GetRandomFlags::empty());
     byte[0]
 }
@@ -169,7 +173,7 @@ fn bind_everywhere(config: &DeviceConfig, port: u16) -> Result<Vec<Socket>, UdpE
     config.addresses.iter().map(|ip| bind(config, *ip, port, false)).collect()
 }
 
-/// A socket at one of the addresses, with everything that packets of a device need.
+/// A socket at one of the addresses, with every option that packets of a device need.
 pub(super) fn bind(
     config: &DeviceConfig,
     ip: IpAddr,
@@ -193,7 +197,7 @@ pub(super) fn bind(
 
 const HOPS: libc::c_int = USUAL_HOP_LIMIT as libc::c_int;
 
-/// Hop limits are reported, and the usual one is the same wherever a packet goes.
+/// Hop limits are reported, and outgoing packets have the usual one wherever they go.
 const SETTINGS_V4: &[Setting] = &[
     ("IP_RECVTTL", libc::IPPROTO_IP, libc::IP_RECVTTL, 1),
     ("IP_TTL", libc::IPPROTO_IP, libc::IP_TTL, HOPS),

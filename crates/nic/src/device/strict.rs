@@ -1,13 +1,14 @@
-//! The strict check of the ICRC over IPv4: packets to the shared port come from a packet socket, which shows
-//! the identification that a UDP socket hides, so all 32 bits count whoever sends.
+//! The strict ICRC check over IPv4: packets to the shared port come from a packet socket, which shows the
+//! identification that a UDP socket hides, so all 32 bits are checked for every sender.
 //!
-//! The UDP socket stays: it keeps the port, and the kernel from answering that there is none; it also brings
-//! packets for other processes, which are forwarded as ever. What it or a neighbour brings for this
-//! process is left to the packet socket.
+//! The UDP socket stays open: it holds the port, keeps the kernel from sending ICMP port unreachable, and
+//! receives packets for other processes, which are forwarded as usual. Packets for this process that it
+//! receives, or that other processes forward, are ignored in favour of the packet socket.
 //!
-//! It costs a second copy of every packet, and joined packets are taken apart here. And a packet
-//! socket stands before the firewall: rules that drop RoCE packets do not hold for this process. So it
-//! is a choice, and needs CAP_NET_RAW; without it the shared port is checked as usual, which the wire says.
+//! The check costs a second copy of every packet, and joined packets are split here. A packet socket also
+//! sees packets before the firewall, so rules that drop RoCE packets do not apply to this process. It is
+//! therefore optional and needs CAP_NET_RAW; without that the shared port is checked as usual, and the wire
+//! reports so.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +23,7 @@ use crate::packet::PacketTap;
 use crate::udp::receive::origin;
 use crate::udp::{IcrcCheck, RxCounters};
 
-/// Opens the packet socket if the check wants one: `None` and no reason when it does not.
+/// Opens the packet socket if the check needs one: `None` without a reason when it does not.
 pub(super) fn open(config: &DeviceConfig) -> (Option<PacketTap>, Option<String>) {
     let wanted = config.check == IcrcCheck::Strict && config.addresses.iter().any(IpAddr::is_ipv4);
     if !wanted {
@@ -50,7 +51,7 @@ pub(super) struct Inspection<'a> {
 }
 
 impl Inspection<'_> {
-    /// Takes an IP packet if it is for this process.
+    /// Delivers an IP packet if it is for this process.
     pub(super) fn take(&mut self, bytes: &[u8], counters: &mut RxCounters) {
         let packet = match Packet::parse(bytes) {
             Ok((packet, _)) => packet,
@@ -77,7 +78,8 @@ impl Inspection<'_> {
         (self.sink)(&RxFrame { origin, headers: packet.headers, payload: packet.payload });
     }
 
-    /// Who sent a packet to which of our IPv4 addresses, if it is for a queue pair of this process.
+    /// The sender of a packet and the IPv4 address of ours that it is for, if it is for a queue pair of this
+    /// process.
     fn arrival(&self, packet: &Packet<'_>) -> Option<(Seen, u8)> {
         let Ip::V4(ip) = packet.ip else {
             return None;
@@ -96,7 +98,7 @@ impl Inspection<'_> {
     }
 }
 
-/// Packets that are RoCE and damaged count; other traffic is none of our business.
+/// Counts RoCE packets that are damaged; other traffic is ignored.
 fn count_unparsable(error: FrameError, bytes: &[u8], counters: &mut RxCounters) {
     if let FrameError::Wire(error) = error {
         counters.packets += 1;

@@ -30,7 +30,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// The checksums (ICRC, CRC-32C) and the conversion of tokens live on these.
+/// The checksums (ICRC, CRC-32C) and the conversion of tokens depend on these for speed.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn processor() -> Finding {
     let features = [

@@ -1,11 +1,11 @@
 //! Is this machine fit for RoCE without hardware, and what would make it faster?
 //!
-//! Every check asks the machine itself, mostly by doing the thing in question: sockets are opened, options
-//! set, ports bound. Nothing is changed. A check that cannot be made says so and is a warning: the
-//! doctor never fails to answer.
+//! Every check tests the machine itself, mostly by doing the thing in question: it opens sockets, sets
+//! options, binds ports. Nothing is changed. A check that cannot be made is reported as a warning, so a
+//! diagnosis always completes.
 //!
-//! Failing means that the data path does not work here; a warning, that it works slower, checks less,
-//! or reaches fewer peers. Each of the two comes with the next thing to do.
+//! A failure means that the data path does not work here; a warning, that it is slower, checks less, or
+//! reaches fewer peers. Both come with the next thing to do.
 
 mod machine;
 mod network;
@@ -40,16 +40,16 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     pub topic: String,
     /// How bad it is.
     pub verdict: Verdict,
     /// What was found.
     pub text: String,
-    /// What to do about it; always there unless it is fine.
+    /// What to do about it; present unless the verdict is ok.
     pub fix: Option<String>,
 }
 
@@ -68,7 +68,7 @@ impl Finding {
     }
 }
 
-/// Looks at what the network needs.
+/// Checks what the network needs.
 pub fn network() -> Vec<Finding> {
     let mut findings = vec![
         machine::kernel(),
@@ -85,7 +85,7 @@ pub fn network() -> Vec<Finding> {
     findings
 }
 
-/// Looks at what registered memory needs.
+/// Checks what registered memory needs.
 pub fn memory() -> Vec<Finding> {
     vec![machine::huge_pages(), machine::locked_memory()]
 }

@@ -12,13 +12,13 @@ use crate::interfaces::{self as list, Interface};
 use crate::packet::PacketTap;
 use crate::udp::socket::{Plan, Socket, set};
 
-/// What a wire asks for in each direction.
+/// Buffer that a wire requests in each direction.
 const WANTED_BUFFER: u32 = 16 << 20;
 
-/// What a window of 512 packets of 4 KiB takes as the kernel counts, and some.
+/// What a window of 512 packets of 4 KiB takes as the kernel accounts it, with a margin.
 const ENOUGH_BUFFER: u64 = 4 << 20;
 
-/// Whether a UDP socket takes an option.
+/// Whether a UDP socket accepts an option.
 fn try_option(name: i32, value: i32) -> Result<(), String> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
     let fd = OwnedFd::from(socket);
@@ -102,7 +102,13 @@ fn port(interface: &Interface) -> Finding {
     let config = DeviceConfig::new(interface.addresses.clone(), interface.index);
     let wire = match DeviceWire::open(&config) {
         Ok(wire) => wire,
-        Err(error) => return Finding::fail(topic, error.to_string(), "see the reason"),
+        Err(error) => {
+            return Finding::fail(
+                topic,
+                error.to_string(),
+                error.hint().unwrap_or("see the reason"),
+            );
+        }
     };
     let taken: Vec<IpAddr> = wire.why_not_shared().map(|(ip, _)| ip).collect();
     let Some(first) = taken.first() else {
@@ -116,7 +122,7 @@ fn port(interface: &Interface) -> Finding {
     )
 }
 
-/// Who holds the RoCE port of an address, as far as `/proc` tells.
+/// Which process holds the RoCE port of an address, as far as `/proc` shows.
 fn holder_of(ip: IpAddr) -> Option<String> {
     let table =
         if ip.is_ipv4() { "/proc/thread-self/net/udp" } else { "/proc/thread-self/net/udp6" };
@@ -167,7 +173,7 @@ fn proc_address(hex: &str) -> Option<IpAddr> {
     v4.or_else(|_| <[u8; 16]>::try_from(&octets[..]).map(IpAddr::from)).ok()
 }
 
-/// The process that has a socket with this inode open; only those that we may look into are found.
+/// The process that has a socket with this inode open, among those that we may inspect.
 fn process_with(inode: u64) -> Option<(u32, String)> {
     let wanted = format!("socket:[{inode}]");
     let processes = fs::read_dir("/proc").ok()?.filter_map(Result::ok);
@@ -191,7 +197,7 @@ pub(super) fn congestion_marks() -> Finding {
     queueing(qdisc.trim_end())
 }
 
-/// Network namespaces but the first have no such file: there the discipline is not known.
+/// Only the first network namespace has this file: elsewhere the discipline is unknown.
 fn queueing(qdisc: &str) -> Finding {
     if MARKING.contains(&qdisc) {
         let text = format!("packets are marked ECN-capable, and {qdisc} marks congestion on them");
@@ -211,7 +217,7 @@ fn queueing(qdisc: &str) -> Finding {
     )
 }
 
-/// What is checked of the ICRC, and whether more could be.
+/// Which ICRC check is possible here, and whether a stricter one could be.
 pub(super) fn icrc() -> Finding {
     let usual =
         "over IPv6 all 32 bits; over IPv4 32 where the identification is as expected, else 16";

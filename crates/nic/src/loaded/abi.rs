@@ -1,4 +1,4 @@
-//! The C ABI of rdma-core's `infiniband/verbs.h`, as far as it is called here, and nothing else.
+//! The C ABI of rdma-core's `infiniband/verbs.h`, limited to what is called here.
 //!
 //! Names are those of C. The test compiles a C program against the installed headers and compares sizes,
 //! offsets and constants.
@@ -12,7 +12,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 /// An entry that is not called from here.
 pub(super) type Unused = *const c_void;
 
-/// Devices are asked for by name only.
+/// Devices are looked up by name only.
 pub(super) type ibv_device = c_void;
 
 /// A structure whose layout can be compared with C's.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Paths that are no plain field on our side.
+/// Paths that are not plain fields on our side.
 fn nested() -> Vec<(&'static str, usize)> {
     let args = core::mem::offset_of!(ibv_send_wr, wr);
     let bind = core::mem::offset_of!(ibv_send_wr, bind_mw);

@@ -1,4 +1,4 @@
-//! What an engine runs on when a library moves the packets.
+//! The fabric of an engine whose packets a verbs library moves.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::fabric::Fabric;
 use crate::pool::Pool;
 use crate::ready::ReadySet;
 
-/// A device behind a library, with its memory.
+/// A device behind a verbs library, with its memory.
 #[derive(Debug)]
 pub struct Loaded {
     device: LoadedDevice,
@@ -44,7 +44,7 @@ impl Fabric for Loaded {
         &mut self.memory
     }
 
-    /// The library moves packets by itself: what it has announced is taken note of, and the engine works.
+    /// The library moves packets by itself: the turn only collects its notifications and runs the engine.
     fn turn(
         &mut self,
         _now: Time,
@@ -56,7 +56,7 @@ impl Fabric for Loaded {
             received += 1;
         }
         self.notifications += received as u64;
-        // A queue pair that broke also fails its work requests, and these are what engines go by.
+        // A queue pair that failed also flushes its work requests, and engines act on those completions.
         while self.device.poll_event().is_some() {}
         let worked = work(&mut self.device, &mut self.memory);
         Progress { received, sent: 0, worked }
@@ -70,7 +70,8 @@ impl Fabric for Loaded {
         self.device.fds().into_iter().try_for_each(|fd| watched.add(fd, 0))
     }
 
-    /// Arms the completion queues that are not. What came before is not announced, so a turn follows.
+    /// Arms the completion queues that are not armed. Earlier completions are not announced, so a turn
+    /// follows.
     fn prepare_sleep(&mut self) -> bool {
         let not_armed = |cq: &CqId| !self.device.armed.contains(cq);
         let queues: Vec<_> = self.device.queues().filter(not_armed).collect();

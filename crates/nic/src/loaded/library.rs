@@ -1,7 +1,7 @@
 //! A `libibverbs.so.1` that is found at run time, and the functions it exports.
 //!
-//! A library stays loaded until the process ends: its threads and the handlers it has registered do not
-//! know that it could go.
+//! A library stays loaded until the process ends: its threads and registered handlers would not survive
+//! unloading.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -20,15 +20,15 @@ pub enum LoadError {
     /// The dynamic linker did not load it.
     #[error("{0}")]
     Library(String),
-    /// It is no library of the verbs, or too old.
+    /// It is not a verbs library, or too old.
     #[error("the library does not export {0}")]
     Symbol(&'static str),
     /// It has no device of this name.
     #[error("there is no device {wanted}; the library has: {found}")]
     NoDevice {
-        /// Asked for.
+        /// The requested name.
         wanted: String,
-        /// Those that there are, separated by blanks.
+        /// The available names, separated by blanks.
         found: String,
     },
     /// A call that opens the device failed.
@@ -45,7 +45,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The last error of the C library, as that of `call`.
+    /// `errno` as the error of `call`.
     pub(super) fn last(call: &'static str) -> LoadError {
         LoadError::Call { call, source: std::io::Error::last_os_error() }
     }
@@ -122,14 +122,14 @@ functions! {
     ack_async_event "ibv_ack_async_event" fn(*mut ibv_async_event);
 }
 
-/// A library of the verbs.
+/// A verbs library.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub(super) functions: Functions,
 }
 
 impl Library {
-    /// Loads the library at `path`; a bare name is looked up as programs find their libraries.
+    /// Loads the library at `path`; a bare name is searched for like any shared library.
     ///
     /// # Errors
     /// When it cannot be loaded, or lacks a function.
@@ -170,7 +170,7 @@ impl Library {
 
     fn with_devices<T>(&self, look: impl FnOnce(&[*mut ibv_device]) -> T) -> Result<T, LoadError> {
         let mut count = 0;
-        // SAFETY: the function writes the number of devices where it is told to.
+        // SAFETY: the function writes the number of devices to the given place.
         let list = unsafe { (self.functions.get_device_list)(&raw mut count) };
         if list.is_null() {
             return Err(LoadError::last("ibv_get_device_list"));

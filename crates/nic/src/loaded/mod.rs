@@ -1,4 +1,4 @@
-//! A device behind a library of the verbs that is found at run time: an adapter's, the kernel's, or ours.
+//! A device behind a verbs library that is found at run time: an adapter's, the kernel's, or ours.
 //!
 //! [`LoadedDevice`] is the [`Device`] of such a library, [`Loaded`] the fabric that engines run on. The
 //! library moves packets without us; completions and events are announced by descriptors.
@@ -7,9 +7,9 @@
 //! context (`context->ops`). The extended query of the port goes through the structure around the context
 //! (`verbs_context`). Everything else is an exported function.
 //!
-//! A device of a library differs from the software one: its `Completion`s do not say whether they were
-//! solicited or came over IPv4; regions that change may get new keys; paths go to UDP port 4791 only;
-//! repair of losses and congestion control are the device's own.
+//! Such a device differs from the software one: its `Completion`s do not show whether they were solicited or
+//! came over IPv4; re-registered regions may get new keys; paths lead to UDP port 4791 only; loss recovery
+//! and congestion control are the device's own.
 
 mod abi;
 mod fabric;
@@ -45,7 +45,7 @@ const POST_BATCH: usize = 16;
 /// Completions taken from the library in one call.
 const POLL_BATCH: usize = 16;
 
-/// What libraries that have extended calls leave in `abi_compat`.
+/// Value of `abi_compat` in libraries with extended calls.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
 /// Objects by their numbers.
@@ -60,8 +60,7 @@ impl<T> Table<T> {
         Table { objects: HashMap::new(), next: 1 }
     }
 
-    /// The number of the next object that is added. Numbers do not come again: 2^32 objects are more
-    /// than a process makes.
+    /// The number of the next object. Numbers are never reused: 2^32 objects are more than a process makes.
     fn add(&mut self, object: T) -> u32 {
         let id = self.next;
         self.next = self.next.wrapping_add(1).max(1);
@@ -87,13 +86,13 @@ struct Region {
     region: MemoryRegion,
 }
 
-/// A device of a library of the verbs, opened.
+/// An open device of a verbs library.
 #[derive(Debug)]
 pub struct LoadedDevice {
     name: String,
     library: Library,
     context: *mut ibv_context,
-    /// All completion queues make their notifications here.
+    /// All completion queues report to this channel.
     channel: *mut ibv_comp_channel,
     gids: Vec<Gid>,
     max_sge: u32,
@@ -106,7 +105,7 @@ pub struct LoadedDevice {
     /// By local key.
     regions: HashMap<u32, Region>,
     notified: VecDeque<CqId>,
-    /// Queues that the fabric has armed and that were not notified since.
+    /// Queues that the fabric has armed and that have not been notified since.
     armed: HashSet<CqId>,
 }
 
@@ -151,7 +150,7 @@ impl LoadedDevice {
         Ok(device)
     }
 
-    /// Where peers find the device: its first address.
+    /// Where peers reach the device: its first address.
     pub fn local(&self) -> SocketAddr {
         SocketAddr::new(self.gids[0].ip, ROCE_PORT)
     }
@@ -161,8 +160,8 @@ impl LoadedDevice {
         self.gids.iter().map(|gid| gid.ip)
     }
 
-    /// Descriptors that are readable when a completion queue that was armed got what it was armed for, and
-    /// when there is an asynchronous event.
+    /// Descriptors that are readable when an armed completion queue has a notification, or when there is an
+    /// asynchronous event.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         // SAFETY: the descriptors stay open as long as the device, which is borrowed.
         self.raw_fds().map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
@@ -222,7 +221,7 @@ impl LoadedDevice {
         unsafe { (&raw const (*outer).query_port).read() }
     }
 
-    /// The addresses that RoCEv2 packets can leave from, IPv4 first, link-local ones last.
+    /// The addresses that RoCEv2 packets can be sent from, IPv4 first, link-local ones last.
     fn find_gids(&self) -> Result<Vec<Gid>, LoadError> {
         let mut gids = Vec::new();
         for index in 0..self.gid_count()? {
@@ -291,7 +290,7 @@ impl LoadedDevice {
         if let SendOp::BindWindow(binding) = wr.op {
             let window = binding.window.0;
             let mw = self.windows.get(window).copied().ok_or(VerbsError::NoWindow(window))?;
-            // Unbinding names no region.
+            // An unbind has no region.
             let mr = self.regions.get(&binding.lkey).map_or(ptr::null_mut(), |region| region.c);
             let zero_based = if binding.zero_based { IBV_ACCESS_ZERO_BASED } else { 0 };
             let mw_access_flags = translate::access_flags(binding.access) | zero_based;
@@ -302,7 +301,7 @@ impl LoadedDevice {
         Ok(out)
     }
 
-    /// Hands a chain of receives to `post`, which returns what the library did and the refused one.
+    /// Passes a chain of receives to `post`, which returns the library's result and the rejected request.
     fn post_receives(
         wrs: &[RecvWr],
         mut post: impl FnMut(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
@@ -336,7 +335,7 @@ impl LoadedDevice {
         Ok(())
     }
 
-    /// What a post that was refused means.
+    /// The error of a rejected post.
     fn post_refused(&self, qpn: Qpn, queue: usize, errno: c_int) -> VerbsError {
         let (call, names) = (["ibv_post_send", "ibv_post_recv"][queue], ["send", "receive"]);
         match (errno, self.qp(qpn)) {
@@ -360,7 +359,7 @@ fn list(sges: &[roce::verbs::Sge]) -> ArrayVec<ibv_sge, MAX_SGE> {
     pieces.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }).collect()
 }
 
-/// Makes reads of a descriptor return at once.
+/// Makes reads of a descriptor nonblocking.
 fn never_wait(fd: RawFd) -> Result<(), LoadError> {
     // SAFETY: the descriptor is open; the flags of nothing else change.
     let set = unsafe {
@@ -385,7 +384,7 @@ fn made<T>(call: &'static str, object: *mut T) -> Result<*mut T, VerbsError> {
     if object.is_null() { Err(last_refused(call)) } else { Ok(object) }
 }
 
-/// Says in our words that an object is in use.
+/// Maps `EBUSY` to `in_use`.
 fn busy(result: Result<(), VerbsError>, in_use: VerbsError) -> Result<(), VerbsError> {
     result.map_err(|error| match error {
         VerbsError::Device { errno: libc::EBUSY, .. } => in_use,
@@ -393,9 +392,9 @@ fn busy(result: Result<(), VerbsError>, in_use: VerbsError) -> Result<(), VerbsE
     })
 }
 
-// Every call below hands the library objects that it made itself and that were not destroyed: they are taken
-// from the tables, where they stand from creation to destruction. Structures that it reads or fills live on
-// this stack until the call returns. This is what the comments mean by "living objects".
+// Every call below hands the library objects that it made itself and that were not destroyed: they come from
+// the tables, which hold them from creation to destruction. Structures that it reads or fills live on this
+// stack until the call returns. This is what the comments mean by "living objects".
 impl Device for LoadedDevice {
     fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {
         // SAFETY: living objects.
@@ -523,7 +522,7 @@ impl Device for LoadedDevice {
 
     fn modify_qp(&mut self, _now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
         if attr.mask.contains(AttrMask::STATE) && attr.state == QpState::Rtr {
-            // The device repairs losses and looks after congestion in its own way.
+            // The device does loss recovery and congestion control in its own way.
             if attr.reliability != Reliability::GoBackN {
                 return Err(VerbsError::Unsupported("selective repeat"));
             }
@@ -606,7 +605,7 @@ impl Device for LoadedDevice {
         // SAFETY: living objects; the place of the region does not change.
         let result = unsafe { rereg(c, what, pd, ptr::null_mut(), 0, flags) };
         let in_use = VerbsError::RegionInUse(region.lkey);
-        // It returns what it was about when it failed; the error is in errno.
+        // On failure it returns which change failed; the error is in errno.
         let result = if result == 0 { Ok(()) } else { Err(last_refused("ibv_rereg_mr")) };
         busy(result, in_use)?;
         // SAFETY: the region still exists.
@@ -797,7 +796,7 @@ impl Device for LoadedDevice {
             let told = unsafe { describe(&event) };
             // SAFETY: an event that was just taken.
             unsafe { (functions.ack_async_event)(&raw mut event) };
-            // Events of ports and of the device have no word here.
+            // Events of ports and of the device have no counterpart here.
             if told.is_some() {
                 return told;
             }
@@ -805,7 +804,7 @@ impl Device for LoadedDevice {
     }
 }
 
-/// An event in our words.
+/// An event as the device trait reports it.
 ///
 /// # Safety
 /// The event was not acknowledged, and is one of our objects' or of the device.
@@ -836,8 +835,8 @@ unsafe fn describe(event: &ibv_async_event) -> Option<AsyncEvent> {
 }
 
 impl Drop for LoadedDevice {
-    /// Destroys what is left, in the order in which objects need each other. What the library refuses to
-    /// destroy it keeps until the process ends.
+    /// Destroys what is left, in the order of the objects' dependencies. What the library refuses to destroy
+    /// stays until the process ends.
     fn drop(&mut self) {
         let functions = &self.library.functions;
         // SAFETY: living objects, none of which is used again.

@@ -22,7 +22,7 @@ pub(super) struct Gid {
     pub(super) index: u8,
 }
 
-/// What a call that returned `errno` means.
+/// The error of a call that returned `errno`.
 pub(super) fn refused(call: &'static str, errno: i32) -> VerbsError {
     match errno {
         libc::EOPNOTSUPP | libc::ENOSYS => VerbsError::Unsupported(call),
@@ -78,7 +78,7 @@ pub(super) fn ip_of(gid: ibv_gid) -> IpAddr {
     IpAddr::from(unsafe { gid.raw }).to_canonical()
 }
 
-/// The way to a peer, from the address that the path names, or the first of its family.
+/// The address vector of a peer, from the address that the path names, or the first of its family.
 pub(super) fn address(gids: &[Gid], path: &Path) -> Result<ibv_ah_attr, VerbsError> {
     if path.remote.port() != ROCE_PORT {
         return Err(VerbsError::Unsupported("UDP port other than 4791"));
@@ -162,7 +162,7 @@ pub(super) fn attributes(gids: &[Gid], attr: &QpAttr) -> Result<ibv_qp_attr, Ver
     Ok(out)
 }
 
-/// Attributes as the device tells them. What C has no word for keeps its default.
+/// Attributes as the device reports them. Those without a counterpart in C keep their defaults.
 pub(super) fn attributes_of(gids: &[Gid], from: &ibv_qp_attr) -> QpAttr {
     let state = |number: u32| STATES.get(number as usize).copied().unwrap_or(QpState::Error);
     QpAttr {
@@ -198,8 +198,8 @@ pub(super) fn send_flags(wr: &SendWr) -> u32 {
     flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
 }
 
-/// Operation code, the word for immediate data or a key, and the arguments. Those of datagrams and
-/// windows are the caller's.
+/// Operation code, immediate data or key, and the arguments. The caller fills in those of datagrams and
+/// windows.
 pub(super) fn operation(op: SendOp) -> (u32, u32, Option<ibv_send_wr_args>) {
     let rdma = |remote_addr, rkey| Some(ibv_send_wr_args { rdma: wr_rdma { remote_addr, rkey } });
     let atomic = |remote_addr, rkey, compare_add, swap| {
@@ -256,8 +256,8 @@ fn opcode(number: u32) -> WcOpcode {
     }
 }
 
-/// A completion of a queue pair of this service. The library does not tell what it came over, nor whether
-/// the peer asked for a solicited event.
+/// A completion of a queue pair with this transport. The library does not report what it came over, nor
+/// whether the peer requested a solicited event.
 pub(super) fn completion(from: &ibv_wc, transport: Option<Transport>) -> Completion {
     let status = STATUSES.into_iter().find(|&status| status as u32 == from.status);
     let status = status.unwrap_or(WcStatus::GeneralError);

@@ -28,7 +28,7 @@ const fn load(size: u32, at: u32) -> Step {
     step(libc::BPF_LD | size | libc::BPF_ABS, 0, 0, at)
 }
 
-/// A jump by as many steps as given for yes and for no.
+/// A jump over the given numbers of steps for yes and for no.
 const fn jump(test: u32, k: u32, yes: u8, no: u8) -> Step {
     step(libc::BPF_JMP | test | libc::BPF_K, yes, no, k)
 }
@@ -37,7 +37,7 @@ const fn give(bytes: u32) -> Step {
     step(libc::BPF_RET | libc::BPF_K, 0, 0, bytes)
 }
 
-/// Place of the last step, which refuses.
+/// Place of the last step, which rejects the packet.
 const REFUSE: u8 = 16;
 
 /// How far it is from step `at` to the last one.

@@ -1,14 +1,13 @@
-//! RoCE packets off the interfaces of this machine, whoever sends or receives them: for captures.
+//! RoCE packets captured on the interfaces of this machine, whoever sends or receives them.
 //!
-//! A packet socket sees packets as the kernel handles them, which is not always as they stand on the wire:
-//! a segmented send passes loopback, veth and bridges as one packet of up to 64 KiB whose UDP checksum
-//! is not filled in yet, and what receive offload has joined arrives as one. The kernel tells how in a
-//! header of its own (PACKET_VNET_HDR), and [`split`] takes such packets apart into those that a wire
-//! carries. Needs CAP_NET_RAW.
+//! A packet socket sees packets as the kernel handles them, which is not always as they are on the wire: a
+//! segmented send passes loopback, veth and bridges as one packet of up to 64 KiB whose UDP checksum is
+//! not filled in yet, and what receive offload has joined arrives as one. The kernel describes this in a
+//! header of its own (PACKET_VNET_HDR), and [`split`] splits such packets into those on the wire. Needs
+//! CAP_NET_RAW.
 //!
-//! What is not RoCE never leaves the kernel: a filter lets only UDP pass to port 4791 and to the ports
-//! of single processes. Packets on the loopback interface are taken once, not when sent and again when
-//! received.
+//! A filter in the kernel passes only UDP to port 4791 and to the ports of single processes. Packets on
+//! the loopback interface are captured once, not both when sent and when received.
 
 mod filter;
 mod split;
@@ -31,7 +30,7 @@ const OFFLOAD_BYTES: usize = 10;
 /// Longest Ethernet header, with one VLAN tag, and the longest IP packet.
 const BUFFER_BYTES: usize = OFFLOAD_BYTES + 18 + (64 << 10);
 
-/// Receive buffer to ask for, in bytes.
+/// Receive buffer to request, in bytes.
 const SOCKET_BYTES: libc::c_int = 64 << 20;
 
 /// linux/if_packet.h.
@@ -42,14 +41,14 @@ const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const ETHERNET_LIKE: [u16; 2] = [1, 772];
 const HEADERLESS: [u16; 2] = [519, 65534];
 
-/// What a tap has counted.
+/// Counters of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounters {
     /// Packets as they are on the wire.
     pub packets: u64,
-    /// Packets of the kernel that consisted of several.
+    /// Packets that the kernel delivered joined.
     pub joined: u64,
-    /// Packets that no one could take apart: unknown links, offloads or headers.
+    /// Packets that could not be split: unknown links, offloads or headers.
     pub unknown: u64,
     /// Packets lost because the buffer was full.
     pub overrun: u64,
@@ -67,14 +66,13 @@ pub struct PacketTap {
 }
 
 impl PacketTap {
-    /// Listens on the interface with this number, or on all.
+    /// Captures on the interface with this number, or on all.
     ///
     /// # Errors
-    /// When the process may not (CAP_NET_RAW), or there is no such interface.
+    /// When the process lacks CAP_NET_RAW, or there is no such interface.
     pub fn open(ifindex: Option<u32>) -> io::Result<PacketTap> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // With protocol 0 nothing arrives before the filter stands.
-        // SAFETY: no pointers are passed.
+        // With protocol 0 nothing arrives before the filter is attached. SAFETY: no pointers are passed.
         let raw = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
@@ -83,7 +81,7 @@ impl PacketTap {
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         set(&fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
         set(&fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
-        // Privilege allows it mostly; else the default has to do.
+        // Usually allowed by privilege; otherwise the default has to do.
         let _ = set(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, SOCKET_BYTES);
         filter::attach(&fd, &filter::roce())?;
         bind(&fd, ifindex.unwrap_or(0))?;
@@ -92,7 +90,7 @@ impl PacketTap {
         Ok(PacketTap { fd, buffer, packet: Vec::new(), counters, incoming: false })
     }
 
-    /// The same for packets that come in for this machine, without those that leave it or pass.
+    /// Captures only packets received by this machine, without those that it sends or that pass.
     ///
     /// # Errors
     /// As [`PacketTap::open`].
@@ -114,11 +112,11 @@ impl PacketTap {
         self.counters
     }
 
-    /// Hands waiting packets to `sink`, a bounded number of them: when they were seen, since 1970, and
-    /// everything from the IP header on. Returns how many of the kernel's packets there were.
+    /// Passes a bounded number of waiting packets to `sink`: the time since 1970 when each was seen, and
+    /// its bytes from the IP header on. Returns how many packets the kernel delivered.
     ///
     /// # Errors
-    /// When the interface went away.
+    /// When the interface disappeared.
     pub fn receive(&mut self, sink: &mut dyn FnMut(Time, &[u8])) -> io::Result<usize> {
         for taken in 0..BURST {
             let Some(arrival) = arrival(&self.fd, &mut self.buffer)? else {
@@ -150,13 +148,13 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// On loopback a packet shows up when it leaves and when it arrives.
+    /// On loopback a packet is seen when sent and when received.
     fn seen_twice(&self) -> bool {
         let loopback = self.link.sll_hatype == ETHERNET_LIKE[1];
         loopback && self.link.sll_pkttype == libc::PACKET_OUTGOING
     }
 
-    /// What the kernel says about the packet, and the packet from the IP header on.
+    /// The kernel's offload header, and the packet from the IP header on.
     fn ip_packet<'b>(&self, buffer: &'b [u8]) -> Option<(&'b [u8; OFFLOAD_BYTES], &'b [u8])> {
         if self.seen_twice() {
             return None;

@@ -1,9 +1,9 @@
-//! From what the kernel calls a packet to what a wire does.
+//! From the kernel's packets to those on the wire.
 //!
 //! A segmented send keeps one IP and one UDP header for all its segments; the n-th packet on the wire has
-//! the identification of the header plus n. What receive offload joined has either counted likewise or
-//! had the same identification in every packet (senders that set "don't fragment" may): the ICRC tells
-//! which. Lengths and checksums are those that a device fills in.
+//! the identification of the header plus n. Packets joined by receive offload have either consecutive
+//! identifications or the same one (senders that set "don't fragment" may use it): the ICRC shows which.
+//! Lengths and checksums are those that a device fills in.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -29,8 +29,8 @@ struct Datagram<'a> {
     whole: &'a [u8],
 }
 
-/// Calls `sink` with each packet that `bytes` (from the IP header on) is on the wire, using `scratch`.
-/// False when that cannot be said.
+/// Calls `sink` with each packet on the wire that `bytes` (from the IP header on) stand for, using
+/// `scratch`. False when they cannot be determined.
 pub(super) fn split(
     how: &[u8; OFFLOAD_BYTES],
     bytes: &[u8],
@@ -126,7 +126,7 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// When the packet was seen, since 1970; zero when the kernel does not say.
+/// When the packet was seen, since 1970; zero when the kernel does not report it.
 ///
 /// # Safety
 /// `msg_control` must point to `msg_controllen` bytes as a receive call left them.

@@ -1,4 +1,4 @@
-//! What a UDP wire has counted. Plain numbers that only grow; nobody resets them.
+//! The counters of a UDP wire. They only grow and are never reset.
 
 use roce::wire::WireError;
 
@@ -9,22 +9,22 @@ pub struct UdpCounters {
     pub tx: TxCounters,
     /// Receiving side.
     pub rx: RxCounters,
-    /// Packets that processes of this machine hand to each other; zero where the port is not shared.
+    /// Packets that local processes forward to each other; zero where the port is not shared.
     pub sharing: SharingCounters,
 }
 
-/// What goes wrong and right between processes that share the RoCE port.
+/// Counters of processes that share the RoCE port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharingCounters {
-    /// Packets that arrived here for another process and were sent on to it.
+    /// Packets that arrived here for another process and were forwarded to it.
     pub forwarded: TxCounters,
-    /// Packets that another process sent on to this one, and that were good.
+    /// Valid packets that another process forwarded to this one.
     pub accepted: u64,
     /// Forwarded packets that did not come from a process at this address.
     pub foreign: u64,
-    /// Forwarded packets for a third process: they go no further.
+    /// Forwarded packets for a third process: they are dropped.
     pub misrouted: u64,
-    /// Packets that the strict check leaves to its packet socket, which brings them too.
+    /// Packets ignored under the strict check because the packet socket delivers them too.
     pub left_to_strict: u64,
     /// Times that sending waited because the receive buffer of a process here was full.
     pub times_held: u64,
@@ -33,7 +33,7 @@ pub struct SharingCounters {
 /// Sending side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxCounters {
-    /// Packets that the kernel took.
+    /// Packets that the kernel accepted.
     pub packets: u64,
     /// Their UDP payload bytes, BTH to ICRC.
     pub bytes: u64,
@@ -56,11 +56,11 @@ pub struct TxDropped {
     pub too_long: u64,
     /// The destination belongs to the other IP version, or the source is no address of the wire.
     pub family: u64,
-    /// The destination is a process of this machine that has stopped reading.
+    /// The destination is a local process that has stopped reading.
     pub stopped: u64,
-    /// Any other refusal of the kernel (no route, firewall, no memory).
+    /// Any other error of the kernel (no route, firewall, no memory).
     pub refused: u64,
-    /// The latest such refusal, an errno; 0 when there was none.
+    /// The latest such error, an errno; 0 when there was none.
     pub last_errno: i32,
 }
 
@@ -82,17 +82,17 @@ pub struct RxCounters {
     pub gro_batches: u64,
     /// Calls of `recvmmsg`.
     pub syscalls: u64,
-    /// Packets handed on.
+    /// Packets delivered.
     pub accepted: u64,
     /// Of those, packets with an IPv4 identification other than the expected one.
     pub id_solved: u64,
     /// Packets whose ICRC is wrong.
     pub bad_icrc: u64,
-    /// Buffers that the kernel cut off, or that came without a sender's address.
+    /// Buffers that the kernel truncated, or that came without a sender's address.
     pub truncated: u64,
-    /// Packets that are no RoCE packet.
+    /// Malformed packets.
     pub unparsable: Unparsable,
-    /// Refusals of the kernel when asked for datagrams.
+    /// Errors of the kernel when receiving datagrams.
     pub errors: u64,
 }
 
@@ -113,7 +113,7 @@ pub struct Unparsable {
     pub reserved: u64,
     /// Extension headers of another opcode.
     pub extension: u64,
-    /// A field holds a value that it must not.
+    /// A field holds a forbidden value.
     pub range: u64,
 }
 
@@ -145,11 +145,11 @@ impl Unparsable {
 }
 
 impl UdpCounters {
-    /// Every counter with its name, but for those of shared ports: who shares a port shows them itself.
+    /// Every counter with its name, but for those of shared ports, which their owner reports itself.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let UdpCounters { tx, rx, sharing: _ } = self;
         let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;
-        let TxDropped { full, too_long, family, stopped: _, refused, last_errno } = dropped;
+        let TxDropped { full, too_long, family, stopped, refused, last_errno } = dropped;
         let sent = [
             ("udp.tx.packets", packets),
             ("udp.tx.bytes", bytes),
@@ -159,6 +159,7 @@ impl UdpCounters {
             ("udp.tx.dropped.full", full),
             ("udp.tx.dropped.too_long", too_long),
             ("udp.tx.dropped.family", family),
+            ("udp.tx.dropped.stopped", stopped),
             ("udp.tx.dropped.refused", refused),
             ("udp.tx.dropped.last_errno", u64::from(last_errno.unsigned_abs())),
         ];

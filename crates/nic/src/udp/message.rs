@@ -1,7 +1,7 @@
 //! The C side of a datagram: socket addresses and control messages as the kernel lays them out.
 //!
-//! Nothing here does I/O. Everything that reads memory the kernel has filled checks the lengths that
-//! the kernel reported with it.
+//! Nothing here does I/O. Code that reads memory filled by the kernel checks the lengths that the kernel
+//! reported.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -63,7 +63,7 @@ impl Name {
     pub(crate) fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
         let len = len as usize;
         // SAFETY: the union holds plain integers and was zeroed before the kernel wrote to it, so every
-        // variant is initialised whatever was written; the family tells which one is meant.
+        // variant is initialised whatever was written; the family selects the variant.
         let (v4, v6) = unsafe { (self.v4, self.v6) };
         match c_int::from(v4.sin_family) {
             libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
@@ -143,12 +143,12 @@ impl Control {
     }
 }
 
-/// What the kernel tells about a received datagram.
+/// What the kernel reports about a received datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrival {
     /// Traffic class byte: DSCP and ECN.
     pub(crate) tos: u8,
-    /// Time to live or hop limit; 0 where the socket does not ask for it.
+    /// Time to live or hop limit; 0 where the socket does not request it.
     pub(crate) hop_limit: u8,
     /// Length of each datagram but the last, when several were joined.
     pub(crate) segment: Option<usize>,

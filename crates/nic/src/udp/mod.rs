@@ -1,19 +1,18 @@
 //! The UDP wire: RoCEv2 packets through an ordinary socket, without privilege.
 //!
 //! A call to `send` turns runs of equal-length packets for one destination into single segmented sends
-//! (UDP_SEGMENT) that gather headers, payload and ICRC from where they lie; a call to `receive` takes
-//! what the kernel has joined (UDP_GRO) apart again. Both make one system call for many packets, which
-//! is what makes a socket carry tens of gigabits a second.
+//! (UDP_SEGMENT); a call to `receive` splits what the kernel has joined (UDP_GRO). Both make one system
+//! call for many packets, which lets a socket carry tens of gigabits a second.
 //!
 //! - The wire owns IP, UDP and the ICRC. It computes the ICRC with the addresses, ports and
-//!   identification that the kernel is going to send, and verifies it with those it can see. The IPv4
-//!   identification of a received packet is not visible through a socket: it is expected to be the
-//!   place in the joined buffer, and solved for otherwise ([`roce::wire::icrc::solve_id`]).
+//!   identification that the kernel will send, and verifies it with those it can see. A socket does not
+//!   show the IPv4 identification of a received packet: the wire expects the packet's place in the
+//!   joined buffer, and otherwise solves for the identification ([`roce::wire::icrc::solve_id`]).
 //! - The local address must be a specific one, because the ICRC covers it.
-//! - Nothing queues here. A packet that the kernel does not take within [`SEND_WAIT`] is dropped and
-//!   counted, as on any network.
-//! - Whatever arrives is untrusted: it is counted by reason and never panics (C7).
-//! - Segmentation is given up, once and with a reason, on kernels or devices that refuse it.
+//! - Nothing is queued here. A packet that the kernel does not accept within [`SEND_WAIT`] is dropped
+//!   and counted, as on any network.
+//! - All input is untrusted: rejected packets are counted by reason and never cause a panic (C7).
+//! - On kernels or devices that refuse segmentation it is disabled for good, with a reason.
 
 mod counters;
 pub(crate) mod message;
@@ -45,21 +44,21 @@ use socket::{Plan, Socket};
 
 use crate::capture::Capture;
 
-/// How long one call of `send` waits for room in the socket buffer, in all.
+/// How long one call of `send` waits for room in the socket buffer, in total.
 pub const SEND_WAIT: Duration = Duration::from_millis(2);
 
-/// What to do about the ICRC of arriving packets.
+/// How ICRCs of arriving packets are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IcrcCheck {
     /// Drop packets whose ICRC is wrong.
     #[default]
     Verify,
-    /// The same with all 32 bits over IPv4 too: a socket's packets only with an identification that this
-    /// wire itself sends, others only from where the identification can be seen. [`UdpWire`]s, which
-    /// cannot see it, then hear only their own kind; devices use a packet socket
-    /// ([`crate::device::DeviceConfig::check`]).
+    /// As [`IcrcCheck::Verify`], with all 32 bits over IPv4 too. A socket's packets are accepted only
+    /// with an identification that this wire itself sends, others only where the identification is
+    /// visible. [`UdpWire`]s, which cannot see it, then accept only their own kind; devices use a packet
+    /// socket ([`crate::device::DeviceConfig::check`]).
     Strict,
-    /// Take them all: only for finding out why a peer's packets are refused.
+    /// Accept all packets: only for finding out why a peer's packets are rejected.
     Off,
 }
 
@@ -80,10 +79,10 @@ impl fmt::Display for IcrcCheck {
 pub struct UdpConfig {
     /// Address and port to bind. The address must be one of this machine's, not a wildcard.
     pub local: SocketAddr,
-    /// What to do about wrong ICRCs.
+    /// How ICRCs are checked.
     pub check: IcrcCheck,
-    /// Socket buffer to ask for in each direction, in bytes as the kernel accounts them. The kernel
-    /// may give less: see [`UdpWire::socket_buffer_bytes`].
+    /// Socket buffer to request in each direction, in bytes as the kernel accounts them. The kernel may
+    /// grant less: see [`UdpWire::socket_buffer_bytes`].
     pub socket_buffer_bytes: u32,
     /// Use segmented sends where the kernel has them.
     pub gso: bool,
@@ -97,7 +96,7 @@ impl UdpConfig {
         UdpConfig::at(SocketAddr::new(ip, ROCE_PORT))
     }
 
-    /// The same on any port; 0 lets the kernel choose.
+    /// This address and port, everything else at its default; port 0 lets the kernel choose.
     pub fn at(local: SocketAddr) -> UdpConfig {
         UdpConfig {
             local,
@@ -118,13 +117,13 @@ pub enum UdpError {
     /// A device without addresses.
     #[error("a device needs at least one address")]
     NoAddress,
-    /// As many processes as there are numbers for have the device open.
+    /// All 254 process numbers of the device are taken.
     #[error("254 processes use RoCE on {0} already")]
     NoSlot(IpAddr),
-    /// No socket at all.
+    /// The socket could not be created.
     #[error("no UDP socket: {0}")]
     Socket(#[source] io::Error),
-    /// The kernel lacks something that RoCE needs.
+    /// The kernel lacks an option that RoCE needs.
     #[error("{local}: the kernel refused {option}: {source}")]
     Option {
         /// The address to be bound.
@@ -134,7 +133,7 @@ pub enum UdpError {
         /// Its error.
         source: io::Error,
     },
-    /// The address is taken or foreign.
+    /// The address is in use or not this machine's.
     #[error("cannot bind {local}: {source}")]
     Bind {
         /// The address to be bound.
@@ -145,7 +144,7 @@ pub enum UdpError {
 }
 
 impl UdpError {
-    /// The next thing to try, where the error tells more than its `errno` does.
+    /// The next thing to try, where the error shows more than its `errno` does.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             UdpError::NotSpecific(_) => {
@@ -165,7 +164,7 @@ impl UdpError {
         })
     }
 
-    /// What the kernel said, if it was the kernel that refused.
+    /// The kernel's error, if the kernel refused.
     pub fn os_error(&self) -> Option<&io::Error> {
         match self {
             UdpError::Socket(source)
@@ -204,7 +203,7 @@ impl UdpWire {
         })
     }
 
-    /// Writes every packet that leaves or is accepted from now on to `capture`, or to none.
+    /// Records every packet sent or accepted from now on in `capture`; `None` ends recording.
     pub fn capture_to(&mut self, capture: Option<Capture>) {
         self.capture = capture;
     }
@@ -219,14 +218,14 @@ impl UdpWire {
         self.socket.fd.as_fd()
     }
 
-    /// What happened so far.
+    /// The counters of the wire.
     pub fn counters(&self) -> &UdpCounters {
         &self.counters
     }
 
-    /// Datagrams, or runs of them that the kernel had joined, that were lost because the receive buffer
-    /// was full: this side is too slow, or the sender's window larger than the buffer. `None` when the
-    /// kernel does not say. A system call.
+    /// Datagrams, or runs of them joined by the kernel, lost because the receive buffer was full: this
+    /// side is too slow, or the sender's window exceeds the buffer. `None` when the kernel does not
+    /// report it. One system call.
     pub fn overrun(&self) -> Option<u32> {
         socket::overrun(&self.socket.fd)
     }
@@ -236,24 +235,24 @@ impl UdpWire {
         (self.socket.send_buffer_bytes, self.socket.receive_buffer_bytes)
     }
 
-    /// Bytes of IP and UDP header that each packet has on the wire besides its UDP payload.
+    /// Bytes of IP and UDP header of each packet on the wire, besides its UDP payload.
     pub fn ip_udp_header_bytes(&self) -> u64 {
         if self.socket.local.is_ipv4() { 20 + 8 } else { 40 + 8 }
     }
 
-    /// Why packets are sent one by one, if they are.
+    /// Why segmented sends are not used, if so.
     pub fn why_no_gso(&self) -> Option<&str> {
         self.sender.why_no_gso()
     }
 
-    /// Why packets arrive one by one, if they do.
+    /// Why received datagrams are not joined, if so.
     pub fn why_no_gro(&self) -> Option<&str> {
         self.socket.why_no_gro.as_deref()
     }
 }
 
 impl fmt::Display for UdpWire {
-    /// The path taken and why no faster one: one line for people.
+    /// The path taken and why no faster one, in one line for people to read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (send, receive) = self.socket_buffer_bytes();
         write!(f, "udp {}, buffers {send} out and {receive} in", self.local())?;
@@ -285,7 +284,7 @@ impl Wire for UdpWire {
         accepted
     }
 
-    /// Receivers are not looked at: what they cannot take is lost, and sent again.
+    /// Receive buffers are not queried: packets that do not fit are lost and retransmitted.
     fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
         packets
     }
@@ -294,13 +293,14 @@ impl Wire for UdpWire {
         None
     }
 
-    /// Not looked at: whoever has the port to himself makes a lost connection anew (streams do).
+    /// Not checked: users with a port of their own re-establish lost connections themselves (streams
+    /// do).
     fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
         false
     }
 }
 
-/// One socket, and frames go where their path says.
+/// One socket; each frame goes where its path leads.
 impl Route for Socket {
     fn socket(&self) -> &OwnedFd {
         &self.fd
@@ -323,7 +323,7 @@ impl Route for Socket {
     }
 }
 
-/// What the ICRC covers of the headers of a packet; `None` between IP versions.
+/// The header fields of a packet that the ICRC covers; `None` between IP versions.
 pub(crate) fn pseudo(from: SocketAddr, to: SocketAddr, id: u16) -> Option<Pseudo> {
     let (src_port, dst_port) = (from.port(), to.port());
     match (from.ip(), to.ip()) {

@@ -1,7 +1,7 @@
-//! Receiving: a few large buffers, one system call, then the datagrams in them one by one.
+//! Receiving: one system call fills a few large buffers, then each datagram in them is processed.
 //!
-//! The buffers are as many as stay in the second-level cache together with the memory that the payload
-//! is copied to: what the kernel has just written is read again at once, for the ICRC and the copy.
+//! The buffers fit the second-level cache together with the memory that the payload is copied to,
+//! because what the kernel has just written is read at once, for the ICRC and the copy.
 
 use std::fmt;
 use std::io;
@@ -19,21 +19,22 @@ use crate::capture::{Capture, Seen};
 /// Buffers filled by one call: 256 KiB in all, about one full burst of a sender.
 const BUFFERS: usize = 4;
 
-/// System calls that one call makes while each fills all buffers. Together about as many packets as one
-/// round of the drain loop sends, so that two endpoints in step do not overrun each other.
+/// System calls per call of `receive`, each filling all buffers. Together they hold about as many
+/// packets as one round of the drain loop sends, so that two endpoints in step do not overrun each
+/// other.
 const ROUNDS: usize = 8;
 
 /// Longest that the kernel delivers, joined or not.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The kernel copies with `rep movsb`, which is several times slower where the destination lies 1 to 63
-/// bytes behind the source modulo 4096. Its socket buffers mostly start on a page, and the allocator's
-/// large blocks 16 bytes behind one: exactly there. On a page the buffers are out of the way.
+/// The kernel copies with `rep movsb`, which is several times slower when the destination is 1 to 63
+/// bytes behind the source modulo 4096. Socket buffers mostly start on a page, and large blocks of the
+/// allocator 16 bytes behind one: the bad case. Page alignment avoids it.
 const BUFFER_ALIGN: usize = 4096;
 
-/// Identifications that a segmented send of this machine's kind has: as many as its segments
-/// (`UDP_MAX_SEGMENTS`). The place in a joined run is one of them; where the kernel has cut a run into
-/// single packets again, the place is not known.
+/// Identifications of a segmented send of this kind of machine: as many as its segments
+/// (`UDP_MAX_SEGMENTS`). The place in a joined run is one of them; the place is unknown where the
+/// kernel has split a run into single packets.
 const OWN_IDS: u16 = 128;
 
 /// BTH and ICRC: nothing shorter is a packet.
@@ -69,8 +70,8 @@ impl Receiver {
         }
     }
 
-    /// Hands what waits in the socket to `take`, a bounded amount of it, and returns how many packets
-    /// were accepted meanwhile.
+    /// Passes a bounded number of the socket's waiting datagrams to `take`, and returns how many
+    /// packets were accepted meanwhile.
     pub(crate) fn receive(
         &mut self,
         fd: &OwnedFd,
@@ -96,7 +97,7 @@ impl Receiver {
         (counters.accepted - before) as usize
     }
 
-    /// Asks the kernel once, and returns how many buffers it filled.
+    /// Makes one receive call, and returns how many buffers it filled.
     fn fill(&mut self, fd: &OwnedFd, counters: &mut RxCounters) -> usize {
         self.point();
         counters.syscalls += 1;
@@ -110,7 +111,7 @@ impl Receiver {
         }
     }
 
-    /// Sets every pointer and length anew: the kernel overwrote the lengths last time.
+    /// Resets every pointer and length: the last call overwrote the lengths.
     fn point(&mut self) {
         self.pieces.clear();
         self.messages.clear();
@@ -132,7 +133,7 @@ impl Receiver {
         }
     }
 
-    /// What the `i`-th buffer was filled with, unless something of it is missing.
+    /// Contents of the `i`-th buffer, unless the kernel truncated something.
     fn run(&self, i: usize) -> Option<Run<'_>> {
         let message = &self.messages[i];
         let header = &message.msg_hdr;
@@ -180,12 +181,12 @@ impl<'a> Run<'a> {
         (0..).zip(self.bytes.chunks(self.segment()))
     }
 
-    /// Where the packets of the run came from, when they were sent to `dest`.
+    /// Origin of the packets of the run, which were sent to `dest`.
     pub(crate) fn origin(&self, dest: IpAddr, via: u8) -> Origin {
         origin(self.source, dest, via, self.arrival.tos, self.arrival.hop_limit)
     }
 
-    /// Hands every good packet, sent to `local`, to `sink`.
+    /// Passes every valid packet, sent to `local`, to `sink`.
     pub(super) fn deliver(
         &self,
         check: IcrcCheck,
@@ -207,7 +208,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A datagram of this run as a packet sent to `local`; what is none is counted.
+    /// A datagram of this run as a packet sent to `local`; malformed packets are counted.
     pub(crate) fn open(
         &self,
         check: IcrcCheck,
@@ -220,7 +221,7 @@ impl<'a> Run<'a> {
         open(packet, id, counters)
     }
 
-    /// The identification with which a datagram sent to `local` has the right ICRC, if it has one.
+    /// The identification for which a datagram sent to `local` has the correct ICRC, if any.
     pub(crate) fn verify(
         &self,
         check: IcrcCheck,
@@ -244,12 +245,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Where a packet came from, with its traffic class taken apart.
+/// Origin of a packet, with its traffic class split into DSCP and ECN.
 pub(crate) fn origin(source: SocketAddr, dest: IpAddr, via: u8, tos: u8, hop_limit: u8) -> Origin {
     Origin { via, dscp: tos >> 2, ecn: ecn_of(tos), hop_limit, ..Origin::new(source, dest) }
 }
 
-/// A packet that is whole and well formed.
+/// A complete, well-formed packet.
 pub(crate) struct Opened<'a> {
     pub(crate) headers: Headers,
     pub(crate) payload: &'a [u8],
@@ -257,14 +258,14 @@ pub(crate) struct Opened<'a> {
     pub(crate) id: u16,
 }
 
-/// Headers and payload of a packet whose ICRC is right; what is no packet is counted.
+/// Headers and payload of a packet whose ICRC is correct; malformed packets are counted.
 pub(crate) fn open<'a>(packet: &'a [u8], id: u16, counters: &mut RxCounters) -> Option<Opened<'a>> {
     let (headers, payload) =
         Headers::parse(packet).map_err(|error| counters.unparsable.count(error)).ok()?;
     Some(Opened { headers, payload, id })
 }
 
-/// The identification with which the ICRC of a packet is right; others are counted.
+/// The identification for which the ICRC of a packet is correct; packets without one are counted.
 fn verify(
     check: IcrcCheck,
     pseudo: &Pseudo,
@@ -281,7 +282,7 @@ fn verify(
     id
 }
 
-/// The identification that makes the ICRC right, if any does.
+/// The identification for which the ICRC is correct, if any.
 fn identification(
     check: IcrcCheck,
     pseudo: &Pseudo,

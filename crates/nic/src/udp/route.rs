@@ -1,10 +1,9 @@
-//! How large a packet may be on the way to a peer.
+//! The largest packet on the path to a peer.
 //!
 //! RoCE packets are never fragmented (the don't-fragment flag is set), so the path MTU of a queue pair
-//! must fit the link that its packets leave by, and what the operator says of the route (`ip route add …
-//! mtu N`). What the kernel has learnt of the path from ICMP does not count: anyone can forge that, and
-//! the sockets ignore it as well. `IP_MTU` tells the least of the three, so the routing table is asked
-//! itself (rtnetlink(7)).
+//! must fit the outgoing link and the operator's setting for the route (`ip route add … mtu N`). What
+//! the kernel has learnt from ICMP is ignored, here as by the sockets, because anyone can forge it.
+//! `IP_MTU` returns the minimum of the three, so the routing table is queried directly (rtnetlink(7)).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -47,13 +46,13 @@ const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_METRICS: u16 = 8;
 const RTAX_MTU: u16 = 2;
-/// The entry of the routing table, without what was learnt since.
+/// Returns the entry of the routing table, without what was learnt since.
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 const HEADER_BYTES: usize = 16;
 /// Header and `rtmsg`, after which attributes follow.
 const ROUTE_BYTES: usize = HEADER_BYTES + 12;
 
-/// What the kernel says of a route.
+/// What the kernel reports about a route.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     /// Number of the interface that packets leave by; a table's entry may leave it open.
@@ -64,7 +63,7 @@ struct Found {
 fn look_up(kernel: &OwnedFd, from: IpAddr, to: SocketAddr, flags: u32) -> io::Result<Found> {
     send(kernel, &request(from, to, flags), SendFlags::empty())?;
     let mut answer = [0_u8; 4096];
-    // The kernel has answered by the time that `send` returns.
+    // The kernel has replied by the time that `send` returns.
     let (len, _) = recv(kernel, &mut answer[..], RecvFlags::DONTWAIT)?;
     found(&answer[..len.min(answer.len())])
 }
@@ -99,7 +98,7 @@ fn request(from: IpAddr, to: SocketAddr, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// Reads the kernel's answer.
+/// Parses the kernel's reply.
 fn found(answer: &[u8]) -> io::Result<Found> {
     let malformed = || io::Error::from(io::ErrorKind::InvalidData);
     let kind = answer.get(4..6).and_then(|kind| Some(u16::from_ne_bytes(kind.try_into().ok()?)));

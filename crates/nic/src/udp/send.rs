@@ -1,12 +1,12 @@
 //! Sending: frames to groups, groups to segmented sends, many of them in one system call.
 //!
-//! A group is a run of frames with one path and one length (the last may be shorter). The kernel cuts
-//! it into datagrams again and numbers them 0, 1, 2 … in the IPv4 identification field, so the ICRC
-//! of a frame is computed with its place in the group.
+//! A group is a run of frames with one path and one length (the last may be shorter). The kernel splits it
+//! into datagrams and numbers them 0, 1, 2 … in the IPv4 identification field, so the ICRC of a frame is
+//! computed with its place in the group.
 //!
 //! Frames are copied side by side into a staging buffer first. Programs may write the memory that they
-//! send from at any moment; the ICRC and the bytes that leave are those of one copy. The buffer stays in
-//! the processor's cache, so the copy costs little where the payload has to be read for the ICRC anyway.
+//! send from at any moment; the ICRC and the bytes sent are those of one copy. The buffer stays in the
+//! processor's cache, so the copy costs little where the payload has to be read for the ICRC anyway.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -31,13 +31,13 @@ const MAX_SEGMENTS: usize = 64;
 /// Most UDP payload bytes in one send over IPv4; IPv6 allows a few more, which gain nothing.
 const MAX_SEND_BYTES: usize = 65_507;
 
-/// Bytes that are staged for one system call: a quarter of a small level-2 cache. One group may exceed it.
+/// Bytes staged for one system call: a quarter of a small level-2 cache. A single group may exceed it.
 const STAGING_BYTES: usize = 128 << 10;
 
-/// The time to live that sockets send with by themselves (RFC 1700's default, and Linux's).
+/// The default time to live of sockets (RFC 1700's default, and Linux's).
 pub(crate) const USUAL_HOP_LIMIT: u8 = 64;
 
-/// Where frames leave, and where each of them goes.
+/// Where frames are sent from, and where each of them goes.
 pub(crate) trait Route {
     /// The socket to send from.
     fn socket(&self) -> &OwnedFd;
@@ -45,7 +45,7 @@ pub(crate) trait Route {
     /// Its address.
     fn local(&self) -> SocketAddr;
 
-    /// Whether two frames may share a segmented send, their lengths aside.
+    /// Whether two frames may share a segmented send, apart from their lengths.
     fn together(&self, a: &TxFrame<'_>, b: &TxFrame<'_>) -> bool;
 
     /// Address and port to send a frame to.
@@ -55,7 +55,7 @@ pub(crate) trait Route {
     fn loses(&self, remote: SocketAddr) -> bool;
 }
 
-/// Frames that leave in one send.
+/// Frames of one send.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) frames: Range<usize>,
@@ -65,7 +65,7 @@ pub(super) struct Group {
     pub(super) bytes: usize,
     /// Where they go.
     remote: SocketAddr,
-    /// Whether the kernel took them.
+    /// Whether the kernel accepted them.
     sent: bool,
 }
 
@@ -73,11 +73,11 @@ pub(super) struct Group {
 enum Progress {
     /// Every frame is sent, or dropped and counted.
     Done,
-    /// The kernel would not take this group as a segmented send. Frames before it are done.
+    /// The kernel rejected this group as a segmented send. Frames before it are done.
     Refused { group: Group, errno: i32 },
 }
 
-/// Scratch space of the sending side. Its pointers mean nothing between two calls.
+/// Scratch space of the sending side. Its pointers are invalid between calls.
 pub(crate) struct Sender {
     groups: Vec<Group>,
     /// The frames of `groups` as they leave, side by side.
@@ -111,7 +111,7 @@ impl Sender {
         self.why_no_gso.as_deref()
     }
 
-    /// Sends `frames` in order, and shows those that the kernel took to `tap`.
+    /// Sends `frames` in order, and passes those that the kernel accepted to `tap`.
     pub(crate) fn send<R: Route>(
         &mut self,
         route: &R,
@@ -135,15 +135,15 @@ impl Sender {
             let passed =
                 self.send_singly(route, single, memory, (counters, &mut patience), &mut tap);
             if passed {
-                // One by one they pass, so it is the segmentation that this kernel or device cannot do.
-                // Otherwise the path takes no packets of this length either way.
+                // They pass one by one, so this kernel or device cannot segment. Otherwise the path
+                // accepts no packets of this length at all.
                 self.why_no_gso = Some(refusal_text(&group, errno));
             }
             rest = &rest[group.frames.end..];
         }
     }
 
-    /// Sends frames one by one; whether the kernel took the first, which is as long as any other.
+    /// Sends frames one by one; whether the kernel accepted the first, which is as long as any other.
     fn send_singly<R: Route>(
         &mut self,
         route: &R,
@@ -163,7 +163,7 @@ impl Sender {
         passed == Some(true)
     }
 
-    /// Records what the kernel took of `frames`, as they were staged last.
+    /// Records which of `frames`, as last staged, the kernel accepted.
     fn show<R: Route>(&self, route: &R, frames: &[TxFrame<'_>], tap: Option<&mut Capture>) {
         let Some(capture) = tap else {
             return;
@@ -182,7 +182,7 @@ impl Sender {
         }
     }
 
-    /// Stages as many of `frames` as one system call takes, lays out what the kernel needs for them, and
+    /// Stages as many of `frames` as one system call takes, fills the kernel's structures for them, and
     /// returns how many they are.
     fn prepare<R: Route>(
         &mut self,
@@ -251,7 +251,7 @@ impl Sender {
         }
     }
 
-    /// Hands the messages to the kernel until they are gone or one is refused as segmented.
+    /// Passes the messages to the kernel until all are sent or one is rejected as segmented.
     fn transmit(
         &mut self,
         fd: &OwnedFd,
@@ -324,7 +324,7 @@ pub(super) fn plan<R: Route>(
     }
 }
 
-/// Appends a frame as it leaves: headers, payload, pad, and the ICRC for its place in a segmented send.
+/// Appends a frame as it is sent: headers, payload, pad, and the ICRC for its place in a segmented send.
 fn stage(
     staged: &mut Vec<u8>,
     local: SocketAddr,
@@ -347,7 +347,7 @@ fn stage(
     staged.extend_from_slice(&icrc);
 }
 
-/// Writes a packet down as it left.
+/// Records a packet as it was sent.
 fn record(
     capture: &mut Capture,
     local: SocketAddr,
@@ -361,7 +361,7 @@ fn record(
     capture.record(&Seen { from: local, to: remote, tos, hop_limit, id }, [packet]);
 }
 
-/// The kernel only reads what it is asked to send, so a shared slice will do.
+/// The kernel only reads what it sends, so a shared slice is enough.
 fn piece(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
@@ -386,8 +386,8 @@ fn traffic_class(path: &Path) -> Integer {
     }
 }
 
-/// The control message for an unusual time to live. Zero asks for the usual one: no packet leaves a
-/// machine with it, and Linux refuses it over IPv4.
+/// The control message for an unusual time to live. Zero means the usual one: no packet leaves a machine
+/// with it, and Linux refuses it over IPv4.
 fn hop_limit(path: &Path) -> Option<Integer> {
     if matches!(path.hop_limit, 0 | USUAL_HOP_LIMIT) {
         return None;
@@ -459,7 +459,7 @@ impl Patience {
         }
         counters.waits += 1;
         let mut polled = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)];
-        // Whatever ends the poll, the next send tells whether there is room.
+        // Whatever ends the poll, the next send shows whether there is room.
         let _ = poll(&mut polled, Some(&timespec(left)));
         true
     }

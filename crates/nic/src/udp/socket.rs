@@ -1,11 +1,11 @@
-//! The socket under a UDP wire: which options it needs, which it would like, and what it got.
+//! The socket of a UDP wire: the options it requires, those it prefers, and what the kernel granted.
 //!
-//! Unconnected with path-MTU discovery in probe mode: then Linux sends IPv4 identification 0 (and 0, 1,
-//! 2 … within one segmented send) with DF set, which the sender must know because the ICRC covers
-//! both, and packets may be as long as the link carries. What ICMP says of the path is ignored, because
-//! anyone can forge it: one message would stop all long packets to a peer for ten minutes. IPv6 has no
-//! identification, but RDMA devices send UDP checksum 0 over it, which a socket refuses unless told
-//! otherwise.
+//! The socket is unconnected, with path-MTU discovery in probe mode. Linux then sends IPv4
+//! identification 0 (and 0, 1, 2 … within one segmented send) with DF set, which the sender must know
+//! because the ICRC covers both, and packets may be as long as the link carries. What ICMP reports of
+//! the path is ignored, because anyone can forge it: one message would stop all long packets to a peer
+//! for ten minutes. IPv6 has no identification, but RDMA devices send UDP checksum 0 over it, which a
+//! socket refuses unless told otherwise.
 //!
 //! Nothing sets IP_RECVERR: an unconnected socket without it never reports an ICMP error.
 
@@ -24,7 +24,7 @@ use crate::interfaces;
 pub(crate) struct Plan {
     /// Address and port to bind.
     pub(crate) local: SocketAddr,
-    /// Socket buffer to ask for in each direction.
+    /// Socket buffer to request in each direction.
     pub(crate) buffer_bytes: u32,
     /// Let the kernel join datagrams.
     pub(crate) gro: bool,
@@ -38,10 +38,10 @@ pub(crate) struct Socket {
     pub(crate) fd: OwnedFd,
     /// As bound, the port filled in.
     pub(crate) local: SocketAddr,
-    /// Effective sizes in bytes, as the kernel reports them (it doubles what was asked for).
+    /// Effective sizes in bytes, as the kernel reports them (it doubles the requested size).
     pub(crate) send_buffer_bytes: u64,
     pub(crate) receive_buffer_bytes: u64,
-    /// Why datagrams arrive one by one, if they do.
+    /// Why received datagrams are not joined, if so.
     pub(crate) why_no_gro: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl Socket {
         Ok(Socket { fd, local, send_buffer_bytes, receive_buffer_bytes, why_no_gro })
     }
 
-    /// Sets options that the caller cannot do without.
+    /// Sets required options.
     pub(crate) fn apply(&self, settings: &[Setting]) -> Result<(), UdpError> {
         apply(&self.fd, self.local, settings)
     }
@@ -88,7 +88,7 @@ fn require(fd: &OwnedFd, local: SocketAddr) -> Result<(), UdpError> {
     ];
     let v6: &[Setting] = &[
         ("IPV6_V6ONLY", libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1),
-        // As probe mode, and the route learns nothing either. Over IPv4 this mode would clear DF.
+        // As probe mode, but the route does not learn either. Over IPv4 this mode would clear DF.
         ("IPV6_MTU_DISCOVER", libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, INTERFACE_MTU),
         ("IPV6_RECVTCLASS", libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
         ("UDP_NO_CHECK6_RX", libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1),
@@ -107,11 +107,11 @@ fn apply(fd: &OwnedFd, local: SocketAddr, settings: &[Setting]) -> Result<(), Ud
     Ok(())
 }
 
-/// Lets a socket have an address that cannot be used yet.
+/// Allows binding an address that cannot be used yet.
 const FREE: &[Setting] = &[("IPV6_FREEBIND", libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)];
 
-/// Whether the address is this machine's but still being checked for duplicates, which is why it could
-/// not be bound.
+/// Whether binding failed because the address, one of this machine's, is still being checked for
+/// duplicates.
 fn is_tentative(local: SocketAddr, refusal: &io::Error) -> bool {
     local.is_ipv6()
         && refusal.kind() == io::ErrorKind::AddrNotAvailable
@@ -132,7 +132,7 @@ fn turn_on_gro(fd: &OwnedFd, wanted: bool) -> Result<(), String> {
         .map_err(|error| format!("the kernel refused UDP_GRO: {error}"))
 }
 
-/// A buffer size: the option that privilege unlocks, then the one with a system-wide limit.
+/// A buffer-size option: the privileged one, then the one with a system-wide limit.
 struct BufferOption {
     force: c_int,
     plain: c_int,
@@ -143,11 +143,11 @@ const SEND_BUFFER: BufferOption =
 const RECEIVE_BUFFER: BufferOption =
     BufferOption { force: libc::SO_RCVBUFFORCE, plain: libc::SO_RCVBUF };
 
-/// Asks for `bytes` and returns what the kernel made of it, 0 when it does not say.
+/// Requests `bytes` and returns what the kernel granted, 0 when it does not report it.
 fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX) / 2;
     let forced = set(fd, libc::SOL_SOCKET, option.force, bytes);
-    // Without privilege the plain option is cut to net.core.*mem_max; it refuses nothing.
+    // Without privilege the plain option is capped at net.core.*mem_max; it never fails.
     let _ = forced.or_else(|_| set(fd, libc::SOL_SOCKET, option.plain, bytes));
     get(fd, libc::SOL_SOCKET, option.plain).map_or(0, |value| value.max(0) as u64)
 }
@@ -156,8 +156,8 @@ fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
 const DROPS: usize = 8;
 const MEMINFO_VALUES: usize = 9;
 
-/// Datagrams, or joined runs of them, that did not fit the receive buffer so far; `None` when the kernel
-/// does not say (before 4.12).
+/// Datagrams, or joined runs of them, that have not fitted the receive buffer so far; `None` when the
+/// kernel does not report it (before 4.12).
 pub(crate) fn overrun(fd: &OwnedFd) -> Option<u32> {
     let mut values = [0u32; MEMINFO_VALUES];
     let mut len = size_of_val(&values) as libc::socklen_t;

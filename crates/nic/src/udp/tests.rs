@@ -1,4 +1,4 @@
-//! Two wires on loopback, and what a hostile or merely different peer may send them.
+//! Two wires on loopback, and packets that a hostile or merely different peer may send.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -220,7 +220,8 @@ fn frames_for_several_peers_share_a_call() {
 #[test]
 fn without_segmentation_packets_go_one_by_one_and_the_reason_is_kept() {
     let (mut a, mut b) = pair(false);
-    // A socket that sends no UDP checksums cannot segment: the kernel says EINVAL, as an old one does.
+    // A socket that sends no UDP checksums cannot segment: the kernel returns EINVAL, as an old one
+    // does.
     socket::set(&a.socket.fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("SO_NO_CHECK");
     let payloads = draw_payloads(&mut Random::new(5));
     assert!(payloads.len() > 20);
@@ -423,7 +424,7 @@ fn a_peer_that_counts_identifications_is_understood() {
     assert_eq!(wire.counters.rx.id_solved, 3);
 }
 
-/// Garbage of every length, bare and with a right ICRC: all of it is counted, none of it panics, and
+/// Garbage of every length, bare and with a correct ICRC: all of it is counted, nothing panics, and
 /// the wire works afterwards.
 #[test]
 fn garbage_is_counted_and_does_no_harm() {

@@ -1,4 +1,4 @@
-//! The cells: what every device does in the same way, written once.
+//! The cells: behaviour that every device has in common, written once.
 
 use arrayvec::ArrayVec;
 use roce::device::Device;
@@ -224,7 +224,7 @@ fn batch_too_long<R: Rig>(rig: &mut R) -> Cell {
     let mut pair = Pair::new(rig, Setup::of(Transport::Rc))?;
     let wrs = vec![pair.wr(SendOp::Send, 0, 1); 4000];
     let (now, qpn) = (pair.rig.now(), pair.qpns[0]);
-    // Nothing is received, so nothing makes room.
+    // Nothing is received, so no room is freed.
     match pair.device(0).post_send(now, qpn, &wrs) {
         Ok(()) => return Err(Miss::Wrong("4000 requests fit a queue of 32".into())),
         Err(refused) => {
@@ -254,7 +254,7 @@ fn attributes<R: Rig>(rig: &mut R) -> Cell {
     pair.close()
 }
 
-/// The state of a queue pair once it has broken.
+/// The state of a queue pair after it has failed.
 fn expect_error<R: Rig>(pair: &mut Pair<'_, R>, side: usize) -> Cell {
     let qpn = pair.qpns[side];
     pair.wait("the error state", |rig| {
@@ -284,7 +284,7 @@ fn retry_exceeded<R: Rig>(rig: &mut R) -> Cell {
     pair.close()
 }
 
-/// A WRITE that side 1 must not let through.
+/// A WRITE that side 1 must refuse.
 fn refused<R: Rig>(rig: &mut R, access: Access, offset: u64, wrong: u32) -> Cell {
     let mut pair = Pair::new(rig, Setup { access, ..Setup::of(Transport::Rc) })?;
     pair.fill(0, 0, &[0xee; 8]);

@@ -4,14 +4,14 @@
 //! on UDP, on the wire that processes of a machine share, and on the device behind a `libibverbs.so.1`.
 //!
 //! For the last one, `DQUANT_CONFORMANCE_LIBRARY` names the library and `DQUANT_CONFORMANCE_DEVICE` the
-//! device, if not its first. Without them the library of this workspace is taken, if it was built. So the
+//! device, if not its first. Without them the library of this workspace is used, if it was built. So the
 //! test program can be copied to a machine with a device of its own:
 //!
 //! ```text
 //! DQUANT_CONFORMANCE_LIBRARY=libibverbs.so.1 ./conformance --exact loaded_device --nocapture
 //! ```
 //!
-//! There, cells that the device does not have are listed and do not fail.
+//! There, cells that the device does not support are listed and do not fail.
 
 mod cells;
 mod rig;
@@ -29,7 +29,7 @@ use rig::{Miss, Rig};
 const LIBRARY: &str = "DQUANT_CONFORMANCE_LIBRARY";
 const DEVICE: &str = "DQUANT_CONFORMANCE_DEVICE";
 
-/// Runs every cell on a rig of its own, and says how each ended.
+/// Runs every cell on a rig of its own, and prints how each ended.
 fn run_all<R: Rig>(may_lack: bool, mut rig: impl FnMut() -> R) {
     let (mut passed, mut bad) = (0, Vec::new());
     for (name, cell) in cells::all::<R>() {
@@ -94,7 +94,7 @@ fn run_loaded(path: &Path) {
     println!("devices {devices:?}");
     let wanted = std::env::var(DEVICE).ok().or_else(|| devices.first().cloned());
     let wanted = wanted.expect("the library has a device");
-    // Ours has everything; what others lack is listed.
+    // Ours supports everything; what others lack is listed.
     let may_lack = !wanted.starts_with("dq_");
     run_all(may_lack, || rigs::loaded(&library, &wanted));
 }

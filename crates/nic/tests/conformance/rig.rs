@@ -1,4 +1,4 @@
-//! What a conformance cell runs on: two devices that reach each other, and the memory of both.
+//! What a conformance cell runs on: two connected devices and the memory of both.
 
 use arrayvec::ArrayVec;
 use roce::device::{self, Device, PostError};
@@ -15,12 +15,12 @@ use roce::{Duration, Time};
 pub(crate) trait Rig {
     type Device: Device;
 
-    /// The present, by whatever clock the devices have.
+    /// The current time, by the clock of the devices.
     fn now(&self) -> Time;
 
     fn device(&mut self, side: usize) -> &mut Self::Device;
 
-    /// The way to a side.
+    /// The path to a side.
     fn path(&self, side: usize) -> Path;
 
     /// Memory that was never used.
@@ -37,7 +37,7 @@ pub(crate) trait Rig {
 /// How a cell ended that did not pass.
 #[derive(Debug)]
 pub(crate) enum Miss {
-    /// The device does not have what the cell is about.
+    /// The device lacks the feature that the cell tests.
     Lacks(String),
     Wrong(String),
 }
@@ -80,10 +80,10 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// How long something that must come may take.
+/// How long an expected event may take.
 const PATIENCE: Duration = Duration::from_millis(10_000);
 
-/// How long something that must not come is waited for.
+/// How long to wait for an event that must not happen.
 pub(crate) const QUIET: Duration = Duration::from_millis(20);
 
 /// Bytes of the buffer of each side.
@@ -219,7 +219,7 @@ impl<'r, R: Rig> Pair<'r, R> {
         Ok(())
     }
 
-    /// Where the datagrams of side 0 go.
+    /// The destination of side 0's datagrams.
     pub(crate) fn datagram(&mut self) -> Result<Datagram, Miss> {
         let (path, pd) = (self.rig.path(1), self.pds[0]);
         let ah = self.device(0).create_ah(pd, &path)?;
@@ -240,7 +240,7 @@ impl<'r, R: Rig> Pair<'r, R> {
         (self.regions[1].addr + offset, self.regions[1].rkey)
     }
 
-    /// Waits until `look` finds something.
+    /// Waits until `look` returns something.
     pub(crate) fn wait<T>(
         &mut self,
         what: &str,
@@ -282,7 +282,7 @@ impl<'r, R: Rig> Pair<'r, R> {
         self.next(side, self.recv_cqs[side], "the completion of a receive")
     }
 
-    /// The next send of side 0 ends in this way.
+    /// Checks that the next send of side 0 ends with this status.
     pub(crate) fn expect_sent(&mut self, status: WcStatus) -> Result<Completion, Miss> {
         let done = self.sent()?;
         ensure_eq!(done.status, status, "how the send ended");

@@ -22,7 +22,7 @@ use super::rig::{BUFFER, Rig};
 /// Memory of each side.
 const MEMORY: u64 = 4 * BUFFER;
 
-/// Judges nothing: what may be touched is what the cells are about.
+/// Allows every access: the cells test access checks of the device.
 #[derive(Debug)]
 pub(crate) struct AnyAccess;
 
@@ -103,7 +103,7 @@ pub(crate) fn udp() -> Wired<UdpWire> {
     }))
 }
 
-/// Two processes' ends of one device, as it were: they share an address.
+/// Two ends of one device, as of two processes: they share an address.
 pub(crate) fn shared_device() -> Wired<DeviceWire> {
     let ip = IpAddr::V4(Ipv4Addr::new(127, 8, 30, 1));
     Wired([1, 2].map(|seed| {
@@ -150,7 +150,7 @@ impl<W: Wire> Rig for Wired<W> {
     }
 }
 
-/// Two openings of a device of a library, which moves the packets itself.
+/// Two instances of a library's device, which moves the packets itself.
 pub(crate) struct Opened([(LoadedDevice, Pool); 2]);
 
 pub(crate) fn loaded(library: &Library, name: &str) -> Opened {

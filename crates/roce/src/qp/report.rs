@@ -9,7 +9,6 @@ use super::ud::Ud;
 use super::{Context, Fault, Kind, Qp, Rc};
 use crate::counters::Counters;
 use crate::report::{Cause, Flow, LastError, Peer, QpReport};
-use crate::time::Time;
 use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
@@ -87,7 +86,7 @@ impl Qp {
             acknowledged: self.acknowledged(),
             wr_id: None,
             retries: 0,
-            at: (cx.now != Time::ZERO).then_some(cx.now),
+            at: cx.now,
         }
     }
 

@@ -346,28 +346,3 @@ impl Completion {
         }
     }
 }
-
-/// Operations of programs on an RDMA device once their queue pairs are connected.
-pub trait Verbs {
-    /// Registers `len` bytes at `addr`. The keys are new: those of a deregistered region are not reused
-    /// soon.
-    fn register(
-        &mut self,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError>;
-
-    /// Deregisters the region: its keys are refused from now on.
-    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
-
-    /// Queues a send work request.
-    fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError>;
-
-    /// Queues a receive work request.
-    fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError>;
-
-    /// The oldest completion, if there is one.
-    fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
-}

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use roce::congestion::{CongestionControl, DcqcnParams};
 use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
-use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge, Verbs};
+use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
 use roce::{Duration, Time};
@@ -47,7 +47,7 @@ impl Pair {
         let op = SendOp::Write { remote_addr: self.target.addr, rkey: self.target.rkey };
         let wr = SendWr { op, sges: [sge].into_iter().collect(), ..SendWr::default() };
         let qpn = self.ends[0].qpn;
-        self.endpoint(0).post_send(qpn, wr).unwrap();
+        self.endpoint(0).post_send(Time::ZERO, qpn, wr).unwrap();
     }
 
     /// Everything that a side sends at `now`.
@@ -212,7 +212,7 @@ fn answers_do_not_wait_for_the_rate() {
     let sge = Sge { addr: target.addr, len: 10, lkey: target.lkey };
     let op = SendOp::Write { remote_addr: source.addr, rkey: source.rkey };
     let wr = SendWr { op, sges: [sge].into_iter().collect(), ..SendWr::default() };
-    pair.endpoint(1).post_send(qpn, wr).unwrap();
+    pair.endpoint(1).post_send(Time::ZERO, qpn, wr).unwrap();
     pair.deliver(1, at(1), &first, Ecn::Ect0);
     let request = pair.sent(1, at(1)).into_iter().find(|p| p.headers.bth().ack_req).unwrap();
     pair.deliver(0, at(2), &request, Ecn::Ect0);
@@ -231,12 +231,12 @@ fn a_queue_pair_that_was_reset_owes_no_notification() {
     let cnp = pair.sent(1, at(1)).into_iter().find(is_cnp).unwrap();
     pair.deliver(1, at(101), &packets[0], Ecn::Ce);
     let qpn = pair.ends[1].qpn;
-    pair.endpoint(1).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    pair.endpoint(1).modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Reset)).unwrap();
     assert!(pair.sent(1, at(102)).is_empty());
     // Nor does a rate go on changing that a notification had lowered.
     pair.deliver(0, at(102), &cnp, Ecn::NotEct);
     assert!(pair.endpoint(0).poll_timeout().is_some());
     let qpn = pair.ends[0].qpn;
-    pair.endpoint(0).modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    pair.endpoint(0).modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Reset)).unwrap();
     assert_eq!(pair.endpoint(0).poll_timeout(), None);
 }

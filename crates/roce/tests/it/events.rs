@@ -3,8 +3,7 @@
 use roce::Time;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState};
 use roce::verbs::{
-    Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Transport, Verbs,
-    VerbsError,
+    Access, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Transport, VerbsError,
 };
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
 use roce::world::Origin;
@@ -154,7 +153,7 @@ fn events_go_with_the_object_they_are_about() {
     let mut pair = Pair::new(Transport::Rc);
     strike(&mut pair, Opcode::RcSendMiddle, 256);
     let b = pair.b;
-    pair.fabric.endpoint(b).destroy_qp(b.qpn).unwrap();
+    pair.fabric.endpoint(b).destroy_qp(Time::ZERO, b.qpn).unwrap();
     assert_eq!(pair.events(), []);
 }
 
@@ -163,7 +162,7 @@ fn going_to_error_by_order_is_no_event() {
     for transport in TRANSPORTS {
         let mut pair = Pair::new(transport);
         let b = pair.b;
-        pair.fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.events(), []);
     }
 }
@@ -216,7 +215,7 @@ fn arming_with_completions_waiting_notifies_at_once() {
         assert_eq!(pair.notified(), [], "it was polled");
         pair.arm(cq, false);
         pair.receives(1);
-        pair.fabric.endpoint(b).modify_to_error(b.qpn).unwrap();
+        pair.fabric.endpoint(b).modify_to_error(Time::ZERO, b.qpn).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: a failed one");
     }
 }
@@ -257,7 +256,7 @@ fn solicited_only_waits_for_what_is_solicited_or_wrong() {
             pair.fabric.received_by(b).iter().map(|done| done.solicited).collect();
         assert_eq!(solicited, [false, true]);
         pair.arm(cq, true);
-        pair.fabric.endpoint(b).modify_to_error(b.qpn).unwrap();
+        pair.fabric.endpoint(b).modify_to_error(Time::ZERO, b.qpn).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: flushed");
     }
 }
@@ -365,7 +364,7 @@ fn stale_handles_are_refused_everywhere() {
     let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
     assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
     endpoint.req_notify(cq, false).unwrap();
-    endpoint.destroy_qp(qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpn).unwrap();
     endpoint.destroy_cq(cq).unwrap();
     let region = endpoint.register(pd, BASE, 64, Access::LOCAL).unwrap();
     assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
@@ -373,9 +372,12 @@ fn stale_handles_are_refused_everywhere() {
     endpoint.dealloc_pd(pd).unwrap();
     let (no_qp, no_cq) = (VerbsError::NoQp(qpn.get()), VerbsError::NoCq(cq.0));
     assert_eq!(endpoint.query_qp(qpn), Err(no_qp));
-    assert_eq!(endpoint.modify_qp(qpn, &QpAttr::to(QpState::Init)), Err(no_qp));
-    assert_eq!(endpoint.post_recv(qpn, RecvWr { wr_id: 1, sges: SgList::new() }), Err(no_qp));
-    assert_eq!(endpoint.post_send(qpn, SendWr::default()), Err(no_qp));
+    assert_eq!(endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Init)), Err(no_qp));
+    assert_eq!(
+        endpoint.post_recv(Time::ZERO, qpn, RecvWr { wr_id: 1, sges: SgList::new() }),
+        Err(no_qp)
+    );
+    assert_eq!(endpoint.post_send(Time::ZERO, qpn, SendWr::default()), Err(no_qp));
     assert_eq!(endpoint.req_notify(cq, true), Err(no_cq));
     assert_eq!(endpoint.resize_cq(cq, 4), Err(no_cq));
     assert_eq!(endpoint.poll_notified(), None);

@@ -168,7 +168,7 @@ impl Fabric {
             let remote_psn = remote.endpoint.initial_psn(peer.qpn).unwrap();
             let mut connect = Connect::new(remote.path(), peer.qpn, remote_psn);
             adjust(&mut connect);
-            self.nodes[own.node].endpoint.connect(own.qpn, &connect).unwrap();
+            self.nodes[own.node].endpoint.connect(Time::ZERO, own.qpn, &connect).unwrap();
         }
     }
 

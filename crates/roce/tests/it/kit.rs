@@ -2,10 +2,11 @@
 //!
 //! `harness` knows connections; here are the attributes, states and address handles around them.
 
+use roce::Time;
 use roce::endpoint::{AttrMask, Endpoint, Mtu, QpAttr, QpConfig, QpState, Transmit};
 use roce::verbs::{
     Access, Completion, Datagram, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, SrqId,
-    Transport, Verbs, WcStatus,
+    Transport, WcStatus,
 };
 use roce::wire::Psn;
 use roce::world::Path;
@@ -80,7 +81,7 @@ pub(crate) fn bring_to(
     state: QpState,
 ) {
     for step in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        endpoint.modify_qp(qpn, &step_attr(transport, step, base)).unwrap();
+        endpoint.modify_qp(Time::ZERO, qpn, &step_attr(transport, step, base)).unwrap();
         if step == state {
             return;
         }
@@ -149,11 +150,11 @@ impl Fabric {
     }
 
     pub(crate) fn post_send(&mut self, end: End, wr: SendWr) {
-        self.endpoint(end).post_send(end.qpn, wr).unwrap();
+        self.endpoint(end).post_send(Time::ZERO, end.qpn, wr).unwrap();
     }
 
     pub(crate) fn post_recv(&mut self, end: End, wr: RecvWr) {
-        self.endpoint(end).post_recv(end.qpn, wr).unwrap();
+        self.endpoint(end).post_recv(Time::ZERO, end.qpn, wr).unwrap();
     }
 
     /// Puts a packet that was polled by hand on its way.

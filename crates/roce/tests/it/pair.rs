@@ -7,7 +7,7 @@
 use roce::Time;
 use roce::endpoint::{Connect, Counters, Delivery, Insert, Mtu, Placements, QpState};
 use roce::verbs::{
-    Access, Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WcStatus,
+    Access, Completion, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus,
 };
 use roce::wire::{Aeth, Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 use roce::world::{Memory, Origin};
@@ -67,7 +67,7 @@ impl Pair {
     }
 
     pub(crate) fn post(&mut self, wr: SendWr) {
-        self.fabric.nodes[0].endpoint.post_send(self.a.qpn, wr).unwrap();
+        self.fabric.nodes[0].endpoint.post_send(Time::ZERO, self.a.qpn, wr).unwrap();
     }
 
     pub(crate) fn send(&mut self, wr_id: u64, len: u32) {
@@ -95,7 +95,7 @@ impl Pair {
 
     pub(crate) fn receive(&mut self, wr_id: u64, len: u32) {
         let wr = RecvWr { wr_id, sges: self.sge(1, 200_000, len) };
-        self.fabric.nodes[1].endpoint.post_recv(self.b.qpn, wr).unwrap();
+        self.fabric.nodes[1].endpoint.post_recv(Time::ZERO, self.b.qpn, wr).unwrap();
     }
 
     /// Runs to the end and returns what the sender and the receiver heard.
@@ -221,7 +221,7 @@ impl Lone {
         }
         if let Insert::Atomic(job) = delivery.insert {
             let original = node.memory.atomic(job.addr, job.op);
-            node.endpoint.complete_atomic(&job, original);
+            node.endpoint.complete_atomic(Time::ZERO, &job, original);
         }
         delivery
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge};
 use roce::wire::Psn;
 use roce::world::{self, Memory, NoMemory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
@@ -56,11 +56,11 @@ fn sender(addresses: &[&str], packets: u32) -> (Endpoint, Vec<Qpn>) {
         let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
         let path = Path::new(address.parse().unwrap());
         let peer = Connect { mtu: Mtu::M4096, ..Connect::new(path, Qpn::new(9), Psn::default()) };
-        endpoint.connect(qpn, &peer).unwrap();
+        endpoint.connect(Time::ZERO, qpn, &peer).unwrap();
         let len = packets * 4096;
         let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
         let op = SendOp::Write { remote_addr: 0, rkey: 1 };
-        endpoint.post_send(qpn, SendWr { op, sges, ..SendWr::default() }).unwrap();
+        endpoint.post_send(Time::ZERO, qpn, SendWr { op, sges, ..SendWr::default() }).unwrap();
         qpn
     });
     let qpns = qpns.collect();
@@ -110,10 +110,10 @@ fn a_parked_queue_pair_may_be_destroyed() {
     let (mut endpoint, qpns) = sender(&[SLOW, SLOW], 4);
     let mut wire = gate(opens_at);
     drain(&mut endpoint, &mut wire, Time::ZERO);
-    endpoint.destroy_qp(qpns[0]).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpns[0]).unwrap();
     drain(&mut endpoint, &mut wire, opens_at);
     assert_eq!(sent_to(&wire, SLOW), 4);
-    endpoint.destroy_qp(qpns[1]).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpns[1]).unwrap();
     drain(&mut endpoint, &mut wire, opens_at);
     assert_eq!(world::next_wakeup(&endpoint), None);
 }

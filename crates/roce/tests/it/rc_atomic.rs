@@ -1,8 +1,9 @@
 //! Atomics of the reliable connection: each is carried out once, whatever the network repeats or
 //! loses, and answered with the value of that one time.
 
+use roce::Time;
 use roce::endpoint::{AttrMask, Insert, QpAttr, QpState};
-use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Verbs, VerbsError, WcOpcode, WcStatus};
+use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, VerbsError, WcOpcode, WcStatus};
 use roce::wire::{AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Syndrome};
 
 use WcStatus::{Success, WrFlushError};
@@ -115,7 +116,7 @@ fn a_list_that_does_not_hold_eight_bytes_is_refused_when_posted() {
     let mut pair = Pair::new();
     for len in [0, 7, 9, 16] {
         let wr = pair.wr(0, add_op(&pair, WORDS, 1), LANDING, len);
-        let refused = pair.fabric.nodes[0].endpoint.post_send(pair.a.qpn, wr);
+        let refused = pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, wr);
         assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{len} bytes");
     }
 }
@@ -264,7 +265,7 @@ fn the_limit_may_be_raised_while_the_queue_pair_drains() {
     let sqd = QpAttr::to(QpState::Sqd);
     let more = QpAttr { mask: AttrMask::MAX_DEST_RD_ATOMIC, max_dest_rd_atomic: 16, ..sqd };
     for attr in [sqd, more, QpAttr::to(QpState::Rts)] {
-        pair.fabric.nodes[1].endpoint.modify_qp(pair.b.qpn, &attr).unwrap();
+        pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
     }
     set_word(&mut pair, WORDS, 0);
     pair.read(0, 20_000);
@@ -374,7 +375,7 @@ fn strike(lone: &mut Lone, psn: Psn, payload: usize) -> Insert {
 /// The former value that node 1 answers with, if it has an answer.
 fn answered(lone: &mut Lone) -> Option<(Psn, u64)> {
     let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
-    let headers = endpoint.poll_transmit(roce::Time::ZERO)?.headers;
+    let headers = endpoint.poll_transmit(Time::ZERO)?.headers;
     match *headers.ext() {
         Ext::AethAtomicAck(_, ack) => Some((headers.bth().psn, ack.original)),
         _ => None,

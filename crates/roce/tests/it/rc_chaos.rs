@@ -24,10 +24,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use roce::Duration;
+use roce::Time;
 use roce::endpoint::{AttrMask, Connect, EndpointConfig, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{
-    Access, Completion, MAX_SGE, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, Verbs,
-    WcOpcode, WcStatus, WindowBinding, WindowId,
+    Access, Completion, MAX_SGE, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, WcOpcode,
+    WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::Psn;
 use roce::world::AtomicOp;
@@ -539,7 +540,10 @@ impl Run {
             .take_list(sinks, len + slack, draw)
             .expect("plans leave room for receives");
         let wr = RecvWr { wr_id: this.fresh_id(draw), sges };
-        fabric.nodes[this.end.node].endpoint.post_recv(this.end.qpn, wr.clone()).unwrap();
+        fabric.nodes[this.end.node]
+            .endpoint
+            .post_recv(Time::ZERO, this.end.qpn, wr.clone())
+            .unwrap();
         this.receives.push_back(wr);
         true
     }
@@ -575,7 +579,7 @@ impl Run {
         this.sends.push_back(PostedSend { wr_id, signaled, opcode, landing, result });
         this.announced.extend(announced);
         let wr = SendWr { wr_id, op, sges, signaled, solicited, fence, ..SendWr::default() };
-        self.fabric.nodes[this.end.node].endpoint.post_send(this.end.qpn, wr).unwrap();
+        self.fabric.nodes[this.end.node].endpoint.post_send(Time::ZERO, this.end.qpn, wr).unwrap();
         self.stats.work_requests += 1;
     }
 
@@ -983,7 +987,7 @@ impl Run {
             self.open_written(connection);
         }
         for (side, end) in ends.into_iter().enumerate() {
-            self.fabric.nodes[end.node].endpoint.modify_to_error(end.qpn).unwrap();
+            self.fabric.nodes[end.node].endpoint.modify_to_error(Time::ZERO, end.qpn).unwrap();
             self.sides[connection][side].plans.clear();
             self.sides[connection][side].expected.clear();
         }
@@ -1141,7 +1145,7 @@ fn connect(
     for (end, peer) in ends.into_iter().zip(plans.iter().rev()) {
         let access = draw_access(peer, &mut rights);
         let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
-        fabric.nodes[end.node].endpoint.modify_qp(end.qpn, &attr).unwrap();
+        fabric.nodes[end.node].endpoint.modify_qp(Time::ZERO, end.qpn, &attr).unwrap();
     }
     let lengths = [1, 0].map(|peer: usize| {
         plans[peer].iter().filter(|plan| plan.kind.takes_receive()).map(|plan| plan.len).collect()

@@ -8,7 +8,7 @@ use roce::endpoint::{
     TimeoutReason,
 };
 use roce::verbs::{
-    Access, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, VerbsError,
+    Access, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError,
     WcOpcode, WcStatus,
 };
 use roce::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Syndrome};
@@ -273,7 +273,7 @@ fn who_was_stopped_does_not_blame_the_peer() {
         for wr_id in 0..5 {
             let op = SendOp::Write { remote_addr: BASE + 200_000, rkey };
             let wr = SendWr { sges: pair.sge(1, 0, 10), ..pair.wr(wr_id, op, 0, 10) };
-            pair.fabric.nodes[1].endpoint.post_send(pair.b.qpn, wr).unwrap();
+            pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
         }
         pair.write(1, 0, 10);
         pair.fabric.settle();
@@ -530,7 +530,7 @@ fn messages_of_two_gibibytes_and_not_one_byte_more() {
     ];
     for wr_id in 0..2 {
         let wr = RecvWr { wr_id, sges: sges(1) };
-        pair.fabric.nodes[1].endpoint.post_recv(pair.b.qpn, wr).unwrap();
+        pair.fabric.nodes[1].endpoint.post_recv(Time::ZERO, pair.b.qpn, wr).unwrap();
     }
     for (wr_id, op) in (0..).zip(ops) {
         let wr = SendWr { wr_id, op, sges: sges(0), signaled: true, ..SendWr::default() };
@@ -540,7 +540,7 @@ fn messages_of_two_gibibytes_and_not_one_byte_more() {
         assert_eq!(pair.fabric.sent_by(pair.a)[0].status, Success);
         let mut longer = wr;
         longer.sges.push(Sge { addr: huge, len: 1, lkey: keys[0].lkey });
-        let refused = pair.fabric.nodes[0].endpoint.post_send(pair.a.qpn, longer);
+        let refused = pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, longer);
         assert_eq!(refused, Err(VerbsError::TooLong(MAX_MESSAGE_BYTES + 1)));
     }
     let received = pair.fabric.received_by(pair.b);
@@ -862,7 +862,7 @@ fn a_receive_that_may_not_be_written_is_a_remote_operation_error() {
     let region = pair.fabric.nodes[1].register(BASE, 4096, Access::LOCAL_READ).unwrap();
     let sges = [Sge { addr: BASE, len: 100, lkey: region.lkey }].into_iter().collect();
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
-    endpoint.post_recv(pair.b.qpn, RecvWr { wr_id: 7, sges }).unwrap();
+    endpoint.post_recv(Time::ZERO, pair.b.qpn, RecvWr { wr_id: 7, sges }).unwrap();
     pair.send(1, 100);
     let (sent, received) = pair.run();
     assert_eq!(sent, [(1, WcStatus::RemoteOperationError)]);
@@ -901,8 +901,8 @@ fn the_error_state_flushes_what_was_and_what_comes() {
     pair.read(2, 10);
     pair.fabric.settle();
     let (a, b) = (pair.a, pair.b);
-    pair.fabric.nodes[0].endpoint.modify_to_error(a.qpn).unwrap();
-    pair.fabric.nodes[1].endpoint.modify_to_error(b.qpn).unwrap();
+    pair.fabric.nodes[0].endpoint.modify_to_error(Time::ZERO, a.qpn).unwrap();
+    pair.fabric.nodes[1].endpoint.modify_to_error(Time::ZERO, b.qpn).unwrap();
     pair.write(3, 0, 10);
     pair.receive(9, 10);
     let (sent, received) = pair.run();
@@ -930,9 +930,9 @@ fn objects_come_and_go_in_order() {
     let full = VerbsError::TableFull { what: "queue pairs", limit: 1 };
     assert_eq!(endpoint.create_qp(config), Err(full));
     assert_eq!(endpoint.destroy_cq(cq), Err(VerbsError::CqInUse(cq.0)));
-    endpoint.destroy_qp(qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpn).unwrap();
     assert_eq!(endpoint.qp_state(qpn), None);
-    assert_eq!(endpoint.destroy_qp(qpn), Err(VerbsError::NoQp(qpn.get())));
+    assert_eq!(endpoint.destroy_qp(Time::ZERO, qpn), Err(VerbsError::NoQp(qpn.get())));
     endpoint.destroy_cq(cq).unwrap();
     assert_eq!(endpoint.destroy_cq(cq), Err(VerbsError::NoCq(cq.0)));
 }
@@ -950,16 +950,16 @@ fn sends_are_refused_too_early_too_long_or_too_many() {
         ..SendWr::default()
     };
     let early = VerbsError::WrongState { qpn: qpn.get(), state: "RESET" };
-    assert_eq!(endpoint.post_send(qpn, wr(0)), Err(early));
+    assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(0)), Err(early));
     let path = Fabric::new(&FabricConfig::default()).nodes[0].path();
     let connect = Connect::new(path, Qpn::new(5), Psn::new(0));
-    endpoint.connect(qpn, &connect).unwrap();
-    assert!(endpoint.connect(qpn, &connect).is_err());
+    endpoint.connect(Time::ZERO, qpn, &connect).unwrap();
+    assert!(endpoint.connect(Time::ZERO, qpn, &connect).is_err());
     let too_long = VerbsError::TooLong(2 * MAX_MESSAGE_BYTES);
-    assert_eq!(endpoint.post_send(qpn, wr(2)), Err(too_long));
-    endpoint.post_send(qpn, wr(1)).unwrap();
+    assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(2)), Err(too_long));
+    endpoint.post_send(Time::ZERO, qpn, wr(1)).unwrap();
     let full = VerbsError::QueueFull { qpn: qpn.get(), queue: "send", limit: 1 };
-    assert_eq!(endpoint.post_send(qpn, wr(1)), Err(full));
+    assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(1)), Err(full));
 }
 
 #[test]
@@ -969,7 +969,7 @@ fn queue_pairs_take_turns_in_bursts() {
     let mut pair = Pair::build(&config, |connect| connect.mtu = Mtu::M256);
     let (c, d) = pair.fabric.pair(|connect| connect.mtu = Mtu::M256);
     let wr = pair.wr(1, pair.write_op(0), 0, 256 * 10);
-    pair.fabric.nodes[0].endpoint.post_send(c.qpn, wr.clone()).unwrap();
+    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, c.qpn, wr.clone()).unwrap();
     pair.post(wr);
     pair.fabric.settle();
     let targets: Vec<_> = pair.trace().iter().map(|headers| headers.bth().dest_qp).collect();

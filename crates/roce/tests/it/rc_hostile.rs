@@ -10,9 +10,7 @@ use std::net::SocketAddr;
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Connect, Endpoint, Insert, Mtu, QpAttr, QpState, Reliability};
-use roce::verbs::{
-    Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WindowBinding,
-};
+use roce::verbs::{Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WindowBinding};
 use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth, Sack,
     Sreth, Syndrome,
@@ -74,7 +72,7 @@ impl Victim {
             .map(|(end, range)| bind(&mut fabric, end, shelf.lkey, range));
         let access = draw_access(draw);
         let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
-        fabric.nodes[1].endpoint.modify_qp(end.qpn, &attr).unwrap();
+        fabric.nodes[1].endpoint.modify_qp(Time::ZERO, end.qpn, &attr).unwrap();
         let mut victim = Victim {
             fabric,
             end,
@@ -113,8 +111,8 @@ impl Victim {
             if draw.per_mille(500) { (read, landing.clone()) } else { (SendOp::Send, secret) };
         let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         let endpoint = self.endpoint();
-        endpoint.post_recv(qpn, RecvWr { wr_id, sges: landing }).unwrap();
-        endpoint.post_send(qpn, wr).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, RecvWr { wr_id, sges: landing }).unwrap();
+        endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
         self.posted += 2;
     }
 
@@ -132,7 +130,7 @@ impl Victim {
             assert!(self.access.remote_atomic, "an atomic without the right");
             self.atomics += 1;
             let original = node.memory.atomic(job.addr, job.op);
-            node.endpoint.complete_atomic(&job, original);
+            node.endpoint.complete_atomic(Time::ZERO, &job, original);
         }
         for piece in delivery.pieces {
             assert!(piece.len > 0);
@@ -169,7 +167,7 @@ impl Victim {
             assert!(was == is || may_change, "seed {seed}: {addr:#x} was written");
         }
         let end = self.end;
-        self.endpoint().modify_to_error(end.qpn).unwrap();
+        self.endpoint().modify_to_error(Time::ZERO, end.qpn).unwrap();
         let done = self.fabric.sent_by(end).len() + self.fabric.received_by(end).len();
         assert_eq!(done, self.posted, "seed {seed}: work requests without completions");
     }
@@ -314,7 +312,7 @@ fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u3
     let (rkey, access) = (first ^ 1, Access::REMOTE_WRITE);
     let binding = WindowBinding { window, rkey, lkey, addr, len, access, zero_based: false };
     let op = SendOp::BindWindow(binding);
-    node.endpoint.post_send(end.qpn, SendWr { op, ..SendWr::default() }).unwrap();
+    node.endpoint.post_send(Time::ZERO, end.qpn, SendWr { op, ..SendWr::default() }).unwrap();
     assert!(node.endpoint.poll_transmit(Time::ZERO).is_none());
     rkey
 }
@@ -444,7 +442,7 @@ fn exchange(victim: &mut Victim, draw: &mut Chance) -> Vec<(Headers, usize)> {
         };
         let sges = [Sge { addr: BASE, len, lkey: local.lkey }].into_iter().collect();
         let wr = SendWr { wr_id, op, sges, signaled: true, solicited: false, ..SendWr::default() };
-        node.endpoint.post_send(peer.qpn, wr).unwrap();
+        node.endpoint.post_send(Time::ZERO, peer.qpn, wr).unwrap();
     }
     let endpoint = &mut node.endpoint;
     std::iter::from_fn(|| endpoint.poll_transmit(Time::ZERO))

@@ -4,7 +4,7 @@
 use roce::Time;
 use roce::endpoint::{AttrMask, Counters, QpAttr, QpState, SrqConfig};
 use roce::verbs::{
-    Access, Completion, Qpn, RecvWr, SendOp, SendWr, SgList, Verbs, VerbsError, WcOpcode, WcStatus,
+    Access, Completion, Qpn, RecvWr, SendOp, SendWr, SgList, VerbsError, WcOpcode, WcStatus,
     WindowBinding, WindowId,
 };
 use roce::wire::{Ext, Headers, Opcode};
@@ -26,7 +26,7 @@ fn local(wr_id: u64, op: SendOp) -> SendWr {
 
 /// Posts on node 1, whose memory is shown, and runs until nothing happens.
 fn on_owner(pair: &mut Pair, wr: SendWr) -> Vec<Completion> {
-    pair.fabric.nodes[1].endpoint.post_send(pair.b.qpn, wr).unwrap();
+    pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
     pair.fabric.run(10_000);
     pair.fabric.sent_by(pair.b)
 }
@@ -66,7 +66,7 @@ fn own_window(pair: &mut Pair) -> u32 {
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let wanted = WindowBinding { lkey, ..binding(pair, window, next_key(first)) };
     let bind = SendWr { signaled: false, ..local(100, SendOp::BindWindow(wanted)) };
-    pair.fabric.nodes[0].endpoint.post_send(pair.a.qpn, bind).unwrap();
+    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, bind).unwrap();
     pair.fabric.run(10_000);
     wanted.rkey
 }
@@ -141,7 +141,7 @@ fn second_connection(pair: &mut Pair) -> (End, End) {
 
 fn use_on(pair: &mut Pair, end: End, rkey: u32) -> WcStatus {
     let wr = pair.wr(9, uses(rkey, SHOWN)[0], 0, 8);
-    pair.fabric.nodes[0].endpoint.post_send(end.qpn, wr).unwrap();
+    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
     pair.fabric.run(10_000);
     pair.fabric.sent_by(end)[0].status
 }
@@ -159,7 +159,7 @@ fn a_type_2_window_serves_one_queue_pair_and_type_1_the_domain() {
     let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
     let wanted = binding(&pair, window, 0);
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
-    let rkey = endpoint.bind_window(pair.b.qpn, 3, wanted, true).unwrap();
+    let rkey = endpoint.bind_window(Time::ZERO, pair.b.qpn, 3, wanted, true).unwrap();
     pair.fabric.run(1_000);
     let done = pair.fabric.sent_by(pair.b);
     assert_eq!((done[0].wr_id, done[0].opcode), (3, WcOpcode::BindWindow));
@@ -174,7 +174,8 @@ fn a_type_1_window_is_bound_again_and_its_old_key_dies() {
     let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
     let wanted = binding(&pair, window, 0);
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
-    let keys = [0, 1].map(|_| endpoint.bind_window(pair.b.qpn, 0, wanted, true).unwrap());
+    let keys =
+        [0, 1].map(|_| endpoint.bind_window(Time::ZERO, pair.b.qpn, 0, wanted, true).unwrap());
     assert_ne!(keys[0], keys[1]);
     pair.fabric.run(1_000);
     post_all(&mut pair, [uses(keys[1], SHOWN)[0], uses(keys[0], SHOWN)[0]]);
@@ -188,15 +189,18 @@ fn windows_of_the_wrong_kind_or_of_nobody_are_refused_at_once() {
     let (type_2, _) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let wanted = binding(&pair, type_2, 0);
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
-    let wrong = endpoint.bind_window(b, 0, wanted, true);
+    let wrong = endpoint.bind_window(Time::ZERO, b, 0, wanted, true);
     assert!(matches!(wrong, Err(VerbsError::Invalid { .. })));
     let stranger = WindowBinding { window: WindowId(9), ..wanted };
-    assert_eq!(endpoint.bind_window(b, 0, stranger, true), Err(VerbsError::NoWindow(9)));
+    assert_eq!(
+        endpoint.bind_window(Time::ZERO, b, 0, stranger, true),
+        Err(VerbsError::NoWindow(9))
+    );
     assert_eq!(endpoint.dealloc_window(WindowId(9)), Err(VerbsError::NoWindow(9)));
     let buffers = pair.sge(1, 0, 8);
     let with_buffers = SendWr { sges: buffers, ..local(0, SendOp::BindWindow(wanted)) };
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
-    let refused = endpoint.post_send(b, with_buffers);
+    let refused = endpoint.post_send(Time::ZERO, b, with_buffers);
     assert!(matches!(refused, Err(VerbsError::Invalid { .. })));
 }
 
@@ -299,7 +303,7 @@ fn a_window_ends_with_its_queue_pair() {
     let (lkey, number) = (pair.regions[1].lkey, pair.b.qpn);
     let endpoint = &mut pair.fabric.nodes[1].endpoint;
     assert_eq!(endpoint.deregister(lkey), Err(VerbsError::RegionInUse(lkey)));
-    endpoint.destroy_qp(number).unwrap();
+    endpoint.destroy_qp(Time::ZERO, number).unwrap();
     endpoint.deregister(lkey).unwrap();
     endpoint.dealloc_window(id).unwrap();
     post_all(&mut pair, [uses(rkey, SHOWN)[1]]);
@@ -327,7 +331,7 @@ fn a_key_that_may_not_be_taken_away_ends_the_connection() {
             let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
             let wanted = binding(pair, window, 0);
             let endpoint = &mut pair.fabric.nodes[1].endpoint;
-            endpoint.bind_window(pair.b.qpn, 3, wanted, false).unwrap()
+            endpoint.bind_window(Time::ZERO, pair.b.qpn, 3, wanted, false).unwrap()
         },
     ];
     for (index, key) in cases.into_iter().enumerate() {
@@ -359,7 +363,7 @@ fn a_repeated_send_takes_nothing_away_again() {
     let again = binding(&pair, window, next_key(rkey));
     pair.fabric.nodes[1]
         .endpoint
-        .post_send(pair.b.qpn, local(1, SendOp::BindWindow(again)))
+        .post_send(Time::ZERO, pair.b.qpn, local(1, SendOp::BindWindow(again)))
         .unwrap();
     assert_eq!(pair.run(), (vec![(1, Success)], vec![(7, Success)]));
     assert_eq!(pair.counters(1).duplicates, 1);
@@ -546,7 +550,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
 /// Sets what the peer may do through node 1's queue pair.
 fn restrict(pair: &mut Pair, access: Access) {
     let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
-    pair.fabric.nodes[1].endpoint.modify_qp(pair.b.qpn, &attr).unwrap();
+    pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
 }
 
 #[test]
@@ -608,7 +612,7 @@ fn the_receive_in_progress_is_flushed_first() {
     pair.send(1, 600);
     pair.fabric.settle();
     pair.fabric.advance();
-    pair.fabric.nodes[1].endpoint.modify_to_error(pair.b.qpn).unwrap();
+    pair.fabric.nodes[1].endpoint.modify_to_error(Time::ZERO, pair.b.qpn).unwrap();
     let ends: Vec<_> =
         pair.fabric.received_by(pair.b).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(ends, [(0, WrFlushError), (1, WrFlushError), (2, WrFlushError)]);
@@ -636,7 +640,7 @@ fn post_shared(pair: &mut Pair, srq: roce::verbs::SrqId, wr_id: u64) {
 
 fn send_on(pair: &mut Pair, qpn: Qpn, wr_id: u64) {
     let wr = pair.wr(wr_id, SendOp::Send, 0, 800);
-    pair.fabric.nodes[0].endpoint.post_send(qpn, wr).unwrap();
+    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
 }
 
 #[test]
@@ -685,7 +689,7 @@ fn a_broken_connection_flushes_the_receive_that_it_took_and_no_other() {
     pair.lose(|asked, _| asked > 1);
     let wr = pair.wr(0, SendOp::Send, 0, 1000);
     let long = SendWr { sges: pair.sge(0, 0, 5000), ..wr };
-    pair.fabric.nodes[0].endpoint.post_send(from.qpn, long).unwrap();
+    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, from.qpn, long).unwrap();
     pair.fabric.settle();
     pair.fabric.advance();
     // The first packet does not fit: 1024 bytes into 1000.
@@ -702,7 +706,7 @@ fn a_broken_connection_flushes_the_receive_that_it_took_and_no_other() {
 
 fn drain_sends(pair: &mut Pair) {
     let attr = QpAttr { mask: AttrMask::STATE, ..QpAttr::to(QpState::Sqd) };
-    pair.fabric.nodes[0].endpoint.modify_qp(pair.a.qpn, &attr).unwrap();
+    pair.fabric.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &attr).unwrap();
 }
 
 #[test]
@@ -721,6 +725,6 @@ fn a_draining_queue_pair_finishes_what_it_began_and_begins_nothing() {
     drain_sends(&mut pair);
     assert_eq!(pair.run().0, [(0, Success)]);
     let wanted = QpAttr { cur_state: QpState::Sqd, ..QpAttr::to(QpState::Rts) };
-    pair.fabric.nodes[0].endpoint.modify_qp(pair.a.qpn, &wanted).unwrap();
+    pair.fabric.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &wanted).unwrap();
     assert_eq!(pair.run().0, [(1, Success), (2, Success)]);
 }

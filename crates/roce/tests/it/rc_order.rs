@@ -7,7 +7,7 @@ use roce::Time;
 use roce::congestion::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Verbs};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge};
 use roce::wire::{Bth, Headers, Opcode};
 use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
@@ -216,7 +216,7 @@ fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connec
         let write = SendOp::Write { remote_addr: remote_addr + 100_000, rkey };
         for (op, len) in [(read, 256 * packets), (write, 100)] {
             let wr = SendWr { op, sges: sges(len), signaled: true, ..SendWr::default() };
-            fabric.nodes[0].endpoint.post_send(end.qpn, wr).unwrap();
+            fabric.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
         }
     }
     fabric.run(1_000_000);

@@ -4,7 +4,7 @@ use roce::Time;
 use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, Endpoint, QpAttr, QpState, SrqConfig, Transmit,
 };
-use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, Verbs, WcStatus};
+use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, WcStatus};
 use roce::wire::{AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Sreth, Syndrome};
 use roce::world::Origin;
 
@@ -26,7 +26,7 @@ fn allow(lone: &mut Lone, access: Access) {
     let qpn = lone.pair.b.qpn;
     let mask = AttrMask::ACCESS_FLAGS;
     let attr = QpAttr { mask, access, ..QpAttr::to(QpState::Rts) };
-    lone.pair.fabric.nodes[1].endpoint.modify_qp(qpn, &attr).unwrap();
+    lone.pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, qpn, &attr).unwrap();
 }
 
 fn sent(lone: &mut Lone) -> Vec<Transmit> {
@@ -408,7 +408,7 @@ impl Shared {
         let (a, b) = self.honest;
         for wr_id in 0..messages {
             let wr = SendWr { wr_id, op: SendOp::Send, ..SendWr::default() };
-            self.fabric.nodes[0].endpoint.post_send(a.qpn, wr).unwrap();
+            self.fabric.nodes[0].endpoint.post_send(Time::ZERO, a.qpn, wr).unwrap();
         }
         self.fabric.run(100_000);
         self.fabric.received_by(b).iter().map(|done| done.wr_id).collect()
@@ -454,15 +454,15 @@ fn receives_that_were_taken_for_nothing_go_back_in_order() {
 }
 
 fn to_error(endpoint: &mut Endpoint, qpn: Qpn) {
-    endpoint.modify_to_error(qpn).unwrap();
+    endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
 }
 
 fn to_reset(endpoint: &mut Endpoint, qpn: Qpn) {
-    endpoint.modify_qp(qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Reset)).unwrap();
 }
 
 fn destroy(endpoint: &mut Endpoint, qpn: Qpn) {
-    endpoint.destroy_qp(qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpn).unwrap();
 }
 
 // ---- the length of a WRITE with immediate ------------------------------------------------------

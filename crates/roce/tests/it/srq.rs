@@ -1,11 +1,11 @@
 //! Shared receive queues: one queue for many queue pairs of every transport, and its limit.
 
+use roce::Time;
 use roce::endpoint::{
     AsyncEvent, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState, SrqConfig,
 };
 use roce::verbs::{
-    MemoryRegion, PdId, RecvWr, SendOp, SendWr, SgList, SrqId, Transport, Verbs, VerbsError,
-    WcStatus,
+    MemoryRegion, PdId, RecvWr, SendOp, SendWr, SgList, SrqId, Transport, VerbsError, WcStatus,
 };
 
 use AsyncEvent::{LastWqeReached, SrqLimitReached};
@@ -116,7 +116,7 @@ fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
     for pair in 0..3 {
         shared.send(pair, pair as u64, 0, 100);
     }
-    shared.fabric.run_until(roce::Time::from_nanos(100_000));
+    shared.fabric.run_until(Time::from_nanos(100_000));
     let counters = *shared.endpoint().counters();
     assert_eq!((counters.no_receive, counters.rnr_naks_sent), (2, 1));
     for wr_id in 0..3 {
@@ -172,9 +172,9 @@ fn a_queue_pair_that_breaks_leaves_the_queue_to_the_others() {
         for wr_id in 0..3 {
             shared.post(wr_id, 500).unwrap();
         }
-        shared.endpoint().modify_qp(b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(shared.events(), [LastWqeReached(b.qpn)]);
-        shared.endpoint().modify_qp(b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(shared.events(), [], "once is enough");
         shared.send(1, 9, 0, 100);
         shared.fabric.run(10_000);
@@ -191,11 +191,15 @@ fn a_receive_that_was_taken_is_flushed_with_its_queue_pair() {
         shared.post(0, 900).unwrap();
         shared.post(1, 900).unwrap();
         shared.send(0, 1, 0, 800);
-        let first = shared.fabric.endpoint(a).poll_transmit(roce::Time::ZERO).unwrap();
-        shared.fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(QpState::Reset)).unwrap();
+        let first = shared.fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        shared
+            .fabric
+            .endpoint(a)
+            .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Reset))
+            .unwrap();
         shared.fabric.inject(a, &first);
         shared.fabric.run(1000);
-        shared.endpoint().modify_qp(b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(brief(&shared.fabric.received_by(b)), [(0, WrFlushError)], "{transport:?}");
     }
 }
@@ -218,13 +222,22 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
         assert_eq!((first.wr_id, first.status), (0, Success), "polled: the program's again");
         // Half a message fills the next one.
         shared.send(0, 9, 0, 800);
-        let half = shared.fabric.endpoint(a).poll_transmit(roce::Time::ZERO).unwrap();
-        shared.fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(QpState::Reset)).unwrap();
+        let half = shared.fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        shared
+            .fabric
+            .endpoint(a)
+            .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Reset))
+            .unwrap();
         shared.fabric.inject(a, &half);
         shared.fabric.run(10_000);
         match destroys {
-            true => shared.endpoint().destroy_qp(b.qpn).unwrap(),
-            false => shared.endpoint().modify_qp(b.qpn, &QpAttr::to(QpState::Reset)).unwrap(),
+            true => shared.endpoint().destroy_qp(Time::ZERO, b.qpn).unwrap(),
+            false => {
+                shared
+                    .endpoint()
+                    .modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Reset))
+                    .unwrap();
+            }
         }
         for turn in 0..5 {
             shared.send(1, turn, 0, 100);
@@ -266,7 +279,7 @@ fn lending_and_returning_keeps_every_receive() {
                     shared
                         .fabric
                         .endpoint(end)
-                        .modify_qp(end.qpn, &QpAttr::to(QpState::Reset))
+                        .modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Reset))
                         .unwrap();
                 }
                 shared.fabric.bring_up(a, b, Transport::Rc, Mtu::M256);
@@ -296,7 +309,7 @@ fn wrong_use_is_refused() {
     let empty = RecvWr { wr_id: 0, sges: SgList::new() };
     let endpoint = shared.endpoint();
     assert_eq!(
-        endpoint.post_recv(b.qpn, empty.clone()),
+        endpoint.post_recv(Time::ZERO, b.qpn, empty.clone()),
         Err(VerbsError::SharedReceives(b.qpn.get()))
     );
     assert_eq!(endpoint.destroy_srq(srq), Err(VerbsError::SrqInUse(srq.0)));
@@ -308,7 +321,7 @@ fn wrong_use_is_refused() {
     }
     let refused = endpoint.post_srq_recv(srq, empty.clone());
     assert!(matches!(refused, Err(VerbsError::TableFull { limit: 2, .. })));
-    endpoint.destroy_qp(b.qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, b.qpn).unwrap();
     endpoint.destroy_srq(srq).unwrap();
     let gone = VerbsError::NoSrq(srq.0);
     assert_eq!(endpoint.post_srq_recv(srq, empty), Err(gone));
@@ -335,7 +348,7 @@ fn queue_pairs_and_their_queue_belong_to_one_domain() {
     assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
     let qpn = endpoint.create_qp(qp(pd, srq)).unwrap();
     assert_eq!(endpoint.query_srq(srq), Ok(config));
-    endpoint.destroy_qp(qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, qpn).unwrap();
     assert_eq!(endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
     endpoint.destroy_srq(srq).unwrap();
     assert_eq!(endpoint.dealloc_pd(pd), Ok(()));

@@ -8,8 +8,8 @@ use roce::endpoint::{
     Reliability,
 };
 use roce::verbs::{
-    Access, CqId, Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, Verbs,
-    VerbsError, WcStatus,
+    Access, CqId, Datagram, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge, Transport, VerbsError,
+    WcStatus,
 };
 use roce::wire::{Opcode, Psn};
 use roce::world::Path;
@@ -123,11 +123,11 @@ impl Lone {
         match state {
             Reset => {}
             Init | Rtr | Rts => bring_to(endpoint, qpn, transport, &base, state),
-            Error => endpoint.modify_to_error(qpn).unwrap(),
+            Error => endpoint.modify_to_error(Time::ZERO, qpn).unwrap(),
             Sqd | Sqe => bring_to(endpoint, qpn, transport, &base, Rts),
         }
         if state == Sqd {
-            endpoint.modify_qp(qpn, &QpAttr::to(Sqd)).unwrap();
+            endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(Sqd)).unwrap();
         }
         if state == Sqe {
             let bad: SgList = [Sge { addr: BASE, len: 8, lkey: 1 }].into_iter().collect();
@@ -151,7 +151,7 @@ impl Lone {
         let attr = QpAttr { mask, state: to, cur_state: from, ..self.base };
         let qpn = self.qpn;
         let before = self.endpoint().query_qp(qpn).unwrap();
-        let done = self.endpoint().modify_qp(qpn, &attr);
+        let done = self.endpoint().modify_qp(Time::ZERO, qpn, &attr);
         let after = self.endpoint().query_qp(qpn).unwrap();
         if done.is_ok() {
             assert_eq!(after.state, to);
@@ -201,12 +201,15 @@ fn the_state_may_be_left_out() {
     let mut lone = Lone::in_state(Transport::Ud, Rts).unwrap();
     let attr = QpAttr { mask: AttrMask::QKEY, qkey: 5, ..lone.base };
     let qpn = lone.qpn;
-    lone.endpoint().modify_qp(qpn, &attr).unwrap();
+    lone.endpoint().modify_qp(Time::ZERO, qpn, &attr).unwrap();
     let now = lone.endpoint().query_qp(qpn).unwrap();
     assert_eq!((now.state, now.qkey), (Rts, 5));
     let mut lone = Lone::in_state(Transport::Ud, Rtr).unwrap();
     let qpn = lone.qpn;
-    assert!(lone.endpoint().modify_qp(qpn, &attr).is_err(), "nothing can be set in RTR");
+    assert!(
+        lone.endpoint().modify_qp(Time::ZERO, qpn, &attr).is_err(),
+        "nothing can be set in RTR"
+    );
 }
 
 #[test]
@@ -215,9 +218,9 @@ fn the_current_state_has_to_be_right() {
     let mask = AttrMask::STATE | AttrMask::CUR_STATE;
     let wrong = QpAttr { mask, state: Rts, cur_state: Rts, ..lone.base };
     let qpn = lone.qpn;
-    let refused = lone.endpoint().modify_qp(qpn, &wrong);
+    let refused = lone.endpoint().modify_qp(Time::ZERO, qpn, &wrong);
     assert!(matches!(refused, Err(VerbsError::Transition { from: "SQD", to: "RTS", .. })));
-    lone.endpoint().modify_qp(qpn, &QpAttr { cur_state: Sqd, ..wrong }).unwrap();
+    lone.endpoint().modify_qp(Time::ZERO, qpn, &QpAttr { cur_state: Sqd, ..wrong }).unwrap();
 }
 
 /// Changes one value to one that cannot be had, in the transition that sets it.
@@ -232,7 +235,7 @@ fn refused(transport: Transport, to: QpState, spoil: impl Fn(&mut QpAttr)) {
     spoil(&mut attr);
     let qpn = lone.qpn;
     let before = lone.endpoint().query_qp(qpn).unwrap();
-    let done = lone.endpoint().modify_qp(qpn, &attr);
+    let done = lone.endpoint().modify_qp(Time::ZERO, qpn, &attr);
     assert!(matches!(done, Err(VerbsError::Invalid { .. })), "{done:?}");
     assert_eq!(lone.endpoint().query_qp(qpn).unwrap(), before);
 }
@@ -267,10 +270,10 @@ fn a_path_mtu_above_the_ports_is_refused() {
     let path = Path::new("10.0.0.2:4791".parse().unwrap());
     let base = attributes(path, qpn, Qpn::new(9), Mtu::M2048);
     bring_to(&mut endpoint, qpn, Transport::Rc, &base, Init);
-    let refused = endpoint.modify_qp(qpn, &step_attr(Transport::Rc, Rtr, &base));
+    let refused = endpoint.modify_qp(Time::ZERO, qpn, &step_attr(Transport::Rc, Rtr, &base));
     assert!(matches!(refused, Err(VerbsError::Invalid { .. })));
     let base = QpAttr { mtu: Mtu::M1024, ..base };
-    endpoint.modify_qp(qpn, &step_attr(Transport::Rc, Rtr, &base)).unwrap();
+    endpoint.modify_qp(Time::ZERO, qpn, &step_attr(Transport::Rc, Rtr, &base)).unwrap();
 }
 
 #[test]
@@ -292,7 +295,7 @@ fn attributes_can_be_asked_for() {
     let mut endpoint = Endpoint::new(EndpointConfig::default());
     let (ghost, any) = (Qpn::new(5), QpAttr::to(Init));
     assert_eq!(endpoint.query_qp(ghost), Err(VerbsError::NoQp(5)));
-    assert_eq!(endpoint.modify_qp(ghost, &any), Err(VerbsError::NoQp(5)));
+    assert_eq!(endpoint.modify_qp(Time::ZERO, ghost, &any), Err(VerbsError::NoQp(5)));
 }
 
 #[test]
@@ -303,10 +306,13 @@ fn a_connect_that_is_refused_leaves_reset() {
     connect.retry_count = 8;
     let endpoint = fabric.endpoint(end);
     let before = endpoint.query_qp(end.qpn);
-    assert!(matches!(endpoint.connect(end.qpn, &connect), Err(VerbsError::Invalid { .. })));
+    assert!(matches!(
+        endpoint.connect(Time::ZERO, end.qpn, &connect),
+        Err(VerbsError::Invalid { .. })
+    ));
     assert_eq!(endpoint.query_qp(end.qpn), before);
     connect.retry_count = 7;
-    endpoint.connect(end.qpn, &connect).unwrap();
+    endpoint.connect(Time::ZERO, end.qpn, &connect).unwrap();
 }
 
 // ---- what states allow -------------------------------------------------------------------------
@@ -320,11 +326,11 @@ fn posting_follows_the_state() {
         let qpn = lone.qpn;
         let to = Some(Datagram { ah: lone.base.path.into(), dest_qp: qpn, qkey: QKEY });
         let wr = SendWr { to, ..send(1, SendOp::Send, SgList::new()) };
-        let sent = lone.endpoint().post_send(qpn, wr);
+        let sent = lone.endpoint().post_send(Time::ZERO, qpn, wr);
         let wrong = VerbsError::WrongState { qpn: qpn.get(), state: state.name() };
         let wanted = if matches!(state, Reset | Init | Rtr) { Err(wrong) } else { Ok(()) };
         assert_eq!(sent, wanted, "{transport:?} {state:?}");
-        assert_eq!(lone.endpoint().post_recv(qpn, recv(2, SgList::new())), Ok(()));
+        assert_eq!(lone.endpoint().post_recv(Time::ZERO, qpn, recv(2, SgList::new())), Ok(()));
     }
 }
 
@@ -340,13 +346,13 @@ fn reset_discards_all_work_in_silence() {
             fabric.post_send(a, SendWr { to, ..wr });
             fabric.post_recv(a, recv(wr_id, list(region, 0, 200)));
         }
-        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Reset)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Reset)).unwrap();
         fabric.run(1_000);
         assert_eq!(fabric.state(a), Reset);
         assert!(fabric.sent_by(a).is_empty() && fabric.received_by(a).is_empty());
         assert!(fabric.endpoint(a).poll_timeout().is_none());
         // It works again afterwards, for both sides.
-        let reset = fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(Reset));
+        let reset = fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Reset));
         assert_eq!(reset, Ok(()));
         let target = registered(&mut fabric.nodes[1]);
         fabric.bring_up(a, b, transport, Mtu::M256);
@@ -368,11 +374,11 @@ fn the_error_state_flushes_every_transport() {
         let to = Some(Datagram { ah: lone.base.path.into(), dest_qp: qpn, qkey: QKEY });
         let wr = |id| SendWr { to, ..send(id, SendOp::Send, SgList::new()) };
         let endpoint = lone.endpoint();
-        endpoint.post_send(qpn, wr(1)).unwrap();
-        endpoint.post_recv(qpn, recv(2, SgList::new())).unwrap();
-        endpoint.modify_qp(qpn, &QpAttr::to(Error)).unwrap();
-        endpoint.post_send(qpn, wr(3)).unwrap();
-        endpoint.post_recv(qpn, recv(4, SgList::new())).unwrap();
+        endpoint.post_send(Time::ZERO, qpn, wr(1)).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, recv(2, SgList::new())).unwrap();
+        endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(Error)).unwrap();
+        endpoint.post_send(Time::ZERO, qpn, wr(3)).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, recv(4, SgList::new())).unwrap();
         let end = lone.end;
         assert_eq!(brief(&lone.fabric.sent_by(end)), [(1, WrFlushError), (3, WrFlushError)]);
         assert_eq!(brief(&lone.fabric.received_by(end)), [(2, WrFlushError), (4, WrFlushError)]);
@@ -388,11 +394,11 @@ fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
     let config = QpConfig { transport, ..QpConfig::rc(*pd, cq, 8, 8) };
     let qpns = [0, 1].map(|_| endpoint.create_qp(config).unwrap());
     for qpn in qpns {
-        endpoint.modify_to_error(qpn).unwrap();
+        endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
     }
     for wr_id in 0..6 {
         let qpn = qpns[wr_id as usize % 2];
-        endpoint.post_recv(qpn, recv(wr_id, SgList::new())).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, recv(wr_id, SgList::new())).unwrap();
     }
     (fabric, qpns, cq)
 }
@@ -405,8 +411,8 @@ fn completions_go_with_their_queue_pair() {
         let endpoint = &mut fabric.nodes[0].endpoint;
         assert_eq!(endpoint.poll_cq(cq).map(|done| done.wr_id), Some(0), "polled before: seen");
         match destroys {
-            true => endpoint.destroy_qp(gone).unwrap(),
-            false => endpoint.modify_qp(gone, &QpAttr::to(Reset)).unwrap(),
+            true => endpoint.destroy_qp(Time::ZERO, gone).unwrap(),
+            false => endpoint.modify_qp(Time::ZERO, gone, &QpAttr::to(Reset)).unwrap(),
         }
         let left: Vec<_> =
             fabric.nodes[0].completions(cq).iter().map(|d| (d.wr_id, d.qpn)).collect();
@@ -419,8 +425,8 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
     let (mut fabric, [gone, kept], cq) = flushed_pair(Transport::Rc);
     let endpoint = &mut fabric.nodes[0].endpoint;
     endpoint.req_notify(cq, false).unwrap();
-    endpoint.destroy_qp(gone).unwrap();
-    endpoint.destroy_qp(kept).unwrap();
+    endpoint.destroy_qp(Time::ZERO, gone).unwrap();
+    endpoint.destroy_qp(Time::ZERO, kept).unwrap();
     assert_eq!(endpoint.poll_notified(), Some(cq), "one notification too many is legal");
     endpoint.req_notify(cq, false).unwrap();
     assert_eq!((endpoint.poll_notified(), endpoint.poll_cq(cq)), (None, None), "nothing waits");
@@ -430,14 +436,14 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
     let cq = endpoint.create_cq(2).unwrap();
     let [first, second] = [0, 1].map(|_| endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap());
     for qpn in [first, second] {
-        endpoint.post_recv(qpn, recv(1, SgList::new())).unwrap();
-        endpoint.post_recv(qpn, recv(2, SgList::new())).unwrap();
-        endpoint.modify_to_error(qpn).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, recv(1, SgList::new())).unwrap();
+        endpoint.post_recv(Time::ZERO, qpn, recv(2, SgList::new())).unwrap();
+        endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
     }
     assert_eq!(endpoint.cq_overrun(cq), Some(true));
-    endpoint.destroy_qp(first).unwrap();
+    endpoint.destroy_qp(Time::ZERO, first).unwrap();
     assert_eq!(endpoint.cq_overrun(cq), Some(true));
-    endpoint.post_recv(second, recv(3, SgList::new())).unwrap();
+    endpoint.post_recv(Time::ZERO, second, recv(3, SgList::new())).unwrap();
     assert_eq!(endpoint.poll_cq(cq), None);
 }
 
@@ -466,7 +472,7 @@ fn half_sent(transport: Transport) -> (Fabric, End, End) {
 fn a_draining_queue_finishes_what_it_began() {
     for transport in [Transport::Rc, Transport::Uc] {
         let (mut fabric, a, b) = half_sent(transport);
-        fabric.endpoint(a).modify_qp(a.qpn, &drain(true)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
         assert_eq!(fabric.endpoint(a).poll_event(), None, "{transport:?}: not drained yet");
         fabric.run(1_000);
         assert_eq!(brief(&fabric.sent_by(a)), [(1, Success)], "{transport:?}");
@@ -474,7 +480,7 @@ fn a_draining_queue_finishes_what_it_began() {
         let drained = AsyncEvent::SendQueueDrained(a.qpn);
         assert_eq!(fabric.endpoint(a).poll_event(), Some(drained));
         assert_eq!(fabric.endpoint(a).poll_event(), None);
-        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
         fabric.run(1_000);
         assert_eq!(brief(&fabric.sent_by(a)), [(2, Success)], "{transport:?}");
         assert_eq!(brief(&fabric.received_by(b)), [(2, Success)], "{transport:?}");
@@ -490,7 +496,7 @@ fn lost_packets_are_sent_again_while_the_queue_drains() {
         seen += u32::from(headers.bth().opcode == Opcode::RcSendMiddle);
         seen != 1 || headers.bth().opcode != Opcode::RcSendMiddle
     });
-    fabric.endpoint(a).modify_qp(a.qpn, &drain(true)).unwrap();
+    fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
     fabric.run(1_000);
     assert!(fabric.endpoint(a).counters().retransmitted_packets > 0);
     assert_eq!(brief(&fabric.received_by(b)), [(1, Success)]);
@@ -502,7 +508,7 @@ fn an_idle_queue_is_drained_at_once_and_says_so_only_when_asked() {
     for (transport, notify) in TRANSPORTS.into_iter().flat_map(|t| [(t, true), (t, false)]) {
         let mut lone = Lone::in_state(transport, Rts).unwrap();
         let qpn = lone.qpn;
-        lone.endpoint().modify_qp(qpn, &drain(notify)).unwrap();
+        lone.endpoint().modify_qp(Time::ZERO, qpn, &drain(notify)).unwrap();
         let wanted = notify.then_some(AsyncEvent::SendQueueDrained(qpn));
         assert_eq!(lone.endpoint().poll_event(), wanted);
     }
@@ -516,8 +522,8 @@ fn limits_of_reads_change_while_the_queue_is_drained() {
         let (a, b) = fabric.pair_of(Transport::Rc, Mtu::M256);
         let mask = AttrMask::STATE | AttrMask::MAX_DEST_RD_ATOMIC;
         let change = QpAttr { mask, max_dest_rd_atomic: limit, ..QpAttr::to(Sqd) };
-        fabric.endpoint(b).modify_qp(b.qpn, &QpAttr::to(Sqd)).unwrap();
-        fabric.endpoint(b).modify_qp(b.qpn, &change).unwrap();
+        fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Sqd)).unwrap();
+        fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
         for wr_id in [1, 2] {
             let op = SendOp::Read { remote_addr: BASE, rkey: regions[1].rkey };
             fabric.post_send(a, send(wr_id, op, list(regions[0], 0, 64)));
@@ -567,7 +573,7 @@ impl Tuned {
 
     fn modify(&mut self, attr: &QpAttr) {
         let a = self.a;
-        self.fabric.endpoint(a).modify_qp(a.qpn, attr).unwrap();
+        self.fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
     }
 
     /// Goes to SQD and sets one attribute there.
@@ -698,7 +704,7 @@ fn a_failed_send_stops_sending_but_not_receiving() {
         fabric.post_send(b, SendWr { to: back, ..send(6, SendOp::Send, list(regions[1], 0, 64)) });
         fabric.run(1_000);
         assert_eq!(brief(&fabric.received_by(a)), [(5, Success)], "{transport:?}");
-        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
         fabric.post_recv(b, recv(7, list(regions[1], 4096, 300)));
         fabric.post_send(a, SendWr { to, ..send(8, SendOp::Send, good) });
         fabric.run(1_000);
@@ -717,19 +723,19 @@ fn sends_go_on_after_a_queue_failed_while_it_drained() {
         fabric.post_send(a, send(1, SendOp::Send, list(gone, 0, 1024)));
         let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
         fabric.inject(a, &first);
-        fabric.endpoint(a).modify_qp(a.qpn, &drain(asks_for_event)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(asks_for_event)).unwrap();
         fabric.nodes[0].deregister(gone.lkey).unwrap();
         fabric.run(1_000);
         assert_eq!(fabric.state(a), Sqe);
         assert_eq!(brief(&fabric.sent_by(a)), [(1, LocalProtectionError)]);
-        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Rts)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
         fabric.post_recv(b, recv(2, list(regions[1], 0, 100)));
         fabric.post_send(a, send(3, SendOp::Send, list(regions[0], 0, 100)));
         fabric.run(1_000);
         assert_eq!(brief(&fabric.sent_by(a)), [(3, Success)]);
         assert_eq!(brief(&fabric.received_by(b)), [(2, Success)]);
         // The event of the queue that failed is asked for no more.
-        fabric.endpoint(a).modify_qp(a.qpn, &QpAttr::to(Sqd)).unwrap();
+        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Sqd)).unwrap();
         assert_eq!(fabric.endpoint(a).poll_event(), None);
     }
 }

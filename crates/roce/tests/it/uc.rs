@@ -3,8 +3,8 @@
 use roce::Time;
 use roce::endpoint::{AttrMask, Counters, Mtu, Placements, QpAttr, QpState};
 use roce::verbs::{
-    Access, Completion, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, Transport, Verbs,
-    VerbsError, WcOpcode, WcStatus, WindowBinding,
+    Access, Completion, MemoryRegion, RecvWr, SendOp, SendWr, SgList, Sge, Transport, VerbsError,
+    WcOpcode, WcStatus, WindowBinding,
 };
 use roce::wire::{Bth, DEFAULT_PKEY, Deth, Ext, Headers, Opcode, Psn, Reth};
 use roce::world::Origin;
@@ -236,7 +236,7 @@ fn writes_that_are_not_allowed_are_dropped() {
             let mask = AttrMask::ACCESS_FLAGS;
             let attr = QpAttr { mask, access: Access::LOCAL, ..QpAttr::to(QpState::Rts) };
             let b = pair.b;
-            pair.fabric.endpoint(b).modify_qp(b.qpn, &attr).unwrap();
+            pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &attr).unwrap();
             pair.write(0)
         },
         |counters| counters.bad_access,
@@ -270,7 +270,7 @@ fn operations_of_other_services_are_refused() {
     for op in ops {
         let wr = send(1, op, list(pair.regions[0], 0, 8));
         let a = pair.a;
-        let refused = pair.fabric.endpoint(a).post_send(a.qpn, wr);
+        let refused = pair.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
         assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{op:?}");
     }
 }
@@ -442,7 +442,7 @@ fn a_receive_queue_holds_no_more_than_was_agreed() {
     let full = |pair: &mut Pair| {
         let wr = RecvWr { wr_id: 99, sges: SgList::new() };
         let b = pair.b;
-        pair.fabric.endpoint(b).post_recv(b.qpn, wr)
+        pair.fabric.endpoint(b).post_recv(Time::ZERO, b.qpn, wr)
     };
     assert!(matches!(full(&mut pair), Err(VerbsError::QueueFull { limit: 64, .. })));
     pair.lose(&[1]);

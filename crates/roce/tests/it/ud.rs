@@ -6,7 +6,7 @@ use roce::Time;
 use roce::endpoint::{AttrMask, Connect, Counters, EndpointConfig, Insert, Mtu, QpAttr, QpState};
 use roce::verbs::{
     Completion, Datagram, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge,
-    Transport, Verbs, VerbsError, WcOpcode, WcStatus,
+    Transport, VerbsError, WcOpcode, WcStatus,
 };
 use roce::wire::{DEFAULT_PKEY, Headers, Opcode};
 use roce::world::{Ecn, Origin, Path};
@@ -143,7 +143,7 @@ fn another_queue_key_is_not_heard() {
     assert_eq!(brief(&party.received(b)), [(7, Success)]);
     assert_eq!(party.counters(1).bad_qkey, 1);
     let change = QpAttr { mask: AttrMask::QKEY, qkey: 0x8000_0001, ..QpAttr::to(QpState::Rts) };
-    party.fabric.endpoint(b).modify_qp(b.qpn, &change).unwrap();
+    party.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
     party.receive(b, 8, 0, 200);
     party.send(3, right, 20);
     assert_eq!(party.received(b), []);
@@ -215,7 +215,7 @@ fn what_datagrams_cannot_do_is_refused() {
         SendWr { op: SendOp::LocalInvalidate(1), ..good.clone() },
     ];
     for wr in refused {
-        let done = party.fabric.endpoint(a).post_send(a.qpn, wr.clone());
+        let done = party.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr.clone());
         assert!(matches!(done, Err(VerbsError::Invalid { .. })), "{wr:?}");
     }
     party.fabric.post_send(a, good);
@@ -223,7 +223,7 @@ fn what_datagrams_cannot_do_is_refused() {
     assert_eq!(brief(&party.fabric.sent_by(a)), [(1, Success)]);
     let connect = Connect::new(to.ah.path, to.dest_qp, first_psn(a.qpn));
     let fresh = party.fabric.create(0, Transport::Ud, None);
-    let done = party.fabric.endpoint(fresh).connect(fresh.qpn, &connect);
+    let done = party.fabric.endpoint(fresh).connect(Time::ZERO, fresh.qpn, &connect);
     assert!(matches!(done, Err(VerbsError::Invalid { .. })));
 }
 
@@ -300,7 +300,7 @@ fn a_group_is_heard_by_all_who_joined_it() {
         attach(&mut party, end);
     }
     let change = QpAttr { mask: AttrMask::QKEY, qkey: 1, ..QpAttr::to(QpState::Rts) };
-    party.fabric.endpoint(keyless).modify_qp(keyless.qpn, &change).unwrap();
+    party.fabric.endpoint(keyless).modify_qp(Time::ZERO, keyless.qpn, &change).unwrap();
     for (at, end) in party.ends.clone().into_iter().enumerate() {
         party.receive(end, 7, 5_000 * at as u64, 300);
     }
@@ -350,6 +350,6 @@ fn groups_have_rules() {
     endpoint.detach_multicast(end.qpn, mapped).unwrap();
     // Destroyed queue pairs have left.
     endpoint.attach_multicast(end.qpn, group()).unwrap();
-    endpoint.destroy_qp(end.qpn).unwrap();
+    endpoint.destroy_qp(Time::ZERO, end.qpn).unwrap();
     assert_eq!(endpoint.next_of_group(group(), None), None);
 }

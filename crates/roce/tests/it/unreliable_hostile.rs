@@ -7,7 +7,7 @@
 use roce::Time;
 use roce::endpoint::{Delivery, Endpoint, Insert, Mtu, QpAttr, QpState, SrqConfig};
 use roce::verbs::{
-    Access, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SrqId, Transport, Verbs, WcStatus,
+    Access, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SrqId, Transport, WcStatus,
 };
 use roce::wire::{Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth};
 use roce::world::{Origin, Staging};
@@ -65,7 +65,7 @@ impl Victim {
         let qpn = self.end.qpn;
         match self.srq {
             Some(srq) => self.endpoint().post_srq_recv(srq, wr).unwrap(),
-            None => self.endpoint().post_recv(qpn, wr).unwrap(),
+            None => self.endpoint().post_recv(Time::ZERO, qpn, wr).unwrap(),
         }
         self.posted += 1;
     }
@@ -101,7 +101,7 @@ impl Victim {
         }
         let end = self.end;
         let broke = self.fabric.state(end) == QpState::Error;
-        self.endpoint().modify_qp(end.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        self.endpoint().modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Error)).unwrap();
         let done = self.fabric.received_by(end);
         let blamed = done.iter().any(|done| done.status == WcStatus::LocalProtectionError);
         assert_eq!(broke, blamed, "seed {seed}: broken without a reason");

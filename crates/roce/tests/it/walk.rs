@@ -8,8 +8,9 @@
 //! `DQUANT_SEED=n cargo test -p roce --test it walk` replays one walk.
 
 use roce::Duration;
+use roce::Time;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState, Reliability};
-use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Transport, Verbs, WcStatus};
+use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Transport, WcStatus};
 
 use QpState::{Error, Reset, Rts, Sqd, Sqe};
 
@@ -70,7 +71,7 @@ impl Walk {
         self.reads = self.draw.below(4) as u8;
         // The PSNs will be the same: what is still on its way must not be taken for new.
         for end in [self.a, self.b] {
-            self.fabric.endpoint(end).modify_qp(end.qpn, &QpAttr::to(Reset)).unwrap();
+            self.fabric.endpoint(end).modify_qp(Time::ZERO, end.qpn, &QpAttr::to(Reset)).unwrap();
         }
         self.fabric.run_until(self.fabric.now() + Duration::from_millis(1));
         for (own, peer) in [(self.a, self.b), (self.b, self.a)] {
@@ -89,7 +90,7 @@ impl Walk {
 
     fn modify(&mut self, attr: &QpAttr) {
         let a = self.a;
-        self.fabric.endpoint(a).modify_qp(a.qpn, attr).unwrap();
+        self.fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
         if attr.mask.contains(AttrMask::STATE) {
             self.state = attr.state;
         }
@@ -101,7 +102,7 @@ impl Walk {
         let wr = SendWr { to, ..send(1, op, list(from, 0, len)) };
         let a = self.a;
         // A full queue is no fault.
-        let _ = self.fabric.endpoint(a).post_send(a.qpn, wr);
+        let _ = self.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
     }
 
     fn post_something(&mut self) {
@@ -159,7 +160,7 @@ impl Walk {
     fn refill(&mut self) {
         let (b, room) = (self.b, list(self.regions[1], 1 << 18, 2100));
         for _ in 0..64 {
-            let _ = self.fabric.endpoint(b).post_recv(b.qpn, recv(2, room.clone()));
+            let _ = self.fabric.endpoint(b).post_recv(Time::ZERO, b.qpn, recv(2, room.clone()));
         }
     }
 

@@ -8,7 +8,6 @@ use alloc::format;
 use core::mem;
 
 use roce::endpoint::{QpAttr, QpState};
-use roce::verbs::Verbs;
 
 use super::side::{At, Nap};
 use super::{Checked, Phase, Run, ensure};
@@ -37,8 +36,9 @@ impl Run {
             self.adopt_pool(node);
         }
         if self.whims.per_mille(500) {
+            let now = self.fabric.now();
             let endpoint = &mut self.fabric.node_mut(node).endpoint;
-            let reset = endpoint.modify_qp(qpn, &QpAttr::to(QpState::Reset));
+            let reset = endpoint.modify_qp(now, qpn, &QpAttr::to(QpState::Reset));
             reset.map_err(|error| format!("reset: {error}"))?;
             for cq in cqs {
                 let left = endpoint.poll_cq(cq);

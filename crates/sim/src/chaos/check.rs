@@ -8,7 +8,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use roce::verbs::{Completion, Qpn, Sge, Verbs, WcStatus};
+use roce::verbs::{Completion, Qpn, Sge, WcStatus};
 
 use super::atomics::Attempt;
 use super::side::{Announced, At, Effect, Open, PostedReceive, PostedSend};

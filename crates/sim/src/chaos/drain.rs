@@ -163,7 +163,8 @@ impl Run {
 
     pub(super) fn modify(&mut self, at: At, attr: &QpAttr) -> Checked<()> {
         let (node, qpn) = (self.side(at)?.node, self.side(at)?.qpn);
-        let modified = self.fabric.node_mut(node).endpoint.modify_qp(qpn, attr);
+        let now = self.fabric.now();
+        let modified = self.fabric.node_mut(node).endpoint.modify_qp(now, qpn, attr);
         modified.map_err(|error| format!("modify_qp: {error}"))
     }
 }

@@ -17,7 +17,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use roce::endpoint::{Connect, QpConfig, Reliability};
-use roce::verbs::{Access, CqId, Qpn, Verbs, VerbsError, WcStatus};
+use roce::verbs::{Access, CqId, Qpn, VerbsError, WcStatus};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Reth, Sreth};
 
 use super::side::{Turn, has_failed};
@@ -166,12 +166,13 @@ impl Run {
             reliability,
             ..Connect::new(self.fabric.path_to(node), decoy, Psn::new(psn))
         };
+        let now = self.fabric.now();
         let entry = self.fabric.node_mut(victim);
         let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
         let cq = endpoint.create_cq(2 + depth)?;
         let qpn = endpoint.create_qp(QpConfig { srq, ..QpConfig::rc(pd, cq, 1, 1) })?;
-        endpoint.connect(qpn, &connect)?;
-        endpoint.modify_qp(qpn, &rights::attributes(access))?;
+        endpoint.connect(now, qpn, &connect)?;
+        endpoint.modify_qp(now, qpn, &rights::attributes(access))?;
         Ok(Intruder {
             node,
             victim,
@@ -217,6 +218,7 @@ impl Run {
 
     /// The victims close their queue pairs; receives held by hostile peers are flushed.
     pub(super) fn close_intruders(&mut self) -> Checked<()> {
+        let now = self.fabric.now();
         for index in 0..self.intruders.len() {
             let Intruder { victim, qpn, cq, is_gone, .. } = self.intruders[index];
             if is_gone {
@@ -224,11 +226,11 @@ impl Run {
             }
             self.intruders[index].is_gone = true;
             let endpoint = &mut self.fabric.node_mut(victim).endpoint;
-            let stopped = endpoint.modify_to_error(qpn);
+            let stopped = endpoint.modify_to_error(now, qpn);
             stopped.map_err(|error| format!("intruder: {error}"))?;
             self.take_flushed(victim, cq)?;
             let endpoint = &mut self.fabric.node_mut(victim).endpoint;
-            let closed = endpoint.destroy_qp(qpn).and_then(|()| endpoint.destroy_cq(cq));
+            let closed = endpoint.destroy_qp(now, qpn).and_then(|()| endpoint.destroy_cq(cq));
             closed.map_err(|error| format!("intruder: {error}"))?;
         }
         Ok(())

@@ -4,8 +4,10 @@ use alloc::format;
 use alloc::vec::Vec;
 use core::mem;
 
-use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpConfig, QpState};
-use roce::verbs::{Transport, Verbs, VerbsError};
+use roce::Time;
+use roce::device;
+use roce::endpoint::{Endpoint, QpConfig, QpState};
+use roce::verbs::{Transport, VerbsError};
 use roce::wire::Psn;
 use roce::world::AtomicOp;
 
@@ -134,18 +136,21 @@ impl Run {
     }
 
     fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
+        let now = self.fabric.now();
         for side in 0..2 {
             let (own, peer) = (&sides[side], &sides[1 - side]);
             if self.pairs[pair].params.transport == Transport::Ud {
-                raise(&mut self.fabric.node_mut(own.node).endpoint, own)?;
+                let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
+                let sq_psn = endpoint.initial_psn(own.qpn)?;
+                device::start_datagrams(endpoint, now, own.qpn, own.qkey, sq_psn)?;
                 continue;
             }
             let path = self.fabric.path_to(peer.node);
             let psn = self.fabric.node(peer.node).endpoint.initial_psn(peer.qpn)?;
             let connect = self.pairs[pair].params.connect(path, peer.qpn, psn);
             let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
-            endpoint.connect(own.qpn, &connect)?;
-            endpoint.modify_qp(own.qpn, &rights::attributes(own.access))?;
+            endpoint.connect(now, own.qpn, &connect)?;
+            endpoint.modify_qp(now, own.qpn, &rights::attributes(own.access))?;
         }
         Ok(())
     }
@@ -242,7 +247,8 @@ impl Run {
     fn stop(&mut self, at: At) -> Checked<()> {
         let side = self.side(at)?;
         let (node, qpn) = (side.node, side.qpn);
-        let stopped = self.fabric.node_mut(node).endpoint.modify_to_error(qpn);
+        let now = self.fabric.now();
+        let stopped = self.fabric.node_mut(node).endpoint.modify_to_error(now, qpn);
         stopped.map_err(|error| format!("modify_to_error: {error}"))
     }
 
@@ -258,9 +264,10 @@ impl Run {
         let Some(sides) = self.pairs[pair].sides.take() else {
             return Ok(());
         };
+        let now = self.fabric.now();
         for side in sides.iter().filter(|side| !side.is_dead) {
             let endpoint = &mut self.fabric.node_mut(side.node).endpoint;
-            destroy(endpoint, side)?;
+            destroy(now, endpoint, side)?;
             let Some(window) = side.window else {
                 continue;
             };
@@ -422,27 +429,10 @@ fn unanswered(side: &Side) -> Vec<(usize, AtomicOp)> {
     atomics.collect()
 }
 
-/// Brings a datagram queue pair from RESET to RTS.
-fn raise(endpoint: &mut Endpoint, side: &Side) -> Result<(), VerbsError> {
-    let sq_psn = endpoint.initial_psn(side.qpn)?;
-    let keys = AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::QKEY;
-    let steps = [
-        (QpState::Init, keys),
-        (QpState::Rtr, AttrMask::empty()),
-        (QpState::Rts, AttrMask::SQ_PSN),
-    ];
-    for (state, mask) in steps {
-        let bare = QpAttr::to(state);
-        let attr = QpAttr { mask: bare.mask | mask, qkey: side.qkey, sq_psn, ..bare };
-        endpoint.modify_qp(side.qpn, &attr)?;
-    }
-    Ok(())
-}
-
 /// No completion outlives its queue pair.
-fn destroy(endpoint: &mut Endpoint, side: &Side) -> Checked<()> {
+fn destroy(now: Time, endpoint: &mut Endpoint, side: &Side) -> Checked<()> {
     let failed = |error: VerbsError| format!("destroy: {error}");
-    endpoint.destroy_qp(side.qpn).map_err(failed)?;
+    endpoint.destroy_qp(now, side.qpn).map_err(failed)?;
     for cq in [side.send_cq, side.recv_cq] {
         let left = endpoint.poll_cq(cq);
         ensure!(left.is_none(), "C2: a completion of a queue pair that is no more: {left:?}");

@@ -6,9 +6,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use roce::verbs::{
-    Datagram, GRH_BYTES, RecvWr, SendOp, SendWr, Transport, Verbs, WcOpcode, WcStatus,
-};
+use roce::verbs::{Datagram, GRH_BYTES, RecvWr, SendOp, SendWr, Transport, WcOpcode, WcStatus};
 
 use super::draft::Draft;
 use super::scenario::Kind;
@@ -98,8 +96,9 @@ impl Run {
         let qpn = side.qpn;
         side.receives.push_back(PostedReceive { wr_id, sges: sges.clone(), capacity });
         self.summary.receives += 1;
+        let now = self.fabric.now();
         let endpoint = &mut self.fabric.node_mut(node).endpoint;
-        let posted = endpoint.post_recv(qpn, RecvWr { wr_id, sges });
+        let posted = endpoint.post_recv(now, qpn, RecvWr { wr_id, sges });
         posted.map_err(|error| format!("post_recv: {error}"))?;
         Ok(true)
     }
@@ -189,7 +188,8 @@ impl Run {
         });
         self.summary.sends += 1;
         let wr = SendWr { wr_id, op, sges, signaled, solicited, fence, to: to.map(|(to, _)| to) };
-        let posted = self.fabric.node_mut(node).endpoint.post_send(qpn, wr);
+        let now = self.fabric.now();
+        let posted = self.fabric.node_mut(node).endpoint.post_send(now, qpn, wr);
         posted.map_err(|error| format!("post_send: {error}"))
     }
 

@@ -7,7 +7,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use roce::verbs::{CqId, Verbs, WcStatus};
+use roce::verbs::{CqId, WcStatus};
 
 use super::side::{At, Nap, Turn};
 use super::{Checked, Run, ensure};

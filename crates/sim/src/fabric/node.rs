@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 use roce::Time;
 use roce::endpoint::{Endpoint, EndpointConfig};
-use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, Verbs, VerbsError};
+use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, VerbsError};
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
@@ -90,7 +90,7 @@ impl<M: NodeMemory> Node<M> {
     /// Deregisters a region.
     ///
     /// # Errors
-    /// As [`Verbs::deregister`].
+    /// As [`Endpoint::deregister`].
     pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
         self.endpoint.deregister(lkey)?;
         self.memory.deregistered(lkey);

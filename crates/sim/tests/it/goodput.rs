@@ -9,7 +9,7 @@ use std::fmt;
 use roce::Duration;
 use roce::Time;
 use roce::endpoint::{Connect, Mtu, QpConfig};
-use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WcStatus};
+use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
 use sim::fabric::{Body, Fabric, FabricConfig};
 use sim::faults::{Fault, FaultMix};
 use sim::graph::Graph;
@@ -84,7 +84,7 @@ fn ends(case: &Case) -> Ends {
         let window_packets = case.window_packets;
         // 4 ms: longer than 16 MiB take, which a READ of go-back-N may have to wait for.
         let connect = Connect { mtu: case.mtu, window_packets, timeout: 10, ..mode };
-        fabric.node_mut(own).endpoint.connect(made[own as usize].0, &connect).unwrap();
+        fabric.node_mut(own).endpoint.connect(Time::ZERO, made[own as usize].0, &connect).unwrap();
     }
     Ends {
         fabric,
@@ -106,12 +106,13 @@ impl Ends {
             Stream::Send => SendOp::Send,
             Stream::Read => SendOp::Read { remote_addr, rkey },
         };
+        let now = self.fabric.now();
         if let Stream::Send = stream {
             let wr = RecvWr { wr_id: 0, sges: list(peer) };
-            self.fabric.node_mut(1).endpoint.post_recv(self.qpns[1], wr).unwrap();
+            self.fabric.node_mut(1).endpoint.post_recv(now, self.qpns[1], wr).unwrap();
         }
         let wr = SendWr { op, sges: list(own), signaled: true, ..SendWr::default() };
-        self.fabric.node_mut(0).endpoint.post_send(self.qpns[0], wr).unwrap();
+        self.fabric.node_mut(0).endpoint.post_send(now, self.qpns[0], wr).unwrap();
     }
 
     fn completed(&mut self) -> u64 {

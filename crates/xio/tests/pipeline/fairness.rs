@@ -133,7 +133,7 @@ fn completions_of_all_sessions_fit() {
     let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
     for qpn in world.target.session_qpns() {
-        node.endpoint.modify_to_error(qpn).unwrap();
+        node.endpoint.modify_to_error(now, qpn).unwrap();
     }
     for cq in [world.target.cqs.send, world.target.cqs.recv] {
         assert_eq!(node.endpoint.cq_overrun(cq), Some(false));

@@ -2,7 +2,6 @@
 //! that names the place, after every batch before it.
 
 use roce::Time;
-use roce::verbs::Verbs;
 use xio::reader::StreamError;
 
 use super::corpus::Corpus;

@@ -94,6 +94,7 @@ impl Net {
 
     /// Connects two queue pairs.
     pub(crate) fn connect(&mut self, ends: [Qpn; 2], mtu: Mtu) {
+        let now = self.now();
         for (own, peer) in [(0, 1), (1, 0)] {
             let node = &self.nodes[peer];
             let psn = node.endpoint.initial_psn(ends[peer]).expect("the queue pair exists");
@@ -101,7 +102,7 @@ impl Net {
             let connect = Connect::new(node.path(), ends[peer], psn);
             let connect = Connect { mtu, timeout: 8, rnr_retry, ..connect };
             let endpoint = &mut self.nodes[own].endpoint;
-            endpoint.connect(ends[own], &connect).expect("the queue pair is new");
+            endpoint.connect(now, ends[own], &connect).expect("the queue pair is new");
         }
     }
 

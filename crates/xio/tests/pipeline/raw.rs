@@ -3,9 +3,7 @@
 
 use std::collections::VecDeque;
 
-use roce::verbs::{
-    Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, Verbs, WcStatus,
-};
+use roce::verbs::{Access, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
 use xio::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
 use xio::kernel::{crc32c, narrow_in_place};
 
@@ -67,14 +65,16 @@ impl Raw {
         let sge =
             Sge { addr: self.inbox.addr + slot * INBOX, len: INBOX as u32, lkey: self.inbox.lkey };
         let sges = SgList::from_iter([sge]);
+        let now = net.now();
         let endpoint = &mut net.nodes[self.node].endpoint;
-        let posted = endpoint.post_recv(self.qpn, RecvWr { wr_id: slot, sges });
+        let posted = endpoint.post_recv(now, self.qpn, RecvWr { wr_id: slot, sges });
         posted.expect("there is room");
     }
 
     fn post(&mut self, net: &mut Net, op: SendOp, bytes: &[u8]) {
         let addr = self.outbox.addr + self.next_out % u64::from(WORK) * BUFFER;
         self.next_out += 1;
+        let now = net.now();
         let node = &mut net.nodes[self.node];
         node.memory.poke(addr, bytes);
         let sge = Sge { addr, len: bytes.len() as u32, lkey: self.outbox.lkey };
@@ -86,7 +86,7 @@ impl Raw {
             solicited: false,
             ..SendWr::default()
         };
-        node.endpoint.post_send(self.qpn, wr).expect("there is room");
+        node.endpoint.post_send(now, self.qpn, wr).expect("there is room");
     }
 
     pub(crate) fn send(&mut self, net: &mut Net, bytes: &[u8]) {

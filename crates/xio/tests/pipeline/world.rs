@@ -427,8 +427,9 @@ impl World {
         };
         let session = sessions.swap_remove(index);
         self.target.target.close(qpn);
+        let now = self.net.now();
         let node = &mut self.net.nodes[TARGET];
-        node.endpoint.destroy_qp(qpn).expect("the queue pair exists");
+        node.endpoint.destroy_qp(now, qpn).expect("the queue pair exists");
         node.deregister(session.capsules.lkey).expect("the region exists");
         session.files.iter().for_each(|file| self.target.disk.close(*file));
     }
@@ -437,8 +438,9 @@ impl World {
     fn drop_line(&mut self, reader: usize, connection: u32) -> Option<Line> {
         let host = &mut self.readers[reader];
         let line = host.lines[connection as usize].take()?;
+        let now = self.net.now();
         let node = &mut self.net.nodes[READER];
-        node.endpoint.destroy_qp(line.qpn).expect("the queue pair exists");
+        node.endpoint.destroy_qp(now, line.qpn).expect("the queue pair exists");
         node.deregister(line.capsules.lkey).expect("the region exists");
         host.ledger.forget(line.qpn);
         Some(line)
@@ -628,13 +630,15 @@ impl World {
             }
             (Kill::Target, _) => self.restart_target(),
             (Kill::ReaderQp, Some(line)) => {
+                let now = self.net.now();
                 let endpoint = &mut self.net.nodes[READER].endpoint;
-                endpoint.modify_to_error(line.qpn).expect("it exists");
+                endpoint.modify_to_error(now, line.qpn).expect("it exists");
             }
             (Kill::TargetQp, Some(line)) => {
                 // The target may have closed the session before.
+                let now = self.net.now();
                 let endpoint = &mut self.net.nodes[TARGET].endpoint;
-                let _ = endpoint.modify_to_error(line.target_qpn);
+                let _ = endpoint.modify_to_error(now, line.target_qpn);
             }
             (Kill::Control, Some(line)) => {
                 self.later(3_000_000, Notice::Close(line.target_qpn));

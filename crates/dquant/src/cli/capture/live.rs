@@ -1,4 +1,5 @@
-//! `dquant capture live`: RoCE packets off an interface into a file, whoever sends or receives them.
+//! `dquant capture live`: records the RoCE packets of an interface in a file, whoever sends or
+//! receives them.
 
 use std::fmt;
 use std::io;
@@ -20,7 +21,7 @@ use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
 
-/// Longest sleep: what has been recorded reaches the file soon, and the end is not missed by much.
+/// Longest sleep: recorded packets reach the file soon, and the end is noticed in time.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Record the RoCE packets of an interface: UDP to port 4791, and between processes of this machine
@@ -127,12 +128,12 @@ impl Live {
     }
 }
 
-/// A capture that is going on.
+/// A capture in progress.
 struct Recording {
     waiter: Waiter,
     tap: PacketTap,
     capture: Capture,
-    /// Packets that are still wanted, if not all.
+    /// Packets still to record, if limited.
     left: Option<u64>,
     asked_to_end: Arc<AtomicBool>,
 }

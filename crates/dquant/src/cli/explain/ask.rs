@@ -1,8 +1,8 @@
-//! Finding the programs that answer, and asking one.
+//! Finds the programs that reply, and queries one.
 //!
 //! Each verbs program with a device open listens at the abstract Unix socket `dquant-verbs/PID`
-//! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this user, as root, or be
-//! asked by root; and what it sends is bounded in size and time.
+//! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this user or as root,
+//! unless root queries; and its reply is bounded in size and time.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -14,31 +14,31 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use super::document::{Answer, Document};
 use crate::exit::CliError;
 
-/// How the kernel lists the sockets: abstract names begin with `@`.
+/// Prefix in the kernel's list of sockets: abstract names begin with `@`.
 const PREFIX: &str = "@dquant-verbs/";
 
 const LIST: &str = "/proc/net/unix";
 
-/// A program answers from a thread of its own: only a machine that is very busy needs longer.
+/// A program replies from a thread of its own: only a very busy machine needs longer.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
-/// Thousands of queue pairs with every counter fit.
+/// Room for thousands of queue pairs with every counter.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
-/// A process that can be asked.
+/// A process that can be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Endpoint {
     pub(super) pid: u32,
 }
 
-/// Everyone who can be asked in this network namespace, in order.
+/// All processes of this network namespace that can be queried, in order.
 pub(super) fn endpoints() -> Result<Vec<Endpoint>, CliError> {
     let list = std::fs::read(LIST)
         .map_err(|error| CliError::because(format_args!("cannot read {LIST}"), &error))?;
     Ok(listed(&String::from_utf8_lossy(&list)))
 }
 
-/// Whether it cannot be asked any more. A process that is just ending may still be listed for a moment.
+/// Whether it can no longer be queried. A process that is just ending may still be listed for a moment.
 pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
     for _ in 0..20 {
         if !endpoints()?.contains(&endpoint) {
@@ -64,7 +64,7 @@ impl Endpoint {
         Some(Endpoint { pid })
     }
 
-    /// What it says of each device that it has open.
+    /// Its document for each open device.
     pub(super) fn ask(self) -> io::Result<Vec<Document>> {
         let stream = connect(&format!("{}{}", &PREFIX[1..], self.pid))?;
         check_peer(&stream)?;
@@ -81,14 +81,14 @@ impl Endpoint {
 
 /// Whether there is no such process, as far as this one can see.
 pub(super) fn has_ended(pid: u32) -> bool {
-    // A process that nobody has waited for is there and has nothing open any more.
+    // A zombie process exists but has nothing open any more.
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
         Err(error) => error.kind() == ErrorKind::NotFound,
     }
 }
 
-/// A connection to an abstract name. Who listens and accepts nobody, because it was stopped or means harm, has to be given up on.
+/// A connection to an abstract name. It times out, because a listener that is stopped or hostile may never accept.
 fn connect(name: &str) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

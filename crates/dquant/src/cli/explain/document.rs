@@ -1,4 +1,4 @@
-//! The document that a verbs program answers with, as `docs/verbs.md` describes it.
+//! The document with which a verbs program replies, as `docs/verbs.md` describes it.
 //!
 //! Programs may be linked with another version of the library: members that are missing take their defaults, unknown
 //! ones are ignored.
@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What the library of this version calls its document.
+/// Format of the documents of this library version.
 const FORMAT: &str = "dquant-verbs/1";
 
 /// Names of counters with their values; programs leave out those at zero.
 pub(super) type Counters = BTreeMap<String, u64>;
 
-/// What one process answers.
+/// The reply of one process.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Answer {
@@ -24,7 +24,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// A document for each device, with what is said once of the process.
+    /// A document for each device, with what is reported once per process.
     pub(super) fn documents(self) -> Vec<Document> {
         let Answer { format, pid, program, devices } = self;
         let complete =
@@ -50,15 +50,14 @@ pub(super) struct Document {
     pub(super) path: Option<PathTaken>,
     pub(super) counters: Counters,
     pub(super) wire_counters: Counters,
-    /// Of queue pairs that are gone.
+    /// Errors of queue pairs that have been destroyed.
     pub(super) past_errors: Vec<Failure>,
     pub(super) queue_pairs: Vec<QueuePair>,
 }
 
 impl Document {
-    /// Names the counters that the program left out because they stand at zero, so that whoever reads
-    /// the document with a program finds a number under each name. A format that is not known may
-    /// have others.
+    /// Adds the counters that the program left out because they are zero, so that programs find a number under each
+    /// name. An unknown format may have others.
     pub(super) fn fill_in_zeros<I: Iterator<Item = &'static str>>(&mut self, known: fn() -> I) {
         if self.format != FORMAT {
             return;
@@ -77,7 +76,7 @@ impl Document {
 pub(super) struct PathTaken {
     pub(super) kind: String,
     pub(super) why: String,
-    /// A line for each choice that was made when the device was opened.
+    /// A line for each choice made when the device was opened.
     pub(super) choices: Vec<String>,
 }
 
@@ -101,7 +100,7 @@ pub(super) struct QueuePair {
     pub(super) mtu: Option<u32>,
     /// Work requests posted and not completed.
     pub(super) sends: u32,
-    /// The same; none if they are shared.
+    /// Receives posted and not completed; none if they are shared.
     pub(super) receives: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timeout_ns: Option<u64>,
@@ -122,7 +121,7 @@ pub(super) struct QueuePair {
     pub(super) counters: Counters,
 }
 
-/// Where a reliable connection stands.
+/// State of a reliable connection.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Flow {
@@ -137,7 +136,7 @@ pub(super) struct Flow {
     pub(super) rnr_retries_left: u8,
 }
 
-/// A timer that runs.
+/// A running timer.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Waits {
@@ -162,7 +161,7 @@ pub(super) struct Rtt {
 pub(super) struct Failure {
     pub(super) qpn: u32,
     pub(super) cause: String,
-    /// One line for people.
+    /// One line for people to read.
     pub(super) text: String,
     pub(super) peer: Option<Peer>,
     pub(super) psn: Option<u32>,

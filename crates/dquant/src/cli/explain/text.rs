@@ -1,7 +1,7 @@
-//! The document in words: what stands first is what people who look for a fault need first.
+//! The document as text: what people need first when they look for a fault comes first.
 //!
-//! Counters have names in the document and words here; a name that has no words yet is shown as it is. Hints say what
-//! usually lies behind a failure and what to try, never more than the counters can support.
+//! Counters have names in the document and phrases here; a name without a phrase is shown as it is. Hints name the
+//! usual cause of a failure and what to try, never more than the counters support.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use crate::units::{Bytes, Count};
 /// Width of the longest bar of a histogram, in characters.
 const BAR: u64 = 40;
 
-/// Counters that a line of its own tells, not the list.
+/// Counters shown on a line of their own, not in the list.
 const TRAFFIC: [&str; 4] = ["packets_sent", "bytes_sent", "packets_received", "bytes_received"];
 
-/// Counters of a queue pair that goes well, in words.
+/// Counters of a healthy queue pair, with their phrases.
 const USUAL: &[(&str, &str)] = &[
     ("acks_sent", "ACKs sent"),
     ("acks_received", "ACKs received"),
@@ -87,7 +87,7 @@ pub(super) fn known_counters() -> impl Iterator<Item = &'static str> {
     described.chain(TRAFFIC)
 }
 
-/// Counters of the wire that ask for something to be done, and what.
+/// Counters of the wire that require action, and which.
 const WIRE_ADVICE: &[(&str, &str)] = &[
     (
         "receive_buffer_overruns",
@@ -105,12 +105,12 @@ const WIRE_ADVICE: &[(&str, &str)] = &[
     ("unparsable", "packets on the RoCE port that are no RoCE packets"),
 ];
 
-/// The text without anything that a terminal would obey.
+/// The text without control sequences for a terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
 }
 
-/// The whole document, without a line end at its end.
+/// The whole document, without a final line end.
 pub(super) fn of(document: &Document) -> String {
     let mut out = head(document);
     for error in &document.past_errors {
@@ -202,7 +202,7 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     }
 }
 
-/// What a state of the verbs' own table means.
+/// The meaning of a state, from the verbs' own table.
 fn meaning(state: &str) -> &'static str {
     match state {
         "RESET" => " (new, not connected)",
@@ -324,7 +324,7 @@ fn failure(error: &Failure) -> String {
     format!("{}{age}", error.text)
 }
 
-/// A span of time for people.
+/// A span of time for people to read.
 fn span(ns: u64) -> String {
     let value = ns as f64;
     match ns {
@@ -335,7 +335,7 @@ fn span(ns: u64) -> String {
     }
 }
 
-/// What usually lies behind a failure, and what to try.
+/// The usual cause of a failure, and what to try.
 fn hint(error: &Failure) -> &'static str {
     match error.cause.as_str() {
         "no_answer" if error.acknowledged_psn.is_none() => {

@@ -1,9 +1,9 @@
 //! What earlier programs left in the user's private directory: drafts of processes that were killed,
-//! links to libraries that are gone, views of `/sys/class/infiniband` of long ago.
+//! links to removed libraries, old views of `/sys/class/infiniband`.
 //!
-//! Only names that we give are touched, nothing is followed, and nothing that is young: containers
-//! share temporary directories, and processes of another one do not show here. A library that runs
-//! on makes its view anew when it misses it.
+//! Only our own names are touched, links are not followed, and nothing recent is removed: containers
+//! share temporary directories, and processes of another container are not visible here. A running
+//! library recreates its view when it is missing.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -15,16 +15,16 @@ use super::SONAME;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Age of a draft that nobody finishes any more.
+/// Age of an abandoned draft.
 const OLD_DRAFT: Duration = HOUR;
 
-/// Age of a link without its library that nobody builds again.
+/// Age of a link whose library is not built again.
 const OLD_LINK: Duration = Duration::from_secs(24 * 3600);
 
-/// Age of a view that is made anew rather than kept.
+/// Age of a view that is recreated rather than kept.
 const OLD_VIEW: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Removes what nobody needs. What cannot be removed stays: it does no harm.
+/// Removes old leftovers. What cannot be removed stays: it does no harm.
 pub(super) fn remove(own: &Path) {
     let Ok(entries) = fs::read_dir(own) else {
         return;
@@ -43,7 +43,7 @@ fn is_leftover(path: &Path) -> io::Result<bool> {
     else {
         return Ok(false);
     };
-    // A clock that was set back makes things young.
+    // A clock that was set back makes files look recent.
     let age = SystemTime::now().duration_since(found.modified()?).unwrap_or_default();
     if let Some(pid) = drafted_by(name) {
         return Ok(age > OLD_DRAFT && is_gone(pid));

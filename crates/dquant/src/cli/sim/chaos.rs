@@ -62,7 +62,7 @@ fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
     })
 }
 
-/// More threads than this help on no machine.
+/// No machine benefits from more threads than this.
 const MAX_THREADS: usize = 1024;
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
@@ -126,7 +126,7 @@ impl Chaos {
         }
     }
 
-    /// The command that runs one seed again in the same way.
+    /// The command that replays one seed.
     fn replay(&self, seed: u64) -> String {
         let sends = self.sends.map_or(String::new(), |sends| format!(" --sends {sends}"));
         #[cfg(feature = "planted-bugs")]
@@ -152,7 +152,7 @@ impl Chaos {
                         next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()
                     });
                     let mut outcomes = seeds.map(|seed| run_one(seed, options));
-                    // The receiver goes away only after the last outcome.
+                    // The receiver is dropped only after the last outcome.
                     outcomes.all(|outcome| sender.send(outcome).is_ok())
                 });
             }
@@ -196,13 +196,14 @@ struct ChaosReport {
     completions_not_success: u64,
     bytes_checked: u64,
     atomics_checked: u64,
-    /// On words whose history allows too many orders to try them all.
+    /// Atomic operations on words whose history allows too many orders to try them all.
     atomics_open: u64,
-    /// Request packets of reliable connections that the rules of the wire were applied to, and not.
+    /// Request packets of reliable connections that were checked against the rules of the wire, and
+    /// not.
     requests_checked: u64,
     requests_skipped: u64,
     requests_checked_per_mille: u64,
-    /// Packets that hostile peers made up.
+    /// Packets forged by hostile peers.
     packets_forged: u64,
     connections: u64,
     connections_broken: u64,

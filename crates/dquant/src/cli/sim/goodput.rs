@@ -13,7 +13,7 @@ use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
 
-/// Loss rates that are measured unless others are named, in parts per million.
+/// Loss rates measured by default, in parts per million.
 const SWEEP_PPM: [u32; 6] = [100, 1_000, 5_000, 10_000, 20_000, 50_000];
 
 /// Measure the goodput of one stream over a link that loses packets

@@ -12,7 +12,7 @@ use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
 
-/// Names that `--cc` takes.
+/// Names accepted by `--cc`.
 const NAMES: [&str; 4] = ["dcqcn-mlnx", "dcqcn-paper", "dcqcn-uet", "off"];
 
 /// Let many senders collide at one receiver
@@ -82,7 +82,7 @@ impl IncastCommand {
     }
 }
 
-/// What the same case gave elsewhere: 10:1 at 25 Gbit/s in ns-3, with an increase timer of 900 us.
+/// Results of the same case elsewhere: 10:1 at 25 Gbit/s in ns-3, with an increase timer of 900 us.
 const REFERENCE: &str = "\
   reference   DCQCN in ns-3 (10 senders, 25 Gbit/s, increase timer 900 us): peak 1,623 kB, mean 90.2 kB,
               range 0 to 235 kB, link 24.72 Gb/s";

@@ -88,7 +88,7 @@ pub(super) trait SendRecovery {
     /// Restarts the local ACK timeout of `timeout`.
     fn restart_ack_timer(&mut self, now: Time, timeout: Duration);
 
-    /// The local ACK timeout was changed. Verbs carry no time, so no timer can start here.
+    /// The local ACK timeout was changed: it holds from the next packet on.
     fn set_ack_timeout(&mut self, requests: &mut Requests, timeout: Option<Duration>);
 
     /// When [`handle_timeout`](SendRecovery::handle_timeout) is due, and why.
