@@ -793,8 +793,8 @@ impl Endpoint {
         self.pds.check(pd)
     }
 
-    /// Registers `len` bytes at `addr`. The keys are fresh: those of a region that was deregistered do
-    /// not come back soon.
+    /// Registers `len` bytes at `addr`. The keys are new: those of a deregistered region are not
+    /// reused soon.
     pub fn register(
         &mut self,
         pd: PdId,
@@ -805,7 +805,7 @@ impl Endpoint {
         self.register_at(pd, addr, len, addr, access)
     }
 
-    /// Forgets the region: its keys are refused from now on.
+    /// Deregisters the region: its keys are refused from now on.
     pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
         self.regions.deregister(lkey)
     }

@@ -36,7 +36,7 @@ pub enum Event {
     },
     /// The peer reports that packets of ours were marked: congestion experienced.
     Notified,
-    /// Packets were marked lost, or a NAK asked for one. For go-back-N each loss counts as one packet.
+    /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one packet.
     Lost {
         /// How many.
         packets: u32,

@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | Reset, Init | queued | dropped | refused |
 //! | Rtr | queued | requests served | refused |
-//! | Rts | queued | served | carried out |
+//! | Rts | queued | served | executed |
 //! | Sqd | queued | served | queued; started ones are finished |
 //! | Sqe | queued | served | flushed |
 //! | Error | flushed | dropped | flushed |

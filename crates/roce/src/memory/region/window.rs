@@ -44,7 +44,7 @@ struct Window {
     is_type_2: bool,
     /// Its current key, or its last one.
     key: u32,
-    /// The last key drawn for it: its key once all bindings posted so far have been carried out.
+    /// The last key drawn for it: its key once all bindings posted so far have been executed.
     drawn: u32,
     bound: Option<Bound>,
 }
