@@ -299,7 +299,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.spinning
     }
 
-    // ---- packets that nobody's endpoint made -----------------------------------------------------
+    // ---- forged packets --------------------------------------------------------------------------
 
     /// Delivers a forged packet to a node at once, as if another had sent it, with a right ICRC.
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {

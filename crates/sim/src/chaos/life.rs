@@ -211,7 +211,7 @@ impl Run {
     }
 
     /// A program ends its side of a failed connection. With work outstanding, the transport must have
-    /// failed by itself after the time of all its retries.
+    /// failed on its own after the time of all its retries.
     pub(super) fn give_up(&mut self, at: At, epoch: u32, patient: bool) -> Checked<()> {
         let pair = &self.pairs[at.pair];
         if pair.epoch != epoch || pair.state != PairState::Breaking {
