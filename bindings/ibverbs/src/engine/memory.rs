@@ -139,7 +139,7 @@ mod tests {
         memory.gather(addr + 8, &mut bytes);
         assert_eq!(bytes, [7; 16]);
         memory.scatter(addr + 1, &[1, 2, 3]);
-        // SAFETY: nobody refers to the bytes.
+        // SAFETY: no other reference to the bytes exists.
         unsafe { program.write(9) };
         memory.gather(addr, &mut bytes[..5]);
         assert_eq!(bytes[..5], [9, 1, 2, 3, 7]);

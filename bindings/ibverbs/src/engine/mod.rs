@@ -67,8 +67,8 @@ pub(crate) struct Core {
     /// `None` once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
-    /// When packets were last looked at. Posts carry it: they are timed when they are sent, and looking at
-    /// the clock would cost them a tenth of their time.
+    /// The time of the last drain. Posts use it: they are timed when they are sent, and reading the clock
+    /// would take a tenth of a post's time.
     pub(crate) now: Time,
     pub(crate) qps: HashMap<u32, &'static dyn Listener>,
     pub(crate) cqs: HashMap<CqId, &'static dyn Listener>,

@@ -90,7 +90,7 @@ mod tests {
         let number = own.as_raw_fd();
         assert!(!own.0.is_there());
         drop(own);
-        // SAFETY: the number stands for the duplicate, which nobody else owns.
+        // SAFETY: the number refers to the duplicate, which has no other owner.
         assert_eq!(unsafe { libc::close(number) }, 0, "it was left alone");
     }
 }
