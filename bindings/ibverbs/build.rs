@@ -1,10 +1,10 @@
-//! Gives the shared library its name and its symbol versions.
+//! Sets the shared library's name and its symbol versions.
 //!
-//! Programs and providers ask for `ibv_open_device@IBVERBS_1.1` and the like, so every exported
-//! symbol has to carry the version node that rdma-core gave it: `libibverbs.map`. rustc passes an
-//! anonymous version script of its own, which linkers refuse to combine with named nodes; the
-//! wrapper `linker/ld.bfd` drops that one. Without GNU ld the library is built unversioned, which
-//! the dynamic linker accepts with a warning for each program.
+//! Programs and providers request `ibv_open_device@IBVERBS_1.1` and the like, so every exported symbol
+//! must have the version node of rdma-core: `libibverbs.map`. rustc passes an anonymous version script
+//! of its own, which linkers refuse to combine with named nodes; the wrapper `linker/ld.bfd` drops that
+//! one. Without GNU ld the library is built unversioned, which the dynamic linker accepts with a
+//! warning for each program.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn main() {
         println!("cargo::rerun-if-changed={file}");
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
-    // Threads of the library outlive the objects that started them: it stays when it is unloaded.
+    // Threads of the library outlive the objects that started them, so it must stay loaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     if !has_bfd() {
         println!(

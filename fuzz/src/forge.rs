@@ -1,8 +1,8 @@
-//! Packets that no endpoint made: real ones with something changed, and ones made up.
+//! Forged packets: real ones with a change, and invented ones.
 //!
-//! Changes are made to the bytes, so that also headers that cannot be represented are tried. What
-//! is made up stays near what would be accepted: sequence numbers around the last one seen, keys
-//! and addresses of regions, lengths around the MTU.
+//! Changes are made to the bytes, so that headers which cannot be represented are tried, too. Invented
+//! packets stay close to what would be accepted: sequence numbers around the last one seen, keys and
+//! addresses of regions, lengths around the MTU.
 
 use roce::verbs::{MemoryRegion, Qpn};
 use roce::wire::{
@@ -13,7 +13,7 @@ use roce::wire::{
 use crate::node::QKEY;
 use crate::script::{Record, pick};
 
-/// What a forger knows about its victim.
+/// A forger's knowledge of its victim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     /// Queue pair that the packet goes to.
@@ -21,12 +21,12 @@ pub(crate) struct Target {
     /// Sequence number of the last request, or response, that went there.
     pub(crate) request_psn: Psn,
     pub(crate) response_psn: Psn,
-    /// A region of the victim, and a key that names another one or none.
+    /// A region of the victim, and a key of another one or of none.
     pub(crate) region: Option<MemoryRegion>,
     pub(crate) other_key: u32,
 }
 
-/// Payload lengths that matter.
+/// Interesting payload lengths.
 const LENGTHS: [u16; 16] =
     [0, 0, 1, 4, 8, 40, 255, 256, 257, 512, 1023, 1024, 1025, 4096, 4100, 8000];
 
@@ -34,7 +34,7 @@ const SYNDROMES: [u8; 16] = [
     0x1f, 0x1f, 0x00, 0x05, 0x1e, 0x20, 0x21, 0x3f, 0x60, 0x60, 0x61, 0x62, 0x63, 0x64, 0x40, 0x65,
 ];
 
-/// A packet made up from nothing.
+/// An invented packet.
 pub(crate) fn make(target: &Target, record: Record) -> Vec<u8> {
     let Record { b, c, d, e, .. } = record;
     let opcode = Opcode::ALL[usize::from(b) % Opcode::ALL.len()];
@@ -62,7 +62,7 @@ pub(crate) fn make(target: &Target, record: Record) -> Vec<u8> {
     bytes
 }
 
-/// Mostly near, sometimes half the numbers away.
+/// Mostly near, sometimes half the number space away.
 fn shifted(psn: Psn, by: u8) -> Psn {
     match by {
         0x80 => psn.plus(1 << 23),
@@ -163,7 +163,7 @@ fn set_psn(bytes: &mut [u8], psn: Psn) {
     bytes[9..12].copy_from_slice(&psn.get().to_be_bytes()[1..]);
 }
 
-/// The key of a RETH or AtomicETH, where one would stand.
+/// Replaces the key of a RETH or AtomicETH, at its offset.
 fn replace_key(bytes: &mut [u8], key: u32) {
     if let Some(place) = bytes.get_mut(BTH_BYTES + 8..BTH_BYTES + 12) {
         place.copy_from_slice(&key.to_be_bytes());

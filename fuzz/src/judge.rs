@@ -1,9 +1,8 @@
-//! The guard of a node's memory: what was registered, for whom, and which packet is at work.
+//! The guard of a node's memory: the registered regions, their users, and the packet in progress.
 //!
-//! The endpoint is trusted with nothing. A packet that arrived may write only where its operation
-//! may: a WRITE into a region open to it, a SEND into a buffer that was posted, an answer into the
-//! buffer of a request that waits for one. A packet that leaves may read only what it may carry.
-//! Anything else panics.
+//! The endpoint is not trusted. An arriving packet may write only where its operation may: a WRITE into
+//! a region that allows it, a SEND into a posted buffer, a response into the buffer of an outstanding
+//! request. A packet being sent may read only what it may carry. Anything else panics.
 
 use std::cell::{Cell, RefCell};
 
@@ -14,26 +13,26 @@ use sim::memory::{Arena, BASE, Guard, Touch};
 
 use crate::ledger::Ledger;
 
-/// Bytes of one stretch that a region is registered over; stretches have gaps between them.
+/// Bytes of a memory range for one region; ranges have gaps between them.
 pub(crate) const STRETCH_BYTES: u64 = 4096;
 const GAP_BYTES: u64 = 64;
 
-/// Stretches of an arena.
+/// Memory ranges of an arena.
 pub(crate) const STRETCHES: usize = 6;
 
-/// Address of the first byte of a stretch.
+/// Address of the first byte of a range.
 pub(crate) const fn stretch(index: usize) -> u64 {
     BASE + GAP_BYTES + index as u64 * (STRETCH_BYTES + GAP_BYTES)
 }
 
-/// A region that is registered now.
+/// A registered region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
     pub(crate) keys: MemoryRegion,
-    /// Where its first byte lies.
+    /// Backing address of its first byte.
     pub(crate) backing: u64,
     pub(crate) access: Access,
-    /// Belongs to the protection domain of the queue pairs; nobody may touch one that does not.
+    /// It is in the protection domain of the queue pairs; only then may it be accessed.
     pub(crate) reachable: bool,
 }
 
@@ -43,11 +42,11 @@ impl Grant {
     }
 }
 
-/// Part of a region that a memory window may show, with the rights it may have been given.
+/// Part of a region that may be bound to a memory window, with the rights that the window may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pane {
     pub(crate) window: WindowId,
-    /// The queue pair that it serves, if it serves one only.
+    /// The queue pair it is bound to, if it is limited to one.
     pub(crate) only: Option<Qpn>,
     pub(crate) backing: u64,
     pub(crate) len: u64,
@@ -60,11 +59,11 @@ pub(crate) struct Judge {
     pub(crate) grants: Vec<Grant>,
     pub(crate) panes: Vec<Pane>,
     pub(crate) ledger: Ledger,
-    /// Atomics that were carried out here.
+    /// Atomics executed here.
     pub(crate) atomics: Cell<u64>,
-    /// The packet that is being delivered, and the queue pair that it is for.
+    /// The packet being delivered, and its destination queue pair.
     pub(crate) arriving: Option<(Opcode, Qpn)>,
-    /// What was read for packets that leave, in order; and how many of these reads were judged.
+    /// Reads for packets being sent, in order; and how many of these reads were checked.
     reads: RefCell<Vec<(u64, u64)>>,
     judged: usize,
 }
@@ -101,7 +100,7 @@ impl Guard for Judge {
 }
 
 impl Judge {
-    /// The same list by where the bytes lie; elements whose key names nothing are left out.
+    /// The same list by backing address; elements without a valid key are left out.
     pub(crate) fn backing_of(&self, sges: &SgList) -> SgList {
         let translate = |sge: &Sge| {
             let grant = self.grants.iter().find(|grant| grant.keys.lkey == sge.lkey)?;
@@ -148,7 +147,7 @@ impl Judge {
         assert!(allowed, "{opcode} wrote {len} bytes at {addr:#x}, which it may not");
     }
 
-    /// Judges what a packet carries that leaves: it may carry what was read for it.
+    /// Checks the payload of a sent packet: it may carry what was read for it.
     pub(crate) fn judge_sent(&mut self, packet: &Packet) -> Headers {
         let (headers, payload) = Headers::parse(&packet.bytes).expect("ours decodes");
         let mut left = payload.len() as u64;
@@ -163,7 +162,7 @@ impl Judge {
         headers
     }
 
-    /// Everything has left.
+    /// Everything was sent.
     pub(crate) fn forget_reads(&mut self) {
         self.reads.borrow_mut().clear();
         self.judged = 0;
@@ -187,7 +186,7 @@ mod tests {
 
     const QPN: Qpn = Qpn::new(9);
 
-    /// An arena with one region, in which a packet of this kind is being delivered.
+    /// An arena with one region, while a packet of this kind is being delivered.
     fn delivering(opcode: Opcode, access: Access) -> Arena<Judge> {
         let mut arena = memory();
         arena.guard.arriving = Some((opcode, QPN));

@@ -1,8 +1,8 @@
-//! Every work request that was posted, and what became of it.
+//! Every posted work request, and its completion.
 //!
-//! A work request completes at most once, on its own queue pair and queue, and not before those
-//! posted to the same queue earlier (sends that asked for no completion aside). Its number is its
-//! place in the ledger, so a completion that nobody posted is seen at once.
+//! A work request completes at most once, on its own queue pair and queue, and not before those posted
+//! to the same queue earlier (except unsignaled sends). Its number is its index in the ledger, so a
+//! completion of a request that was never posted is detected at once.
 
 use roce::verbs::{Completion, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
 
@@ -17,20 +17,20 @@ pub(crate) enum Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Open,
-    /// Its queue is gone; a completion made before that may still be polled.
+    /// Its queue is gone; an earlier completion may still be polled.
     Orphaned,
     Done,
     Succeeded,
 }
 
-/// What a node learned from its peer's immediate data: number of the work request, and length.
+/// A peer's immediate data: number of the work request, and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) wr_id: u32,
     pub(crate) byte_len: u32,
 }
 
-/// Which way a work request's bytes go.
+/// The direction of a work request's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// Into its buffers: a receive, a READ, an atomic.
@@ -42,13 +42,13 @@ pub(crate) enum Flow {
 #[derive(Clone, Debug)]
 struct Entry {
     queue: Queue,
-    /// Completes whatever happens.
+    /// It completes in any case.
     signaled: bool,
-    /// Memory, by where it lies.
+    /// Memory, by backing address.
     buffers: SgList,
-    /// What it is for.
+    /// Its direction.
     flow: Flow,
-    /// Some of it was read for a packet.
+    /// Part of it was read for a packet.
     is_read: bool,
     bytes: u64,
     /// Length of the message, if its immediate data tells the peer the number of this work request.
@@ -60,7 +60,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     entries: Vec<Entry>,
-    /// Queue pairs that gave up waiting for answers.
+    /// Queue pairs whose retries ran out.
     exhausted: Vec<Qpn>,
 }
 
@@ -70,7 +70,7 @@ impl Ledger {
         self.entries.len() as u64
     }
 
-    /// A work request was accepted. `buffers` is memory by where it lies.
+    /// A work request was accepted. `buffers` is memory by backing address.
     pub(crate) fn posted(&mut self, queue: Queue, signaled: bool, flow: Flow, buffers: SgList) {
         let bytes = buffers.iter().map(|sge| u64::from(sge.len)).sum();
         let (announces, fate) = (None, Fate::Open);
@@ -86,8 +86,8 @@ impl Ledger {
         }
     }
 
-    /// Judges what the peer's receives said about the messages of a queue pair: each heard once, in
-    /// order, with its length, and none that succeeded is missing.
+    /// Checks the messages of a queue pair against the peer's receives: each received once, in order,
+    /// with its length, and no successful one is missing.
     pub(crate) fn judge_heard(&self, sender: Qpn, heard: &[Heard]) {
         let mut numbers = Vec::new();
         for Heard { wr_id, byte_len } in heard {
@@ -115,7 +115,7 @@ impl Ledger {
         }
     }
 
-    /// Judges a completion and enters it.
+    /// Checks and records a completion.
     pub(crate) fn completed(&mut self, completion: &Completion) {
         let index = completion.wr_id as usize;
         let entry =
@@ -142,7 +142,7 @@ impl Ledger {
         };
     }
 
-    /// Earlier work requests of the same queue have completed, or never will say so.
+    /// Earlier work requests of the same queue have completed, or never will report it.
     fn retire_before(&mut self, index: usize, queue: Queue) {
         for (number, entry) in self.entries[..index].iter_mut().enumerate().rev() {
             if entry.queue != queue {
@@ -156,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// Work requests of a queue that are due a completion.
+    /// Work requests of a queue without a completion yet.
     pub(crate) fn open(&self, queue: Queue) -> usize {
         let due =
             |entry: &&Entry| entry.queue == queue && entry.signaled && entry.fate == Fate::Open;
@@ -178,14 +178,14 @@ impl Ledger {
         self.entries.iter().filter(fits).any(|entry| entry.has(addr, len))
     }
 
-    /// Bytes were read for a packet: all requests are marked that they may belong to.
+    /// Bytes were read for a packet: marks all requests that they may belong to.
     pub(crate) fn gathered(&mut self, addr: u64, len: u64) {
         for entry in self.entries.iter_mut().filter(|entry| entry.flow == Flow::Out) {
             entry.is_read |= entry.has(addr, len);
         }
     }
 
-    /// Whether a queue pair has given up waiting for answers.
+    /// Whether the retries of a queue pair ran out.
     pub(crate) fn is_exhausted(&self, qpn: Qpn) -> bool {
         self.exhausted.contains(&qpn)
     }

@@ -1,17 +1,17 @@
 //! Fuzzing harnesses: bytes in, a panic out if anything is wrong with `roce`.
 //!
-//! Each harness is one function from a byte slice to nothing. `tests/harnesses.rs` hands them to
+//! Each harness is one function from a byte slice to nothing. `tests/harnesses.rs` passes them to
 //! bolero, which runs them as plain tests (corpus and a bounded number of random inputs) and under
-//! libFuzzer (`cargo xtask fuzz`). Nothing in here knows which of the two is at work.
+//! libFuzzer (`cargo xtask fuzz`). Nothing in here depends on which of the two runs it.
 //!
-//! | module | what goes in | what is checked |
+//! | module | input | checks |
 //! |---|---|---|
-//! | [`packet`] | bytes of a packet, a frame, a capture file | no panic, same bytes again, views agree |
-//! | [`raw`] | UDP payloads for one live endpoint; the harness makes the ICRC right | every access to memory |
-//! | [`pair`] | what two programs and the network between them do | accesses, completions, and that it ends |
+//! | [`packet`] | bytes of a packet, a frame, a capture file | no panic, identical re-encoding, views agree |
+//! | [`raw`] | UDP payloads for one live endpoint; the harness sets the right ICRC | every memory access |
+//! | [`pair`] | actions of two programs and the network between them | accesses, completions, termination |
 //!
-//! Rules of the room: no chance but the input, no clock, no global state, so that an input always
-//! does the same; and no check that depends on how the endpoint works inside.
+//! Rules: no randomness but the input, no clock, no global state, so that an input is always replayed
+//! exactly; and no check that depends on the endpoint's implementation.
 
 mod forge;
 mod judge;

@@ -1,7 +1,7 @@
 //! One machine and its program, on the network of `sim`.
 //!
-//! Verbs go through here, so that the ledger and the table of regions always know what the endpoint
-//! was told; whatever it refuses leaves no trace.
+//! Verbs go through here, so that the ledger and the table of regions always match the endpoint's
+//! state; refused verbs change nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::{Deref, DerefMut};
@@ -22,22 +22,22 @@ use sim::memory::Arena;
 use crate::judge::{Grant, Judge, Pane, STRETCH_BYTES, STRETCHES, memory, stretch};
 use crate::ledger::{Flow, Heard, Queue};
 
-/// What a node has as memory.
+/// The memory of a node.
 pub(crate) type Memory = Arena<Judge>;
 pub(crate) type Node = sim::fabric::Node<Memory>;
 
-/// What a slot's queue pair is.
+/// The type of a slot's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Service {
     pub(crate) transport: Transport,
-    /// Takes its receives from the node's shared queue.
+    /// It uses the node's shared receive queue.
     pub(crate) shared: bool,
 }
 
-/// Queue pairs of a node. Two are enough to meet each other, and quick to make.
+/// Queue pairs of a node. Two are enough to interact, and fast to create.
 pub(crate) const SLOTS: usize = 2;
 
-/// What the queue pairs may be. A new service is one more line.
+/// The types of the queue pairs. A new service is one more line.
 pub(crate) const MIXES: [[Service; SLOTS]; 6] = {
     const fn own(transport: Transport) -> Service {
         Service { transport, shared: false }
@@ -55,18 +55,18 @@ pub(crate) const MIXES: [[Service; SLOTS]; 6] = {
     ]
 };
 
-/// How the nodes are made.
+/// Configuration of the nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) mix: [Service; SLOTS],
     pub(crate) ipv6: bool,
     pub(crate) cq_depth: u32,
     pub(crate) max_wr: u32,
-    /// Of the first node's endpoint; the others count on from there.
+    /// Seed of the first node's endpoint; the others count up from it.
     pub(crate) seed: u64,
 }
 
-/// A place for a queue pair; its peer stands in the same place of the other node.
+/// A slot for a queue pair; its peer is in the same slot of the other node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) service: Service,
@@ -75,13 +75,13 @@ pub(crate) struct Slot {
     pub(crate) recv_cq: CqId,
 }
 
-/// A memory window, and what is known of it.
+/// A memory window and its state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) id: WindowId,
-    /// The key that it was given last.
+    /// Its latest key.
     pub(crate) rkey: u32,
-    /// The address that its first byte has for the peer.
+    /// The address of its first byte for the peer.
     pub(crate) addr: u64,
     type_2: bool,
 }
@@ -89,17 +89,17 @@ pub(crate) struct Window {
 /// Queue key of all datagram queue pairs.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
-/// What a program has made on its node, and what it remembers.
+/// Objects created by a program on its node, and its state.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) slots: Vec<Slot>,
     pub(crate) srq: Option<SrqId>,
     pub(crate) windows: Vec<Window>,
-    /// What immediate data has told, in the order of completions.
+    /// Immediate data received, in the order of completions.
     pub(crate) heard: Vec<Heard>,
     /// Atomics that were posted here.
     pub(crate) atomics: u64,
-    /// Keys and queue pair numbers that once were good.
+    /// Keys and queue pair numbers that were valid once.
     pub(crate) stale_keys: Vec<u32>,
     pub(crate) stale_qpns: Vec<Qpn>,
     pub(crate) shape: Shape,
@@ -127,8 +127,8 @@ impl DerefMut for Host<'_> {
     }
 }
 
-/// What each stretch is registered for at first: the first one is open to peers through windows
-/// only, the last belongs to another protection domain.
+/// Initial registration of each range: the first one is accessible to peers through windows only, the
+/// last belongs to another protection domain.
 const RIGHTS: [Access; STRETCHES] = [
     Access { bind_window: true, ..Access::LOCAL },
     Access::REMOTE_WRITE,
@@ -138,17 +138,17 @@ const RIGHTS: [Access; STRETCHES] = [
     Access::ALL,
 ];
 
-/// Most times an endpoint may ask to go on at one instant: it sends a bounded number of packets
-/// for each thing that happened to it.
+/// Most times an endpoint may continue at one instant: it sends a bounded number of packets for each
+/// event.
 const MAX_TURNS: u32 = 64;
 
 /// Largest completion queue.
 const MAX_CQE: u32 = 64;
 
-/// Most events that may wait: eight kinds for each object.
+/// Most queued events: eight kinds for each object.
 const MAX_EVENTS: usize = 8 * 16;
 
-/// Nodes between which packets are handed over one by one. No ICRC: nobody looks at it here.
+/// Nodes between which packets are handed over one by one. Without ICRC, which is not checked here.
 pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
     let config = FabricConfig {
         body: Body::Plain,
@@ -170,14 +170,14 @@ pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
     fabric
 }
 
-/// Lets the nodes that were changed do all there is to do at this instant.
+/// Lets the changed nodes do all their work at this instant.
 pub(crate) fn settle(fabric: &mut Fabric<Memory>) {
     fabric.settle_changed();
     let now = fabric.now();
     assert_eq!(fabric.spinning(), None, "still sending at {now}");
 }
 
-/// A packet arrives; what it causes is sent.
+/// Delivers a packet, and sends the packets that result.
 pub(crate) fn hear(fabric: &mut Fabric<Memory>, to: usize, packet: Packet) {
     let opcode = packet.bytes.first().and_then(|&byte| Opcode::from_u8(byte));
     let arriving = opcode.map(|opcode| (opcode, Qpn::new(packet.dest_qpn())));
@@ -190,7 +190,7 @@ pub(crate) fn hear(fabric: &mut Fabric<Memory>, to: usize, packet: Packet) {
 }
 
 impl Program {
-    /// The program of a fresh node.
+    /// The program of a new node.
     pub(crate) fn new(node: &mut Node, shape: Shape) -> Program {
         let mut program = Program {
             slots: Vec::with_capacity(SLOTS),
@@ -212,7 +212,7 @@ impl Program {
 }
 
 impl Host<'_> {
-    /// A shared receive queue, if somebody is to use it and there is none.
+    /// Creates a shared receive queue, if it is used and there is none.
     pub(crate) fn create_srq(&mut self) {
         let wanted = self.shape.mix.iter().any(|service| service.shared);
         if wanted && self.srq.is_none() {
@@ -242,7 +242,7 @@ impl Host<'_> {
 
     // ---- memory --------------------------------------------------------------------------------
 
-    /// Registers a stretch, if the endpoint lets it be.
+    /// Registers a range, if the endpoint accepts it.
     pub(crate) fn register(&mut self, index: usize, access: Access) {
         let reachable = index + 1 < STRETCHES;
         let pd = if reachable { self.node.pd } else { self.foreign };
@@ -261,7 +261,7 @@ impl Host<'_> {
         }
     }
 
-    /// The regions, whoever may touch them.
+    /// The regions, accessible or not.
     pub(crate) fn region(&self, choice: u8) -> Option<MemoryRegion> {
         let grants = &self.node.memory.guard.grants;
         grants.get(usize::from(choice) % grants.len().max(1)).map(|grant| grant.keys)
@@ -269,7 +269,7 @@ impl Host<'_> {
 
     // ---- queue pairs ---------------------------------------------------------------------------
 
-    /// A queue pair for an empty slot, if the endpoint makes one.
+    /// Creates a queue pair for an empty slot, if the endpoint accepts it.
     pub(crate) fn create_qp(&mut self, slot: usize) {
         let (pd, max_wr) = (self.node.pd, self.shape.max_wr);
         let Slot { service, send_cq, recv_cq, qpn } = self.slots[slot];
@@ -309,7 +309,7 @@ impl Host<'_> {
         }
     }
 
-    /// Changes the state of a queue pair, or tries to.
+    /// Tries to change the state of a queue pair.
     pub(crate) fn modify(&mut self, slot: usize, attr: &QpAttr) {
         let Some(qpn) = self.slots[slot].qpn else {
             return;
@@ -323,7 +323,7 @@ impl Host<'_> {
             Ok(()) => assert_eq!(self.state(slot), state, "{attr:?} changed the state"),
             Err(_) => assert_eq!(self.node.endpoint.query_qp(qpn), before, "refused, yet changed"),
         }
-        // What is posted in RESET stays when a change is refused.
+        // Requests posted in RESET stay when a change is refused.
         if done.is_ok() && self.state(slot) == Some(QpState::Reset) {
             let gone = |queue| queue == Queue::Send(qpn) || queue == Queue::Recv(qpn);
             self.node.memory.guard.ledger.orphan(gone);
@@ -336,7 +336,7 @@ impl Host<'_> {
 
     // ---- work requests -------------------------------------------------------------------------
 
-    /// A send. Immediate data is replaced by the work request's number, for the peer to tell.
+    /// A send. Immediate data is replaced by the work request's number, which the peer then reports.
     pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> bool {
         let wr_id = self.node.memory.guard.ledger.next_id();
         let op = numbered(wr.op, wr_id as u32);
@@ -359,7 +359,7 @@ impl Host<'_> {
         posted
     }
 
-    /// A receive where the slot's queue pair takes its receives from.
+    /// A receive for the queue used by the slot's queue pair.
     pub(crate) fn post_recv(&mut self, slot: usize, sges: SgList) -> bool {
         let Slot { service, qpn, .. } = self.slots[slot];
         match (service.shared, self.srq, qpn) {
@@ -407,7 +407,7 @@ impl Host<'_> {
         }
     }
 
-    /// Binds a window in the order of the queue pair's sends; `by_request` as type 2 ones are.
+    /// Binds a window in the order of the queue pair's sends; `by_request` as for type 2.
     pub(crate) fn bind(
         &mut self,
         qpn: Qpn,
@@ -461,8 +461,8 @@ impl Host<'_> {
         }
     }
 
-    /// Takes every event and notification: each is about something that exists, and there is an
-    /// end to them.
+    /// Takes every event and notification: each refers to an existing object, and their number is
+    /// finite.
     pub(crate) fn poll_events(&mut self) {
         for _ in 0..MAX_EVENTS {
             let Some(event) = self.node.endpoint.poll_event() else {
@@ -527,7 +527,7 @@ fn numbered(op: SendOp, imm: u32) -> SendOp {
     }
 }
 
-/// The address that programs and peers know a stretch by: where it lies, from 0, or far off.
+/// The address of a range for programs and peers: its backing address, from 0, or far off.
 const fn named(index: usize) -> u64 {
     match index {
         2 => 0,
@@ -592,7 +592,7 @@ pub(crate) fn address(host: u8, ipv6: bool) -> IpAddr {
     }
 }
 
-/// The group that both nodes may join.
+/// The group that both nodes may attach to.
 pub(crate) fn group(ipv6: bool) -> IpAddr {
     match ipv6 {
         false => IpAddr::V4(Ipv4Addr::new(239, 0, 0, 1)),

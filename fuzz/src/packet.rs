@@ -1,7 +1,7 @@
 //! Harness of the codec: any bytes as a packet, as a frame, as a capture file.
 //!
-//! What decodes must encode to the same bytes, agree with the byte views, and survive being built
-//! again from its parts. What does not decode must be refused with an error, never a panic.
+//! Bytes that decode must encode to the same bytes, agree with the byte views, and survive being
+//! rebuilt from their parts. Other bytes must be refused with an error, never a panic.
 
 use roce::wire::capture::{
     self, Capture, FILE_HEADER_BYTES, Link, MAX_DIFFERENCES, RECORD_HEADER_BYTES,
@@ -11,7 +11,7 @@ use roce::wire::icrc::{self, Pseudo};
 use roce::wire::views::{AethView, AtomicEthView, BthView, DethView, RethView};
 use roce::wire::{BTH_BYTES, Ext, Headers, ICRC_BYTES};
 
-/// One way into the codec, chosen by the first byte.
+/// An entry point of the codec, chosen by the first byte.
 pub fn check(input: &[u8]) {
     let Some((&way, bytes)) = input.split_first() else {
         return;
@@ -72,7 +72,7 @@ fn views_agree(headers: &Headers, input: &[u8]) {
     }
 }
 
-/// Headers put together from their parts differ in ignored bits at most.
+/// Headers rebuilt from their parts differ in ignored bits at most.
 fn parts_join(headers: &Headers) {
     let joined = Headers::new(*headers.bth(), *headers.ext()).expect("the parts were legal");
     let mut bytes = joined.emit().to_vec();
@@ -84,7 +84,7 @@ fn parts_join(headers: &Headers) {
     assert_eq!((again.bth(), again.ext()), (headers.bth(), headers.ext()));
 }
 
-/// The identification that was put in is the one that is found.
+/// The recovered identification is the one that was used.
 fn icrc_is_linear(input: &[u8]) {
     let id = u16::from_le_bytes([input[0], input[input.len() - 1]]);
     let pseudo = |id| Pseudo::V4 {
@@ -134,7 +134,7 @@ const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
 
-/// The bytes with the fields that have one right value set to it: version, lengths, checksum.
+/// The bytes with all fields that have one right value set to it: version, lengths, checksum.
 fn mended_v4(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     bytes.resize(bytes.len().clamp(IPV4_BYTES + UDP_BYTES, usize::from(u16::MAX)), 0);
@@ -193,7 +193,7 @@ fn capture_file(file: &[u8]) {
     assert!(bytes + FILE_HEADER_BYTES <= file.len());
 }
 
-/// The records of a file whose header is right.
+/// The records of a file with a right header.
 fn capture_records(input: &[u8]) {
     let Some((link, records)) = input.split_first() else {
         return;

@@ -1,13 +1,13 @@
 //! Harness of two programs and the network between them.
 //!
-//! The input is a script. Its first record says how the queue pairs are made and connected, each
-//! other one is something that happens: a verb on either side, a packet delivered, lost, doubled,
-//! held back, changed, made up, or time going by. After that the network heals: what was forged
-//! is dropped, everything else arrives in order, receives are posted. Then each queue pair must
-//! finish its work or be in error, within a bounded number of steps.
+//! The input is a script. Its first record says how the queue pairs are created and connected, each
+//! other one is an action: a verb on either side, a packet delivered, lost, duplicated, delayed,
+//! changed, forged, or the passing of time. After that the network heals: forged packets are dropped,
+//! everything else arrives in order, receives are posted. Then each queue pair must finish its work or
+//! be in error, within a bounded number of steps.
 //!
-//! Judged on the way: every access to memory ([`Judge`](crate::judge::Judge)), every completion
-//! ([`Ledger`](crate::ledger::Ledger)), and that nothing is sent without end.
+//! Checks on the way: every memory access ([`Judge`](crate::judge::Judge)), every completion
+//! ([`Ledger`](crate::ledger::Ledger)), and that sending terminates.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -30,17 +30,17 @@ use crate::node::{
 };
 use crate::script::{Record, pick, records};
 
-/// Most things that happen in one script.
+/// Most actions in one script.
 const MAX_RECORDS: usize = 128;
 
-/// Most packets under way in one direction; what comes on top is lost, as in a real queue.
+/// Most packets in flight in one direction; more are lost, as in a real queue.
 const MAX_FLYING: usize = 256;
 
 /// Most events until everything has finished. A script has room for a hundred requests of two dozen
 /// packets, and a few retries each; this is several times that.
 const MAX_HEALING_EVENTS: usize = 10_000;
 
-/// Events after which nobody is watched any longer who may wait for ever.
+/// Events after which queue pairs that may wait for ever are no longer checked.
 const ENOUGH_EVENTS: usize = 300;
 
 /// Runs the script.
@@ -48,7 +48,7 @@ pub fn check(input: &[u8]) {
     play(input);
 }
 
-/// Runs the script, and tells states and counters of both sides at its end.
+/// Runs the script, and returns states and counters of both sides at its end.
 pub fn summary(input: &[u8]) -> String {
     play(input).map_or(String::new(), |mut world| world.summary())
 }
@@ -69,10 +69,10 @@ struct World {
     programs: [Program; 2],
     /// Last sequence numbers seen by `[node][slot]`: of requests, of responses.
     seen: [[(Psn, Psn); SLOTS]; 2],
-    /// Connections that nothing can be promised for any more, as somebody forged packets or one
-    /// side went back to an earlier state alone.
+    /// Connections without guarantees, as packets were forged or one side alone went back to an earlier
+    /// state.
     tainted: [bool; SLOTS],
-    /// Nothing has disturbed the network or the queue pairs so far: nobody waits in vain.
+    /// Nothing has disturbed the network or the queue pairs so far: every wait must end.
     calm: bool,
     connect: Record,
 }
@@ -93,7 +93,7 @@ impl World {
             programs,
             seen: [[(Psn::default(), Psn::default()); SLOTS]; 2],
             tainted: [false; SLOTS],
-            // Without any retry, selective repeat may not outlive a receiver that was not ready.
+            // Without any retry, selective repeat may not survive a receiver that was not ready.
             calm: first.e & 1 == 0 || first.c & 7 > 0,
             connect: first,
         };
@@ -118,7 +118,7 @@ impl World {
         for own in 0..2 {
             let host = self.host(own);
             if let Some(qpn) = host.slots[slot].qpn {
-                // Refused when it is connected already.
+                // Refused if it is connected already.
                 let _ = host.node.endpoint.set_initial_psn(qpn, Psn::new(first_psn));
             }
         }
@@ -186,7 +186,7 @@ impl World {
         self.settle();
     }
 
-    /// Lets both do what they have to do now, and puts what they sent on its way.
+    /// Lets both do their work now, and puts their packets on their way.
     fn settle(&mut self) {
         node::settle(&mut self.fabric);
         (0..2).for_each(|own| self.carry(own));
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// A packet under way is delivered with something changed; the real one stays.
+    /// Delivers a packet in flight with a change; the real one stays.
     fn bend(&mut self, to: usize, slot: usize, record: Record) {
         let index = self.index(to, record.c);
         if let Some(packet) = self.flying(to).get(index).cloned() {
@@ -289,14 +289,14 @@ impl World {
         if let Ok((headers, _)) = Headers::parse(&bytes)
             && headers.bth().opcode.is_request()
         {
-            // So that the next one made up may continue this one.
+            // So that the next forged one may continue this one.
             self.seen[to][slot].0 = headers.bth().psn;
         }
         let packet = self.fabric.forge(1 - to as u32, to as u32, bytes);
         self.arrive(to, packet);
     }
 
-    /// To the next deadline, or a little further.
+    /// Advances to the next deadline, or a little further.
     fn advance(&mut self, record: Record) {
         let little = Duration::from_nanos(u64::from(record.de()) << (record.c & 15));
         let now = self.fabric.now();
@@ -316,7 +316,7 @@ impl World {
         }
     }
 
-    /// Everything under way arrives, or else time moves on; false when nothing is left to happen.
+    /// Delivers everything in flight, or else advances time; false when no event is left.
     fn event(&mut self) -> bool {
         self.settle();
         if (0..2).all(|to| self.flying(to).is_empty()) {
@@ -380,7 +380,7 @@ impl World {
         }
     }
 
-    /// Where a datagram goes: to the peer, to the group, to nobody.
+    /// The destination of a datagram: the peer, the group, or none.
     fn datagram(&self, own: usize, slot: usize, record: Record) -> Datagram {
         let peer = &self.programs[1 - own];
         let to_group = record.e & 0x18 == 0x18;
@@ -477,7 +477,7 @@ impl World {
         attr.access = access_of(record.d >> 1);
         if record.e & 1 != 0 {
             attr.min_rnr_timer = record.e;
-            // 0 means for ever: whether it may be that is said when the connection is made.
+            // 0 means for ever: whether that may happen is decided when the connection is made.
             attr.timeout = (record.e >> 2).max(1);
             attr.rate_limit_bps = u64::from(record.e) << 20;
         }
@@ -539,7 +539,7 @@ impl World {
         }
     }
 
-    /// Questions have an answer, also about what is gone.
+    /// Queries return a result, also for destroyed objects.
     fn query(&mut self, own: usize, slot: usize, record: Record) {
         let mut host = self.host(own);
         let Slot { qpn, send_cq, recv_cq, .. } = host.slots[slot];
@@ -585,8 +585,8 @@ impl World {
         self.connect.verb % 4 == 3
     }
 
-    /// Nothing more will happen: each queue pair has finished or is in error, and what could be
-    /// promised has been kept.
+    /// No event is left: each queue pair has finished or is in error, and the remaining guarantees were
+    /// kept.
     fn judge_end(&mut self) {
         self.judge_work();
         (0..SLOTS).for_each(|slot| self.judge_messages(slot));
@@ -682,7 +682,7 @@ fn supply(host: &mut Host<'_>) {
     }
 }
 
-/// A scatter/gather list: one region or two, lengths around what fits packets.
+/// A scatter/gather list: one region or two, lengths around packet sizes.
 fn buffers(host: &Host<'_>, record: Record) -> SgList {
     let len = length(record);
     let stale = host.stale_keys.first().copied();

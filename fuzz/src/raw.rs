@@ -1,9 +1,10 @@
-//! Harness of one endpoint and whatever arrives on its UDP port.
+//! Harness of one endpoint and arbitrary packets on its UDP port.
 //!
-//! The input is a byte that says which services the endpoint offers and how it repeats, and a row of datagrams: a byte
-//! of help, two of length, then the bytes. Without help they are the UDP payload as it stands. Help puts in what a fuzzer could only guess: the number
-//! of a queue pair, the expected sequence number, a key and an address. The ICRC is made right in
-//! any case, and verified as a wire does, because a receiver drops everything else unseen.
+//! The input is a byte that selects the services of the endpoint and its loss recovery, and a list of
+//! datagrams: a byte of help, two of length, then the bytes. Without help they are the UDP payload as
+//! is. Help inserts what a fuzzer could only guess: the number of a queue pair, the expected sequence
+//! number, a key and an address. The ICRC is always set right, and verified as a wire does, because a
+//! receiver drops everything else.
 
 use roce::Duration;
 use roce::endpoint::{Connect, Mtu, QpState, Reliability};
@@ -19,11 +20,12 @@ use crate::script::{pick, take};
 /// Most datagrams of one input.
 const MAX_DATAGRAMS: usize = 32;
 
-/// Node number of the victim, and of the peer that its queue pairs are connected to, which is not there.
+/// Node number of the victim, and of the peer that its queue pairs are connected to, which does not
+/// exist.
 const VICTIM: u32 = 0;
 const PEER: u32 = 1;
 
-/// Queue pair of the peer, as the victim believes.
+/// The peer's queue pair, in the victim's connection.
 const PEER_QPN: u32 = 0x33;
 
 /// First sequence number in both directions.
@@ -84,7 +86,7 @@ impl Victim {
         Host { now, node: self.fabric.node_mut(VICTIM), program: &mut self.program }
     }
 
-    /// What the victim sent goes nowhere.
+    /// Discards the victim's packets.
     fn drop_sent(&mut self) {
         self.fabric.release(VICTIM, |memory, packet| {
             memory.guard.judge_sent(packet);
@@ -92,7 +94,7 @@ impl Victim {
         self.fabric.nodes[VICTIM as usize].memory.guard.forget_reads();
     }
 
-    /// Two receives, and a few requests of the victim's own that wait for answers.
+    /// Two receives, and a few outstanding requests of the victim's own.
     fn post(&mut self, slot: usize) {
         let mut host = self.host();
         let (Some(qpn), Some(region)) = (host.slots[slot].qpn, host.region(0)) else {
@@ -104,7 +106,7 @@ impl Victim {
         let add = SendOp::FetchAdd { remote_addr, rkey, add: 1 };
         for (op, len) in [(SendOp::Send, 300), (read, 600), (add, 8), (SendOp::SendImm(5), 0)] {
             let wr = SendWr { op, sges: list(len), signaled: true, ..SendWr::default() };
-            // Only a reliable connection has them all.
+            // Only a reliable connection supports them all.
             host.post_send(qpn, wr);
         }
         assert!(host.post_recv(slot, list(1000)) && host.post_recv(slot, list(64)));
@@ -138,7 +140,7 @@ impl Victim {
         self.drop_sent();
     }
 
-    /// Puts in what help says.
+    /// Inserts the fields selected by `help`.
     fn aim(&mut self, help: u8, slot: usize, payload: &mut [u8]) {
         let expected = self.expected[slot];
         let host = self.host();
@@ -163,7 +165,7 @@ impl Victim {
         }
     }
 
-    /// Whatever came, every work request can be brought to its end.
+    /// Whatever arrived, every work request can complete.
     fn end(&mut self) {
         let mut host = self.host();
         host.poll_all();

@@ -3,12 +3,12 @@
 /// Bytes of one record.
 pub(crate) const RECORD_BYTES: usize = 6;
 
-/// One step: what to do, and five bytes to say how.
+/// One step: an action, and five bytes of parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// What to do.
+    /// The action.
     pub(crate) verb: u8,
-    /// First parameter; by convention who does it.
+    /// First parameter; by convention the acting side.
     pub(crate) a: u8,
     /// Second parameter.
     pub(crate) b: u8,
@@ -33,7 +33,7 @@ impl Record {
     }
 }
 
-/// The records of `input`; what is missing of the last one counts as zero.
+/// The records of `input`; missing bytes of the last one are zero.
 pub(crate) fn records(input: &[u8]) -> impl Iterator<Item = Record> + '_ {
     input.chunks(RECORD_BYTES).map(|chunk| {
         let at = |index: usize| chunk.get(index).copied().unwrap_or(0);
@@ -41,7 +41,7 @@ pub(crate) fn records(input: &[u8]) -> impl Iterator<Item = Record> + '_ {
     })
 }
 
-/// The element that `byte` stands for.
+/// The element selected by `byte`.
 pub(crate) fn pick<T: Copy, const N: usize>(byte: u8, from: &[T; N]) -> T {
     from[usize::from(byte) % N]
 }

@@ -1,8 +1,8 @@
 //! The harnesses as bolero targets.
 //!
-//! Run as tests they replay the corpus and the crashes in `__fuzz__/` and try a bounded number of random inputs;
-//! a failure prints the seed that repeats it (`BOLERO_RANDOM_SEED=n`). Built by `cargo xtask fuzz`
-//! they hand over to libFuzzer.
+//! Run as tests they replay the corpus and the crashes in `__fuzz__/` and try a bounded number of
+//! random inputs; a failure prints the seed that reproduces it (`BOLERO_RANDOM_SEED=n`). Built by
+//! `cargo xtask fuzz` they run under libFuzzer.
 
 use std::panic::{catch_unwind, resume_unwind};
 use std::path::Path;
@@ -12,7 +12,7 @@ use bolero::check;
 #[path = "../../testing/corpus.rs"]
 mod corpus;
 
-/// Tries every input of the committed corpus. libFuzzer reads them as files of its own.
+/// Tries every input of the committed corpus. libFuzzer reads the files itself.
 fn replay(harness: &str, check: fn(&[u8])) {
     if cfg!(fuzzing) {
         return;

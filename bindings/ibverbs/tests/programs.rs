@@ -1,7 +1,7 @@
-//! Programs in C, made by the system's compiler from the headers of rdma-core, run on this library.
+//! C programs, compiled by the system's compiler with the headers of rdma-core, run on this library.
 //!
-//! They are in `tests/c`, one process each: two queue pairs that talk over loopback. What they do no
-//! other program does here: windows, groups, shared receive queues, threads, children, bad input.
+//! They are in `tests/c`, one process each: two queue pairs connected over loopback. They cover what no
+//! other program here does: windows, groups, shared receive queues, threads, children, bad input.
 //! One by hand: `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
 
 #[path = "../../../testing/skip.rs"]
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Exit status of a program that cannot run here, and says why.
+/// Exit status of a program that cannot run here, and reports why.
 const SKIPPED: i32 = 77;
 
 /// What every program needs.
@@ -38,7 +38,7 @@ fn compile(source: &Path, program: &Path) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(said) }
 }
 
-/// Why no program can be made, if so.
+/// Why programs cannot be built, if so.
 fn obstacle() -> Option<&'static str> {
     static OBSTACLE: OnceLock<Option<String>> = OnceLock::new();
     let look = || {
@@ -51,7 +51,7 @@ fn obstacle() -> Option<&'static str> {
     OBSTACLE.get_or_init(look).as_deref()
 }
 
-/// A folder in which the library has the name that programs ask for. Cargo puts it beside the tests
+/// A folder in which the library has the name that programs link to. Cargo puts it beside the tests
 /// that it builds with it.
 fn library_dir() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
@@ -101,7 +101,7 @@ fn run(name: &str, devices: Option<&str>) {
     }
 }
 
-/// Programs are debugged with valgrind, which has no vDSO for them and looks at what is uninitialised.
+/// Programs are debugged with valgrind, which has no vDSO for them and reports uninitialised memory.
 #[test]
 fn valgrind() {
     let test = "programs::valgrind";
@@ -128,7 +128,7 @@ fn stopped_in_selective_repeat() {
     finish(test, command.env("DQUANT_RELIABILITY", "selective"), Some("lo"));
 }
 
-/// What a program that opens a device says on stderr with this in its environment.
+/// What a program that opens a device reports on stderr with this in its environment.
 fn said_with(program: &Path, name: &str, value: &OsStr) -> String {
     let mut command = Command::new(program);
     command.arg("a_device_is_opened_twice");
@@ -184,11 +184,11 @@ fn a_stderr_that_takes_nothing_is_no_reason_to_stop() {
     assert!(command.status().expect("a program that was just made runs").success());
 }
 
-/// Tools of the system, preloaded as `dquant run` does it, find the device by file names alone.
+/// Tools of the system, preloaded as by `dquant run`, find the device by file names alone.
 #[test]
 fn tools_list_the_view() {
     let test = "programs::tools_list_the_view";
-    // `ls` asks with statx and for attributes; `find` goes by descriptors; ibstatus changes the directory.
+    // `ls` uses statx and reads attributes; `find` uses descriptors; ibstatus changes the directory.
     let script = "set -e; class=/sys/class/infiniband
         ls -l $class | grep -q dq_lo; ls -ld $class/dq_lo/ports/1/gids >&2
         find $class -name node_type | grep -qx $class/dq_lo/node_type

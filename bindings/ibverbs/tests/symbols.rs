@@ -1,4 +1,4 @@
-//! The shared library exports what rdma-core's does, under the same versions, and nothing by accident.
+//! The shared library exports the symbols of rdma-core, with the same versions, and none by accident.
 
 #[path = "../../../testing/skip.rs"]
 mod skip;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Functions of libc that the library stands in front of: see `exports/interpose.rs`.
+/// Functions of libc that the library interposes: see `exports/interpose.rs`.
 const INTERPOSED: &[&str] = &[
     "__fxstatat",
     "__fxstatat64",
@@ -91,7 +91,7 @@ fn own((name, version): (&str, &str)) -> (String, String) {
     (name.to_owned(), version.to_owned())
 }
 
-/// What the version script says.
+/// The symbols in the version script.
 fn wanted() -> BTreeMap<String, String> {
     let script = include_str!("../libibverbs.map");
     let mut version = "";

@@ -1,4 +1,4 @@
-//! What the transport costs per packet, without any wire: two endpoints hand each other headers.
+//! The cost of the transport per packet, without any wire: two endpoints exchange headers.
 //!
 //! `cargo bench -p roce --bench rc` prints nanoseconds per packet, both ends together, best and
 //! median of several runs. Payload is neither copied nor summed, so this is the state machine alone:
@@ -49,7 +49,7 @@ impl Side {
     }
 }
 
-/// Lets both ends work until neither has anything to say; returns the packets that crossed.
+/// Runs both ends until neither has anything to send; returns the number of packets exchanged.
 fn exchange(a: &mut Side, b: &mut Side, now: Time) -> u64 {
     let mut packets = 0;
     loop {

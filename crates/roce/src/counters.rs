@@ -1,4 +1,4 @@
-//! What happened, counted by reason.
+//! Event counters, by reason.
 //!
 //! A software transport is debugged from its counters: nothing on the packet path is logged, so
 //! every drop, refusal and retransmission has a name here. The same set is kept twice, once for the
@@ -24,7 +24,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets handed in, whatever became of them.
+    /// Packets handed in, accepted or not.
     packets_received,
     /// Payload bytes that were placed in registered memory.
     bytes_received,
@@ -37,36 +37,36 @@ counters! {
     retransmitted_packets,
     /// Local ACK timer expiries that led to a retry.
     timeouts,
-    /// Local ACK timer expiries that spent no retry: the peer's process, or this one, did not run.
+    /// Local ACK timer expiries that used no retry: the peer's process, or this one, was not running.
     excused_timeouts,
-    /// Retries because an answer to a READ or atomic was missing although later ones had arrived.
+    /// Retries because the response to a READ or atomic was missing although later ones had arrived.
     implied_naks,
     /// Selective repeat: packets and READ ranges retransmitted.
     selective_retransmits,
     /// Selective repeat: packets marked lost because later ones had arrived.
     packets_judged_lost,
-    /// Selective repeat: packets marked lost that had arrived, or were about to.
+    /// Selective repeat: spurious retransmissions, of packets that had arrived or were about to.
     spurious_retransmits,
-    /// Selective repeat: packets retransmitted because nothing was heard.
+    /// Selective repeat: packets retransmitted because no acknowledgement arrived.
     loss_probes,
     /// Selective repeat: SACKs sent.
     selective_acks_sent,
     /// Selective repeat: request packets placed out of order.
     early_packets,
-    /// Selective repeat: such packets given up because an earlier one was written over them.
+    /// Selective repeat: such packets discarded because an earlier one overlapped them.
     early_packets_forgotten,
     /// Retry counters that ran out.
     retries_exceeded,
     /// RNR retry counters that ran out.
     rnr_retries_exceeded,
-    /// Request packets sent to ask for credits while there were none.
+    /// Request packets sent to probe for credits while there were none.
     credit_probes,
 
     /// Positive acknowledgements sent, READ responses not counted.
     acks_sent,
     /// Positive acknowledgements received, READ responses not counted.
     acks_received,
-    /// Acknowledgements and READ responses for what was acknowledged before.
+    /// Acknowledgements and READ responses for requests that were already acknowledged.
     duplicate_acks,
     /// NAKs sent: sequence error.
     seq_naks_sent,
@@ -85,22 +85,22 @@ counters! {
     /// NAKs received that end the connection.
     fatal_naks_received,
 
-    /// Request packets that had been executed before: acknowledged again, not executed again.
+    /// Duplicate request packets: acknowledged again, not executed again.
     duplicates,
-    /// READ requests executed again for data that had been lost.
+    /// Duplicate READ requests executed again because responses had been lost.
     duplicate_reads,
-    /// Atomics of the peer carried out.
+    /// Atomics executed for the peer.
     atomics,
-    /// Atomics that had been carried out before: answered again, not carried out again.
+    /// Duplicate atomics: the saved response is returned, nothing is executed.
     duplicate_atomics,
-    /// Atomics that had been carried out too long ago to be answered again: dropped.
+    /// Duplicate atomics too old to have a saved response: dropped.
     stale_atomics,
-    /// READ requests and atomics before the expected PSN that are not, or not part of, one that was
-    /// executed and is still kept: dropped without an answer.
+    /// READ requests and atomics before the expected PSN that do not match a saved request: dropped
+    /// without a response.
     unmatched_duplicates,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
-    /// Requests dropped because READs before them were not answered yet; a NAK requests them later.
+    /// Requests dropped because READs before them were still being answered; a NAK requests them later.
     held_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
@@ -119,32 +119,32 @@ counters! {
     bad_length,
     /// Responses with a PSN that was never sent, READ requests with PSNs that do not fit.
     bad_psn,
-    /// Accesses, bindings and invalidations refused: no region or window has the key.
+    /// Protection errors: no region or window has the key.
     bad_key,
-    /// Refused: region or window and queue pair have different protection domains, or the window
-    /// is bound to another queue pair.
+    /// Protection errors: region or window and queue pair have different protection domains, or the
+    /// window is bound to another queue pair.
     bad_pd,
-    /// Refused: the region, the window or the queue pair does not allow this kind.
+    /// Protection errors: the region, the window or the queue pair does not allow this kind of access.
     bad_access,
-    /// Refused: outside the region or window.
+    /// Protection errors: outside the region or window.
     bad_bounds,
     /// Atomics on words that are not aligned to 8 bytes.
     misaligned_atomics,
     /// Responses that do not belong to the request with their PSN.
     bad_response,
 
-    /// UC messages given up because a packet was missing or refused.
+    /// UC messages abandoned because a packet was missing or refused.
     broken_messages,
-    /// UC packets of messages whose beginning is missing or was refused, dropped.
+    /// UC packets dropped because the beginning of their message is missing or was refused.
     orphan_packets,
     /// UC and UD messages dropped because no receive was posted.
     no_receive,
-    /// Datagrams with another queue key.
+    /// Datagrams with a wrong queue key.
     bad_qkey,
 
     /// Messages longer than the posted receive.
     receive_too_small,
-    /// Completions that found their queue full.
+    /// Completions lost because their queue was full.
     cq_overflows,
     /// Queue pairs that went to the error state.
     qp_errors,
@@ -160,7 +160,7 @@ counters! {
     paced_packets,
 }
 
-/// The counters of one queue pair. Fields that concern no queue pair stay zero.
+/// The counters of one queue pair. Fields that do not apply to a queue pair stay zero.
 pub type QpCounters = Counters;
 
 #[cfg(test)]

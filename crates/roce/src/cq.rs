@@ -1,19 +1,18 @@
 //! Completion queues: bounded, in order, never overwritten.
 //!
-//! A completion that finds its queue full is lost to the program, and one that is lost breaks the
-//! promise that every work request completes (C2). So the queue is marked *overrun*, takes no more,
-//! and every queue pair that needs it goes to the error state (IBA 10.10.4). What was in the queue
-//! can still be polled.
+//! A completion that arrives at a full queue is lost, which breaks the promise that every work request
+//! completes (C2). So the queue is marked *overrun*, takes no more, and every queue pair that uses it
+//! goes to the error state (IBA 10.10.4). Its contents can still be polled.
 //!
-//! Completions of a queue pair that is reset or destroyed are purged, as the libraries of adapters do:
-//! the program has freed what their `wr_id` stands for. Notifications that they made stand.
+//! Completions of a queue pair that is reset or destroyed are purged, as NIC libraries do: the program
+//! has freed what their `wr_id` refers to. Notifications that they generated remain.
 //!
-//! A queue that is *armed* makes one notification, for a completion of the wanted kind, and is disarmed
-//! by it. A completion that came while the queue was not armed makes it when the queue is armed next, if
-//! it still waits then: so a program may poll, arm and sleep in any order. Each completion makes one
-//! notification at most: programs that arm before they poll, and take one completion for each event
-//! (perftest does), are not woken in vain. A notification that nobody has taken yet stands for later
-//! ones too.
+//! An *armed* queue generates one notification, for a completion of the requested kind, and is disarmed
+//! by it. A completion that arrived while the queue was not armed generates one when the queue is armed
+//! next, if it has not been polled by then: a program may poll, arm and sleep in any order. Each
+//! completion generates at most one notification: programs that arm before they poll, and take one
+//! completion for each event (perftest does), are not woken in vain. A notification that has not been
+//! taken yet covers later ones too.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -24,18 +23,18 @@ use crate::slab::{Layout, Slab};
 use crate::srq::Loan;
 use crate::verbs::{Completion, CqId, Qpn, VerbsError, WcStatus};
 
-/// What became of a completion.
+/// The outcome of adding a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// It waits to be polled.
     Added,
-    /// It is lost, and with it the queue: it was full.
+    /// It is lost because the queue was full, and the queue is overrun.
     Overran,
-    /// It is lost, as others before it.
+    /// It is lost: the queue was overrun before.
     Lost,
 }
 
-/// What makes a notification.
+/// Which completion generates a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Armed {
     No,
@@ -48,9 +47,9 @@ enum Armed {
 #[derive(Debug)]
 struct Entry {
     completion: Completion,
-    /// What a shared receive queue has lent until the completion is polled.
+    /// The receive lent by a shared receive queue until the completion is polled.
     loan: Option<Loan>,
-    /// A notification was made for it.
+    /// A notification was generated for it.
     told: bool,
 }
 
@@ -70,11 +69,11 @@ struct Cq {
     depth: u32,
     overrun: bool,
     users: u32,
-    /// Entries that no notification was made for, and how many of these are solicited or errors.
+    /// Entries without a notification, and how many of these are solicited or errors.
     untold: u32,
     urgent_untold: u32,
     armed: Armed,
-    /// Stands in the queue of notifications.
+    /// In the queue of notifications.
     notified: bool,
 }
 
@@ -93,7 +92,7 @@ impl Cq {
         }
     }
 
-    /// Whether an entry waits that the queue is armed for and that no notification was made for.
+    /// Whether the queue is armed for an entry that has no notification yet.
     fn is_due(&self) -> bool {
         match self.armed {
             Armed::No => false,
@@ -131,7 +130,7 @@ fn is_urgent(completion: &Completion) -> bool {
 #[derive(Debug)]
 pub(crate) struct CqTable {
     slab: Slab<Cq>,
-    /// Queues that got what they were armed for, each once.
+    /// Queues whose notification has not been taken, each once.
     notified: VecDeque<CqId>,
     pub(crate) planted: Planted,
 }
@@ -178,7 +177,7 @@ impl CqTable {
         }
     }
 
-    /// Changes the depth; not below what is in the queue.
+    /// Changes the depth. It must hold the entries now in the queue.
     pub(crate) fn resize(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError> {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let waiting = queue.entries.len();
@@ -191,8 +190,8 @@ impl CqTable {
         Ok(())
     }
 
-    /// Asks for a notification, which comes at once if a completion that answers it waits; of two
-    /// requests, the one that more completions answer holds.
+    /// Requests a notification, immediately if a matching completion is in the queue. Of two requests,
+    /// the one that matches more completions takes effect.
     pub(crate) fn arm(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };
@@ -214,7 +213,7 @@ impl CqTable {
         }
     }
 
-    /// The next queue that got what it was armed for.
+    /// The next queue with a notification.
     pub(crate) fn poll_notified(&mut self) -> Option<CqId> {
         let cq = self.notified.pop_front()?;
         if let Some(queue) = self.slab.get_mut(cq.0) {
@@ -258,7 +257,7 @@ impl CqTable {
         Some((entry.completion, entry.loan))
     }
 
-    /// Takes out the completions of a queue pair, and adds to `loans` what they held.
+    /// Removes the completions of a queue pair, and adds the receives lent for them to `loans`.
     pub(crate) fn purge(&mut self, cq: CqId, qpn: Qpn, loans: &mut Vec<Loan>) {
         let Some(queue) = self.slab.get_mut(cq.0) else {
             return;

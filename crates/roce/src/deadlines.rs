@@ -1,4 +1,4 @@
-//! The next deadline among many queue pairs: a binary heap that knows where each queue pair stands.
+//! The next deadline among many queue pairs: a binary heap that tracks the position of each queue pair.
 //!
 //! A running transport moves deadlines far more often than they expire, so an entry is moved in
 //! place instead of leaving stale ones behind: [`Deadlines::earliest`] is exact, and the heap never

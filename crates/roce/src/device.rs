@@ -1,8 +1,8 @@
 //! The upper seam: an RDMA device as programs see it.
 //!
-//! [`Device`] is implemented by the software [`Endpoint`] and by adapters behind a library of the verbs.
+//! [`Device`] is implemented by the software [`Endpoint`] and by hardware NICs behind a verbs library.
 //! State machines and tools above this crate are written against it and never see a packet. Calls that
-//! need the time take it; nothing here waits, and nothing returns memory.
+//! need the time take it as an argument; nothing here blocks or returns memory.
 //!
 //! Protocol and packets may not enter.
 
@@ -22,8 +22,8 @@ use crate::verbs::{
 use crate::wire::Psn;
 use crate::world::Path;
 
-/// Why not all work requests of a batch were queued. Those before the refused one were, those behind it
-/// were not looked at.
+/// Why a batch of work requests was not queued in full. Those before the refused one were queued; those
+/// after it were not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{error} (after {accepted} work requests of the batch)")]
 pub struct PostError {
@@ -41,40 +41,41 @@ impl From<PostError> for VerbsError {
 
 /// An RDMA device, opened by one program.
 ///
-/// A device may lack operations: it refuses them with [`VerbsError::Unsupported`]. Objects that belong to
-/// another device, or exist no more, are refused by their kind ([`VerbsError::NoQp`] and the like).
+/// A device may lack operations: it refuses them with [`VerbsError::Unsupported`]. Objects that belong
+/// to another device, or no longer exist, are refused by their kind ([`VerbsError::NoQp`] and the
+/// like).
 pub trait Device {
     /// A new protection domain.
     fn alloc_pd(&mut self) -> Result<PdId, VerbsError>;
 
-    /// Removes a protection domain that no object belongs to.
+    /// Removes a protection domain that has no objects.
     fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError>;
 
     /// A new completion queue for at least `depth` completions.
     fn create_cq(&mut self, depth: u32) -> Result<CqId, VerbsError>;
 
-    /// Changes the depth of a completion queue; not below what is in it.
+    /// Changes the depth of a completion queue. It must hold the entries now in the queue.
     fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError>;
 
-    /// Removes a completion queue that no queue pair uses, with what is in it.
+    /// Removes a completion queue that no queue pair uses, with its completions.
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError>;
 
     /// Appends completions, oldest first, until the queue is empty or `into` is full.
     ///
     /// # Errors
-    /// When the queue does not exist, or the device can read it no more.
+    /// When the queue does not exist, or the device can no longer read it.
     fn poll_cq<const N: usize>(
         &mut self,
         cq: CqId,
         into: &mut ArrayVec<Completion, N>,
     ) -> Result<(), VerbsError>;
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) makes one
-    /// notification. Poll the queue after arming it: whether a completion that waits already makes one
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates one
+    /// notification. Poll the queue after arming it: whether a completion already in it generates one
     /// depends on the device.
     fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError>;
 
-    /// A completion queue that was armed and has since got what it was armed for.
+    /// Takes the next notification: the completion queue it is for.
     fn poll_notified(&mut self) -> Option<CqId>;
 
     /// A new queue pair, in state RESET.
@@ -89,7 +90,7 @@ pub trait Device {
     /// The transport service of a queue pair.
     fn transport(&self, qpn: Qpn) -> Result<Transport, VerbsError>;
 
-    /// Removes a queue pair. Its work requests and the completions that were not polled vanish.
+    /// Removes a queue pair. Its work requests and unpolled completions are discarded.
     fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError>;
 
     /// Registers `len` bytes at `addr`.
@@ -101,8 +102,8 @@ pub trait Device {
         access: Access,
     ) -> Result<MemoryRegion, VerbsError>;
 
-    /// Changes the domain and the rights of a region that no window is bound to. Where the device gives
-    /// it new keys, the region returned has them.
+    /// Changes the domain and the access rights of a region without bound windows. If the device
+    /// assigns new keys, the returned region has them.
     fn change_region(
         &mut self,
         region: &MemoryRegion,
@@ -110,35 +111,35 @@ pub trait Device {
         access: Access,
     ) -> Result<MemoryRegion, VerbsError>;
 
-    /// Forgets the region: its keys are refused from now on.
+    /// Deregisters the region: its keys are refused from now on.
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
 
-    /// A new memory window of type 2 (or 1), bound to nothing, and its first remote key. It is bound by a
-    /// work request.
+    /// A new, unbound memory window of type 2 (or 1), and its first remote key. A work request binds
+    /// it.
     fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError>;
 
-    /// Forgets a memory window: its key is refused from now on.
+    /// Deallocates a memory window: its key is refused from now on.
     fn dealloc_window(&mut self, window: WindowId) -> Result<(), VerbsError>;
 
     /// A new shared receive queue, its limit armed.
     fn create_srq(&mut self, config: SrqConfig) -> Result<SrqId, VerbsError>;
 
-    /// Sets the limit below which an event is made, once.
+    /// Sets the limit below which one event is raised.
     fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError>;
 
-    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was made.
+    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was raised.
     fn query_srq(&mut self, srq: SrqId) -> Result<SrqConfig, VerbsError>;
 
-    /// Removes a shared receive queue that no queue pair uses. Its receives vanish.
+    /// Removes a shared receive queue that no queue pair uses. Its receives are discarded.
     fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError>;
 
-    /// A way that datagrams of the domain's queue pairs can take.
+    /// A new address handle, for datagrams of the domain's queue pairs.
     fn create_ah(&mut self, pd: PdId, path: &Path) -> Result<AddressHandle, VerbsError>;
 
-    /// Forgets an address handle that no posted work request names.
+    /// Destroys an address handle that no posted work request uses.
     fn destroy_ah(&mut self, handle: AddressHandle) -> Result<(), VerbsError>;
 
-    /// Lets a UD queue pair receive the datagrams of a group.
+    /// Attaches a UD queue pair to a multicast group.
     fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError>;
 
     /// Detaches from a multicast group.
@@ -166,12 +167,12 @@ pub trait Device {
     fn poll_event(&mut self) -> Option<AsyncEvent>;
 }
 
-/// Initial packet sequence numbers that whoever knows some of them cannot tell the next of.
+/// Initial packet sequence numbers that cannot be predicted from earlier ones.
 #[derive(Clone, Debug)]
 pub struct InitialPsns(HashedCounter);
 
 impl InitialPsns {
-    /// The numbers of a seed that is random where peers are hostile.
+    /// The sequence of a seed, which must be random where peers are hostile.
     pub fn new(seed: u64) -> InitialPsns {
         InitialPsns(HashedCounter::new(&mut Rng::of_kind(1, seed)))
     }
@@ -182,8 +183,8 @@ impl InitialPsns {
     }
 }
 
-/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted, with everything allowed
-/// to the peer that its keys allow.
+/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted. The peer may do
+/// everything its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`].
@@ -192,8 +193,8 @@ pub fn initialize<D: Device>(device: &mut D, now: Time, qpn: Qpn) -> Result<(), 
     device.modify_qp(now, qpn, &QpAttr { mask, ..QpAttr::to(QpState::Init) })
 }
 
-/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS, with
-/// everything allowed to the peer that its keys allow.
+/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS. The
+/// peer may do everything its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`]; the queue pair is in RESET then.
@@ -212,7 +213,7 @@ pub fn connect<D: Device>(
     bring_up(device, now, qpn, &QpAttr::of(peer))
 }
 
-/// Makes a UD queue pair ready to send and receive datagrams with this queue key.
+/// Prepares a UD queue pair to send and receive datagrams with this queue key.
 ///
 /// # Errors
 /// As [`connect`].
@@ -375,7 +376,7 @@ impl Device for Endpoint {
         Endpoint::destroy_srq(self, srq)
     }
 
-    /// The handle is the path itself: it holds no place in the endpoint.
+    /// The handle is the path itself: it takes no slot in the endpoint.
     fn create_ah(&mut self, pd: PdId, path: &Path) -> Result<AddressHandle, VerbsError> {
         self.check_pd(pd)?;
         Ok(AddressHandle::from(*path))

@@ -1,12 +1,12 @@
-//! One RoCE endpoint: everything that a software RDMA device is, without the packets' payload.
+//! One RoCE endpoint: a whole software RDMA device, except for the packets' payload.
 //!
 //! [`Endpoint`] owns protection domains, memory regions, completion queues and queue pairs. It is a
-//! state machine without input or output of its own: calls tell it what happened, `poll_*` says
-//! what is to be done. It holds no lock, starts no thread and never waits.
+//! state machine without I/O: calls report events, and `poll_*` returns the work to do. It holds no
+//! lock, starts no thread and never blocks.
 //!
-//! Per packet the work is bounded and independent of the number of queue pairs: a packet finds its
-//! queue pair by index, queue pairs with something to send stand in a queue, and deadlines in a
-//! heap. Nothing is allocated after a queue pair has been created and connected.
+//! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
+//! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
+//! Nothing is allocated after a queue pair has been created and connected.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -51,7 +51,7 @@ const QPN_BITS: u32 = 24;
 /// Bits of a queue pair number below a prefix.
 const PREFIXED_QPN_BITS: u32 = 16;
 
-/// Failures that are kept of queue pairs that were destroyed.
+/// Errors kept of destroyed queue pairs.
 pub const MAX_PAST_ERRORS: usize = 16;
 
 /// Sizes and limits of an endpoint.
@@ -61,8 +61,8 @@ pub struct EndpointConfig {
     pub max_qps: u32,
     /// Most completion queues, up to 2^28.
     pub max_cqs: u32,
-    /// Most memory regions, up to 2^27, and most memory windows, up to 2^19; the more, the sooner keys
-    /// come back.
+    /// Most memory regions, up to 2^27, and most memory windows, up to 2^19; the larger, the sooner
+    /// keys are reused.
     pub max_regions: u32,
     /// Most entries of one completion queue.
     pub max_cqe: u32,
@@ -70,12 +70,12 @@ pub struct EndpointConfig {
     pub max_qp_wr: u32,
     /// Most packets of one queue pair in a row while others wait, at least 1.
     pub burst_packets: u32,
-    /// High 8 bits of every queue pair number, if not 0: tells several endpoints that share an
-    /// address apart. `max_qps` is then at most 2^12.
+    /// High 8 bits of every queue pair number, if not 0: distinguishes endpoints that share an address.
+    /// `max_qps` is then at most 2^12.
     pub qpn_prefix: u8,
-    /// Largest path MTU that the wire carries, and the longest datagram.
+    /// Largest path MTU of the wire, and the longest datagram.
     pub mtu: Mtu,
-    /// Source of keys, queue pair numbers and initial PSNs: random where peers are hostile.
+    /// Seed of keys, queue pair numbers and initial PSNs: random where peers are hostile.
     pub seed: u64,
 }
 
@@ -95,24 +95,24 @@ impl Default for EndpointConfig {
     }
 }
 
-/// How many of so many packets the wire admits on a path to a queue pair.
+/// Returns how many of this number of packets the wire admits on a path to a queue pair.
 pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, usize) -> usize + 'a;
 
-/// What becomes of a packet that arrived.
+/// What to do with a packet that arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Delivery {
-    /// Where `insert` and the packet's payload go, one after the other, in order. Empty if nothing
-    /// is to be placed.
+    /// Where `insert` and the packet's payload are placed, one after the other, in order. Empty if
+    /// there is nothing to place.
     pub pieces: Placements,
-    /// What goes before the payload, or has to be done instead of placing.
+    /// What precedes the payload, or replaces the placement.
     pub insert: Insert,
-    /// If not 0: the packet is a request behind READs of which so many answers are still to be sent, and
-    /// nothing was done with it yet. [`world::drain`](crate::world::drain) gathers these answers if they
-    /// are few, and then hands the packet to [`handle_held`](Endpoint::handle_held).
+    /// If not 0: the packet is a request behind READs with this many responses still to be sent, and
+    /// was not processed yet. [`world::drain`](crate::world::drain) gathers these responses if they are
+    /// few, and then passes the packet to [`handle_held`](Endpoint::handle_held).
     pub owed_packets: u32,
 }
 
-/// Bytes that are placed though no payload holds them, or an atomic.
+/// Bytes to place that are not in a payload, or an atomic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Insert {
     /// Nothing.
@@ -122,8 +122,8 @@ pub enum Insert {
     Value(u64),
     /// The route header in front of a datagram.
     RouteHeader([u8; GRH_BYTES as usize]),
-    /// The peer's atomic: to be carried out, and its former value handed to
-    /// [`Endpoint::complete_atomic`], before any other call.
+    /// The peer's atomic: execute it and pass the original value to [`Endpoint::complete_atomic`]
+    /// before any other call.
     Atomic(AtomicJob),
 }
 
@@ -134,7 +134,7 @@ pub struct AtomicJob {
     pub addr: u64,
     /// What to do.
     pub op: AtomicOp,
-    /// The queue pair that asked for it.
+    /// The responder's queue pair.
     pub qpn: Qpn,
     /// PSN of the request.
     pub psn: Psn,
@@ -155,7 +155,7 @@ pub struct SrqConfig {
 struct QpEntry {
     qp: Qp,
     counters: Counters,
-    /// Stands in the ready queue or is parked.
+    /// In the ready queue, or parked.
     is_ready: bool,
 }
 
@@ -164,18 +164,18 @@ struct QpEntry {
 /// # Order of calls
 ///
 /// In: [`handle_packet`](Endpoint::handle_packet) for each packet that arrived,
-/// [`handle_timeout`](Endpoint::handle_timeout) when [`poll_timeout`](Endpoint::poll_timeout) says
-/// so, and the verbs ([`Device`](crate::device::Device)) whenever the program likes. Time never goes backwards from call to
-/// call.
+/// [`handle_timeout`](Endpoint::handle_timeout) at the time that
+/// [`poll_timeout`](Endpoint::poll_timeout) returned, and the verbs
+/// ([`Device`](crate::device::Device)) at any time. Time never goes backwards from call to call.
 ///
 /// Out: after any of these, [`poll_transmit`](Endpoint::poll_transmit) until it returns `None`; then
 /// `poll_timeout` for the next deadline, and [`poll_cq`](Endpoint::poll_cq) for completions.
 ///
-/// Two rules concern memory, as this type only handles addresses:
+/// Two rules concern memory, as this type handles only addresses:
 /// - the placements that `handle_packet` returns are filled before the next call, so that no
 ///   completion is seen before its data;
-/// - a [`Transmit`] is turned into bytes, or at least its memory is borrowed, before the next call
-///   that changes the endpoint other than `poll_transmit`: such a call may take the region away.
+/// - a [`Transmit`] is turned into bytes, or at least its memory is borrowed, before the next call that
+///   changes the endpoint other than `poll_transmit`: such a call may deregister the region.
 ///
 /// [`world::drain`](crate::world::drain) keeps this order.
 #[derive(Debug)]
@@ -191,15 +191,15 @@ pub struct Endpoint {
     qps: Slab<QpEntry>,
     /// Slots of queue pairs that may have something to send.
     ready: VecDeque<u32>,
-    /// Packets left of the turn of the queue pair at the front of `ready`; 0 before its turn begins.
+    /// Packets left in the turn of the queue pair at the front of `ready`; 0 before its turn begins.
     turn_left: u32,
-    /// Slots of queue pairs whose destinations admit nothing, and when to ask the wire again.
+    /// Slots of queue pairs whose destinations admit nothing, and when to query the wire again.
     parked: Vec<u32>,
     parked_until: Option<Time>,
     deadlines: Deadlines,
     counters: Counters,
     past_errors: VecDeque<LastError>,
-    /// Answers whose bytes were read ahead of their sending.
+    /// Responses gathered before they are sent.
     pub(crate) outbox: Outbox,
     planted: Planted,
 }
@@ -233,7 +233,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes the endpoint make a mistake, or none, from now on.
+    /// Enables a planted bug, or none, from now on.
     #[cfg(feature = "planted-bugs")]
     pub fn plant(&mut self, bug: Option<Bug>) {
         self.planted = Planted::new(bug);
@@ -248,7 +248,7 @@ impl Endpoint {
         self.pds.alloc()
     }
 
-    /// Forgets a protection domain that no object belongs to.
+    /// Removes a protection domain that has no objects.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), VerbsError> {
         self.pds.check(pd)?;
         if self.regions.uses_pd(pd) {
@@ -263,7 +263,7 @@ impl Endpoint {
         self.cqs.create(depth)
     }
 
-    /// Removes a completion queue that no queue pair uses, with what is in it.
+    /// Removes a completion queue that no queue pair uses, with its completions.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError> {
         self.cqs.destroy(cq)?;
         self.events.forget(|event| event == AsyncEvent::CqError(cq));
@@ -276,8 +276,8 @@ impl Endpoint {
         self.cqs.overrun(cq)
     }
 
-    /// A new queue pair, in state RESET: receives may be posted, and it can be connected.
-    /// `max_recv_wr` counts for nothing when it takes its receives from a shared queue.
+    /// A new queue pair, in state RESET: receives may be posted, and it can be connected. `max_recv_wr`
+    /// is ignored when it uses a shared receive queue.
     pub fn create_qp(&mut self, config: QpConfig) -> Result<Qpn, VerbsError> {
         self.pds.check(config.pd)?;
         self.cqs.exists(config.send_cq)?;
@@ -303,9 +303,9 @@ impl Endpoint {
         Ok(Qpn::new(id))
     }
 
-    /// Removes a queue pair. Its outstanding work requests vanish without completions, and so do
-    /// completions that were not polled. What it took from a shared receive queue, and the program has
-    /// heard nothing of, goes back there. Windows of type 2 that are bound on it lose their binding.
+    /// Removes a queue pair. Its outstanding work requests and unpolled completions are discarded.
+    /// Receives taken from a shared receive queue whose completions were not polled return to it.
+    /// Windows of type 2 that are bound to it are unbound.
     pub fn destroy_qp(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
         let slot = self.slot(qpn)?;
         self.on_qp(now, qpn, |qp, cx| {
@@ -346,11 +346,11 @@ impl Endpoint {
         self.qps.at_mut(slot).ok_or(no_qp(qpn))?.qp.set_first_psn(psn)
     }
 
-    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step, with everything allowed to the
-    /// peer that its keys allow. Not for UD.
+    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step. The peer may do everything its
+    /// keys allow. Not for UD.
     ///
     /// # Errors
-    /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then as before.
+    /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then.
     pub fn connect(&mut self, now: Time, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
         self.on_qp(now, qpn, |qp, cx| qp.connect(cx, peer, mtu))
@@ -358,9 +358,9 @@ impl Endpoint {
 
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
     ///
-    /// Going to RESET discards all work without completions, and completions that were not polled, as
-    /// [`destroy_qp`](Endpoint::destroy_qp) does; going to ERROR completes all of it as
-    /// flushed. Leaving the state out of the mask sets attributes within a state.
+    /// Going to RESET discards all work without completions, and unpolled completions, as
+    /// [`destroy_qp`](Endpoint::destroy_qp) does; going to ERROR completes all work as flushed. Without
+    /// the state in the mask, attributes are set within the current state.
     ///
     /// # Errors
     /// [`VerbsError::Transition`] when the transition is not legal, an attribute that it needs is
@@ -389,11 +389,11 @@ impl Endpoint {
         })
     }
 
-    /// Whether all of these requests would be taken if they were posted now, one after the other: for
-    /// callers that post all or none.
+    /// Whether all these requests would be accepted if posted now, one after the other: for callers
+    /// that post all or none.
     ///
     /// # Errors
-    /// What posting the first that is refused would return. Nothing is posted.
+    /// What posting the first refused request would return. Nothing is posted.
     pub fn check_sends<'w>(
         &self,
         qpn: Qpn,
@@ -409,8 +409,8 @@ impl Endpoint {
 
     // ---- memory --------------------------------------------------------------------------------
 
-    /// Registers `len` bytes that lie at `backing` in [`Memory`](crate::world::Memory) and that work
-    /// requests and the peer address from `addr` on.
+    /// Registers `len` bytes at `backing` in [`Memory`](crate::world::Memory). Work requests and the
+    /// peer address them from `addr` on.
     pub fn register_at(
         &mut self,
         pd: PdId,
@@ -423,27 +423,26 @@ impl Endpoint {
         self.regions.register(Registration { pd, addr, len, backing, access })
     }
 
-    /// Changes the domain and the rights of a region that no window is bound to. Its keys stay.
+    /// Changes the domain and the access rights of a region without bound windows. Its keys stay.
     pub fn change_region(&mut self, lkey: u32, pd: PdId, access: Access) -> Result<(), VerbsError> {
         self.pds.check(pd)?;
         self.regions.change(lkey, pd, access)
     }
 
-    /// A new memory window, bound to nothing, and its first remote key. Type 2 windows are bound by
-    /// work requests ([`SendOp::BindWindow`](crate::verbs::SendOp)), type 1 ones also by
+    /// A new, unbound memory window, and its first remote key. Type 2 windows are bound by work
+    /// requests ([`SendOp::BindWindow`](crate::verbs::SendOp)), type 1 windows also by
     /// [`bind_window`](Endpoint::bind_window).
     pub fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError> {
         self.pds.check(pd)?;
         self.regions.alloc_window(pd, type_2)
     }
 
-    /// Forgets a memory window: its key is refused from now on.
+    /// Deallocates a memory window: its key is refused from now on.
     pub fn dealloc_window(&mut self, window: WindowId) -> Result<(), VerbsError> {
         self.regions.dealloc_window(window)
     }
 
-    /// Binds a type 1 window in the order of the queue pair's sends, and returns the key that it
-    /// will have.
+    /// Binds a type 1 window in the order of the queue pair's sends, and returns its new key.
     pub fn bind_window(
         &mut self,
         now: Time,
@@ -469,19 +468,19 @@ impl Endpoint {
         self.events.poll()
     }
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) makes one
-    /// notification, seen through [`poll_notified`](Endpoint::poll_notified). One that waits to be
-    /// polled makes it at once.
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates one
+    /// notification, returned by [`poll_notified`](Endpoint::poll_notified). An unpolled completion
+    /// generates it immediately.
     pub fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         self.cqs.arm(cq, solicited_only)
     }
 
-    /// A completion queue that was armed and has since got what it was armed for.
+    /// Takes the next notification: the completion queue it is for.
     pub fn poll_notified(&mut self) -> Option<CqId> {
         self.cqs.poll_notified()
     }
 
-    /// Changes the depth of a completion queue; not below what is in it.
+    /// Changes the depth of a completion queue. It must hold the entries now in the queue.
     pub fn resize_cq(&mut self, cq: CqId, depth: u32) -> Result<(), VerbsError> {
         within(depth, self.config.max_cqe, "completion queue entries")?;
         self.cqs.resize(cq, depth)
@@ -496,17 +495,18 @@ impl Endpoint {
         Ok(srq)
     }
 
-    /// Sets the limit below which an event is made, once; at once if fewer receives are left.
+    /// Sets the limit below which one event is raised; raises it immediately if fewer receives are
+    /// left.
     pub fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError> {
         self.srqs.set_limit(srq, limit, &mut self.events)
     }
 
-    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was made.
+    /// Sizes and limit of a shared receive queue; the limit is 0 once its event was raised.
     pub fn query_srq(&self, srq: SrqId) -> Result<SrqConfig, VerbsError> {
         self.srqs.query(srq)
     }
 
-    /// Removes a shared receive queue that no queue pair uses. Its receives vanish.
+    /// Removes a shared receive queue that no queue pair uses. Its receives are discarded.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError> {
         let pd = self.srqs.destroy(srq)?;
         self.pds.detach(pd);
@@ -519,7 +519,7 @@ impl Endpoint {
         self.srqs.post(srq, wr)
     }
 
-    /// Lets a UD queue pair receive the datagrams of a group. Attaching twice is attaching once.
+    /// Attaches a UD queue pair to a multicast group. Attaching twice has no effect.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
         self.check_group(qpn, group)?;
         self.groups.attach(qpn, group)
@@ -542,12 +542,12 @@ impl Endpoint {
         is_group.then_some(()).ok_or(qpn_and("the address is no multicast group"))
     }
 
-    /// What happened on this endpoint, destroyed queue pairs included.
+    /// Counters of this endpoint, destroyed queue pairs included.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What happened on one queue pair.
+    /// Counters of one queue pair.
     pub fn qp_counters(&self, qpn: Qpn) -> Option<&QpCounters> {
         self.entry(qpn).ok().map(|entry| &entry.counters)
     }
@@ -557,33 +557,34 @@ impl Endpoint {
         self.entry(qpn).ok()?.qp.rtt()
     }
 
-    /// Bits per second that congestion control lets a queue pair send now; `None` if it is not limited.
+    /// The rate that congestion control allows a queue pair now, in bits per second; `None` if not
+    /// limited.
     pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
         self.entry(qpn).ok()?.qp.rate_bps()
     }
 
-    /// Every queue pair as it is now, in an order that does not change.
+    /// Every queue pair in its current state, in a stable order.
     pub fn queue_pairs(&self) -> impl Iterator<Item = QpReport> {
         self.qps.iter().map(|entry| entry.qp.report(&entry.counters))
     }
 
-    /// Why a queue pair failed last, if it did.
+    /// Why a queue pair last failed, if it did.
     pub fn last_error(&self, qpn: Qpn) -> Option<LastError> {
         self.entry(qpn).ok()?.qp.last_error()
     }
 
-    /// The last failures of queue pairs that are gone, oldest first, at most [`MAX_PAST_ERRORS`].
+    /// The last errors of destroyed queue pairs, oldest first, at most [`MAX_PAST_ERRORS`].
     pub fn past_errors(&self) -> impl Iterator<Item = &LastError> {
         self.past_errors.iter()
     }
 
     // ---- events --------------------------------------------------------------------------------
 
-    /// A packet arrived, its ICRC is right. Returns what is to be placed where.
+    /// Processes a packet whose ICRC was verified. Returns what to place where.
     ///
-    /// A datagram to a group goes to several queue pairs: each of them, as
-    /// [`next_of_group`](Endpoint::next_of_group) names them, is handed the packet by
-    /// [`handle_packet_for`](Endpoint::handle_packet_for) instead.
+    /// A datagram to a group goes to several queue pairs: call
+    /// [`handle_packet_for`](Endpoint::handle_packet_for) instead for each one that
+    /// [`next_of_group`](Endpoint::next_of_group) returns.
     #[must_use]
     pub fn handle_packet(
         &mut self,
@@ -595,12 +596,12 @@ impl Endpoint {
         self.handle_packet_for(headers.bth().dest_qp, now, origin, headers, payload_len)
     }
 
-    /// The queue pair that hears a datagram to a group: the first, or the next after `after`.
+    /// A queue pair attached to the group: the first, or the next after `after`.
     pub fn next_of_group(&self, group: IpAddr, after: Option<Qpn>) -> Option<Qpn> {
         self.groups.next(group, after)
     }
 
-    /// A packet arrived that is for the queue pair `qpn`, whatever its destination says.
+    /// Processes a packet for the queue pair `qpn`, whatever its destination QPN.
     #[must_use]
     pub fn handle_packet_for(
         &mut self,
@@ -623,8 +624,8 @@ impl Endpoint {
         delivery
     }
 
-    /// The same packet again, whose [`Delivery::owed_packets`] were not 0. If they still are not, the
-    /// packet is dropped, and asked for by a NAK after the answers.
+    /// Processes a packet whose [`Delivery::owed_packets`] were not 0. If they still are not, the
+    /// packet is dropped, and a NAK requests it after the responses.
     #[must_use]
     pub fn handle_held(
         &mut self,
@@ -642,7 +643,7 @@ impl Endpoint {
         delivery
     }
 
-    /// The former value of the word that an [`Insert::Atomic`] asked for.
+    /// Takes the original value of the word of an [`Insert::Atomic`].
     pub fn complete_atomic(&mut self, now: Time, job: &AtomicJob, original: u64) {
         let Some(slot) = self.qps.find(job.qpn.get()) else {
             return;
@@ -656,7 +657,7 @@ impl Endpoint {
         self.handle_timeout_unless(now, &mut |_, _| false);
     }
 
-    /// The same; ACK timeouts of peers that are stalled spend no retry.
+    /// The same, except that ACK timeouts of stalled peers use no retry.
     pub(crate) fn handle_timeout_unless(&mut self, now: Time, is_stalled: &mut IsStalled<'_>) {
         while let Some((at, slot)) = self.deadlines.earliest()
             && at <= now
@@ -676,8 +677,7 @@ impl Endpoint {
         self.qps.at(slot)?.qp.deadline()
     }
 
-    /// The next packet to send, whatever its destination. Packets of a queue pair come in bursts, queue
-    /// pairs take turns.
+    /// The next packet to send, to any destination. Queue pairs take turns and send in bursts.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
         self.poll_admitted(now, &mut |_, _, packets| packets)
     }
@@ -714,7 +714,7 @@ impl Endpoint {
             return true;
         };
         let is_new = self.turn_left == 0;
-        // Every datagram may have a destination of its own.
+        // Each datagram may have its own destination.
         if !is_new && qp.transport() != Transport::Ud {
             return true;
         }
@@ -737,7 +737,7 @@ impl Endpoint {
         granted > 0
     }
 
-    /// Lets parked queue pairs take turns again, if it is time to ask the wire.
+    /// Returns parked queue pairs to the ready queue, if it is time to query the wire.
     pub(crate) fn unpark(&mut self, now: Time) {
         if self.parked_until.is_none_or(|at| at <= now) {
             self.ready.extend(self.parked.drain(..));
@@ -745,18 +745,19 @@ impl Endpoint {
         }
     }
 
-    /// Until when queue pairs stay parked: the wire's next wake-up, or the next turn if it names none.
+    /// Sets how long queue pairs stay parked: to the wire's next wake-up, or the next turn if it has
+    /// none.
     pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
         let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
         self.parked_until = is_waiting.then(|| at.unwrap_or(now));
     }
 
-    /// When parked queue pairs want to be asked about again.
+    /// When to query the wire for parked queue pairs again.
     pub(crate) fn parked_until(&self) -> Option<Time> {
         self.parked_until
     }
 
-    /// The next answer to READs and atomics of the peer, whosever turn it is.
+    /// The next response to READs and atomics of the peer, ahead of other queue pairs' turns.
     pub(crate) fn poll_answer(&mut self, qpn: Qpn, now: Time) -> Option<Transmit> {
         let slot = self.qps.find(qpn.get())?;
         let (mut delivery, mut packet) = (Delivery::default(), None);
@@ -776,7 +777,7 @@ impl Endpoint {
     }
 
     fn remember(&mut self, error: Option<LastError>) {
-        // That a program stops its queue pairs before it destroys them is no failure.
+        // A queue pair that the program stops before it destroys it has not failed.
         let Some(error) = error.filter(|error| error.cause != Cause::Program) else {
             return;
         };
@@ -792,8 +793,8 @@ impl Endpoint {
         self.pds.check(pd)
     }
 
-    /// Registers `len` bytes at `addr`. The keys are fresh: those of a region that was deregistered do
-    /// not come back soon.
+    /// Registers `len` bytes at `addr`. The keys are new: those of a deregistered region are not
+    /// reused soon.
     pub fn register(
         &mut self,
         pd: PdId,
@@ -804,7 +805,7 @@ impl Endpoint {
         self.register_at(pd, addr, len, addr, access)
     }
 
-    /// Forgets the region: its keys are refused from now on.
+    /// Deregisters the region: its keys are refused from now on.
     pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
         self.regions.deregister(lkey)
     }
@@ -851,7 +852,7 @@ impl Endpoint {
         done.unwrap_or(Err(no_qp(qpn)))
     }
 
-    /// Lets a queue pair handle an event that may give it something to send.
+    /// Passes an event to a queue pair that may then have something to send.
     fn with_qp<T>(
         &mut self,
         slot: u32,
@@ -868,8 +869,8 @@ impl Endpoint {
         Some(done)
     }
 
-    /// Runs `event`, then does what every event may call for: a full completion queue breaks the
-    /// queue pair, and the deadline may have moved.
+    /// Runs `event`, then handles what any event may cause: a full completion queue fails the queue
+    /// pair, and the deadline may have moved.
     fn poll_qp<T>(
         &mut self,
         slot: u32,
@@ -903,7 +904,7 @@ impl Endpoint {
     }
 }
 
-/// What a queue pair has left behind, as a packet.
+/// Turns a queue pair's output into a packet.
 fn transmit(packet: Option<(Path, Headers)>, delivery: Delivery) -> Option<Transmit> {
     let (path, headers) = packet?;
     Some(Transmit { path, headers, payload: delivery.pieces, pad: headers.bth().pad })
@@ -924,7 +925,7 @@ fn within(wanted: u32, limit: u32, what: &'static str) -> Result<(), VerbsError>
     if wanted <= limit { Ok(()) } else { Err(VerbsError::TableFull { what, limit }) }
 }
 
-/// Where a queue pair that is not connected would send to.
+/// A placeholder destination for a queue pair that is not connected.
 fn nowhere() -> Connect {
     let remote = SocketAddr::from(([0, 0, 0, 0], 0));
     Connect::new(Path::new(remote), Qpn::new(0), Psn::default())

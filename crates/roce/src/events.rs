@@ -1,8 +1,8 @@
-//! What happened to objects, waiting for the program to ask: the asynchronous events (IBA 11.6.3).
+//! Asynchronous events (IBA 11.6.3), queued until the program polls them.
 //!
-//! An event that is already waiting is not queued twice: it says no more the second time. So the
-//! queue is bounded by the kinds of events times the objects that exist, and nothing that a peer
-//! sends can make it grow beyond that. Events of an object that goes away go with it.
+//! An event that is already queued is not queued twice: the second adds no information. So the queue is
+//! bounded by the kinds of events times the objects that exist, and a peer cannot make it grow beyond
+//! that. Events of an object are removed when it is destroyed.
 
 use alloc::collections::{BTreeSet, VecDeque};
 
@@ -11,17 +11,17 @@ use crate::verbs::{CqId, Qpn, SrqId};
 /// Something that happened to an object rather than to a work request (IBA 11.6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AsyncEvent {
-    /// A queue pair broke without a work request to say so, or its completion queue overran.
+    /// A queue pair failed without a work request to report it, or its completion queue overran.
     QpFatal(Qpn),
-    /// A request arrived that was not legal.
+    /// An illegal request arrived.
     QpRequestError(Qpn),
-    /// A request arrived that may not touch what it names.
+    /// A request arrived without the right to access its target.
     QpAccessError(Qpn),
     /// A packet arrived on a queue pair in RTR.
     CommunicationEstablished(Qpn),
     /// A queue pair in SQD has nothing outstanding any more.
     SendQueueDrained(Qpn),
-    /// A queue pair with a shared receive queue broke, and takes no more receives from it.
+    /// A queue pair with a shared receive queue failed, and takes no more receives from it.
     LastWqeReached(Qpn),
     /// A shared receive queue fell below its limit.
     SrqLimitReached(SrqId),
@@ -30,7 +30,7 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// The queue pair that it happened to, if it was one.
+    /// The queue pair of the event, if it has one.
     pub const fn qpn(self) -> Option<Qpn> {
         match self {
             AsyncEvent::QpFatal(qpn)
@@ -52,7 +52,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Adds an event unless the same one is waiting.
+    /// Adds an event unless the same one is queued.
     pub(crate) fn raise(&mut self, event: AsyncEvent) {
         if self.waiting.insert(identity(event)) {
             self.queue.push_back(event);
@@ -65,7 +65,7 @@ impl EventQueue {
         Some(event)
     }
 
-    /// Drops the events that `is_gone` picks: their object does not exist any more.
+    /// Drops the events selected by `is_gone`: their object no longer exists.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(AsyncEvent) -> bool) {
         self.queue.retain(|&event| !is_gone(event));
         self.waiting = self.queue.iter().map(|&event| identity(event)).collect();

@@ -1,20 +1,20 @@
 //! RoCEv2 as state machines: packet formats, queue pairs, reliability and key checks.
 //!
 //! Nothing in here touches an operating system: no clock, no socket, no thread, no randomness. Time
-//! comes in as [`Time`], packets as parsed headers, and whatever has to be done comes out of
-//! `poll_*`. The crate moves *descriptors*, never payload bytes (contract C1): where payload has to
-//! be placed or gathered, the one loop in [`world`] does it through the [`world::Memory`] it was given.
+//! comes in as [`Time`], packets as parsed headers, and the work to do is returned by `poll_*`. The
+//! crate moves *descriptors*, never payload bytes (contract C1): the one loop in [`world`] places and
+//! gathers payload through the [`world::Memory`] it is given.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
-//! | [`verbs`] | objects, work requests, completions, and what else the verbs name |
-//! | [`device`] | the [`device::Device`] trait that programs speak |
+//! | [`verbs`] | objects, work requests, completions and the other types of the verbs |
+//! | [`device`] | the [`device::Device`] trait that programs use |
 //! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
 //! | `memory` | regions, windows, scatter/gather lists: the check of every access |
 //! | `qp` | queue pairs: states, the three services, loss recovery |
 //! | [`congestion`] | congestion control: controllers, pacing, round-trip times |
-//! | [`report`] | queue pairs as they are, and why they failed |
+//! | [`report`] | the state of queue pairs, and why they failed |
 //! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
 //!
 //! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification, volume 1.

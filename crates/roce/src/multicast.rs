@@ -1,4 +1,4 @@
-//! Which datagram queue pairs hear which multicast groups (IBA 10.5).
+//! Attachments of datagram queue pairs to multicast groups (IBA 10.5).
 
 use alloc::collections::BTreeSet;
 use core::net::IpAddr;
@@ -15,7 +15,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Attaching twice is the same as once.
+    /// Attaching twice has no effect.
     pub(crate) fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<(), VerbsError> {
         let attachment = (group.to_canonical(), qpn);
         if self.attached.len() >= MAX_ATTACHMENTS && !self.attached.contains(&attachment) {
@@ -26,12 +26,12 @@ impl Groups {
         Ok(())
     }
 
-    /// False if it was not attached.
+    /// Returns false if it was not attached.
     pub(crate) fn detach(&mut self, qpn: Qpn, group: IpAddr) -> bool {
         self.attached.remove(&(group.to_canonical(), qpn))
     }
 
-    /// The queue pair exists no more.
+    /// Removes a destroyed queue pair.
     pub(crate) fn forget(&mut self, qpn: Qpn) {
         self.attached.retain(|&(_, attached)| attached != qpn);
     }

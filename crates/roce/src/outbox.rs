@@ -1,13 +1,15 @@
-//! READ responses that were gathered before the requests behind them were executed.
+//! READ responses gathered before the requests behind them are executed.
 //!
-//! A READ is answered when its packets are polled, and its bytes are read then. A later request of the
-//! same queue pair may arrive in between, and must not change what the READ returns. So the responses
-//! are polled first and their bytes copied here; they leave before everything that is polled later.
+//! A READ is executed when its response packets are polled, which is when its bytes are read. A later
+//! request of the same queue pair may arrive in between, and must not change what the READ returns. So
+//! the responses are polled first and their bytes copied here; they are sent before anything polled
+//! later.
 //!
-//! Each queue pair has a small share, so that one cannot take what others need, and little passes its
-//! congestion control. A queue pair that owes more than its share holds the later request back.
+//! Each queue pair has a small share, so that one cannot starve the others, and little bypasses its
+//! congestion control. If a queue pair's outstanding responses exceed its share, the later request is
+//! held back.
 //!
-//! This is memory of [`drain`](crate::world::drain), kept in the endpoint because it outlives a call.
+//! This is state of [`drain`](crate::world::drain), kept in the endpoint because it outlives a call.
 
 use alloc::vec::Vec;
 
@@ -19,13 +21,14 @@ use crate::verbs::Qpn;
 use crate::wire::Headers;
 use crate::world::{BURST_PACKETS, Memory, Path, Payload, TxFrame, gather};
 
-/// Most packets of one queue pair: as many as a requester of ours lets requests wait behind.
+/// Most packets of one queue pair: the number of responses behind which our requester still sends
+/// requests.
 const SHARE_PACKETS: usize = HELD_RESPONSES as usize;
 
 /// Most packets in all, 8 MiB of payload.
 const MAX_PACKETS: usize = 2048;
 
-/// Payload buffers that are kept for later packets.
+/// Payload buffers kept for later packets.
 const KEPT_BUFFERS: usize = BURST_PACKETS;
 
 #[derive(Debug)]
@@ -55,23 +58,23 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Whether so many packets more of this queue pair are within its share.
+    /// Whether this many more packets of this queue pair are within its share.
     pub(crate) fn has_room(&self, qpn: Qpn, packets: usize) -> bool {
         let waiting = self.packets.iter().filter(|packet| packet.qpn == qpn);
         waiting.count() + packets <= SHARE_PACKETS && self.packets.len() + packets <= MAX_PACKETS
     }
 
-    /// Whether packets of this queue pair wait: what it sends later has to wait behind them.
+    /// Whether packets of this queue pair are queued: what it sends later must follow them.
     pub(crate) fn holds(&self, qpn: Qpn) -> bool {
         self.packets.iter().any(|packet| packet.qpn == qpn)
     }
 
-    /// Packets that wait to be sent.
+    /// Packets queued.
     pub(crate) fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Copies the payload of a packet and keeps it.
+    /// Copies the payload of a packet and queues it.
     pub(crate) fn push<M: Memory>(&mut self, qpn: Qpn, transmit: Transmit, memory: &M) {
         let mut bytes = self.buffers.pop().unwrap_or_default();
         gather(&transmit.payload, memory, &mut bytes);
@@ -79,8 +82,8 @@ impl Outbox {
         self.packets.push(Gathered { qpn, path, headers, pad, payload: bytes, leaves: false });
     }
 
-    /// Chooses the packets that may leave now, a burst at most, and returns how many. `admits` is asked
-    /// for each path and destination queue pair, oldest packet first.
+    /// Chooses the packets to send now, at most a burst, and returns how many. `admits` is called for
+    /// each path and destination queue pair, oldest packet first.
     pub(crate) fn choose(&mut self, admits: &mut dyn FnMut(&Path, Qpn) -> bool) -> usize {
         let mut chosen = 0;
         for packet in &mut self.packets {
@@ -97,7 +100,7 @@ impl Outbox {
         chosen.map(Gathered::frame).take(BURST_PACKETS).collect()
     }
 
-    /// Forgets the chosen packets: they were sent.
+    /// Removes the chosen packets after they were sent.
     pub(crate) fn remove_chosen(&mut self) {
         for packet in self.packets.extract_if(.., |packet| packet.leaves) {
             if self.buffers.len() < KEPT_BUFFERS {

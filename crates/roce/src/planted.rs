@@ -1,65 +1,64 @@
-//! Known mistakes, planted one at a time, to see that whoever checks this crate finds them.
+//! Known bugs, planted one at a time, to test that the checkers of this crate find them.
 //!
-//! A checker that has never failed proves little. With the feature `planted-bugs`, one mistake can be
-//! switched on per endpoint (`Endpoint::plant`, which exists with that feature only); without it, the
-//! selector is empty, every question it is asked is answered with a constant, and nothing of this
-//! remains in the program.
+//! A checker that has never failed proves little. With the feature `planted-bugs`, one bug can be
+//! enabled per endpoint (`Endpoint::plant`, which exists only with that feature); without it, the
+//! selector is empty, each query returns a constant, and nothing of this remains in the binary.
 //!
-//! The mistakes are those that implementations of this protocol have made, or nearly made. Each is
-//! one condition at the place where the right thing is done.
+//! The bugs are those that implementations of this protocol have had, or nearly had. Each is one
+//! condition at the place where the right thing is done.
 
 use crate::wire::{Psn, Syndrome};
 
-/// A mistake.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Bug {
     /// Sequence numbers are compared as if they did not wrap.
     PsnNotCircular,
-    /// An atomic that is requested again is carried out again.
+    /// A duplicate atomic is executed again.
     AtomicRepeated,
-    /// An acknowledgement for packets that were never sent is believed.
+    /// An acknowledgement for packets that were never sent is accepted.
     AckBeyondWindow,
-    /// A key of another protection domain opens its region.
+    /// A key of another protection domain is accepted.
     KeyOfOtherDomain,
     /// A region reaches one byte further than it was registered.
     BoundsOffByOne,
-    /// A SEND that comes a second time takes a second receive.
+    /// A duplicate SEND consumes a second receive.
     DuplicateSendReceived,
     /// A READ response is placed although one before it is missing.
     LostReadIgnored,
-    /// After an RNR NAK, the packet is retransmitted at once.
+    /// After an RNR NAK, the packet is retransmitted without waiting.
     RnrWaitForgotten,
-    /// Of two completions that wait, the later comes first.
+    /// Of two completions in the queue, the later is polled first.
     CompletionsSwapped,
-    /// One receive more is promised than is posted.
+    /// One more credit is advertised than receives are posted.
     CreditTooMany,
     /// Requests do not wait for the READs before their fence.
     FenceIgnored,
-    /// Sends that asked for no completion get one.
+    /// Unsignaled sends generate completions.
     UnsignaledCompleted,
-    /// When a queue pair breaks, one of its sends is forgotten.
+    /// When a queue pair fails, one of its sends is not completed.
     FlushForgotten,
-    /// A SEND that takes a key away leaves it as it was.
+    /// A SEND with invalidate leaves the key valid.
     InvalidateForgotten,
     /// When the ACK timer expires, nothing is retransmitted.
     TimeoutForgotten,
-    /// UC goes on with a message although a packet of it is missing.
+    /// UC continues a message although a packet of it is missing.
     GapIgnored,
-    /// Datagrams are taken whatever their queue key.
+    /// Datagrams are accepted with any queue key.
     QueueKeyIgnored,
-    /// Every marked packet is answered with a notification, however soon after the last.
+    /// Every marked packet triggers a notification, however soon after the last.
     NotificationStorm,
     /// In selective repeat, a SACK acknowledges the packet that is missing.
     ReportShifted,
-    /// Requests are executed although READs before them are not answered yet.
+    /// Requests are executed although READs before them are still being answered.
     ReadOvertaken,
-    /// A duplicate READ is served as it comes, whether or not it was executed and is allowed.
+    /// A duplicate READ is executed as it is, whether or not it matches an executed one and is allowed.
     DuplicateReadUnchecked,
-    /// Arming a completion queue looks at later completions only, not at those that wait.
+    /// Arming a completion queue considers only later completions, not those already in it.
     ArmIgnoresWaiting,
-    /// In selective repeat, READs beyond the limit that the connection began with are not kept track of.
+    /// In selective repeat, READs beyond the initial limit of the connection are not tracked.
     ReadSlotsNotGrown,
-    /// In selective repeat, an out-of-order WRITE that the peer may not do is dropped in silence.
+    /// In selective repeat, an out-of-order WRITE without the right to write is dropped silently.
     EarlyKeyFree,
     /// In selective repeat, one out-of-order SEND takes all shared receives up to its own.
     SharedReceivesHoarded,
@@ -70,7 +69,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// Every mistake.
+    /// Every bug.
     pub const ALL: [Bug; 27] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
@@ -113,7 +112,7 @@ impl core::fmt::Display for Bug {
     }
 }
 
-/// Which mistake an endpoint makes.
+/// Which bug an endpoint has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planted {
     #[cfg(feature = "planted-bugs")]
@@ -126,7 +125,7 @@ impl Planted {
         Planted { bug }
     }
 
-    /// Whether this mistake is to be made.
+    /// Whether this bug is enabled.
     #[inline(always)]
     pub(crate) fn is(self, bug: Bug) -> bool {
         #[cfg(feature = "planted-bugs")]
@@ -138,7 +137,7 @@ impl Planted {
         }
     }
 
-    /// How far `psn` lies after `other`.
+    /// How far `psn` is after `other`.
     #[inline(always)]
     pub(crate) fn distance(self, psn: Psn, other: Psn) -> i32 {
         match self.is(Bug::PsnNotCircular) {

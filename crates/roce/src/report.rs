@@ -1,12 +1,12 @@
-//! What an endpoint can tell about its queue pairs, for people who look for a fault.
+//! Reports on queue pairs, for troubleshooting.
 //!
-//! A completion says *that* a work request failed; why is spread over counters, timers and the
-//! peer's last answer, and gone once the queue pair is flushed. So a queue pair that breaks leaves a
-//! [`LastError`]: which packet, which peer, what was waited for. [`QpReport`] is a queue pair as
-//! it is now.
+//! A completion says *that* a work request failed; the cause is spread over counters, timers and the
+//! peer's last response, and lost once the queue pair is flushed. So a queue pair that fails leaves a
+//! [`LastError`]: which packet, which peer, what it was waiting for. [`QpReport`] is the current state
+//! of a queue pair.
 //!
-//! Plain values, copied out: whoever holds one holds nothing of the endpoint. Nothing here decides
-//! anything, and nothing on the packet path comes here before something has failed.
+//! Plain values, copied out: they borrow nothing from the endpoint. Nothing here makes decisions, and
+//! the packet path does not come here before a failure.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -21,30 +21,30 @@ use crate::wire::{Psn, Syndrome};
 /// Why a queue pair stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The last retry passed without an answer.
+    /// No response after the last retry.
     NoAnswer,
-    /// The last retry was used up by a peer that answers and still misses packets.
+    /// The last retry was used up by a peer that responds and still misses packets.
     KeepsMissing,
     /// The peer had no receive posted after the last RNR retry.
     ReceiverNotReady,
     /// The peer's NAK: how the work request completed.
     PeerRefused(WcStatus),
-    /// The peer answered with something that does not belong to the request.
+    /// The peer's response does not belong to the request.
     BadResponse,
-    /// A work request that could not be carried out here: how it completed.
+    /// A work request could not be executed here: its completion status.
     Local(WcStatus),
-    /// A request of the peer's that was refused here, with this NAK.
+    /// A request of the peer's was refused here, with this NAK.
     Refused(Syndrome),
-    /// A message of the peer's for which the posted receive was not fit: how it completed.
+    /// The posted receive was not fit for a message of the peer's: its completion status.
     Receive(WcStatus),
-    /// A completion queue was full, and a completion lost.
+    /// A completion queue was full, and a completion was lost.
     CqOverrun,
-    /// The program asked for the error state.
+    /// The program requested the error state.
     Program,
 }
 
 impl Cause {
-    /// Short name, for programs.
+    /// Short name, for machine-readable output.
     pub const fn name(self) -> &'static str {
         match self {
             Cause::NoAnswer => "no_answer",
@@ -85,14 +85,14 @@ pub struct LastError {
     pub cause: Cause,
     /// The other end, where there is one.
     pub peer: Option<Peer>,
-    /// The packet that it is about: of ours, or of the peer's if that was refused.
+    /// The packet in question: ours, or the peer's if that was refused.
     pub psn: Option<Psn>,
-    /// The last PSN of ours that the peer acknowledged. Only reliable connections have one, and only
-    /// once something was acknowledged.
+    /// The last PSN of ours that the peer acknowledged. Only for reliable connections, after the first
+    /// acknowledgement.
     pub acknowledged: Option<Psn>,
-    /// The work request that failed, where it was one.
+    /// The work request that failed, if any.
     pub wr_id: Option<u64>,
-    /// How often was retried, of the kind that ran out.
+    /// How many retries were made, of the kind that ran out.
     pub retries: u8,
     /// When.
     pub at: Time,
@@ -133,7 +133,7 @@ impl fmt::Display for LastError {
     }
 }
 
-/// Parts of a failure that may be missing, in words.
+/// The optional parts of a failure, in words.
 struct Named {
     psn: Shown<Psn>,
     peer: Shown<Peer>,
@@ -171,7 +171,7 @@ impl LastError {
     }
 }
 
-/// A status in the words of the verbs' own tables.
+/// A status in the words of the verbs API.
 const fn in_words(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "success",
@@ -201,10 +201,10 @@ const fn nak_in_words(nak: Syndrome) -> &'static str {
     }
 }
 
-/// How many messages the peer has receives for, as far as it said.
+/// How many messages the peer has receives for, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credits {
-    /// Nothing was said yet.
+    /// No credits received yet.
     Unknown,
     /// The peer does not count.
     Unlimited,
@@ -212,12 +212,12 @@ pub enum Credits {
     Messages(u32),
 }
 
-/// Where the requester and the responder of a reliable connection stand.
+/// Positions of the requester and the responder of a reliable connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// Oldest PSN of ours that is not acknowledged.
     pub unacknowledged: Psn,
-    /// PSN after the last one sent or asked for.
+    /// PSN after the last one sent or requested.
     pub next: Psn,
     /// PSN of the peer's next request.
     pub expected: Psn,
@@ -233,7 +233,7 @@ pub struct Flow {
     pub rnr_retries_left: u8,
 }
 
-/// A queue pair as it is now.
+/// The current state of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpReport {
     /// Its number.
@@ -246,17 +246,17 @@ pub struct QpReport {
     pub sends: u32,
     /// Receives posted and not completed; `None` if they come from a shared queue.
     pub receives: Option<u32>,
-    /// Where a reliable connection stands.
+    /// Positions of a reliable connection.
     pub flow: Option<Flow>,
     /// Round-trip times of a reliable connection.
     pub rtt: Option<RttMeter>,
-    /// Bits per second that congestion control or the program's limit lets it send now.
+    /// The rate that congestion control or the program's limit allows now, in bits per second.
     pub rate_bps: Option<u64>,
-    /// What it waits for, and until when.
+    /// What it is waiting for, and until when.
     pub deadline: Option<(Time, TimeoutReason)>,
-    /// Why it failed last. Stays until it fails again, also through RESET.
+    /// Why it last failed. Kept through RESET until it fails again.
     pub last_error: Option<LastError>,
-    /// What happened on it.
+    /// Its counters.
     pub counters: Counters,
 }
 

@@ -1,13 +1,13 @@
 //! The source of keys, queue pair numbers and initial PSNs.
 //!
-//! Whoever knows the endpoint's seed knows all of them, so where peers are hostile it has to be
-//! random. PCG (`rand_pcg`) can be run backwards, so no peer sees its numbers:
-//! initial PSNs are a SipHash of a counter ([`HashedCounter`]). Each kind of number has a generator of
-//! its own, whose seed is a SipHash of the endpoint's.
+//! Anyone who knows the endpoint's seed can derive all of them, so it must be random where peers are
+//! hostile. PCG (`rand_pcg`) can be run backwards, so peers never see its output: initial PSNs are a
+//! SipHash of a counter ([`HashedCounter`]). Each kind of number has its own generator, seeded with a
+//! SipHash of the endpoint's seed.
 //!
-//! Numbers that open something (remote keys, queue pair numbers) are sealed by a [`Cipher`]: whoever
-//! knows some of them cannot tell the next better than by guessing, short of breaking it. It is built
-//! for speed, not reviewed as a cipher, and no replacement for encryption on the wire.
+//! Numbers that grant access (remote keys, queue pair numbers) are encrypted by a [`Cipher`]: some of
+//! them do not help to guess the next, short of breaking the cipher. It is built for speed, not
+//! reviewed as a cipher, and no replacement for encryption on the wire.
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng as _, SeedableRng};
@@ -21,7 +21,7 @@ impl Rng {
         Rng(Pcg64::seed_from_u64(seed))
     }
 
-    /// The generator of one kind of numbers of the endpoint with this seed.
+    /// The generator of one kind of number for the endpoint with this seed.
     pub(crate) fn of_kind(kind: u64, seed: u64) -> Rng {
         Rng::new(siphash([seed, !seed], kind))
     }
@@ -35,7 +35,7 @@ impl Rng {
     }
 }
 
-/// Numbers of which those that are known tell nothing about the others: a SipHash of a counter.
+/// Numbers that reveal nothing about each other: a SipHash of a counter.
 #[derive(Clone, Debug)]
 pub(crate) struct HashedCounter {
     key: [u64; 2],
@@ -84,11 +84,11 @@ fn sip_round(v: &mut [u64; 4]) {
     v[2] = v[2].rotate_left(32);
 }
 
-/// Rounds of a [`Cipher`]: with four, neither half of the outcome says anything simple about the
-/// number (Luby, Rackoff 1988).
+/// Rounds of a [`Cipher`]: with four pseudorandom rounds it is a strong pseudorandom permutation
+/// (Luby, Rackoff 1988).
 const ROUNDS: usize = 4;
 
-/// A keyed permutation of the numbers of up to 32 bits: a Feistel network.
+/// A keyed permutation of numbers of up to 32 bits: a Feistel network.
 #[derive(Clone, Debug)]
 pub(crate) struct Cipher {
     /// Bits of the lower and of the upper half.
@@ -103,7 +103,7 @@ impl Cipher {
         Cipher { halves: [bits / 2, bits - bits / 2], keys }
     }
 
-    /// The number that `value` becomes. Bits above are ignored.
+    /// Encrypts `value`. Higher bits are ignored.
     #[inline]
     pub(crate) fn seal(&self, value: u32) -> u32 {
         let mut parts = self.split(value);
@@ -113,7 +113,7 @@ impl Cipher {
         parts[1] << self.halves[0] | parts[0]
     }
 
-    /// The number that became `value`.
+    /// Decrypts `value`.
     #[inline]
     pub(crate) fn open(&self, value: u32) -> u32 {
         let mut parts = self.split(value);
@@ -128,7 +128,7 @@ impl Cipher {
         [value & mask(low), value >> low & mask(high)]
     }
 
-    /// Changes one half by the other; the same again takes it back.
+    /// Changes one half by the other; applied twice, it is undone.
     #[inline]
     fn mix(&self, round: usize, parts: &mut [u32; 2]) {
         let (to, from) = (round % 2, 1 - round % 2);
@@ -143,7 +143,7 @@ fn mask(bits: u32) -> u32 {
 }
 
 /// A permutation of the `bits`-bit numbers chosen by `seed`: each step can be undone, so different
-/// inputs keep different outputs.
+/// inputs have different outputs.
 pub(crate) fn permute(value: u32, bits: u32, seed: u64) -> u32 {
     let mask = u32::MAX >> (u32::BITS - bits);
     let half = (bits / 2).max(1);
@@ -180,8 +180,8 @@ mod tests {
         assert!((0..1 << 16).all(|value| wide.open(wide.seal(value * 32_767)) == value * 32_767));
     }
 
-    /// Every bit of a sealed number changes with about half of the changes of any bit of the number
-    /// and of the key.
+    /// Every output bit changes in about half of the cases when a bit of the number or of the key
+    /// changes.
     #[test]
     fn sealed_numbers_look_unrelated() {
         const SAMPLES: u32 = 2_000;

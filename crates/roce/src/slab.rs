@@ -1,12 +1,12 @@
-//! A bounded table whose entries are named by number, and whose numbers do not come back soon.
+//! A bounded table whose entries have numeric ids that are not reused soon.
 //!
 //! An id is `prefix | generation << index_bits | index`: the lookup is one array access and one
 //! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
-//! unrelated, and an id that outlived its entry names nothing until all of them have been used.
-//! Free slots are reused first in, first out, which delays that further.
+//! unrelated, and a stale id matches nothing until all generations have been used. Free slots are
+//! reused first in, first out, which delays that further.
 //!
-//! Ids that come back from peers are sealed: generation and index go through a [`Cipher`], so that
-//! no bit of an id can be told without its key. The lookup stays one array access.
+//! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no bit
+//! of an id can be predicted without its key. The lookup stays one array access.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -26,12 +26,12 @@ pub(crate) struct Slab<T> {
 #[derive(Debug)]
 struct Slot<T> {
     id: u32,
-    /// How often the slot was filled, without what is not legal.
+    /// How often the slot was filled, not counting illegal values.
     count: u32,
     value: Option<T>,
 }
 
-/// How ids are put together.
+/// The layout of ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     /// Most entries.
@@ -40,7 +40,7 @@ pub(crate) struct Layout {
     pub(crate) index_bits: u32,
     /// Bits of an id above the index.
     pub(crate) generation_bits: u32,
-    /// What every id has above those.
+    /// The fixed bits of every id above those.
     prefix: u32,
 }
 
@@ -58,7 +58,7 @@ impl Layout {
         Layout { prefix: prefix << id_bits, ..self }
     }
 
-    /// The slot that an id means.
+    /// The slot of an id.
     pub(crate) fn index_of(self, id: u32) -> u32 {
         id & ((1 << self.index_bits) - 1)
     }
@@ -67,7 +67,7 @@ impl Layout {
         self.prefix | generation << self.index_bits | index
     }
 
-    /// Neither 0 nor all ones, so that small and all-ones ids stay free for the reserved ones.
+    /// Neither 0 nor all ones, so that the small and the all-ones ids stay reserved.
     fn is_legal(self, generation: u32) -> bool {
         generation != 0 && generation != (1 << self.generation_bits) - 1
     }
@@ -77,13 +77,13 @@ impl Layout {
         u32::MAX >> (u32::BITS - self.index_bits - self.generation_bits)
     }
 
-    /// Ids that are never handed out, without prefix.
+    /// Ids that are never assigned, without prefix.
     fn is_reserved(self, id: u32) -> bool {
         id <= 1 || id == self.mask()
     }
 
-    /// The image of an id among those that are not reserved: what leads out of them is sealed again
-    /// until it is back.
+    /// Encrypts an id among those that are not reserved: a reserved image is encrypted again until the
+    /// result is not reserved.
     fn seal(self, cipher: &Cipher, id: u32) -> u32 {
         let mut image = cipher.seal(id & self.mask());
         while self.is_reserved(image) {
@@ -92,13 +92,13 @@ impl Layout {
         self.prefix | image
     }
 
-    /// The id that became `image`.
+    /// Decrypts an id.
     fn open(self, cipher: &Cipher, image: u32) -> u32 {
         let mut id = image & self.mask();
         if self.is_reserved(id) {
             return 0;
         }
-        // Going on from an id that is not reserved leads back to it at the latest.
+        // Starting from an id that is not reserved, the cycle returns to it at the latest.
         id = cipher.open(id);
         while self.is_reserved(id) {
             id = cipher.open(id);
@@ -106,13 +106,12 @@ impl Layout {
         id
     }
 
-    /// What follows `count`, without what is not legal.
+    /// The number after `count`, skipping illegal values.
     fn next(self, count: u32) -> u32 {
         if self.is_legal(count + 1) { count + 1 } else { 1 }
     }
 
-    /// The image of a legal number under a permutation of the legal numbers: what leads out of them
-    /// is permuted again until it is back.
+    /// Permutes the legal numbers: an illegal image is permuted again until the result is legal.
     fn generation(self, count: u32, seed: u64) -> u32 {
         let mut image = permute(count, self.generation_bits, seed);
         while !self.is_legal(image) {
@@ -128,7 +127,7 @@ impl<T> Slab<T> {
         Slab { slots: Vec::new(), free: VecDeque::new(), layout, seed, cipher: None }
     }
 
-    /// The same with sealed ids.
+    /// The same with encrypted ids.
     pub(crate) fn sealed(layout: Layout, rng: &mut Rng) -> Slab<T> {
         let cipher = Cipher::new(layout.index_bits + layout.generation_bits, rng);
         Slab { cipher: Some(cipher), ..Slab::new(layout, rng.next_u32()) }
@@ -236,8 +235,8 @@ mod tests {
         }
     }
 
-    /// Without the key, all ids are alike: those of one slot and of neighbours are spread over all
-    /// numbers, and none comes back before the slot's generations are used up.
+    /// Without the key, ids look random: those of one slot and of neighbours are spread over all
+    /// numbers, and none is reused before the slot's generations are used up.
     #[test]
     fn sealed_ids_are_spread_over_all_numbers() {
         let mut slab = Slab::sealed(Layout::new(1 << 12, 24), &mut Rng::new(2));

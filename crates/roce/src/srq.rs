@@ -1,11 +1,11 @@
-//! Shared receive queues: receives that several queue pairs take from (IBA 10.2.9).
+//! Shared receive queues: receives used by several queue pairs (IBA 10.2.9).
 //!
 //! A receive belongs to the queue until a queue pair takes it for a message; from then on that queue
-//! pair completes it, or gives it back when it took it ahead of its turn and broke. If the queue pair is
-//! reset or destroyed before the program has polled that completion, the receive goes back to the front
-//! of the queue (adapters only free its place, and the program never hears of its buffer). So the queue
-//! keeps what it has lent until then: at most as many receives as queue pairs and completion queues hold.
-//! The limit is a trap that springs once: an event is made when fewer receives than that are left, and
+//! pair completes it, or returns it if it took it ahead of its turn and failed. If the queue pair is
+//! reset or destroyed before the program has polled that completion, the receive returns to the front
+//! of the queue (NICs only free its slot, and the program never learns what became of its buffer). So
+//! the queue keeps what it has lent until then: at most as many receives as queue pairs and completion
+//! queues hold. The limit is one-shot: an event is raised when fewer receives than that are left, and
 //! the limit is 0 from then on.
 
 use alloc::collections::VecDeque;
@@ -28,7 +28,7 @@ pub(crate) struct Receive {
     pub(crate) wr: RecvWr,
     /// Room for a message in bytes.
     pub(crate) len: u64,
-    /// Where it goes back to if the program is not to hear of it.
+    /// Where it is returned if its completion is discarded.
     pub(crate) loan: Option<Loan>,
 }
 
@@ -89,7 +89,7 @@ impl SrqTable {
         }
     }
 
-    /// Whether a queue pair of `pd` may receive from it.
+    /// Whether a queue pair of `pd` may use it.
     pub(crate) fn check(&self, srq: SrqId, pd: PdId) -> Result<(), VerbsError> {
         match self.slab.get(srq.0) {
             None => Err(VerbsError::NoSrq(srq.0)),
@@ -134,8 +134,8 @@ impl SrqTable {
         Ok(())
     }
 
-    /// Arms the limit. If fewer receives are left already, the event comes at once: nobody would
-    /// notice the fall otherwise.
+    /// Arms the limit. If fewer receives are left already, the event is raised immediately: nothing
+    /// else would report the fall.
     pub(crate) fn set_limit(
         &mut self,
         srq: SrqId,
@@ -159,20 +159,20 @@ impl SrqTable {
         Some(Receive { loan: Some(Loan { srq, slot }), ..Receive::new(wr) })
     }
 
-    /// Receives that nobody has taken.
+    /// Receives not taken.
     pub(crate) fn left(&self, srq: SrqId) -> usize {
         self.slab.get(srq.0).map_or(0, |entry| entry.queue.len())
     }
 
-    /// The program has heard of the receive, or never will: its slot is free.
+    /// Frees the slot of a receive whose completion was polled or discarded.
     pub(crate) fn settle(&mut self, loan: Loan) {
         if let Some(entry) = self.slab.get_mut(loan.srq.0) {
             entry.free.push(loan.slot);
         }
     }
 
-    /// Puts receives in front of all others, in the order given. What was posted since they were taken
-    /// stays: there may be more than the limit then, by as many as were lent.
+    /// Puts receives in front of all others, in the order given. Receives posted since they were taken
+    /// stay: the queue may then exceed its limit, by as many as were lent.
     pub(crate) fn give_back(&mut self, loans: impl DoubleEndedIterator<Item = Loan>) {
         for loan in loans.rev() {
             if let Some(entry) = self.slab.get_mut(loan.srq.0) {

@@ -1,9 +1,9 @@
 //! The lower seam, and the one loop that joins an endpoint to it.
 //!
-//! A [`Wire`] carries whole RoCE packets: it owns IP, UDP and the ICRC, because the ICRC covers IP
-//! fields that only the wire knows. A [`Memory`] turns the addresses in work requests into bytes.
-//! [`drain`] is the only code that lets the two meet (C1): real drivers and simulated ones call it
-//! alike, so even the order of calls is shared.
+//! A [`Wire`] carries whole RoCE packets: it handles IP, UDP and the ICRC, because the ICRC covers IP
+//! fields that only the wire has. A [`Memory`] turns the addresses in work requests into bytes.
+//! [`drain`] is the only code that uses both (C1): real drivers and simulated ones call it, so even the
+//! order of calls is shared.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -51,16 +51,16 @@ pub struct Path {
 }
 
 impl Path {
-    /// The usual way to `remote`: ECN capable, no DSCP, from the wire's first address.
+    /// The usual path to `remote`: ECN capable, no DSCP, from the wire's first address.
     pub const fn new(remote: SocketAddr) -> Path {
         Path { remote, dscp: 0, ecn: Ecn::Ect0, source: 0, hop_limit: 64 }
     }
 }
 
-/// Where a packet came from, as its IP and UDP headers said.
+/// Where a packet came from, according to its IP and UDP headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Who sent it: source address and UDP source port.
+    /// The sender: source address and UDP source port.
     pub source: SocketAddr,
     /// Address it was sent to: one of ours, or a multicast group.
     pub dest: IpAddr,
@@ -75,7 +75,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// A packet from `source` to `dest` of which no more is known.
+    /// A packet from `source` to `dest` without further details.
     pub const fn new(source: SocketAddr, dest: IpAddr) -> Origin {
         Origin { source, dest, via: 0, dscp: 0, ecn: Ecn::NotEct, hop_limit: 0 }
     }
@@ -84,7 +84,7 @@ impl Origin {
 /// A packet to send.
 #[derive(Debug)]
 pub struct TxFrame<'a> {
-    /// Where to.
+    /// The path to its destination.
     pub path: Path,
     /// Encoded transport headers, BTH first.
     pub header: ArrayVec<u8, MAX_HEADER_BYTES>,
@@ -99,7 +99,7 @@ pub struct TxFrame<'a> {
 pub enum Payload<'a> {
     /// In registered memory, to be gathered in this order.
     Gather(Placements),
-    /// In a buffer that no program can touch.
+    /// In a buffer that programs cannot access.
     Bytes(&'a [u8]),
 }
 
@@ -164,45 +164,46 @@ pub struct RxFrame<'a> {
 
 /// Carries RoCE packets.
 ///
-/// No method has a default: a wrapper that forgot one would switch it off in silence.
+/// No method has a default: a wrapper that forgot one would disable it silently.
 pub trait Wire {
-    /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so there is
-    /// nothing to return; one that cannot take more counts what it dropped.
+    /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so nothing
+    /// is returned; a wire that is full counts what it dropped.
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory);
 
-    /// Hands the packets that have arrived to `sink`, a bounded number of them, and returns how many.
-    /// Those that do not parse or whose ICRC is wrong are counted by the wire and go no further.
+    /// Passes the packets that have arrived to `sink`, a bounded number of them, and returns how many.
+    /// The wire counts and drops packets that do not parse or whose ICRC is wrong.
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
 
-    /// How many of `packets` packets on this path to the queue pair `dest` can be sent now without loss,
-    /// as far as the wire knows. What it admits counts as on its way until the next `send`. After 0, ask
-    /// again at [`next_wakeup`](Wire::next_wakeup). A wire that knows nothing of its receivers admits all.
+    /// How many of `packets` packets on this path to the queue pair `dest` can be sent now without
+    /// loss, as far as the wire knows. Admitted packets count as in flight until the next `send`. After
+    /// 0, query again at [`next_wakeup`](Wire::next_wakeup). A wire without knowledge of its receivers
+    /// admits all.
     fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize;
 
-    /// When a destination that admitted nothing may do so again: nothing else will wake who waits.
+    /// When a destination that admitted nothing may do so again: nothing else wakes its senders.
     fn next_wakeup(&self) -> Option<Time>;
 
-    /// Whether packets on this path to the queue pair `dest` lie unread, as far as the wire can know:
-    /// their receiver exists, but does not run, and so cannot answer. Asked when an ACK timer has
-    /// expired, never per packet. A receiver that has ended is not stalled.
+    /// Whether packets on this path to the queue pair `dest` are unread, as far as the wire can know:
+    /// the receiver exists, but is not running, and so cannot respond. Queried when an ACK timer has
+    /// expired, never per packet. A receiver that has exited is not stalled.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool;
 }
 
-/// What is behind the addresses of a [`Memory`].
+/// The kind of bytes behind the addresses of a [`Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Bytes that this processor reads and writes.
     Host,
-    /// Nothing: gathered bytes are zero, scattered ones are gone. For simulations of payload that nobody
-    /// looks at.
+    /// Nothing: gathered bytes are zero, scattered ones are discarded. For simulations that do not look
+    /// at payload.
     Phantom,
 }
 
 /// Registered memory, by the addresses that regions were registered with.
 ///
-/// Bytes are copied in and out and never borrowed: programs and devices may touch them at the same
-/// moment. The endpoint asks only for ranges inside registered regions; an implementation panics on
-/// others where it can tell, because then a check in this crate is broken (C3).
+/// Bytes are copied in and out and never borrowed: programs and devices may access them at the same
+/// time. The endpoint only passes ranges inside registered regions; an implementation panics on others
+/// where it can tell, because then a check in this crate is broken (C3).
 pub trait Memory {
     /// Copies the bytes from `addr` on into all of `into`.
     fn gather(&self, addr: u64, into: &mut [u8]);
@@ -210,15 +211,15 @@ pub trait Memory {
     /// Copies all of `from` to `addr`.
     fn scatter(&mut self, addr: u64, from: &[u8]);
 
-    /// Carries out an atomic on the 8-byte aligned word at `addr`, which is in host byte order, and
-    /// returns its former value. Memory that programs share does it with the processor's own atomics.
+    /// Executes an atomic on the 8-byte aligned word at `addr`, which is in host byte order, and
+    /// returns its original value. Memory shared with programs uses the processor's own atomics.
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64;
 
-    /// What the bytes are.
+    /// The kind of its bytes.
     fn kind(&self) -> MemoryKind;
 }
 
-/// For frames that bring their payload along.
+/// For frames with their own payload.
 #[derive(Clone, Copy, Debug)]
 pub struct NoMemory;
 
@@ -240,13 +241,13 @@ impl Memory for NoMemory {
     }
 }
 
-/// Memory that one thread has to itself between the packets that arrive: it may borrow the bytes, to
-/// convert a block where it lies or to read it without another copy.
+/// Memory that one thread uses exclusively between arriving packets: it may borrow the bytes, to
+/// convert a block in place or to read it without another copy.
 pub trait Staging: Memory {
     /// The bytes at `addr`.
     fn bytes(&self, addr: u64, len: usize) -> &[u8];
 
-    /// The bytes at `addr`, to be changed.
+    /// The bytes at `addr`, mutable.
     fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8];
 }
 
@@ -274,7 +275,8 @@ impl AtomicOp {
         }
     }
 
-    /// Carries it out on a word in host byte order that nobody else touches, and returns the former value.
+    /// Executes it on a word in host byte order that nothing else accesses, and returns the original
+    /// value.
     pub fn apply_to(self, word: &mut [u8]) -> u64 {
         let mut original = [0; 8];
         original.copy_from_slice(word);
@@ -291,7 +293,7 @@ pub struct Progress {
     pub received: usize,
     /// Packets sent.
     pub sent: usize,
-    /// The program says that it did something.
+    /// The program reports that it did something.
     pub worked: bool,
 }
 
@@ -302,11 +304,11 @@ impl Progress {
     }
 }
 
-/// Most packets that one [`turn`] sends: receiving is not to starve while a long message leaves.
+/// Most packets that one [`turn`] sends: a long message must not starve receiving.
 const MAX_SENT: usize = 2 * BURST_PACKETS;
 
-/// Receives once, carries out what is due, and sends what there is to send: a [`turn`] in which the
-/// program does nothing.
+/// Receives once, handles expired timers, and sends what is pending: a [`turn`] in which the program
+/// does nothing.
 pub fn drain<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
@@ -316,10 +318,10 @@ pub fn drain<W: Wire, M: Memory>(
     turn(endpoint, wire, memory, now, |_, _| false)
 }
 
-/// Receives once, carries out what is due, lets the program `work`, and sends what there is to send, up
-/// to a bound. `work` returns whether it did anything.
+/// Receives once, handles expired timers, lets the program `work`, and sends what is pending, up to a
+/// bound. `work` returns whether it did anything.
 ///
-/// Call it again at once while it reports progress; else when the wire has packets, when
+/// Call it again at once while it reports progress; otherwise when the wire has packets, when
 /// [`next_wakeup`] is due, or when work was posted.
 pub fn turn<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
@@ -344,7 +346,7 @@ pub fn turn<W: Wire, M: Memory>(
     Progress { received, sent, worked }
 }
 
-/// When [`turn`] has to be called next if nothing else happens.
+/// When to call [`turn`] next if nothing else happens.
 pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
     let timer = endpoint.poll_timeout().map(|(at, _)| at);
     timer.into_iter().chain(endpoint.parked_until()).min()
@@ -358,7 +360,7 @@ fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: 
     }
     let mut next = endpoint.next_of_group(group, None);
     if next.is_none() {
-        // Counted there as a packet that nobody wants.
+        // The endpoint counts it as a packet for an unknown queue pair.
         accept_for(dest_qp, endpoint, memory, now, frame);
     }
     while let Some(qpn) = next {
@@ -393,7 +395,7 @@ fn accept_for<M: Memory>(
     }
 }
 
-/// Reads the bytes that the peer's READs ask for, before a request behind them changes these.
+/// Reads the bytes for the peer's READs, before a request behind them changes these.
 fn gather_answers<M: Memory>(
     endpoint: &mut Endpoint,
     memory: &M,
@@ -409,7 +411,8 @@ fn gather_answers<M: Memory>(
     endpoint.outbox = outbox;
 }
 
-/// Fills `pieces` with the bytes of `first`, then those of `then`, as far as they go.
+/// Fills `pieces` with the bytes of `first`, then those of `then`, until they are full or the bytes run
+/// out.
 fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[u8]) {
     let mut sources = [first, then];
     for piece in pieces {
@@ -425,7 +428,7 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
     }
 }
 
-/// Sends READ responses that were gathered ahead, as far as their destinations admit them.
+/// Sends gathered READ responses, as far as their destinations admit them.
 fn send_gathered<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,

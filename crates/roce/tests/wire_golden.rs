@@ -1,7 +1,7 @@
 //! Captures of the Linux kernel's soft-RoCE decode, verify and encode again byte for byte.
 //!
-//! The captures beside this file are always checked. A directory with more is named by
-//! `DQUANT_GOLDEN`; without it, `shared/rxelab/golden` beside the workspace is used if it exists.
+//! The captures beside this file are always checked. `DQUANT_GOLDEN` may name a directory with more;
+//! without it, `shared/rxelab/golden` beside the workspace is used if it exists.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -177,7 +177,7 @@ fn fields_of_refusals() {
     assert_eq!(refusals, expected);
 }
 
-/// The keys that two SENDs take back are those that the WRITEs before them used.
+/// The keys invalidated by two SENDs are those that the WRITEs before them used.
 #[test]
 fn invalidated_keys_are_the_windows() {
     let bytes = committed("send_inv.pcap");

@@ -163,7 +163,7 @@ fn with_id(pseudo: Pseudo, id: u16) -> Pseudo {
     }
 }
 
-/// What was parsed must come out of the encoder again.
+/// Parsed packets must be reproduced by the encoder.
 fn assert_faithful(packet: &[u8]) {
     if let Ok((headers, payload)) = Headers::parse(packet) {
         let encoded = headers.emit();
@@ -437,7 +437,7 @@ fn repair_ipv4_checksum(frame: &mut [u8]) {
     frame[24..26].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// What routers may change, by offset in the frame: the rest is under the ICRC.
+/// Fields that routers may change, by offset in the frame: the rest is covered by the ICRC.
 fn is_masked(v4: bool, at: usize, bit: usize) -> bool {
     let (udp, ip) = if v4 { (34, at - 14) } else { (54, at - 14) };
     let masked_ip = match (v4, ip) {

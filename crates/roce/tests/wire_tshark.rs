@@ -1,5 +1,5 @@
-//! Packets that only two of our own endpoints exchange, seen by tshark: it does not know what they
-//! mean, but takes them for whole packets. Skipped, with a line that says so, where it is missing.
+//! Packets exchanged only by two of our own endpoints, decoded by tshark: it does not know their
+//! meaning, but accepts them as whole packets. Skipped, with a message, where it is missing.
 
 #[expect(clippy::disallowed_types, reason = "a test that is skipped says so in a file")]
 #[path = "../../../testing/skip.rs"]

@@ -1,7 +1,7 @@
-//! The one source of chance: PCG (`rand_pcg`'s `Pcg64`) and the draws made from it.
+//! The only source of randomness: PCG (`rand_pcg`'s `Pcg64`) and the draws made from it.
 //!
-//! Every part of a simulation gets its own generator, forked from the seed's: what one part draws
-//! does not shift the draws of another, so small changes of a scenario stay small.
+//! Every part of a simulation gets its own generator, forked from the seed's: draws of one part do not
+//! shift those of another, so small changes of a scenario stay small.
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
@@ -16,7 +16,7 @@ impl Chance {
         Chance(Pcg64::seed_from_u64(seed))
     }
 
-    /// A generator of its own for another part of the simulation.
+    /// A separate generator for another part of the simulation.
     #[must_use]
     pub fn fork(&mut self) -> Chance {
         Chance::new(self.word())
@@ -48,7 +48,7 @@ impl Chance {
         rate > 0 && self.below(1_000_000) < u64::from(rate)
     }
 
-    /// One of `from`, which is not empty.
+    /// One of `from`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

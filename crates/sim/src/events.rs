@@ -1,12 +1,12 @@
-//! The event queue: what happens when, ties in the order in which they were made.
+//! The event queue: events by time, ties in the order in which they were added.
 
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
 
 use roce::Time;
 
-/// Events by time. Of two at the same instant, the one that was added first comes first, so a run
-/// does not depend on how the heap is built.
+/// Events by time. Of two at the same instant, the one added first comes first, so a run does not
+/// depend on the heap's implementation.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     heap: BinaryHeap<Reverse<Entry<E>>>,

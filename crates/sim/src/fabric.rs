@@ -1,17 +1,17 @@
 //! Nodes, the links between them, and the loop that moves time.
 //!
-//! [`Fabric::advance`] goes from one instant at which something happens to the next. Within an
-//! instant everything that is due happens in the order in which it was scheduled; then every node
-//! that was concerned runs the product's drain loop until it has no more to do. Programs act between
-//! two calls: [`Fabric::touched`] names the nodes that may have completions, [`Fabric::wakes`] the
-//! programs that asked to be woken. Changing a node through [`Fabric::node_mut`] makes it run again;
-//! who changes [`Fabric::nodes`] directly calls [`Fabric::settle`], which runs them all.
+//! [`Fabric::advance`] moves from one event time to the next. Within an instant everything due happens
+//! in the order in which it was scheduled; then every affected node runs the product's drain loop until
+//! it has no more to do. Programs act between two calls: [`Fabric::touched`] lists the nodes that may
+//! have completions, [`Fabric::wakes`] the programs that asked to be woken. Changing a node through
+//! [`Fabric::node_mut`] makes it run again; after changing [`Fabric::nodes`] directly, call
+//! [`Fabric::settle`], which runs them all.
 //!
-//! Packets take the routes of the [`Graph`]. With [`FabricConfig::holds`] they take none: they wait in
-//! front of their node until they are handed over one by one, to be looked at, lost, doubled, changed
-//! and made up on the way ([`Fabric::release`], [`Fabric::held`], [`Fabric::deliver`]).
+//! Packets take the routes of the [`Graph`]. With [`FabricConfig::holds`] they take none: they queue in
+//! front of their node until they are handed over one by one, so that they can be inspected, lost,
+//! duplicated, changed and forged ([`Fabric::release`], [`Fabric::held`], [`Fabric::deliver`]).
 //!
-//! Nothing in here knows what the programs do.
+//! Nothing in here depends on the programs.
 
 mod air;
 mod node;
@@ -42,29 +42,30 @@ use air::{Flow, Pool};
 pub use node::Node;
 use node::{Tally, new_node};
 
-/// How a fabric is built.
+/// Configuration of a fabric.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
     /// Nodes, switches and cables.
     pub graph: Graph,
-    /// What packets carry.
+    /// The contents of packets.
     pub body: Body,
-    /// Packets wait in front of their node until they are handed over.
+    /// Packets queue in front of their node until they are handed over.
     pub holds: bool,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
-    /// Most packets that a node takes at once.
+    /// Most packets that a node receives at once.
     pub batch: usize,
-    /// A node that still has something to do after so many rounds at one instant never ends.
+    /// A node that still has something to do after this many rounds at one instant is considered to
+    /// spin.
     pub max_rounds: u32,
-    /// For every endpoint, with a seed of its own.
+    /// For every endpoint, each with its own seed.
     pub endpoint: EndpointConfig,
-    /// Source of all chance.
+    /// Seed of all randomness.
     pub seed: u64,
 }
 
 impl FabricConfig {
-    /// Sealed packets over IPv4.
+    /// Packets with ICRC over IPv4.
     pub fn new(graph: Graph, seed: u64) -> FabricConfig {
         FabricConfig {
             graph,
@@ -79,7 +80,7 @@ impl FabricConfig {
     }
 }
 
-/// Looks at a packet that was sent, before any fault, and drops it by returning false.
+/// Sees each packet sent, before any fault, and drops it by returning false.
 struct Filter(Box<dyn FnMut(&Headers) -> bool>);
 
 impl fmt::Debug for Filter {
@@ -88,7 +89,7 @@ impl fmt::Debug for Filter {
     }
 }
 
-/// Which way a packet was seen to go.
+/// The direction of a recorded packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Handed to the wire.
@@ -102,7 +103,7 @@ pub enum Direction {
 pub struct Sighting {
     /// When.
     pub at: Time,
-    /// Whose wire.
+    /// The node whose wire it was.
     pub node: u32,
     /// The other node.
     pub peer: u32,
@@ -122,14 +123,14 @@ enum Event {
     Arrived { packet: u32, link: u32 },
     /// An endpoint's deadline.
     Deadline(u32),
-    /// A program wants its turn.
+    /// A scheduled wake-up of a program.
     Wake(u32),
 }
 
 /// Nodes and the network between them.
 #[derive(Debug)]
 pub struct Fabric<M> {
-    /// What goes wrong from now on with packets that leave a node.
+    /// Faults from now on for packets sent by a node.
     pub mix: FaultMix,
     /// The nodes, by number.
     pub nodes: Vec<Node<M>>,
@@ -151,7 +152,7 @@ pub struct Fabric<M> {
     sightings: Option<Vec<Sighting>>,
     counts: FaultCounts,
     flows: Vec<Flow>,
-    /// For each packet that was doubled, how many of the two have arrived.
+    /// For each duplicated packet, how many of the two have arrived.
     twins: Vec<u8>,
     launched: u64,
     spinning: Option<u32>,
@@ -160,12 +161,12 @@ pub struct Fabric<M> {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    /// Nodes without queue pairs; `memory` makes the memory of each.
+    /// Nodes without queue pairs; `memory` creates the memory of each.
     pub fn new(config: &FabricConfig, mut memory: impl FnMut(&mut Chance) -> M) -> Fabric<M> {
         Fabric::build(config, |_, chance| (memory(chance), chance.word()))
     }
 
-    /// The same; `machine` makes the memory of each node, and the seed of its endpoint.
+    /// The same; `machine` creates the memory of each node, and the seed of its endpoint.
     pub fn build(
         config: &FabricConfig,
         mut machine: impl FnMut(u32, &mut Chance) -> (M, u64),
@@ -219,7 +220,7 @@ impl<M: NodeMemory> Fabric<M> {
         &self.nodes[node as usize]
     }
 
-    /// A node to change: it gets to run before time moves on.
+    /// A node to change: it runs before time moves on.
     pub fn node_mut(&mut self, node: u32) -> &mut Node<M> {
         self.mark_dirty(node);
         &mut self.nodes[node as usize]
@@ -240,7 +241,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.nodes.is_empty()
     }
 
-    /// The way to a node.
+    /// The path to a node.
     pub fn path_to(&self, node: u32) -> Path {
         Path::new((self.addressing.ip(node), ROCE_PORT).into())
     }
@@ -283,7 +284,7 @@ impl<M: NodeMemory> Fabric<M> {
         sum
     }
 
-    /// Counts a fault that struck from outside and was felt.
+    /// Counts a fault injected from outside that was effective.
     pub fn count_effect(&mut self, fault: Fault) {
         self.counts.effect(fault);
     }
@@ -293,14 +294,14 @@ impl<M: NodeMemory> Fabric<M> {
         self.handled
     }
 
-    /// A node that did not come to rest at one instant.
+    /// A node that kept running without end at one instant.
     pub fn spinning(&self) -> Option<u32> {
         self.spinning
     }
 
-    // ---- packets that nobody's endpoint made -----------------------------------------------------
+    // ---- forged packets --------------------------------------------------------------------------
 
-    /// A packet that was made up reaches a node at once, as if another had sent it, with a right ICRC.
+    /// Delivers a forged packet to a node at once, as if another had sent it, with a right ICRC.
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
         let path = self.path_to(to);
         let payload = Payload::Bytes(payload);
@@ -341,28 +342,28 @@ impl<M: NodeMemory> Fabric<M> {
         .forged()
     }
 
-    /// Hands a packet to a node, which takes it when it runs next.
+    /// Hands a packet to a node, which receives it when it runs next.
     pub fn deliver(&mut self, node: u32, packet: Packet) {
         self.nodes[node as usize].port.inbox.push_back(packet);
         self.mark_dirty(node);
     }
 
-    /// Packets that wait in front of a node, oldest first, where the fabric holds them.
+    /// Packets queued in front of a node, oldest first, where the fabric holds them.
     pub fn held(&mut self, node: u32) -> &mut VecDeque<Packet> {
         &mut self.nodes[node as usize].held
     }
 
-    /// Packets that went to an address that no node has.
+    /// Packets sent to an address of no node.
     pub fn misdirected(&self) -> u64 {
         self.misdirected
     }
 
-    /// Loses the packets for which `keep` is false, from now on; it sees each packet that is sent.
+    /// Drops the packets for which `keep` is false, from now on; it is called for each packet sent.
     pub fn keep_if(&mut self, keep: impl FnMut(&Headers) -> bool + 'static) {
         self.filter = Some(Filter(Box::new(keep)));
     }
 
-    /// Loses no packets by choice any more.
+    /// Removes that filter.
     pub fn keep_all(&mut self) {
         self.filter = None;
     }
@@ -379,14 +380,14 @@ impl<M: NodeMemory> Fabric<M> {
 
     // ---- links ---------------------------------------------------------------------------------
 
-    /// What the link into a node has seen, the first one if it has several.
+    /// Statistics of the link into a node, the first one if it has several.
     pub fn ingress_stats(&mut self, node: u32) -> LinkStats {
         let now = self.now;
         let link = self.links.iter_mut().find(|link| link.end == Vertex::Node(node));
         link.map(|link| link.stats(now)).unwrap_or_default()
     }
 
-    /// Starts the statistics of every link anew.
+    /// Resets the statistics of every link.
     pub fn restart_stats(&mut self) {
         let now = self.now;
         self.links.iter_mut().for_each(|link| link.restart_stats(now));
@@ -398,12 +399,12 @@ impl<M: NodeMemory> Fabric<M> {
         self.links.iter_mut().map(|link| link.stats(now).dropped).sum()
     }
 
-    /// Gives every queue so much room from now on.
+    /// Sets the size of every queue.
     pub fn set_queue_bytes(&mut self, bytes: u64) {
         self.links.iter_mut().for_each(|link| link.config.queue_bytes = bytes);
     }
 
-    /// Takes the cables of a node out, or plugs them in again.
+    /// Unplugs the cables of a node, or plugs them in again.
     pub fn set_cable(&mut self, node: u32, is_up: bool) {
         if !is_up {
             self.counts.inject(Fault::Flap);
@@ -419,8 +420,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     // ---- restarting ----------------------------------------------------------------------------
 
-    /// A node loses everything it knows: queue pairs, regions, packets that wait. The caller gives
-    /// it new memory.
+    /// A node loses all state: queue pairs, regions, queued packets. The caller supplies new memory.
     pub fn restart(&mut self, node: u32, memory: M) {
         self.counts.inject(Fault::Restart);
         let seed = self.chance.word();
@@ -442,8 +442,8 @@ impl<M: NodeMemory> Fabric<M> {
         self.mark_dirty(node);
     }
 
-    /// Stops a node as SIGSTOP does, or lets all run: what arrives there lies unread, and the others'
-    /// wires see that.
+    /// Stops a node as SIGSTOP does, or resumes all: packets that arrive there stay unread, which the
+    /// others' wires can see.
     pub fn stop(&mut self, node: Option<u32>) {
         let ip = node.map(|node| self.addressing.ip(node));
         for (index, entry) in (0..).zip(&mut self.nodes) {
@@ -455,13 +455,13 @@ impl<M: NodeMemory> Fabric<M> {
 
     // ---- time ----------------------------------------------------------------------------------
 
-    /// Lets every node do all it can at this instant; whether any had something to do.
+    /// Lets every node do all it can at this instant; returns whether any had something to do.
     pub fn settle(&mut self) -> bool {
         (0..self.len()).for_each(|node| self.mark_dirty(node));
         self.settle_changed()
     }
 
-    /// When something happens next. Deadlines that an endpoint has put off or given up are not among it.
+    /// When the next event is due, without deadlines that an endpoint has postponed or cancelled.
     pub fn next_at(&mut self) -> Option<Time> {
         if self.holds {
             let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
@@ -484,13 +484,13 @@ impl<M: NodeMemory> Fabric<M> {
         self.events.next_at()
     }
 
-    /// Moves the clock to `at`, and lets what is due by then arrive. Nodes run when they are told to.
+    /// Moves the clock to `at`, and delivers what is due by then. Nodes run on request.
     pub fn advance_to(&mut self, at: Time) {
         self.pass_to(at);
         (0..self.len()).for_each(|node| self.mark_dirty(node));
     }
 
-    /// Runs until nothing is left to happen; false when that takes more than so many instants.
+    /// Runs until no event is left; false if that takes more than this many instants.
     pub fn run(&mut self, instants: u64) -> bool {
         self.settle();
         (0..instants).any(|_| !self.advance())
@@ -506,8 +506,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.settle();
     }
 
-    /// Lets programs' changes take effect, then moves to the next instant at which something
-    /// happens. False when nothing ever will.
+    /// Applies the programs' changes, then moves to the next event. False if there is none.
     pub fn advance(&mut self) -> bool {
         self.wakes.clear();
         for &node in &self.touched {
@@ -539,7 +538,7 @@ impl<M: NodeMemory> Fabric<M> {
             Event::Departed(link) => self.departed(link),
             Event::Arrived { packet, link } => self.arrived(packet, link),
             Event::Deadline(node) => {
-                // Others were replaced by an earlier one.
+                // Others were replaced by an earlier deadline.
                 let entry = &mut self.nodes[node as usize];
                 if entry.timer.is_some_and(|set| set <= self.now) {
                     entry.timer = None;
@@ -558,7 +557,7 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
-    /// Lets the nodes that were changed do all they can at this instant; whether any had something to do.
+    /// Lets the changed nodes do all they can at this instant; returns whether any had something to do.
     pub fn settle_changed(&mut self) -> bool {
         let (mut next, mut is_busy) = (0, false);
         while let Some(&node) = self.dirty.get(next) {
@@ -606,8 +605,8 @@ impl<M: NodeMemory> Fabric<M> {
         is_busy
     }
 
-    /// Puts what a node has sent on its way. Where packets are held this is for the caller to do, who
-    /// gets to see each packet, and the memory that it came from.
+    /// Puts the packets sent by a node on their way. Where packets are held the caller does this, and
+    /// sees each packet, and the memory that it came from.
     pub fn release(&mut self, node: u32, mut look: impl FnMut(&mut M, &Packet)) {
         let mut outbox = core::mem::take(&mut self.nodes[node as usize].port.outbox);
         for packet in outbox.drain(..) {
@@ -615,7 +614,7 @@ impl<M: NodeMemory> Fabric<M> {
             if !self.is_kept(&packet) {
                 self.nodes[node as usize].port.recycle(packet.bytes);
             } else if packet.to == GROUP {
-                // Every other node gets it, and whether it wants it is its own business.
+                // Every other node gets it, whether or not it has joined the group.
                 for to in (0..self.len()).filter(|&to| to != node) {
                     self.depart(Packet { to, ..packet.clone() });
                 }

@@ -1,18 +1,18 @@
-//! What can go wrong on the way, how often, and whether it made a difference.
+//! The faults of the network, their rates, and whether they made a difference.
 //!
-//! A fault is *injected* when the fabric does it and *effective* when somebody could tell:
+//! A fault is *injected* when the fabric applies it, and *effective* when an endpoint could notice it:
 //!
 //! | fault | injected | effective when |
 //! |---|---|---|
 //! | loss | a packet vanishes | its queue pair was there to receive it |
 //! | duplicate | a packet arrives twice | both copies reached a queue pair that was there |
-//! | reorder | a packet is held up for microseconds | a later packet of its flow came first |
-//! | delay | a packet is held up for up to milliseconds | the same, or its sender had sent again meanwhile |
-//! | flip | one bit turns | the receiver refused the packet |
+//! | reorder | a packet is delayed by microseconds | a later packet of its flow arrived first |
+//! | delay | a packet is delayed by up to milliseconds | the same, or its sender had retransmitted meanwhile |
+//! | flip | one bit is flipped | the receiver refused the packet |
 //! | truncate | the end is cut off | the receiver refused the packet |
-//! | stray | a copy with a sequence number of another time, ICRC right | it reached a queue pair that was there |
+//! | stray | a copy with a sequence number out of range, ICRC right | it reached a queue pair that was there |
 //! | flap | a link is down for a while | a packet was lost to it |
-//! | restart | a node loses everything it knows | a peer had work outstanding towards it |
+//! | restart | a node loses all state | a peer had work outstanding towards it |
 
 use core::fmt;
 
@@ -34,7 +34,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every kind, those that strike single packets first.
+    /// Every kind, those of single packets first.
     pub const ALL: [Fault; 9] = [
         Fault::Loss,
         Fault::Duplicate,
@@ -47,7 +47,7 @@ impl Fault {
         Fault::Restart,
     ];
 
-    /// How many kinds strike single packets: the first ones of [`ALL`](Fault::ALL).
+    /// The number of kinds for single packets: the first ones of [`ALL`](Fault::ALL).
     pub const PER_PACKET: usize = 7;
 
     /// Its name in reports.
@@ -71,10 +71,10 @@ impl Fault {
 pub struct FaultMix([u32; Fault::PER_PACKET]);
 
 impl FaultMix {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const NONE: FaultMix = FaultMix([0; Fault::PER_PACKET]);
 
-    /// Swarm testing: each kind is there or not, and if it is, rare or frequent.
+    /// Swarm testing: each kind is enabled or not, and if it is, rare or frequent.
     pub fn draw(chance: &mut Chance, severity: u32) -> FaultMix {
         FaultMix(core::array::from_fn(|_| match chance.per_mille(500) {
             true => severity * chance.pick(&[1_000, 2_000, 5_000, 10_000, 20_000, 40_000]),
@@ -82,7 +82,7 @@ impl FaultMix {
         }))
     }
 
-    /// The same with another rate for one kind; kinds that do not strike packets are ignored.
+    /// The same with another rate for one kind; kinds that do not apply to packets are ignored.
     #[must_use]
     pub fn with(mut self, fault: Fault, per_million: u32) -> FaultMix {
         if let Some(rate) = self.0.get_mut(fault as usize) {
@@ -91,17 +91,17 @@ impl FaultMix {
         self
     }
 
-    /// Whether this fault strikes now.
+    /// Whether this fault is injected now.
     pub(crate) fn strikes(&self, fault: Fault, chance: &mut Chance) -> bool {
         chance.per_million(self.0[fault as usize])
     }
 
-    /// Whether this fault can strike at all.
+    /// Whether this fault is enabled.
     pub(crate) fn has(&self, fault: Fault) -> bool {
         self.0[fault as usize] > 0
     }
 
-    /// Whether nothing can go wrong.
+    /// Whether all faults are disabled.
     pub fn is_none(&self) -> bool {
         *self == FaultMix::NONE
     }
@@ -120,9 +120,9 @@ impl fmt::Display for FaultMix {
 /// Faults by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Done.
+    /// Applied.
     pub injected: [u64; Fault::ALL.len()],
-    /// Done, and somebody could tell.
+    /// Applied and noticeable.
     pub effective: [u64; Fault::ALL.len()],
 }
 

@@ -1,8 +1,8 @@
 //! Goodput of one stream over a link that loses packets.
 //!
-//! Two nodes, one cable, WRITEs without pause in one direction. Packets of both directions are lost
-//! at random, independently. Goodput is payload that arrived for good, per second, after a
-//! warm-up; packets that arrive a second time do not count.
+//! Two nodes, one cable, continuous WRITEs in one direction. Packets of both directions are lost at
+//! random, independently. Goodput is payload delivered per second, after a warm-up; duplicates do not
+//! count.
 
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};
@@ -14,7 +14,7 @@ use crate::link::LinkConfig;
 use crate::memory::Phantom;
 use crate::streams::{Stream, StreamError, run_until};
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct GoodputConfig {
     /// Of the cable, each way.
@@ -23,7 +23,7 @@ pub struct GoodputConfig {
     pub loss_ppm: u32,
     /// Path MTU.
     pub mtu: Mtu,
-    /// How losses are repaired.
+    /// The loss recovery mode.
     pub reliability: Reliability,
     /// Most unacknowledged packets.
     pub window_packets: u32,
@@ -41,7 +41,7 @@ pub struct GoodputConfig {
 
 impl GoodputConfig {
     /// The case of the documents: 100 Gbit/s, 10 us each way, MTU 4096, messages of 1 MiB, and the
-    /// window that each mode has by itself.
+    /// default window of each mode.
     pub const fn new(reliability: Reliability, loss_ppm: u32) -> GoodputConfig {
         GoodputConfig {
             link: LinkConfig::new(100_000_000_000, Duration::from_micros(10)),
@@ -58,16 +58,16 @@ impl GoodputConfig {
     }
 }
 
-/// What came of it.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goodput {
-    /// Payload bits per second that arrived for good.
+    /// Payload delivered, in bits per second.
     pub goodput_bps: u64,
-    /// Bits per second on the cable, framing and repetitions included.
+    /// Bits per second on the cable, framing and retransmissions included.
     pub wire_bps: u64,
-    /// Packets sent, and of these again.
+    /// Packets sent, retransmissions included.
     pub packets: u64,
-    /// Request packets sent again.
+    /// Request packets retransmitted.
     pub retransmitted: u64,
     /// ACK timeouts.
     pub timeouts: u64,
@@ -78,7 +78,7 @@ pub struct Goodput {
 /// Measures one stream.
 ///
 /// # Errors
-/// When the stream ends early because its retries ran out, or cannot be made.
+/// When the stream ends early because its retries ran out, or cannot be created.
 pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
     let mut fabric = fabric(config);
     let stream = Stream::open(&mut fabric, 0, 1, config.message_bytes, |connect| {

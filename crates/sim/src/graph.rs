@@ -1,8 +1,8 @@
 //! The graph of a network: nodes, switches, the cables between them, and the routes over them.
 //!
 //! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered so
-//! that the other direction of link `n` is `n ^ 1`. Routes are static shortest paths by destination;
-//! of several, the cable that was added first wins. Nodes forward nothing, so no route passes one.
+//! that the other direction of link `n` is `n ^ 1`. Routes are static shortest paths by destination; of
+//! several, the cable added first wins. Nodes do not forward, so no route passes through one.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use crate::link::LinkConfig;
 
-/// Where a cable ends.
+/// An end of a cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vertex {
     /// A host, by number.
@@ -110,7 +110,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// The link that leads from `at` towards a node, if it can be reached.
+    /// The link from `at` towards a node, if that can be reached.
     pub(crate) fn next(&self, at: Vertex, dest: u32) -> Option<u32> {
         let index = match at {
             Vertex::Node(node) => node as usize,

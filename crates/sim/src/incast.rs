@@ -1,9 +1,9 @@
-//! Many senders, one receiver, one queue: what congestion control makes of it.
+//! Many senders, one receiver, one queue: a measurement of congestion control.
 //!
-//! A first stream has the link to itself; then all others start at the same moment. What counts is the
-//! queue in front of the receiver, how full the link is, and whether every sender gets its share.
-//! The timeline is that of the published comparison of congestion controls on a 10:1 incast: the
-//! peak of the queue in the first 2 ms, then its mean and range from 10 to 20 ms after the start.
+//! A first stream has the link to itself; then all others start at the same moment. The results are the
+//! queue in front of the receiver, the utilization of the link, and the share of every sender. The
+//! timeline is that of the published comparison of congestion controls on a 10:1 incast: the peak of
+//! the queue in the first 2 ms, then its mean and range from 10 to 20 ms after the start.
 
 use alloc::vec::Vec;
 
@@ -17,14 +17,14 @@ use crate::link::{LinkConfig, LinkStats, Marking};
 use crate::memory::Phantom;
 use crate::streams::{Stream, StreamError, run_until};
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct IncastConfig {
     /// Senders that start together.
     pub senders: u32,
-    /// Whether one more sender is at work before.
+    /// Whether one more sender is active before.
     pub long_flow: bool,
-    /// Every link; the queue and its marks are those of the switch.
+    /// Every link; the queue and its marking are those of the switch.
     pub link: LinkConfig,
     /// Path MTU.
     pub mtu: Mtu,
@@ -42,7 +42,7 @@ pub struct IncastConfig {
 
 impl IncastConfig {
     /// The case of the published comparison: 25 Gbit/s, 1 us links, a buffer of 4 MB, ECN from 100 to
-    /// 400 kB with 20 %; buffer and marks grow with the rate.
+    /// 400 kB with 20 %; buffer and marking scale with the rate.
     pub const fn new(senders: u32, gbit: u64) -> IncastConfig {
         let rate = gbit * 1_000_000_000;
         let plain = LinkConfig::new(rate, Duration::from_micros(1));
@@ -64,14 +64,14 @@ impl IncastConfig {
     }
 }
 
-/// What came of it.
+/// The result of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Incast {
-    /// Most bytes that waited in the first 2 ms.
+    /// Peak queue length in the first 2 ms.
     pub peak_bytes: u64,
-    /// Mean number of bytes that waited, from 10 to 20 ms.
+    /// Mean queue length from 10 to 20 ms.
     pub mean_bytes: u64,
-    /// Fewest and most bytes that waited in that time.
+    /// Minimum and maximum queue length in that time.
     pub range_bytes: (u64, u64),
     /// Bits per second on the receiver's link in that time, framing included.
     pub wire_bps: u64,
@@ -88,13 +88,13 @@ pub struct Incast {
 }
 
 impl Incast {
-    /// An equal part of what all of them got.
+    /// An equal share of the total.
     pub fn fair_bps(&self) -> u64 {
         let sum: u64 = self.shares_bps.iter().sum();
         sum / (self.shares_bps.len() as u64).max(1)
     }
 
-    /// The sender furthest from its fair share: by how much, in per mille of it.
+    /// The sender furthest from its fair share: the deviation, in per mille of it.
     pub fn unfairness_per_mille(&self) -> u64 {
         let fair = self.fair_bps();
         let off = |&share: &u64| share.abs_diff(fair) * 1_000 / fair.max(1);
@@ -102,11 +102,11 @@ impl Incast {
     }
 }
 
-/// Lets the senders collide. `adjust` sees the attributes of every connection, congestion control
+/// Starts the senders together. `adjust` gets the attributes of every connection, congestion control
 /// among them.
 ///
 /// # Errors
-/// When a stream ends early because its retries ran out, or cannot be made.
+/// When a stream ends early because its retries ran out, or cannot be created.
 pub fn measure(
     config: &IncastConfig,
     adjust: impl Fn(&mut Connect),
@@ -167,14 +167,14 @@ impl Collision {
         run_until(&mut self.fabric, &mut self.streams, until)
     }
 
-    /// What the receiver's link sees in the `span` from `start` on.
+    /// Statistics of the receiver's link in the `span` from `start` on.
     fn window(&mut self, start: Time, span: Duration) -> Result<LinkStats, StreamError> {
         self.keep_counts();
         self.run(start + span)?;
         Ok(self.fabric.ingress_stats(0))
     }
 
-    /// Takes over what was counted, and starts the statistics of all links anew.
+    /// Adds to the totals, and resets the statistics of all links.
     fn keep_counts(&mut self) {
         let stats = self.fabric.ingress_stats(0);
         self.marked += stats.marked;
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn windows_alone_fill_the_queue_and_nothing_more() {
         let span = Duration::from_millis(10);
-        // Two senders with 64 packets each under way: all but what the links hold waits.
+        // Two senders with 64 packets in flight each: all but what the links hold is queued.
         let config = IncastConfig {
             long_flow: false,
             alone: Duration::ZERO,

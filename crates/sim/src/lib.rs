@@ -1,23 +1,23 @@
-//! A network in virtual time that runs the transport unmodified: the one for every test that needs one.
+//! A network in virtual time that runs the transport unmodified, for every test that needs a network.
 //!
 //! Nodes hold an [`Endpoint`](roce::endpoint::Endpoint) each and run the product's own
 //! [`drain`](roce::world::drain) over any graph of simulated links and switches: bandwidth, propagation
-//! delay, bounded queues by priority, ECN marks. Time is a number that moves from event to event, chance
-//! comes from one seed, so a run is a pure function of its configuration and replays bit for bit.
+//! delay, bounded queues by priority, ECN marking. Time advances from event to event, and all
+//! randomness comes from one seed, so a run is a pure function of its configuration and replays bit for
+//! bit.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`graph`] | nodes, switches, the cables between them, and the routes |
-//! | [`fabric`] | what happens on a graph: packets, faults, and the loop that moves time |
+//! | [`fabric`] | events on a graph: packets, faults, and the loop that advances time |
 //! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
 //! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
-//! | [`faults`] | what can go wrong on the way, how often, and whether it made a difference |
+//! | [`faults`] | the faults of the network, their rates, and whether they made a difference |
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
-//! | [`goodput`] | what one stream gets through a link that loses packets |
-//! | [`incast`] | many senders, one receiver: the queue, and everybody's share |
+//! | [`goodput`] | the goodput of one stream over a link that loses packets |
+//! | [`incast`] | many senders, one receiver: the queue, and each sender's share |
 //!
-//! What may not enter: threads, clocks, files, hash maps. Whoever wants several seeds at once runs
-//! several simulations.
+//! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]

@@ -1,9 +1,9 @@
 //! One direction of a cable, and the port that feeds it: queues, a rate, a propagation delay.
 //!
 //! A port has a queue for each traffic class, chosen by the DSCP, and serves the highest class that has
-//! packets. Within a class packets leave in the order they came. All classes share one bounded buffer;
-//! a packet that finds no room is dropped (drop tail). A packet that leaves may be marked by the bytes
-//! that still wait in its class, as switches do for DCQCN: never up to `min_bytes`, always above
+//! packets. Within a class packets leave in order of arrival. All classes share one bounded buffer; a
+//! packet that does not fit is dropped (drop tail). A departing packet may be marked according to the
+//! bytes still queued in its class, as switches do for DCQCN: never up to `min_bytes`, always above
 //! `max_bytes`, and in between with a probability that grows linearly to `max_probability`.
 
 use alloc::collections::VecDeque;
@@ -14,7 +14,7 @@ use roce::{Duration, Time};
 use crate::chance::Chance;
 use crate::graph::{Edge, Vertex};
 
-/// When departing packets are marked as having met congestion.
+/// When departing packets are marked (congestion experienced).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marking {
     /// Queue length up to which nothing is marked (Kmin).
@@ -53,21 +53,21 @@ impl Marking {
 /// Most traffic classes of a link.
 pub const MAX_CLASSES: usize = 8;
 
-/// The rate of a link on which packets never wait for one another.
+/// The rate of a link on which packets are never queued.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// What a link is like.
+/// The properties of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bits per second, framing included; [`UNLIMITED`] for packets that take no time to leave.
+    /// Bits per second, framing included; [`UNLIMITED`] for no serialization delay.
     pub rate_bps: u64,
     /// Propagation delay.
     pub delay: Duration,
-    /// Room for packets that wait, of all traffic classes, in bytes.
+    /// Queue size of all traffic classes, in bytes.
     pub queue_bytes: u64,
     /// Traffic classes, 1 to [`MAX_CLASSES`]: the 64 DSCPs are divided evenly among them.
     pub classes: u8,
-    /// Congestion marks, if it makes any.
+    /// Congestion marking, if any.
     pub marking: Option<Marking>,
 }
 
@@ -82,64 +82,64 @@ impl LinkConfig {
         LinkConfig::new(UNLIMITED, delay)
     }
 
-    /// The queue that packets with this DSCP wait in; the highest is served first.
+    /// The queue of packets with this DSCP; the highest is served first.
     fn class(&self, dscp: u8) -> usize {
         let classes = usize::from(self.classes).clamp(1, MAX_CLASSES);
         usize::from(dscp & 63) * classes / 64
     }
 
-    /// How long `bytes` take to leave, rounded up.
+    /// Serialization time of `bytes`, rounded up.
     pub fn serialization(&self, bytes: u64) -> Duration {
         let bits_ns = u128::from(bytes) * 8_000_000_000;
         Duration::from_nanos(bits_ns.div_ceil(u128::from(self.rate_bps.max(1))) as u64)
     }
 }
 
-/// What a link has seen since its statistics were last started.
+/// Statistics of a link since they were last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Bytes that left, framing included.
     pub sent_bytes: u64,
     /// Packets that left.
     pub sent_packets: u64,
-    /// Packets that found the queue full.
+    /// Packets dropped at a full queue.
     pub dropped: u64,
     /// Packets marked.
     pub marked: u64,
-    /// Most bytes that waited at once.
+    /// Maximum queue length in bytes.
     pub peak_bytes: u64,
-    /// Fewest bytes that waited at once.
+    /// Minimum queue length in bytes.
     pub least_bytes: u64,
     since: Time,
     until: Time,
-    /// Bytes waiting, times nanoseconds.
+    /// Queue length in bytes, times nanoseconds.
     area: u128,
 }
 
 impl LinkStats {
-    /// Mean number of bytes that waited.
+    /// Mean queue length in bytes.
     pub fn mean_bytes(&self) -> u64 {
         let span = u128::from(self.until.since(self.since).as_nanos());
         (self.area / span.max(1)) as u64
     }
 
-    /// Bits per second that left.
+    /// Departure rate in bits per second.
     pub fn rate_bps(&self) -> u64 {
         let span = u128::from(self.until.since(self.since).as_nanos());
         (u128::from(self.sent_bytes) * 8_000_000_000 / span.max(1)) as u64
     }
 }
 
-/// A link and what waits for it. Packets are numbers here; the fabric knows what they are.
+/// A link and its queue. Packets are numbers here, resolved by the fabric.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) config: LinkConfig,
     /// Where it ends.
     pub(crate) end: Vertex,
     pub(crate) is_up: bool,
-    /// Faults strike packets that leave here.
+    /// Faults are injected into packets that leave here.
     pub(crate) is_faulty: bool,
-    /// The present outage has cost a packet.
+    /// The current outage has lost a packet.
     pub(crate) outage_felt: bool,
     waiting: [VecDeque<(u32, u32)>; MAX_CLASSES],
     /// By class.
@@ -148,16 +148,16 @@ pub(crate) struct Link {
     stats: LinkStats,
 }
 
-/// What became of a packet that was given to a link.
+/// The outcome of giving a packet to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enqueued {
-    /// It waits.
+    /// It is queued.
     Waits,
-    /// Nothing was before it: it leaves at once and is gone then.
+    /// The link was idle: it departs now and has left at this time.
     Leaves(Time),
-    /// The link is [`UNLIMITED`]: it is gone already.
+    /// The link is [`UNLIMITED`]: it has left already.
     Left,
-    /// There was no room.
+    /// The queue was full.
     Dropped,
 }
 
@@ -213,7 +213,7 @@ impl Link {
         self.leaving.take()
     }
 
-    /// The next packet begins to leave: its number, and when it will be gone.
+    /// The next packet starts to depart: its number, and when it will have left.
     pub(crate) fn start_next(&mut self, now: Time) -> Option<(u32, Time)> {
         self.account(now);
         let class = self.waiting.iter().rposition(|queue| !queue.is_empty())?;
@@ -224,7 +224,7 @@ impl Link {
         Some((packet, self.departure(now, bytes)))
     }
 
-    /// Whether the packet that begins to leave is to be marked, and as what.
+    /// Whether the departing packet is to be marked, and as what.
     pub(crate) fn mark(&mut self, ecn: Ecn, dscp: u8, chance: &mut Chance) -> Ecn {
         let Some(marking) = self.config.marking.filter(|_| matches!(ecn, Ecn::Ect0 | Ecn::Ect1))
         else {

@@ -1,9 +1,9 @@
-//! A node's memory: real bytes with every access judged, or phantom bytes.
+//! A node's memory: real bytes with every access checked, or phantom bytes.
 //!
-//! [`Arena`] checks contract C3 from outside the transport: its [`Guard`] keeps its own list of what may
-//! be touched, whatever the transport's own checks said. [`Regions`] is the guard that knows what is
-//! registered and what is lent to a device; a test that knows more brings a guard of its own. [`Phantom`]
-//! has no contents: payload is a length, for experiments that ask how fast and not what.
+//! [`Arena`] checks contract C3 independently of the transport: its [`Guard`] keeps its own list of the
+//! accesses allowed. [`Regions`] is the guard for registered regions and memory lent to a device; a
+//! test that knows more supplies its own guard. [`Phantom`] has no contents: payload is a length, for
+//! experiments about speed rather than contents.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -18,16 +18,16 @@ use crate::chance::Chance;
 /// First address of every arena: high, so that offsets mistaken for addresses are caught.
 pub const BASE: u64 = 0x7f00_0000_0000;
 
-/// What a simulated node can have as memory.
+/// The memory of a simulated node.
 pub trait NodeMemory: Memory {
-    /// Takes note of a region that the endpoint has registered; its address is where the bytes lie.
+    /// The endpoint has registered a region; its address is that of the bytes.
     fn registered(&mut self, region: &MemoryRegion, access: Access);
 
-    /// Takes note that it is no more.
+    /// A region was deregistered.
     fn deregistered(&mut self, lkey: u32);
 }
 
-/// How memory is touched.
+/// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
     /// Read.
@@ -38,27 +38,26 @@ pub enum Touch {
     Atomic,
 }
 
-/// Judges every access to an [`Arena`].
+/// Checks every access to an [`Arena`].
 pub trait Guard {
-    /// A region was registered; its address is where the bytes lie.
+    /// A region was registered; its address is that of the bytes.
     fn registered(&mut self, region: &MemoryRegion, access: Access);
 
-    /// It is no more.
+    /// It was deregistered.
     fn deregistered(&mut self, lkey: u32);
 
-    /// An access that is about to happen. Whether one that may not be is recorded or panics is the
-    /// guard's choice.
+    /// Checks an access before it happens. The guard chooses whether to record a violation or to panic.
     fn judge(&self, addr: u64, len: usize, touch: Touch);
 }
 
-/// An access outside what was registered (C3), or to memory that is lent.
+/// An access outside registered memory (C3), or to lent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trespass {
     /// First byte.
     pub addr: u64,
     /// Length in bytes.
     pub len: usize,
-    /// How it was touched.
+    /// The kind of access.
     pub touch: Touch,
 }
 
@@ -78,7 +77,7 @@ struct Known {
     writable: bool,
 }
 
-/// The guard that knows the registered regions, and what is lent to a device.
+/// The guard for registered regions, and memory lent to a device.
 #[derive(Debug, Default)]
 pub struct Regions {
     known: Vec<Known>,
@@ -88,12 +87,12 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Panics at the first access that breaks a rule, instead of recording it.
+    /// Panics at the first violation, instead of recording it.
     pub fn strict() -> Regions {
         Regions { is_strict: true, ..Regions::default() }
     }
 
-    /// Nobody but its device may touch these bytes until they are given back.
+    /// Only the device may access these bytes until they are given back.
     pub fn lend(&mut self, addr: u64, len: u64) {
         self.judge(addr, len as usize, Touch::Write);
         self.lent.push((addr, addr + len));
@@ -104,7 +103,7 @@ impl Regions {
         self.lent.retain(|&(start, _)| start != addr);
     }
 
-    /// The first access that broke a rule.
+    /// The first violation.
     pub fn trespass(&self) -> Option<Trespass> {
         self.trespass.get()
     }
@@ -146,9 +145,9 @@ impl Guard for Regions {
 #[derive(Debug)]
 pub struct Arena<G = Regions> {
     bytes: Vec<u8>,
-    /// Who judges every access.
+    /// Checks every access.
     pub guard: G,
-    /// Carries out every atomic twice: a broken memory that a history checker must notice.
+    /// Executes every atomic twice: a broken memory that a history checker must notice.
     pub doubles_atomics: bool,
     taken: u64,
 }
@@ -169,7 +168,7 @@ impl Arena {
         Arena { guard: Regions::strict(), ..Arena::new(len, chance) }
     }
 
-    /// The first access that broke C3.
+    /// The first violation of C3.
     pub fn trespass(&self) -> Option<Trespass> {
         self.guard.trespass()
     }
@@ -181,15 +180,15 @@ impl<G: Guard> Arena<G> {
         Arena { bytes, guard, doubles_atomics: false, taken: 0 }
     }
 
-    /// The address of fresh memory on a page boundary, which is never given back; `None` when the arena
-    /// is used up.
+    /// The address of new memory on a page boundary, which is never freed; `None` when the arena is
+    /// used up.
     pub fn take(&mut self, len: u64) -> Option<u64> {
         let addr = BASE + self.taken;
         self.taken += len.max(1).next_multiple_of(4096);
         (self.taken <= self.bytes.len() as u64).then_some(addr)
     }
 
-    /// Everything, registered or not.
+    /// All bytes, registered or not.
     pub fn all(&self) -> &[u8] {
         &self.bytes
     }
@@ -206,7 +205,7 @@ impl<G: Guard> Arena<G> {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Where in the arena the bytes lie, if all of them do.
+    /// The offset in the arena of these bytes, if all of them are in it.
     fn locate(&self, addr: u64, len: usize) -> Option<usize> {
         let at = addr.checked_sub(BASE)? as usize;
         (at.checked_add(len)? <= self.bytes.len()).then_some(at)
@@ -247,7 +246,7 @@ impl<G: Guard> Memory for Arena<G> {
     }
 }
 
-/// For who knows that the bytes are in the arena.
+/// Panics if the bytes are not in the arena.
 impl<G: Guard> Staging for Arena<G> {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         self.guard.judge(addr, len, Touch::Read);

@@ -1,4 +1,4 @@
-//! A packet under way: its bytes, the addresses that stand for its IP header, and what happened to it.
+//! A packet in flight: its bytes, the addresses of its IP header, and the faults applied to it.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,7 +19,7 @@ pub(crate) const GROUP: u32 = u32::MAX;
 /// Destination of packets to an address that is not of this network.
 pub(crate) const NOBODY: u32 = u32::MAX - 1;
 
-/// How node numbers and addresses belong together.
+/// The mapping between node numbers and addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addressing {
     pub(crate) ipv6: bool,
@@ -37,8 +37,8 @@ impl Addressing {
         }
     }
 
-    /// The number of the node that has this address, or [`GROUP`], or [`NOBODY`]. There need not be a
-    /// node with that number.
+    /// The number of the node with this address, or [`GROUP`], or [`NOBODY`]. There need not be a node
+    /// with that number.
     pub(crate) fn node(self, ip: IpAddr) -> u32 {
         if ip.is_multicast() {
             return GROUP;
@@ -51,36 +51,36 @@ impl Addressing {
         node.filter(|&node| self.ip(node) == ip).unwrap_or(NOBODY)
     }
 
-    /// Where packets of a node come from.
+    /// The source address of a node's packets.
     pub(crate) fn source(self, node: u32) -> SocketAddr {
         SocketAddr::new(self.ip(node), 0xc000 | (node & 0x3fff) as u16)
     }
 
-    /// Bytes that a UDP payload of `len` takes on an Ethernet link, gap between frames included.
+    /// Bytes of a UDP payload of `len` on an Ethernet link, inter-frame gap included.
     pub(crate) fn frame_bytes(self, len: u32) -> u32 {
         let ip = if self.ipv6 { 40 } else { 20 };
         len + UDP_BYTES + ip + ETHERNET_BYTES
     }
 }
 
-/// What faults have done to a packet.
+/// Faults applied to a packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Marks {
     /// Bytes were changed by [`Fault::Flip`].
     pub(crate) flipped: bool,
     /// Bytes were cut off by [`Fault::Truncate`].
     pub(crate) truncated: bool,
-    /// Held up by this fault.
+    /// Delayed by this fault.
     pub(crate) slowed: Option<Fault>,
     /// One of two copies; both have the same number.
     pub(crate) twin: Option<u32>,
-    /// A copy with a sequence number from elsewhere.
+    /// A copy with a stray sequence number.
     pub(crate) stray: bool,
-    /// No endpoint made it.
+    /// Not sent by an endpoint.
     pub(crate) forged: bool,
-    /// Place in the order in which packets went into the air.
+    /// Position in the order in which packets entered the air.
     pub(crate) order: u64,
-    /// What its sender had sent again by then.
+    /// The number of its sender's retransmissions by then.
     pub(crate) resent_before: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct Packet {
     pub dest: IpAddr,
     /// ECN codepoint.
     pub ecn: Ecn,
-    /// BTH to ICRC. Of a phantom packet the headers, then as many zeros as a parser wants to see.
+    /// BTH to ICRC. For a phantom packet the headers, then as many zeros as a parser requires.
     pub bytes: Vec<u8>,
     pub(crate) from: u32,
     pub(crate) to: u32,
@@ -109,18 +109,18 @@ pub struct Packet {
     pub(crate) hop_limit: u8,
     /// Payload bytes of a phantom packet, without pad.
     pub(crate) phantom_payload: u32,
-    /// Bytes that it takes on a link.
+    /// Its size on a link in bytes.
     pub(crate) frame_bytes: u32,
     pub(crate) marks: Marks,
 }
 
 impl Packet {
-    /// Whether it was made up, or changed by hand.
+    /// Whether it was forged, or changed by hand.
     pub fn is_forged(&self) -> bool {
         self.marks.forged
     }
 
-    /// Marks it as made up: its receiver may refuse it.
+    /// Marks it as forged: its receiver may refuse it.
     #[must_use]
     pub fn forged(mut self) -> Packet {
         self.marks.forged = true;
@@ -132,7 +132,7 @@ impl Packet {
         self.word(4) & 0x00ff_ffff
     }
 
-    /// What the ICRC covers of the IP and UDP headers.
+    /// The IP and UDP header fields covered by the ICRC.
     pub(crate) fn pseudo(&self) -> Pseudo {
         let (src_port, dst_port, id) = (self.source.port(), ROCE_PORT, self.id);
         match (self.source.ip(), self.dest) {
@@ -149,7 +149,7 @@ impl Packet {
         }
     }
 
-    /// Makes the ICRC right; false for bytes too short to have one.
+    /// Sets the right ICRC; false for bytes too short to have one.
     pub fn seal(&mut self) -> bool {
         let right = icrc::compute(&self.pseudo(), &self.bytes);
         if let (Some(right), Some(carried)) = (right, self.bytes.last_chunk_mut()) {

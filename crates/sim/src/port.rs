@@ -17,15 +17,15 @@ use crate::packet::{Addressing, Marks, Packet};
 /// Payload of phantom packets.
 pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
 
-/// Buffers that are kept for packets to come.
+/// Buffers kept for later packets.
 const MOST_SPARE: usize = 1024;
 
-/// What packets carry.
+/// The contents of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Bytes, and an ICRC that receivers verify.
     Sealed,
-    /// Bytes, and zeros in place of the ICRC, which nobody looks at: quicker, where nothing is damaged.
+    /// Bytes, and zeros in place of the ICRC, which is not checked: faster, where nothing is damaged.
     Plain,
     /// A length.
     Phantom,
@@ -35,7 +35,7 @@ pub enum Body {
 pub(crate) struct Port {
     pub(crate) node: u32,
     pub(crate) addressing: Addressing,
-    /// What packets carry.
+    /// The contents of packets.
     pub(crate) body: Body,
     /// Most packets handed over per `receive`.
     pub(crate) batch: usize,
@@ -43,20 +43,20 @@ pub(crate) struct Port {
     pub(crate) outbox: Vec<Packet>,
     pub(crate) inbox: VecDeque<Packet>,
     next_id: u16,
-    /// Buffers of packets that arrived, to be used again.
+    /// Buffers of packets that arrived, for reuse.
     spare: Vec<Vec<u8>>,
     pub(crate) effects: FaultCounts,
-    /// Damaged packets that came through: the damage was where nothing is covered.
+    /// Damaged packets accepted because the ICRC does not cover the damage.
     pub(crate) harmless: u64,
-    /// Packets refused though nobody had damaged them.
+    /// Packets refused without being damaged.
     pub(crate) refused_intact: u64,
-    /// Every packet sent and accepted, if wanted.
+    /// Every packet sent and accepted, if recording.
     pub(crate) sightings: Option<Vec<Sighting>>,
-    /// Turns a bit of every n-th payload after the ICRC was checked, if not 0: a broken wire that a
+    /// Flips a bit of every n-th payload after the ICRC was checked, if not 0: a broken wire that a
     /// history checker must notice.
     pub(crate) corrupt_every: u64,
     accepted: u64,
-    /// The node that lets its packets lie unread.
+    /// The node that leaves its packets unread.
     pub(crate) stalled: Option<IpAddr>,
     /// Queue pairs whose packets are kept when they are sent, and the packets.
     pub(crate) taps: Vec<u32>,
@@ -141,7 +141,7 @@ impl Port {
         packet
     }
 
-    /// Headers and payload, unless the packet has to be refused.
+    /// Headers and payload, unless the packet must be refused.
     fn open<'p>(&self, packet: &'p Packet) -> Option<(Headers, &'p [u8])> {
         match self.body {
             Body::Sealed => icrc::verify(&packet.pseudo(), &packet.bytes)
@@ -191,7 +191,7 @@ impl Port {
 }
 
 impl Port {
-    /// Keeps a buffer for a packet to come. Who receives more than it sends has no use for all.
+    /// Keeps a buffer for a later packet, up to a limit: a node may receive more than it sends.
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < MOST_SPARE {
             self.spare.push(buffer);

@@ -1,8 +1,7 @@
-//! Streams for measuring: one side WRITEs without pause, the other takes it.
+//! Streams for measurements: one side WRITEs continuously to the other.
 //!
-//! Payload is phantom: what is measured is packets, time and queues. A stream keeps a number of
-//! messages posted, so that its window, its rate limit or the network holds it back and never its
-//! program.
+//! Payload is phantom: measurements concern packets, time and queues. A stream keeps a number of
+//! messages posted, so that its window, its rate limit or the network limits it and never its program.
 
 use alloc::vec::Vec;
 
@@ -16,7 +15,7 @@ use crate::memory::Phantom;
 /// Messages posted and not completed.
 const DEPTH: u32 = 32;
 
-/// Why a measurement did not come to its end.
+/// Why a measurement did not finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {
     /// A verb was refused.
@@ -56,7 +55,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Connects two nodes; `adjust` sees the attributes of both sides before they are used.
+    /// Connects two nodes; `adjust` gets the attributes of both sides before they are used.
     pub(crate) fn open(
         fabric: &mut Fabric<Phantom>,
         from: u32,
@@ -77,7 +76,7 @@ impl Stream {
         Ok(Stream { from, to, qpn, peer_qpn, cq, local, remote, outstanding: 0 })
     }
 
-    /// Takes completions and posts as many messages again.
+    /// Polls completions and posts as many new messages.
     pub(crate) fn turn(&mut self, fabric: &mut Fabric<Phantom>) -> Result<(), StreamError> {
         while let Some(done) = fabric.node_quietly(self.from).endpoint.poll_cq(self.cq) {
             if done.status != WcStatus::Success {
@@ -124,7 +123,7 @@ fn end(
     Ok((cq, qpn, region))
 }
 
-/// Lets the streams run until then.
+/// Runs the streams until this time.
 pub(crate) fn run_until(
     fabric: &mut Fabric<Phantom>,
     streams: &mut [Stream],

@@ -1,4 +1,4 @@
-//! Checks the checker: every planted mistake of the transport is found, and it is said how soon.
+//! Checks the checker: it finds every planted bug of the transport, and reports after how many seeds.
 //!
 //! Needs the feature `planted-bugs`:
 //! `cargo test --release -p sim --features planted-bugs --test planted -- --nocapture`
@@ -8,13 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use roce::planted::Bug;
 use sim::chaos::{self, Options};
 
-/// Each mistake is looked for so often, from different seeds on.
+/// Searches for each bug, from different seeds on.
 const TRIALS: u64 = 5;
 
-/// Seeds after which a mistake counts as not found.
+/// Seeds after which a bug counts as not found.
 const PATIENCE: u64 = 600;
 
-/// How the first seed that shows the mistake shows it, and how many seeds that took.
+/// How the first seed that reveals the bug fails, and how many seeds that took.
 fn find(bug: Bug, first: u64) -> Option<(u64, String)> {
     let options = Options { bug: Some(bug), ..Options::default() };
     (first..first + PATIENCE).find_map(|seed| {

@@ -1,12 +1,12 @@
-//! Capsules: what a reader asks of a storage target, and what it answers.
+//! Capsules: the requests of a reader to a storage target, and the responses.
 //!
-//! Both are 64 bytes, little-endian, sent as RC SENDs on the queue pair whose data they steer. A
-//! capsule carries its version and a CRC-32C of its own, so a damaged or foreign one is refused before
-//! any field is used (C7). Unused bytes are zero, and checked, so that one meaning has one encoding.
-//! Requests are numbered without gaps per connection: a duplicate or one out of sequence is refused
-//! ([`Refusal::Replayed`]). The data itself travels by RDMA WRITE before the answer; the answer carries
-//! the CRC-32C of that data, computed by the last stage of the target and checked by the first stage of
-//! the reader, so everything between the two (target memory, wire, reader memory) is covered.
+//! Both are 64 bytes, little-endian, sent as RC SENDs on the queue pair of the data transfer. A capsule
+//! carries its version and its own CRC-32C, so a damaged or foreign one is refused before any field is
+//! used (C7). Unused bytes are zero, and checked, so that one meaning has one encoding. Requests are
+//! numbered without gaps per connection: a duplicate or one out of sequence is refused
+//! ([`Refusal::Replayed`]). The data itself is sent by RDMA WRITE before the response; the response
+//! carries the CRC-32C of that data, computed by the last stage of the target and checked by the first
+//! stage of the reader, so everything between the two (target memory, wire, reader memory) is covered.
 
 use thiserror::Error;
 
@@ -16,7 +16,7 @@ use crate::kernel::Crc32c;
 /// Size of every capsule.
 pub const CAPSULE_BYTES: usize = 64;
 
-/// Version of the layout, the first thing that is checked.
+/// Version of the layout, the first field checked.
 pub const VERSION: u8 = 1;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DQcp");
@@ -29,7 +29,7 @@ const KIND_DONE: u8 = 2;
 pub struct ReadRequest {
     /// Number of the request on this connection, from 1 without gaps.
     pub seq: u64,
-    /// Tag chosen by the reader, echoed in the answer.
+    /// Tag chosen by the reader, echoed in the response.
     pub tag: u32,
     /// Index of the dataset in the session.
     pub source: u32,
@@ -37,15 +37,15 @@ pub struct ReadRequest {
     pub first_token: u64,
     /// Tokens to read.
     pub tokens: u32,
-    /// Token type of the result: the one that the session's stages give for this dataset.
+    /// Token type of the result: the output of the session's stages for this dataset.
     pub deliver: Dtype,
-    /// Where the tokens go in the reader's memory.
+    /// Destination address in the reader's memory.
     pub remote_addr: u64,
     /// Key of that memory.
     pub rkey: u32,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The tokens are in the reader's memory.
@@ -57,14 +57,14 @@ pub enum Outcome {
         /// Bytes read from storage for them (alignment included).
         source_bytes: u32,
     },
-    /// A token does not fit the type to deliver (C5).
+    /// A token does not fit the delivered type (C5).
     Overflow {
         /// Index of the token in the dataset.
         token: u64,
         /// Its value.
         value: i128,
     },
-    /// The file ended before the requested tokens: it was cut short after the session began.
+    /// The file ended before the requested tokens: it was truncated after the session began.
     Truncated {
         /// First byte of the file that was missing.
         at_byte: u64,
@@ -91,7 +91,7 @@ pub enum Refusal {
     /// The range is empty or does not fit a staging buffer.
     #[error("the range of tokens is empty or does not fit a staging buffer")]
     BadLength = 3,
-    /// The session's stages give another token type than the one asked for.
+    /// The session's stages output a token type other than the requested one.
     #[error("the session's stages give another token type than the one asked for")]
     BadType = 4,
     /// The reader has more requests outstanding than it was given credits for.
@@ -100,7 +100,7 @@ pub enum Refusal {
     /// The capsule was damaged, of another version, or not a request.
     #[error("the capsule was damaged, of another version, or not a request")]
     BadCapsule = 6,
-    /// The number of the request was used before, or skipped one.
+    /// The number of the request was used before, or one was skipped.
     #[error("the request's number was used before or skipped one")]
     Replayed = 7,
 }
@@ -135,14 +135,14 @@ impl Refusal {
     }
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadResponse {
     /// Number of the request.
     pub seq: u64,
     /// Tag of the request.
     pub tag: u32,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
@@ -161,12 +161,12 @@ pub enum CapsuleError {
     /// CRC-32C does not match.
     #[error("capsule CRC-32C {found:#010x}, {expected:#010x} computed")]
     Crc {
-        /// In the capsule.
+        /// CRC in the capsule.
         found: u32,
-        /// Of its bytes.
+        /// CRC of its bytes.
         expected: u32,
     },
-    /// A field holds a value that has no meaning.
+    /// A field holds an undefined value.
     #[error("capsule field {0} holds a value without meaning")]
     Field(&'static str),
 }
@@ -251,7 +251,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Codes of token types in capsules: the place in [`Dtype::ALL`], which never changes.
+/// Codes of token types in capsules: the index in [`Dtype::ALL`], which never changes.
 fn dtype_code(dtype: Dtype) -> u8 {
     Dtype::ALL.iter().position(|known| *known == dtype).map_or(u8::MAX, |code| code as u8)
 }

@@ -1,19 +1,19 @@
-//! What a token file is, told from its header bytes alone.
+//! Describes token files from their header bytes alone.
 //!
-//! A caller that can read bytes (a file, an object, a simulated disk) hands the first bytes and the
-//! length to a parser and gets a [`TokenFile`]: element type, where the tokens start, how many
-//! there are. No parser here opens or reads anything.
+//! A caller that can read bytes (a file, an object, a simulated disk) passes the first bytes and the
+//! length to a parser and gets a [`TokenFile`]: element type, offset of the tokens, number of tokens.
+//! No parser here opens or reads anything.
 //!
 //! | format | entry point | needs |
 //! |---|---|---|
-//! | flat binary, as `numpy.ndarray.tofile` writes it | [`flat`] | dtype from the user, file length |
+//! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from the user, file length |
 //! | NumPy `.npy`, versions 1 to 3 | [`npy::parse`] | header bytes, file length |
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
 //!
-//! Invariants: a `TokenFile` that was returned has `data_offset + tokens * dtype.bytes()` equal to
-//! the length of the file, without overflow, and a dtype that is delivered as tokens. Header bytes
-//! are hostile: they are checked before use, sizes are bounded before anything is allocated, and
-//! every refusal names the field and its value and has a counter name ([`DatasetError::reason`]).
+//! Invariants: a returned `TokenFile` has `data_offset + tokens * dtype.bytes()` equal to the length of
+//! the file, without overflow, and a dtype that is delivered as tokens. Header bytes are hostile: they
+//! are checked before use, sizes are bounded before anything is allocated, and every refusal names the
+//! field and its value and has a counter name ([`DatasetError::reason`]).
 
 mod dtype;
 pub mod megatron;
@@ -25,7 +25,7 @@ use thiserror::Error;
 
 pub use dtype::Dtype;
 
-/// A described token file. The tokens of all documents follow one another without gaps.
+/// A described token file. The tokens of all documents are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenFile {
     /// Element type of the tokens.
@@ -34,7 +34,7 @@ pub struct TokenFile {
     pub data_offset: u64,
     /// Number of tokens.
     pub tokens: u64,
-    /// How the file was told to be what it is.
+    /// The recognized format.
     pub format: Format,
 }
 
@@ -54,7 +54,7 @@ pub enum Format {
     Npy {
         /// 1, 2 or 3.
         version: u8,
-        /// Bytes behind the array, which nobody reads.
+        /// Bytes after the array, which are not read.
         trailing_bytes: u64,
     },
     /// Megatron `.bin` described by its `.idx`.
@@ -77,7 +77,7 @@ impl Format {
     }
 }
 
-/// What the first bytes of a file announce.
+/// The format announced by the first bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sniff {
     /// A NumPy file: go on with [`npy::parse`].
@@ -88,7 +88,7 @@ pub enum Sniff {
     Unmarked,
 }
 
-/// Tells a format from the first bytes of a file (nine are enough).
+/// Detects a format from the first bytes of a file (nine are enough).
 pub fn sniff(head: &[u8]) -> Sniff {
     if head.starts_with(npy::MAGIC) {
         Sniff::Npy
@@ -112,7 +112,7 @@ pub fn flat(dtype: Dtype, file_len: u64) -> Result<TokenFile, DatasetError> {
 /// Why a file is not accepted as tokens. Lengths and offsets are bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DatasetError {
-    /// A dtype name that means nothing here.
+    /// An unknown dtype name.
     #[error(
         "dtype `{name}` is not a little-endian integer type (u16, u32, i32, u64, i64 are read)"
     )]
@@ -140,7 +140,7 @@ pub enum DatasetError {
         /// The NumPy kind letter, `[` for a structure.
         kind: char,
     },
-    /// An integer type that is recognised but not delivered.
+    /// An integer type that is recognized but not delivered.
     #[error("dtype {dtype} is not delivered as tokens (u16, u32, i32, u64, i64 are)")]
     NotTokens {
         /// The type of the file.
@@ -153,16 +153,16 @@ pub enum DatasetError {
         dtype: Dtype,
         /// Length of the file.
         len: u64,
-        /// Bytes behind the last whole element.
+        /// Bytes after the last whole element.
         left: u64,
     },
-    /// The file does not start with the magic of its format.
+    /// The file does not start with the magic of the expected format.
     #[error("{format} file does not start with its magic bytes")]
     Magic {
-        /// Which format was expected.
+        /// The expected format.
         format: &'static str,
     },
-    /// A format version this code does not know.
+    /// An unknown format version.
     #[error("{format} version {version} is unknown (read: {known})")]
     Version {
         /// Which format.
@@ -177,9 +177,9 @@ pub enum DatasetError {
     Truncated {
         /// The file or field.
         what: &'static str,
-        /// Bytes there are.
+        /// Bytes present.
         have: u64,
-        /// Bytes there must be.
+        /// Bytes required.
         need: u64,
     },
     /// More bytes than the header accounts for.
@@ -187,12 +187,12 @@ pub enum DatasetError {
     Excess {
         /// The file or field.
         what: &'static str,
-        /// Bytes there are.
+        /// Bytes present.
         have: u64,
         /// Bytes described.
         need: u64,
     },
-    /// A header larger than any honest one.
+    /// A header larger than any valid one.
     #[error("npy header of {len} bytes exceeds the {max} bytes read here")]
     HeaderTooLong {
         /// Header length as stored.
@@ -208,7 +208,7 @@ pub enum DatasetError {
         /// What was expected there.
         why: &'static str,
     },
-    /// A required key is missing from the npy header or stands there twice.
+    /// A required key is missing from the npy header or appears twice.
     #[error("npy header field `{field}` is {state}")]
     HeaderField {
         /// `descr`, `fortran_order` or `shape`.
@@ -222,7 +222,7 @@ pub enum DatasetError {
     /// A shape without an axis.
     #[error("shape is (): a scalar holds no token sequence")]
     Scalar,
-    /// A number that does not fit the arithmetic of file offsets.
+    /// A number too large for the arithmetic of file offsets.
     #[error("{field} is {value}: too large to be an offset in any file")]
     TooLarge {
         /// Which field.
@@ -244,7 +244,7 @@ pub enum DatasetError {
     },
 }
 
-/// What a value of the Megatron index had to be.
+/// The required value in the Megatron index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Expected {
     /// Exactly this value.
@@ -259,7 +259,7 @@ pub enum Expected {
 }
 
 impl DatasetError {
-    /// Stable name of the kind of refusal, for counters.
+    /// Stable name of the reason, for counters.
     pub const fn reason(&self) -> &'static str {
         match self {
             DatasetError::DtypeName { .. } => "dtype-name",

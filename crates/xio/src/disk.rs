@@ -1,7 +1,8 @@
 //! The seam below the data plane: reads from files into registered memory.
 //!
-//! A [`Disk`] reads ranges of files and completes in any order, naming each read by its tag. The real one is an
-//! io_uring, the simulated one runs in virtual time; state machines in this crate see only the trait.
+//! A [`Disk`] reads ranges of files and completes in any order, identifying each read by its tag. The
+//! real one is an io_uring, the simulated one runs in virtual time; state machines in this crate see
+//! only the trait.
 //!
 //! Rules for both sides:
 //! - Every accepted read completes exactly once.
@@ -9,7 +10,7 @@
 //!   frees it.
 //! - A disk accepts a bounded number of reads. A full one returns the read to the caller, so that nothing queues
 //!   without bound (C6).
-//! - Fewer bytes than requested mean the end of the file and nothing else: a disk continues short reads itself.
+//! - Fewer bytes than requested always mean the end of the file: a disk continues short reads itself.
 //! - Files opened for direct I/O need offset, length and address in multiples of [`DIRECT_ALIGN`].
 
 /// Alignment in bytes of file offset, length and address of reads that bypass the page cache.
@@ -19,27 +20,27 @@ pub const DIRECT_ALIGN: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId(pub u32);
 
-/// A read to do.
+/// A read request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskRead {
-    /// Which file.
+    /// The file.
     pub file: FileId,
     /// First byte in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u32,
-    /// Where to put them: an address of registered memory.
+    /// Destination: an address of registered memory.
     pub addr: u64,
-    /// Returned with the answer.
+    /// Returned in the completion.
     pub tag: u64,
 }
 
-/// A read that ended.
+/// A completed read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskDone {
     /// As submitted.
     pub tag: u64,
-    /// Bytes read: fewer than asked for only where the file ends.
+    /// Bytes read: fewer than requested only at the end of the file.
     pub result: Result<u32, DiskFault>,
 }
 
@@ -54,15 +55,15 @@ pub enum DiskFault {
 
 /// Reads ranges of files into registered memory.
 pub trait Disk {
-    /// Accepts a read, or returns it when as many are in flight as the disk can hold. A read that can never work
-    /// is accepted too: [`poll`](Disk::poll) reports its fault.
+    /// Accepts a read, or returns it when the disk is full. A read that can never succeed is accepted
+    /// too: [`poll`](Disk::poll) reports its fault.
     fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead>;
 
-    /// A completed read, if there is one. A call that returns `None` has started everything that was submitted
+    /// A completed read, if there is one. A call that returns `None` has started all reads submitted
     /// before it, so callers poll until they get `None`.
     fn poll(&mut self) -> Option<DiskDone>;
 
-    /// Length of a file now, where the disk knows it. Asked only after a short read.
+    /// Current length of a file, if the disk knows it. Called only after a short read.
     fn len_now(&self, file: FileId) -> Option<u64> {
         let _ = file;
         None

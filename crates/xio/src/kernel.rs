@@ -1,18 +1,18 @@
-//! The work done on every byte: narrowing tokens, scanning their range, CRC32C.
+//! Per-byte work: narrowing tokens, scanning their range, CRC32C.
 //!
-//! The loops are plain Rust that the compiler turns into vector code. For the baseline of x86-64
-//! that means SSE2; a driver that knows its processor compiles the same loops again for more. To
-//! that end the bodies are `#[inline(always)]` functions in [`body`], and the pipeline calls them
-//! through [`Kernels`], a table of function pointers that defaults to [`Kernels::PORTABLE`]:
+//! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means SSE2; a
+//! driver that detects the processor compiles the same loops again with more features. To that end the
+//! bodies are `#[inline(always)]` functions in [`body`], and the pipeline calls them through
+//! [`Kernels`], a table of function pointers that defaults to [`Kernels::PORTABLE`]:
 //!
 //! ```text
 //! #[target_feature(enable = "avx2")]
 //! fn narrow_avx2(..) -> .. { xio::kernel::body::narrow_in_place(..) }
 //! ```
 //!
-//! Narrowing and its range check are one pass: the bits that may not be set are OR-accumulated over
-//! a chunk, and only a chunk that fails is searched for the offender. A value that does not fit is
-//! never stored shortened and handed on: the call fails and names it (C5).
+//! Narrowing and its range check are one pass: the bits that must not be set are OR-accumulated over a
+//! chunk, and only a chunk that fails is searched for the offending token. A truncated value is never
+//! delivered: the call fails and reports the token (C5).
 
 pub mod body;
 mod crc;
@@ -29,7 +29,7 @@ pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;
 /// Continues the CRC32C of bytes seen so far (0 at the start) over more bytes: see [`crc32c`].
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
-/// The per-byte functions of the data plane, chosen once by the driver, which knows the processor.
+/// The per-byte functions of the data plane, chosen once by the driver, which detects the processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     /// Narrowing with a range check.
@@ -39,7 +39,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Runs anywhere.
+    /// Portable code for any processor.
     pub const PORTABLE: Kernels = Kernels { narrow: narrow_in_place, crc32c };
 }
 
@@ -53,7 +53,7 @@ pub enum NarrowError {
         index: usize,
         /// The token as stored.
         value: i128,
-        /// The type asked for.
+        /// The requested type.
         to: Dtype,
     },
     /// `to` is neither `u16` nor `u32`, or is wider than `from`, or `from` holds no tokens.
@@ -61,7 +61,7 @@ pub enum NarrowError {
     Unsupported {
         /// Type of the source.
         from: Dtype,
-        /// Type asked for.
+        /// Requested type.
         to: Dtype,
     },
     /// The buffer is not a whole number of source tokens.
@@ -74,20 +74,20 @@ pub enum NarrowError {
     },
 }
 
-/// Whether [`narrow_in_place`] knows how to go from one type to the other. Equal widths count:
-/// `i32` to `u32` moves nothing but refuses negative tokens.
+/// Whether [`narrow_in_place`] supports this conversion. Equal widths count: `i32` to `u32` moves
+/// nothing but refuses negative tokens.
 pub const fn can_narrow(from: Dtype, to: Dtype) -> bool {
     from.is_token() && matches!(to, Dtype::U16 | Dtype::U32) && to.bytes() <= from.bytes()
 }
 
-/// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and
-/// returns how many bytes they take. The bytes behind are left as they are. After an error the
-/// contents of `buf` are unspecified (but initialised), and must not be delivered.
+/// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and returns
+/// their length in bytes. The bytes after them are left as they are. After an error the contents of
+/// `buf` are unspecified (but initialised), and must not be delivered.
 pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
     body::narrow_in_place(buf, from, to)
 }
 
-/// What [`scan`] saw.
+/// The result of [`scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
     /// Number of whole tokens.
@@ -100,7 +100,7 @@ impl Scan {
     /// Nothing seen.
     pub const EMPTY: Scan = Scan { tokens: 0, range: None };
 
-    /// Both taken together, for files scanned in pieces.
+    /// Combines the results of two pieces of a file.
     pub fn merge(self, other: Scan) -> Scan {
         let range = match (self.range, other.range) {
             (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
@@ -109,8 +109,7 @@ impl Scan {
         Scan { tokens: self.tokens + other.tokens, range }
     }
 
-    /// The narrowest type among `u16`, `u32` and `u64` that holds every token seen; none if one is
-    /// negative.
+    /// The narrowest type among `u16`, `u32` and `u64` that holds every token; none if one is negative.
     pub fn narrowest(&self) -> Option<Dtype> {
         let (low, high) = self.range.unwrap_or((0, 0));
         let fits = |dtype: &Dtype| low >= dtype.range().0 && high <= dtype.range().1;
@@ -118,8 +117,7 @@ impl Scan {
     }
 }
 
-/// Counts the tokens of a buffer and finds their range. Bytes behind the last whole token are
-/// ignored.
+/// Counts the tokens of a buffer and finds their range. Bytes after the last whole token are ignored.
 pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {
     body::scan(buf, dtype)
 }

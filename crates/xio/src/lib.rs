@@ -1,9 +1,9 @@
-//! Near-data I/O as pure code: what a token file is, what a plan says, in which order samples come.
+//! Near-data I/O as pure code: token file formats, the plan language, and the order of samples.
 //!
 //! Nothing in here touches an operating system: no file, no clock, no thread, no randomness but the
 //! seeds passed in. A batch is a pure function of the dataset bytes, the plan and the batch number
-//! (contract C4); everything that decides *which* bytes make up a batch lives in this crate, so a
-//! target, a DPU and a host that run it agree without talking.
+//! (contract C4); everything that decides *which* bytes make up a batch is in this crate, so a target,
+//! a DPU and a host that run it agree without communicating.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | [`stage`] | a plan compiled to stages: types, where each runs, the loop that runs them over a block |
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
 //! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Device` and [`disk`] |
-//! | [`capsule`] | what the two say to each other |
+//! | [`capsule`] | the messages between the two |
 //! | [`kernel`] | the per-byte work: narrowing with a range check, range scan, CRC32C |
 //! | [`mod@reference`] | the same batches by slow and obvious code, to check the fast path against |
 #![no_std]

@@ -1,20 +1,20 @@
-//! In which order samples come: pure functions of (seed, epoch, global sample index).
+//! The order of samples: pure functions of (seed, epoch, global sample index).
 //!
 //! A *sample* is one window of tokens. Global sample `n` is `n` samples from the start of training,
-//! over all datasets, epochs and ranks. Two maps answer what it is:
+//! over all datasets, epochs and ranks. Two maps locate it:
 //!
 //! ```text
 //! n --Blend--> (dataset, k)                 k-th sample drawn from that dataset, ever
 //! k --BlockShuffle--> (epoch, group, block, sample in block)
 //! ```
 //!
-//! Nothing is tabulated: the state is a few numbers for each dataset. Resuming, changing the number
-//! of ranks and skipping ahead are therefore arithmetic, and every machine that evaluates the maps
-//! gets the same batches (C4). The maps are frozen: tests pin their values, because a change would
-//! silently reorder every training run that resumes across it.
+//! Nothing is tabulated: the state is a few numbers for each dataset. Resuming, changing the number of
+//! ranks and skipping ahead are therefore arithmetic, and every machine that evaluates the maps gets
+//! the same batches (C4). The maps are frozen: tests pin their values, because a change would silently
+//! reorder every training run that resumes across it.
 //!
-//! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications a sample; seeking costs what
-//! [`Blend::cursor_at`] costs.
+//! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications per sample; a seek costs as much as
+//! [`Blend::cursor_at`].
 
 mod blend;
 mod mix;
@@ -34,13 +34,13 @@ pub use permutation::Permutation;
 pub use shuffle::{Block, BlockShuffle, Epoch, Group, MAX_GROUP_BLOCKS, Place, Quality};
 pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
 
-/// Most bytes of a block: what is read from a file, and staged, at once.
+/// Most bytes of a block, the unit of file reads and staging.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Why an order cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OrderError {
-    /// Nothing to take samples from.
+    /// There are no datasets.
     #[error("no dataset is given")]
     NoDataset,
     /// More datasets than [`MAX_DATASETS`].
@@ -61,7 +61,7 @@ pub enum OrderError {
         /// Sum of the weights after division by their greatest common divisor.
         total: u64,
     },
-    /// As many weights as datasets are needed.
+    /// The number of weights must equal the number of datasets.
     #[error("{weights} weights for {datasets} datasets")]
     Count {
         /// Weights given.
@@ -69,7 +69,7 @@ pub enum OrderError {
         /// Datasets given.
         datasets: usize,
     },
-    /// A file that does not fill one window.
+    /// A file shorter than one window.
     #[error("{tokens} tokens do not fill one window of {window}")]
     NoSample {
         /// Tokens in the file.
@@ -101,10 +101,10 @@ pub enum OrderError {
     },
 }
 
-/// How a token file is cut into samples, and those into blocks.
+/// How a token file is divided into samples, and samples into blocks.
 ///
-/// Windows do not overlap: sample `i` is tokens `i * window .. (i + 1) * window`. Tokens behind the
-/// last whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) says how many.
+/// Windows do not overlap: sample `i` is tokens `i * window .. (i + 1) * window`. Tokens after the last
+/// whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) returns how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
     /// The file.
@@ -113,12 +113,12 @@ pub struct SampleLayout {
     pub window: u32,
     /// Whole samples in the file, at least one.
     pub samples: u64,
-    /// Samples of a full block, at least one; as many as fit [`BLOCK_BYTES`].
+    /// Samples of a full block, at least one; as many as fit into [`BLOCK_BYTES`].
     pub samples_per_block: u32,
 }
 
 impl SampleLayout {
-    /// Cuts `file` into windows of `window` tokens.
+    /// Divides `file` into windows of `window` tokens.
     pub fn new(file: TokenFile, window: u32) -> Result<SampleLayout, OrderError> {
         let per_block = match window.checked_mul(file.dtype.bytes()) {
             Some(bytes @ 1..=BLOCK_BYTES) => BLOCK_BYTES / bytes,
@@ -152,22 +152,22 @@ impl SampleLayout {
         Some((self.file.data_offset + first * bytes, (count * bytes) as u32))
     }
 
-    /// Tokens behind the last whole window, which are never delivered.
+    /// Tokens after the last whole window, which are never delivered.
     pub const fn tail_tokens(&self) -> u64 {
         self.file.tokens % self.window as u64
     }
 }
 
-/// Where global sample `n` lies.
+/// The location of global sample `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Which dataset, in the order of the blend.
     pub dataset: usize,
-    /// Where in it.
+    /// The location in it.
     pub place: Place,
 }
 
-/// The whole order: a blend of datasets, each shuffled on its own.
+/// The whole order: a blend of datasets, each shuffled separately.
 #[derive(Clone, Debug)]
 pub struct Order {
     blend: Blend,
@@ -183,10 +183,11 @@ impl Order {
         }
     }
 
-    /// The order that a pipeline asks for; `datasets` stand in the order of its branches.
+    /// The order of a pipeline; `datasets` are in the order of its branches.
     ///
     /// # Errors
-    /// When there are not as many datasets as branches, and as [`Blend::new`] and [`BlockShuffle::new`].
+    /// When the numbers of datasets and branches differ, and as [`Blend::new`] and
+    /// [`BlockShuffle::new`].
     pub fn from_pipeline(
         pipeline: &Pipeline,
         datasets: &[SampleLayout],
@@ -215,7 +216,7 @@ impl Order {
         self.shuffles.get(dataset)
     }
 
-    /// The shuffle of a dataset that is known to be one of the order's.
+    /// The shuffle of a dataset known to be in the order.
     pub(crate) fn shuffle_of(&self, dataset: usize) -> &BlockShuffle {
         &self.shuffles[dataset]
     }
@@ -233,8 +234,8 @@ impl Order {
     }
 }
 
-/// Yields samples in order. Holds the epoch and group each dataset is in, so a step derives no keys
-/// except where a dataset enters a new group.
+/// Yields samples in order. Keeps the current epoch and group of each dataset, so a step derives no
+/// keys except where a dataset enters a new group.
 #[derive(Clone, Debug)]
 pub struct OrderCursor {
     blend: BlendCursor,
@@ -254,7 +255,7 @@ impl OrderCursor {
         (dataset, position, sample)
     }
 
-    /// Where the blend stands before global sample `n`.
+    /// The state of the blend before global sample `n`.
     pub(crate) fn blend_at(&self, n: u64) -> BlendCursor {
         self.blend.forward_to(n)
     }
@@ -279,7 +280,7 @@ impl Iterator for OrderCursor {
     }
 }
 
-/// A shuffle and the epoch and group that were asked for last.
+/// A shuffle, and the epoch and group used last.
 #[derive(Clone, Debug)]
 struct ShuffleCache {
     shuffle: BlockShuffle,
@@ -305,7 +306,7 @@ impl ShuffleCache {
         (self.epoch.number() * self.shuffle.blocks() + slot, sample)
     }
 
-    /// Makes the epoch and group of the `k`-th sample current; its index in the epoch.
+    /// Makes the epoch and group of the `k`-th sample current; returns its index in the epoch.
     fn enter(&mut self, k: u64) -> u64 {
         let (epoch, index) = self.shuffle.split(k);
         if epoch != self.epoch.number() {
@@ -318,7 +319,7 @@ impl ShuffleCache {
     }
 }
 
-/// Counts what an order costs: steps of a blend and points of a permutation.
+/// Counts the cost of an order: steps of a blend and points of a permutation.
 #[cfg(test)]
 pub(crate) mod cost {
     use core::cell::Cell;
@@ -331,7 +332,7 @@ pub(crate) mod cost {
         STEPS.with(|steps| steps.set(steps.get() + 1));
     }
 
-    /// Steps that `work` takes.
+    /// The number of steps of `work`.
     pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (u64, T) {
         let before = STEPS.with(Cell::get);
         let done = work();

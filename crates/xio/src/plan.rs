@@ -1,5 +1,5 @@
-//! The plan language: what is done to the data between the file and the trainer. [`Plan::compile`] turns a plan
-//! into the [stages](crate::stage) that do it.
+//! The plan language: what happens to the data between the file and the trainer. [`Plan::compile`]
+//! turns a plan into [stages](crate::stage).
 //!
 //! ```text
 //! window(2048) | shuffle(seed, blocks=8) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
@@ -14,13 +14,13 @@
 //! | `batch(N)` | samples of a batch | 32 |
 //!
 //! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
-//! values; it is made by [`Plan::parse`], which points at the place of a mistake, and prints itself in
-//! one canonical form that parses back to an equal plan.
+//! values; it is created by [`Plan::parse`], which reports the position of a mistake, and prints in one
+//! canonical form that parses back to an equal plan.
 //!
 //! Names in `blend` need quotes only around characters other than letters, digits and `_-./:@+~%`;
-//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are decimal numbers with up to six
-//! digits behind the point, kept exactly, as integers without a common divisor. In place of a
-//! number the word `seed` means the seed given beside the plan.
+//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are decimal numbers with up to six digits
+//! after the point, stored exactly, as integers without a common divisor. In place of a number the word
+//! `seed` means the seed given with the plan.
 
 mod error;
 mod lexer;
@@ -54,7 +54,7 @@ pub const DEFAULT_GROUP_BLOCKS: u32 = 8;
 /// Longest plan in bytes: enough for a full blend with long names.
 pub const MAX_PLAN_BYTES: usize = 256 << 10;
 
-/// What is done to the data. Legal values only; see the [module](self) for their meaning.
+/// A plan for the data. Legal values only; see the [module](self) for their meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     window: u32,
@@ -67,7 +67,7 @@ pub struct Plan {
 /// The `shuffle` action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffle {
-    /// Names the order.
+    /// Selects the order.
     pub seed: u64,
     /// Blocks of a group.
     pub blocks: u32,
@@ -76,7 +76,7 @@ pub struct Shuffle {
 /// One dataset of the `blend` action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which dataset.
+    /// The dataset.
     pub name: String,
     /// Its share, in parts of the sum over all datasets; no common divisor.
     pub weight: u32,
@@ -113,8 +113,8 @@ impl Plan {
         self.batch
     }
 
-    /// Finds the datasets of the blend among `names`: the result holds, in the order of the blend,
-    /// their positions. Each name must be used once; without a blend there must be one.
+    /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
+    /// the blend. Each name must be used once; without a blend there must be one.
     pub fn bind(&self, names: &[&str]) -> Result<Vec<usize>, BindError> {
         if self.blend.is_empty() {
             return match names {
@@ -138,10 +138,10 @@ impl Plan {
     }
 }
 
-/// Why the datasets given do not go with the plan.
+/// Why the given datasets do not match the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BindError {
-    /// There is nothing to read.
+    /// There are no datasets.
     #[error("no dataset is given")]
     NoDataset,
     /// Several datasets, and no ratio.
@@ -150,19 +150,19 @@ pub enum BindError {
         /// How many were given.
         datasets: usize,
     },
-    /// The blend names a dataset that is not given.
+    /// The blend names a dataset that was not given.
     #[error("blend names `{name}`, but no such dataset is given")]
     Unknown {
         /// The name in the plan.
         name: String,
     },
-    /// A dataset is given that the blend does not name.
+    /// A given dataset is not in the blend.
     #[error("dataset `{name}` is given, but the blend does not name it (weight 0 leaves it out)")]
     Unused {
         /// The name given.
         name: String,
     },
-    /// Two datasets are given under one name.
+    /// Two given datasets have the same name.
     #[error("two datasets are called `{name}`")]
     Repeated {
         /// The name given.

@@ -1,18 +1,16 @@
 //! Batches by slow and obvious code, to check the fast path against.
 //!
-//! This is the definition of a batch, written for reading: the blend is simulated from sample zero
-//! by its rule, the shuffle is built as a table of all samples of the epoch, tokens are read one at
-//! a time as whole numbers and range-checked one at a time. It shares with [`order`](crate::order)
-//! only the keyed permutations, which have tests of their own; the block arithmetic, the seeking,
-//! the caching and the narrowing loops have no counterpart here. Where the two disagree, one has a
-//! bug.
+//! This is the definition of a batch, written for reading: the blend is simulated from sample zero by
+//! its rule, the shuffle is built as a table of all samples of the epoch, and tokens are read and
+//! range-checked one at a time as whole numbers. It shares with [`order`](crate::order) only the keyed
+//! permutations, which have their own tests; the block arithmetic, the seeking, the caching and the
+//! narrowing loops have no counterpart here. Where the two disagree, one has a bug.
 //!
-//! A batch is laid out as follows. Batch `b` holds global samples `b * batch .. (b + 1) * batch`,
-//! row after row; a row is one window of tokens, little-endian, in the delivered type. Sample `i`
-//! of a file is its tokens `i * window .. (i + 1) * window`; tokens behind the last whole window
-//! are not delivered.
+//! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
+//! a row is one window of tokens, little-endian, in the delivered type. Sample `i` of a file is its
+//! tokens `i * window .. (i + 1) * window`; tokens after the last whole window are not delivered.
 //!
-//! Cost: O(datasets) for each sample since sample zero (or since the last batch asked for, going
+//! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
 
 use alloc::vec::Vec;
@@ -38,13 +36,13 @@ impl<F: FnMut(u64) -> Option<i128>> TokenReader for F {
     }
 }
 
-/// Why the reference has no batch. Datasets are counted in the order of the blend.
+/// Why there is no batch. Datasets are counted in the order of the blend.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReferenceError {
-    /// The files do not go with the plan.
+    /// The files do not match the plan.
     #[error(transparent)]
     Types(#[from] CompileError),
-    /// A file cannot be cut as the plan says.
+    /// A file cannot be divided as the plan requires.
     #[error(transparent)]
     Order(#[from] OrderError),
     /// A token could not be read.
@@ -67,15 +65,15 @@ pub enum ReferenceError {
         /// The delivered type.
         to: Dtype,
     },
-    /// A batch so far out that its samples have no number.
+    /// A batch so far out that its sample numbers overflow.
     #[error("batch {batch} lies beyond the last sample that can be counted")]
     BatchNumber {
-        /// The batch asked for.
+        /// The requested batch.
         batch: u64,
     },
 }
 
-/// Makes batches the slow way.
+/// Computes batches the slow way.
 #[derive(Debug)]
 pub struct Reference<R> {
     plan: Plan,
@@ -92,7 +90,7 @@ struct Dataset<R> {
     weight: i128,
     /// Samples drawn so far from this dataset.
     drawn: u64,
-    /// An epoch and the file samples it delivers, in order.
+    /// An epoch and its file samples, in order of delivery.
     table: Option<(u64, Vec<u64>)>,
 }
 
@@ -135,7 +133,7 @@ impl<R: TokenReader> Reference<R> {
         Ok(bytes)
     }
 
-    /// Draws the next sample: its dataset, and how many were drawn from that before.
+    /// Draws the next sample: returns its dataset, and how many were drawn from that before.
     fn draw(&mut self) -> (usize, u64) {
         let pick = self.due();
         let k = self.datasets[pick].drawn;
@@ -144,9 +142,9 @@ impl<R: TokenReader> Reference<R> {
         (pick, k)
     }
 
-    /// The dataset whose turn it is, by Tijdeman's rule. With `e = 1/(2D - 2)`, a dataset may be
-    /// drawn as step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose
-    /// count, left as it is, soonest falls below `n * p/Q - (1 - e)`; of several, the first.
+    /// The dataset to draw from, by Tijdeman's rule. With `e = 1/(2D - 2)`, a dataset may be drawn as
+    /// step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose count, if
+    /// unchanged, soonest falls below `n * p/Q - (1 - e)`; of several, the first.
     fn due(&self) -> usize {
         let total: i128 = self.datasets.iter().map(|d| d.weight).sum();
         let weighted = self.datasets.iter().filter(|d| d.weight > 0).count() as i128;

@@ -1,22 +1,24 @@
 //! The storage target as a state machine: requests in; disk reads, stages and RDMA WRITEs out.
 //!
-//! One [`Target`] serves many sessions, each on a queue pair of its own, from one set of staging buffers. A
-//! request holds a buffer from the disk read until its answer is acknowledged:
+//! One [`Target`] serves many sessions, each on its own queue pair, from one set of staging buffers. A
+//! request holds a buffer from the disk read until its response is acknowledged:
 //!
 //! ```text
 //! capsule -> pending -> Reading (the disk owns the buffer) -> stages -> WRITE + SEND -> free
 //! ```
 //!
-//! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only names tokens.
+//! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only specifies
+//! tokens.
 //!
-//! Memory is bounded by the staging buffers and by the credits of each session (C6). Sessions take turns, and
-//! some buffers are reserved for sessions that hold none, so that a reader that does not take its answers cannot
-//! starve the others. Every refusal is answered and counted by reason (C7).
+//! Memory is bounded by the staging buffers and by the credits of each session (C6). Sessions take
+//! turns, and some buffers are reserved for sessions that hold none, so that a reader that does not
+//! receive its responses cannot starve the others. Every refusal is sent to the reader and counted by
+//! reason (C7).
 //!
 //! Order of calls: [`Target::open`] after the queue pair exists and before it is connected, then
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
-//! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
-//! the two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
+//! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between the
+//! two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
 //! or clock may enter: they are behind `Device`, `Staging` and `Disk`.
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -39,15 +41,15 @@ use crate::stage::{self, BlockError, Ran, TargetStages};
 /// Alignment of direct I/O in bytes; a staging buffer has this much slack at either end.
 pub const IO_ALIGN: u32 = 4096;
 
-/// Most bytes of a file that a request may ask for.
+/// Most bytes of a file in one request.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Bytes of a target's staging buffer: a block and the slack of aligned reads.
 pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
 
-/// Slots for a request and its answer per credit. A reader that got an answer sends the next request at once,
-/// and it may arrive before the acknowledgement of the answer: with one slot per credit it would find no receive
-/// posted and wait for the RNR timer.
+/// Slots for a request and its response per credit. A reader sends its next request as soon as it gets
+/// a response, and the request may arrive before the acknowledgement of the response: with one slot per
+/// credit it would find no receive posted and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
 /// Reads started per [`Target::poll`]: the kernel may copy from its page cache during submission.
@@ -72,30 +74,30 @@ pub const WORK_PER_CREDIT: u32 = 2 * SLOTS_PER_CREDIT;
 pub struct Source {
     /// The open file.
     pub file: FileId,
-    /// What is done to its blocks, as the session agreed.
+    /// The stages for its blocks, as agreed on by the session.
     pub stages: TargetStages,
-    /// Byte where the first token stands.
+    /// Offset of the first token in bytes.
     pub data_offset: u64,
     /// Tokens in the file when the session began.
     pub tokens: u64,
 }
 
-/// What the target did, and what it refused.
+/// Counters of a target.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TargetCounters {
-    /// Requests answered with data.
+    /// Requests completed with data.
     pub done: u64,
     /// Bytes read from storage.
     pub source_bytes: u64,
-    /// Bytes given to RDMA WRITE.
+    /// Bytes sent by RDMA WRITE.
     pub written_bytes: u64,
     /// Conversions of blocks.
     pub narrowed_blocks: u64,
     /// Requests that ended with a token that does not fit.
     pub overflow: u64,
-    /// Requests that ran into the end of a file cut short.
+    /// Requests beyond the end of a truncated file.
     pub truncated: u64,
-    /// Requests that storage failed.
+    /// Requests that failed with a storage error.
     pub storage_errors: u64,
     /// Requests refused, by [`Refusal`] code minus one.
     pub refused: [u64; Refusal::ALL.len()],
@@ -103,12 +105,12 @@ pub struct TargetCounters {
     pub failed_work: u64,
 }
 
-/// What a session was sent.
+/// Totals of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Requests answered with data.
+    /// Requests completed with data.
     pub requests: u64,
-    /// Bytes given to RDMA WRITE.
+    /// Bytes sent by RDMA WRITE.
     pub bytes: u64,
 }
 
@@ -117,7 +119,7 @@ pub struct Served {
 enum State {
     Free,
     Reading(Job),
-    /// Reading for a session that was closed: freed when the read ends.
+    /// Reading for a session that was closed: freed when the read completes.
     Orphan,
     Sending(Qpn),
 }
@@ -129,7 +131,7 @@ struct Job {
     slot: u32,
     request: ReadRequest,
     file: FileId,
-    /// Byte of the file at which the first token stands.
+    /// Offset of the first token in the file.
     first_byte: u64,
     /// Bytes of the tokens in the file.
     len: u32,
@@ -148,10 +150,10 @@ impl Job {
     }
 }
 
-/// What became of a session's turn to start a read.
+/// The outcome of a session's turn to start a read.
 enum Turn {
     Taken,
-    /// Nothing to read, or no buffer may be taken.
+    /// Nothing to read, or no buffer is available.
     Passed,
     DiskFull,
 }
@@ -165,7 +167,7 @@ struct Session {
     pending: VecDeque<Job>,
     /// Buffers held.
     buffers: u32,
-    /// Requests received and not answered.
+    /// Requests received and not responded to.
     outstanding: u32,
     failed: bool,
     served: Served,
@@ -210,7 +212,7 @@ impl Session {
     }
 }
 
-/// What a request is carried out with.
+/// The resources for executing a request.
 struct Io<'a, D, M> {
     now: Time,
     device: &'a mut D,
@@ -250,8 +252,8 @@ const NO_BUFFER: u32 = u32::MAX;
 const DATA_WRITE: u64 = u64::MAX;
 
 impl Target {
-    /// A target with `count` buffers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, on the
-    /// two completion queues that the queue pairs of its sessions use.
+    /// A target with `count` buffers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, and
+    /// the two completion queues of its sessions' queue pairs.
     pub fn new(
         base_addr: u64,
         count: u32,
@@ -294,8 +296,8 @@ impl Target {
         self.buffers.len()
     }
 
-    /// Begins a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each
-    /// credit: posts its receives.
+    /// Opens a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each credit:
+    /// posts its receives.
     pub fn open<D: Device>(
         &mut self,
         now: Time,
@@ -325,12 +327,13 @@ impl Target {
         Ok(())
     }
 
-    /// What the session on `qpn` was sent so far.
+    /// Totals of the session on `qpn` so far.
     pub fn served(&self, qpn: Qpn) -> Option<Served> {
         self.sessions.get(&qpn).map(|session| session.served)
     }
 
-    /// Closes the session on `qpn`. Its buffers are freed: at once, or when the read into them ends.
+    /// Closes the session on `qpn`. Its buffers are freed: at once, or when the read into them
+    /// completes.
     pub fn close(&mut self, qpn: Qpn) {
         let Some(session) = self.sessions.remove(&qpn) else {
             return;
@@ -347,14 +350,14 @@ impl Target {
         }
     }
 
-    /// A session whose queue pair failed since the last call. The caller closes it and notifies the reader: one
-    /// that only waits for answers sends nothing, so its transport does not notice.
+    /// A session whose queue pair failed since the last call. The caller closes it and notifies the
+    /// reader: a reader that only waits for responses sends nothing, so its transport does not notice.
     pub fn failed_session(&mut self) -> Option<Qpn> {
         self.failed.pop_front()
     }
 
-    /// Does what can be done now: at most one block through its stages, and `READS_PER_POLL` reads started.
-    /// Returns whether there was something to do.
+    /// Does the work possible now: at most one block through its stages, and `READS_PER_POLL` reads
+    /// started. Returns whether there was any.
     pub fn poll<D: Device, M: Staging, K: Disk>(
         &mut self,
         now: Time,
@@ -373,7 +376,7 @@ impl Target {
         busy
     }
 
-    /// Handles the completions of a queue, a bounded number of them; whether there were any.
+    /// Handles the completions of a queue, a bounded number of them; returns whether there were any.
     fn take_completions<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
@@ -383,7 +386,7 @@ impl Target {
         let mut busy = false;
         for _ in 0..BATCHES_PER_POLL {
             let mut batch = ArrayVec::<Completion, COMPLETIONS_PER_BATCH>::new();
-            // A queue that cannot be read brings nothing; its queue pairs fail by themselves.
+            // A queue that cannot be read returns nothing; its queue pairs fail separately.
             let _ = io.device.poll_cq(cq, &mut batch);
             busy |= !batch.is_empty();
             batch.iter().for_each(|done| handle(self, io, done));
@@ -495,7 +498,7 @@ impl Target {
                     return self.release(buffer, Some(job.qpn));
                 }
                 let mut outcome = self.run_stages(io.memory, buffer, &job, done.result);
-                // A read beyond the new end of the file shows only that the end lies before it.
+                // A read beyond the new end of the file only shows that the end is before it.
                 if let Outcome::Truncated { at_byte } = &mut outcome {
                     let end = disk.len_now(job.file).unwrap_or(*at_byte);
                     *at_byte = end.min(*at_byte);
@@ -507,7 +510,7 @@ impl Target {
         }
     }
 
-    /// Checks that every byte came, and runs the stages of the session over them.
+    /// Checks that every byte was read, and runs the stages of the session over them.
     fn run_stages<M: Staging>(
         &mut self,
         memory: &mut M,
@@ -681,7 +684,7 @@ impl Target {
         self.base_addr + offset_of(buffer)
     }
 
-    /// Frees a buffer that the session `owner` held, if that is still open.
+    /// Frees a buffer held by the session `owner`, if that is still open.
     fn release(&mut self, buffer: u32, owner: Option<Qpn>) {
         self.buffers[buffer as usize] = State::Free;
         self.free.push(buffer);
@@ -692,8 +695,8 @@ impl Target {
     }
 }
 
-/// The message that a SEND of the peer placed into the receive at `addr`. A WRITE with immediate data completes
-/// a receive as well, but places nothing there, and its length is that of the WRITE.
+/// The message of a peer's SEND in the receive at `addr`. A WRITE with immediate data completes a
+/// receive as well, but places nothing there, and its length is that of the WRITE.
 pub(crate) fn received<'m, M: Staging>(
     memory: &'m M,
     addr: u64,

@@ -1,7 +1,7 @@
 //! The fast path (order, blocks, compiled stages) against the reference, byte for byte.
 //!
-//! `fast_batch` below does what target and reader do, without their buffers: ask the order where a
-//! sample lies, take its bytes out of a block, run the stages of both sides over them.
+//! `fast_batch` below does what target and reader do, without their buffers: look up a sample in the
+//! order, take its bytes out of a block, run the stages of both sides over them.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ struct File {
     bytes: Vec<u8>,
 }
 
-/// A file whose tokens tell their place, so that any mix-up shows.
+/// A file whose tokens encode their position, so that any mix-up shows.
 fn file(dtype: Dtype, tokens: u64, salt: u64) -> File {
     let value = |i: u64| (i.wrapping_mul(2_654_435_761) >> 7).wrapping_add(salt) & 0x7fff;
     let width = dtype.bytes() as usize;
@@ -170,7 +170,7 @@ fn resuming_anywhere_gives_the_same_bytes() {
 
 const TOKENS: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];
 
-/// A plan over files whose types it may not go with, one of which may hold a token that does not fit.
+/// A plan over files whose types may not match it, one of which may hold a token that does not fit.
 #[derive(Clone, Debug)]
 struct Case {
     text: String,
@@ -214,7 +214,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    /// Whatever the stages deliver, and whatever they refuse, the reference does too, in either place.
+    /// Whatever the stages deliver or refuse, the reference does too, for either place.
     #[test]
     fn stages_deliver_what_the_reference_says(case in case()) {
         let plan = Plan::parse(&case.text, None).unwrap();

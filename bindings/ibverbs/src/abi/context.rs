@@ -1,4 +1,4 @@
-//! Contexts and their tables of functions, which inline functions of the header call.
+//! Contexts and their function tables, which inline functions of the header call.
 
 #![allow(non_snake_case, reason = "the names of C")]
 
@@ -14,7 +14,7 @@ use super::{
     ibv_wc,
 };
 
-/// An entry that the library fills no more: the headers call exported symbols instead.
+/// An entry no longer used by the library: the headers call exported symbols instead.
 pub(crate) type Unused = *const c_void;
 
 c_struct! {

@@ -36,7 +36,7 @@ fn all() -> Vec<Shape> {
     }
 }
 
-/// Paths that are no plain field on our side.
+/// Paths that are not plain fields on our side.
 fn nested() -> Vec<(&'static str, &'static str, usize)> {
     let args = core::mem::offset_of!(ibv_send_wr, wr);
     let bind = core::mem::offset_of!(ibv_send_wr, bind_mw);
@@ -63,7 +63,7 @@ fn nested() -> Vec<(&'static str, &'static str, usize)> {
     ]
 }
 
-/// What C has to print, line by line: its expression and our value.
+/// The lines that C has to print: its expression and our value.
 fn expectations() -> Vec<(String, u64)> {
     let mut lines = Vec::new();
     for Shape { c_name, size, fields } in all() {

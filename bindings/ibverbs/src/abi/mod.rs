@@ -1,9 +1,9 @@
 //! The C ABI of rdma-core 44: structures and constants of `infiniband/verbs.h`, and nothing else.
 //!
-//! Names are those of C, so that a reader with the man pages at hand finds everything. Enumerations
-//! are plain integers here: programs hand in whatever they like. Every structure registers its
-//! layout with `Layout`; a test compiles a C program against the installed headers and compares
-//! sizes and offsets (`tests/layout.rs` in spirit, `layout.rs` here because it needs the types).
+//! Names are those of C, to match the man pages. Enumerations are plain integers here: programs may
+//! pass any value. Every structure registers its layout with `Layout`; a test compiles a C program
+//! against the installed headers and compares sizes and offsets (`tests/layout.rs` in spirit,
+//! `layout.rs` here because it needs the types).
 #![allow(non_camel_case_types, reason = "the names of C")]
 
 mod consts;
@@ -24,7 +24,7 @@ pub(crate) use work::*;
 /// A structure whose layout can be compared with C's.
 #[cfg(test)]
 pub(crate) trait Layout {
-    /// As C writes the type, `struct` included.
+    /// The type as written in C, `struct` included.
     const C_NAME: &'static str;
     /// Every field with its offset.
     fn fields() -> Vec<(&'static str, usize)>;

@@ -252,7 +252,7 @@ c_struct! {
     struct ibv_async_event { element: ibv_event_element, event_type: u32, }
 }
 
-/// What an asynchronous event is about (an unnamed union in C).
+/// The object of an asynchronous event (an unnamed union in C).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union ibv_event_element {

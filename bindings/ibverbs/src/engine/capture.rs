@@ -1,7 +1,7 @@
 //! Recording packets of unmodified programs, for tshark and `dquant capture`.
 //!
-//! The wire writes the file; here is when it begins and that it ends complete, also when the program
-//! exits without closing its devices.
+//! The wire writes the file; this module starts it and completes it, also when the program exits
+//! without closing its devices.
 
 use std::sync::Once;
 
@@ -10,7 +10,7 @@ use nic::device::DeviceWire;
 use super::netdev::Interface;
 use crate::process::settings;
 
-/// Records from now on, if that was asked for.
+/// Starts recording, if the environment requests it.
 pub(crate) fn begin(wire: &mut DeviceWire, interface: &Interface) {
     let Some(capture) = settings::capture(&interface.name) else {
         return;
@@ -25,7 +25,7 @@ pub(crate) fn begin(wire: &mut DeviceWire, interface: &Interface) {
 
 /// Completes the files.
 extern "C" fn end() {
-    // A child does not see its parent's engines, so what they have buffered is not written twice.
+    // A child does not see its parent's engines, so it does not write their buffers a second time.
     for engine in super::all() {
         if let Ok(wire) = engine.lock().wire() {
             wire.capture_to(None);

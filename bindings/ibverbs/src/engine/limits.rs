@@ -1,4 +1,4 @@
-//! The limits of a device: what `ibv_query_device` tells is what is enforced.
+//! The limits of a device: those that `ibv_query_device` reports are enforced.
 
 use roce::endpoint::EndpointConfig;
 
@@ -15,8 +15,8 @@ pub(crate) const ENDPOINT: EndpointConfig = EndpointConfig {
     seed: 0,
 };
 
-/// Most bytes of inline data of a work request. They are copied when posted, into memory that is
-/// reserved for the whole send queue when the queue pair is created.
+/// Most bytes of inline data of a work request. They are copied when posted, into memory reserved for
+/// the whole send queue when the queue pair is created.
 pub(crate) const MAX_INLINE_BYTES: u32 = 1024;
 
 /// Most READs and atomics of a queue pair in flight, in each direction.
@@ -25,7 +25,7 @@ pub(crate) const MAX_RD_ATOMIC: u8 = roce::endpoint::MAX_RD_ATOMIC;
 /// Most receives of a shared receive queue.
 pub(crate) const MAX_SRQ_WR: u32 = ENDPOINT.max_qp_wr;
 
-/// Longest region: what a process can address.
+/// Longest region: the address space of a process.
 pub(crate) const MAX_MR_BYTES: u64 = 1 << 47;
 
 /// Longest message in bytes.
@@ -44,5 +44,5 @@ pub(crate) const MAX_SRQS: u32 = 1 << 12;
 pub(crate) const MAX_GROUPS: u32 = 256;
 /// See [`MAX_GROUPS`].
 pub(crate) const MAX_GROUP_QPS: u32 = 256;
-/// Most of both together: what the endpoint has room for.
+/// Most of both together, the endpoint's limit.
 pub(crate) const MAX_GROUP_ATTACHMENTS: u32 = 1 << 13;

@@ -1,8 +1,8 @@
 //! The process's own memory, by address.
 //!
-//! Regions are registered by the program, which keeps them mapped and of the right kind as long as
-//! they are registered; the endpoint asks for nothing outside them. As with a real device, the
-//! program may read and write the bytes at the same time: it must not rely on what it then sees.
+//! The program registers the regions, and keeps them mapped with the right permissions while they are
+//! registered; the endpoint accesses nothing else. As with a real device, the program may read and
+//! write the bytes at the same time, with undefined contents as the result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,11 +47,11 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// Brings every page of the range into memory, so that a later access cannot fail.
+/// Faults in every page of the range, so that a later access cannot fail.
 ///
 /// # Errors
-/// `EFAULT` when some page is not mapped, or not with the access asked for; `ENOMEM` when there is
-/// no memory for it.
+/// `EFAULT` when some page is not mapped, or not with the requested access; `ENOMEM` when there is no
+/// memory for it.
 pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
     let page = rustix::param::page_size() as u64;
     let first = addr / page * page;
@@ -65,7 +65,7 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(Errno::FAULT) => return Err(Errno::FAULT),
             // Not mapped or no memory left; or mapped otherwise; or Linux before 5.14, which does not
-            // know the advice: then pages come when they are touched.
+            // have this advice: then pages are faulted in on first access.
             Err(error) => {
                 permitted(first, first + bytes as u64, write)?;
                 return if error == Errno::NOMEM { Err(error) } else { Ok(()) };
@@ -139,7 +139,7 @@ mod tests {
         memory.gather(addr + 8, &mut bytes);
         assert_eq!(bytes, [7; 16]);
         memory.scatter(addr + 1, &[1, 2, 3]);
-        // SAFETY: nobody refers to the bytes.
+        // SAFETY: no other reference to the bytes exists.
         unsafe { program.write(9) };
         memory.gather(addr, &mut bytes[..5]);
         assert_eq!(bytes[..5], [9, 1, 2, 3, 7]);

@@ -1,11 +1,10 @@
-//! One engine for each device that this process has open: the endpoint, its wire, and who drives
+//! One engine for each open device of this process: the endpoint, its wire, and the threads that drive
 //! them. No verbs object and no C function may enter.
 //!
-//! Everything that can change lies in [`Core`], behind one lock. Whoever calls a verb takes the lock
-//! for as long as the verb needs it; posting and polling threads drain the wire while they are at
-//! it, so that a polling program never waits for another thread. When nobody polls, the progress
-//! thread does the same ([`progress`]). At the end of a drain, completion notifications and
-//! asynchronous events go to the [`Listener`]s of the objects that they name ([`Core::settle`]).
+//! All mutable state is in [`Core`], behind one lock. A verb holds the lock while it runs; posting and
+//! polling threads also drain the wire, so that a polling program never waits for another thread. When
+//! no thread polls, the progress thread drains ([`progress`]). At the end of a drain, completion
+//! notifications and asynchronous events go to the [`Listener`]s of their objects ([`Core::settle`]).
 //!
 //! Order of locks: an engine's core, then the locks that listeners take.
 
@@ -40,21 +39,21 @@ pub(crate) use memory::populate;
 use netdev::Interface;
 use progress::Progress;
 
-/// Rounds that a posting thread drains at most: enough to send a whole window.
+/// Most rounds that a posting thread drains: enough to send a whole window.
 const POST_ROUNDS: u32 = 4;
 
-/// Polls in vain before a thread yields the processor.
+/// Empty polls before a thread yields the processor.
 const VAIN_POLLS: u32 = 16;
 
-/// Packets of one drain that say "there is more to send".
+/// Packets of one drain that mean "there is more to send".
 const FULL_DRAIN: usize = 2 * world::BURST_PACKETS;
 
 /// An open device.
 pub(crate) struct Engine {
-    /// The interface as it was when the device was opened: its addresses are the GID table.
+    /// The interface when the device was opened: its addresses are the GID table.
     pub(crate) interface: Interface,
     pub(crate) settings: Settings,
-    /// The largest path MTU that the interface carries.
+    /// The largest path MTU of the interface.
     pub(crate) mtu: Mtu,
     core: Mutex<Core>,
     progress: Progress,
@@ -62,30 +61,30 @@ pub(crate) struct Engine {
     vain_polls: AtomicU32,
 }
 
-/// What the lock of an engine guards.
+/// The state behind an engine's lock.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
-    /// Gone once the device is closed.
+    /// `None` once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
-    /// When packets were last looked at. Posts carry it: they are timed when they are sent, and looking at
-    /// the clock would cost them a tenth of their time.
+    /// The time of the last drain. Posts use it: they are timed when they are sent, and reading the clock
+    /// would take a tenth of a post's time.
     pub(crate) now: Time,
     pub(crate) qps: HashMap<u32, &'static dyn Listener>,
     pub(crate) cqs: HashMap<CqId, &'static dyn Listener>,
     pub(crate) srqs: HashMap<SrqId, &'static dyn Listener>,
 }
 
-/// What a queue pair, a completion queue or a shared receive queue is notified of.
+/// A notification of a queue pair, a completion queue or a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// An armed completion queue has got a completion that it was armed for.
+    /// An armed completion queue has a completion of the requested kind.
     Completed,
     /// An asynchronous event.
     Event(AsyncEvent),
 }
 
-/// An object of the floor above, as the tables of [`Core`] know it.
+/// An object of the layer above, in the tables of [`Core`].
 pub(crate) trait Listener: Sync {
     /// Called on any thread, with the core locked: must only queue the notice.
     fn notify(&'static self, notice: Notice);
@@ -98,7 +97,7 @@ struct Open {
 
 static ENGINES: ForkLock<Vec<Open>> = ForkLock::new(Vec::new());
 
-/// In a child: it has no engine yet. The parent's stay as they are in memory.
+/// In a child: it has no engine yet. The parent's engines stay untouched in memory.
 ///
 /// # Safety
 /// As [`ForkLock::renew`].
@@ -118,7 +117,7 @@ impl Engine {
     /// The engine of an interface: the one that is running, or a new one.
     ///
     /// # Errors
-    /// When the machine lacks what a new one needs.
+    /// When the machine lacks a resource for a new one.
     pub(crate) fn open(interface: Interface) -> Result<Arc<Engine>, Failure> {
         let mut engines = ENGINES.lock();
         if let Some(open) = engines.iter_mut().find(|open| open.engine.interface == interface) {
@@ -130,7 +129,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// One user less; the last one stops the engine.
+    /// Drops one reference; the last one stops the engine.
     pub(crate) fn release(self: &Arc<Engine>) {
         let mut engines = ENGINES.lock();
         let Some(at) = engines.iter().position(|open| Arc::ptr_eq(&open.engine, self)) else {
@@ -143,7 +142,7 @@ impl Engine {
             fork::closed(&open.engine.socket_numbers());
             let wire = open.engine.lock().wire.take();
             if !open.engine.sockets.iter().all(Watched::is_there) {
-                // The program has closed them, and their numbers may be somebody else's by now.
+                // The program has closed the descriptors, and their numbers may have been reused.
                 std::mem::forget(wire);
             }
         }
@@ -195,7 +194,7 @@ impl Engine {
         self.sockets.iter().map(|socket| socket.fd).collect()
     }
 
-    /// Everything that can change.
+    /// Locks the mutable state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,7 +207,7 @@ impl Engine {
         done
     }
 
-    /// Sends what was posted, as far as it may go.
+    /// Sends posted requests, as far as windows allow.
     pub(crate) fn flush(&self, core: &mut Core) {
         let mut rounds = 0;
         while self.drain(core).sent >= FULL_DRAIN && rounds < POST_ROUNDS {
@@ -228,8 +227,8 @@ impl Engine {
         progress
     }
 
-    /// A program thread has polled, and with `idle` found nothing to do. One that goes on polling in
-    /// vain lets others run now and then: its peer may be waiting for the same processor.
+    /// A program thread has polled, and with `idle` found nothing to do. After a number of empty polls
+    /// it yields: its peer may be waiting for the same processor.
     pub(crate) fn polled(&self, idle: bool) {
         if !idle {
             self.vain_polls.store(0, Ordering::Relaxed);
@@ -253,7 +252,7 @@ impl Core {
         progress.unwrap_or_default()
     }
 
-    /// Hands out completion events and asynchronous events.
+    /// Delivers completion events and asynchronous events.
     pub(crate) fn settle(&mut self) {
         while let Some(id) = self.endpoint.poll_notified() {
             if let Some(cq) = self.cqs.get(&id) {
@@ -301,15 +300,15 @@ fn driver_for(wire: &DeviceWire) -> Outcome<Driver> {
     made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
 }
 
-/// Why there is no wire. Some errors have a hint of their own; one for want of descriptors is the same
-/// whatever they were for.
+/// Why there is no wire. Some errors have a hint of their own; the one for exhausted descriptors does
+/// not depend on their use.
 fn no_wire(device: &str, error: &UdpError) -> Failure {
     let errno = error.os_error().map_or(Errno::IO, errno_of_io);
     let own = error.hint().filter(|_| errno != Errno::MFILE);
     Failure::new(errno, format_args!("{device}: {error}")).with_hint(own)
 }
 
-/// Where keys and the first numbers of queue pairs come from: nobody may guess them.
+/// The seed of keys and initial queue pair numbers, which must not be predictable.
 fn seed() -> Outcome<u64> {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {

@@ -1,4 +1,4 @@
-//! Network interfaces: what becomes a device, with its addresses, MTU and speed.
+//! Network interfaces that become devices, with their addresses, MTU and speed.
 
 use std::net::IpAddr;
 use std::sync::Once;
@@ -19,7 +19,7 @@ pub(crate) struct Interface {
     pub(crate) mtu: u32,
     /// Hardware address; zero for loopback and tunnels.
     pub(crate) mac: [u8; 6],
-    /// Speed in Mbit/s, where the driver tells one.
+    /// Speed in Mbit/s, where the driver reports it.
     pub(crate) speed_mbps: Option<u32>,
     /// Its addresses in the order of the GID table: IPv4, IPv6, link-local IPv6.
     pub(crate) addresses: Vec<IpAddr>,
@@ -48,8 +48,8 @@ pub(crate) fn device_name(interface: &str) -> String {
     format!("dq_{interface}")
 }
 
-/// Interfaces that become devices, in the order of the device list: those that were asked for, or
-/// all, loopback last.
+/// Interfaces that become devices, in the order of the device list: those requested, or all, loopback
+/// last.
 pub(crate) fn interfaces() -> Vec<Interface> {
     let mut found = match scan() {
         Ok(found) => found,
@@ -71,7 +71,7 @@ pub(crate) fn interfaces() -> Vec<Interface> {
     found
 }
 
-/// The interface with this name, as it is now.
+/// The current state of the interface with this name.
 ///
 /// # Errors
 /// When the kernel lists none.
@@ -79,7 +79,7 @@ pub(crate) fn interface(name: &str) -> Outcome<Option<Interface>> {
     Ok(scan()?.into_iter().find(|interface| interface.name == name))
 }
 
-/// Without a list there is no device, and programs say so; says once in a process why.
+/// Without a list there is no device, and programs report that; reports the reason once per process.
 fn say_no_list(error: Errno) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -87,7 +87,7 @@ fn say_no_list(error: Errno) {
     });
 }
 
-/// Says once in a process which interfaces were asked for in vain.
+/// Reports once per process which requested interfaces do not exist.
 fn say_missing(names: &[String], found: &[Interface]) {
     let has = |name: &&String| found.iter().any(|interface| interface.name == **name);
     let missing: Vec<String> =
@@ -111,8 +111,9 @@ fn scan() -> Outcome<Vec<Interface>> {
     Ok(usable.map(describe).collect())
 }
 
-/// Place in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones are last:
-/// they come by themselves, up to two seconds after the link, and the others must not move then.
+/// Position in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones are
+/// last: the kernel adds them up to two seconds after the link is up, and the others must not move
+/// then.
 fn gid_rank(address: &IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => 0,

@@ -1,17 +1,18 @@
-//! The progress thread: serves the peer while the program does something else.
+//! The progress thread: serves the peer while the program is not polling.
 //!
-//! A program that polls drains the wire itself, and a second thread would only fight for the lock.
-//! A program that sleeps or computes needs one: the peer's WRITEs and READs have to be served, and
-//! lost packets sent again. The thread tells the two apart by the time of the program's last drain:
+//! A program that polls drains the wire itself, and a second thread would only contend for the lock. A
+//! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served, and
+//! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
+//! drain:
 //!
-//! - *watching*: it sleeps on the sockets and drains as soon as a packet comes;
-//! - *backing off*: the program polls, so it sleeps without looking at the sockets, each time twice
-//!   as long up to [`LONGEST_NAP`], and looks again once the program has been away for
+//! - *watching*: it sleeps on the sockets and drains as soon as a packet arrives;
+//! - *backing off*: the program polls, so it sleeps without watching the sockets, each time twice as
+//!   long up to [`LONGEST_NAP`], and watches again once the program has not polled for
 //!   [`PROGRAM_AWAY`]. A program that arms a completion queue ends this at once.
 //!
-//! In both it wakes for the endpoint's next deadline, which program threads bring forward when they post
-//! ([`Progress::note_deadline`]), and now and then in any case: a program that has closed the thread's
-//! descriptors cannot wake it.
+//! In both it wakes for the endpoint's next deadline, which program threads bring forward when they
+//! post ([`Progress::note_deadline`]), and periodically in any case: a program that has closed the
+//! thread's descriptors cannot wake it.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,13 +33,13 @@ use crate::process::signals::SignalsBlocked;
 /// A program that has not drained for this long is away.
 const PROGRAM_AWAY: Duration = Duration::from_micros(20);
 
-/// First sleep without looking at the sockets.
+/// First sleep without watching the sockets.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
-/// Longest one: what a program that stops polling may have to wait once.
+/// Longest one: the extra delay that a program may see once when it stops polling.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// What program threads and the progress thread tell each other.
+/// State shared by program threads and the progress thread.
 pub(super) struct Progress {
     /// `None` once the thread has ended.
     waker: Mutex<Option<ManuallyDrop<Waker>>>,
@@ -46,9 +47,9 @@ pub(super) struct Progress {
     fds: Vec<Watched>,
     /// When a program thread last drained, in nanoseconds.
     program_seen: AtomicU64,
-    /// When the thread will wake by itself; 0 while it is awake, `u64::MAX` for never.
+    /// When the thread will wake by timeout; 0 while it is awake, `u64::MAX` for never.
     wakes_at: AtomicU64,
-    /// The thread is not looking at the sockets.
+    /// The thread is not watching the sockets.
     napping: AtomicBool,
     stop: AtomicBool,
     thread: Mutex<Option<JoinHandle<ManuallyDrop<Driver>>>>,
@@ -103,11 +104,11 @@ impl Progress {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A panic of the thread has been printed; there is nothing to add.
+        // A panic of the thread has been printed already.
         let driver = thread.and_then(|thread| thread.join().ok());
         let waker = self.waker().take();
         if self.fds.iter().all(Watched::is_there) {
-            // Otherwise the program has closed them, and their numbers may be somebody else's by now.
+            // Otherwise the program has closed them, and their numbers may have been reused.
             driver.map(ManuallyDrop::into_inner);
             waker.map(ManuallyDrop::into_inner);
         }
@@ -119,7 +120,7 @@ impl Progress {
     }
 }
 
-/// Starts the thread. It takes no signal: those are for the program's threads.
+/// Starts the thread. It blocks all signals: those are for the program's threads.
 pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
     let mut served = Served { engine: Arc::clone(engine), nap: None };
     let driver = ManuallyDrop::new(driver);
@@ -138,10 +139,10 @@ pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
     Ok(())
 }
 
-/// An engine as the progress thread serves it.
+/// The progress thread's view of an engine.
 struct Served {
     engine: Arc<Engine>,
-    /// How long the thread sleeps without looking at the sockets; `None` while it looks at them.
+    /// How long the thread sleeps without watching the sockets; `None` while it watches them.
     nap: Option<Duration>,
 }
 
@@ -175,7 +176,7 @@ impl Application for Served {
 }
 
 impl Progress {
-    /// Tells program threads until when the thread is going to sleep. Called with the core locked.
+    /// Publishes until when the thread is going to sleep. Called with the core locked.
     fn announce(&self, core: &Core, nap: Option<Duration>) -> Turn {
         let deadline = core.deadline();
         let nap_ends = nap.map(|nap| clock::now() + nap);
@@ -189,7 +190,7 @@ impl Progress {
     }
 }
 
-/// How to sleep next: `None` looks at the sockets.
+/// How to sleep next: `None` watches the sockets.
 fn next_nap(progress: &Progress, now: Time, nap: Option<Duration>) -> Option<Duration> {
     if !progress.program_is_polling(now) {
         return None;

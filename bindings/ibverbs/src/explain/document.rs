@@ -1,7 +1,7 @@
-//! The document that is sent: each device with its path, its counters, its queue pairs.
+//! The document sent to clients: each device with its path, its counters, its queue pairs.
 //!
-//! `docs/verbs.md` describes it. Members may be added; one that changes its meaning or goes away
-//! changes [`FORMAT`]. Counters that stand at zero are left out, as are members that do not apply.
+//! `docs/verbs.md` describes it. Members may be added; changing the meaning of one, or removing one,
+//! changes [`FORMAT`]. Counters that are zero are left out, as are members that do not apply.
 
 use nic::clock;
 use nic::device::DeviceWire;
@@ -16,14 +16,14 @@ use super::QPS_PER_LOCK;
 use super::json::Value;
 use crate::engine::{self, Core, Engine};
 
-/// What `format` says.
+/// The value of `format`.
 const FORMAT: &str = "dquant-verbs/1";
 
-/// Why programs go through UDP sockets.
+/// Why programs use UDP sockets.
 const WHY_UDP: &str = "UDP sockets are the one path that needs no driver, no root and no hardware; \
                        this library has no faster one to choose";
 
-/// What the wire said.
+/// State of the wire.
 struct WireFacts {
     choices: Vec<String>,
     counters: UdpCounters,
@@ -40,7 +40,7 @@ impl WireFacts {
     }
 }
 
-/// What was copied under the engine's lock, beside queue pairs.
+/// State copied under the engine's lock, except queue pairs.
 struct Snapshot {
     wire: Option<WireFacts>,
     counters: Counters,
@@ -61,7 +61,7 @@ impl Snapshot {
     }
 }
 
-/// The document about every open device.
+/// The document for all open devices.
 pub(super) fn of_all() -> String {
     let members = vec![
         ("format", FORMAT.into()),
@@ -97,7 +97,7 @@ fn device(engine: &Engine) -> Value {
     Value::Object(members)
 }
 
-/// Every queue pair. Those that come or go meanwhile may be missing.
+/// Every queue pair. Those created or destroyed meanwhile may be missing.
 fn queue_pairs(engine: &Engine) -> Vec<QpReport> {
     let mut all = Vec::new();
     loop {
@@ -113,7 +113,7 @@ fn queue_pairs(engine: &Engine) -> Vec<QpReport> {
     }
 }
 
-/// The name that the kernel has for this program.
+/// The kernel's name for this program.
 fn program() -> Option<String> {
     let path = std::env::current_exe().ok()?;
     Some(path.file_name()?.to_string_lossy().into_owned())

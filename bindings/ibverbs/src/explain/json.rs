@@ -1,7 +1,7 @@
-//! JSON as far as one document needs it: built as a tree, written once.
+//! The part of JSON that one document needs: built as a tree, written once.
 //!
-//! A library that every RDMA program loads should bring few dependencies along, and nothing in here
-//! is ever parsed.
+//! A library loaded by every RDMA program should have few dependencies, and nothing in here is ever
+//! parsed.
 
 use std::fmt::{self, Write};
 

@@ -1,16 +1,17 @@
-//! Answers for `dquant explain`: what the devices of this process do, asked from outside.
+//! The server for `dquant explain`, which reports the state of this process's devices.
 //!
-//! The process listens at a Unix socket in the abstract name space, named `dquant-verbs/PID` (so the
-//! kernel lists it as `@dquant-verbs/PID` in `/proc/net/unix`, and it goes with the process). Whoever
-//! connects is sent one JSON document ([`document`]) and the connection is closed; nothing is read.
-//! Only the user that the process runs as, and root, are answered.
+//! The process listens on a Unix socket in the abstract name space, named `dquant-verbs/PID` (so the
+//! kernel lists it as `@dquant-verbs/PID` in `/proc/net/unix`, and it disappears with the process).
+//! Each client is sent one JSON document ([`document`]) and the connection is closed; nothing is read.
+//! Only the process's own user and root are served.
 //!
-//! A thread of its own does this, asleep unless somebody asks. It never makes the data path wait:
-//! an engine's lock is held to copy [`QPS_PER_LOCK`] queue pairs at a time, and text is made and
-//! written without it. One connection is served at a time, [`BACKLOG`] may wait, and a reader that
-//! is slow loses its connection after [`PATIENCE`].
+//! It runs on a separate thread, asleep until a client connects. It never blocks the data path: an
+//! engine's lock is held to copy [`QPS_PER_LOCK`] queue pairs at a time, and the text is formatted and
+//! written without it. One connection is served at a time, [`BACKLOG`] may wait, and a slow reader is
+//! disconnected after [`PATIENCE`].
 //!
-//! A process that cannot have its socket says so and works without: it just cannot be explained.
+//! If the socket cannot be created, the process reports that and works without it: only `dquant
+//! explain` is not available.
 
 mod document;
 mod json;
@@ -28,19 +29,19 @@ use crate::process::errors::Failure;
 use crate::process::fork;
 use crate::process::signals::SignalsBlocked;
 
-/// Queue pairs that are copied in one go.
+/// Queue pairs copied under one lock.
 const QPS_PER_LOCK: usize = 64;
 
 /// Connections that may wait.
 const BACKLOG: i32 = 4;
 
-/// How long a reader may take.
+/// Time limit of a reader.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Bytes written between two looks at the clock.
+/// Bytes written between two checks of the clock.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Starts to answer, once in a process; a child of one is another.
+/// Starts the server, once per process; a child counts as another process.
 pub(crate) fn start() {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let own = fork::generation();
@@ -61,7 +62,7 @@ fn answer() -> Result<(), Errno> {
     let raw = listener.as_raw_fd();
     let _blocked = SignalsBlocked::all();
     let thread = std::thread::Builder::new().name("dquant-explain".to_owned());
-    // Never closed by us: it goes with the process, or the program closes it before that.
+    // Never closed by us: it ends with the process, or the program closes it before.
     let listener = ManuallyDrop::new(listener);
     thread.spawn(move || serve(&listener)).map_err(|_| Errno::AGAIN)?;
     fork::close_in_children(&[raw]);
@@ -85,23 +86,23 @@ fn serve(listener: &OwnedFd) {
                 send(connection, document::of_all().as_bytes());
             }
             Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
-            // The program has closed it, and may have given its number to something else.
+            // The program has closed it, and its number may have been reused.
             Err(Errno::BADF | Errno::NOTSOCK | Errno::INVAL | Errno::OPNOTSUPP) => return,
-            // No descriptors left, say: not a reason to spin.
+            // No descriptors left, for example: not a reason to spin.
             Err(_) => std::thread::sleep(PATIENCE),
         }
     }
 }
 
-/// Whether the other end runs as this process's user, or as root.
+/// Whether the client runs as this process's user, or as root.
 fn may_ask(connection: impl AsFd) -> bool {
     let own = rustix::process::geteuid();
     net::sockopt::socket_peercred(connection)
         .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
 }
 
-/// Writes until everything is written or patience ends. A reader that leaves is no error, and no
-/// signal to the program.
+/// Writes until everything is written or the time limit is reached. A reader that disconnects is not an
+/// error, and raises no signal in the program.
 fn send(connection: OwnedFd, mut text: &[u8]) {
     if set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE)).is_err() {
         return;

@@ -52,7 +52,7 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     }))
 }
 
-/// The kernel resolves hardware addresses when it sends: nobody here needs to know them.
+/// The kernel resolves hardware addresses when it sends: they are not needed here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     context: *mut ibv_context,

@@ -1,4 +1,4 @@
-//! Completion channels: made, destroyed, read.
+//! Completion channels: created, destroyed, read.
 
 use std::ffi::{c_int, c_void};
 
@@ -24,7 +24,7 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // An event that has been taken out must have a place to go.
+    // A dequeued event must have a place to go.
     let has_places = !cq.is_null() && !cq_context.is_null();
     let found = match has_places {
         true => living::<CompChannel>(channel).and_then(CompChannel::next_event),

@@ -1,4 +1,4 @@
-//! Opening and closing devices, and the tables of functions that inline functions of the header call.
+//! Opening and closing devices, and the function tables that inline functions of the header call.
 
 use std::ffi::{c_int, c_void};
 
@@ -56,7 +56,7 @@ fn table(device: *mut ibv_device) -> verbs_context {
         async_fd: -1,
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        // The header's mark of a context that lies inside a `verbs_context`.
+        // The header's mark for a context inside a `verbs_context`.
         abi_compat: usize::MAX as *mut c_void,
     };
     verbs_context {

@@ -1,8 +1,8 @@
 //! The extended completion queue: completions are read field by field.
 //!
-//! `start_poll` and `next_poll` put one completion into the queue's cursor; the readers take it from there.
-//! From a successful start to `end_poll` the cursor is locked, unless the program said that one thread uses
-//! the queue.
+//! `start_poll` and `next_poll` put one completion into the queue's cursor; the readers take it from
+//! there. The cursor is locked from a successful start to `end_poll`, unless the program declared the
+//! queue single-threaded.
 
 use std::ffi::c_int;
 
@@ -124,7 +124,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The completion that is being read; zeroes for a queue that does not exist.
+/// The completion being read; zeroes for a queue that does not exist.
 fn current(cq: *mut ibv_cq_ex) -> ibv_wc {
     match peek::<Cq>(cq) {
         // SAFETY: read between start and end, when the cursor is the calling thread's.
@@ -155,7 +155,7 @@ readers! {
     read_dlid_path_bits: dlid_path_bits -> u8;
 }
 
-// Queues that would have these are not made: a program that calls them gets zero, not a crash.
+// Queues with these fields are not created: a program that calls them gets zero, not a crash.
 
 unsafe extern "C" fn read_nothing_64(_cq: *mut ibv_cq_ex) -> u64 {
     0

@@ -1,4 +1,4 @@
-//! The device list, and what a device is called.
+//! The device list, and the names of devices.
 
 use std::ffi::{c_char, c_int};
 

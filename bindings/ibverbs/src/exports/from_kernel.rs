@@ -1,5 +1,5 @@
 //! Conversions between the kernel's structures and those of the verbs (`rdma/ib_user_verbs.h`,
-//! `rdma/ib_user_sa.h`). librdmacm imports them; without a kernel to speak to it uses none.
+//! `rdma/ib_user_sa.h`). librdmacm imports them, but uses none without a kernel device.
 
 use std::ffi::c_void;
 
@@ -141,7 +141,7 @@ unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     }
 }
 
-/// Path records are for subnet administration, which Ethernet does not have: nothing to convert.
+/// Path records are for subnet administration, which does not exist on Ethernet: nothing to convert.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_copy_path_rec_from_kern(_to: *mut c_void, _from: *const c_void) {}
 

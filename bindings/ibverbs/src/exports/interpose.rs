@@ -1,11 +1,12 @@
-//! Functions of libc that lead programs to the view of `/sys/class/infiniband` (`objects/sysfs.rs`).
+//! Functions of libc that redirect programs to the view of `/sys/class/infiniband`
+//! (`objects/sysfs.rs`).
 //!
 //! The library is preloaded, so these are found before libc's. Each replaces its path if that belongs
-//! to the view, and calls the next definition. Nothing else is changed. Calls with a file descriptor
-//! that was opened through here need no help, nor do relative paths once `chdir` came through here.
+//! to the view, and calls the next definition. Nothing else is changed. Calls on a file descriptor
+//! opened through here need no redirection, nor do relative paths after a `chdir` through here.
 //!
-//! Not reached: programs that make system calls themselves (Go), and the names that `glob` and `fts`
-//! of libc look up inside it.
+//! Not covered: programs that make system calls directly (Go), and the lookups that `glob` and `fts`
+//! make inside libc.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -41,7 +42,7 @@ impl Next {
     }
 }
 
-/// What takes the place of `path`, if it belongs to the view. A relative path starts at `dir`.
+/// The replacement of `path`, if it belongs to the view. A relative path starts at `dir`.
 fn replaced(dir: c_int, path: *const c_char) -> Option<CString> {
     if path.is_null() {
         return None;
@@ -55,10 +56,10 @@ fn replaced(dir: c_int, path: *const c_char) -> Option<CString> {
     if sysfs::is_ours(&whole) { sysfs::redirect(&whole) } else { None }
 }
 
-/// Every path of the view has this in it.
+/// Every path of the view contains this.
 const MARK: &[u8] = b"infiniband";
 
-/// The path from the root, without empty parts and those that name the same directory again.
+/// The absolute path, without empty parts and `.`.
 fn absolute(dir: c_int, path: &[u8]) -> Option<Vec<u8>> {
     let start = match dir {
         _ if path.starts_with(b"/") => PathBuf::new(),
@@ -99,8 +100,8 @@ macro_rules! interpose {
     )+ };
 }
 
-// `open` and its kind take a mode only when they create. A third argument is passed on as it is found
-// in its register, which does no harm: this holds on every calling convention of 64-bit Linux.
+// `open` and the like take a mode only when they create a file. A third argument is passed on from its
+// register, set or not, which is harmless on every calling convention of 64-bit Linux.
 interpose! {
     open(; path, flags: c_int, mode: libc::mode_t) -> c_int, -1;
     open64(; path, flags: c_int, mode: libc::mode_t) -> c_int, -1;

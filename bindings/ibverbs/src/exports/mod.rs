@@ -1,9 +1,9 @@
-//! The functions of C: they check pointers, call the objects, and return results as C does. No verb is
-//! carried out here. Floors below do not name these functions: the tables of functions in the C
-//! structures are filled here when an object is created.
+//! The C functions: they check pointers, call the objects, and return results as C expects. No verb is
+//! executed here. Layers below do not refer to these functions: the function tables in the C structures
+//! are filled here when an object is created.
 //!
 //! Calls come from C: every pointer may be null or stale, no call may panic, and an error is the
-//! `errno` that the man page names.
+//! `errno` in the man page.
 
 mod ah;
 mod channel;
@@ -51,7 +51,7 @@ fn or_null<T>(made: Outcome<*mut T>) -> *mut T {
     })
 }
 
-/// What programs hold of an object, or null with `errno` set.
+/// A program's handle of an object, or null with `errno` set.
 fn handle_or_null<T: Object>(made: Outcome<&'static T>) -> *mut T::C {
     or_null(made.map(Object::handle))
 }
@@ -90,7 +90,7 @@ unsafe fn given<'a, T>(place: *const T) -> Outcome<&'a T> {
 /// Writes a result to the caller's place.
 ///
 /// # Errors
-/// `EINVAL` for null; `value` is not asked for then.
+/// `EINVAL` for null; `value` is not called then.
 ///
 /// # Safety
 /// `place` is null or valid for writing.

@@ -1,4 +1,4 @@
-//! Memory regions: registered, registered again, deregistered, advised on.
+//! Memory regions: register, reregister, deregister, advise.
 
 use std::ffi::{c_int, c_void};
 
@@ -98,7 +98,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// Regions are in memory from registration on: there is nothing to fetch, only to check.
+/// Regions are in memory from registration on, so the advice is only checked.
 pub(super) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: u32,

@@ -1,8 +1,7 @@
-//! Posting: work requests of C become those of the transport.
+//! Posting: converts C work requests to those of the transport.
 //!
-//! Requests of a list are posted one by one; the first that is refused ends it and is reported, and
-//! those before it stay posted. What was posted is sent before the call returns, as far as windows
-//! allow.
+//! Requests of a list are posted one by one; the first refused one ends it and is reported, and those
+//! before it stay posted. Posted requests are sent before the call returns, as far as windows allow.
 
 use std::ffi::c_int;
 
@@ -31,12 +30,12 @@ unsafe fn sges<'a>(list: *const ibv_sge, len: c_int, limit: u32) -> Outcome<&'a 
     Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// The list for the transport, which has room for every number that the limits allow.
+/// The list for the transport, which has room for all elements that the limits allow.
 pub(super) fn sg_list(sges: &[ibv_sge]) -> SgList {
     sges.iter().map(|sge| Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey }).collect()
 }
 
-/// Whether the flags are known. Checksums of the network layer are for packets that do not exist here.
+/// Checks that the flags are known. Network-layer checksums are for packets that do not exist here.
 pub(super) fn check_flags(flags: u32) -> Outcome<()> {
     const KNOWN: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
     if flags & !KNOWN == 0 { Ok(()) } else { Err(Errno::INVAL) }
@@ -72,7 +71,7 @@ fn operation(qp: &Qp, wr: &ibv_send_wr) -> Outcome<SendOp> {
     })
 }
 
-/// Whether the payload may be taken along.
+/// Whether the payload may be inline.
 fn may_be_inline(op: &SendOp) -> bool {
     matches!(
         op,
@@ -122,7 +121,7 @@ unsafe fn send_wr(qp: &Qp, wr: &ibv_send_wr) -> Outcome<SendWr> {
     })
 }
 
-/// Tells the program which request was refused.
+/// Reports which request was refused.
 ///
 /// # Safety
 /// `bad` is null or valid for writing.
@@ -133,7 +132,7 @@ unsafe fn name_refused<T>(bad: *mut *mut T, wr: *mut T) {
     }
 }
 
-/// Walks a list; what is refused is reported through `bad`.
+/// Walks a list; the first refused request is reported through `bad`.
 ///
 /// # Safety
 /// `list` is null or a valid list, `bad` null or valid for writing.
@@ -195,7 +194,7 @@ pub(super) unsafe extern "C" fn post_recv(
     let qp = peek::<Qp>(qp.cast()).inspect_err(|_| unsafe { name_refused(bad, list) });
     code(qp.and_then(|qp| {
         let mut core = qp.engine.lock();
-        // The endpoint would take them, for its own users; the verbs do not (IBA 10.3.1.1).
+        // The endpoint would accept them, for its other users; the verbs do not (IBA 10.3.1.1).
         let in_reset = core.endpoint.qp_state(qp.number) == Some(QpState::Reset);
         let now = core.now;
         let mut post = |wr: RecvWr| match in_reset {

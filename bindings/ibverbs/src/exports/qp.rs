@@ -1,4 +1,4 @@
-//! Queue pairs: created both ways, modified, queried, destroyed.
+//! Queue pairs: created (plain or extended), modified, queried, destroyed.
 
 use std::ffi::c_int;
 
@@ -49,7 +49,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     }))
 }
 
-/// Work requests that the extended interface can build.
+/// Work requests supported by the extended interface.
 const SEND_OPS: u32 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
@@ -61,7 +61,7 @@ const SEND_OPS: u32 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// Those of them that a transport does not have.
+/// Those not available on a transport.
 fn send_ops_beyond(qp_type: u32) -> u32 {
     const RELIABLE: u32 = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
@@ -78,7 +78,7 @@ fn create_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<&'static Qp> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let has = |bit| attr.comp_mask & bit != 0;
-    // Packets are not looped back to their own queue pair's group members, flag or not.
+    // Packets are never looped back to group members of their own queue pair, with or without the flag.
     let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
     let send_ops = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
     let possible = u64::from(SEND_OPS & !send_ops_beyond(attr.qp_type));
@@ -127,13 +127,13 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     code(living::<Qp>(qp.cast()).map(Qp::destroy))
 }
 
-/// Whether data becomes visible in order: bytes of a message are placed as packets come.
+/// Whether data becomes visible in order: bytes of a message are placed as packets arrive.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: u32, _flags: u32) -> c_int {
     0
 }
 
-/// No connection options of ours to tell a peer.
+/// There are no connection options to report to a peer.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     let none = || Ok(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 });
@@ -147,7 +147,7 @@ unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: null or the caller's options.
     let ece = unsafe { ece.as_ref() };
     code(known.and_then(|_| match ece.ok_or(Errno::INVAL)?.vendor_id {
-        // No vendor: no options, which is what every connection has.
+        // No vendor means no options, which is the case for every connection.
         0 => Ok(()),
         _ => Err(Errno::OPNOTSUPP),
     }))

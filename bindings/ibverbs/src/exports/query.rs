@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     }))
 }
 
-/// The time that the library goes by. As adapters have it, all of it stands in the nanoseconds.
+/// The library's clock. As NICs do, it reports everything in the nanoseconds.
 pub(super) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
@@ -60,7 +60,7 @@ pub(super) unsafe extern "C" fn query_rt_values(
     }))
 }
 
-/// Writes as much of `value` as an older or newer caller has room for; the rest becomes zero.
+/// Writes as much of `value` as an older or newer caller has room for, and zeroes the rest.
 ///
 /// # Safety
 /// `place` is valid for writing `room` bytes.
@@ -116,7 +116,7 @@ unsafe extern "C" fn ibv_query_gid(
     }))
 }
 
-/// What sysfs has for the type: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
+/// The type as in sysfs: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,

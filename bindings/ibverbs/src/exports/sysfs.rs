@@ -1,4 +1,4 @@
-//! Reading sysfs, through the view of it where a path belongs to that.
+//! Reads sysfs files, through the view where a path belongs to it.
 
 use std::ffi::{CStr, c_char, c_int};
 

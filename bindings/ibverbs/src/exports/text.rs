@@ -1,4 +1,4 @@
-//! Names of states and events for people, and conversions of rates.
+//! Human-readable names of states and events, and conversions of rates.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -87,7 +87,7 @@ extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
     pick(&NAMES, state, c"invalid state")
 }
 
-/// `enum ibv_rate` with its multiple of 2.5 Gbit/s (0 where it is none) and its Mbit/s.
+/// `enum ibv_rate` with its multiple of 2.5 Gbit/s (0 if it is not one) and its Mbit/s.
 const RATES: [(c_int, c_int, c_int); 23] = [
     (2, 1, 2_500),
     (5, 2, 5_000),

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::{code, or_null, set_errno};
 use crate::abi::*;
 
-/// Commands to the kernel: `EOPNOTSUPP`, whatever they are given.
+/// Commands to the kernel: `EOPNOTSUPP` for any arguments.
 macro_rules! commands {
     ($($name:ident)+) => { $(
         #[unsafe(no_mangle)]
@@ -42,11 +42,11 @@ commands! {
 #[unsafe(no_mangle)]
 extern "C" fn verbs_register_driver_34(_ops: *const c_void) {}
 
-/// The same from before 2017.
+/// The variant from before 2017.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_register_driver(_name: *const c_char, _init: *const c_void) {}
 
-/// A driver's device is opened: there is none.
+/// Opens a driver's device: there is none.
 #[unsafe(no_mangle)]
 extern "C" fn verbs_open_device(
     _device: *mut ibv_device,
@@ -86,11 +86,11 @@ extern "C" fn __ioctl_final_num_attrs(_num_attrs: u32, _link: *const c_void) -> 
     0
 }
 
-/// Log lines of drivers; there are none to be heard. The arguments after the format are ignored.
+/// Log lines of drivers, which are discarded. The arguments after the format are ignored.
 #[unsafe(no_mangle)]
 extern "C" fn __verbs_log(_context: *mut verbs_context, _level: u32, _format: *const c_char) {}
 
-/// Read by drivers: whether destroying counts as done when the device has gone.
+/// Read by drivers: whether destroying an object of a removed device succeeds.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name of C")]
 static verbs_allow_disassociate_destroy: bool = false;
@@ -134,8 +134,8 @@ extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {
 
 // ---- fork ---------------------------------------------------------------------------------------
 
-/// Registered memory is ordinary memory, read and written by the parent: copy-on-write in a child
-/// does not move it away from under a device.
+/// Registered memory is ordinary memory, read and written by the parent: copy-on-write in a child does
+/// not separate it from a device.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0

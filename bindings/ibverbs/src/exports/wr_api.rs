@@ -1,8 +1,8 @@
 //! The work-request interface of `ibv_create_qp_ex`: requests are built by calls.
 //!
-//! `wr_start` locks the queue pair's batch; each operation adds a request with the identifier
-//! and flags that stand in the structure; the setters complete the last one; `wr_complete` posts all
-//! of them or none. An error in between is kept until then, as the calls return nothing.
+//! `wr_start` locks the queue pair's batch; each operation adds a request with the identifier and flags
+//! in the structure; the setters complete the last one; `wr_complete` posts all of them or none. An
+//! error in between is kept until then, as the calls return nothing.
 
 use std::ffi::{c_int, c_void};
 
@@ -257,7 +257,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
         }
         let range = start..draft.inline.len();
         if let Some(request) = draft.last() {
-            // Stands for the slot that the data gets when it is posted.
+            // A placeholder for the slot that the data gets when it is posted.
             let length = range.len() as u32;
             request.wr.sges = post::sg_list(&[ibv_sge { addr: 0, length, lkey: 0 }]);
             request.inline = Some(range);

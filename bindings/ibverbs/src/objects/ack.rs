@@ -1,4 +1,4 @@
-//! Events that were read and have to be acknowledged before their object may go.
+//! Counts events that were read and must be acknowledged before their object can be destroyed.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -25,7 +25,7 @@ impl Acks {
         self.add(-i64::from(events));
     }
 
-    /// Sleeps until everything that was read is acknowledged.
+    /// Blocks until all events read are acknowledged.
     pub(crate) fn wait(&self) {
         let count = self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner);
         let done = self.changed.wait_while(count, |count| *count > 0);

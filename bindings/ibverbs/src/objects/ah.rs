@@ -1,4 +1,4 @@
-//! Address handles, and the way from a verbs address to a path.
+//! Address handles, and the conversion of a verbs address to a path.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::engine::netdev::Interface;
 use crate::process::errors::Outcome;
 
-/// Hop limit when the program says 0.
+/// Hop limit when the program sets 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// An address handle.
@@ -41,7 +41,7 @@ impl Ah {
         Ah::arena().retire(self);
     }
 
-    /// Whether one of the living belongs to this domain.
+    /// Whether a live address handle belongs to this domain.
     pub(super) fn any_of(pd: &Pd) -> bool {
         let handle = pd.handle();
         Ah::arena().of_context(pd.owner()).iter().any(|ah| ah.c.pd == handle)
@@ -70,8 +70,8 @@ pub(super) fn path_of(engine: &Engine, attr: &ibv_ah_attr) -> Outcome<Path> {
     })
 }
 
-/// The source's index: the one asked for, or for an IPv6 group the first of its IP version (programs
-/// join IPv6 groups while they sit on an IPv4 GID).
+/// The source's index: the requested one, or for an IPv6 group the first of its IP version (programs
+/// join IPv6 groups while they use an IPv4 GID).
 fn source_for(interface: &Interface, index: u8, dest: IpAddr) -> Outcome<u8> {
     let addresses = &interface.addresses;
     let own = addresses.get(usize::from(index)).ok_or(Errno::INVAL)?;
@@ -83,7 +83,7 @@ fn source_for(interface: &Interface, index: u8, dest: IpAddr) -> Outcome<u8> {
     u8::try_from(other).map_err(|_| Errno::INVAL)
 }
 
-/// What `path_of` made a path from, as far as it can be told.
+/// The address from which `path_of` made a path, as far as it can be reconstructed.
 pub(super) fn attr_of(path: &Path) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -102,8 +102,8 @@ pub(super) fn attr_of(path: &Path) -> ibv_ah_attr {
     }
 }
 
-/// Where a datagram came from and went to, from the 40 bytes in front of it (annex A17: an IPv4
-/// header is in their second half).
+/// Source and destination of a datagram, from the 40 bytes in front of it (annex A17: an IPv4 header is
+/// in their second half).
 fn addresses_of(grh: &ibv_grh) -> Outcome<(IpAddr, IpAddr, u8)> {
     let mut bytes = [0; 40];
     // SAFETY: a route header is 40 bytes without padding.
@@ -128,7 +128,7 @@ fn addresses_of(grh: &ibv_grh) -> Outcome<(IpAddr, IpAddr, u8)> {
     Err(Errno::PROTONOSUPPORT)
 }
 
-/// The address to answer a datagram at, from its completion and the route header in front of it.
+/// The address for a reply to a datagram, from its completion and the route header in front of it.
 ///
 /// # Errors
 /// `EINVAL` for another port and a completion without a route header, `EPROTONOSUPPORT` for a header that
@@ -145,7 +145,7 @@ pub(crate) fn from_wc(
     let (from, to, traffic_class) = addresses_of(grh.ok_or(Errno::INVAL)?)?;
     let addresses = &interface.addresses;
     let own = addresses.iter().position(|address| *address == to);
-    // What came for a group is answered from the first address of that kind.
+    // A datagram to a group is replied to from the first address of that IP version.
     let same_kind = || addresses.iter().position(|address| address.is_ipv4() == to.is_ipv4());
     let sgid_index = own.or_else(same_kind).ok_or(Errno::INVAL)? as u8;
     let grh = ibv_global_route {
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     fn header(bytes: [u8; 40]) -> ibv_grh {
-        // SAFETY: a route header is 40 bytes, and any will do.
+        // SAFETY: a route header is 40 bytes, and any values are valid.
         unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) }
     }
 

@@ -1,11 +1,11 @@
-//! Objects that programs hold pointers to: who is alive, and memory that stays of one type.
+//! Objects that programs hold pointers to: liveness, and memory that never changes its type.
 //!
-//! A program may hand in any pointer: null, one of an object that was destroyed, or garbage. Every
-//! kind of object has an [`Arena`]. Control calls look the pointer up among the living; calls on the
-//! data path only look at the object's own mark. For the second to be safe for stale pointers, the
-//! memory of an object is never given back: it is used again for the same kind only, and not before
-//! [`QUARANTINE`] others of its kind have been destroyed after it. Descriptors and buffers that an
-//! object holds are given back when it is destroyed, not with its memory.
+//! A program may pass any pointer: null, that of a destroyed object, or garbage. Every kind of object
+//! has an [`Arena`]. Control calls look the pointer up among the live objects; calls on the data path
+//! only check the object's own mark. To make this safe for stale pointers, the memory of an object is
+//! never freed: it is reused for the same kind only, and not before [`QUARANTINE`] others of its kind
+//! have been destroyed after it. Descriptors and buffers of an object are released when it is
+//! destroyed, not with its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
@@ -17,24 +17,24 @@ use rustix::io::Errno;
 use crate::abi::ibv_context;
 use crate::process::fork::{self, ForkLock};
 
-/// Destroyed objects of one kind that keep their memory before the oldest one's is used again.
+/// Destroyed objects of one kind that keep their memory before the oldest one's is reused.
 const QUARANTINE: usize = 64;
 
 /// An object with a C structure in it that programs see.
 pub(crate) trait Object: Sized + 'static {
     /// The C structure.
     type C;
-    /// Where in `Self` it lies.
+    /// Its offset in `Self`.
     const OFFSET: usize;
 
-    /// Where the objects of this kind live.
+    /// The arena of this kind.
     fn arena() -> &'static Arena<Self>;
-    /// The mark that says whether it exists.
+    /// The mark that shows whether it is live.
     fn mark(&self) -> &Mark;
     /// The context it belongs to.
     fn owner(&self) -> *mut ibv_context;
 
-    /// What programs hold.
+    /// The handle that programs hold.
     fn handle(&self) -> *mut Self::C {
         std::ptr::from_ref(self)
             .cast::<u8>()
@@ -44,7 +44,7 @@ pub(crate) trait Object: Sized + 'static {
     }
 }
 
-/// Whether an object exists, and in which process: the generation, 0 for none.
+/// Whether an object is live, and in which process: the generation, 0 for none.
 #[derive(Debug, Default)]
 pub(crate) struct Mark(AtomicU32);
 
@@ -57,7 +57,7 @@ impl Mark {
         self.0.load(Ordering::Acquire) == fork::generation()
     }
 
-    /// It exists, but in a forefather of this process.
+    /// It is live, but in an ancestor of this process.
     fn is_inherited(&self) -> bool {
         !self.is_set() && self.0.load(Ordering::Acquire) != 0
     }
@@ -72,8 +72,8 @@ struct Objects<T> {
     /// By the address that programs hold.
     living: BTreeMap<usize, NonNull<T>>,
     retired: VecDeque<NonNull<T>>,
-    /// The list of a child whose parent was changing its own when it forked: handles that are not in it
-    /// may be the parent's.
+    /// Set in a child whose parent was changing its list when it forked: handles that are not in it may
+    /// be the parent's.
     incomplete: bool,
 }
 
@@ -95,8 +95,8 @@ impl<T: Object> Arena<T> {
         self.objects.lock()
     }
 
-    /// In a child: what the parent destroyed is not used again, as nothing of the parent's is dropped.
-    /// With `adopt` its living objects are the child's as well.
+    /// In a child: memory of objects that the parent destroyed is not reused, as nothing of the
+    /// parent's is dropped. With `adopt` its live objects become the child's as well.
     ///
     /// # Safety
     /// As [`ForkLock::renew`].
@@ -112,7 +112,7 @@ impl<T: Object> Arena<T> {
         unsafe { self.objects.renew(Objects { incomplete: true, ..Objects::new() }, keep) };
     }
 
-    /// Makes an object.
+    /// Creates an object.
     pub(crate) fn insert(&self, value: T) -> &'static T {
         let mut objects = self.lock();
         let reused = (objects.retired.len() > QUARANTINE).then(|| objects.retired.pop_front());
@@ -135,26 +135,26 @@ impl<T: Object> Arena<T> {
         object
     }
 
-    /// The living object at `handle`.
+    /// The live object at `handle`.
     pub(crate) fn find(&self, handle: *mut T::C) -> Option<&'static T> {
         self.find_any(handle).filter(|object| object.mark().is_set())
     }
 
-    /// The same, and those that a child has inherited.
+    /// The same, including objects inherited by a child.
     fn find_any(&self, handle: *mut T::C) -> Option<&'static T> {
         let place = *self.lock().living.get(&(handle as usize))?;
         // SAFETY: places are initialised and never freed.
         Some(unsafe { place.as_ref() })
     }
 
-    /// The object at `handle`, if it is alive. For the data path: `handle` must be null or one that
-    /// some object of this kind has, or had.
+    /// The object at `handle`, if it is live. For the data path: `handle` must be null or one that an
+    /// object of this kind has, or had.
     #[inline]
     pub(crate) fn peek(&self, handle: *mut T::C) -> Option<&'static T> {
         self.peek_any(handle).filter(|object| object.mark().is_set())
     }
 
-    /// The same, and those that are gone or that a child has inherited.
+    /// The same, including destroyed objects and those inherited by a child.
     #[inline]
     fn peek_any(&self, handle: *mut T::C) -> Option<&'static T> {
         if handle.is_null() {
@@ -165,7 +165,7 @@ impl<T: Object> Arena<T> {
         Some(unsafe { &*place })
     }
 
-    /// Ends an object; `false` if that had already happened.
+    /// Retires an object; `false` if that had already happened.
     pub(crate) fn retire(&self, object: &'static T) -> bool {
         let mut objects = self.lock();
         object.mark().set(false);
@@ -174,7 +174,7 @@ impl<T: Object> Arena<T> {
         place.is_some()
     }
 
-    /// The living objects of one context.
+    /// The live objects of one context.
     pub(crate) fn of_context(&self, context: *mut ibv_context) -> Vec<&'static T> {
         // SAFETY: places are initialised and never freed.
         let all = self
@@ -187,10 +187,10 @@ impl<T: Object> Arena<T> {
     }
 }
 
-/// The living object that a control call names.
+/// The live object for a handle in a control call.
 ///
 /// # Errors
-/// `EINVAL` for anything that is none, `ENODEV` in a child for objects of its parent.
+/// `EINVAL` if there is none, `ENODEV` in a child for objects of its parent.
 pub(crate) fn living<T: Object>(handle: *mut T::C) -> Result<&'static T, Errno> {
     let found = T::arena().find_any(handle);
     if found.is_none() && !handle.is_null() && T::arena().lock().incomplete {
@@ -221,8 +221,8 @@ macro_rules! object {
         $crate::objects::arena::object!($name, $c, c);
     };
     ($name:ident, $c:ty, $($place:ident).+) => {
-        // SAFETY: it changes through atomics, locks, and cells that a lock guards; programs may change its
-        // C structure where the verbs let them.
+        // SAFETY: it changes through atomics, locks, and cells protected by a lock; programs may change
+        // its C structure where the verbs let them.
         unsafe impl Sync for $name {}
 
         impl $crate::objects::arena::Object for $name {

@@ -1,4 +1,4 @@
-//! Work requests that are built by calls and then posted, all of them or none.
+//! Work requests built by calls and then posted, all of them or none.
 
 use std::cell::UnsafeCell;
 
@@ -11,7 +11,7 @@ use crate::abi::*;
 use crate::engine::Core;
 use crate::process::errors::{Outcome, errno_of};
 
-/// Requests that are being built.
+/// Requests being built.
 pub(crate) struct Batch {
     enabled: bool,
     lock: UnsafeCell<pthread_mutex_t>,
@@ -31,12 +31,12 @@ pub(crate) struct Draft {
 /// One request.
 pub(crate) struct Request {
     pub(crate) wr: SendWr,
-    /// Where in the draft's inline data this request's lies.
+    /// The range of this request's data in the draft's inline data.
     pub(crate) inline: Option<std::ops::Range<usize>>,
 }
 
 impl Batch {
-    /// `enabled` when the queue pair is created for this interface.
+    /// `enabled` if the queue pair is created for this interface.
     pub(super) fn new(enabled: bool) -> Batch {
         Batch {
             enabled,
@@ -50,7 +50,7 @@ impl Batch {
         self.enabled
     }
 
-    /// Gives the memory of former requests back, unless a thread is building others.
+    /// Frees the memory of earlier requests, unless a thread is building others.
     pub(super) fn end(&self) {
         // SAFETY: the mutex is initialised and never moves: its queue pair lies in an arena.
         if unsafe { libc::pthread_mutex_trylock(self.lock.get()) } == 0 {
@@ -60,7 +60,7 @@ impl Batch {
         }
     }
 
-    /// Begins a draft; other threads wait until [`Batch::release`].
+    /// Begins a draft; other threads block until [`Batch::release`].
     pub(crate) fn acquire(&self) {
         // SAFETY: the mutex is initialised and never moves: its queue pair lies in an arena.
         unsafe { libc::pthread_mutex_lock(self.lock.get()) };
@@ -68,7 +68,7 @@ impl Batch {
         unsafe { (*self.draft.get()).clear() };
     }
 
-    /// Ends what [`Batch::acquire`] began.
+    /// Releases the lock taken by [`Batch::acquire`].
     pub(crate) fn release(&self) {
         // SAFETY: as above; the calling thread acquired it.
         unsafe { libc::pthread_mutex_unlock(self.lock.get()) };
@@ -92,7 +92,7 @@ impl Draft {
         self.error = None;
     }
 
-    /// The request that setters complete; without one the draft has an error.
+    /// The request that setters complete; if there is none, the draft gets an error.
     pub(crate) fn last(&mut self) -> Option<&mut Request> {
         let last = self.requests.last_mut();
         if last.is_none() {
@@ -108,7 +108,7 @@ impl Draft {
 }
 
 impl Qp {
-    /// All or none: the transport is asked before the first is posted.
+    /// All or none: the transport checks all requests before the first is posted.
     pub(crate) fn post_all(&self, core: &mut Core, draft: &mut Draft) -> Outcome<()> {
         let Draft { requests, inline, .. } = draft;
         if self.transport == Transport::Ud && requests.iter().any(|request| request.wr.to.is_none())

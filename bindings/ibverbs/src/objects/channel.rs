@@ -1,4 +1,4 @@
-//! Completion channels: how a program sleeps until something completes.
+//! Completion channels, which programs sleep on until something completes.
 
 use rustix::io::Errno;
 
@@ -37,7 +37,7 @@ impl CompChannel {
         Ok(())
     }
 
-    /// Ends it, with its descriptor.
+    /// Destroys it, with its descriptor.
     pub(super) fn end(&'static self) {
         if CompChannel::arena().retire(self) {
             self.events.close();

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::process::descriptor::Descriptor;
 use crate::process::errors::Failure;
 
-/// An open device, as one call of `ibv_open_device` sees it.
+/// An open device, one for each call of `ibv_open_device`.
 #[repr(C)]
 pub(crate) struct Context {
     verbs: verbs_context,
@@ -22,8 +22,8 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     pub(crate) engine: Arc<Engine>,
     pub(crate) async_events: EventQueue<QueuedEvent>,
-    /// What programs see as the command descriptor, until the device is closed. Nothing is ever
-    /// written to it.
+    /// The command descriptor that programs see, until the device is closed. Nothing is ever written to
+    /// it.
     command: Mutex<Option<Descriptor>>,
 }
 
@@ -33,7 +33,7 @@ impl Context {
     /// Opens a device. `verbs` is the C structure without its descriptors.
     ///
     /// # Errors
-    /// When the interface is gone, or the machine lacks what a device needs.
+    /// When the interface is gone, or the machine lacks a resource for the device.
     pub(crate) fn open(
         device: &'static Device,
         mut verbs: verbs_context,
@@ -62,7 +62,7 @@ impl Context {
         }))
     }
 
-    /// What still belongs to the context ends with it, as when the kernel closes a device.
+    /// Objects left in the context are destroyed with it, as when the kernel closes a device.
     pub(crate) fn close(&'static self) {
         let handle = self.handle();
         Qp::arena().of_context(handle).into_iter().for_each(Qp::end);

@@ -16,7 +16,7 @@ use crate::engine::limits::ENDPOINT;
 use crate::engine::{Core, Engine, Listener, Notice};
 use crate::process::errors::{Outcome, errno_of};
 
-/// A completion queue. Every one has the extended interface; plain ones begin alike.
+/// A completion queue. All have the extended interface; plain ones have the same first fields.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(super) c: UnsafeCell<ibv_cq_ex>,
@@ -32,8 +32,8 @@ pub(crate) struct Cq {
 
 object!(Cq, ibv_cq_ex);
 
-/// The completion that a program reads field by field. From a successful start to the end of polling it is
-/// locked, unless the program said that one thread uses the queue.
+/// The completion that a program reads field by field. It is locked from a successful start to the end
+/// of polling, unless the program declared the queue single-threaded.
 pub(crate) struct Cursor {
     lock: UnsafeCell<pthread_mutex_t>,
     locked: bool,
@@ -62,10 +62,10 @@ impl Cursor {
         }
     }
 
-    /// The completion that is being read.
+    /// The completion being read.
     ///
     /// # Safety
-    /// The calling thread has acquired the cursor, or is the only one by the program's promise.
+    /// The calling thread has acquired the cursor, or the program has declared it single-threaded.
     pub(crate) unsafe fn wc(&self) -> ibv_wc {
         // SAFETY: as the caller promises.
         unsafe { *self.wc.get() }
@@ -73,7 +73,7 @@ impl Cursor {
 }
 
 impl Cq {
-    /// `channel` is the one that `attr` names; `c` is what programs will see, but for the queue's number.
+    /// `channel` is the one in `attr`; `c` is the structure for programs, without the queue's number.
     pub(crate) fn create(
         context: &'static Context,
         channel: Option<&'static CompChannel>,
@@ -105,7 +105,7 @@ impl Cq {
         Ok(cq)
     }
 
-    /// Ends it with its context, whose queue pairs are gone.
+    /// Destroys it with its context, whose queue pairs are gone.
     pub(super) fn end(&'static self) {
         if Cq::arena().retire(self) {
             self.leave(&mut self.engine.lock()).unwrap_or(());
@@ -129,7 +129,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Up to `room` completions; drains the wire once when there is none yet.
+    /// Takes up to `room` completions; drains the wire once if there is none yet.
     #[inline]
     pub(crate) fn poll(&self, room: usize, mut take: impl FnMut(&Completion)) -> Outcome<usize> {
         let mut core = self.engine.lock();
@@ -170,7 +170,7 @@ impl Cq {
     }
 
     /// # Errors
-    /// `EINVAL` for a depth that is not allowed or too small for what is in the queue.
+    /// `EINVAL` for a depth that is not allowed or too small for the entries now in the queue.
     pub(crate) fn resize(&self, cqe: c_int) -> Outcome<()> {
         let depth = u32::try_from(cqe).ok().filter(|cqe| (1..=ENDPOINT.max_cqe).contains(cqe));
         let depth = depth.ok_or(Errno::INVAL)?;
@@ -180,7 +180,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Asks for one event, for what is there already as well.
+    /// Requests one event, also for completions already in the queue.
     pub(crate) fn arm(&self, solicited_only: bool) -> Outcome<()> {
         let mut core = self.engine.lock();
         core.endpoint.req_notify(self.id, solicited_only).map_err(errno_of)?;
@@ -201,8 +201,8 @@ impl Cq {
 impl Listener for Cq {
     fn notify(&'static self, notice: Notice) {
         match (notice, self.channel) {
-            // An event that nobody has read yet stands for this one too: a program that arms again and
-            // again must not push events of other queues out.
+            // An unread event covers this one too: a program that arms repeatedly must not push out
+            // events of other queues.
             (Notice::Completed, Some(channel)) => {
                 channel.events.push_once(self, |queued| std::ptr::eq(*queued, self));
             }
@@ -212,7 +212,7 @@ impl Listener for Cq {
     }
 }
 
-/// A completion as C has it.
+/// The C form of a completion.
 pub(crate) fn wc_of(completion: &Completion) -> ibv_wc {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     let wc_flags = flag(completion.imm.is_some(), IBV_WC_WITH_IMM)
@@ -240,9 +240,9 @@ pub(crate) fn wc_of(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// The service level means nothing on Ethernet. What programs read there for a datagram is how its
-/// packet came, in the numbers of the vendor whose devices began with it: 1 for RoCEv2 over IPv6, 2
-/// over IPv4. UCX finds the destination's address in the route header by this alone.
+/// The service level has no meaning on Ethernet. For a datagram, programs read the packet type there,
+/// with the codes of the vendor that introduced it: 1 for RoCEv2 over IPv6, 2 over IPv4. UCX needs only
+/// this to find the destination's address in the route header.
 fn packet_type(completion: &Completion) -> u8 {
     match completion.src_qp {
         None => 0,

@@ -1,7 +1,6 @@
 //! The device list: one device for each network interface that is up and has an address.
 //!
-//! A device structure, once made, stays for the life of the process: contexts point to it after the
-//! list it came in was freed.
+//! Device structures are never freed: contexts point to them after the list they came in was freed.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -15,15 +14,15 @@ use crate::engine::netdev::{self, Interface};
 use crate::process::errors::Failure;
 use crate::process::fork::ForkLock;
 
-/// A device. Providers look at what rdma-core keeps behind the public structure to find out whether
-/// a device is theirs; they find zeroes.
+/// A device. Providers check the fields that rdma-core keeps after the public structure to find out
+/// whether a device is theirs; they find zeroes.
 #[repr(C)]
 pub(crate) struct Device {
     c: ibv_device,
     private: [u64; 64],
     mark: Mark,
     owner: *mut ibv_context,
-    /// The interface it stands for.
+    /// Its interface.
     interface: String,
     /// Node GUID, in host byte order.
     pub(crate) guid: u64,
@@ -60,12 +59,12 @@ impl Device {
         }
     }
 
-    /// Its name, as C has it.
+    /// Its name as a C string.
     pub(crate) fn name(&self) -> &[c_char] {
         &self.c.name
     }
 
-    /// The interface behind it, as it is now.
+    /// The current state of its interface.
     pub(crate) fn find_interface(&self) -> Result<Interface, Failure> {
         let found = netdev::interface(&self.interface);
         found.and_then(|found| found.ok_or(Errno::NODEV)).map_err(|errno| {
@@ -83,10 +82,10 @@ pub(crate) fn copy_text(place: &mut [c_char], text: &str) {
     }
 }
 
-/// Devices that were made, by the names of their interfaces.
+/// Devices created so far, by the names of their interfaces.
 static KNOWN: ForkLock<Vec<(String, usize)>> = ForkLock::new(Vec::new());
 
-/// The device of an interface, made at first sight.
+/// The device of an interface, created on first use.
 fn device_of(interface: &Interface) -> *mut ibv_device {
     let mut known = KNOWN.lock();
     if let Some((_, handle)) = known.iter().find(|(name, _)| *name == interface.name) {
@@ -97,10 +96,10 @@ fn device_of(interface: &Interface) -> *mut ibv_device {
     handle
 }
 
-/// Lists that were handed out and not freed, with their lengths.
+/// Lists that were returned to programs and not freed, with their lengths.
 static LISTS: ForkLock<Option<HashMap<usize, usize>>> = ForkLock::new(None);
 
-/// In a child: the parent's devices and lists are its own, too. They are descriptions, nothing more.
+/// In a child: it shares the parent's devices and lists, which are only descriptions.
 ///
 /// # Safety
 /// As [`ForkLock::renew`].
@@ -113,7 +112,7 @@ pub(crate) unsafe fn renew() {
     }
 }
 
-/// The present devices, in the order of the device list.
+/// The current devices, in the order of the device list.
 pub(crate) fn list() -> Vec<*mut ibv_device> {
     super::watch_forks();
     let interfaces = netdev::interfaces();
@@ -121,7 +120,7 @@ pub(crate) fn list() -> Vec<*mut ibv_device> {
     interfaces.iter().map(device_of).collect()
 }
 
-/// A list as programs hold it, with null at its end; [`free_list`] takes it back.
+/// A null-terminated list for programs; [`free_list`] frees it.
 pub(crate) fn hand_out(mut devices: Vec<*mut ibv_device>) -> *mut *mut ibv_device {
     devices.push(std::ptr::null_mut());
     let list = Box::leak(devices.into_boxed_slice());

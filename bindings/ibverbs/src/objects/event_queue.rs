@@ -1,7 +1,7 @@
 //! Queues of events with a descriptor, for contexts and completion channels.
 //!
-//! The descriptor that programs see is a counting eventfd, one count for each event in the queue, so
-//! that whether reading it blocks is the program's choice (`fcntl`).
+//! The descriptor that programs see is a counting eventfd, one count for each queued event, so that the
+//! program can choose whether reading it blocks (`fcntl`).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,17 +13,17 @@ use rustix::io::Errno;
 use crate::process::descriptor::Descriptor;
 use crate::process::errors::Outcome;
 
-/// Most events that wait; more are dropped, oldest first, as the program does not read them.
+/// Most queued events; beyond that the oldest are dropped, as the program does not read them.
 const MAX_QUEUED: usize = 4096;
 
-/// A queue with a descriptor that is readable while something is in it.
+/// A queue with a descriptor that is readable while the queue is not empty.
 pub(crate) struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
 }
 
 struct Inner<T> {
-    /// `None` once the queue is closed. Whoever reads holds a reference meanwhile, so that the number
-    /// is not another file's by then.
+    /// `None` once the queue is closed. A reader holds a reference meanwhile, so that the number is not
+    /// reused for another file.
     count: Option<Arc<Descriptor>>,
     queue: VecDeque<T>,
 }
@@ -48,7 +48,7 @@ impl<T: Copy> EventQueue<T> {
         self.push_once(event, |_| false);
     }
 
-    /// Adds an event unless one waits that says the same.
+    /// Adds an event unless an equivalent one is queued.
     pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) {
         let mut inner = self.lock();
         let Some(count) = &inner.count else { return };
@@ -64,16 +64,16 @@ impl<T: Copy> EventQueue<T> {
         inner.queue.push_back(event);
     }
 
-    /// The oldest event. Blocks, or not, as the descriptor says.
+    /// The oldest event. Blocks or not, depending on the descriptor's mode.
     ///
     /// # Errors
-    /// `EINVAL` when the queue is closed, also while a thread waits here.
+    /// `EINVAL` when the queue is closed, also while a thread is blocked here.
     pub(crate) fn pop(&self, taken: impl FnOnce(&T)) -> Outcome<T> {
         loop {
             let count = self.lock().count.clone().ok_or(Errno::INVAL)?;
             rustix::io::read(&*count, &mut [0_u8; 8])?;
             let mut inner = self.lock();
-            // Removing an event leaves its count behind when the two race.
+            // A count without an event is left when this races with removing one.
             if let Some(event) = inner.queue.pop_front() {
                 taken(&event);
                 return Ok(event);
@@ -81,15 +81,15 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Takes out the events that `unwanted` names.
+    /// Removes the events selected by `unwanted`.
     pub(crate) fn remove(&self, unwanted: impl Fn(&T) -> bool) {
         let mut inner = self.lock();
         let before = inner.queue.len();
         inner.queue.retain(|event| !unwanted(event));
         let Some(count) = &inner.count else { return };
         for _ in inner.queue.len()..before {
-            // There is a count for each entry unless a reader has just taken it, and then finds
-            // the queue shorter; the descriptor may be in blocking mode, so look first.
+            // There is a count for each entry unless a reader has just taken it, and then finds the
+            // queue shorter; the descriptor may be in blocking mode, so check first.
             let mut fds = [rustix::event::PollFd::new(count, rustix::event::PollFlags::IN)];
             if rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) == Ok(1) {
                 let _ = rustix::io::read(count, &mut [0_u8; 8]);
@@ -97,7 +97,7 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Ends it: threads that wait for events return, and the last of them closes the descriptor.
+    /// Closes it: threads that wait for events return, and the last of them closes the descriptor.
     pub(crate) fn close(&self) {
         let mut inner = self.lock();
         inner.queue.clear();

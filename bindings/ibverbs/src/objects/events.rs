@@ -1,6 +1,6 @@
-//! Asynchronous events: from the endpoint to the context whose object is concerned.
+//! Asynchronous events: from the endpoint to the context of their object.
 //!
-//! Destroying an object takes its events out of the queue and waits until those that were read have been
+//! Destroying an object removes its events from the queue and waits until those already read have been
 //! acknowledged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use super::{Context, Cq, Object, Qp, Srq};
 use crate::abi::*;
 use crate::process::errors::Outcome;
 
-/// What an asynchronous event is about.
+/// The object of an asynchronous event.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject {
     Qp(&'static Qp),
@@ -76,7 +76,8 @@ impl Subject {
         }
     }
 
-    /// Before an object goes: no event of it is read any more, and all that were are acknowledged.
+    /// Called before an object is destroyed: removes its events, and waits until those read are
+    /// acknowledged.
     pub(super) fn forget(self) {
         if let Some(context) = Context::arena().peek(self.owner()) {
             context.async_events.remove(|event| event.subject.is(&self));
@@ -93,7 +94,7 @@ impl Subject {
 }
 
 impl QueuedEvent {
-    /// As C has it.
+    /// The C form.
     pub(crate) fn to_c(self) -> ibv_async_event {
         ibv_async_event { element: self.subject.element(), event_type: self.event_type }
     }

@@ -22,7 +22,7 @@ pub(crate) fn to_ip(gid: &ibv_gid) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// Where packets for an address go, through the interface with number `scope`.
+/// The destination of packets to an address, through the interface with number `scope`.
 pub(crate) fn socket_address(address: IpAddr, scope: u32) -> SocketAddr {
     match address {
         IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => {

@@ -1,8 +1,8 @@
-//! Inline data: bytes that a work request takes along when it is posted.
+//! Inline data: bytes copied with a work request when it is posted.
 //!
-//! They are copied into a slot of memory that belongs to the queue pair and is registered for it.
-//! There is one slot more than the send queue has places: the slot of a work request that is refused
-//! because the queue is full then belongs to none that is still waiting.
+//! They are copied into a slot of memory that belongs to the queue pair and is registered for it. There
+//! is one slot more than the send queue has entries: so the slot of a work request that is refused
+//! because the queue is full is not in use by a queued one.
 
 use std::cell::UnsafeCell;
 
@@ -14,7 +14,7 @@ use crate::process::errors::{Outcome, errno_of};
 
 /// The slots of one queue pair.
 pub(crate) struct InlineSlots {
-    /// Changes under the engine's lock. Empty once the queue pair has ended.
+    /// Changes under the engine's lock. Empty once the queue pair is destroyed.
     bytes: UnsafeCell<Box<[UnsafeCell<u8>]>>,
     slot_bytes: usize,
     lkey: u32,
@@ -36,10 +36,10 @@ impl InlineSlots {
         Ok(Some(InlineSlots { bytes: UnsafeCell::new(bytes), slot_bytes, lkey }))
     }
 
-    /// Gives the memory back: the queue pair's own stays for a while.
+    /// Frees the memory: that of the queue pair itself stays for a while.
     pub(crate) fn end(&self, core: &mut Core) {
         let _ = core.endpoint.deregister(self.lkey);
-        // SAFETY: the engine's lock is held, and no key leads to the slots any more.
+        // SAFETY: the engine's lock is held, and no key refers to the slots any more.
         unsafe { *self.bytes.get() = Box::default() };
     }
 

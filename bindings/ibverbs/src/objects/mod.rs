@@ -1,10 +1,10 @@
-//! The verbs objects: what each kind holds, whom it belongs to, when it may go. Devices, contexts,
-//! protection domains, regions, windows, queues, queue pairs, address handles, channels and events, each
-//! beside the C structure that programs see of it.
+//! The verbs objects: their contents, owners and lifetimes. Devices, contexts, protection domains,
+//! regions, windows, queues, queue pairs, address handles, channels and events, each next to its C
+//! structure.
 //!
-//! Objects lie in arenas and live as long as the process has use for them ([`arena`]); they hold their
-//! [`Engine`](crate::engine::Engine), and the engine knows them as listeners by number. Functions with C's
-//! calling convention are on the floor above and may not enter, nor may decisions of the protocol.
+//! Objects are in arenas and live as long as the process needs them ([`arena`]); they hold their
+//! [`Engine`](crate::engine::Engine), and the engine knows them as listeners by number. Functions with
+//! C's calling convention are in the layer above and may not enter, nor may protocol decisions.
 //!
 //! Order of locks: a region's, an engine's core, then arenas, groups of a queue pair, channels and event
 //! queues.
@@ -49,17 +49,17 @@ pub(crate) use pd::Pd;
 pub(crate) use qp::Qp;
 pub(crate) use srq::Srq;
 
-/// Registers the handler for forked children. To be called before anything is opened.
+/// Registers the handler for forked children. Must be called before anything is opened.
 fn watch_forks() {
     static REGISTERED: Once = Once::new();
-    // SAFETY: the handler allocates nothing and waits for nothing, as a child of a process with several
-    // threads may.
+    // SAFETY: the handler does not allocate or block, as required in a child of a process with several
+    // threads.
     REGISTERED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
 }
 
-/// Objects stay the parent's, but for devices, which are descriptions.
+/// Objects stay the parent's, except devices, which are descriptions.
 extern "C" fn in_child() {
     fork::begin_child();
     // SAFETY: a child begins with one thread, which is here and in no other function of the library.

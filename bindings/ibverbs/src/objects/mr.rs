@@ -1,4 +1,4 @@
-//! Memory regions: the program's own memory, opened to the transport.
+//! Memory regions: the program's own memory, registered with the transport.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -24,13 +24,13 @@ pub(crate) struct Mr {
 
 object!(Mr, ibv_mr);
 
-/// What a region is registered as; registering again changes it.
+/// The parameters of a registration; reregistering changes them.
 #[derive(Clone, Copy)]
 struct Shape {
     pd: PdId,
     addr: u64,
     len: u64,
-    /// Address by which work requests and peers name the first byte.
+    /// Address of the first byte for work requests and peers.
     iova: u64,
     access: u32,
     lkey: u32,
@@ -38,7 +38,7 @@ struct Shape {
 
 /// The arguments of `ibv_rereg_mr`.
 pub(crate) struct Change {
-    /// Which of the others count: `IBV_REREG_MR_CHANGE_*`.
+    /// Which of the others apply: `IBV_REREG_MR_CHANGE_*`.
     pub(crate) flags: u32,
     pub(crate) pd: *mut ibv_pd,
     pub(crate) addr: *mut c_void,
@@ -124,8 +124,8 @@ impl Mr {
         Ok(())
     }
 
-    /// New memory means new keys, since peers know the former ones by their addresses. Other rights or
-    /// another domain leave the keys as they are, as adapters do.
+    /// New memory gets new keys, since peers use the old ones with the old addresses. New rights or
+    /// another domain leave the keys as they are, as NICs do.
     pub(crate) fn reregister(&self, change: &Change) -> Outcome<()> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shape = *now;
@@ -159,7 +159,7 @@ impl Mr {
         self.shape().lkey
     }
 
-    /// Ends it with its context.
+    /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Mr::arena().retire(self) {
             let lkey = self.lkey();
@@ -196,7 +196,7 @@ pub(super) fn access_of(flags: u32) -> Outcome<Access> {
     })
 }
 
-/// Registers with the endpoint, after bringing the pages into memory.
+/// Registers with the endpoint, after faulting in the pages.
 fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
     let access = access_of(shape.access)?;
     if shape.len == 0 || shape.len > limits::MAX_MR_BYTES {
@@ -207,23 +207,23 @@ fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
     engine.lock().endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)
 }
 
-/// Registers `shape`, then forgets the region that it takes the place of.
+/// Registers `shape`, then deregisters the region that it replaces.
 fn replace(engine: &Engine, shape: &Shape, before: u32) -> Outcome<MemoryRegion> {
     let region = enlist(engine, shape)?;
     let mut core = engine.lock();
     if let Err(error) = core.endpoint.deregister(before) {
-        // Windows are bound to what it was: it stays that.
+        // Windows are bound to the old region, so that stays.
         let _ = core.endpoint.deregister(region.lkey);
         return Err(errno_of(error));
     }
     Ok(region)
 }
 
-/// Whether a piece that advice is given for lies in a region of the domain.
+/// Checks that the range of an advice is in a region of the domain.
 ///
 /// # Errors
-/// As the man page has them: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for
-/// regions of other domains and those that are not for writing.
+/// As in the man page: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for regions of
+/// other domains and those that are not writable.
 pub(crate) fn check_advised(pd: &Pd, writes: bool, piece: ibv_sge) -> Outcome<()> {
     let regions = Mr::arena().of_context(pd.owner());
     let named = regions.iter().map(|mr| mr.shape()).find(|shape| shape.lkey == piece.lkey);

@@ -11,10 +11,10 @@ use crate::engine::{Core, limits};
 use crate::process::errors::{Outcome, errno_of, errno_of_io};
 
 impl Qp {
-    /// Attaches to a group; once is as good as twice.
+    /// Attaches to a group; attaching twice has no effect.
     pub(crate) fn attach(&self, group: IpAddr) -> Outcome<()> {
         self.check_group(group)?;
-        // In this order, as where a queue pair is destroyed.
+        // In the same order as when a queue pair is destroyed.
         let mut core = self.engine.lock();
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if groups.contains(&group) {

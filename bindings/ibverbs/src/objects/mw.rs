@@ -25,7 +25,7 @@ pub(crate) struct Mw {
 object!(Mw, ibv_mw);
 
 impl Mw {
-    /// A window of a type as C numbers them.
+    /// A window of a type with C's number.
     pub(crate) fn alloc(domain: &'static Pd, kind: u32) -> Outcome<&'static Mw> {
         if kind != IBV_MW_TYPE_1 && kind != IBV_MW_TYPE_2 {
             return Err(Errno::INVAL);
@@ -46,7 +46,7 @@ impl Mw {
         Ok(())
     }
 
-    /// Ends it with its context.
+    /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Mw::arena().retire(self) {
             let _ = self.engine.lock().endpoint.dealloc_window(self.id);
@@ -61,12 +61,12 @@ impl Mw {
             core.endpoint.bind_window(core.now, qp.number, bind.wr_id, wanted, signaled)
         });
         let rkey = bound.map_err(errno_of)?;
-        // SAFETY: the window is the caller's while it binds it.
+        // SAFETY: only the caller uses the window while it binds it.
         unsafe { (*self.c.get()).rkey = rkey };
         Ok(())
     }
 
-    /// What a bind asks for. A length of 0 unbinds and needs no region.
+    /// The requested binding. A length of 0 unbinds and needs no region.
     pub(crate) fn binding(
         &self,
         qp: &Qp,
@@ -77,7 +77,7 @@ impl Mw {
         if !Arc::ptr_eq(&self.engine, &qp.engine) {
             return Err(Errno::INVAL);
         }
-        // The flags of a window need no local write: that is the region's.
+        // A window's flags do not require local write: that is the region's right.
         let access = access_of(info.mw_access_flags | IBV_ACCESS_LOCAL_WRITE)?;
         let lkey = match peek::<Mr>(info.mr) {
             // SAFETY: the region is alive.

@@ -1,7 +1,7 @@
-//! Protection domains, and parent domains, which are other handles of the same.
+//! Protection domains, and parent domains, which are other handles of the same domain.
 //!
-//! A parent domain may name functions that place the memory of queues. They are not called: queues lie in
-//! the endpoint, where no device of the program's reads them.
+//! A parent domain may have functions that allocate the memory of queues. They are not called: queues
+//! are in the endpoint, where no device of the program reads them.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) struct Pd {
     owner: *mut ibv_context,
     pub(crate) engine: Arc<Engine>,
     pub(super) id: PdId,
-    /// The domain that this parent domain stands for.
+    /// The domain behind this parent domain.
     base: Option<&'static Pd>,
 }
 
@@ -64,7 +64,7 @@ impl Pd {
     /// # Errors
     /// `EBUSY` while something belongs to it.
     pub(crate) fn dealloc(&'static self) -> Outcome<()> {
-        // The endpoint knows of all its users but these: address handles are the program's business.
+        // The endpoint tracks all its users but these: address handles exist only in this library.
         let stands_for = |other: &&Pd| other.base.is_some_and(|base| std::ptr::eq(base, self));
         if Ah::any_of(self) || Pd::arena().of_context(self.owner).iter().any(stands_for) {
             return Err(Errno::BUSY);
@@ -76,7 +76,7 @@ impl Pd {
         Ok(())
     }
 
-    /// Ends it with its context: nothing belongs to it any more.
+    /// Destroys it with its context: it has no objects any more.
     pub(super) fn end(&'static self) {
         if Pd::arena().retire(self) && self.base.is_none() {
             // It goes with the engine's other users' view unchanged; one in use cannot be here.

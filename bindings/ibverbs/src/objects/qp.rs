@@ -1,4 +1,4 @@
-//! Queue pairs: created, posted to, ended.
+//! Queue pairs: created, posted to, destroyed.
 
 use std::cell::UnsafeCell;
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ pub(crate) struct Qp {
 
 object!(Qp, ibv_qp_ex);
 
-/// The objects that a queue pair is made of.
+/// The objects used by a queue pair.
 pub(crate) struct Parts {
     pub(crate) pd: &'static Pd,
     pub(crate) send_cq: &'static Cq,
@@ -59,7 +59,7 @@ impl Parts {
     }
 }
 
-/// What will be reported back: exactly what was asked for, with the receive queue's sizes zero where there
+/// The granted capabilities: exactly those requested, with the receive queue's sizes zero where there
 /// is none.
 fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
     let mut cap = init.cap;
@@ -75,7 +75,7 @@ fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
 }
 
 impl Qp {
-    /// `parts` are those that `init` names; `c` is what programs will see, but for the queue pair's number.
+    /// `parts` are those in `init`; `c` is the structure for programs, without the queue pair's number.
     /// `extended` enables the work-request interface (`wr_start` and the like).
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl Qp {
         Ok(qp)
     }
 
-    /// What plain programs see of it.
+    /// The plain C structure.
     pub(crate) fn base(&self) -> *mut ibv_qp {
         self.handle().cast()
     }
@@ -146,7 +146,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies inline data into the slot of the next work request and returns where it lies.
+    /// Copies inline data into the slot of the next work request and returns its location.
     ///
     /// # Safety
     /// The pieces are readable, and the engine's lock is held.
@@ -160,8 +160,8 @@ impl Qp {
         filled.ok_or(Errno::INVAL)
     }
 
-    /// Where a datagram goes. The handle is one of the same device: its path counts that device's
-    /// addresses.
+    /// The destination of a datagram. The handle belongs to the same device: its path uses that
+    /// device's address indices.
     pub(crate) fn datagram(&self, ah: &Ah, qpn: u32, qkey: u32) -> Outcome<Datagram> {
         if !Arc::ptr_eq(&ah.engine, &self.engine) {
             return Err(Errno::INVAL);
@@ -183,7 +183,7 @@ impl Qp {
         self.batch.end();
     }
 
-    /// Ends it with its context.
+    /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Qp::arena().retire(self) {
             self.leave(&mut self.engine.lock());
@@ -191,7 +191,7 @@ impl Qp {
     }
 
     pub(crate) fn destroy(&'static self) {
-        // What was posted last may still be owed to the peer: an acknowledgement, say.
+        // The last packets may still be pending: an acknowledgement, for example.
         self.engine.verb(|_| ());
         self.leave(&mut self.engine.lock());
         Subject::Qp(self).forget();

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs: from C to the transport and back.
+//! Attributes of queue pairs: conversion from C to the transport and back.
 
 use std::ffi::c_int;
 
@@ -17,7 +17,7 @@ use crate::abi::*;
 use crate::engine::limits;
 use crate::process::errors::{Outcome, errno_of};
 
-/// What a call may set. Alternate paths do not exist: there is one port.
+/// The attributes that a call may set. Alternate paths do not exist: there is one port.
 const KNOWN: u32 = IBV_QP_STATE
     | IBV_QP_CUR_STATE
     | IBV_QP_EN_SQD_ASYNC_NOTIFY
@@ -63,7 +63,7 @@ fn number_of(state: QpState) -> u32 {
     }
 }
 
-/// What the transport is to set; fields that are not asked for keep harmless values.
+/// The attributes for the transport; fields that are not set keep harmless values.
 fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     let has = |bit| mask & bit != 0;
     let rd_atomic = attr.max_rd_atomic.max(attr.max_dest_rd_atomic);
@@ -97,7 +97,7 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     Ok(all)
 }
 
-/// Only what the mask names counts.
+/// Only attributes in the mask count.
 fn too_many(attr: &ibv_qp_attr, mask: u32) -> bool {
     let over = |bit, value| mask & bit != 0 && value > limits::MAX_RD_ATOMIC;
     over(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic)
@@ -165,7 +165,7 @@ impl Qp {
         Ok(())
     }
 
-    /// What it is set to, and what it was created with.
+    /// Its current attributes, and those it was created with.
     pub(crate) fn query(&self) -> Outcome<(ibv_qp_attr, ibv_qp_init_attr)> {
         let found = self.engine.lock().endpoint.query_qp(self.number).map_err(errno_of)?;
         let all = queried(self, &found);
@@ -175,7 +175,7 @@ impl Qp {
     }
 }
 
-/// What the peer may do. Local rights are not the queue pair's to give.
+/// The peer's rights. Local rights are not set on the queue pair.
 fn access_flags(access: Access) -> u32 {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     flag(access.remote_write, IBV_ACCESS_REMOTE_WRITE)

@@ -1,4 +1,4 @@
-//! What a device and its port are: attributes, GIDs, speed.
+//! Properties of a device and its port: attributes, GIDs, speed.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::engine::limits::{self, ENDPOINT};
 use crate::engine::netdev::Interface;
 use crate::process::errors::Outcome;
 
-/// IANA enterprise and part numbers that no vendor has.
+/// IANA enterprise and part numbers that are not assigned to any vendor.
 const VENDOR_ID: u32 = 0x00ff_ffff;
 const PART_ID: u32 = 1;
 
@@ -82,7 +82,7 @@ impl Context {
         attr
     }
 
-    /// The same with what was added since.
+    /// The same with the attributes added since.
     pub(crate) fn device_attributes_ex(&self) -> ibv_device_attr_ex {
         // SAFETY: all-zero bytes are a valid value: numbers only.
         let mut all: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
@@ -94,7 +94,7 @@ impl Context {
     }
 
     /// # Errors
-    /// `EINVAL` for another port than the first.
+    /// `EINVAL` for any port but the first.
     pub(crate) fn port_attributes(&self, port: u8) -> Outcome<ibv_port_attr> {
         if port != 1 {
             return Err(Errno::INVAL);
@@ -127,10 +127,10 @@ impl Context {
         })
     }
 
-    /// The address behind an entry of the GID table.
+    /// The address of an entry of the GID table.
     ///
     /// # Errors
-    /// `EINVAL` for another port than the first and for entries that do not exist.
+    /// `EINVAL` for any port but the first and for entries that do not exist.
     pub(crate) fn address_at(&self, port: u32, index: i64) -> Outcome<IpAddr> {
         let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
         if port != 1 {

@@ -30,7 +30,7 @@ pub(crate) struct Srq {
 object!(Srq, ibv_srq);
 
 impl Srq {
-    /// `attr` becomes what was granted; `srq_context` is the program's.
+    /// `attr` returns what was granted; `srq_context` is the program's.
     pub(crate) fn create(
         domain: &'static Pd,
         srq_context: *mut c_void,
@@ -71,7 +71,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Ends it with its context, whose queue pairs are gone.
+    /// Destroys it with its context, whose queue pairs are gone.
     pub(super) fn end(&'static self) {
         if Srq::arena().retire(self) {
             self.leave(&mut self.engine.lock()).unwrap_or(());
@@ -86,7 +86,7 @@ impl Srq {
     }
 
     pub(crate) fn modify(&self, attr: &ibv_srq_attr, mask: u32) -> Outcome<()> {
-        // The size is fixed: the device does not claim to be able to change it.
+        // The size is fixed: the device does not report the ability to change it.
         if mask & !IBV_SRQ_LIMIT != 0 {
             return Err(Errno::INVAL);
         }
@@ -99,7 +99,7 @@ impl Srq {
             return Err(Errno::INVAL);
         }
         core.endpoint.set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)?;
-        // Where fewer are left already, the event is there now, and nobody may come by to see it.
+        // If fewer are left already, the event is due now, and no later drain may deliver it.
         core.settle();
         Ok(())
     }

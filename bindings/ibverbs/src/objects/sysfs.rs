@@ -1,9 +1,9 @@
-//! The view of `/sys/class/infiniband` for programs that look there instead of asking.
+//! The view of `/sys/class/infiniband` for programs that read it instead of calling verbs.
 //!
-//! It is a tree of ordinary files with what the kernel would say about these devices. It lies below
-//! `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR` or the temporary directory, in a directory of the user's own,
-//! under a name made from its contents: processes that see the same interfaces share one, and it
-//! appears complete or not at all. `exports/interpose.rs` sends programs there.
+//! It is a tree of ordinary files with the contents that the kernel would have for these devices. It is
+//! below `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR` or the temporary directory, in a private directory of the
+//! user, under a name derived from its contents: processes that see the same interfaces share one, and
+//! it is created atomically. `exports/interpose.rs` redirects programs there.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fmt::Write as _;
@@ -28,13 +28,13 @@ use crate::process::settings;
 /// Where programs look for devices.
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
-/// How the nodes of devices begin.
+/// Prefix of device nodes.
 const NODE: &str = "/dev/infiniband/uverbs";
 
-/// The tree's counterpart of `/sys/class`; null until it has been made, or when it cannot be.
+/// The tree's counterpart of `/sys/class`; null until it has been created, or if it cannot be.
 static ROOT: AtomicPtr<CString> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Contents that [`ROOT`] was made for.
+/// The contents that [`ROOT`] was created for.
 static MADE_FOR: ForkLock<Option<u64>> = ForkLock::new(None);
 
 /// In a child: the tree is the same.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn renew() {
     unsafe { MADE_FOR.renew(None, |_| ()) };
 }
 
-/// Makes the tree for these interfaces, unless it is there.
+/// Creates the tree for these interfaces, unless it exists.
 pub(crate) fn prepare(interfaces: &[Interface]) {
     let mut files: Vec<(String, Entry)> = interfaces.iter().flat_map(device_files).collect();
     files.push(("infiniband_verbs/abi_version".to_owned(), Entry::File("6\n".to_owned())));
@@ -61,23 +61,23 @@ pub(crate) fn prepare(interfaces: &[Interface]) {
         make(&files, contents).and_then(|root| Ok(CString::new(root.into_os_string().into_vec())?));
     match made {
         Ok(root) => {
-            // The former name, if any, stays: another thread may be reading it.
+            // The previous name, if any, stays: another thread may be reading it.
             ROOT.store(Box::into_raw(Box::new(root)), Ordering::Release);
             *made_for = Some(contents);
         }
-        // Without a tree programs see that there is none, as before this call.
+        // Without a tree programs find no view, as before this call.
         Err(error) => complain(&error),
     }
 }
 
-/// Whether the tree is where it was made: `dquant run` removes what is old.
+/// Whether the tree still exists: `dquant run` removes old ones.
 fn is_there() -> bool {
     // SAFETY: null, or a name that was leaked for good.
     let root = unsafe { ROOT.load(Ordering::Acquire).as_ref() };
     root.is_some_and(|root| Path::new(OsStr::from_bytes(root.as_bytes())).is_dir())
 }
 
-/// Says once in a process why there is no tree.
+/// Reports once per process why there is no tree.
 fn complain(error: &io::Error) {
     static SAID: Once = Once::new();
     let (base, variable) = (base_directory(), settings::SYSFS);
@@ -86,7 +86,7 @@ fn complain(error: &io::Error) {
     SAID.call_once(|| say(format_args!("no view of {CLASS} below {base}: {error}"), Some(&hint)));
 }
 
-/// Where `path`, which belongs to the view, really is.
+/// The real location of `path`, which belongs to the view.
 pub(crate) fn redirect(path: &[u8]) -> Option<CString> {
     if !is_there() {
         prepare(&netdev::interfaces());
@@ -104,7 +104,7 @@ enum Entry {
     Link(PathBuf),
 }
 
-/// Everything about one device, by its path below `class`.
+/// The files of one device, by path below `class`.
 fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     let name = interface.device_name();
     let mut files = Vec::new();
@@ -126,7 +126,7 @@ fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     let uverbs = format!("infiniband_verbs/uverbs{}", interface.index);
     files.push((format!("{uverbs}/ibdev"), Entry::File(format!("{name}\n"))));
     files.push((format!("{uverbs}/abi_version"), Entry::File("1\n".to_owned())));
-    // Programs want a character device that they may open. Nothing is read from it or written.
+    // Programs expect a character device that they may open. Nothing is read from it or written to it.
     let node = Entry::Link(PathBuf::from("/dev/null"));
     files.push((format!("uverbs{}", interface.index), node));
     let parent = PathBuf::from(format!("/sys/class/net/{}/device", interface.name));
@@ -212,13 +212,13 @@ fn make(files: &[(String, Entry)], contents: u64) -> io::Result<PathBuf> {
     Ok(tree)
 }
 
-/// The directory that the user's own one is in.
+/// The parent of the user's private directory.
 fn base_directory() -> PathBuf {
     let base = [settings::SYSFS, "XDG_RUNTIME_DIR"].into_iter().find_map(std::env::var_os);
     base.map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-/// A directory that nobody else can have put anything into.
+/// A directory that no other user can have written to.
 fn own_directory() -> io::Result<PathBuf> {
     let base = base_directory();
     let uid = rustix::process::getuid().as_raw();
@@ -249,8 +249,8 @@ pub(crate) fn is_ours(path: &[u8]) -> bool {
     below(path).is_some()
 }
 
-/// Where in the tree a path of the view leads: the classes themselves, what is below them, and the
-/// nodes that programs look for before they open a device.
+/// The location in the tree of a path of the view: the classes themselves, the files below them, and
+/// the nodes that programs look for before they open a device.
 fn below(path: &[u8]) -> Option<&[u8]> {
     if path.starts_with(NODE.as_bytes()) {
         return Some(&path["/dev/infiniband/".len()..]);

@@ -1,8 +1,8 @@
 //! Descriptors that a program may close behind the library's back.
 //!
-//! Daemons close every descriptor they know nothing of, ours among them, and open others in their
-//! places. Then there is nothing to close any more: closing the number again would hit a file of the
-//! program's, or abort a debug build, whose standard library takes it for a bug of its own.
+//! Daemons close all descriptors they do not recognize, ours among them, and open others in their
+//! places. Then there is nothing left to close: closing the number again would hit a file of the
+//! program, or abort a debug build, whose standard library reports it as a bug.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
@@ -11,7 +11,7 @@ use rustix::fs::fstat;
 
 use super::errors::Outcome;
 
-/// A descriptor's number, and which file it stood for.
+/// A descriptor's number, and the file it referred to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     pub(crate) fd: RawFd,
@@ -23,8 +23,8 @@ impl Watched {
         Ok(Watched { fd: fd.as_raw_fd(), file: file_of(fd)? })
     }
 
-    /// Whether the program has left it alone, as far as can be told: all event descriptors look the
-    /// same.
+    /// Whether the program has left it open, as far as can be determined: all event descriptors look
+    /// the same.
     pub(crate) fn is_there(&self) -> bool {
         // SAFETY: the number is only asked about; one that is closed is an error.
         file_of(unsafe { BorrowedFd::borrow_raw(self.fd) }) == Ok(self.file)
@@ -36,7 +36,7 @@ fn file_of(fd: BorrowedFd<'_>) -> Outcome<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// An owned descriptor that is closed unless the program has done it.
+/// An owned descriptor, closed on drop unless the program has closed it.
 pub(crate) struct Descriptor(Watched);
 
 impl Descriptor {
@@ -68,7 +68,7 @@ impl AsRawFd for Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         if self.0.is_there() {
-            // SAFETY: the number still stands for the file that this owns.
+            // SAFETY: the number still refers to the file that this owns.
             unsafe { libc::close(self.0.fd) };
         }
     }
@@ -78,8 +78,7 @@ impl Drop for Descriptor {
 mod tests {
     use super::*;
 
-    /// The test's own duplicate tells whether a number was closed: numbers are reused at once by
-    /// other tests.
+    /// The test's own duplicate shows whether a number was closed: other tests reuse numbers at once.
     #[test]
     fn only_what_is_still_ours_is_closed() {
         let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -91,7 +90,7 @@ mod tests {
         let number = own.as_raw_fd();
         assert!(!own.0.is_there());
         drop(own);
-        // SAFETY: the number stands for the duplicate, which nobody else owns.
+        // SAFETY: the number refers to the duplicate, which has no other owner.
         assert_eq!(unsafe { libc::close(number) }, 0, "it was left alone");
     }
 }

@@ -1,7 +1,7 @@
-//! How calls fail: `errno` values, and the lines on stderr that say why.
+//! Errors: `errno` values, and messages on stderr.
 //!
-//! Verbs have nothing but `errno`. Where that does not tell enough, as when a device cannot be opened,
-//! the error is a [`Failure`]: its message and its hint go to stderr, its `errno` to the program.
+//! Verbs return only `errno`. Where that is not enough, as when a device cannot be opened, the error is
+//! a [`Failure`]: its message and its hint go to stderr, its `errno` to the program.
 
 use std::borrow::Cow;
 use std::fmt::{self, Arguments};
@@ -10,10 +10,11 @@ use std::io::Write;
 use roce::verbs::VerbsError;
 use rustix::io::Errno;
 
-/// What a call came to.
+/// The result of a call.
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
-/// Why a device cannot be opened, for the user of the program: the program itself says only that it cannot.
+/// Why a device cannot be opened, for the user of the program: the program itself only reports that it
+/// cannot.
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: Errno,
@@ -50,11 +51,11 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Writes a line to stderr, with the next thing to try. Where stderr takes nothing the line is lost and
-/// the program goes on.
+/// Writes a line to stderr, with the next thing to try. If stderr cannot be written the line is lost
+/// and the program continues.
 pub(crate) fn say(message: Arguments<'_>, hint: Option<&str>) {
     let hint = hint.map(|hint| format!("; hint: {hint}")).unwrap_or_default();
-    // In one piece, so that lines of several threads do not mix.
+    // In one write, so that lines of several threads do not mix.
     let line = format!("libibverbs (dquant): {message}{hint}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
@@ -76,7 +77,7 @@ pub(crate) fn errno_of_io(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// The `errno` value that the man pages and the kernel have for a refused verb.
+/// The `errno` value of a refused verb, as in the man pages and the kernel.
 pub(crate) fn errno_of(error: VerbsError) -> Errno {
     match error {
         VerbsError::PdInUse(_)

@@ -1,14 +1,14 @@
-//! A forked child has a copy of the memory, but neither the progress thread nor the right to speak
-//! for the parent's queue pairs. Calls with the parent's objects fail; the parent notices nothing.
-//! A child that opens a device anew gets an engine of its own: sockets, slot, thread, everything.
+//! A forked child has a copy of the memory, but no progress thread, and must not send for the parent's
+//! queue pairs. Calls with the parent's objects fail; the parent is not affected. A child that opens a
+//! device gets its own engine: sockets, slot, thread, everything.
 //!
-//! Every process has a number, its generation, and objects are marked with it ([`generation`]). A
-//! lock may have been held by a thread that the child does not have: [`ForkLock`]s are made anew
-//! there. What belongs to the parent's engines is never dropped in a child, as that would close
-//! numbers that may stand for other files by then.
+//! Every process has a number, its generation, and objects are marked with it ([`generation`]). A lock
+//! may have been held by a thread that the child does not have: [`ForkLock`]s are recreated there. The
+//! parent's engines are never dropped in a child, as that would close descriptor numbers that may have
+//! been reused by then.
 //!
-//! The child closes its copies of the sockets: a socket that a child keeps open would go on taking
-//! packets of the shared port after the parent has ended.
+//! The child closes its copies of the sockets: otherwise they would keep receiving packets of the
+//! shared port after the parent has ended.
 
 use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
@@ -18,17 +18,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Descriptors that a child closes; more than this many stay open in children.
 const MAX_FDS: usize = 256;
 
-/// Never 0, which marks what does not exist.
+/// Never 0, which marks objects that do not exist.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 static SOCKETS: [AtomicI32; MAX_FDS] = [const { AtomicI32::new(-1) }; MAX_FDS];
 
-/// The number of this process among its forefathers that had devices open.
+/// The number of this process among its ancestors that had devices open.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A lock that a child can take, whoever held it when the parent forked.
+/// A lock that a child can take, even if it was held when the parent forked.
 pub(crate) struct ForkLock<T>(UnsafeCell<Mutex<T>>);
 
 // SAFETY: it is a mutex; it is replaced only in a child that has a single thread.
@@ -45,8 +45,8 @@ impl<T> ForkLock<T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a child: `adopt` changes what was inherited, unless a thread of the parent was changing it.
-    /// Then it may be half done, and `fresh` takes its place.
+    /// In a child: `adopt` changes the inherited value, unless a thread of the parent was changing it.
+    /// Then it may be inconsistent, and `fresh` replaces it.
     ///
     /// # Safety
     /// No thread but the caller exists, and it holds no guard of this lock.
@@ -81,9 +81,9 @@ pub(crate) fn closed(sockets: &[RawFd]) {
     }
 }
 
-/// In a child, before anything else: it is a generation of its own, and closes its copies of the sockets.
+/// In a child, before anything else: starts a new generation, and closes its copies of the sockets.
 pub(crate) fn begin_child() {
-    // Four thousand million forks in a row come back to a number; 0 is left out even then.
+    // The number wraps after four thousand million forks in a row; 0 is skipped even then.
     let next = generation().checked_add(1).unwrap_or(1);
     GENERATION.store(next, Ordering::Relaxed);
     for place in &SOCKETS {

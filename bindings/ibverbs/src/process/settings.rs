@@ -21,10 +21,10 @@ pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
 /// Directory with the view of `/sys/class/infiniband`.
 pub(crate) const SYSFS: &str = "DQUANT_SYSFS";
 
-/// Window when nothing is set: the longest burst that the peer's socket buffer holds with ease.
+/// Default window: the longest burst that the peer's socket buffer holds with ease.
 const DEFAULT_WINDOW_PACKETS: u32 = 512;
 
-/// How queue pairs of this process behave.
+/// Defaults for queue pairs of this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) window_packets: u32,
@@ -33,13 +33,13 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// What the environment says. Values that do not parse are reported on stderr and ignored.
+    /// The settings in the environment. Values that do not parse are reported on stderr and ignored.
     pub(crate) fn from_env() -> Settings {
         Settings { window_packets: window(), reliability: reliability(), congestion: congestion() }
     }
 }
 
-/// The interfaces asked for.
+/// The requested interfaces.
 pub(crate) fn devices() -> Option<Vec<String>> {
     // A list that is not UTF-8 names no interface, and must not open all of them.
     let list = text_of(DEVICES)?;
@@ -72,7 +72,7 @@ fn reliability() -> Reliability {
     }
 }
 
-/// Rate of a link when the setting does not say it.
+/// Rate of a link when the setting does not give it.
 const DEFAULT_GBPS: u64 = 100;
 
 fn congestion() -> CongestionControl {
@@ -96,7 +96,7 @@ fn congestion() -> CongestionControl {
 /// Longest capture: a forgotten setting must not fill the disk.
 const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
-/// The capture that the environment asks for. One that cannot be written is reported and left out.
+/// The capture requested by the environment. One that cannot be written is reported and left out.
 pub(crate) fn capture(device: &str) -> Option<Capture> {
     let pattern = std::env::var_os(CAPTURE)?;
     let Some(pattern) = pattern.to_str() else {
@@ -114,7 +114,8 @@ pub(crate) fn capture(device: &str) -> Option<Capture> {
     Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES).map_err(complain).ok()
 }
 
-/// What a variable says; bytes that are not UTF-8 become signs that nobody writes, and are complained about.
+/// The value of a variable; bytes that are not UTF-8 become replacement characters, which no setting
+/// accepts.
 fn text_of(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

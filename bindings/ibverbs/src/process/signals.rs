@@ -1,6 +1,6 @@
-//! Threads of the library take no signals: those are for the program's own.
+//! Blocks signals in threads of the library: they are for the program's own threads.
 
-/// While this lives, threads that the calling thread starts take no signals.
+/// While this lives, threads started by the calling thread block all signals.
 pub(crate) struct SignalsBlocked {
     before: libc::sigset_t,
 }

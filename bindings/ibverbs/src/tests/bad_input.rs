@@ -1,4 +1,4 @@
-//! What programs should not do, and what they get for it: an error, never a crash.
+//! Misuse by programs must return an error, never crash.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -29,7 +29,7 @@ mod codes {
     }
 }
 
-/// Nothing, something that never was a handle, and one of another kind.
+/// Null, a pointer that never was a handle, and a handle of another kind.
 fn wrong_handles(side: &Side) -> [*mut u8; 3] {
     [null_mut(), 64 as *mut u8, side.bytes.as_ptr().cast_mut()]
 }

@@ -182,7 +182,7 @@ fn the_extended_completion_queue_is_read_field_by_field() {
     }
 }
 
-/// The program frees what `wr_id` stands for with the queue pair; what is being read stays valid.
+/// The program frees what `wr_id` refers to with the queue pair; what is being read stays valid.
 #[test]
 fn completions_go_with_their_queue_pair_but_for_the_one_being_read() {
     let side = Side::new();

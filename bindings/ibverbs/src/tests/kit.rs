@@ -1,4 +1,4 @@
-//! A program's usual objects, with everything that tests ask for again and again.
+//! A program's usual objects, and helpers shared by the tests.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::zeroed;

@@ -31,8 +31,8 @@ fn a_sleeping_program_is_woken_by_a_completion() {
     }
 }
 
-/// Polls until empty, arms and sleeps: what completed between the two wakes it, though no packet
-/// ever comes again.
+/// Polls until empty, arms and sleeps: a completion between the two wakes it, even if no further packet
+/// arrives.
 #[test]
 fn arming_wakes_for_what_has_completed_already() {
     let context = open();
@@ -54,13 +54,14 @@ fn arming_wakes_for_what_has_completed_already() {
         to_error(qp);
         assert_eq!(post_recv(qp, 1, &mut side.sge(0, 64)), 0);
         assert_eq!(events(), 0, "not armed");
-        // As often as it arms, until it reads the event: once.
+        // However often it arms: one event until it is read.
         for _ in 0..5000 {
             assert_eq!(((*context).ops.req_notify_cq)(side.cq, 0), 0);
         }
         assert_eq!(events(), 1);
         assert!(side.poll().is_some());
-        // It is armed since, and one that waits makes an event once. A flushed receive is urgent.
+        // It has been armed since, and a queued completion generates one event. A flushed receive is
+        // urgent.
         assert_eq!(post_recv(qp, 2, &mut side.sge(0, 64)), 0);
         assert_eq!(events(), 1);
         assert_eq!(((*context).ops.req_notify_cq)(side.cq, 1), 0);
@@ -126,7 +127,7 @@ fn one_sided_requests_are_served_while_the_program_sleeps() {
     let mut wr = send_wr(1, IBV_WR_RDMA_WRITE, &mut sge);
     wr.wr.rdma = wr_rdma { remote_addr: target, rkey };
     assert_eq!(post_send(qa, &mut wr).0, 0);
-    // Neither side polls: both halves are the progress thread's.
+    // Neither side polls: the progress thread does the work of both.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(a.poll().map(|wc| wc.status), Some(0));
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Dcqcn`] turns notifications, time and sent bytes into a rate.
 //!
-//! What is called DCQCN differs from source to source, so every set of parameters has a name:
+//! DCQCN differs from source to source, so each set of parameters has a name:
 //!
 //! | name | from |
 //! |---|---|
@@ -27,7 +27,7 @@ const FORGOTTEN_PERIODS: u64 = 1 << 13;
 pub enum Decrease {
     /// At once, for every notification.
     EachCnp,
-    /// At the end of every such period in which a notification came.
+    /// At the end of each such period in which a notification arrived.
     Every(Duration),
 }
 
@@ -36,7 +36,7 @@ pub enum Decrease {
 pub enum Target {
     /// It becomes the rate before the cut.
     Always,
-    /// The same, but only if there was an increase since the last cut.
+    /// The same, but only after an increase since the last cut.
     AfterIncrease,
 }
 
@@ -45,11 +45,11 @@ pub enum Target {
 pub struct DcqcnParams {
     /// Name of the variant, for reports.
     pub name: &'static str,
-    /// The link's rate: where a queue pair starts, and the most it may have.
+    /// The link's rate: the initial and the maximum rate of a queue pair.
     pub line_bps: u64,
-    /// The least it may have.
+    /// The minimum rate.
     pub min_bps: u64,
-    /// How often `alpha`, the estimate of congestion, is renewed.
+    /// How often `alpha`, the estimate of congestion, is updated.
     pub alpha_period: Duration,
     /// `g` is 2^-gain_shift.
     pub gain_shift: u32,
@@ -67,7 +67,7 @@ pub struct DcqcnParams {
     pub hyper_bps: u64,
     /// What a cut does to the target.
     pub target: Target,
-    /// Least time between two notifications of one queue pair.
+    /// Minimum time between two notifications of one queue pair.
     pub cnp_interval: Duration,
 }
 
@@ -105,8 +105,8 @@ impl DcqcnParams {
         }
     }
 
-    /// `dcqcn-uet` on a link of `line_bps`. The source has no least rate; it is that of the NIC
-    /// vendor's default here, 1 Mbit/s.
+    /// `dcqcn-uet` on a link of `line_bps`. The source has no minimum rate; 1 Mbit/s is the NIC
+    /// vendor's default.
     pub const fn uet(line_bps: u64) -> DcqcnParams {
         DcqcnParams {
             name: "dcqcn-uet",
@@ -146,13 +146,12 @@ pub struct Dcqcn {
     target_bps: u64,
     /// In units of 1 / [`ONE`].
     alpha: u64,
-    /// When `alpha` is due to be renewed; it is renewed when somebody asks. `None` before the first
-    /// notification.
+    /// When `alpha` is due for an update; it is updated on use. `None` before the first notification.
     alpha_at: Option<Time>,
-    /// A notification came in this period of `alpha`.
+    /// A notification arrived in this period of `alpha`.
     alpha_marked: bool,
     decrease_at: Time,
-    /// A notification came and the rate has not been cut for it.
+    /// A notification arrived and the rate has not been cut for it.
     decrease_pending: bool,
     increase_at: Time,
     bytes: u64,
@@ -207,7 +206,7 @@ impl Dcqcn {
         match self.params.decrease {
             Decrease::EachCnp => self.cut_for_cnp(now),
             Decrease::Every(period) => {
-                // Periods go on whether or not anything comes; those gone by were empty.
+                // Periods pass without events; those that have passed were empty.
                 let gone = (now - self.decrease_at).as_nanos() / period.as_nanos().max(1);
                 if self.decrease_at <= now {
                     self.decrease_at += period * (gone + 1);
@@ -227,7 +226,7 @@ impl Dcqcn {
         self.increase_at = now + self.params.increase_period;
     }
 
-    /// Cuts by the estimate so far, then counts this notification in.
+    /// Cuts by the estimate so far, then includes this notification in it.
     fn cut_for_cnp(&mut self, now: Time) {
         self.cut(now);
         self.alpha = self.alpha - self.gain(self.alpha) + self.gain(ONE);
@@ -304,7 +303,7 @@ impl Dcqcn {
         }
     }
 
-    /// When [`handle_timeout`](Dcqcn::handle_timeout) has something to do.
+    /// When [`handle_timeout`](Dcqcn::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         let decrease = self.decrease_pending.then_some(self.decrease_at);
         let increase = (!self.is_unlimited()).then_some(self.increase_at);
@@ -470,8 +469,8 @@ mod tests {
         }
     }
 
-    /// Alpha under a notification in every period has the fixed point 1, without any it decays as
-    /// (1 - g)^n; renewing it late gives the same as renewing it in time.
+    /// With a notification in every period alpha stays at 1; without any it decays as (1 - g)^n. A late
+    /// update gives the same value as one in time.
     #[test]
     fn alpha_follows_its_closed_form_however_late_it_is_asked_for() {
         let mut lazy = Dcqcn::new(DcqcnParams::mlnx(LINE));

@@ -1,4 +1,4 @@
-//! Congestion control: what a queue pair is told of the network, and how much it may send.
+//! Congestion control: what a queue pair learns about the network, and how much it may send.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
 //!
-//! A [`Controller`] is a state machine per queue pair without a clock. It hears [`Event`]s and answers
-//! with [`Limits`]: a rate, a window, or both. Rules that look at delay need
-//! [`Event::Acknowledged`]; telemetry of switches (INT) is another field of it, and credits are another
-//! event. Which rule a queue pair follows is chosen by [`CongestionControl`].
+//! A [`Controller`] is a state machine per queue pair without a clock. It takes [`Event`]s and returns
+//! [`Limits`]: a rate, a window, or both. Delay-based algorithms need [`Event::Acknowledged`]; switch
+//! telemetry (INT) would be a field of it, and credits another event. [`CongestionControl`] selects the
+//! algorithm of a queue pair.
 
 pub mod dcqcn;
 pub mod fixed;
@@ -21,10 +21,10 @@ use crate::time::{Duration, Time};
 pub use dcqcn::{Dcqcn, DcqcnParams};
 use fixed::FixedRate;
 
-/// Least time between two notifications to a peer, unless the parameters say otherwise.
+/// Minimum time between two notifications to a peer, unless the parameters set it.
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
-/// What a controller hears.
+/// An input of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Packets have reached the peer.
@@ -34,9 +34,9 @@ pub enum Event {
         /// Round-trip time of one of them that was sent only once, if it was measured.
         rtt: Option<Duration>,
     },
-    /// The peer says that packets of ours were marked: congestion experienced.
+    /// The peer reports that packets of ours were marked: congestion experienced.
     Notified,
-    /// Packets were marked lost, or a NAK asked for one. For go-back-N each loss counts as one packet.
+    /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one packet.
     Lost {
         /// How many.
         packets: u32,
@@ -48,20 +48,20 @@ pub enum Event {
         /// Bytes, IP and UDP headers included.
         bytes: u64,
     },
-    /// What [`Controller::poll_timeout`] named may be due.
+    /// The time returned by [`Controller::poll_timeout`] has come.
     Timer,
 }
 
-/// How much a queue pair may send. What is `None` is not limited.
+/// How much a queue pair may send. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bits per second, IP and UDP headers included.
     pub rate_bps: Option<u64>,
-    /// Request packets in flight, beside the queue pair's own window. At least 1.
+    /// Request packets in flight, in addition to the queue pair's own window. At least 1.
     pub window_packets: Option<u32>,
 }
 
-/// A rule of congestion control, for one queue pair. Time never goes backwards from call to call.
+/// A congestion control algorithm, for one queue pair. Time never goes backwards from call to call.
 pub trait Controller {
     /// Something happened at `now`.
     fn handle(&mut self, now: Time, event: Event);
@@ -73,10 +73,10 @@ pub trait Controller {
     fn poll_timeout(&self) -> Option<Time>;
 }
 
-/// What a queue pair does about congestion.
+/// The congestion control of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CongestionControl {
-    /// Nothing: it sends as fast as its window lets it.
+    /// None: it sends as fast as its window allows.
     #[default]
     Off,
     /// It sends at this many bits per second, whatever the network says.
@@ -97,7 +97,7 @@ impl CongestionControl {
         }
     }
 
-    /// Least time between two notifications to the peer.
+    /// Minimum time between two notifications to the peer.
     pub(crate) fn cnp_interval(self) -> Duration {
         match self {
             CongestionControl::Off | CongestionControl::Fixed(_) => CNP_INTERVAL,

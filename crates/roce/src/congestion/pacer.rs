@@ -1,17 +1,17 @@
-//! Two clocks around a rate: [`NotificationPoint`] at the receiver says how often marked packets become
-//! congestion notifications, [`Pacer`] at the sender turns a rate into the time of the next packet.
+//! Two timers around a rate: [`NotificationPoint`] at the receiver limits how often marked packets
+//! become congestion notifications; [`Pacer`] at the sender turns a rate into the time of the next
+//! packet.
 
 use crate::time::{Duration, Time};
 
-/// The notification point: how often one queue pair's sender is told of marked packets.
+/// The notification point: limits how often one queue pair's sender is notified of marked packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NotificationPoint {
     last: Option<Time>,
 }
 
 impl NotificationPoint {
-    /// A marked packet arrived. Whether the sender is told now: not more often than once per
-    /// `interval`.
+    /// A marked packet arrived. Returns whether to notify the sender now: at most once per `interval`.
     pub fn marked(&mut self, now: Time, interval: Duration) -> bool {
         let due = self.last.is_none_or(|last| now - last >= interval);
         if due {
@@ -21,21 +21,21 @@ impl NotificationPoint {
     }
 }
 
-/// How far a queue pair that was late may catch up: what its rate yields in this time leaves at
-/// once. A driver that sleeps cannot wake for every packet.
+/// How far a delayed queue pair may catch up: what its rate yields in this time is sent at once. A
+/// driver that sleeps cannot wake for every packet.
 pub const CATCH_UP: Duration = Duration::from_micros(20);
 
 /// Spreads packets in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pacer {
-    /// When the next packet would leave if all had left in time.
+    /// When the next packet would be sent if all had been sent on time.
     next: Time,
-    /// Of a nanosecond, in units of 1 / rate.
+    /// Fraction of a nanosecond, in units of 1 / rate.
     remainder: u64,
 }
 
 impl Pacer {
-    /// When the next packet may leave; now, if that is past.
+    /// When the next packet may be sent; now, if that time has passed.
     pub fn next_send(&self) -> Time {
         self.next
     }
@@ -44,7 +44,7 @@ impl Pacer {
     pub fn sent(&mut self, now: Time, bytes: u64, rate_bps: u64) {
         let rate = rate_bps.max(1);
         let earliest = Time::from_nanos(now.as_nanos().saturating_sub(CATCH_UP.as_nanos()));
-        // The remainder belongs to the rate before; scaled to another one it is still below 1 ns.
+        // The remainder belongs to the previous rate; scaled to another one it is still below 1 ns.
         let scaled = bytes.saturating_mul(8_000_000_000).saturating_add(self.remainder.min(rate));
         self.next = self.next.max(earliest) + Duration::from_nanos(scaled / rate);
         self.remainder = scaled % rate;

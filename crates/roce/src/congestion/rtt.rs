@@ -2,11 +2,11 @@
 //!
 //! [`RttEstimator`] is the usual pair of a smoothed mean and a smoothed deviation (RFC 6298), in
 //! integers. [`RttHistogram`] counts the samples by powers of two for people to look at.
-//! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: one packet at a time
-//! is timed, and none that was sent twice, as nobody could tell which sending was answered (Karn's
-//! rule).
+//! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: it times one packet at
+//! a time, and never a retransmitted one, as the acknowledgement would be ambiguous (Karn's rule).
 //!
-//! What is measured includes the peer's delay in answering: packets are timed that ask for an answer.
+//! Samples include the peer's acknowledgement delay: only packets that request an acknowledgement are
+//! timed.
 
 use crate::time::{Duration, Time};
 use crate::wire::Psn;
@@ -39,7 +39,7 @@ impl RttEstimator {
         self.least = Some(self.least.map_or(rtt, |least| least.min(rtt)));
     }
 
-    /// The smoothed round-trip time, once there is one.
+    /// The smoothed round-trip time; `None` before the first sample.
     pub fn smoothed(&self) -> Option<Duration> {
         self.least.map(|_| Duration::from_nanos(self.smoothed_x8 / 8))
     }
@@ -49,7 +49,7 @@ impl RttEstimator {
         self.least
     }
 
-    /// How long an answer may take before it counts as lost: mean and four deviations, not below
+    /// How long to wait for a response before it counts as lost: mean plus four deviations, at least
     /// `floor`.
     pub fn timeout(&self, floor: Duration) -> Option<Duration> {
         let smoothed = self.smoothed()?;
@@ -87,8 +87,8 @@ impl RttHistogram {
         self.counts.iter().sum()
     }
 
-    /// The upper bound of the bucket in which the sample stands that `per_mille` of all samples do
-    /// not exceed.
+    /// The upper bound of the bucket that holds this quantile: `per_mille` of all samples do not exceed
+    /// it.
     pub fn quantile(&self, per_mille: u64) -> Option<Duration> {
         let wanted = (self.total() * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -107,17 +107,17 @@ pub struct RttProbe {
 }
 
 impl RttProbe {
-    /// A packet that asks for an answer was sent for the first time.
+    /// A packet that requests an acknowledgement was sent for the first time.
     pub fn sent(&mut self, psn: Psn, now: Time) {
         self.timed.get_or_insert((psn, now));
     }
 
-    /// Packets are being retransmitted: whatever is answered now tells nothing.
+    /// Packets are being retransmitted: acknowledgements are ambiguous from now on.
     pub fn cancel(&mut self) {
         self.timed = None;
     }
 
-    /// Everything before `una` is answered. A sample, if the timed packet is among it.
+    /// Everything before `una` is acknowledged. Returns a sample if that includes the timed packet.
     pub fn answered(&mut self, una: Psn, now: Time) -> Option<Duration> {
         let (_, sent_at) = self.timed.filter(|(psn, _)| psn.is_before(una))?;
         self.timed = None;
@@ -125,7 +125,7 @@ impl RttProbe {
     }
 }
 
-/// Everything that is measured of one connection.
+/// All measurements of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RttMeter {
     /// Smoothed.

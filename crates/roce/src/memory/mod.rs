@@ -6,7 +6,7 @@
 //! | [`sg`] | scatter/gather lists, resolved to checked addresses |
 //! | [`pd`] | protection domains |
 //!
-//! Addresses only: no byte of payload is seen here (C1).
+//! Addresses only: payload bytes never pass through here (C1).
 
 pub(crate) mod pd;
 pub(crate) mod region;

@@ -1,11 +1,11 @@
-//! Protection domains: nothing but an identity, and how many queue pairs and shared receive queues
-//! belong to it. Regions and windows are counted where they live.
+//! Protection domains: an identity, and a count of its queue pairs and shared receive queues. Regions
+//! and windows are counted in their own tables.
 
 use alloc::collections::BTreeMap;
 
 use crate::verbs::{PdId, VerbsError};
 
-/// All protection domains of an endpoint. There are as many as the program makes.
+/// All protection domains of an endpoint. Their number is not limited.
 #[derive(Debug, Default)]
 pub(crate) struct PdTable {
     users: BTreeMap<PdId, u32>,
@@ -13,7 +13,7 @@ pub(crate) struct PdTable {
 }
 
 impl PdTable {
-    /// A new domain. Numbers come back after 2^32 of them.
+    /// A new domain. Numbers are reused after 2^32 of them.
     pub(crate) fn alloc(&mut self) -> PdId {
         while self.users.contains_key(&PdId(self.next)) {
             self.next = self.next.wrapping_add(1);
@@ -40,7 +40,7 @@ impl PdTable {
         }
     }
 
-    /// Forgets a domain that nothing belongs to.
+    /// Removes a domain without objects.
     pub(crate) fn dealloc(&mut self, pd: PdId) -> Result<(), VerbsError> {
         match self.users.get(&pd) {
             None => Err(VerbsError::NoPd(pd.0)),

@@ -1,19 +1,18 @@
-//! Memory regions: which bytes may be touched, by whom, under which key (contract C3).
+//! Memory regions: which bytes a peer or work request may access, and under which key (contract C3).
 //!
 //! Every access of the transport, local or remote, passes [`RegionTable::check`] or
-//! [`RegionTable::check_remote`] at the moment the packet is built or placed; nothing is remembered
-//! from an earlier check, so a region that is deregistered in the middle of a message stops it
-//! there. The table never sees payload.
+//! [`RegionTable::check_remote`] when the packet is built or placed. No check is cached, so
+//! deregistering a region in the middle of a message stops the message there. The table never sees
+//! payload.
 //!
-//! Work requests and peers name bytes by the region's own addresses, which start wherever the
-//! program said; a check that passes returns where those bytes really lie.
+//! Work requests and peers address bytes by the region's own addresses, which start where the program
+//! chose; a check that passes returns the backing addresses.
 //!
 //! A local key is the region's slot in the low bits and a tag above it. The tag comes from a
-//! permutation of the slot's registration count: keys look unrelated, and none comes back before the
-//! count has gone round. A remote key is slot and count together, sealed ([`Cipher`]): its 31 bits
-//! tell a peer nothing about any other key, and whoever guesses at one region hits it once in
-//! 2^31 - 1 tries. The top bit of a region's keys is 0; keys that have it set are those of memory
-//! windows ([`window`]).
+//! permutation of the slot's registration count: keys look unrelated, and none is reused before the
+//! count has wrapped. A remote key is slot and count together, encrypted ([`Cipher`]): its 31 bits
+//! reveal nothing about any other key, and guessing finds a given region once in 2^31 - 1 tries. The
+//! top bit of a region's keys is 0; keys that have it set are those of memory windows ([`window`]).
 
 mod window;
 
@@ -36,13 +35,13 @@ pub(crate) enum ProtectionError {
     /// The region or window belongs to another protection domain, or the window to another queue
     /// pair.
     Pd,
-    /// The region or window does not allow this.
+    /// The region or window does not allow this kind of access.
     Access,
     /// The range is not inside the region or window.
     Bounds,
 }
 
-/// The kind of an access: which key and which flag it needs.
+/// The kind of an access, which determines the key and the flag it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessKind {
     /// Gather a local buffer; always allowed.
@@ -57,7 +56,7 @@ pub(crate) enum AccessKind {
     RemoteAtomic,
 }
 
-/// A range of bytes that a work request or a peer names.
+/// A range of bytes addressed by a work request or a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) key: u32,
@@ -66,7 +65,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Whether it is the part of `whole` that begins `offset` bytes into it, as far as it goes.
+    /// Whether it lies within `whole` and begins `offset` bytes into it.
     pub(crate) fn is_part_of(self, whole: Range, offset: u64) -> bool {
         self.key == whole.key
             && self.addr == whole.addr.wrapping_add(offset)
@@ -75,7 +74,7 @@ impl Range {
     }
 }
 
-/// Addresses `first .. first + len` as they are named, and where they lie.
+/// Addresses `first .. first + len` as work requests use them, and where they are backed.
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
     first: u64,
@@ -94,14 +93,14 @@ struct Region {
     windows: u32,
 }
 
-/// What a program registers.
+/// The parameters of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) pd: PdId,
-    /// First byte, as work requests and peers name it.
+    /// First byte, as work requests and peers address it.
     pub(crate) addr: u64,
     pub(crate) len: u64,
-    /// Where the first byte lies.
+    /// Backing address of the first byte.
     pub(crate) backing: u64,
     pub(crate) access: Access,
 }
@@ -162,8 +161,8 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Moves a region that no window is bound to into another domain or gives it other rights. Keys
-    /// and bytes stay: peers that were told the key go on using it.
+    /// Moves a region without bound windows into another domain or changes its rights. Keys and bytes
+    /// stay: peers keep using the key they have.
     pub(crate) fn change(&mut self, lkey: u32, pd: PdId, access: Access) -> Result<(), VerbsError> {
         let region = self.by_lkey(lkey).ok_or(VerbsError::NoRegion(lkey))?;
         if region.windows > 0 {
@@ -189,7 +188,7 @@ impl RegionTable {
         self.slab.at(index).filter(|region| region.keys.lkey == lkey)
     }
 
-    /// The region that peers know by this key.
+    /// The region with this remote key.
     #[inline]
     fn by_rkey(&self, rkey: u32) -> Option<&Region> {
         let id = open_key(&self.rkeys, rkey);
@@ -212,8 +211,8 @@ impl RegionTable {
         }
     }
 
-    /// Whether a queue pair of `pd` may access `range` of a region for `kind`, and where the
-    /// bytes lie. Ranges of no bytes touch nothing and need no key (IBA 9.7.4.1.5).
+    /// Checks that a queue pair of `pd` may access `range` of a region for `kind`, and returns the
+    /// backing address. Empty ranges need no key (IBA 9.7.4.1.5).
     #[inline]
     pub(crate) fn check(
         &self,
@@ -240,7 +239,7 @@ impl RegionTable {
         Mapping { len: span.len + extra, ..span }.locate(range)
     }
 
-    /// The same for the peer of queue pair `qpn`, whose key may be that of a region or of a window.
+    /// The same for the peer of queue pair `qpn`, with a key of a region or a window.
     #[inline]
     pub(crate) fn check_remote(
         &self,
@@ -255,10 +254,10 @@ impl RegionTable {
         self.check(pd, kind, range)
     }
 
-    /// Whether queue pair `qpn` of `pd` may have a remote key taken away, by a work request of its
-    /// own or by its peer: only that of a type 2 window bound to it. A region is its program's: a
-    /// peer that was let in could otherwise shut it for all others (IBA 10.6.5 leaves this to
-    /// regions made for fast registration, which do not exist here).
+    /// Checks that queue pair `qpn` of `pd` may invalidate a remote key, in a work request of its own
+    /// or of its peer: only that of a type 2 window bound to it. A region belongs to the program: a
+    /// peer could otherwise revoke it for all others (IBA 10.6.5 leaves this to regions made for fast
+    /// registration, which do not exist here).
     pub(crate) fn check_invalidate(
         &self,
         pd: PdId,
@@ -275,7 +274,7 @@ impl RegionTable {
         }
     }
 
-    /// Takes a window's key away.
+    /// Invalidates a window's key.
     pub(crate) fn invalidate(
         &mut self,
         pd: PdId,
@@ -295,7 +294,7 @@ impl Region {
 }
 
 impl Mapping {
-    /// Where the bytes of `range` lie.
+    /// The backing address of `range`.
     #[inline]
     fn locate(&self, range: Range) -> Result<u64, ProtectionError> {
         self.locate_long(range.addr, range.len.into())
@@ -321,7 +320,7 @@ fn allows(access: Access, kind: AccessKind) -> bool {
     }
 }
 
-/// Rights of the peer that need the local right to write (IBA 10.6.3).
+/// Remote rights that need the local right to write (IBA 10.6.3).
 fn writes_remotely(access: Access) -> bool {
     access.remote_write || access.remote_atomic
 }
@@ -335,8 +334,8 @@ fn contradiction(wanted: &Registration) -> Option<&'static str> {
         .then_some("remote write and remote atomic need local write")
 }
 
-/// The key under which peers know the region `id`. No region has the key 0: its place is taken by the
-/// image of 0, which is no region's id.
+/// The remote key of region `id`. No region has the key 0: the image of 0, which is no region's id, is
+/// used in its place.
 fn seal_key(rkeys: &Cipher, id: u32) -> u32 {
     match rkeys.seal(id) {
         0 => rkeys.seal(0),
@@ -344,7 +343,7 @@ fn seal_key(rkeys: &Cipher, id: u32) -> u32 {
     }
 }
 
-/// The id of the region that has a key; 0 if there can be none.
+/// The id of the region with this key; 0 if there can be none.
 #[inline]
 fn open_key(rkeys: &Cipher, rkey: u32) -> u32 {
     match rkeys.open(rkey) {
@@ -354,8 +353,8 @@ fn open_key(rkeys: &Cipher, rkey: u32) -> u32 {
     }
 }
 
-/// The tag 0 is left out, so that no region answers to key 0. Its place is taken by the image of
-/// generation 0, which does not occur.
+/// The tag 0 is excluded, so that no region has key 0. The image of generation 0, which does not occur,
+/// is used in its place.
 fn key(layout: Layout, id: u32, generation: u32, seed: u64) -> u32 {
     let index = layout.index_of(id);
     let slot_seed = Rng::new(seed ^ u64::from(index)).next_u64();
@@ -428,7 +427,7 @@ mod tests {
         }
     }
 
-    /// Remote keys of neighbours, and of one slot after the other, are spread over all numbers.
+    /// Remote keys of neighbouring slots, and successive keys of one slot, are spread over all numbers.
     #[test]
     fn remote_keys_have_no_bits_in_common() {
         let mut table = RegionTable::new(1 << 14, &mut Rng::new(4));

@@ -1,4 +1,4 @@
-//! Scatter/gather lists: the byte range of a message that one packet carries, as checked addresses.
+//! Scatter/gather lists: the byte range of a message carried by one packet, as checked addresses.
 //!
 //! Gathering and placing are the same walk over the list; only the kind of the check differs.
 
@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use crate::memory::region::{AccessKind, ProtectionError, Range, RegionTable};
 use crate::verbs::{MAX_SGE, PdId, Sge};
 
-/// Bytes of registered memory that a packet's payload comes from or goes to.
+/// Bytes of registered memory, the source or destination of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First byte.
@@ -16,7 +16,7 @@ pub struct Placement {
     pub len: u32,
 }
 
-/// Where one packet's payload lies, in order.
+/// Where one packet's payload is, in order.
 pub type Placements = ArrayVec<Placement, MAX_SGE>;
 
 /// Length of the whole list in bytes.
@@ -29,7 +29,7 @@ pub(crate) fn placed_bytes(pieces: &[Placement]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
-/// Whether every element may be used for `kind`.
+/// Checks that every element may be accessed for `kind`.
 pub(crate) fn check_all(
     regions: &RegionTable,
     pd: PdId,
@@ -41,10 +41,10 @@ pub(crate) fn check_all(
     })
 }
 
-/// The `len` bytes from `offset` of the message that `sges` describe, each piece checked, into
-/// `pieces` as the addresses where they lie; none of them if one is refused.
+/// Resolves `len` bytes from `offset` of the message described by `sges`. Each piece is checked and its
+/// backing address added to `pieces`; none is added if one is refused.
 ///
-/// The caller has made sure that the list is long enough.
+/// The caller has checked that the list is long enough.
 pub(crate) fn resolve(
     regions: &RegionTable,
     pd: PdId,

@@ -1,11 +1,11 @@
-//! Five-bit codes of the AETH and of queue pair attributes, and what they stand for.
+//! Five-bit codes of the AETH and of queue pair attributes, and their values.
 
 use crate::time::Duration;
 
 /// AETH credit code that means "no credits are given": the requester need not count.
 pub(crate) const NO_CREDITS: u8 = 31;
 
-/// How many receives each credit code promises (IBA table 48).
+/// Receives promised by each credit code (IBA table 48).
 const CREDITS: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
@@ -22,7 +22,7 @@ pub(crate) fn credit_code(receives: u32) -> u8 {
     CREDITS.partition_point(|&count| count <= receives) as u8 - 1
 }
 
-/// RecvQueue that a credit code promises; `None` for [`NO_CREDITS`].
+/// Receives promised by a credit code; `None` for [`NO_CREDITS`].
 pub(crate) fn credit_count(code: u8) -> Option<u32> {
     CREDITS.get(usize::from(code)).copied()
 }

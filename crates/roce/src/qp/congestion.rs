@@ -1,8 +1,9 @@
-//! Congestion control of one queue pair: when its next packet may leave, and what it tells its peer.
+//! Congestion control of one queue pair: when its next packet may be sent, and its notifications to the
+//! peer.
 //!
-//! Joins a [`Controller`] to the queue pair: packets marked by the network become notifications to the
-//! peer, the controller hears the peer's notifications and what became of packets sent, and its rate
-//! decides when requests and READ responses leave. Acknowledgements and notifications never wait.
+//! Connects a [`Controller`] to the queue pair: packets marked by the network become notifications to
+//! the peer, the controller gets the peer's notifications and the progress of sent packets, and its
+//! rate paces requests and READ responses. Acknowledgements and notifications are never delayed.
 
 use super::context::QpContext;
 use super::requests::Progress;
@@ -17,7 +18,7 @@ use crate::world::{Ecn, Path};
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;
 
-/// IP and UDP headers, in bytes: the rate counts packets as IP carries them.
+/// IP and UDP headers, in bytes: the rate includes them.
 const IPV4_UDP_BYTES: u64 = 28;
 const IPV6_UDP_BYTES: u64 = 48;
 
@@ -25,10 +26,10 @@ const IPV6_UDP_BYTES: u64 = 48;
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
     controller: AnyController,
-    /// The most that the program allows, in bits per second.
+    /// The program's rate limit, in bits per second.
     limit_bps: Option<u64>,
     pacer: Pacer,
-    /// Something is to be sent that may not leave before then.
+    /// The next packet must not be sent before this time.
     held: Option<Time>,
     point: NotificationPoint,
     cnp_interval: Duration,
@@ -36,7 +37,7 @@ pub(super) struct Congestion {
 }
 
 impl Congestion {
-    /// Starts as the attributes say.
+    /// Starts with the given attributes.
     pub(super) fn start(qpc: &QpContext) -> Congestion {
         Congestion {
             controller: qpc.peer.congestion.controller(),
@@ -46,12 +47,12 @@ impl Congestion {
         }
     }
 
-    /// The program has changed its limit.
+    /// The program changed its limit.
     pub(super) fn set_limit(&mut self, bps: u64) {
         self.limit_bps = (bps > 0).then_some(bps);
     }
 
-    /// The rate at which packets leave; `None` for as fast as they come.
+    /// The sending rate; `None` if not limited.
     pub(super) fn rate_bps(&self) -> Option<u64> {
         [self.controller.limits().rate_bps, self.limit_bps].into_iter().flatten().min()
     }
@@ -63,18 +64,18 @@ impl Congestion {
 
     // ---- notifications -------------------------------------------------------------------------
 
-    /// A packet of the peer's met congestion.
+    /// A packet from the peer was marked.
     pub(super) fn marked(&mut self, now: Time, planted: Planted) {
         let is_due = self.point.marked(now, self.cnp_interval);
         self.cnp_due |= is_due || planted.is(Bug::NotificationStorm);
     }
 
-    /// The peer says that packets of ours met congestion.
+    /// The peer reports that packets of ours were marked.
     pub(super) fn notified(&mut self, now: Time) {
         self.controller.handle(now, Event::Notified);
     }
 
-    /// What became of request packets.
+    /// Reports the progress of request packets.
     pub(super) fn note_progress(&mut self, now: Time, progress: Progress) {
         let Progress { acknowledged: packets, rtt, lost, has_timed_out } = progress;
         if packets > 0 {
@@ -92,7 +93,7 @@ impl Congestion {
         self.cnp_due
     }
 
-    /// Leaves in `cx.packet` the notification that is due, if one is.
+    /// Puts the notification that is due into `cx.packet`, if one is.
     pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>, qpc: &QpContext) {
         if core::mem::take(&mut self.cnp_due) {
             cx.count(|c| &mut c.cnps_sent);
@@ -103,7 +104,7 @@ impl Congestion {
 
     // ---- pacing --------------------------------------------------------------------------------
 
-    /// Whether a packet may leave now.
+    /// Whether a packet may be sent now.
     pub(super) fn may_send(&mut self, cx: &mut Context<'_>) -> bool {
         let next = self.pacer.next_send();
         if self.rate_bps().is_none() || next <= cx.now {
@@ -117,12 +118,12 @@ impl Congestion {
         false
     }
 
-    /// Whether packets wait for their time.
+    /// Whether packets are held back by pacing.
     pub(super) fn is_holding(&self) -> bool {
         self.held.is_some()
     }
 
-    /// The packet in `cx.packet` leaves, with this many bytes of payload.
+    /// The packet in `cx.packet` is sent, with this many bytes of payload.
     pub(super) fn sent(&mut self, cx: &Context<'_>, payload: u64) {
         let Some(rate) = self.rate_bps() else {
             return;

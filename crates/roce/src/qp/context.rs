@@ -1,5 +1,5 @@
-//! The context of a queue pair: its connection parameters and queues. They stay fixed while it runs, but
-//! for those that SQD changes.
+//! The context of a queue pair: its connection parameters and queues. They are fixed while it runs,
+//! except those that SQD may change.
 
 use arrayvec::ArrayVec;
 
@@ -8,12 +8,12 @@ use crate::verbs::{Access, Connect, CqId, MAX_SGE, PdId, Qpn, Reliability, Trans
 use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Service};
 use crate::world::Path;
 
-/// A packet to send: headers, and where its payload lies.
+/// A packet to send: headers, and the location of its payload.
 ///
-/// The addresses hold until the endpoint is next changed: turn it into bytes before that.
+/// The addresses are valid until the endpoint is next changed: turn it into bytes before that.
 #[derive(Clone, Debug)]
 pub struct Transmit {
-    /// Where to.
+    /// The path to its destination.
     pub path: Path,
     /// Transport headers.
     pub headers: Headers,
@@ -30,14 +30,14 @@ impl Transmit {
     }
 }
 
-/// A packet's headers before the fields that are the same for all packets of a queue pair.
+/// A packet's headers, without the fields common to all packets of a queue pair.
 pub(super) struct PacketHeaders {
     pub(super) opcode: Opcode,
     pub(super) psn: Psn,
     pub(super) ext: Ext,
     pub(super) ack_req: bool,
     pub(super) solicited: bool,
-    /// Selective repeat: not to be placed before its turn. The BTH says so by a migration bit of 0.
+    /// Selective repeat: not to be placed out of order. Signalled by a migration bit of 0 in the BTH.
     pub(super) ordered: bool,
 }
 
@@ -48,7 +48,7 @@ impl PacketHeaders {
     }
 }
 
-/// A queue pair's own context, as its halves see it.
+/// A queue pair's own context, as seen by its requester and responder.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QpContext {
     pub(super) qpn: Qpn,
@@ -58,22 +58,22 @@ pub(super) struct QpContext {
     pub(super) recv_cq: CqId,
     /// Payload bytes of a full packet: of the path, or for UD of the port.
     pub(super) mtu: u32,
-    /// What the peer may do; only the remote flags count.
+    /// What the peer may do; only the remote flags apply.
     pub(super) access: Access,
     /// Queue key, for UD.
     pub(super) qkey: u32,
-    /// Bits per second that may be sent, 0 for any.
+    /// Rate limit in bits per second, 0 for none.
     pub(super) rate_limit_bps: u64,
     pub(super) peer: Connect,
 }
 
 impl QpContext {
-    /// Whether losses are repaired by selective repeat.
+    /// Whether losses are recovered by selective repeat.
     pub(super) fn is_selective(&self) -> bool {
         self.peer.reliability == Reliability::Selective
     }
 
-    /// Whether packets of this service are heard.
+    /// Whether packets of this service are accepted.
     pub(super) fn offers(&self, service: Service) -> bool {
         match self.transport {
             Transport::Rc if service == Service::Selective => self.is_selective(),

@@ -1,15 +1,14 @@
-//! Executes the peer's requests on a reliable connection, in PSN order: each packet is checked when
-//! its turn has come, then placed or carried out (IBA 9.7.4 to 9.7.5, responder side; the checks are
-//! in the order of table 49).
+//! Executes the peer's requests on a reliable connection, in PSN order: each packet is checked in its
+//! turn, then placed or executed (IBA 9.7.4 to 9.7.5, responder side; the checks are in the order of
+//! table 49).
 //!
-//! This is what both modes of loss recovery share. Which packet's turn it is, and what becomes of
-//! others, is up to the mode, and so is what an executed request means for message numbers and
-//! answers: it is told by an [`Executed`].
+//! Both modes of loss recovery share this. The mode decides which packet's turn it is, what to do with
+//! the others, and what an executed request ([`Executed`]) means for message numbers and responses.
 //!
-//! Answers leave in PSN order, as the requester takes one for an answer to all that came before. So
-//! there is a queue of READs and atomics being answered ([`resources`](super::resources)), and *one*
-//! pending acknowledgement or NAK, always the latest: acknowledging packet by packet would say
-//! nothing that the last one does not.
+//! Responses are sent in PSN order, because the requester takes each as an acknowledgement of
+//! everything before it. So there is a queue of READs and atomics to respond to
+//! ([`resources`](super::resources)), and *one* pending acknowledgement or NAK, always the latest: the
+//! last acknowledgement covers all earlier ones.
 //!
 //! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
 //! for every packet (C3).
@@ -57,11 +56,12 @@ impl Reply {
 pub(super) enum Refused {
     /// No receive is posted; the peer will try again.
     NotReady,
-    /// The connection ends.
+    /// The connection fails.
     Fatal(Fatal),
 }
 
-/// An error that ends the connection, and how it ends the receive in progress if not by flushing.
+/// An error that ends the connection, and the completion status of the receive in progress if it is not
+/// flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fatal {
     pub(super) recv_status: WcStatus,
@@ -83,13 +83,12 @@ impl From<Violation> for Refused {
     }
 }
 
-/// What the mode knows of a packet whose turn it is.
+/// What the mode knows about a packet whose turn it is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
-    /// Bytes of its WRITE that packets before it have written; `None` if what it says about that is
-    /// not true.
+    /// Bytes of its WRITE written by packets before it; `None` if the packet contradicts them.
     pub(super) written: Option<u32>,
-    /// READs whose answers the mode keeps.
+    /// READs whose responses the mode keeps.
     pub(super) kept_reads: usize,
 }
 
@@ -98,9 +97,9 @@ pub(super) struct Turn {
 pub(super) enum Executed {
     /// A packet of a message.
     Message { ends: bool, takes_receive: bool },
-    /// A READ, to be answered.
+    /// A READ to respond to.
     Read(Reth),
-    /// An atomic, whose answer is queued once its message is numbered.
+    /// An atomic, whose response is queued once its message is numbered.
     Atomic,
 }
 
@@ -113,7 +112,7 @@ pub(super) struct Executor {
     pub(super) msn: Psn,
     pub(super) reply: Option<Reply>,
     pub(super) resources: Resources,
-    /// The last credits the peer was told of were none.
+    /// The last credits sent to the peer were zero.
     starved: bool,
 }
 
@@ -134,7 +133,7 @@ impl Executor {
         self.resources.reset(job_limit(qpc));
     }
 
-    /// Forgets everything, posted receives too. Shared receives go back to their queue.
+    /// Clears everything, including posted receives. Shared receives return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.inbound.reset(srqs);
         self.expected = Psn::default();
@@ -147,26 +146,26 @@ impl Executor {
     pub(super) fn post(&mut self, wr: RecvWr) {
         self.inbound.receives.post(wr);
         if self.starved {
-            // The peer sends single packets until it hears that there are receives again.
+            // The peer sends single packets until it learns that there are receives again.
             self.acknowledge();
         }
     }
 
-    /// Everything executed so far is acknowledged, unless there is more to say already.
+    /// Acknowledges everything executed so far, unless a NAK is pending.
     pub(super) fn acknowledge(&mut self) {
         self.reply.get_or_insert(Reply::Ack { psn: self.expected.minus(1) });
     }
 
-    /// Says that everything before the expected packet was executed, and why that was not.
+    /// Acknowledges everything before the expected packet, and refuses that.
     pub(super) fn refuse_expected(&mut self, syndrome: Syndrome) {
         self.reply = Some(Reply::Nak { psn: self.expected, syndrome });
     }
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// Checks and executes the packet whose turn it is. Leaves in `cx.pieces` where its payload goes,
-    /// in `cx.insert` the atomic that it asks for. What follows a packet that is not executed is
-    /// dropped in silence until it is sent again.
+    /// Checks and executes the packet whose turn it is. Puts the placement of its payload into
+    /// `cx.pieces`, and its atomic into `cx.insert`. Packets after one that is not executed are dropped
+    /// silently until it is retransmitted.
     pub(super) fn execute(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -185,7 +184,7 @@ impl Executor {
                 let Bth { psn, opcode, ack_req, .. } = *packet.headers.bth();
                 let takes_receive = self.inbound.execute(cx, packet, turn.written)?;
                 self.expected = psn.next();
-                // A pending NAK for this very packet is out of date; one acknowledgement is enough.
+                // A pending NAK for this packet is out of date; one acknowledgement is enough.
                 if ack_req || self.reply.is_some() {
                     self.reply = Some(Reply::Ack { psn });
                 }
@@ -194,7 +193,7 @@ impl Executor {
         }
     }
 
-    /// Answers a packet that was not executed.
+    /// Responds to a packet that was not executed.
     pub(super) fn refuse(&mut self, qpc: &QpContext, refused: Refused) -> Result<(), Fatal> {
         match refused {
             Refused::NotReady => {
@@ -245,8 +244,8 @@ impl Executor {
             return Err(bad_length(cx).into());
         }
         let addr = check_remote(cx, AccessKind::RemoteAtomic, word_of(atomic))?;
-        // The rule is about the address that the peer names (IBA 9.4.5); the processor's atomics
-        // need the other one aligned too.
+        // The rule applies to the address that the peer sent (IBA 9.4.5); the processor's atomics also
+        // need the backing address aligned.
         if !(atomic.addr | addr).is_multiple_of(8) {
             return Err(invalid(cx, |c| &mut c.misaligned_atomics).into());
         }
@@ -270,9 +269,9 @@ impl Executor {
         Err(invalid(cx, |c| &mut c.too_many_reads))
     }
 
-    /// Whether the bytes of a READ that was executed may still be read; `is_known` says that `part`
-    /// is a part of it. Nothing is answered if not: the network may have duplicated what is rightly
-    /// gone, and who makes READs up learns nothing.
+    /// Whether the bytes of an executed READ may still be read; `is_known` tells whether `part` is part
+    /// of it. If not, there is no response: a network duplicate may name a key that was legitimately
+    /// revoked, and forged READs reveal nothing.
     pub(super) fn may_read_again(
         &self,
         cx: &mut Scope<'_, '_>,
@@ -294,8 +293,8 @@ impl Executor {
         is_allowed
     }
 
-    /// Whether `part` begins `offset` bytes into the READ that `psn` is one of, and was executed;
-    /// `offset` is told the PSNs between the READ's first one and `psn`.
+    /// Whether `part` begins `offset` bytes into the executed READ that contains `psn`; `offset` gets
+    /// the number of PSNs between the READ's first one and `psn`.
     pub(super) fn is_part_of_read(
         &self,
         psn: Psn,
@@ -310,7 +309,7 @@ impl Executor {
         }
     }
 
-    /// An atomic that was carried out before: its result is wanted again.
+    /// A duplicate atomic: its result is requested again.
     pub(super) fn answer_atomic_again(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -347,7 +346,7 @@ impl Executor {
         cx.emit(PacketHeaders::new(Opcode::RcAtomicAcknowledge, psn, ext), 0);
     }
 
-    /// The region of a READ has gone since its request was accepted.
+    /// The region of a READ was deregistered after its request was accepted.
     pub(super) fn fail_read(&mut self, psn: Psn) -> Fatal {
         self.resources.clear_jobs();
         let nak = Syndrome::RemoteAccess;
@@ -355,14 +354,14 @@ impl Executor {
         Fatal { recv_status: WcStatus::WrFlushError, nak }
     }
 
-    /// A positive syndrome with the credits of this moment.
+    /// A positive syndrome with the current credits.
     pub(super) fn positive(&mut self) -> Syndrome {
         let credits = self.inbound.receives.credits();
         self.starved = credits == 0;
         Syndrome::Ack { credits }
     }
 
-    /// The AETH of a reply that is about to leave.
+    /// The AETH of a reply about to be sent.
     pub(super) fn reply_aeth(&mut self, cx: &mut Scope<'_, '_>, reply: Reply) -> Aeth {
         let syndrome = match reply {
             Reply::Ack { .. } => self.positive(),
@@ -382,7 +381,7 @@ impl Executor {
     }
 }
 
-/// Most READs and atomics of the peer that may be unanswered.
+/// Most outstanding READs and atomics of the peer.
 pub(super) fn job_limit(qpc: &QpContext) -> usize {
     usize::from(qpc.peer.max_dest_rd_atomic)
 }

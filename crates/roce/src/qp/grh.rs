@@ -1,9 +1,9 @@
 //! The 40 bytes in front of every received datagram (IBA 8.3, annex A17.4.5).
 //!
-//! Over IPv6 they are the IPv6 header. Over IPv4 the last 20 bytes are the IPv4 header, and the
-//! first 20, which have no meaning, are zero. The headers are put together again from what the wire
-//! tells: the IPv4 identification, which it does not, is zero, and the checksum is that of the
-//! header as it stands here, because programs tell the two versions apart by it.
+//! Over IPv6 they are the IPv6 header. Over IPv4 the last 20 bytes are the IPv4 header, and the first
+//! 20, which have no meaning, are zero. The headers are rebuilt from what the wire reports: the IPv4
+//! identification, which it does not report, is zero, and the checksum is that of the rebuilt header,
+//! because programs use it to distinguish the two versions.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -114,7 +114,7 @@ mod tests {
         Headers::new(bth, Ext::DethImm(Deth { qkey: 1, src_qp: Qpn::new(2) }, 9)).unwrap()
     }
 
-    /// The header in front of a packet as long as it says is one that the frame decoder takes.
+    /// The header followed by a packet of the length it states, as decoded by the frame decoder.
     fn decoded(grh: &[u8], payload_len: usize) -> Ip {
         let headers = datagram();
         let pad = usize::from(headers.bth().pad);

@@ -1,10 +1,10 @@
-//! The message that is arriving on a connection: what RC and UC check of its packets, and what
-//! executing them does (IBA 9.7.4, 9.8.2; the checks are in the order of table 49).
+//! The message arriving on a connection: the packet checks of RC and UC, and the effects of executing
+//! them (IBA 9.7.4, 9.8.2; the checks are in the order of table 49).
 //!
 //! A message is a SEND into the current receive or a WRITE, in packets of one kind: first, middle,
-//! last, or only. Each packet is checked as a whole before anything of it is placed, and keys are
-//! checked for every packet anew (C3). Every violation is counted here; what it means for the queue
-//! pair is the service's decision: RC answers with a NAK, UC drops the message.
+//! last, or only. Each packet is checked as a whole before any of it is placed, and keys are checked
+//! anew for every packet (C3). Violations are counted here; the service decides what they mean for the
+//! queue pair: RC sends a NAK, UC drops the message.
 
 use super::context::QpContext;
 use super::recv_queue::RecvQueue;
@@ -20,7 +20,7 @@ use crate::wire::{Ext, Headers, Opcode, Reth};
 /// The message whose packets are arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Between messages, or after one that was given up.
+    /// Between messages, or after one that was abandoned.
     None,
     /// A SEND into the current receive, `offset` bytes of which are filled.
     Send { offset: u32 },
@@ -37,9 +37,9 @@ pub(super) enum Violation {
     NoReceive,
     /// The receive is too small for the message.
     TooLong,
-    /// The receive may not be written.
+    /// The receive is not writable.
     BadReceive,
-    /// The peer may not touch what it names.
+    /// The peer has no right to access its target.
     Protection,
     /// The key to be invalidated is wrong.
     BadInvalidate,
@@ -52,13 +52,13 @@ pub(super) struct Inbound {
     pub(super) message: Message,
 }
 
-/// What executing a packet does once all its checks have passed.
+/// The effects of a packet once all its checks have passed.
 struct Outcome {
-    /// The message that is in progress afterwards.
+    /// The message in progress afterwards.
     message: Message,
     /// The current receive completes: opcode and length.
     completes: Option<(WcOpcode, u32)>,
-    /// A key of ours is taken away.
+    /// A key of ours is invalidated.
     invalidates: Option<u32>,
 }
 
@@ -67,15 +67,15 @@ impl Inbound {
         Inbound { receives, message: Message::None }
     }
 
-    /// Forgets everything without completions; what is shared goes back.
+    /// Clears everything without completions; shared receives return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.receives.reset(srqs);
         self.message = Message::None;
     }
 
-    /// Checks and executes a packet whose turn it is. Leaves in `cx.pieces` where its payload goes,
-    /// and returns whether it completed a receive. `written` says how much of its WRITE packets
-    /// before it have written, for packets that stand alone; `None` makes it a wrong length.
+    /// Checks and executes a packet whose turn it is. Puts the placement of its payload into
+    /// `cx.pieces`, and returns whether it completed a receive. `written` is how much of its WRITE
+    /// earlier packets have written, for packets that stand alone; `None` makes it a wrong length.
     pub(super) fn execute(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -96,7 +96,7 @@ impl Inbound {
         if let Some(rkey) = invalidates
             && !cx.planted.is(Bug::InvalidateForgotten)
         {
-            // Checked with this packet.
+            // Checked together with this packet.
             let qpc = cx.qpc;
             let _ = cx.regions.invalidate(qpc.pd, qpc.qpn, rkey);
         }
@@ -197,7 +197,7 @@ impl Inbound {
         })
     }
 
-    /// What the WRITE still has to fill, and its whole length, if the packet may say so.
+    /// The part of the WRITE not yet filled, and its whole length, if the packet is legal here.
     fn write_target(
         &self,
         qpc: &QpContext,
@@ -226,8 +226,8 @@ pub(super) fn put_piece(cx: &mut Scope<'_, '_>, addr: u64, len: u32) {
     cx.pieces.extend((len > 0).then_some(Placement { addr, len }));
 }
 
-/// The payload's length, if the opcode allows it: first and middle packets are full, last ones are
-/// not empty.
+/// The payload's length, if the opcode allows it: first and middle packets are full, last ones are not
+/// empty.
 pub(super) fn legal_length(opcode: Opcode, payload_len: usize, mtu: u32) -> Option<u32> {
     let legal = match (opcode.starts_message(), opcode.ends_message()) {
         (_, false) => mtu..=mtu,
@@ -254,8 +254,8 @@ pub(super) fn bad_length(cx: &mut Scope<'_, '_>) -> Violation {
     invalid(cx, |c| &mut c.bad_length)
 }
 
-/// What the queue pair does not offer its peer at all is an invalid request, whatever it names
-/// (IBA 9.7.4.1.4).
+/// An operation that the queue pair does not offer its peer is an invalid request, whatever its address
+/// and key (IBA 9.7.4.1.4).
 pub(super) fn check_enabled(
     cx: &mut Scope<'_, '_>,
     is_enabled: impl FnOnce(&Access) -> bool,
@@ -263,7 +263,7 @@ pub(super) fn check_enabled(
     if is_enabled(&cx.qpc.access) { Ok(()) } else { Err(invalid(cx, |c| &mut c.bad_access)) }
 }
 
-/// Where the bytes that the peer names lie.
+/// Resolves the bytes that the peer addresses.
 pub(super) fn check_remote(
     cx: &mut Scope<'_, '_>,
     kind: AccessKind,

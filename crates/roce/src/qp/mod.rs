@@ -1,19 +1,19 @@
-//! Queue pairs: states, and what the transport services share.
+//! Queue pairs: states, and the code shared by the transport services.
 //!
-//! What a service does with packets is in its own room ([`rc`], [`uc`], [`ud`]); what joins them is
-//! here: the state (IBA 10.3.1) with what may be posted and heard in it, and what happens when
-//! something fails. Which changes of state are legal is judged in [`transition`].
+//! Each service handles packets in its own module ([`rc`], [`uc`], [`ud`]). This module has what they
+//! share: the state (IBA 10.3.1), which decides what may be posted and received, and the handling of
+//! failures. [`transition`] checks the state transitions.
 //!
 //! | state | receives | arriving packets | sends |
 //! |---|---|---|---|
 //! | Reset, Init | queued | dropped | refused |
 //! | Rtr | queued | requests served | refused |
-//! | Rts | queued | served | carried out |
-//! | Sqd | queued | served | queued; those begun are finished |
+//! | Rts | queued | served | executed |
+//! | Sqd | queued | served | queued; started ones are finished |
 //! | Sqe | queued | served | flushed |
 //! | Error | flushed | dropped | flushed |
 //!
-//! The verbs refuse receives in Reset; here they are taken, so that a program that connects in one
+//! The verbs refuse receives in Reset; here they are accepted, so that a program that connects in one
 //! step can post first.
 //!
 //! Nothing in here looks at payload, keeps time or allocates per packet.
@@ -71,27 +71,27 @@ use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
 
-/// What a queue pair's deadline is for.
+/// The reason of a queue pair's deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeoutReason {
-    /// Requests are unanswered: they are retransmitted.
+    /// Requests are unacknowledged: they are retransmitted.
     AckTimeout,
     /// The peer had no receive posted: sending resumes.
     RnrWait,
-    /// Selective repeat: a packet or an answer is overdue.
+    /// Selective repeat: an acknowledgement or a response is overdue.
     LossProbe,
-    /// Congestion control: the next packet may leave.
+    /// Congestion control: the next packet may be sent.
     Pacing,
 }
 
-/// Most responses that READs may still miss when a request behind them is sent. A peer of ours gathers
+/// Most responses that READs may still miss when a request behind them is sent. Our responder gathers
 /// that many; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
-/// Says whether the peer at this path and queue pair number cannot answer ([`crate::world::Wire`]).
+/// Whether the peer at this path and queue pair number is stalled ([`crate::world::Wire`]).
 pub(crate) type IsStalled<'a> = dyn FnMut(&Path, Qpn) -> bool + 'a;
 
-/// The rest of the endpoint, as a queue pair sees it while it handles one event.
+/// The rest of the endpoint, for a queue pair handling one event.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
     pub(crate) regions: &'a mut RegionTable,
@@ -102,14 +102,14 @@ pub(crate) struct Context<'a> {
     pub(crate) own: &'a mut Counters,
     /// The endpoint's counters.
     pub(crate) all: &'a mut Counters,
-    /// Where the payload of the packet lies that is being placed or built. It is filled in place:
-    /// handed up by value, it would cost more than everything else done for a packet.
+    /// The location of the payload of the packet being placed or built. It is filled in place:
+    /// returning it by value would cost more than all other work per packet.
     pub(crate) pieces: &'a mut Placements,
-    /// What is placed before that payload, or done instead.
+    /// What is placed before that payload, or executed instead.
     pub(crate) insert: &'a mut Insert,
     /// See [`Delivery::owed_packets`](crate::endpoint::Delivery).
     pub(crate) owed_packets: &'a mut u32,
-    /// The packet that was built, and where it goes; in place for the same reason.
+    /// The packet that was built, and its path; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
     /// A completion was lost because its queue was full.
     pub(crate) cq_overflowed: bool,
@@ -147,7 +147,7 @@ impl<'a> Context<'a> {
         if pushed == Pushed::Added {
             return;
         }
-        // Nobody will hear of the receive.
+        // Its completion is lost, so the receive is never reported.
         loan.into_iter().for_each(|loan| self.srqs.settle(loan));
         self.cq_overflowed = true;
         self.count(|c| &mut c.cq_overflows);
@@ -162,7 +162,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// A packet that arrived, of which the payload is elsewhere.
+/// A packet that arrived, without its payload.
 #[derive(Clone, Copy)]
 pub(crate) struct RxPacket<'a> {
     headers: &'a Headers,
@@ -202,7 +202,7 @@ impl Scope<'_, '_> {
             .inspect_err(|&error| cx.count_protection_error(error))
     }
 
-    /// Leaves a packet to the peer, with `payload_len` bytes of payload.
+    /// Emits a packet to the peer, with `payload_len` bytes of payload.
     fn emit(&mut self, header: PacketHeaders, payload_len: u32) {
         *self.cx.packet = Some((self.qpc.peer.path, self.qpc.headers(header, payload_len)));
     }
@@ -237,16 +237,16 @@ pub(crate) struct Qp {
     srq: Option<SrqId>,
     /// A packet has arrived since it was reset.
     established: bool,
-    /// Make an event when the send queue has drained.
+    /// Raise an event when the send queue has drained.
     drain_event: bool,
     congestion: Congestion,
-    /// Why it failed last.
+    /// Why it last failed.
     last_error: Option<LastError>,
     kind: Kind,
 }
 
 impl Qp {
-    /// `unconnected` stands in until the peer is known; `port_mtu` bounds datagrams.
+    /// `unconnected` is used until the peer is known; `port_mtu` bounds datagrams.
     pub(crate) fn new(
         qpn: Qpn,
         config: &QpConfig,
@@ -386,7 +386,7 @@ impl Qp {
         done
     }
 
-    /// Changes state and attributes, or nothing if that is not legal.
+    /// Changes state and attributes; does nothing if that is not legal.
     pub(crate) fn modify(
         &mut self,
         cx: &mut Context<'_>,
@@ -442,7 +442,7 @@ impl Qp {
         set(attr, AttrMask::DEST_QPN, &mut peer.dest_qp, attr.dest_qp);
     }
 
-    /// What a legal transition does beside setting attributes.
+    /// The effects of a legal transition besides setting attributes.
     fn enter(&mut self, cx: &mut Context<'_>, from: QpState, to: QpState) {
         if to == QpState::Error {
             return self.fail(cx);
@@ -453,7 +453,7 @@ impl Qp {
             (QpState::Init, QpState::Rtr) => self.start_receiving(),
             (QpState::Rtr, QpState::Rts) => self.start_sending(),
             (QpState::Rts, QpState::Sqd) => self.pause(true),
-            // One that drained when it failed is paused in SQE, too.
+            // A queue pair that drained when it failed is paused in SQE, too.
             (QpState::Sqd | QpState::Sqe, QpState::Rts) => self.pause(false),
             _ => {}
         }
@@ -487,8 +487,8 @@ impl Qp {
         }
     }
 
-    /// Forgets all work, without completions; those that were not polled go, too. RecvQueue of a shared
-    /// queue go back to it, in the order in which they were taken.
+    /// Discards all work and all unpolled completions. Receives of a shared queue return to it, in the
+    /// order in which they were taken.
     pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
         let mut loans = Vec::new();
         for cq in self.cqs() {
@@ -504,11 +504,11 @@ impl Qp {
             Kind::Uc(uc) => uc.reset(cx.srqs),
             Kind::Ud(ud) => ud.reset(cx.srqs),
         }
-        // In front of what it had taken since.
+        // In front of those it had taken since.
         cx.srqs.give_back(loans.into_iter());
     }
 
-    /// All attributes as they are.
+    /// All current attributes.
     pub(crate) fn query(&self) -> QpAttr {
         let qpc = &self.qpc;
         QpAttr {
@@ -524,7 +524,7 @@ impl Qp {
         }
     }
 
-    /// Makes the event of a drained send queue if it is due.
+    /// Raises the event of a drained send queue if it is due.
     pub(crate) fn notice_drained(&mut self, cx: &mut Context<'_>) {
         if self.drain_event && self.state == QpState::Sqd && self.is_drained() {
             self.drain_event = false;
@@ -547,7 +547,7 @@ impl Qp {
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
 
-    /// Stops it because of an error that no work request of its own reports.
+    /// Stops it because of an error that none of its work requests reports.
     pub(crate) fn fail_fatally(&mut self, cx: &mut Context<'_>) {
         if self.state != QpState::Error {
             cx.events.raise(AsyncEvent::QpFatal(self.qpc.qpn));
@@ -556,7 +556,7 @@ impl Qp {
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
 
-    /// `psn` is that of the packet that brought it, if one did.
+    /// `psn` is that of the packet that caused it, if one did.
     fn handle_failure(&mut self, cx: &mut Context<'_>, failure: Failure, psn: Option<Psn>) {
         self.blame(cx, &failure, psn);
         match failure {
@@ -565,7 +565,7 @@ impl Qp {
         }
     }
 
-    /// A reliable connection ends with its first failed send; the other services only stop sending.
+    /// A reliable connection fails with its first failed send; the other services only stop sending.
     fn fail_send(&mut self, cx: &mut Context<'_>, fault: Fault) {
         match fault.status {
             WcStatus::RetryExceeded => cx.count(|c| &mut c.retries_exceeded),
@@ -583,7 +583,7 @@ impl Qp {
     fn refuse_request(&mut self, cx: &mut Context<'_>, fatal: Fatal) {
         let qpn = self.qpc.qpn;
         match fatal.nak {
-            // The receive says so.
+            // The receive reports it.
             _ if fatal.recv_status != WcStatus::WrFlushError => {}
             Syndrome::InvalidRequest | Syndrome::InvalidRdRequest => {
                 cx.events.raise(AsyncEvent::QpRequestError(qpn));
@@ -594,8 +594,8 @@ impl Qp {
         self.enter_error(cx, None, fatal.recv_status, true);
     }
 
-    /// Every work request completes: `fault` says how one send does, `recv_status` how the oldest
-    /// receive does, all others are flushed.
+    /// Completes every work request: `fault` gives the status of one send, `recv_status` that of the
+    /// oldest receive, all others are flushed.
     fn enter_error(
         &mut self,
         cx: &mut Context<'_>,
@@ -695,7 +695,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether all of these would be taken if they were posted now, one after the other.
+    /// Whether all these would be accepted if posted now, one after the other.
     pub(crate) fn check_sends<'w>(
         &self,
         mut wrs: impl ExactSizeIterator<Item = &'w SendWr>,
@@ -710,7 +710,7 @@ impl Qp {
         wrs.try_for_each(|wr| self.check_send(wr).map(|_len| ()))
     }
 
-    /// SendQueue that may still be posted, and the most that may be.
+    /// Sends that may still be posted, and the limit.
     fn send_room(&self) -> (usize, u32) {
         match &self.kind {
             Kind::Rc(rc) => (rc.requester.vacant(), rc.requester.limit()),
@@ -768,7 +768,7 @@ impl Qp {
 
     // ---- packets and time ----------------------------------------------------------------------
 
-    /// Leaves in `cx` where the payload goes.
+    /// Puts the placement of the payload into `cx`.
     pub(crate) fn handle_packet(
         &mut self,
         cx: &mut Context<'_>,
@@ -792,7 +792,7 @@ impl Qp {
         cx.add(placed, |c| &mut c.bytes_received);
     }
 
-    /// A packet that was accepted, and held because READs before it were unanswered.
+    /// An accepted packet that was held back because READs before it were outstanding.
     pub(crate) fn handle_held(
         &mut self,
         cx: &mut Context<'_>,
@@ -802,7 +802,7 @@ impl Qp {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
         };
-        // Answering the READs may have failed.
+        // Responding to the READs may have failed.
         if self.state == QpState::Error {
             return;
         }
@@ -832,7 +832,7 @@ impl Qp {
         }
     }
 
-    /// Tells congestion control what became of request packets.
+    /// Reports the progress of request packets to congestion control.
     fn tell_controller(&mut self, now: Time) {
         if let Kind::Rc(rc) = &mut self.kind
             && let Some(progress) = rc.requester.take_progress()
@@ -842,16 +842,16 @@ impl Qp {
         }
     }
 
-    /// A packet for this queue pair met congestion on its way.
+    /// A packet for this queue pair was marked on its way.
     fn note_congestion(&mut self, cx: &mut Context<'_>) {
         cx.count(|c| &mut c.ecn_marked);
-        // Datagrams come from many: whom to tell is not known.
+        // Datagrams have many senders: it is not known whom to notify.
         if self.qpc.transport != Transport::Ud {
             self.congestion.marked(cx.now, cx.planted);
         }
     }
 
-    /// The checks that hold for every packet (IBA 9.6), each with its counter.
+    /// The checks of every packet (IBA 9.6), each with its counter.
     fn accepts(&mut self, cx: &mut Context<'_>, origin: &Origin, headers: &Headers) -> bool {
         let bth = headers.bth();
         let state_accepts = match self.state {
@@ -876,12 +876,12 @@ impl Qp {
         false
     }
 
-    /// Connections hear their peer's address only, datagram queue pairs everyone.
+    /// Connections accept packets from their peer's address only, datagram queue pairs from any.
     fn is_peer(&self, origin: &Origin) -> bool {
         self.qpc.transport == Transport::Ud || origin.source.ip() == self.qpc.peer.path.remote.ip()
     }
 
-    /// The former value of the word that an atomic of the peer's was for.
+    /// The original value of the word of a peer's atomic.
     pub(crate) fn complete_atomic(&mut self, psn: Psn, original: u64) {
         if let Kind::Rc(rc) = &mut self.kind {
             rc.responder.complete_atomic(psn, original);
@@ -910,14 +910,14 @@ impl Qp {
         [service, self.congestion.deadline()].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
-    /// Whether [`poll_transmit`](Qp::poll_transmit) is worth calling.
+    /// Whether [`poll_transmit`](Qp::poll_transmit) may return a packet.
     pub(crate) fn wants_to_send(&self) -> bool {
         let replies = matches!(&self.kind, Kind::Rc(rc) if rc.responder.has_reply());
         let is_free = !self.congestion.is_holding();
         replies || self.congestion.has_notification() || (is_free && self.has_data())
     }
 
-    /// Whether there are packets whose rate congestion control decides.
+    /// Whether there are packets paced by congestion control.
     fn has_data(&self) -> bool {
         match &self.kind {
             Kind::Rc(rc) => rc.has_data(),
@@ -932,11 +932,11 @@ impl Qp {
         }
     }
 
-    /// Leaves in `cx.packet` the next packet, if there is one, and in `cx.pieces` where its payload
-    /// lies.
+    /// Puts the next packet, if there is one, into `cx.packet`, and the location of its payload into
+    /// `cx.pieces`.
     pub(crate) fn poll_transmit(&mut self, cx: &mut Context<'_>) {
         self.congestion.poll_notification(cx, &self.qpc);
-        // A failure may leave an answer behind that still has to leave; nothing fails twice.
+        // After a failure a response may still have to be sent; nothing fails twice.
         if cx.packet.is_none()
             && let Err(failure) = self.poll_kind(cx)
         {
@@ -946,8 +946,8 @@ impl Qp {
         self.count_sent(cx);
     }
 
-    /// Leaves in `cx.packet` the next answer to a READ or atomic. It does not wait for congestion
-    /// control, which counts it: a request waits behind it, and the outbox takes few.
+    /// Puts the next response to a READ or atomic into `cx.packet`. Congestion control counts it but
+    /// does not delay it: a request waits behind it, and the outbox takes few.
     pub(crate) fn poll_answer(&mut self, cx: &mut Context<'_>) {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
@@ -981,7 +981,7 @@ impl Qp {
     }
 }
 
-/// Sets `field` if the attribute is there.
+/// Sets `field` if the attribute is set.
 fn set<T>(attr: &QpAttr, bit: AttrMask, field: &mut T, value: T) {
     if attr.mask.contains(bit) {
         *field = value;

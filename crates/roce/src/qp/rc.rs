@@ -1,6 +1,6 @@
 //! The reliable connection service: the [`requester`](super::requester) and the
-//! [`responder`](super::responder), which know nothing of each other, and the order in which their
-//! packets leave.
+//! [`responder`](super::responder), which are independent of each other, and the order in which their
+//! packets are sent.
 
 use super::executor::Fatal;
 use super::requester::Requester;
@@ -9,14 +9,14 @@ use super::responder::Responder;
 use super::{RxPacket, Scope};
 use crate::verbs::WcStatus;
 
-/// Which half sends next.
+/// The half that sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Requests,
     Responses,
 }
 
-/// What ends the connection.
+/// What ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// A request of ours.
@@ -56,7 +56,7 @@ impl Rc {
         Rc { requester, responder, turn: Turn::Responses }
     }
 
-    /// Leaves in `cx` where the payload goes.
+    /// Puts the placement of the payload into `cx`.
     pub(super) fn handle_packet(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -70,7 +70,7 @@ impl Rc {
         Ok(())
     }
 
-    /// Whether there are packets beside acknowledgements.
+    /// Whether there are packets besides acknowledgements.
     pub(super) fn has_data(&self) -> bool {
         self.responder.has_answer() || self.requester.has_unsent()
     }
@@ -80,8 +80,8 @@ impl Rc {
         self.turn = self.turn.other();
     }
 
-    /// Leaves in `cx.packet` the next packet: an acknowledgement if one is due, else from the half
-    /// whose turn it is. After a failure there may still be answers to send.
+    /// Puts the next packet into `cx.packet`: an acknowledgement if one is due, else a packet of the
+    /// half whose turn it is. After a failure there may still be responses to send.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Failure> {
         for turn in [self.turn, self.turn.other()] {
             self.responder.poll_reply(cx);

@@ -1,13 +1,13 @@
-//! Where a queue pair's receives come from: its own queue, or one that it shares.
+//! The source of a queue pair's receives: its own queue, or a shared one.
 //!
-//! The two differ only in who posts. A message takes its receive when it first needs one: a SEND
-//! with its first packet, a WRITE with immediate with its last. From then on the receive is the
-//! *current* one until it completes; a message that is lost on the way leaves it there for the next.
+//! The two differ only in who posts. A message takes its receive when it first needs one: a SEND with
+//! its first packet, a WRITE with immediate with its last. From then on the receive is the *current*
+//! one until it completes; a message that is lost on the way leaves it for the next.
 //!
-//! In selective repeat a message may come before those in front of it, which need receives too. From
-//! a shared queue these are taken with it, so that the order stays that of the messages, but only few
-//! for messages of which nothing has come: one packet must not take what others are waiting for.
-//! RecvQueue that were taken ahead and not used go back to the front of the queue.
+//! In selective repeat a message may arrive before earlier ones, which need receives too. From a shared
+//! queue these are taken with it, so that the order stays that of the messages, but only few for
+//! messages of which nothing has arrived: one packet must not take what others are waiting for.
+//! Receives that were taken ahead and not used return to the front of the queue.
 
 use alloc::collections::VecDeque;
 
@@ -18,9 +18,9 @@ use crate::srq::{Receive, SrqTable};
 use crate::verbs::{Completion, RecvWr, SrqId};
 use crate::wire::Headers;
 
-/// Most receives taken from a shared queue for messages of which nothing has come, and the most of
-/// those left in it as one part of so many. With 1 % of 512 packets in flight lost, about 5 are
-/// missing at a time.
+/// Most receives taken from a shared queue for messages of which nothing has arrived, and the largest
+/// fraction of those left in it, as one part in this many. With 1 % of 512 packets in flight lost,
+/// about 5 are missing at a time.
 const MAX_IDLE: usize = 16;
 const MAX_IDLE_PART: usize = 8;
 
@@ -29,10 +29,9 @@ const MAX_IDLE_PART: usize = 8;
 pub(super) struct RecvQueue {
     source: Source,
     current: Option<Receive>,
-    /// Taken from a shared queue for messages that began to arrive before their turn, and for those
-    /// in front of them.
+    /// Taken from a shared queue for messages that arrived out of order, and for those before them.
     taken: VecDeque<Taken>,
-    /// How many of these no packet has come for.
+    /// How many of these no packet has arrived for.
     idle: usize,
 }
 
@@ -76,7 +75,7 @@ impl RecvQueue {
         }
     }
 
-    /// RecvQueue posted and not completed; `None` if they are shared.
+    /// Receives posted and not completed; `None` if they are shared.
     pub(super) fn len(&self) -> Option<u32> {
         match &self.source {
             Source::Own { queue, .. } => Some((queue.len() + self.current.iter().len()) as u32),
@@ -84,7 +83,7 @@ impl RecvQueue {
         }
     }
 
-    /// Adds to the own queue, which is not full.
+    /// Adds to the own queue, which must not be full.
     pub(super) fn post(&mut self, wr: RecvWr) {
         if let Source::Own { queue, .. } = &mut self.source {
             queue.push_back(Receive::new(wr));
@@ -109,7 +108,7 @@ impl RecvQueue {
     }
 
     /// The receive that will be current once `index` others have completed, for a packet that has
-    /// come. From a shared queue it is taken, with those before it, if these are not too many.
+    /// arrived. From a shared queue it is taken, with those before it, if these are not too many.
     pub(super) fn ahead(&mut self, cx: &mut Scope<'_, '_>, index: usize) -> Option<&Receive> {
         let Some(later) = index.checked_sub(1) else {
             return self.current(cx);
@@ -132,7 +131,7 @@ impl RecvQueue {
         Some(&taken.receive)
     }
 
-    /// Whether so few receives are missing up to `index` that they may be taken for one packet.
+    /// Whether few enough receives are missing up to `index` to be taken for one packet.
     fn may_take_ahead(&self, cx: &Scope<'_, '_>, index: usize) -> bool {
         let Source::Shared(srq) = self.source else {
             return true;
@@ -144,8 +143,7 @@ impl RecvQueue {
         missing == 0 || is_fair || cx.planted.is(Bug::SharedReceivesHoarded)
     }
 
-    /// Completes the current receive with what `told` says; immediate and solicited are those of the
-    /// packet.
+    /// Completes the current receive with `told`; immediate and solicited are those of the packet.
     pub(super) fn complete(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers, told: Completion) {
         if let Some(receive) = self.current.take() {
             let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
@@ -155,7 +153,7 @@ impl RecvQueue {
         }
     }
 
-    /// The oldest receive that is this queue pair's alone; for flushing.
+    /// The oldest receive owned by this queue pair alone; for flushing.
     pub(super) fn take_own(&mut self) -> Option<Receive> {
         let current = self.current.take();
         current.or_else(|| match &mut self.source {
@@ -164,15 +162,15 @@ impl RecvQueue {
         })
     }
 
-    /// Puts receives that were taken ahead back into the shared queue.
+    /// Returns receives that were taken ahead to the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
         self.idle = 0;
         srqs.give_back(self.taken.drain(..).filter_map(|taken| taken.receive.loan));
     }
 
-    /// The AETH credit code for the receives of this moment. The message in progress is not counted
-    /// in the MSN yet, so its receive counts as a credit. RecvQueue that others may take are no
-    /// promise: with a shared queue no credits are given (IBA 9.7.7.2), and the RNR NAK has to do.
+    /// The AETH credit code for the current receives. The message in progress is not counted in the MSN
+    /// yet, so its receive counts as a credit. Receives that others may take cannot be promised: with a
+    /// shared queue no credits are given (IBA 9.7.7.2), and the RNR NAK takes their place.
     pub(super) fn credits(&self) -> u8 {
         match &self.source {
             Source::Own { queue, .. } => {
@@ -182,7 +180,7 @@ impl RecvQueue {
         }
     }
 
-    /// Forgets everything without completions; what is shared goes back.
+    /// Clears everything without completions; shared receives return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.give_back(srqs);
         srqs.give_back(self.current.take().and_then(|current| current.loan).into_iter());

@@ -1,7 +1,7 @@
-//! What a queue pair says about itself: its present state, and why it failed.
+//! Reports of a queue pair: its present state, and why it failed.
 //!
-//! Called where something fails, before the queues are flushed: then the requester still knows which
-//! packet was waited for. Reads only; the one thing written is [`Qp::last_error`].
+//! Called where something fails, before the queues are flushed, while the requester still knows which
+//! packet it was waiting for. Reads only; it writes nothing but [`Qp::last_error`].
 
 use super::rc::Failure;
 use super::uc::Uc;
@@ -12,7 +12,7 @@ use crate::report::{Cause, Flow, LastError, Peer, QpReport};
 use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
-/// A work request that failed, and the packet of it that was waited for.
+/// A work request that failed, and which of its packets was outstanding.
 struct Culprit {
     wr_id: u64,
     psn: Psn,
@@ -24,7 +24,7 @@ impl Qp {
         self.last_error
     }
 
-    /// Says why the queue pair is about to stop. `psn` is that of the packet in hand, if one is.
+    /// Records why the queue pair is about to stop. `psn` is that of the current packet, if any.
     pub(super) fn blame(&mut self, cx: &Context<'_>, failure: &Failure, psn: Option<Psn>) {
         match *failure {
             Failure::Send(fault) => {
@@ -43,12 +43,12 @@ impl Qp {
         }
     }
 
-    /// The last retry brought no answer.
+    /// There was no response after the last retry.
     pub(super) fn blame_silence(&mut self, cx: &Context<'_>, fault: Fault) {
         self.blame_send(cx, Cause::NoAnswer, fault, None);
     }
 
-    /// A send failed. A NAK names its packet; otherwise it is the oldest one that is unanswered.
+    /// A send failed. A NAK names its packet; otherwise it is the oldest unacknowledged one.
     fn blame_send(&mut self, cx: &Context<'_>, cause: Cause, fault: Fault, psn: Option<Psn>) {
         let culprit = self.culprit(fault.index);
         let named = psn.filter(|_| cause != Cause::KeepsMissing);
@@ -68,7 +68,7 @@ impl Qp {
         self.last_error = Some(LastError { peer: to.or(error.peer), ..error });
     }
 
-    /// Something of the peer's, or of nobody in particular, stops the queue pair.
+    /// A failure of the peer's, or without a work request, stops the queue pair.
     pub(super) fn blame_peer(&mut self, cx: &Context<'_>, cause: Cause, psn: Option<Psn>) {
         if self.state != QpState::Error {
             self.last_error = Some(LastError { psn, ..self.error(cx, cause) });
@@ -116,7 +116,7 @@ impl Qp {
         }
     }
 
-    /// Everything that somebody who looks for a fault may want to know.
+    /// The full report of a queue pair, for troubleshooting.
     pub(crate) fn report(&self, counters: &Counters) -> QpReport {
         let sends = match &self.kind {
             Kind::Rc(rc) => rc.requester.len(),
@@ -141,7 +141,7 @@ impl Qp {
         }
     }
 
-    /// Whether it has been told who its peer is.
+    /// Whether its peer is known.
     fn is_started(&self) -> bool {
         !matches!(self.state, QpState::Reset | QpState::Init)
     }

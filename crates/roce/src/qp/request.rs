@@ -1,13 +1,13 @@
-//! A posted send work request as the requester keeps it, and the packets it becomes.
+//! A posted send work request in the requester, and its packets.
 //!
 //! | kind | PSNs | done by |
 //! |---|---|---|
 //! | message (SEND, WRITE) | its packets | an acknowledgement |
 //! | READ | its response packets | all of its responses |
 //! | atomic | 1 | its response |
-//! | local (invalidate, bind) | none | being carried out |
+//! | local (invalidate, bind) | none | execution |
 //!
-//! Opcodes and extension headers are decided here and nowhere else (IBA table 35).
+//! Opcodes and extension headers are decided only here (IBA table 35).
 
 use super::Scope;
 use super::context::{PacketHeaders, QpContext};
@@ -30,11 +30,11 @@ pub(super) struct Request {
     pub(super) packets: u32,
     /// PSNs acknowledged, or for READ responses placed.
     pub(super) done: u32,
-    /// Message sequence number, 24 bits: same circle as PSNs.
+    /// Message sequence number, 24 bits, circular like PSNs.
     pub(super) ssn: Psn,
     /// Request packets of all work requests posted before this one.
     pub(super) packets_before: u32,
-    /// A local operation that was carried out.
+    /// A local operation that was executed.
     pub(super) is_executed: bool,
     /// Why it cannot run.
     pub(super) fault: Option<WcStatus>,
@@ -49,18 +49,18 @@ impl Request {
         matches!(self.wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
-    /// READ or atomic: not done before its own answer has come.
+    /// READ or atomic: not done before its own response has arrived.
     pub(super) fn awaits_response(&self) -> bool {
         self.is_read() || self.is_atomic()
     }
 
-    /// Carried out here, nothing is sent.
+    /// Executed locally, nothing is sent.
     pub(super) fn is_local(&self) -> bool {
         is_local(self.wr.op)
     }
 
-    /// Must not start before earlier READs and atomics are done. Local operations take keys away
-    /// that those may be using.
+    /// Must not start before earlier READs and atomics are done. Local operations invalidate keys that
+    /// those may be using.
     pub(super) fn is_fenced(&self) -> bool {
         self.wr.fence || self.is_local()
     }
@@ -84,17 +84,17 @@ impl Request {
         matches!(self.wr.op, Send | SendInvalidate(_) | SendImm(_) | WriteImm { .. })
     }
 
-    /// What its local buffers are used for.
+    /// The kind of access to its local buffers.
     pub(super) fn access_kind(&self) -> AccessKind {
         if self.awaits_response() { AccessKind::LocalWrite } else { AccessKind::LocalRead }
     }
 
-    /// Bytes that packet `index` carries, or for READ that response `index` brings.
+    /// Bytes of packet `index`, or for READ of response `index`.
     pub(super) fn piece(&self, index: u32, mtu: u32) -> u32 {
         (self.len - index * mtu).min(mtu)
     }
 
-    /// Bytes that its completion tells of.
+    /// The byte count of its completion.
     pub(super) fn bytes_brought(&self) -> u32 {
         match self.awaits_response() {
             true if self.is_atomic() => ATOMIC_BYTES,
@@ -119,7 +119,7 @@ impl Request {
         }
     }
 
-    /// The request for what is still missing of a READ.
+    /// The request for the missing part of a READ.
     fn read_packet(&self, qpc: &QpContext) -> PacketHeaders {
         let done_bytes = self.done * qpc.mtu;
         let (remote_addr, rkey) = remote(self.wr.op);
@@ -129,7 +129,7 @@ impl Request {
         PacketHeaders { ack_req: true, ..PacketHeaders::new(Opcode::RcReadRequest, psn, ext) }
     }
 
-    /// An atomic's only packet; the same however often it is sent.
+    /// An atomic's only packet, the same for each transmission.
     fn atomic_packet(&self) -> Option<PacketHeaders> {
         let (opcode, atomic) = match self.wr.op {
             SendOp::CompareSwap { remote_addr: addr, rkey, compare, swap } => {
@@ -216,7 +216,7 @@ fn write_form(op: SendOp, len: u32, is_first: bool, is_last: bool) -> (Opcode, E
     }
 }
 
-/// What kind of completion a send work request makes.
+/// The completion opcode of a send work request.
 pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendInvalidate(_) | SendOp::SendImm(_) => WcOpcode::Send,
@@ -240,7 +240,7 @@ pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     }
 }
 
-/// Carries out a local operation.
+/// Executes a local operation.
 pub(super) fn execute_local(cx: &mut Scope<'_, '_>, op: SendOp) -> Result<(), WcStatus> {
     let qpc = cx.qpc;
     let (done, status) = match op {

@@ -1,8 +1,8 @@
-//! The requester half of a reliable connection: posted sends become request packets, answers
-//! complete them (IBA 9.7.3 to 9.7.7, requester side).
+//! The requester half of a reliable connection: posted sends become request packets, responses complete
+//! them (IBA 9.7.3 to 9.7.7, requester side).
 //!
-//! [`Requests`] holds what is posted and sends it in order. What to do about answers, losses and
-//! silence depends on the mode that both ends have agreed on: [`GoBackN`] or [`Selective`]. The
+//! [`Requests`] holds what is posted and sends it in order. The handling of responses, losses and
+//! timeouts depends on the mode that both ends have agreed on: [`GoBackN`] or [`Selective`]. The
 //! requester joins the two, and keeps the timers that both have.
 
 use alloc::boxed::Box;
@@ -21,11 +21,11 @@ use crate::time::{Duration, Time};
 use crate::verbs::{AttrMask, SendWr};
 use crate::wire::Psn;
 
-/// An ACK timer that is handled this late tells nothing of the peer: this process did not run, and the
-/// answers may be waiting.
+/// An ACK timer handled this late proves nothing about the peer: this process was not running, and the
+/// responses may be waiting.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How long timeouts are excused before they spend retries all the same.
+/// How long timeouts are excused before they use retries after all.
 const MAX_EXCUSED: Duration = Duration::from_millis(300_000);
 
 type Recovery = Mode<GoBackN, Selective>;
@@ -43,7 +43,7 @@ impl Requester {
         Requester { requests, recovery: Mode::GoBackN(GoBackN::default()) }
     }
 
-    /// Forgets everything, posted work requests too: the queue pair goes back to RESET.
+    /// Clears everything, including posted work requests: the queue pair goes back to RESET.
     pub(super) fn reset(&mut self, first_psn: Psn) {
         self.requests.reset(first_psn);
         self.recovery = Mode::GoBackN(GoBackN::default());
@@ -58,7 +58,7 @@ impl Requester {
         }
     }
 
-    /// Attributes have changed while the connection runs: what was derived from them changes too.
+    /// Attributes have changed while the connection runs: updates what was derived from them.
     pub(super) fn follow(&mut self, qpc: &QpContext, changed: AttrMask) {
         if changed.contains(AttrMask::RETRY_CNT) {
             self.requests.retries_left = qpc.peer.retry_count;
@@ -78,14 +78,14 @@ impl Requester {
         &self.requests.rtt
     }
 
-    /// What became of request packets since the last call, if anything did.
+    /// The progress of request packets since the last call, if any.
     pub(super) fn take_progress(&mut self) -> Option<Progress> {
         let Progress { acknowledged, lost, has_timed_out, .. } = self.requests.progress;
         let has_news = acknowledged > 0 || lost > 0 || has_timed_out;
         has_news.then(|| core::mem::take(&mut self.requests.progress))
     }
 
-    /// Congestion control lets so many request packets be in flight.
+    /// Limits the request packets in flight to what congestion control allows.
     pub(super) fn limit_window(&mut self, window_packets: Option<u32>) {
         self.requests.congestion_window = window_packets;
     }
@@ -99,12 +99,12 @@ impl Requester {
         self.requests.limit
     }
 
-    /// Stops before the next request that was not begun, or goes on.
+    /// Stops before the next unstarted request, or resumes.
     pub(super) fn pause(&mut self, is_paused: bool) {
         self.requests.is_paused = is_paused;
     }
 
-    /// Whether everything that was begun is done.
+    /// Whether all started requests are done.
     pub(super) fn is_drained(&self) -> bool {
         with_mode!(&self.recovery, mode => mode.is_drained(&self.requests))
     }
@@ -119,13 +119,13 @@ impl Requester {
         self.requests.una
     }
 
-    /// Work request and first unanswered PSN of a request in the queue.
+    /// Work request and first unacknowledged PSN of a request in the queue.
     pub(super) fn posted_at(&self, index: usize) -> Option<(u64, Psn)> {
         let request = self.requests.queue.get(index)?;
         Some((request.wr.wr_id, request.first_psn.plus(request.done)))
     }
 
-    /// Where it stands; what the responder knows is left at its default.
+    /// Its positions; those of the responder are left at their default.
     pub(super) fn flow(&self, qpc: &QpContext) -> Flow {
         let requests = &self.requests;
         Flow {
@@ -140,12 +140,12 @@ impl Requester {
         }
     }
 
-    /// Queues a request of `len` bytes, which is within limits.
+    /// Queues a request of `len` bytes, which must be within limits.
     pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         self.requests.post(qpc, wr, len);
     }
 
-    /// The oldest request, taken out; for flushing.
+    /// Removes and returns the oldest request; for flushing.
     pub(super) fn take_front(&mut self) -> Option<Request> {
         self.requests.queue.pop_front()
     }
@@ -155,7 +155,7 @@ impl Requester {
             || with_mode!(&self.recovery, mode => mode.has_retransmission())
     }
 
-    /// Leaves in `cx.packet` the next request packet, if one may be sent now.
+    /// Puts the next request packet into `cx.packet`, if one may be sent now.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fault> {
         match &mut self.recovery {
             Mode::GoBackN(mode) => self.requests.poll(mode, cx),
@@ -163,8 +163,8 @@ impl Requester {
         }
     }
 
-    /// An acknowledgement, or a response to a READ or an atomic. Leaves in `cx.pieces` where its
-    /// payload, or `cx.insert`, goes.
+    /// An acknowledgement, or a response to a READ or an atomic. Puts the placement of its payload, or
+    /// of `cx.insert`, into `cx.pieces`.
     pub(super) fn handle_response(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -183,8 +183,8 @@ impl Requester {
         rnr_wait.or_else(|| with_mode!(&self.recovery, mode => mode.deadline(&self.requests)))
     }
 
-    /// Starts an expired ACK timer anew, without a retry, if the peer cannot answer or could not be
-    /// heard. Nothing is sent again: what was sent lies at the peer.
+    /// Restarts an expired ACK timer, without using a retry, if the peer is stalled or its responses
+    /// could not be received. Nothing is retransmitted: the packets are queued at the peer.
     pub(super) fn excuse(&mut self, cx: &mut Scope<'_, '_>, is_stalled: impl FnOnce() -> bool) {
         if self.requests.rnr_until.is_some() {
             return;

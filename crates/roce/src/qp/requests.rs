@@ -1,8 +1,8 @@
 //! The posted requests of a reliable connection, and the cursor that sends them (IBA 9.7.3 to 9.7.7,
 //! requester side).
 //!
-//! Requests stand in one queue, oldest first. Each is given its PSNs when it is posted, so the queue
-//! is at the same time the map from PSN to request:
+//! Requests are in one queue, oldest first. Each gets its PSNs when it is posted, so the queue is also
+//! the map from PSN to request:
 //!
 //! ```text
 //!   front                       next                         back
@@ -10,18 +10,18 @@
 //!          una                   cursor (next, next_packet)
 //! ```
 //!
-//! This is what both modes of loss recovery share: numbering, windows and fences, credits, building
-//! packets, completions in order. What is retransmitted, and when, is decided by a
-//! [`SendRecovery`]; nothing in here knows which.
+//! Both modes of loss recovery share this: numbering, windows and fences, credits, building packets,
+//! completions in order. A [`SendRecovery`] decides what is retransmitted, and when; nothing in here
+//! depends on the mode.
 //!
 //! Invariants:
-//! - everything before `una` is acknowledged, and requests keep their PSNs however often they are
-//!   sent, so the responder can tell old from new;
+//! - everything before `una` is acknowledged, and requests keep their PSNs when they are retransmitted,
+//!   so the responder can recognize duplicates;
 //! - a READ or atomic is done only by its responses;
-//! - local operations take no PSN. They are carried out when the cursor comes to them, once, and
-//!   complete in their turn: one that was carried out is never the front;
-//! - a request that cannot run locally stops the cursor, and fails when it has become the front,
-//!   so that completions stay in order (C2).
+//! - local operations take no PSN. They are executed once, when the cursor reaches them, and complete
+//!   in their turn: an executed one is never at the front;
+//! - a request that cannot run locally stops the cursor, and fails when it reaches the front, so that
+//!   completions stay in order (C2).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -47,30 +47,30 @@ const MAX_ACK_INTERVAL: u32 = 32;
 /// `rnr_retry` that never gives up.
 const RNR_FOREVER: u8 = 7;
 
-/// A request that ended badly, and with it the connection.
+/// A request that failed, and the connection with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Which one, counted from the front of the queue.
+    /// Its position, counted from the front of the queue.
     pub(super) index: usize,
-    /// How it ended. All others are flushed.
+    /// Its status. All others are flushed.
     pub(super) status: WcStatus,
 }
 
 /// How far the responder's credits reach (IBA 9.7.7.2).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Credit {
-    /// The responder has not said yet. A connection starts as if it did not count: receives are
-    /// usually posted before, and the first messages then need no extra round trip. If there are
-    /// none, the RNR NAK says so, which costs one window of packets, once: from then on there are
-    /// no credits until an acknowledgement brings some.
+    /// Nothing received yet. A connection starts as if credits were unlimited: receives are usually
+    /// posted before, and the first messages then need no extra round trip. If there are none, the RNR
+    /// NAK reports that, which costs one window of packets, once: from then on there are no credits
+    /// until an acknowledgement brings some.
     Unknown,
-    /// The responder does not count.
+    /// The responder does not use credits.
     Unlimited,
     /// Messages up to this sequence number have a receive waiting.
     UpTo(Psn),
 }
 
-/// What became of request packets, for congestion control.
+/// Progress of request packets, for congestion control.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     pub(super) acknowledged: u32,
@@ -82,10 +82,10 @@ pub(super) struct Progress {
 
 /// A response to a READ or an atomic.
 pub(super) struct Response {
-    /// Where in the READ's message its payload stands.
+    /// Offset of its payload in the READ's message.
     pub(super) offset: u32,
     pub(super) payload_len: usize,
-    /// What an atomic found.
+    /// The original value returned by an atomic.
     pub(super) original: Option<u64>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Requests {
     /// Request packets of all work requests posted.
     post_packets: u32,
     pub(super) una: Psn,
-    /// One past the highest PSN ever sent (or asked for, by READ).
+    /// One past the highest PSN ever sent (or requested, by READ).
     pub(super) sent_end: Psn,
     pub(super) next: usize,
     pub(super) next_packet: u32,
@@ -113,16 +113,16 @@ pub(super) struct Requests {
     credit: Credit,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
-    /// When the first timeout was excused since the peer was last heard.
+    /// When the first timeout was excused since the last packet from the peer.
     pub(super) excused_since: Option<Time>,
-    /// The peer has no receives: nothing is sent until then.
+    /// The peer has no receives: nothing is sent until this time.
     pub(super) rnr_until: Option<Time>,
-    /// No request is begun.
+    /// No request is started.
     pub(super) is_paused: bool,
     pub(super) rtt: Box<RttMeter>,
-    /// Since congestion control was told last.
+    /// Since the last report to congestion control.
     pub(super) progress: Progress,
-    /// Request packets that congestion control lets be in flight.
+    /// Request packets that congestion control allows in flight.
     pub(super) congestion_window: Option<u32>,
 }
 
@@ -131,7 +131,7 @@ impl Requests {
         Requests::fresh(VecDeque::with_capacity(limit as usize), limit, first_psn)
     }
 
-    /// Forgets everything, posted work requests too.
+    /// Clears everything, including posted work requests.
     pub(super) fn reset(&mut self, first_psn: Psn) {
         let mut queue = core::mem::take(&mut self.queue);
         queue.clear();
@@ -164,7 +164,7 @@ impl Requests {
         }
     }
 
-    /// Queues a request of `len` bytes, which is within limits.
+    /// Queues a request of `len` bytes, which must be within limits.
     pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         let mut request = Request {
             wr,
@@ -192,7 +192,7 @@ impl Requests {
 
     // ---- sending -------------------------------------------------------------------------------
 
-    /// Leaves in `cx.packet` the next request packet, if one may be sent now.
+    /// Puts the next request packet into `cx.packet`, if one may be sent now.
     pub(super) fn poll<R: SendRecovery>(
         &mut self,
         recovery: &mut R,
@@ -232,7 +232,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Whether the request at the cursor may go on.
+    /// Whether the request at the cursor may continue.
     fn may_send<R: SendRecovery>(&self, recovery: &R, request: &Request, qpc: &QpContext) -> bool {
         if request.is_local() {
             return self.may_begin(recovery, request, request.is_executed);
@@ -246,9 +246,9 @@ impl Requests {
             && (self.has_credit(request) || self.probe.is_none())
     }
 
-    /// Whether a request may start, as far as a pause and the requests before it are concerned. One
-    /// that the peer would hold back, and have retransmitted, because too much of the READs before it
-    /// is unanswered, waits here.
+    /// Whether a request may start, with regard to a pause and the requests before it. A request waits
+    /// here if the peer would hold it back, and cause its retransmission, because too many responses of
+    /// the READs before it are missing.
     fn may_begin<R: SendRecovery>(&self, recovery: &R, request: &Request, is_begun: bool) -> bool {
         let would_be_held = || {
             !request.is_read() && recovery.missing_responses(self, request) > HELD_RESPONSES.into()
@@ -258,13 +258,13 @@ impl Requests {
     }
 
     /// Whether another READ or atomic may be outstanding. One that is not allowed at all is built
-    /// anyway, to fail there.
+    /// anyway, and fails there.
     fn may_await<R: SendRecovery>(&self, recovery: &R, qpc: &QpContext) -> bool {
         let limit = u32::from(qpc.peer.max_rd_atomic);
         limit == 0 || (self.awaited < limit && recovery.may_await())
     }
 
-    /// Carries out the local operation at the cursor, unless it was before a going back.
+    /// Executes the local operation at the cursor, unless that was done before the cursor went back.
     fn pass_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let request = &mut self.queue[self.next];
         if let Some(status) = request.fault {
@@ -294,10 +294,10 @@ impl Requests {
         }
     }
 
-    /// The request that `psn`, which was sent, belongs to, if it is still in the queue.
+    /// The request that the sent `psn` belongs to, if it is still in the queue.
     pub(super) fn index_of(&self, psn: Psn) -> Option<usize> {
         let first = self.queue.front()?.packets_before;
-        // All that is posted may be more than the circle of PSNs; all that was sent is less than half.
+        // The posted requests may exceed the PSN space; those sent take less than half of it.
         let back = psn.distance_from(self.sent_end);
         let back = (back < 0).then_some(back.unsigned_abs())?;
         let packet = self.position(self.next, self.next_packet).wrapping_sub(back);
@@ -305,7 +305,7 @@ impl Requests {
         if ahead >= Psn::MODULUS {
             return None;
         }
-        // Local operations take no PSN: of several that start at one, the last owns it.
+        // Local operations take no PSN: if several start at one PSN, the last owns it.
         let (mut low, mut high) = (0, self.queue.len().min(self.next + 1));
         while low < high {
             let middle = low.midpoint(high);
@@ -317,7 +317,7 @@ impl Requests {
         low.checked_sub(1)
     }
 
-    /// Half the circle of PSNs may be outstanding, or old and new could not be told apart.
+    /// Half of the PSN space may be outstanding, or old and new PSNs could not be distinguished.
     fn psns_are_distinct(&self, request: &Request) -> bool {
         let last = match request.is_read() {
             true => request.last_psn(),
@@ -358,7 +358,7 @@ impl Requests {
         if let Some(status) = request.fault {
             return Err(status);
         }
-        // One that was begun before the limit fell is finished.
+        // A request started before the limit was lowered is finished.
         let is_begun = request.first_psn.is_before(self.sent_end);
         if request.awaits_response() && cx.qpc.peer.max_rd_atomic == 0 && !is_begun {
             return Err(WcStatus::LocalQpError);
@@ -374,8 +374,8 @@ impl Requests {
         )
     }
 
-    /// Whether so many packets have left without a request for an acknowledgement that the next one
-    /// makes it, with a window of `window` packets.
+    /// Whether so many packets were sent without requesting an acknowledgement that the next one must,
+    /// with a window of `window` packets.
     pub(super) fn ack_is_overdue(&self, window: u32) -> bool {
         self.packets_since_ack_req + 1 >= (window / 4).clamp(1, MAX_ACK_INTERVAL)
     }
@@ -419,7 +419,7 @@ impl Requests {
 
     // ---- answers -------------------------------------------------------------------------------
 
-    /// Checks the payload of a response against the request at `index` and resolves where it goes.
+    /// Checks the payload of a response against the request at `index` and resolves its placement.
     pub(super) fn place_response(
         &self,
         cx: &mut Scope<'_, '_>,
@@ -447,7 +447,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Completes the front, and the local operations right behind it that were carried out.
+    /// Completes the front, and executed local operations right behind it.
     pub(super) fn complete_front(&mut self, cx: &mut Scope<'_, '_>) {
         self.complete_one(cx);
         self.complete_executed(cx);
@@ -482,7 +482,7 @@ impl Requests {
         }
     }
 
-    /// Whether anything before the cursor is unanswered.
+    /// Whether anything before the cursor is unacknowledged.
     pub(super) fn is_waiting(&self) -> bool {
         self.next > 0 || self.queue.front().is_some_and(|front| self.next_packet > front.done)
     }
@@ -501,7 +501,7 @@ impl Requests {
         }
     }
 
-    /// Limits only grow: an acknowledgement that was overtaken must not take credits back.
+    /// Limits only grow: an acknowledgement that was overtaken must not withdraw credits.
     pub(super) fn take_credit(&mut self, aeth: Aeth) {
         let Syndrome::Ack { credits } = aeth.syndrome else {
             return;
@@ -518,7 +518,7 @@ impl Requests {
         };
     }
 
-    /// An RNR NAK says that there are no receives.
+    /// An RNR NAK reports that there are no receives.
     pub(super) fn note_no_credit(&mut self, aeth: Aeth) {
         if let Credit::Unknown = self.credit {
             self.credit = Credit::UpTo(Psn::new(aeth.msn));
@@ -531,7 +531,7 @@ impl Requests {
         self.progress.rtt = Some(rtt);
     }
 
-    /// The peer was heard.
+    /// A packet from the peer restores the retries.
     pub(super) fn restore_retries(&mut self, qpc: &QpContext) {
         self.retries_left = qpc.peer.retry_count;
         self.excused_since = None;
@@ -543,15 +543,15 @@ impl Requests {
         self.probe = self.probe.filter(|probe| !probe.is_before(self.una));
     }
 
-    /// Spends one of the retries after timeouts and sequence errors.
+    /// Uses one of the retries after timeouts and sequence errors.
     pub(super) fn spend_retry(&mut self) -> Result<(), Fault> {
         let fault = Fault { index: 0, status: WcStatus::RetryExceeded };
         self.retries_left = self.retries_left.checked_sub(1).ok_or(fault)?;
         Ok(())
     }
 
-    /// The peer has no receive for the request at `una`: sending waits as long as its RNR NAK says.
-    /// Returns whether that is news.
+    /// The peer has no receive for the request at `una`: sending pauses for the delay in its RNR NAK.
+    /// Returns whether that is new.
     pub(super) fn wait_for_receiver(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -564,7 +564,7 @@ impl Requests {
             let fault = Fault { index: 0, status: WcStatus::RnrRetryExceeded };
             self.rnr_retries_left = self.rnr_retries_left.checked_sub(1).ok_or(fault)?;
         }
-        // The peer answers, so the path works: what counts from here on are RNR retries.
+        // The peer responds, so the path works: only RNR retries count from here on.
         self.restore_retries(cx.qpc);
         if !cx.planted.is(Bug::RnrWaitForgotten) {
             self.rnr_until = Some(cx.now + rnr_delay(timer));
@@ -573,7 +573,7 @@ impl Requests {
     }
 }
 
-/// Counts an answer that does not belong to its request, and ends the connection.
+/// Counts a response that does not belong to its request, and ends the connection.
 pub(super) fn bad_response(cx: &mut Scope<'_, '_>) -> Fault {
     cx.count(|c| &mut c.bad_response);
     Fault { index: 0, status: WcStatus::BadResponse }

@@ -1,14 +1,14 @@
-//! Responder resources: the READs and atomics whose answers are owed, and the latest ones that were
-//! executed, in case they are requested again (IBA 9.7.5.2, responder side).
+//! Responder resources: the READs and atomics with responses to send, and the latest ones executed, in
+//! case they are requested again (IBA 9.7.5.2, responder side).
 //!
-//! Answers leave in PSN order, so jobs stand in PSN order. A READ is carried out while it is
-//! answered, and again if it is asked for again. An atomic is carried out once, when it arrives;
-//! whoever asks again gets the former value of that time.
+//! Responses are sent in PSN order, so jobs are in PSN order. A READ is executed while its responses
+//! are sent, and again for a duplicate request. An atomic is executed once, when it arrives; a
+//! duplicate gets the original value of that time.
 //!
-//! As many requests are kept as the peer may have READs and atomics unanswered, so every one that it
-//! can still be waiting for is among them, also when its answer has left and was lost. An older one
-//! that turns up again is a stray of the network, and one that differs from what was executed is
-//! forged: both are dropped, and above all not carried out.
+//! As many requests are kept as the peer may have READs and atomics outstanding, so every one that it
+//! can still be waiting for is among them, even if its response was sent and lost. An older one that
+//! arrives again is a stray of the network, and one that differs from what was executed is forged: both
+//! are dropped, and above all not executed.
 
 use alloc::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use crate::memory::region::Range;
 use crate::wire::{Psn, Reth};
 use crate::world::AtomicOp;
 
-/// An answer that is owed.
+/// A response to send.
 #[derive(Debug)]
 pub(super) struct Job {
     /// PSN of the next response.
@@ -25,7 +25,7 @@ pub(super) struct Job {
     /// PSN after the last response.
     pub(super) end: Psn,
     pub(super) msn: u32,
-    /// Asked for the second time or more. Gives way to jobs that were not.
+    /// A duplicate request. Gives way to new jobs.
     pub(super) is_retransmission: bool,
     pub(super) work: Work,
 }
@@ -33,7 +33,7 @@ pub(super) struct Job {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     Read(ReadWork),
-    /// The word's former value, once it is known.
+    /// The word's original value, once it is known.
     Atomic(Option<u64>),
 }
 
@@ -43,11 +43,11 @@ pub(super) struct ReadWork {
     pub(super) rkey: u32,
     /// Bytes still to be sent.
     pub(super) left: u32,
-    /// No response has been sent since it was (last) asked for.
+    /// No response has been sent since it was (last) requested.
     pub(super) fresh: bool,
 }
 
-/// What the peer asked for.
+/// The peer's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Read(Range),
@@ -58,10 +58,10 @@ pub(super) enum Asked {
 #[derive(Clone, Copy, Debug)]
 struct Performed {
     psn: Psn,
-    /// PSNs that it takes.
+    /// The number of its PSNs.
     psns: u32,
     asked: Asked,
-    /// The word's former value, once it is known.
+    /// The word's original value, once it is known.
     original: Option<u64>,
 }
 
@@ -104,23 +104,23 @@ impl Resources {
         self.jobs.is_empty()
     }
 
-    /// Whether a READ is not answered to the end.
+    /// Whether a READ has responses to send.
     pub(super) fn owes_read(&self) -> bool {
         self.jobs.iter().any(|job| matches!(job.work, Work::Read(_)))
     }
 
-    /// Answers that are still to be sent.
+    /// Responses still to be sent.
     pub(super) fn owed_packets(&self) -> u32 {
         let packets = |job: &Job| job.end.distance_from(job.psn).unsigned_abs();
         self.jobs.iter().map(packets).fold(0, u32::saturating_add)
     }
 
-    /// The answer that is next.
+    /// The next response.
     pub(super) fn front(&self) -> Option<&Job> {
         self.jobs.front()
     }
 
-    /// The READ at the front has been answered as far as `len` more bytes, in one packet.
+    /// `len` more bytes of the READ at the front were sent, in one packet.
     pub(super) fn advance_read(&mut self, len: u32) {
         if let Some(Job { psn, work: Work::Read(read), .. }) = self.jobs.front_mut() {
             *psn = psn.next();
@@ -134,14 +134,14 @@ impl Resources {
         self.jobs.pop_front();
     }
 
-    /// Drops what is owed.
+    /// Drops all pending responses.
     pub(super) fn clear_jobs(&mut self) {
         self.jobs.clear();
     }
 
-    /// Room for a new job among at most `limit`, beside `others` that are kept elsewhere. A peer that
-    /// keeps to the limit has as many unanswered requests as there are slots only if all others are
-    /// retransmissions, so those go first.
+    /// Makes room for a new job among at most `limit`, besides `others` kept elsewhere. A peer that
+    /// respects the limit has as many outstanding requests as there are slots only if all others are
+    /// retransmissions, so those are dropped first.
     pub(super) fn make_room(&mut self, others: usize, limit: usize) -> bool {
         if self.jobs.len() + others >= limit
             && let Some(index) = self.jobs.iter().position(|job| job.is_retransmission)
@@ -156,7 +156,7 @@ impl Resources {
         self.jobs.push_back(job);
     }
 
-    /// Adds a new atomic, for which room was made. Its result is to follow.
+    /// Adds a new atomic, for which room was made. Its result follows.
     pub(super) fn begin_atomic(&mut self, psn: Psn, msn: u32) {
         self.jobs.push_back(Job::atomic(psn, msn));
     }
@@ -170,7 +170,7 @@ impl Resources {
         self.performed.push_back(Performed { psn, psns, asked, original: None });
     }
 
-    /// The request that `psn` is one of, and its first PSN, if it is still kept.
+    /// The kept request that contains `psn`, and its first PSN.
     pub(super) fn kept(&self, psn: Psn) -> Option<(Psn, Asked)> {
         let is_its = |one: &&Performed| psn.minus(one.psn.get()).get() < one.psns;
         self.performed.iter().rev().find(is_its).map(|one| (one.psn, one.asked))
@@ -190,8 +190,8 @@ impl Resources {
         }
     }
 
-    /// Owes an answer again, from the job's PSN on. Without room nothing happens: the peer's timer
-    /// will ask once more.
+    /// Sends a response again, from the job's PSN on. Without room nothing happens: the peer's timer
+    /// will request it again.
     pub(super) fn retransmit(&mut self, job: Job, limit: usize) {
         let Job { psn, end, .. } = job;
         let at = self.jobs.iter().position(|job| psn.is_before(job.end)).unwrap_or(self.jobs.len());
@@ -205,7 +205,7 @@ impl Resources {
         }
     }
 
-    /// The answer of the atomic with this PSN, if it is still kept.
+    /// The response of the atomic with this PSN, if it is still kept.
     pub(super) fn performed(&self, psn: Psn, msn: u32) -> Option<Job> {
         let performed = self.performed.iter().rev().find(|performed| performed.psn == psn)?;
         Some(Job { work: Work::Atomic(performed.original), ..Job::atomic(psn, msn) })

@@ -1,13 +1,13 @@
-//! The responder half of a reliable connection: the peer's requests are checked, placed and
-//! answered (IBA 9.7.4 to 9.7.5, responder side).
+//! The responder half of a reliable connection: the peer's requests are checked, placed and responded
+//! to (IBA 9.7.4 to 9.7.5, responder side).
 //!
-//! [`Executor`] executes the packet whose turn it is. Which one that is by its PSN, what becomes of
-//! others and how answers leave depends on the mode that both ends have agreed on: [`GoBackN`] or
+//! [`Executor`] executes the packet whose turn it is. Which one that is by its PSN, what happens to
+//! others and how responses are sent depends on the mode that both ends have agreed on: [`GoBackN`] or
 //! [`Selective`].
 //!
-//! Invariants: an atomic is carried out once, however often it arrives; a READ duplicated by the
-//! network can never end the connection, because its key may rightly be gone. A duplicate that does
-//! not match the request that was executed gets no answer of any kind, so it tells nothing.
+//! Invariants: an atomic is executed once, however often it arrives; a READ duplicated by the network
+//! can never end the connection, because its key may have been revoked legitimately. A duplicate that
+//! does not match the executed request gets no response at all, so it reveals nothing.
 
 use alloc::boxed::Box;
 
@@ -52,8 +52,8 @@ impl Responder {
         self.executor.expected
     }
 
-    /// Forgets everything, posted receives too: the queue pair goes back to RESET. Shared receives go
-    /// back to their queue.
+    /// Clears everything, including posted receives: the queue pair goes back to RESET. Shared receives
+    /// return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.executor.reset(srqs);
         self.recovery = Mode::GoBackN(GoBackN::default());
@@ -69,20 +69,20 @@ impl Responder {
         self.executor.post(wr);
     }
 
-    /// The oldest receive, taken out; for flushing. The one in progress comes first.
+    /// Removes and returns the oldest receive; for flushing. The one in progress comes first.
     pub(super) fn take_front(&mut self) -> Option<Receive> {
         self.executor.inbound.receives.take_own()
     }
 
-    /// Puts receives that were taken ahead of their turn back into the shared queue.
+    /// Returns receives that were taken ahead of their turn to the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
         self.executor.inbound.receives.give_back(srqs);
     }
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// A request packet. Leaves in `cx.pieces` where its payload goes, in `cx.insert` the atomic that
-    /// it asks for, or in `cx.owed_packets` how many answers have to be sent before it.
+    /// A request packet. Puts the placement of its payload into `cx.pieces`, its atomic into
+    /// `cx.insert`, or the number of responses that must precede it into `cx.owed_packets`.
     pub(super) fn handle_request(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -98,8 +98,8 @@ impl Responder {
     }
 
     /// A request packet that [`handle_request`](Responder::handle_request) held. If its turn still has
-    /// not come, it is dropped, and requested again once the READs are answered: a NAK leaves after
-    /// the answers to what comes before it.
+    /// not come, it is dropped, and requested again after the READs: a NAK follows the responses to the
+    /// requests before it.
     pub(super) fn handle_held(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -121,8 +121,8 @@ impl Responder {
         })
     }
 
-    /// Whether a request whose turn it is has to wait because READs before it are unanswered: it could
-    /// change what they return, or tell a program that they are done.
+    /// Whether a request whose turn it is must wait for responses of READs before it: it could change
+    /// what they return, or signal to a program that they are done.
     fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
         let Bth { opcode, psn, .. } = *headers.bth();
         psn == self.executor.expected
@@ -131,7 +131,7 @@ impl Responder {
             && !planted.is(Bug::ReadOvertaken)
     }
 
-    /// The former value of the word that the atomic with this PSN was for.
+    /// The original value of the word of the atomic with this PSN.
     pub(super) fn complete_atomic(&mut self, psn: Psn, original: u64) {
         self.executor.resources.complete_atomic(psn, original);
     }
@@ -142,26 +142,26 @@ impl Responder {
         self.executor.reply.is_some()
     }
 
-    /// Whether READs or atomics are to be answered.
+    /// Whether READs or atomics have responses to send.
     pub(super) fn has_answer(&self) -> bool {
         with_mode!(&self.recovery, mode => mode.has_answer(&self.executor))
     }
 
-    /// Leaves in `cx.packet` the pending acknowledgement, unless answers to READs and atomics have to
-    /// go before it.
+    /// Puts the pending acknowledgement into `cx.packet`, unless responses to READs and atomics must
+    /// precede it.
     pub(super) fn poll_reply(&mut self, cx: &mut Scope<'_, '_>) {
         let executor = &mut self.executor;
         with_mode!(&mut self.recovery, mode => mode.poll_reply(executor, cx));
     }
 
-    /// Leaves in `cx.packet` the next answer to a READ or an atomic. Fails when the region of a READ
-    /// has gone since the request was accepted.
+    /// Puts the next response to a READ or an atomic into `cx.packet`. Fails if the region of a READ
+    /// was deregistered after the request was accepted.
     pub(super) fn poll_answer(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fatal> {
         let executor = &mut self.executor;
         with_mode!(&mut self.recovery, mode => mode.poll_answer(executor, cx))
     }
 
-    /// Stops for good. The answer to a fatal request, and what has to go before it, still leaves.
+    /// Stops for good. The NAK of a fatal request, and what must precede it, is still sent.
     pub(super) fn stop(&mut self, keep_answers: bool) {
         self.executor.inbound.message = Message::None;
         if !keep_answers {

@@ -1,5 +1,5 @@
-//! The send queue of an unreliable service: requests leave in order, each is done when its last
-//! packet has been handed out, and nothing is ever retransmitted.
+//! The send queue of an unreliable service: requests are sent in order, each is done when its last
+//! packet has been sent, and nothing is ever retransmitted.
 
 use alloc::collections::VecDeque;
 
@@ -21,9 +21,9 @@ pub(super) struct SendQueue {
     limit: u32,
     /// PSN of the next packet.
     psn: Psn,
-    /// Packets of the front request that have left.
+    /// Packets of the front request that were sent.
     sent: u32,
-    /// No request is begun.
+    /// No request is started.
     paused: bool,
 }
 
@@ -64,7 +64,7 @@ impl SendQueue {
         self.queue.front()
     }
 
-    /// Whether nothing that was begun is unfinished.
+    /// Whether all started requests are done.
     pub(super) fn is_drained(&self) -> bool {
         self.sent == 0
     }
@@ -73,7 +73,7 @@ impl SendQueue {
         self.next().is_some()
     }
 
-    /// The request whose packet is next, and which packet that is.
+    /// The request of the next packet, and the packet's index.
     pub(super) fn next(&self) -> Option<(&Posted, u32)> {
         let front = self.queue.front().filter(|_| self.sent > 0 || !self.paused)?;
         Some((front, self.sent))
@@ -83,7 +83,7 @@ impl SendQueue {
         self.psn
     }
 
-    /// Moves past the packet that was built; the last of its request completes it.
+    /// Moves past the packet that was built; the last one of a request completes it.
     pub(super) fn advance(&mut self, cx: &mut Scope<'_, '_>, is_last: bool) {
         self.psn = self.psn.next();
         self.sent += 1;
@@ -99,13 +99,13 @@ impl SendQueue {
         }
     }
 
-    /// The oldest request, taken out.
+    /// Removes and returns the oldest request.
     pub(super) fn take_front(&mut self) -> Option<Posted> {
         self.sent = 0;
         self.queue.pop_front()
     }
 
-    /// Forgets everything without completions.
+    /// Clears everything without completions.
     pub(super) fn reset(&mut self) {
         self.queue.clear();
         self.sent = 0;
@@ -114,7 +114,7 @@ impl SendQueue {
 }
 
 impl Posted {
-    /// Carried out here, nothing is sent.
+    /// Executed locally, nothing is sent.
     pub(super) fn is_local(&self) -> bool {
         request::is_local(self.wr.op)
     }

@@ -1,24 +1,24 @@
-//! Which changes of state a queue pair may make, and with which attributes (IBA 10.3.1, 11.2.4.2).
+//! The legal state transitions of a queue pair, and their attributes (IBA 10.3.1, 11.2.4.2).
 //!
 //! ```text
 //!   RESET -> INIT -> RTR -> RTS <-> SQD       any state -> RESET, ERROR
 //!            INIT           RTS  <- SQE
 //! ```
 //!
-//! One table says for every transition and transport which attributes must be given and which may be
-//! given beside them; everything else is refused before anything has changed. It is the table of the
-//! specification as the verbs of Linux have it, with two differences: a rate limit may be set
-//! wherever sending begins or goes on, and alternate paths (with their migration state), which do
-//! not exist on Ethernet, are refused by value rather than ignored.
+//! For every transition and transport, one table lists the required and the optional attributes;
+//! everything else is refused before anything has changed. It is the table of the specification as
+//! Linux verbs have it, with two differences: a rate limit may be set wherever sending begins or
+//! continues, and alternate paths (with their migration state), which do not exist on Ethernet, are
+//! refused by value rather than ignored.
 //!
-//! Only judgements live here; what a transition does is in [`qp`](super).
+//! Only checks are here; the effects of a transition are in [`qp`](super).
 
 use core::net::IpAddr;
 
 use crate::verbs::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use crate::verbs::{AttrMask, Mtu, QpAttr, Transport};
 
-/// Most READs and atomics in flight, or served at once, on one queue pair.
+/// Most READs and atomics in flight, or served concurrently, on one queue pair.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Largest code of the ACK timeout and of the RNR timer: five bits.
@@ -99,7 +99,7 @@ const RULES: &[Rule] = rules! {
         allows [] [CUR_STATE ACCESS_FLAGS] [CUR_STATE QKEY];
 };
 
-/// Attributes that the transition must be given, and those that it may be; `None` if it is not legal.
+/// The required and the optional attributes of the transition; `None` if it is not legal.
 pub(crate) fn rule(
     transport: Transport,
     from: QpState,
@@ -115,7 +115,7 @@ pub(crate) fn rule(
     Some((rule.needs[transport as usize], rule.allows[transport as usize]))
 }
 
-/// Whether the transition is legal with exactly the attributes of `mask`.
+/// Checks that the transition is legal with exactly the attributes of `mask`.
 pub(super) fn check(
     transport: Transport,
     from: QpState,
@@ -147,7 +147,7 @@ macro_rules! complaints {
     };
 }
 
-/// What to say when an attribute is missing, or set where it may not be.
+/// The messages for an attribute that is missing, or set where it may not be.
 const COMPLAINTS: &[(AttrMask, &str, &str)] = complaints! {
     CUR_STATE "the current state",
     EN_SQD_ASYNC_NOTIFY "the drained notification",
@@ -180,7 +180,7 @@ fn complaint(about: AttrMask) -> (&'static str, &'static str) {
         .map_or((unknown, unknown), |&(_, missing, extra)| (missing, extra))
 }
 
-/// Whether every attribute that is set has a value that can be had; `port_mtu` bounds the path MTU.
+/// Checks the value of every attribute that is set; `port_mtu` bounds the path MTU.
 pub(super) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static str> {
     let is_bad = [
         (AttrMask::PKEY_INDEX, attr.pkey_index != 0, "the partition key index is not 0"),

@@ -1,18 +1,18 @@
 //! The unreliable connection service: messages of any length, never acknowledged, never retransmitted
 //! (IBA 9.8.2).
 //!
-//! A message arrives whole or not at all, as far as the program can see. The responder follows the
-//! sequence numbers only to notice that something is missing:
+//! For the program, a message arrives whole or not at all. The responder follows the sequence numbers
+//! only to detect missing packets:
 //!
 //! | packet | what happens |
 //! |---|---|
 //! | next in sequence, fits the message | placed |
-//! | first or only | starts a message; an unfinished one is given up |
-//! | anything else | dropped, and the message in progress given up |
+//! | first or only | starts a message; an unfinished one is abandoned |
+//! | anything else | dropped, and the message in progress abandoned |
 //!
-//! A message that is given up leaves its receive for the next one. What a WRITE has placed until then
-//! stays placed. Requests that are refused (key, bound, length, no receive) are dropped in silence,
-//! with a counter; only a receive that cannot be written ends the queue pair.
+//! An abandoned message leaves its receive for the next one. What a WRITE has placed until then stays.
+//! Requests that are refused (key, bound, length, no receive) are dropped silently and counted; only a
+//! receive that is not writable ends the queue pair.
 
 use super::context::{PacketHeaders, QpContext};
 use super::inbound::{Inbound, Message, Violation};
@@ -47,7 +47,7 @@ impl Uc {
 
     // ---- sending -------------------------------------------------------------------------------
 
-    /// Leaves in `cx.packet` the next packet, and in `cx.pieces` where its payload lies.
+    /// Puts the next packet into `cx.packet`, and the location of its payload into `cx.pieces`.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         self.execute_local(cx)?;
         let Some((posted, index)) = self.sends.next() else {
@@ -67,7 +67,7 @@ impl Uc {
         Ok(())
     }
 
-    /// Carries out the bindings and invalidations that are next.
+    /// Executes the bindings and invalidations that are next.
     fn execute_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         while let Some((posted, _)) = self.sends.next().filter(|(posted, _)| posted.is_local()) {
             request::execute_local(cx, posted.wr.op)?;
@@ -78,7 +78,7 @@ impl Uc {
 
     // ---- receiving -----------------------------------------------------------------------------
 
-    /// A request packet. An error is how the current receive ends, and the queue pair with it.
+    /// A request packet. An error is the status of the current receive, and ends the queue pair.
     pub(super) fn handle_request(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -102,7 +102,7 @@ impl Uc {
         Ok(())
     }
 
-    /// Gives up the message in progress if this packet is not the next, or starts another.
+    /// Abandons the message in progress if this packet is not the next, or starts another message.
     fn follow_sequence(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers) {
         let bth = headers.bth();
         let in_sequence = bth.psn == self.expected || cx.planted.is(Bug::GapIgnored);
@@ -117,7 +117,7 @@ impl Uc {
         }
     }
 
-    /// Forgets everything without completions.
+    /// Clears everything without completions.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.sends.reset();
         self.inbound.reset(srqs);
@@ -130,8 +130,8 @@ fn packet_extent(posted: &Posted, index: u32, qpc: &QpContext) -> Extent {
     Extent { offset, len: (posted.len - offset).min(qpc.mtu) }
 }
 
-/// All local buffers are checked before the first packet leaves, so that a message that cannot be
-/// sent as a whole is not begun.
+/// All local buffers are checked before the first packet is sent, so that a message that cannot be sent
+/// as a whole is not started.
 fn check_buffers(cx: &mut Scope<'_, '_>, posted: &Posted, index: u32) -> Result<(), WcStatus> {
     if index > 0 {
         return Ok(());
@@ -152,7 +152,7 @@ pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     }
 }
 
-/// Opcode and extension headers of a packet by its place in the message (IBA table 35).
+/// Opcode and extension headers of a packet by its position in the message (IBA table 35).
 fn form(op: SendOp, len: u32, is_first: bool, is_last: bool) -> (Opcode, Ext) {
     match op {
         SendOp::Write { remote_addr: addr, rkey } => {

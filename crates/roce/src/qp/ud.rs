@@ -1,10 +1,10 @@
-//! The unreliable datagram service: one packet per message, to whoever is named (IBA 9.8.3).
+//! The unreliable datagram service: one packet per message, to any destination (IBA 9.8.3).
 //!
-//! A datagram is heard when the queue key matches and a receive has room for it and for the 40 bytes
-//! of route header in front; otherwise it is dropped in silence, with a counter, and the receive
-//! stays for the next. That holds for datagrams longer than the receive too: the specification makes
-//! no error of them on an unreliable service, and neither does the kernel's soft-RoCE. Only a
-//! receive that cannot be written ends the queue pair.
+//! A datagram is received when the queue key matches and a receive has room for it and for the 40 bytes
+//! of route header in front; otherwise it is dropped silently and counted, and the receive stays for
+//! the next. That includes datagrams longer than the receive: the specification does not make them an
+//! error on an unreliable service, and neither does the kernel's soft-RoCE. Only a receive that is not
+//! writable ends the queue pair.
 
 use super::context::{PacketHeaders, QpContext};
 use super::grh::route_header;
@@ -31,7 +31,7 @@ pub(super) struct Ud {
 }
 
 impl Ud {
-    /// Leaves in `cx.packet` the next datagram, and in `cx.pieces` where its payload lies.
+    /// Puts the next datagram into `cx.packet`, and the location of its payload into `cx.pieces`.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let Some((posted, _)) = self.sends.next() else {
             return Ok(());
@@ -49,7 +49,7 @@ impl Ud {
         Ok(())
     }
 
-    /// A datagram. An error is how the current receive ends, and the queue pair with it.
+    /// A datagram. An error is the status of the current receive, and ends the queue pair.
     pub(super) fn handle_datagram(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -89,7 +89,7 @@ impl Ud {
         Ok(())
     }
 
-    /// Forgets everything without completions.
+    /// Clears everything without completions.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.sends.reset();
         self.receives.reset(srqs);

@@ -1,6 +1,6 @@
-//! Attributes of queue pairs as the verbs have them: what `modify_qp` sets and `query_qp` tells.
+//! Queue pair attributes of the verbs: what `modify_qp` sets and `query_qp` returns.
 //!
-//! Plain values only. Which of them a transition needs and allows is decided in `qp/transition.rs`.
+//! Plain values only. `qp/transition.rs` decides which of them a transition needs and allows.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -18,15 +18,15 @@ pub enum QpState {
     Reset,
     /// Partition, port and access are set.
     Init,
-    /// Ready to receive: the peer is known.
+    /// Ready to receive: connected to the peer.
     Rtr,
     /// Ready to send.
     Rts,
-    /// Send queue draining, or drained: what was begun is finished, nothing new is begun.
+    /// Send queue draining, or drained: started requests are finished, no new ones are started.
     Sqd,
-    /// Send queue error (UC and UD): sends are flushed, receiving goes on.
+    /// Send queue error (UC and UD): sends are flushed, receiving continues.
     Sqe,
-    /// Broken, or told to stop: every work request is flushed.
+    /// Failed, or stopped by the program: every work request is flushed.
     Error,
 }
 
@@ -45,7 +45,7 @@ impl QpState {
     }
 }
 
-/// Which queues and how much room a queue pair gets.
+/// The queues and sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
     /// Transport service.
@@ -60,12 +60,12 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Most receives posted and not completed.
     pub max_recv_wr: u32,
-    /// Where receives are taken from instead of an own queue.
+    /// The shared receive queue to use instead of its own.
     pub srq: Option<SrqId>,
 }
 
 impl QpConfig {
-    /// A reliable connection that completes everything into `cq`, with an own receive queue.
+    /// A reliable connection that completes everything into `cq`, with its own receive queue.
     pub const fn rc(pd: PdId, cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> QpConfig {
         QpConfig {
             transport: Transport::Rc,
@@ -109,7 +109,7 @@ impl Mtu {
     }
 }
 
-/// Everything a queue pair has to know about its peer and how to treat it.
+/// Everything a queue pair needs to know about its peer and its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect {
     /// Where packets go. Packets from any other IP address are dropped.
@@ -132,19 +132,19 @@ pub struct Connect {
     pub min_rnr_timer: u8,
     /// Most READs of ours in flight; at most the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
-    /// Most READs of the peer that we serve at once; more are refused.
+    /// Most READs of the peer served concurrently; more are refused.
     pub max_dest_rd_atomic: u8,
     /// Most unacknowledged request packets, at least 1.
     pub window_packets: u32,
-    /// How losses are repaired, the same on both sides.
+    /// The loss recovery mode, the same on both sides.
     pub reliability: Reliability,
-    /// What is done about congestion. The peer is told of marked packets in any case.
+    /// The congestion control. The peer is notified of marked packets in any case.
     pub congestion: CongestionControl,
 }
 
 impl Connect {
-    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, RNR for ever, 16 READs each
-    /// way, a window of 128 packets.
+    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, unlimited RNR retries, 16 READs
+    /// each way, a window of 128 packets.
     pub const fn new(path: Path, dest_qp: Qpn, remote_psn: Psn) -> Connect {
         Connect {
             path,
@@ -164,8 +164,8 @@ impl Connect {
         }
     }
 
-    /// The same for a peer that is this implementation and has agreed: losses are repaired by
-    /// selective repeat, with a window of 512 packets.
+    /// The same for a peer of this implementation that has agreed: selective repeat, with a window of
+    /// 512 packets.
     pub const fn selective(self) -> Connect {
         Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
     }
@@ -205,31 +205,31 @@ mod mask {
 }
 
 impl AttrMask {
-    /// Everything that a [`QpAttr`] has a field for.
+    /// All attributes that have a field in [`QpAttr`].
     pub const FIELDS: AttrMask = AttrMask::all()
         .difference(AttrMask::ALT_PATH.union(AttrMask::PATH_MIG_STATE).union(AttrMask::CAP));
 }
 
-/// How packets that were lost are repeated.
+/// How lost packets are retransmitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reliability {
-    /// Everything from the lost packet on, as the specification says: for every peer.
+    /// Everything from the lost packet on, as the specification says: works with every peer.
     #[default]
     GoBackN,
-    /// Only what was lost. Both ends must be this implementation and must have agreed.
+    /// Only lost packets. Both ends must be this implementation and must have agreed.
     Selective,
 }
 
 /// Attributes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
-    /// Which fields count.
+    /// Which fields are set.
     pub mask: AttrMask,
     /// State to go to.
     pub state: QpState,
-    /// State the caller believes it is in.
+    /// State the caller assumes it is in.
     pub cur_state: QpState,
-    /// Whether reaching a drained SQD makes an event.
+    /// Whether reaching a drained SQD raises an event.
     pub sqd_notify: bool,
     /// What the peer may do through this queue pair.
     pub access: Access,
@@ -255,7 +255,7 @@ pub struct QpAttr {
     pub sq_psn: Psn,
     /// Most READs and atomics of ours in flight.
     pub max_rd_atomic: u8,
-    /// Most READs and atomics of the peer served at once.
+    /// Most READs and atomics of the peer served concurrently.
     pub max_dest_rd_atomic: u8,
     /// Timer code of our RNR NAKs, 0-31.
     pub min_rnr_timer: u8,
@@ -263,24 +263,24 @@ pub struct QpAttr {
     pub dest_qp: Qpn,
     /// Rate limit in bits per second, 0 for none.
     pub rate_limit_bps: u64,
-    /// Most unacknowledged request packets. No verbs attribute: counts when going to RTR.
+    /// Most unacknowledged request packets. Not a verbs attribute: applies when going to RTR.
     pub window_packets: u32,
-    /// How losses are repaired. No verbs attribute: counts when going to RTR.
+    /// The loss recovery mode. Not a verbs attribute: applies when going to RTR.
     pub reliability: Reliability,
-    /// What is done about congestion. No verbs attribute: counts when going to RTR.
+    /// The congestion control. Not a verbs attribute: applies when going to RTR.
     pub congestion: CongestionControl,
 }
 
 impl QpAttr {
-    /// Asks for a state and nothing else; the other fields hold the defaults of [`Connect::new`] and
-    /// count once their bits are set.
+    /// Requests a state and nothing else; the other fields hold the defaults of [`Connect::new`] and
+    /// apply once their bits are set.
     pub const fn to(state: QpState) -> QpAttr {
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), ROCE_PORT);
         let peer = Connect::new(Path::new(nowhere), Qpn::new(0), Psn::new(0));
         QpAttr { mask: AttrMask::STATE, state, ..QpAttr::of(&peer) }
     }
 
-    /// What a [`Connect`] says, in the verbs' terms. No bit is set.
+    /// A [`Connect`] as verbs attributes. No bit is set.
     pub(crate) const fn of(peer: &Connect) -> QpAttr {
         QpAttr {
             mask: AttrMask::empty(),

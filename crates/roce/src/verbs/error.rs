@@ -14,7 +14,7 @@ pub enum VerbsError {
     /// No such protection domain on this endpoint.
     #[error("protection domain {0} does not exist")]
     NoPd(u32),
-    /// Objects still belong to it.
+    /// Objects of the protection domain still exist.
     #[error("protection domain {0} is in use: destroy what belongs to it first")]
     PdInUse(u32),
     /// No such shared receive queue on this endpoint.
@@ -35,7 +35,7 @@ pub enum VerbsError {
     /// The queue pair receives from a shared receive queue only.
     #[error("queue pair {0} takes its receives from a shared receive queue")]
     SharedReceives(u32),
-    /// The operation, attribute or combination is not one that this transport has.
+    /// The transport does not support the operation, attribute or combination.
     #[error("queue pair {qpn}: {why}")]
     Invalid {
         /// The queue pair.
@@ -43,19 +43,19 @@ pub enum VerbsError {
         /// What is wrong.
         why: &'static str,
     },
-    /// The transition of states, or its attributes, are not legal (IBA 10.3.1).
+    /// The state transition, or its attributes, are not legal (IBA 10.3.1).
     #[error("queue pair {qpn}: {from} to {to}: {why}")]
     Transition {
         /// The queue pair.
         qpn: u32,
         /// Its state.
         from: &'static str,
-        /// The state asked for.
+        /// The requested state.
         to: &'static str,
         /// What is wrong.
         why: &'static str,
     },
-    /// Queue pairs still complete into it.
+    /// Queue pairs still use it.
     #[error("completion queue {0} is in use: destroy its queue pairs first")]
     CqInUse(u32),
     /// The queue pair's state does not allow the verb.
@@ -98,7 +98,7 @@ pub enum VerbsError {
     /// The device does not have the operation.
     #[error("this device has no {0}")]
     Unsupported(&'static str),
-    /// The device, or the library in front of it, refused for a reason of its own.
+    /// The device, or its library, refused for a reason of its own.
     #[error("{call}: the device refused with errno {errno}")]
     Device {
         /// The verb.

@@ -1,4 +1,4 @@
-//! Names of the objects of an endpoint.
+//! Identifiers of the objects of an endpoint.
 
 /// A protection domain: regions and queue pairs of different domains never meet (C3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,6 +12,6 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SrqId(pub u32);
 
-/// A memory window of one endpoint, whatever it is bound to.
+/// A memory window of one endpoint, bound or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WindowId(pub u32);

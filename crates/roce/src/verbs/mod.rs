@@ -1,13 +1,13 @@
-//! The upper seam: what a program says to an RDMA device, and what it hears back.
+//! The upper seam: the operations of an RDMA device, and their results.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `ids` | names of objects |
-//! | `attributes` | what queue pairs are created with, connected with, and set to |
+//! | `ids` | identifiers of objects |
+//! | `attributes` | attributes that queue pairs are created, connected and modified with |
 //! | `error` | why a verb was refused |
 //! | here | work requests and completions |
 //!
-//! Names are those of the InfiniBand verbs. What carries them out is a [`Device`](crate::device::Device).
+//! Names are those of the InfiniBand verbs. A [`Device`](crate::device::Device) implements them.
 
 pub(crate) mod attributes;
 mod error;
@@ -68,7 +68,7 @@ impl Access {
     };
 }
 
-/// A registered memory region: `len` bytes from `addr`, with the keys that name it.
+/// A registered memory region: `len` bytes from `addr`, with its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// First byte, in the address space that work requests and the peer use.
@@ -81,7 +81,7 @@ pub struct MemoryRegion {
     pub rkey: u32,
 }
 
-/// A piece of local memory: bytes `addr .. addr + len` of the region that `lkey` names.
+/// A piece of local memory: bytes `addr .. addr + len` of the region with key `lkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// First byte.
@@ -107,23 +107,23 @@ pub enum Transport {
     Ud,
 }
 
-/// What a memory window is to show of a region (IBA 10.6.7).
+/// The binding of a memory window to a region (IBA 10.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBinding {
     /// The window.
     pub window: WindowId,
-    /// Type 2: the key that the window shall have from now on, its low 8 bits the caller's choice.
-    /// Ignored for type 1, whose key the endpoint draws anew.
+    /// Type 2: the new key of the window, whose low 8 bits the caller chooses. Ignored for type 1,
+    /// whose key the endpoint draws anew.
     pub rkey: u32,
     /// Key of the region underneath.
     pub lkey: u32,
-    /// First byte shown.
+    /// First byte of the window.
     pub addr: u64,
-    /// Bytes shown; 0 unbinds.
+    /// Bytes of the window; 0 unbinds.
     pub len: u64,
-    /// What the peer may do; only the remote flags count.
+    /// What the peer may do; only the remote flags apply.
     pub access: Access,
-    /// The peer counts addresses from the window's first byte, not as the region does.
+    /// The peer addresses bytes from the window's first byte on, not by the region's addresses.
     pub zero_based: bool,
 }
 
@@ -133,11 +133,11 @@ pub enum SendOp {
     /// Into a buffer that the peer has posted.
     #[default]
     Send,
-    /// The same, and the peer's window of type 2 with this key is invalidated. RC only.
+    /// The same, and invalidates the peer's type 2 window with this key. RC only.
     SendInvalidate(u32),
-    /// The same, with 32 bits for the peer's completion.
+    /// The same, with 32 bits of immediate data for the peer's completion.
     SendImm(u32),
-    /// Into the peer's memory; the peer's program hears nothing.
+    /// Into the peer's memory; the peer's program is not notified.
     Write {
         /// First byte in the peer's region.
         remote_addr: u64,
@@ -160,8 +160,8 @@ pub enum SendOp {
         /// The peer's key.
         rkey: u32,
     },
-    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The former value lands in
-    /// our memory (8 bytes), in host byte order.
+    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The original value is written
+    /// to our memory (8 bytes), in host byte order.
     CompareSwap {
         /// The word, 8-byte aligned.
         remote_addr: u64,
@@ -172,7 +172,7 @@ pub enum SendOp {
         /// Value to store.
         swap: u64,
     },
-    /// Adds to the peer's 64-bit word, wrapping. The former value lands in our memory.
+    /// Adds to the peer's 64-bit word, wrapping. The original value is written to our memory.
     FetchAdd {
         /// The word, 8-byte aligned.
         remote_addr: u64,
@@ -181,32 +181,32 @@ pub enum SendOp {
         /// Value to add.
         add: u64,
     },
-    /// Takes the remote key of our own window of type 2 away. Nothing is sent.
+    /// Invalidates the remote key of our own type 2 window. Nothing is sent.
     LocalInvalidate(u32),
     /// Binds one of our memory windows. Nothing is sent.
     BindWindow(WindowBinding),
 }
 
-/// A way that datagrams can take, as a device knows it.
+/// An address handle of a device: the path of datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
-    /// The way.
+    /// The path.
     pub path: Path,
-    /// Names it to the device that made it. The software device goes by the path alone.
+    /// Identifies it to the device that created it. The software device uses the path alone.
     pub id: u32,
 }
 
 impl From<Path> for AddressHandle {
-    /// A handle for the software device, which needs none to be made.
+    /// A handle for the software device, which creates none.
     fn from(path: Path) -> AddressHandle {
         AddressHandle { path, id: 0 }
     }
 }
 
-/// Where a datagram goes: what an address handle and a UD work request say together.
+/// The destination of a datagram, from the address handle and the UD work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// The way there.
+    /// The path.
     pub ah: AddressHandle,
     /// The receiving queue pair; [`MULTICAST_QPN`] for groups.
     pub dest_qp: Qpn,
@@ -217,7 +217,7 @@ pub struct Datagram {
 /// Destination queue pair of multicast datagrams.
 pub const MULTICAST_QPN: Qpn = Qpn::new(0x00ff_ffff);
 
-/// Bytes in front of every datagram in a receive buffer: room for the global route header.
+/// Bytes in front of every datagram in a receive buffer: the global route header.
 pub const GRH_BYTES: u32 = 40;
 
 /// A send work request.
@@ -229,7 +229,7 @@ pub struct SendWr {
     pub op: SendOp,
     /// Local memory: source, or for READ the destination.
     pub sges: SgList,
-    /// Make a completion on success (errors always make one).
+    /// Generate a completion on success (errors always generate one).
     pub signaled: bool,
     /// Ask the peer for a solicited event.
     pub solicited: bool,
@@ -256,27 +256,27 @@ pub enum WcStatus {
     Success = 0,
     /// The message does not fit the posted buffer, or exceeds the maximum.
     LocalLengthError = 1,
-    /// The queue pair's own state did not allow it.
+    /// The queue pair's own state did not allow the operation.
     LocalQpError = 2,
-    /// A local key, bound or access flag refused it.
+    /// Local protection error: key, bounds or access flag.
     LocalProtectionError = 4,
     /// The queue pair went to the error state first.
     WrFlushError = 5,
     /// A memory window could not be bound.
     WindowBindError = 6,
-    /// The peer answered with something that does not belong to the request.
+    /// The peer's response does not belong to the request.
     BadResponse = 8,
     /// The peer's NAK: invalid request.
     RemoteInvalidRequest = 9,
-    /// The peer's NAK: key, bound or access flag.
+    /// The peer's NAK: key, bounds or access flag.
     RemoteAccessError = 10,
     /// The peer's NAK: it could not complete the operation.
     RemoteOperationError = 11,
-    /// No answer after the last retry.
+    /// No response after the last retry.
     RetryExceeded = 12,
     /// The peer had no receive posted after the last RNR retry.
     RnrRetryExceeded = 13,
-    /// Something that has no code of its own.
+    /// An error without a code of its own.
     GeneralError = 21,
 }
 
@@ -308,11 +308,12 @@ pub enum WcOpcode {
 pub struct Completion {
     /// As posted.
     pub wr_id: u64,
-    /// How it ended. Unless it is success, only `wr_id` and `qpn` are meaningful beside it.
+    /// How it ended. On errors, only `wr_id` and `qpn` are valid beside it.
     pub status: WcStatus,
-    /// What it was.
+    /// The operation.
     pub opcode: WcOpcode,
-    /// Bytes received or read; 0 for sends and writes. For UD the 40 bytes of the route header count.
+    /// Bytes received or read; 0 for sends and writes. For UD it includes the 40 bytes of the route
+    /// header.
     pub byte_len: u32,
     /// Immediate data, when the peer sent some.
     pub imm: Option<u32>,
@@ -329,7 +330,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// One that says no more than how it ended.
+    /// A completion with a status and nothing else.
     pub const fn new(wr_id: u64, status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Completion {
         Completion {
             wr_id,

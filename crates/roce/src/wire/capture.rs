@@ -1,11 +1,11 @@
 //! Classic pcap files, read from a byte slice and written to a vector.
 //!
-//! The reader takes both byte orders, microseconds and nanoseconds, and the link types that a
-//! capture of RoCE traffic has on Linux; it borrows the packets and allocates nothing. A file that
-//! ends early gives the packets before the damage, then one error, then nothing. The writer makes
-//! little-endian files with nanoseconds, which tcpdump and Wireshark read.
+//! The reader accepts both byte orders, microseconds and nanoseconds, and the link types that a capture
+//! of RoCE traffic has on Linux; it borrows the packets and allocates nothing. A truncated file yields
+//! the packets before the damage, then one error, then nothing. The writer produces little-endian files
+//! with nanoseconds, which tcpdump and Wireshark read.
 //!
-//! [`check()`] puts every RoCE packet of a file through the codec of [`wire`](super).
+//! [`check()`] runs every RoCE packet of a file through the codec of [`wire`](super).
 
 mod check;
 
@@ -29,10 +29,10 @@ pub const SNAP_BYTES: u32 = 262_144;
 const MAGIC_US: u32 = 0xa1b2_c3d4;
 /// Magic number of files with nanoseconds.
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
-/// First word of a pcapng file; it reads the same in both byte orders.
+/// First word of a pcapng file, the same in both byte orders.
 const MAGIC_PCAPNG: u32 = 0x0a0d_0d0a;
 
-/// What every packet of a file starts with.
+/// The first header of every packet in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Link {
     /// An Ethernet header (link type 1).
@@ -79,7 +79,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// Why bytes are not a capture file, or where one breaks off.
+/// Why bytes are not a capture file, or where the file is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CaptureError {
     /// No room for the file header.
@@ -112,12 +112,12 @@ pub enum CaptureError {
         packet: u64,
         /// Bytes left in the file.
         have: usize,
-        /// Bytes that the packet's header announces.
+        /// Bytes announced by the packet's header.
         need: u32,
     },
 }
 
-/// How numbers are written in a file.
+/// How numbers are encoded in a file.
 #[derive(Clone, Copy, Debug)]
 struct Format {
     big_endian: bool,
@@ -166,13 +166,13 @@ impl<'a> Capture<'a> {
             return Err(CaptureError::Version(version));
         }
         let [.., l0, l1, l2, l3] = *header;
-        // The upper half says whether frames end with a check sequence; the codec keeps it anyway.
+        // The upper half tells whether frames end with a check sequence; the codec keeps it anyway.
         let code = format.word([l0, l1, l2, l3]) as u16;
         let link = Link::from_code(code).ok_or(CaptureError::LinkType(code))?;
         Ok(Capture { format, link, records })
     }
 
-    /// What every packet starts with.
+    /// The first header of every packet.
     pub fn link(&self) -> Link {
         self.link
     }
@@ -192,7 +192,7 @@ pub struct Record<'a> {
     pub time_ns: u64,
     /// Its length on the link; more than `bytes` has if it was cut short.
     pub original_len: u32,
-    /// What was captured of it.
+    /// The captured bytes.
     pub bytes: &'a [u8],
 }
 
@@ -258,8 +258,8 @@ pub fn file_header(link: Link) -> [u8; FILE_HEADER_BYTES] {
     out
 }
 
-/// The header of a packet of which `captured` of `original` bytes follow. Time counts nanoseconds from
-/// 1970 and wraps, as the format has it, after 2^32 seconds.
+/// The header of a packet followed by `captured` of its `original` bytes. Time is in nanoseconds since
+/// 1970 and wraps, as the format requires, after 2^32 seconds.
 pub fn record_header(time_ns: u64, captured: u32, original: u32) -> [u8; RECORD_HEADER_BYTES] {
     let words =
         [(time_ns / 1_000_000_000) as u32, (time_ns % 1_000_000_000) as u32, captured, original];
@@ -270,7 +270,7 @@ pub fn record_header(time_ns: u64, captured: u32, original: u32) -> [u8; RECORD_
     out
 }
 
-/// Makes a capture file in memory. It grows with every packet: who records for long writes
+/// Builds a capture file in memory. It grows with every packet: for long recordings, write
 /// [`file_header`] and [`record_header`] to a file instead.
 #[derive(Clone, Debug)]
 pub struct Writer {

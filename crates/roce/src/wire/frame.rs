@@ -1,14 +1,13 @@
-//! Whole packets as they stand on a link: Ethernet, IP, UDP, and the RoCE packet inside.
+//! Whole packets on a link: Ethernet, IP, UDP, and the RoCE packet inside.
 //!
 //! For captures, traces and raw sockets; queue pairs never see a [`Frame`]. Decoding keeps every bit
-//! that the sender was free to choose, so [`Packet::emit`] and [`Frame::emit`] give back exactly the
-//! bytes that were parsed; fields that follow from others (lengths, the IPv4 header checksum) are
-//! computed again, and a packet in which they differ is refused. Refused too are shapes that no RoCE
-//! sender makes: IPv4 options, fragments, IPv6 extension headers. Traffic that is something else
-//! altogether is told apart from that: [`FrameError::NotRoce`].
+//! that the sender may choose, so [`Packet::emit`] and [`Frame::emit`] reproduce exactly the bytes that
+//! were parsed; derived fields (lengths, the IPv4 header checksum) are computed again, and a packet in
+//! which they differ is refused. So are forms that no RoCE sender uses: IPv4 options, fragments, IPv6
+//! extension headers. Unrelated traffic is reported separately: [`FrameError::NotRoce`].
 //!
-//! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending
-//! host show it before the NIC has filled it in. [`Packet::udp_checksum`] says which it is.
+//! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending host
+//! show it before the NIC has filled it in. [`Packet::udp_checksum`] tells them apart.
 
 mod ip;
 
@@ -32,7 +31,7 @@ const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_ROCE_V1: u16 = 0x8915;
 /// Length of a UDP header.
 const UDP_BYTES: usize = 8;
-/// What traffic is that is not RoCEv2.
+/// The kind of traffic that is not RoCEv2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub enum NotRoce {
     /// Too short to hold the UDP ports.
@@ -56,18 +55,18 @@ pub enum NotRoce {
     /// Another UDP destination port.
     #[error("other UDP port")]
     OtherPort,
-    /// A packet that one process hands on to another of its machine; it was there before by itself.
+    /// A packet forwarded by one process to another on its machine; the capture has the original, too.
     #[error("forwarded between processes")]
     Forwarded,
 }
 
-/// Why bytes are not a frame that can be represented.
+/// Why bytes cannot be represented as a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FrameError {
     /// Not RoCEv2 at all.
     #[error("{0}")]
     NotRoce(#[from] NotRoce),
-    /// The IPv4 header has options, or says so.
+    /// The IPv4 header has options, or its length field is wrong.
     #[error("IPv4 header of {0} bytes instead of 20")]
     IpOptions(usize),
     /// First fragment of a fragmented packet.
@@ -76,14 +75,14 @@ pub enum FrameError {
     /// The reserved IPv4 flag is set.
     #[error("reserved IPv4 flag is set")]
     ReservedFlag,
-    /// A length field says something else than the bytes there.
+    /// A length field does not match the bytes present.
     #[error("{layer} length {claimed} does not fit the {have} bytes there")]
     Length {
         /// "IPv4", "IPv6" or "UDP".
         layer: &'static str,
-        /// What the field says.
+        /// The value of the field.
         claimed: usize,
-        /// What there is.
+        /// The bytes present.
         have: usize,
     },
     /// The IPv4 header checksum is wrong.
@@ -113,7 +112,7 @@ pub struct Ethernet {
     pub vlan_tci: Option<u16>,
 }
 
-/// What a sender chooses in a UDP header.
+/// The UDP header fields chosen by the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Udp {
     /// Source port: entropy for load balancing.
@@ -121,11 +120,11 @@ pub struct Udp {
     /// Destination port: when decoded 4791, or that of a process of the sender's own machine
     /// ([`PROCESS_PORT_BASE`](super::PROCESS_PORT_BASE)).
     pub dst_port: u16,
-    /// Checksum as it stands in the packet; 0 says that there is none.
+    /// Checksum in the packet; 0 means none.
     pub checksum: u16,
 }
 
-/// What the UDP checksum of a packet is.
+/// The state of a packet's UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpChecksum {
     /// Zero: not used.
@@ -147,7 +146,7 @@ pub struct Packet<'a> {
     pub headers: Headers,
     /// Payload without pad.
     pub payload: &'a [u8],
-    /// Pad bytes, of which as many count as the BTH says. Normally zero.
+    /// Pad bytes, of which the BTH's pad count are valid. Normally zero.
     pub pad: [u8; 3],
     /// The ICRC it carries, right or wrong.
     pub icrc: [u8; ICRC_BYTES],
@@ -158,7 +157,7 @@ pub struct Packet<'a> {
 pub struct Frame<'a> {
     /// Ethernet header.
     pub ethernet: Ethernet,
-    /// What it carries.
+    /// The packet in it.
     pub packet: Packet<'a>,
     /// Bytes after the IP packet: padding up to 60 bytes, a captured frame check sequence.
     pub trailer: &'a [u8],
@@ -200,7 +199,7 @@ fn be16(bytes: &[u8]) -> Result<(u16, &[u8]), NotRoce> {
     Ok((u16::from_be_bytes(*field), rest))
 }
 
-/// The 16-bit field at `at` of a header that is known to reach so far.
+/// The 16-bit field at `at` of a header that is long enough.
 fn field<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
@@ -216,7 +215,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The same where the link has announced what follows.
+    /// The same where the link layer has announced the protocol.
     pub fn parse_as(ethertype: u16, bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
         match ethertype {
             ETHERTYPE_IPV4 => Packet::assemble(Ipv4::split(bytes)?),
@@ -246,7 +245,7 @@ impl<'a> Packet<'a> {
         Ok((Packet { ip: split.ip, udp, headers, payload, pad, icrc: *icrc }, split.rest))
     }
 
-    /// The pad bytes that count.
+    /// The valid pad bytes.
     pub fn pad(&self) -> &[u8] {
         &self.pad[..usize::from(self.headers.bth().pad)]
     }
@@ -256,7 +255,7 @@ impl<'a> Packet<'a> {
         self.headers.encoded_len() + self.payload.len() + self.pad().len() + ICRC_BYTES
     }
 
-    /// What the ICRC covers of the IP and UDP headers.
+    /// The IP and UDP header fields covered by the ICRC.
     pub fn pseudo(&self) -> Pseudo {
         let Udp { src_port, dst_port, .. } = self.udp;
         match self.ip {
@@ -300,7 +299,7 @@ impl<'a> Packet<'a> {
         self.emit_udp(out)
     }
 
-    /// Length of UDP header and payload, if the length field of the IP header can count it.
+    /// Length of UDP header and payload, if it fits the length field of the IP header.
     fn udp_len(&self) -> Result<u16, FrameError> {
         let udp_len = self.udp_payload_len() + UDP_BYTES;
         let fits = udp_len + self.ip.counted_bytes() <= usize::from(u16::MAX);
@@ -320,8 +319,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Appends an IP packet with a UDP datagram that consists of `pieces`, every length and checksum right,
-/// and returns its length. For packets whose parts lie apart; nothing in them is looked at. On an error
+/// Appends an IP packet with a UDP datagram made of `pieces`, with correct lengths and checksums, and
+/// returns its length. For packets in separate parts, whose contents are not examined. On an error
 /// nothing is appended.
 pub fn datagram<'p>(
     ip: &Ip,
@@ -344,7 +343,7 @@ pub fn datagram<'p>(
     pieces.for_each(|piece| out.extend(piece));
     let protocol_and_len = u64::from(PROTOCOL_UDP) + udp_len as u64;
     let checksum = !fold(ip.sum_of_addresses() + protocol_and_len + sum(&out[udp..]));
-    // Zero would say that there is none; all ones means the same number (RFC 768).
+    // Zero would mean none; all ones is the same number (RFC 768).
     let checksum = if checksum == 0 { u16::MAX } else { checksum };
     out[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
     Ok(out.len() - start)

@@ -1,11 +1,10 @@
-//! Transport headers: the base header and the extension headers that opcodes call for (IBA chapter 9).
+//! Transport headers: the base header and the extension headers of each opcode (IBA chapter 9).
 //!
-//! [`Headers`] is what the rest of the crate works with: it can only hold headers that belong
-//! together. [`Headers::parse`] never panics, whatever it is given; [`Headers::emit`] gives back
-//! exactly the bytes that were parsed. Bits that senders clear and receivers ignore (six and seven
-//! in the BTH, a byte in the DETH) are therefore carried along, unseen by queue pairs; reserved
-//! *codes* (version, opcode, syndrome) and a filled congestion notification are refused.
-//! The byte views beneath are in [`views`](super::views).
+//! The rest of the crate works with [`Headers`], which can only hold legal combinations.
+//! [`Headers::parse`] never panics on any input; [`Headers::emit`] reproduces exactly the bytes that
+//! were parsed. Bits that senders clear and receivers ignore (six and seven in the BTH, a byte in the
+//! DETH) are therefore kept, hidden from queue pairs; reserved *codes* (version, opcode, syndrome) and
+//! a filled congestion notification are refused. The byte views beneath are in [`views`](super::views).
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -26,7 +25,7 @@ pub const ICRC_BYTES: usize = 4;
 /// Base transport header, 12 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
-    /// What the packet is.
+    /// The opcode.
     pub opcode: Opcode,
     /// Solicited event.
     pub solicited: bool,
@@ -42,7 +41,7 @@ pub struct Bth {
     pub becn: bool,
     /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// The sender wants an acknowledgement.
+    /// The sender requests an acknowledgement.
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -59,7 +58,7 @@ pub struct Reth {
     pub len: u32,
 }
 
-/// What an acknowledgement says (IBA table 47: AETH syndrome).
+/// The meaning of an acknowledgement (IBA table 47: AETH syndrome).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
     /// Everything up to the PSN arrived; 5 bits of encoded credit count (31: no credits are given).
@@ -67,7 +66,7 @@ pub enum Syndrome {
         /// Encoded credit count, 0–31.
         credits: u8,
     },
-    /// No receive is posted: try again after the delay that the 5-bit code stands for.
+    /// No receive is posted: retry after the delay of the 5-bit code.
     RnrNak {
         /// Timer code, 0–31 (IBA table 45).
         timer: u8,
@@ -106,10 +105,10 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// Atomic acknowledgement header, 8 bytes: the operand's former value.
+/// Atomic acknowledgement header, 8 bytes: the operand's original value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicAckEth {
-    /// Former value.
+    /// Original value.
     pub original: u64,
 }
 
@@ -122,40 +121,40 @@ pub struct Deth {
     pub src_qp: Qpn,
 }
 
-/// Extended transport header of the selective-repeat mode, 8 bytes: where a packet's payload belongs
-/// though packets before it are missing.
+/// Extended transport header of the selective-repeat mode, 8 bytes: where to place a packet's payload
+/// while packets before it are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sreth {
-    /// Which of the responder's receives it is for: how many were consumed on this connection
-    /// before it, 24 bits. Zero for READ.
+    /// The responder's receive, as the number of receives consumed on this connection before it, 24
+    /// bits. Zero for READ.
     pub sequence: u32,
-    /// Where the payload stands in its message, in bytes.
+    /// Offset of the payload in its message, in bytes.
     pub offset: u32,
 }
 
 /// Selective acknowledgement of the selective-repeat mode, 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sack {
-    /// Number of this report, rising from report to report.
+    /// Number of this SACK, rising from SACK to SACK.
     pub serial: u32,
     /// The PSN of the first bit.
     pub start: Psn,
-    /// Another report follows, on packets that had arrived by then too.
+    /// Another SACK follows, for more packets that had arrived by then.
     pub more: bool,
     /// Low and high half of one bit per packet from `start` on: whether it has arrived.
     halves: [u64; 2],
 }
 
 impl Sack {
-    /// Packets that one report tells of.
+    /// Packets covered by one SACK.
     pub const BITS: u32 = 128;
 
-    /// A report on the packets from `start` on, the first in the lowest bit.
+    /// A SACK for the packets from `start` on, the first in the lowest bit.
     pub const fn new(serial: u32, start: Psn, bits: u128) -> Sack {
         Sack { serial, start, more: false, halves: [bits as u64, (bits >> 64) as u64] }
     }
 
-    /// The same, and whether another report follows.
+    /// The same, and whether another SACK follows.
     #[must_use]
     pub const fn followed(self, more: bool) -> Sack {
         Sack { more, ..self }
@@ -224,7 +223,7 @@ pub enum WireError {
     /// Reserved bits that must be zero are set.
     #[error("reserved bits of {0} are set")]
     Reserved(&'static str),
-    /// A number does not fit the bits that the header has for it.
+    /// A number does not fit its header field.
     #[error("{field} {value} is out of range")]
     Range {
         /// Which field.
@@ -379,9 +378,9 @@ fn in_range(field: &'static str, value: u32, max: u32) -> Result<(), WireError> 
 /// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ignored {
-    /// Low six bits of BTH byte 4, beside FECN and BECN.
+    /// Low six bits of BTH byte 4, next to FECN and BECN.
     bth_flags: u8,
-    /// Low seven bits of BTH byte 8, beside the acknowledge request.
+    /// Low seven bits of BTH byte 8, next to the acknowledge request.
     bth_ack: u8,
     /// DETH byte 4, before the source queue pair.
     deth: u8,
@@ -396,8 +395,8 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Joins the two if the opcode calls for exactly these extension headers and every number fits
-    /// its bits (`pad` 0–3, credit count and timer code 0–31, MSN 24 bits).
+    /// Combines the two if the opcode has exactly these extension headers and every number fits its
+    /// field (`pad` 0–3, credit count and timer code 0–31, MSN 24 bits).
     pub fn new(bth: Bth, ext: Ext) -> Result<Headers, WireError> {
         if bth.opcode.ext_kind() != ext.kind() {
             return Err(WireError::ExtMismatch(bth.opcode));
@@ -422,15 +421,15 @@ impl Headers {
         BTH_BYTES + self.ext.kind().len()
     }
 
-    /// Whether the packet came with bits set that senders are to clear. They mean nothing to a
-    /// receiver, and [`emit`](Headers::emit) writes them again.
+    /// Whether the packet has bits set that senders must clear. They mean nothing to a receiver, and
+    /// [`emit`](Headers::emit) reproduces them.
     pub fn has_ignored_bits(&self) -> bool {
         self.ignored != Ignored::default()
     }
 
-    /// Decodes the headers at the start of `packet` (BTH up to and including the ICRC) and returns
-    /// them with the payload, without pad and ICRC. Neither the ICRC nor the value of the pad bytes
-    /// is looked at.
+    /// Decodes the headers at the start of `packet` (BTH up to and including the ICRC) and returns them
+    /// with the payload, without pad and ICRC. Neither the ICRC nor the value of the pad bytes is
+    /// checked.
     pub fn parse(packet: &[u8]) -> Result<(Headers, &[u8]), WireError> {
         let view = BthView::new(packet)?;
         let bth = view.decode()?;
@@ -476,7 +475,7 @@ impl Headers {
 /// Emitting cannot overflow: the longest stack is BTH and AtomicETH.
 const _: () = assert!(BTH_BYTES + ExtKind::AtomicEth.len() <= MAX_HEADER_BYTES);
 
-/// Takes `pad` bytes off the end of what stands between headers and ICRC.
+/// Removes `pad` bytes from the end of the bytes between headers and ICRC.
 fn strip_pad(body: &[u8], pad: u8) -> Result<&[u8], WireError> {
     match body.len().checked_sub(pad.into()) {
         Some(len) if body.len().is_multiple_of(4) => Ok(&body[..len]),
@@ -530,7 +529,7 @@ fn sreth(bytes: &[u8], at: usize) -> Result<Sreth, WireError> {
     Ok(Sreth { sequence: low_24(bytes, at, "the SRETH")?, offset: word(bytes, at + 4) })
 }
 
-/// The report behind an AETH.
+/// The SACK after an AETH.
 fn sack(bytes: &[u8]) -> Result<Sack, WireError> {
     let place = word(bytes, 8);
     if place & 0x7f00_0000 != 0 {

@@ -5,12 +5,12 @@
 //! traffic class, flow label and hop limit; the UDP checksum; the byte of the BTH that holds FECN and
 //! BECN. The IPv4 identification and flags are covered.
 //!
-//! A UDP socket hides the identification of what it receives. [`solve_id`] finds it out: a CRC is
-//! linear, so the difference between the ICRC in the packet and the one computed is the
-//! difference of the identifications, times a power of x that depends only on the packet's length.
-//! Dividing by that power gives the only 32-bit pattern that explains the difference, and it must
-//! fit into the 16 bits of the field. An unknown identification thus leaves 16 of the 32 check
-//! bits, a well guessed one all of them: pass the expected value in [`Pseudo::V4`] and compare.
+//! A UDP socket hides the identification of received packets. [`solve_id`] recovers it: a CRC is
+//! linear, so the difference between the received and the computed ICRC equals the difference of the
+//! identifications, times a power of x that depends only on the packet's length. Dividing by that power
+//! gives the only 32-bit pattern that explains the difference, and it must fit the 16 bits of the
+//! field. An unknown identification thus leaves 16 of the 32 check bits, a correctly guessed one all of
+//! them: pass the expected value in [`Pseudo::V4`] and compare.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -53,9 +53,9 @@ const V4_BYTES: usize = 8 + 20 + 8;
 /// Eight bytes of ones, IPv6 and UDP header.
 const V6_BYTES: usize = 8 + 40 + 8;
 
-/// A masked pseudo header with room for the BTH behind it, so that the hasher, which is slow to
-/// start, takes both at once. Arrays of fixed length rather than one buffer for both versions: the
-/// compiler then puts them together without calls to `memcpy`.
+/// A masked pseudo header with room for the BTH after it, so that the hasher, which is slow to start,
+/// takes both at once. Fixed-length arrays rather than one buffer for both versions let the compiler
+/// build them without calls to `memcpy`.
 enum Prefix {
     V4([u8; V4_BYTES + BTH_BYTES]),
     V6([u8; V6_BYTES + BTH_BYTES]),
@@ -117,8 +117,8 @@ impl Prefix {
     }
 }
 
-/// A length as a header field has it. No packet is longer than the field can say, so for lengths
-/// beyond it any value does: the ICRC belongs to no packet.
+/// A length as a header field. No packet is longer than the field can hold, so any value will do for
+/// longer ones: the ICRC belongs to no packet.
 fn field_len(len: usize) -> u16 {
     u16::try_from(len).unwrap_or(u16::MAX)
 }
@@ -175,8 +175,8 @@ fn carried_and_computed(pseudo: &Pseudo, packet: &[u8]) -> Option<(u32, u32)> {
     Some((u32::from_le_bytes(*carried), hasher.finalize()))
 }
 
-/// The ICRC that belongs at the end of `packet` (BTH to ICRC; the last four bytes are not read), or
-/// `None` if it is too short for a BTH and an ICRC.
+/// The ICRC for the end of `packet` (BTH to ICRC; the last four bytes are not read), or `None` if it is
+/// too short for a BTH and an ICRC.
 pub fn compute(pseudo: &Pseudo, packet: &[u8]) -> Option<[u8; 4]> {
     carried_and_computed(pseudo, packet).map(|(_, computed)| computed.to_le_bytes())
 }
@@ -186,10 +186,9 @@ pub fn verify(pseudo: &Pseudo, packet: &[u8]) -> bool {
     carried_and_computed(pseudo, packet).is_some_and(|(carried, computed)| carried == computed)
 }
 
-/// For IPv4 receivers that cannot see the identification field: the value of that field that makes
-/// the ICRC of `packet` right, if there is one; there is never more than one. With the expected
-/// value in `pseudo` this costs no more than [`verify`]. A corrupted packet is taken for one with
-/// another identification once in 2^16 times.
+/// For IPv4 receivers that cannot see the identification field: the value of that field that makes the
+/// ICRC of `packet` right; there is at most one. With the expected value in `pseudo` this costs no more
+/// than [`verify`]. A corrupted packet passes as one with another identification once in 2^16 times.
 ///
 /// Over IPv6 there is nothing to solve for: `Some(0)` if the ICRC is right.
 pub fn solve_id(pseudo: &Pseudo, packet: &[u8]) -> Option<u16> {
@@ -204,8 +203,8 @@ pub fn solve_id(pseudo: &Pseudo, packet: &[u8]) -> Option<u16> {
 
 /// Which bits of the identification have to flip to change the ICRC by `difference`.
 fn id_difference(difference: u32, udp_payload_len: usize) -> Option<u16> {
-    // The register takes in a bit by multiplying with x, so the two bytes of the field stand at
-    // x^(32 + 8 * the bytes that follow them): 14 of IP, 8 of UDP, then the packet without ICRC.
+    // The CRC register takes in a bit by multiplying by x, so the two bytes of the field are at x^(32 +
+    // 8 * the bytes that follow them): 14 of IP, 8 of UDP, then the packet without ICRC.
     let following = 14 + 8 + udp_payload_len - ICRC_BYTES;
     let bits = multiply(difference, inverse_power(following + 4)?);
     // The first bit sent has the highest power and the lowest bit of the first byte, so a pattern
@@ -259,7 +258,7 @@ static INVERSE_POWERS: [u32; 257] = powers(divide_by_byte(ONE));
 /// x^-(8 * 256)n for n up to 256.
 static INVERSE_POWERS_256: [u32; 257] = powers(powers(divide_by_byte(ONE))[256]);
 
-/// x^-8n, or `None` where n exceeds what an IP packet can hold.
+/// x^-8n, or `None` if n exceeds the size of an IP packet.
 fn inverse_power(n: usize) -> Option<u32> {
     let high = INVERSE_POWERS_256.get(n >> 8)?;
     Some(multiply(INVERSE_POWERS[n & 0xff], *high))

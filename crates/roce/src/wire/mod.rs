@@ -6,11 +6,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`views`] | byte views of the transport headers |
-//! | [`icrc`] | the invariant CRC, and the identification that a packet must have had |
+//! | [`icrc`] | the invariant CRC, and the recovery of a packet's IPv4 identification |
 //! | [`frame`] | whole packets: Ethernet, IP, UDP and RoCE, byte for byte in both directions |
 //! | [`capture`] | pcap files, and the check of every RoCE packet in one |
 //!
-//! Nothing of the crate outside this folder is used in it. Everything that arrives is hostile until parsed: no function here panics on any bytes (C7).
+//! Nothing of the crate outside this folder is used in it. All input is hostile until parsed: no
+//! function here panics on any bytes (C7).
 
 pub mod capture;
 pub mod frame;
@@ -32,16 +33,16 @@ pub use qpn::Qpn;
 /// UDP destination port of RoCEv2 (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;
 
-/// UDP ports on which single processes of a machine are reached, instead of the one that they share:
-/// this base plus the process's number, 1–254. Such a process's queue pair numbers have the same number
-/// as their upper 8 bits. Not registered by anyone and outside the range of ephemeral ports.
+/// UDP ports of single processes of a machine, instead of the shared one: this base plus the process's
+/// number, 1–254. The queue pair numbers of such a process have that number in their upper 8 bits. The
+/// ports are not registered and outside the range of ephemeral ports.
 pub const PROCESS_PORT_BASE: u16 = 0x7200;
 
-/// First byte of a packet that one process hands to another on such a port: an opcode of the range
+/// First byte of a packet that one process forwards to another on such a port: an opcode of the range
 /// that InfiniBand leaves to manufacturers.
 pub const FORWARDED_OPCODE: u8 = 0xff;
 
-/// Whether single processes are reached on this port.
+/// Whether this is the port of a single process.
 pub const fn is_process_port(port: u16) -> bool {
     port > PROCESS_PORT_BASE && port < PROCESS_PORT_BASE + 0xff
 }

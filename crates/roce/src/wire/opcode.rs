@@ -1,15 +1,15 @@
 //! BTH opcodes (IBA table 35, and annex A17 for CNP).
 //!
-//! One table says everything that depends on the opcode alone: its code, its name, what it does,
-//! where in its message it stands and which extension headers follow. Codes that are not in the
-//! table (other services, reserved values) cannot be represented: [`Opcode::from_u8`] refuses them.
+//! One table has everything that depends on the opcode alone: its code, its name, its operation, its
+//! place in the message and the extension headers. Codes that are not in the table (other services,
+//! reserved values) cannot be represented: [`Opcode::from_u8`] refuses them.
 //!
-//! Codes from 0xc0 are the manufacturer's to define. Ours are those of the selective-repeat mode of
-//! RC queue pairs; the five low bits mean what they mean for RC (see `docs/reliability.md`).
+//! Codes from 0xc0 are for manufacturers to define. Ours are those of the selective-repeat mode of RC
+//! queue pairs; the five low bits have the same meaning as for RC (see `docs/reliability.md`).
 
 use super::WireError;
 
-/// Transport service that an opcode belongs to: its three high bits.
+/// Transport service of an opcode: its three high bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -20,11 +20,11 @@ pub enum Service {
     Ud,
     /// Congestion notification (annex A17).
     Cnp,
-    /// Reliable connection between two of our own endpoints that repeat selectively.
+    /// Reliable connection between two of our own endpoints with selective repeat.
     Selective,
 }
 
-/// What a packet does, whatever its service and place.
+/// The operation of a packet, whatever its service and place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names are the specification's")]
 pub enum Operation {
@@ -39,7 +39,7 @@ pub enum Operation {
     Cnp,
 }
 
-/// Where in its message a packet stands.
+/// The place of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// First of several.
@@ -48,11 +48,11 @@ pub enum Place {
     Middle,
     /// Last of several.
     Last,
-    /// The whole message: also requests and answers that are never split.
+    /// The whole message: also requests and responses that are never split.
     Only,
 }
 
-/// Which extension headers follow the base header, in this order.
+/// The extension headers after the base header, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the variants name the headers")]
 pub enum ExtKind {
@@ -121,28 +121,28 @@ macro_rules! opcodes {
                 }
             }
 
-            /// Service and name as the specification writes them; stable, fit for reports.
+            /// Service and name as in the specification; stable, for use in reports.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Opcode::$variant => $name,)*
                 }
             }
 
-            /// What the packet does.
+            /// The operation of the packet.
             pub const fn operation(self) -> Operation {
                 match self {
                     $(Opcode::$variant => Operation::$operation,)*
                 }
             }
 
-            /// Where in its message the packet stands.
+            /// The place of the packet in its message.
             pub const fn place(self) -> Place {
                 match self {
                     $(Opcode::$variant => Place::$place,)*
                 }
             }
 
-            /// Which extension headers follow the base header.
+            /// The extension headers after the base header.
             pub const fn ext_kind(self) -> ExtKind {
                 match self {
                     $(Opcode::$variant => ExtKind::$ext,)*
@@ -206,7 +206,7 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The code as it stands in the packet.
+    /// The code in the packet.
     pub const fn as_u8(self) -> u8 {
         self as u8
     }

@@ -13,7 +13,7 @@ impl Psn {
         Psn(value & (Psn::MODULUS - 1))
     }
 
-    /// The number as it stands in the packet.
+    /// The number as in the packet.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -36,7 +36,7 @@ impl Psn {
         self.plus(1)
     }
 
-    /// How far `self` lies after `other`: -2^23 ..= 2^23 - 1, the shorter way round.
+    /// How far `self` is after `other`: -2^23 ..= 2^23 - 1, the shorter way round.
     pub const fn distance_from(self, other: Psn) -> i32 {
         let raw = self.0.wrapping_sub(other.0) & (Psn::MODULUS - 1);
         if raw < Psn::MODULUS / 2 { raw as i32 } else { raw as i32 - Psn::MODULUS as i32 }

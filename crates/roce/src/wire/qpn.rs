@@ -1,6 +1,6 @@
 //! Queue pair numbers.
 
-/// A queue pair number, 24 bits. 0 and 1 are reserved for management and never handed out.
+/// A queue pair number, 24 bits. 0 and 1 are reserved for management and never assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Qpn(u32);
 
@@ -10,7 +10,7 @@ impl Qpn {
         Qpn(value & 0x00ff_ffff)
     }
 
-    /// The number as it stands in the packet.
+    /// The number as in the packet.
     pub const fn get(self) -> u32 {
         self.0
     }

@@ -1,9 +1,8 @@
 //! Byte views of the transport headers: a checked constructor, then named fields.
 //!
 //! A view borrows the bytes of one header. Its constructor refuses slices that are too short and
-//! ignores what follows; after that no accessor can fail or panic. Views say what stands in the
-//! packet; `decode` turns them into the representations of [`wire`](super), where reserved codes
-//! are refused.
+//! ignores the rest; after that no accessor can fail or panic. Views return raw values; `decode` turns
+//! them into the representations of [`wire`](super), where reserved codes are refused.
 
 use super::Qpn;
 use super::{Aeth, AtomicEth, Bth, Deth, Opcode, Psn, Reth, Syndrome, WireError};
@@ -75,7 +74,7 @@ impl<'a> BthView<'a> {
         self.0[4] & 0x40 != 0
     }
 
-    /// The six reserved bits beside FECN and BECN.
+    /// The six reserved bits next to FECN and BECN.
     pub fn reserved_flags(&self) -> u8 {
         self.0[4] & 0x3f
     }
@@ -85,12 +84,12 @@ impl<'a> BthView<'a> {
         Qpn::new(be32([0, self.0[5], self.0[6], self.0[7]]))
     }
 
-    /// The sender wants an acknowledgement.
+    /// The sender requests an acknowledgement.
     pub fn ack_req(&self) -> bool {
         self.0[8] & 0x80 != 0
     }
 
-    /// The seven reserved bits beside the acknowledge request.
+    /// The seven reserved bits next to the acknowledge request.
     pub fn reserved_ack(&self) -> u8 {
         self.0[8] & 0x7f
     }

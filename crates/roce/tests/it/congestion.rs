@@ -1,5 +1,5 @@
-//! Congestion control as a queue pair shows it: marked packets are answered by notifications, and
-//! notifications slow the sender down. Packets are carried by hand, so that each can be marked.
+//! Congestion control of queue pairs: marked packets trigger notifications, and notifications slow the
+//! sender down. The test carries packets by hand, so that each can be marked.
 
 use std::net::SocketAddr;
 
@@ -104,7 +104,7 @@ fn marked_packets_are_answered_by_notifications_at_their_interval() {
     assert_eq!(counters.ecn_marked, packets.len().div_ceil(2) as u64);
 }
 
-/// A fixed rate, to the packet: over the time that a message takes, and for the time of the next one.
+/// A fixed rate, exact to the packet: for the duration of a message, and for the time of the next one.
 #[test]
 fn packets_leave_at_the_rate_and_no_sooner() {
     let mut pair = pair(CongestionControl::Fixed(LINE_BPS));
@@ -122,7 +122,7 @@ fn packets_leave_at_the_rate_and_no_sooner() {
         now = next;
     }
     assert_eq!(times.len() as u32, MESSAGE_BYTES.div_ceil(1024));
-    // What was saved up while idle leaves at once, and no more than that.
+    // What was saved up while idle is sent at once, and no more than that.
     let saved = times.iter().filter(|&&time| time == start).count() as u64;
     assert_eq!(saved, 20_000 * LINE_BPS / 1_000_000_000 / PACKET_BITS + 1);
     for pair in times.windows(2).filter(|pair| pair[1] > start) {
@@ -144,15 +144,15 @@ fn notifications_slow_the_sender_and_it_recovers() {
     pair.deliver(0, at(1_020), &cnp, Ecn::NotEct);
     assert_eq!(pair.rate(), Some(LINE_BPS / 2));
     assert_eq!(pair.endpoint(0).counters().cnps_received, 1);
-    // 55 us later half of the way back is made.
+    // 55 us later half of the difference is made up.
     let _ = pair.sent(0, at(1_075));
     assert_eq!(pair.rate(), Some(LINE_BPS * 3 / 4));
     let _ = pair.sent(0, at(10_000));
     assert_eq!(pair.rate(), Some(LINE_BPS));
 }
 
-/// Whoever forges notifications needs the peer's address and the queue pair number, no PSN. The sender then
-/// has its least rate for as long as they come, and is back at line rate soon after.
+/// Forging notifications requires the peer's address and the queue pair number, no PSN. The sender then
+/// has its minimum rate for as long as they arrive, and is back at line rate soon after.
 #[test]
 fn forged_notifications_cost_speed_while_they_come_and_for_a_while_after() {
     let mut off = pair(CongestionControl::Off);
@@ -183,7 +183,7 @@ fn forged_notifications_cost_speed_while_they_come_and_for_a_while_after() {
     }
 }
 
-/// Forged or not, marked packets make at most one notification in 50 us, whatever their PSN.
+/// Forged or not, marked packets trigger at most one notification in 50 us, whatever their PSN.
 #[test]
 fn forged_marks_are_no_amplifier() {
     let mut pair = pair(CongestionControl::Off);
@@ -233,7 +233,7 @@ fn a_queue_pair_that_was_reset_owes_no_notification() {
     let qpn = pair.ends[1].qpn;
     pair.endpoint(1).modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Reset)).unwrap();
     assert!(pair.sent(1, at(102)).is_empty());
-    // Nor does a rate go on changing that a notification had lowered.
+    // Nor does a rate lowered by a notification keep changing.
     pair.deliver(0, at(102), &cnp, Ecn::NotEct);
     assert!(pair.endpoint(0).poll_timeout().is_some());
     let qpn = pair.ends[0].qpn;

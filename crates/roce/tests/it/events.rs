@@ -1,4 +1,4 @@
-//! Asynchronous events, notifications of completion queues, and the objects that they tell of.
+//! Asynchronous events, notifications of completion queues, and their objects.
 
 use roce::Time;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState};
@@ -100,7 +100,7 @@ fn refused_requests_are_told_by_their_reason() {
     strike(&mut pair, Opcode::RcSendMiddle, 256);
     assert_eq!(pair.events(), [QpRequestError(pair.b.qpn)]);
     assert_eq!(pair.fabric.state(pair.b), QpState::Error);
-    // What a receive reports is no event.
+    // An error reported by a receive is not an event.
     let mut pair = Pair::new(Transport::Rc);
     pair.receives(1);
     strike(&mut pair, Opcode::RcSendOnly, 200);
@@ -188,7 +188,7 @@ fn one_arm_makes_one_notification() {
     }
 }
 
-/// A program that polls, arms and sleeps would otherwise sleep through what came in between.
+/// A program that polls, arms and sleeps would otherwise miss a completion in between.
 #[test]
 fn arming_with_completions_waiting_notifies_at_once() {
     for transport in TRANSPORTS {
@@ -288,8 +288,8 @@ fn sends_notify_their_own_queue() {
     assert_eq!(pair.fabric.endpoint(a).poll_notified(), Some(a.send_cq));
 }
 
-/// A program that polls and arms, in either order, and then sleeps until it is notified never sleeps
-/// through a completion, whenever that comes.
+/// A program that polls and arms, in either order, and then sleeps until it is notified never misses a
+/// completion, whenever that arrives.
 #[test]
 fn polling_and_arming_in_any_order_loses_no_wake_up() {
     const TOTAL: u64 = 60;
@@ -305,7 +305,7 @@ fn polling_and_arming_in_any_order_loses_no_wake_up() {
             *sent += burst;
         };
         while seen < TOTAL {
-            // Completions may come between any two steps.
+            // Completions may arrive between any two steps.
             let arms_first = draw.per_mille(500);
             for arms in [arms_first, !arms_first] {
                 deliver(&mut pair, &mut draw, &mut sent);

@@ -1,8 +1,8 @@
-//! The simulated network as the tests of this crate use it: hosts joined by cables that only delay.
+//! The simulated network for the tests of this crate: hosts joined by cables that only delay.
 //!
-//! Everything is in `sim`; here are the usual scenario, queue pairs on it, and a trace of what was sent.
-//! After every step two things must hold: no packet was refused that nobody had damaged, and every node
-//! came to rest. Memory outside registered regions panics (C3).
+//! Everything is in `sim`; this module adds the usual scenario, queue pairs on it, and a trace of sent
+//! packets. After every step two things must hold: no undamaged packet was refused, and every node came
+//! to rest. Memory outside registered regions panics (C3).
 
 use std::ops::{Deref, DerefMut};
 
@@ -22,7 +22,7 @@ pub(crate) use sim::memory::BASE;
 
 pub(crate) type Node = sim::fabric::Node<Arena>;
 
-/// How a fabric is built.
+/// Configuration of a fabric.
 pub(crate) struct FabricConfig {
     pub(crate) nodes: u32,
     pub(crate) arena_bytes: usize,
@@ -50,7 +50,7 @@ impl Default for FabricConfig {
 /// Nodes, each with a cable to each other.
 pub(crate) struct Fabric {
     world: sim::fabric::Fabric<Arena>,
-    /// Every packet that was sent, if wanted.
+    /// Every packet sent, if recording.
     pub(crate) trace: Option<Vec<Headers>>,
     sightings: Vec<Sighting>,
 }
@@ -103,7 +103,7 @@ impl Fabric {
         self.look();
     }
 
-    /// Moves time to whatever comes next; false when nothing will.
+    /// Advances to the next event; false if there is none.
     pub(crate) fn advance(&mut self) -> bool {
         self.world.settle();
         let moved = self.world.advance();
@@ -111,7 +111,7 @@ impl Fabric {
         moved
     }
 
-    /// Runs until nothing is left to happen; at most `steps` instants.
+    /// Runs until no event is left; at most `steps` instants.
     pub(crate) fn run(&mut self, steps: u64) {
         let rests = self.world.run(steps);
         self.look();
@@ -124,7 +124,7 @@ impl Fabric {
         self.look();
     }
 
-    /// Packets that faults have struck.
+    /// Packets with an injected fault.
     pub(crate) fn injected(&self) -> u64 {
         self.fault_counts().injected.iter().sum()
     }
@@ -161,7 +161,7 @@ impl Fabric {
         End { node, qpn, send_cq, recv_cq }
     }
 
-    /// Connects two ends; `adjust` sees the attributes of each before they are used.
+    /// Connects two ends; `adjust` gets the attributes of each before they are used.
     pub(crate) fn connect(&mut self, a: End, b: End, adjust: impl Fn(&mut Connect)) {
         for (own, peer) in [(a, b), (b, a)] {
             let remote = &self.nodes[peer.node];

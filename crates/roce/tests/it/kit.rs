@@ -1,6 +1,6 @@
-//! Queue pairs of every transport on the fabric, brought up by the verbs themselves.
+//! Queue pairs of every transport on the fabric, brought up by verbs.
 //!
-//! `harness` knows connections; here are the attributes, states and address handles around them.
+//! `harness` has connections; this module adds attributes, states and address handles.
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Endpoint, Mtu, QpAttr, QpConfig, QpState, Transmit};
@@ -39,7 +39,7 @@ fn mask(bits: &[AttrMask]) -> AttrMask {
     bits.iter().fold(AttrMask::STATE, |all, &bit| all | bit)
 }
 
-/// What the usual programs set when they bring a queue pair up to `state`.
+/// The attributes that programs usually set to bring a queue pair up to `state`.
 pub(crate) fn step_attr(transport: Transport, state: QpState, base: &QpAttr) -> QpAttr {
     use AttrMask as A;
     let bits: &[A] = match (transport, state) {

@@ -1,6 +1,6 @@
 //! Integration tests of the transport, in one binary.
 //!
-//! | module | what it shows |
+//! | module | what it tests |
 //! |---|---|
 //! | `harness` | the usual scenario on the simulated network of `sim` |
 //! | `kit` | queue pairs of every transport on it |
@@ -12,17 +12,17 @@
 //! | `rc_order` | requests take effect in the order in which they were posted |
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
-//! | `rc_hostile` | packets that no honest peer would send (C3, C7) |
+//! | `rc_hostile` | packets that no correct peer would send (C3, C7) |
 //! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
-//! | `off_path` | packets forged by somebody who sees none: what has to be guessed |
-//! | `report` | what a queue pair says of itself, and why it failed |
+//! | `off_path` | forged packets of an attacker who sees none: what has to be guessed |
+//! | `report` | reports of a queue pair, and why it failed |
 //! | `uc` | unreliable connections: whole messages or none |
 //! | `ud` | datagrams: queue keys, route headers, groups |
 //! | `srq` | shared receive queues and their limit |
 //! | `events` | asynchronous events, notifications, and objects in use |
 //! | `unreliable_chaos` | random UC and UD programs under faults |
 //! | `walk` | random walks through the states, with traffic |
-//! | `unreliable_hostile` | packets that no honest UC or UD peer would send |
+//! | `unreliable_hostile` | packets that no correct UC or UD peer would send |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod congestion;

@@ -1,7 +1,8 @@
-//! What somebody can do who sees no packet: everything forged, with the peer's address as its source.
+//! The abilities of an off-path attacker, who sees no packet: everything is forged, from the peer's
+//! address.
 //!
-//! Each test goes around a number that such an attacker has to guess and counts what is accepted, so the
-//! chances that `SECURITY.md` states are those of the code.
+//! Each test tries the values of a number that such an attacker has to guess and counts what is
+//! accepted, so the chances stated in `SECURITY.md` are those of the code.
 
 use roce::endpoint::{QpState, Reliability, Transmit};
 use roce::verbs::{Qpn, WcStatus};
@@ -13,7 +14,8 @@ use crate::pair::{Pair, bth_to, positive};
 
 /// Packets of the message in flight.
 const IN_FLIGHT: u32 = 100;
-/// Most PSNs ahead of the due one that selective repeat accepts while nothing came out of order.
+/// How far ahead of the expected PSN selective repeat accepts packets while nothing arrived out of
+/// order.
 const HORIZON: u32 = WINDOW;
 const WINDOW: u32 = 128;
 const MTU: u32 = 1024;
@@ -28,7 +30,7 @@ const REFUSALS: [Syndrome; 4] = [
     Syndrome::InvalidRdRequest,
 ];
 
-/// Node 0 has a WRITE of [`IN_FLIGHT`] packets under way, none of which has arrived.
+/// Node 0 has a WRITE of [`IN_FLIGHT`] packets in flight, none of which has arrived.
 struct Victim {
     pair: Pair,
     sent: Vec<Transmit>,
@@ -76,7 +78,7 @@ impl Victim {
         self.forge(0, Opcode::RcAcknowledge, psn, Ext::Aeth(Aeth { syndrome, msn: 0 }));
     }
 
-    /// A WRITE of nothing that names a key which nobody gave out.
+    /// An empty WRITE with a key that was never assigned.
     fn write_with_wrong_key(&mut self, psn: Psn) {
         let reth = Reth { addr: BASE, rkey: !self.pair.regions[1].rkey, len: 8 };
         let bth = Bth { opcode: Opcode::RcWriteOnly, psn, ..bth_to(self.qpn(1)) };
@@ -87,7 +89,7 @@ impl Victim {
         self.pair.first_psn()
     }
 
-    /// The connection goes on as if nothing had been.
+    /// The connection continues unharmed.
     fn assert_unharmed(mut self) {
         assert_eq!([0, 1].map(|side| self.pair.state(side)), [QpState::Rts; 2]);
         assert_eq!(self.sent_by(0).len(), 0, "nothing is sent again");
@@ -100,7 +102,7 @@ impl Victim {
         self.finish_under(|_| {})
     }
 
-    /// The same with something forged after each packet that arrives at node 1.
+    /// The same with a forged packet after each packet that arrives at node 1.
     fn finish_under(&mut self, forge: impl Fn(&mut Victim)) -> (Vec<(u64, WcStatus)>, u32) {
         let mut timeouts = 0;
         let mut requests = std::mem::take(&mut self.sent);
@@ -128,7 +130,7 @@ impl Victim {
     }
 }
 
-/// PSNs outside a window of `len` from `first` on: all of its neighbourhood, and some from everywhere.
+/// PSNs outside a window of `len` from `first` on: all nearby ones, and some from everywhere.
 fn outside(first: Psn, len: u32) -> impl Iterator<Item = Psn> {
     let near = (len..len + 20_000).chain(Psn::MODULUS - 20_000..Psn::MODULUS);
     near.chain((len..Psn::MODULUS).step_by(251)).map(move |ahead| first.plus(ahead))
@@ -216,8 +218,8 @@ fn a_forged_request_ends_a_connection_only_with_the_psn_that_is_due_or_early() {
     }
 }
 
-/// A request ahead of its turn makes the responder ask for what is missing. Whoever forges such requests
-/// all the time costs the connection speed; it does not give up, even with a single retry.
+/// An out-of-order request makes the responder request the missing ones. Forging such requests
+/// continuously slows the connection down; it does not fail, even with a single retry.
 #[test]
 fn forged_requests_ahead_cost_time_and_no_connection() {
     for mode in MODES {

@@ -1,8 +1,8 @@
-//! Two connected queue pairs under a test's hand, and one whose peer is the test itself.
+//! Two connected queue pairs controlled by a test, and one whose peer is the test itself.
 //!
-//! [`Pair`] runs over the fabric: real packets, virtual time, whatever faults the test asks for, and
-//! a trace of all that was sent. [`Lone`] hands its queue pair single packets and looks at each
-//! answer. Both are small on purpose: what a test is about stands in the test.
+//! [`Pair`] runs over the fabric: real packets, virtual time, the faults that the test sets, and a
+//! trace of all sent packets. [`Lone`] passes single packets to its queue pair and checks each
+//! response. Both are small on purpose: the subject of a test is in the test.
 
 use roce::Time;
 use roce::endpoint::{Connect, Counters, Delivery, Insert, Mtu, Placements, QpState};
@@ -98,7 +98,7 @@ impl Pair {
         self.fabric.nodes[1].endpoint.post_recv(Time::ZERO, self.b.qpn, wr).unwrap();
     }
 
-    /// Runs to the end and returns what the sender and the receiver heard.
+    /// Runs to the end and returns the completions of sender and receiver.
     pub(crate) fn run(&mut self) -> (Endings, Endings) {
         self.fabric.run(1_000_000);
         let brief = |all: Vec<Completion>| all.iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -126,7 +126,7 @@ impl Pair {
         self.fabric.nodes[0].endpoint.initial_psn(self.a.qpn).unwrap()
     }
 
-    /// Loses the packets for which `lose` says so; it sees how often it was asked.
+    /// Drops the packets selected by `lose`, which also gets the number of its call.
     pub(crate) fn lose(&mut self, mut lose: impl FnMut(u64, &Headers) -> bool + 'static) {
         let mut asked = 0;
         self.fabric.keep_if(move |headers| {
@@ -135,7 +135,7 @@ impl Pair {
         });
     }
 
-    /// Hands node 0 an answer from node 1, `ahead` PSNs after its first request.
+    /// Passes node 0 a response from node 1, `ahead` PSNs after its first request.
     pub(crate) fn respond(
         &mut self,
         opcode: Opcode,
@@ -151,7 +151,7 @@ impl Pair {
         endpoint.handle_packet(now, &Origin::new(source, source.ip()), &headers, payload)
     }
 
-    /// Whether the peer's memory at `offset` is what this side has at its start.
+    /// Whether the peer's memory at `offset` equals the start of this side's.
     pub(crate) fn arrived(&self, offset: u64, len: usize) -> bool {
         let [from, to] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
         from.peek(BASE, len) == to.peek(BASE + offset, len)
@@ -180,7 +180,7 @@ impl Lone {
         Lone { pair, psn }
     }
 
-    /// Hands node 1 a packet with the next PSN.
+    /// Passes node 1 a packet with the next PSN.
     pub(crate) fn next(&mut self, opcode: Opcode, ext: Ext, payload: usize) -> Placements {
         let psn = self.psn;
         self.psn = psn.next();
@@ -209,7 +209,7 @@ impl Lone {
         self.deliver(&Headers::new(bth, ext).unwrap(), payload).pieces
     }
 
-    /// Hands node 1 a packet, and carries out the atomic that it asks for.
+    /// Passes node 1 a packet, and executes its atomic.
     pub(crate) fn deliver(&mut self, headers: &Headers, payload: usize) -> Delivery {
         let source = self.pair.fabric.nodes[0].path().remote;
         let node = &mut self.pair.fabric.nodes[1];

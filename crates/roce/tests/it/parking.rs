@@ -1,4 +1,5 @@
-//! Back-pressure by destination: queue pairs whose destination admits nothing wait, all others go on.
+//! Back-pressure by destination: queue pairs whose destination admits nothing wait, all others
+//! continue.
 
 use std::net::SocketAddr;
 
@@ -88,7 +89,7 @@ fn a_full_destination_parks_its_senders_and_nobody_else() {
     drain(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!((sent_to(&wire, SLOW), sent_to(&wire, FAST)), (0, 40));
     assert_eq!(world::next_wakeup(&endpoint), Some(opens_at));
-    // Nothing is asked before.
+    // The wire is not queried before.
     let asked = wire.asked;
     drain(&mut endpoint, &mut wire, Time::ZERO + Duration::from_micros(49));
     assert_eq!((wire.asked, sent_to(&wire, SLOW)), (asked, 0));

@@ -1,5 +1,5 @@
-//! Atomics of the reliable connection: each is carried out once, whatever the network repeats or
-//! loses, and answered with the value of that one time.
+//! Atomics of the reliable connection: each is executed once, whatever the network duplicates or loses,
+//! and its response has the value of that one time.
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Insert, QpAttr, QpState};
@@ -12,7 +12,7 @@ use crate::harness::{BASE, Fault, FaultMix};
 use crate::kit::register_at;
 use crate::pair::{Lone, Pair, REGION_BYTES, bth_to, positive};
 
-/// Where the peer's words are, and where former values land.
+/// Addresses of the peer's words, and of original values.
 const WORDS: u64 = 300_000;
 const LANDING: u64 = 400_000;
 
@@ -26,7 +26,7 @@ fn set_word(pair: &mut Pair, offset: u64, value: u64) {
     pair.fabric.nodes[1].memory.poke(BASE + offset, &value.to_ne_bytes());
 }
 
-/// What landed for work request `wr_id`.
+/// The original value returned for work request `wr_id`.
 fn former(pair: &Pair, wr_id: u64) -> u64 {
     let bytes = pair.fabric.nodes[0].memory.peek(BASE + LANDING + 8 * wr_id, 8);
     u64::from_ne_bytes(bytes.try_into().unwrap())
@@ -292,7 +292,7 @@ fn answers_leave_in_the_order_of_the_requests() {
 
 // ---- protection --------------------------------------------------------------------------------
 
-/// How an atomic ends that the peer must refuse, and whether nothing was changed.
+/// The status of an atomic that the peer must refuse, and whether nothing was changed.
 fn refused(make: impl FnOnce(&mut Pair) -> (u64, u32)) -> (WcStatus, Pair) {
     let mut pair = Pair::new();
     let before = pair.fabric.nodes[1].memory.all().to_vec();
@@ -363,7 +363,7 @@ fn a_former_value_needs_a_place_that_may_be_written() {
 
 // ---- single packets ----------------------------------------------------------------------------
 
-/// Hands the lone queue pair a fetch-and-add of 1 with this PSN.
+/// Passes the lone queue pair a fetch-and-add of 1 with this PSN.
 fn strike(lone: &mut Lone, psn: Psn, payload: usize) -> Insert {
     let rkey = lone.pair.regions[1].rkey;
     let atomic = AtomicEth { addr: BASE + WORDS, rkey, swap_or_add: 1, compare: 0 };
@@ -372,7 +372,7 @@ fn strike(lone: &mut Lone, psn: Psn, payload: usize) -> Insert {
     lone.deliver(&headers, payload).insert
 }
 
-/// The former value that node 1 answers with, if it has an answer.
+/// The original value in node 1's response, if there is one.
 fn answered(lone: &mut Lone) -> Option<(Psn, u64)> {
     let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
     let headers = endpoint.poll_transmit(Time::ZERO)?.headers;
@@ -391,7 +391,7 @@ fn a_repeated_atomic_is_answered_as_before_and_an_old_one_not_at_all() {
         assert!(matches!(strike(&mut lone, first.plus(n), 0), Insert::Atomic(_)));
         assert_eq!(answered(&mut lone), Some((first.plus(n), 7 + u64::from(n))));
     }
-    // Two may be unanswered, so two results are kept.
+    // Two may be outstanding, so two results are kept.
     for n in [3, 2, 3] {
         assert_eq!(strike(&mut lone, first.plus(n), 0), Insert::None);
         assert_eq!(answered(&mut lone), Some((first.plus(n), 7 + u64::from(n))));

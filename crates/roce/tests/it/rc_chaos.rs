@@ -1,21 +1,21 @@
 //! Random programs over a failing fabric, checked against a reference model.
 //!
-//! A seed draws a scenario: queue pairs, MTUs, windows, credits, PSNs near their wrap, a mix of
-//! faults, and for each side a list of SENDs, WRITEs and READs of 0 to 64 KiB, atomics, fences, and
-//! windows that are bound, lent to the peer, written through and taken away again by either side.
-//! Queue pairs allow what the peer's list needs, and often nothing else.
-//! The faults go on for a while and then heal; from then on everything has to finish.
+//! A seed draws a scenario: queue pairs, MTUs, windows, credits, PSNs near their wrap, a mix of faults,
+//! and for each side a list of SENDs, WRITEs and READs of 0 to 64 KiB, atomics, fences, and windows
+//! that are bound, granted to the peer, written through and invalidated by either side. Queue pairs
+//! allow what the peer's list needs, and often nothing else. The faults continue for a while and then
+//! heal; from then on everything has to finish.
 //!
 //! Checked, by contract:
-//! - C2: completions come in posting order, once for each signaled work request, with the right
-//!   length and immediate; the bytes are there when the completion is. Atomics happen once each: on
-//!   words of one side every former value is known beforehand, on words that all share the former
-//!   values have to make one chain from the first value to the last;
+//! - C2: completions come in posting order, once for each signaled work request, with the right length
+//!   and immediate; the bytes are there when the completion is. Atomics happen once each: on words of
+//!   one side every original value is known beforehand, on shared words the original values have to
+//!   form one chain from the first value to the last;
 //! - C3: at the end both arenas equal the model to the last byte, guard gaps between regions
 //!   included, although memory was only ever written through the transport.
 //!
-//! A connection may break under heavy faults (its retries run out). Then every outstanding work
-//! request has to come out flushed, in order, on both sides.
+//! A connection may fail under heavy faults (its retries run out). Then every outstanding work request
+//! has to be flushed, in order, on both sides.
 //!
 //! One seed: `DQUANT_SEED=17 cargo test -p roce --test it rc_chaos -- --nocapture`.
 //! A range: `DQUANT_SEEDS=0..100000`.
@@ -49,7 +49,7 @@ macro_rules! ensure {
     };
 }
 
-/// What a part of an arena is for; also the index into [`Pools`].
+/// The purpose of a part of an arena; also the index into [`Pools`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     SourceA,
@@ -74,7 +74,7 @@ const POOLS: [(Use, u64, Access); 7] = [
     (Use::Words, 128, Access { remote_atomic: true, ..Access::LOCAL }),
 ];
 
-/// Words of a node that the peers of all connections add to; the rest belong to one side each.
+/// Words of a node that the peers of all connections add to; each other word is used by one side only.
 const SHARED_WORDS: u64 = 2;
 /// Windows of a side.
 const WINDOWS: usize = 2;
@@ -141,17 +141,17 @@ enum Kind {
     Write,
     WriteImm,
     Read,
-    /// Takes a window that was lent away again, if there is one.
+    /// Invalidates a window granted to this side, if there is one.
     SendInvalidate,
-    /// Through a window that was lent, if there is one.
+    /// Through a granted window, if there is one.
     WriteLent,
     /// On a word that only this side uses.
     Atomic,
-    /// On a word that others use too.
+    /// On a word that others use, too.
     SharedAdd,
-    /// Binds a window and lends it to the peer, if one is free.
+    /// Binds a window and grants it to the peer, if one is free.
     Lend,
-    /// Binds a window and takes it away at once, if one is free.
+    /// Binds a window and invalidates it at once, if one is free.
     Withdraw,
 }
 
@@ -182,12 +182,12 @@ struct PostedSend {
     result: Outcome,
 }
 
-/// What a request brings, or brings about.
+/// The expected effect of a request.
 enum Outcome {
     Nothing,
     /// These bytes.
     Bytes(Vec<u8>),
-    /// The former value of a shared word of the peer's, whichever that is.
+    /// The original value of a shared word of the peer's, whatever it is.
     Shared {
         addr: u64,
         add: u64,
@@ -198,7 +198,7 @@ enum Outcome {
     Free(usize),
 }
 
-/// A window as its owner's peer knows it.
+/// A window from the view of its owner's peer.
 #[derive(Clone, Copy)]
 struct Lent {
     /// Which of the owner's.
@@ -208,7 +208,7 @@ struct Lent {
     len: u32,
 }
 
-/// A window as its owner knows it.
+/// A window from the view of its owner.
 struct Window {
     id: WindowId,
     /// Its last key.
@@ -216,14 +216,14 @@ struct Window {
     is_free: bool,
 }
 
-/// A message under way that the peer will hear of.
+/// A message in flight that the peer is to receive.
 struct Announced {
     opcode: WcOpcode,
     imm: Option<u32>,
     bytes: Vec<u8>,
     /// For WRITE: where the bytes are.
     target: Option<u64>,
-    /// The window that it takes away.
+    /// The window that it invalidates.
     invalidates: Option<Lent>,
 }
 
@@ -231,13 +231,13 @@ struct Announced {
 struct Written {
     addr: u64,
     len: u32,
-    /// The peer looks at it.
+    /// The peer checks it.
     is_announced: bool,
-    /// A READ relies on it.
+    /// A READ depends on it.
     is_read: bool,
 }
 
-/// Former value and what was added, on a shared word.
+/// Original value and addend, on a shared word.
 type Additions = BTreeMap<u64, Vec<(u64, u64)>>;
 
 /// What a plan became.
@@ -255,7 +255,7 @@ impl Composed {
     }
 }
 
-/// One side of a connection: its program, and what is known of its progress.
+/// One side of a connection: its program, and its progress.
 struct Side {
     end: End,
     plans: VecDeque<Plan>,
@@ -268,7 +268,7 @@ struct Side {
     windows: Vec<Window>,
     /// Windows of the peer's that this side may use.
     borrowed: VecDeque<Lent>,
-    /// Words of the peer's that this side alone uses.
+    /// Words of the peer's used by this side alone.
     words: Vec<u64>,
     /// Chance of posting receives when there is an opportunity, in per mille.
     eagerness: u32,
@@ -296,7 +296,7 @@ impl Side {
 #[derive(Clone, Copy, Debug, Default)]
 struct Stats {
     seeds: u64,
-    /// Connections that broke, where faults were harsh and where they were not.
+    /// Connections that failed, with harsh faults and without.
     broken: [u64; 2],
     work_requests: u64,
     bytes: u64,
@@ -373,19 +373,19 @@ impl Stats {
     }
 }
 
-/// Deliberate damage, to see that it is found.
+/// Deliberate damage, to test that it is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
     None,
-    /// A payload bit turns after the ICRC was checked.
+    /// A payload bit flips after the ICRC was checked.
     Payload,
-    /// A completion is lost on its way to the program.
+    /// A completion is lost before the program polls it.
     Completion,
-    /// Two completions change places.
+    /// Two completions are swapped.
     Order,
     /// A byte between two regions changes.
     Guard,
-    /// Atomics are carried out twice.
+    /// Atomics are executed twice.
     Atomic,
 }
 
@@ -399,9 +399,9 @@ struct Run {
     sides: Vec<[Side; 2]>,
     /// Additions to shared words, by node and address.
     additions: Vec<Additions>,
-    /// Ranges whose contents are open because their connection broke, by node.
+    /// Ranges whose contents are open because their connection failed, by node.
     open: Vec<Vec<Range<u64>>>,
-    /// Faults are frequent and retries few: connections may break.
+    /// Faults are frequent and retries few: connections may fail.
     is_harsh: bool,
     sabotage: Sabotage,
     stats: Stats,
@@ -469,7 +469,7 @@ impl Run {
                 return self.finish();
             }
             if !posted && !moved {
-                // Nothing is under way: whoever was waiting for its program gets its turn.
+                // Nothing is in flight: programs that are waited for get their turn.
                 self.fabric.mix = FaultMix::default();
                 ensure!(self.post_some(true), "stuck: {}", self.describe());
             }
@@ -504,7 +504,7 @@ impl Run {
 
     // ---- programs ------------------------------------------------------------------------------
 
-    /// Each side posts a little of what it plans to; all it can if `eager`.
+    /// Each side posts a little of its plan; all it can if `eager`.
     fn post_some(&mut self, eager: bool) -> bool {
         let mut posted = false;
         for connection in 0..self.sides.len() {
@@ -583,7 +583,7 @@ impl Run {
         self.stats.work_requests += 1;
     }
 
-    /// Turns a plan into a work request, and notes in the model what it will do.
+    /// Turns a plan into a work request, and records its effects in the model.
     fn compose(&mut self, connection: usize, side: usize, plan: Plan) -> Composed {
         match plan.kind {
             Kind::Send | Kind::SendImm | Kind::SendInvalidate => {
@@ -660,7 +660,7 @@ impl Run {
         sges
     }
 
-    /// Nobody else touches the word, so what it will have been is known.
+    /// No other side uses the word, so its original value is known.
     fn compose_atomic(&mut self, connection: usize, side: usize) -> Composed {
         let peer = side_node(self, connection, 1 - side);
         let remote_addr = self.draw.pick(&self.sides[connection][side].words);
@@ -712,7 +712,7 @@ impl Run {
         let (this, peer) = if side == 0 { (left, right) } else { (right, left) };
         let index = this.windows.iter().position(|window| window.is_free)?;
         let Sge { addr, lkey, .. } = pools[node].take(Use::Window, len, draw)?;
-        // Whatever becomes of it, only this peer writes there.
+        // In any case, only this peer writes there.
         peer.written.push(Written { addr, len, is_announced: true, is_read: false });
         let window = &mut this.windows[index];
         let rkey = window.rkey & !0xff | window.rkey.wrapping_add(1) & 0xff;
@@ -759,8 +759,8 @@ impl Run {
         (sges, bytes)
     }
 
-    /// Where a WRITE goes: fresh memory, or over an earlier WRITE that nobody looks at. Behind a
-    /// fence, what READs brought is no longer looked at either.
+    /// The target of a WRITE: fresh memory, or that of an earlier WRITE that is not checked. Behind a
+    /// fence, bytes returned by READs are no longer checked either.
     fn write_target(
         &mut self,
         connection: usize,
@@ -783,7 +783,7 @@ impl Run {
         sge.addr
     }
 
-    /// Where a READ gets its bytes: constant memory, or what this side wrote before.
+    /// The source of a READ: constant memory, or what this side wrote before.
     fn read_source(&mut self, connection: usize, side: usize, len: u32) -> (u64, u32, u32) {
         let peer = side_node(self, connection, 1 - side);
         let Run { draw, pools, sides, .. } = self;
@@ -811,7 +811,8 @@ impl Run {
         Ok(())
     }
 
-    /// What has not completed by now was unsignaled, and had succeeded before the connection broke.
+    /// Requests without a completion by now were unsignaled, and had succeeded before the connection
+    /// failed.
     fn check_flushed(&mut self, connection: usize) -> Checked<()> {
         for side in &mut self.sides[connection] {
             let silent = side.sends.iter().all(|posted| !posted.signaled);
@@ -922,7 +923,7 @@ impl Run {
         Ok(())
     }
 
-    /// The former values of a shared word are a chain of additions, unless some are unknown.
+    /// The original values of a shared word are a chain of additions, unless some are unknown.
     fn check_additions(&mut self, node: usize) -> Checked<()> {
         for (&addr, done) in &mut self.additions[node] {
             let mut value = word_at(&self.model[node], addr);
@@ -975,7 +976,7 @@ impl Run {
         Ok(())
     }
 
-    /// When one side has broken, its program stops the other, and both give up their plans.
+    /// When one side has failed, its program stops the other, and both abandon their plans.
     fn spread_errors(&mut self, connection: usize) -> bool {
         let ends = [0, 1].map(|side| self.sides[connection][side].end);
         let dead = ends.map(|end| !self.is_alive(end));
@@ -994,7 +995,7 @@ impl Run {
         true
     }
 
-    /// What this side wrote before its connection broke may have arrived, in part, or not.
+    /// WRITEs of this side before its connection failed may have arrived, in part, or not.
     fn open_written(&mut self, connection: usize) {
         for side in 0..2 {
             let peer = side_node(self, connection, 1 - side);
@@ -1006,7 +1007,7 @@ impl Run {
     }
 
     fn finish(mut self) -> Checked<Stats> {
-        // What is still flying, or sent again, must not change anything any more.
+        // Packets still in flight, or retransmitted, must not change anything any more.
         self.fabric.run(1_000_000);
         self.collect()?;
         if self.sabotage == Sabotage::Guard {
@@ -1092,7 +1093,7 @@ fn draw_plans(draw: &mut Chance) -> VecDeque<Plan> {
         .collect()
 }
 
-/// What a queue pair allows whose peer has these plans, and perhaps more.
+/// The access rights of a queue pair whose peer has these plans, and perhaps more.
 fn draw_access(peer: &VecDeque<Plan>, draw: &mut Chance) -> Access {
     use Kind::{Atomic, Lend, Read, SharedAdd, Withdraw, Write, WriteImm, WriteLent};
     let mut allow =
@@ -1102,8 +1103,8 @@ fn draw_access(peer: &VecDeque<Plan>, draw: &mut Chance) -> Access {
     Access { remote_write, remote_read, remote_atomic, ..Access::LOCAL }
 }
 
-/// `words` says for each side where the words of its peer's node begin, and how many connections
-/// have taken theirs.
+/// `words` gives for each side where the words of its peer's node begin, and how many connections have
+/// taken theirs.
 fn connect(
     fabric: &mut Fabric,
     draw: &mut Chance,
@@ -1140,7 +1141,7 @@ fn connect(
         };
     });
     let plans = [draw_plans(draw), draw_plans(draw)];
-    // Apart from the other draws, so that a seed stays what it was.
+    // Separate from the other draws, so that a seed stays what it was.
     let mut rights = Chance::new(!draw.clone().word());
     for (end, peer) in ends.into_iter().zip(plans.iter().rev()) {
         let access = draw_access(peer, &mut rights);
@@ -1213,7 +1214,7 @@ fn scatter(arena: &mut [u8], sges: &[Sge], bytes: &[u8]) {
     }
 }
 
-/// Says how to run this seed alone if it fails by a panic.
+/// Prints how to run this seed alone if it fails by a panic.
 struct Replay(u64);
 
 impl Drop for Replay {
@@ -1228,7 +1229,7 @@ fn replay(seed: u64) -> String {
     format!("DQUANT_SEED={seed} cargo test -p roce --test it rc_chaos -- --nocapture")
 }
 
-/// The seeds asked for by `DQUANT_SEED` or `DQUANT_SEEDS`.
+/// The seeds selected by `DQUANT_SEED` or `DQUANT_SEEDS`.
 pub(crate) fn seeds(default: Range<u64>) -> Range<u64> {
     let number = |text: &str| text.trim().parse::<u64>().expect("seeds are numbers");
     if let Ok(seed) = std::env::var("DQUANT_SEED") {
@@ -1283,8 +1284,8 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The checker has to notice each kind of damage on most seeds, or it proves nothing. Some seeds
-/// have no atomics.
+/// The checker has to detect each kind of damage on most seeds, or it proves nothing. Some seeds have
+/// no atomics.
 #[test]
 fn sabotage_is_noticed() {
     use Sabotage::{Atomic, Completion, Guard, Order, Payload};

@@ -224,7 +224,7 @@ fn seconds(seconds: u64) -> Time {
     Time::from_nanos(seconds * 1_000_000_000)
 }
 
-/// Its packets wait for it; or its buffer was full, and most are lost.
+/// Its packets are queued there; or its buffer was full, and most are lost.
 #[test]
 fn a_stopped_peer_is_waited_for() {
     for (reliability, kept) in MODES.into_iter().flat_map(|mode| [(mode, u64::MAX), (mode, 3)]) {
@@ -260,7 +260,7 @@ fn the_patience_with_a_stopped_peer_ends() {
     }
 }
 
-/// The answers came while nobody here could take them, behind other packets.
+/// The responses arrived while this process was not running, behind other packets.
 #[test]
 fn who_was_stopped_does_not_blame_the_peer() {
     for reliability in MODES {
@@ -287,7 +287,7 @@ fn who_was_stopped_does_not_blame_the_peer() {
     }
 }
 
-/// A peer that is behind gets no further behind by what it is sent again.
+/// Retransmissions to a slow peer do not slow it down further.
 #[test]
 fn timeouts_repeat_one_packet_until_the_peer_answers() {
     const WINDOW: u32 = 64;
@@ -311,8 +311,8 @@ fn without_a_timeout_nothing_is_due() {
     assert_eq!(pair.fabric.nodes[0].endpoint.poll_timeout(), None);
 }
 
-/// A program that was stopped for an hour calls the clock an hour late. Deadlines that are counted
-/// from the latest transmission must not stay behind for ever, as nothing is sent in between.
+/// A program that was stopped for an hour calls an hour late. Deadlines counted from the latest
+/// transmission must not stay behind for ever, as nothing is sent in between.
 #[test]
 fn one_late_call_makes_one_probe_for_loss() {
     let mut pair = Pair::with(|connect| {
@@ -328,8 +328,7 @@ fn one_late_call_makes_one_probe_for_loss() {
     assert_eq!(pair.run().0, [(1, Success)]);
 }
 
-/// NAKs that were delayed until what they refused had been answered otherwise, or that come from
-/// another time.
+/// NAKs that were delayed until their request had been responded to otherwise, or that are strays.
 #[test]
 fn refusals_of_what_is_done_or_was_never_sent_change_nothing() {
     use Syndrome::{InvalidRdRequest, InvalidRequest, RemoteAccess, RemoteOperation};
@@ -456,8 +455,8 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     assert_eq!(lone.answer(), None);
 }
 
-/// 2^31 bytes in packets of 256 take half of all PSNs: the most that can be told apart. Registering
-/// needs no memory, so only the first packets are looked at.
+/// 2^31 bytes in packets of 256 take half of all PSNs: the most that can be distinguished. Registering
+/// needs no memory, so only the first packets are checked.
 #[test]
 fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M256);
@@ -487,7 +486,7 @@ fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
     }
 }
 
-/// Hands packets to and fro without their payload until neither end has any; returns how many.
+/// Exchanges packets without payload until neither end has any; returns how many.
 fn exchange_headers(pair: &mut Pair) -> u64 {
     let addresses = [0, 1].map(|node: usize| pair.fabric.nodes[node].path().remote);
     let mut packets = 0;
@@ -591,7 +590,7 @@ fn a_write_with_immediate_waits_for_a_receive_at_its_last_packet() {
     assert!(pair.arrived(0, 600));
 }
 
-/// A pair whose sender has heard that there are no receives.
+/// A pair whose sender knows that there are no receives.
 fn starved_pair() -> Pair {
     starved_pair_with(Reliability::GoBackN)
 }
@@ -623,8 +622,9 @@ fn credits_keep_sends_from_outrunning_receives() {
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
 }
 
-/// Someone acknowledged what never arrived, so the peer waits for it and takes everything else early.
-/// Its reports are no progress: the connection ends as if nothing was heard.
+/// An acknowledgement was forged for packets that never arrived, so the peer waits for them and accepts
+/// everything else out of order. Its SACKs are no progress: the connection fails as if nothing was
+/// received.
 #[test]
 fn a_peer_that_takes_back_an_acknowledgement_is_given_up() {
     let mut pair = Pair::with(|connect| {
@@ -653,14 +653,14 @@ fn answers_of_another_time_promise_no_receives() {
         (0..10).for_each(|wr_id| pair.send(wr_id, 100));
         let soon = pair.fabric.now() + Duration::from_micros(100);
         pair.fabric.run_until(soon);
-        // Only the probe that finds out whether there are receives.
+        // Only the probe for receives.
         let arrived = pair.counters(1).rnr_naks_sent + pair.counters(1).out_of_sequence;
         assert_eq!(arrived, 1, "{reliability:?}");
     }
 }
 
-/// Nothing is known about the peer's receives at first. Sending all there is costs a window of
-/// packets if there are none, but only once.
+/// Nothing is known about the peer's receives at first. Sending everything costs a window of packets if
+/// there are none, but only once.
 #[test]
 fn a_connection_starts_without_waiting_for_credits() {
     let mut pair = Pair::new();
@@ -704,7 +704,7 @@ fn writes_need_no_credits() {
 
 // ---- protection --------------------------------------------------------------------------------
 
-/// Posts one request on a fresh pair and returns how it ended, and the responder's counters.
+/// Posts one request on a new pair and returns its status, and the responder's counters.
 fn remote_error(make: impl FnOnce(&mut Pair) -> SendOp) -> (WcStatus, Counters) {
     let mut pair = Pair::new();
     let op = make(&mut pair);
@@ -981,7 +981,7 @@ fn queue_pairs_take_turns_in_bursts() {
 
 // ---- single packets ----------------------------------------------------------------------------
 
-/// Plays packets `(opcode, RETH length, payload)`: all but the last are good, the last ends the
+/// Delivers packets `(opcode, RETH length, payload)`: all but the last are good, the last ends the
 /// connection as an invalid request.
 fn invalid(packets: &[(Opcode, u32, usize)]) {
     let mut lone = Lone::new();
@@ -1149,7 +1149,7 @@ fn repeated_reads_give_way_to_new_ones() {
     while lone.answer().is_some()
         || lone.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO).is_some()
     {}
-    // Both are done; the network repeats them just before two new ones.
+    // Both are done; the network duplicates them just before two new ones.
     for repeated in [first, first.plus(8)] {
         let _ = lone.packet(Opcode::RcReadRequest, reth, 0, repeated);
     }
@@ -1163,7 +1163,7 @@ fn repeated_reads_give_way_to_new_ones() {
     assert_eq!(lone.counters().too_many_reads, 1);
 }
 
-/// A requester whose answers are made up by the test.
+/// A requester whose responses are made by the test.
 fn answered_by(opcode: Opcode, ext: Ext, payload: usize, ahead: u32) -> (Pair, Placements) {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M256);
     pair.read(1, 600);
@@ -1240,7 +1240,7 @@ fn each_fatal_nak_has_its_status() {
         let nak = Ext::Aeth(Aeth { syndrome, msn: 0 });
         let (mut pair, _) = answered_by(Opcode::RcAcknowledge, nak, 0, 1);
         assert_eq!(pair.run().0, [(1, status), (2, WrFlushError)]);
-        // The READ before the refused WRITE will not be answered any more.
+        // The READ before the refused WRITE gets no response any more.
         let (mut pair, _) = answered_by(Opcode::RcAcknowledge, nak, 0, 3);
         assert_eq!(pair.run().0, [(1, WrFlushError), (2, status)]);
     }

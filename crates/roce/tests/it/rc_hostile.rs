@@ -1,10 +1,10 @@
 //! Packets that a hostile or broken peer could send: right ICRC, any content.
 //!
-//! Two generators: headers made up from nothing, with values near the edges of what is legal, and
-//! packets of a real exchange with one field changed. Whatever comes, the endpoint does not panic,
-//! touches nothing outside the regions that the peer may write or read (the arena checks each
-//! access, the guard bytes are compared), does nothing that the queue pair's access flags do not
-//! allow (each victim draws its own), and every posted work request still completes.
+//! Two generators: invented headers, with values near the edges of what is legal, and packets of a real
+//! exchange with one field changed. Whatever arrives, the endpoint does not panic, accesses nothing
+//! outside the regions that the peer may write or read (the arena checks each access, the guard bytes
+//! are compared), does nothing that the queue pair's access flags do not allow (each victim draws its
+//! own), and every posted work request still completes.
 
 use std::net::SocketAddr;
 
@@ -23,9 +23,9 @@ use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
 const WRITABLE: (u64, u64) = (BASE + 1000, 20_000);
 const READABLE: (u64, u64) = (BASE + 40_000, 20_000);
 const SECRET: (u64, u64) = (BASE + 80_000, 20_000);
-/// Receives and READs of its own land here.
+/// Destination of its own receives and READs.
 const LANDING: (u64, u64) = (BASE + 120_000, 20_000);
-/// Shown by a window of the attacked queue pair, and by one of another.
+/// Bound to a window of the attacked queue pair, and to one of another.
 const SHOWN: (u64, u64) = (BASE + 160_000, 5_000);
 const HIDDEN: (u64, u64) = (BASE + 165_000, 5_000);
 /// Open for atomics.
@@ -40,13 +40,13 @@ struct Victim {
     secret: MemoryRegion,
     landing: MemoryRegion,
     words: MemoryRegion,
-    /// What the attacked queue pair allows.
+    /// The access rights of the attacked queue pair.
     access: Access,
     /// Keys of the two windows.
     windows: [u32; 2],
     before: Vec<u8>,
     posted: usize,
-    /// Atomics that were carried out.
+    /// Atomics executed.
     atomics: u64,
 }
 
@@ -116,7 +116,7 @@ impl Victim {
         self.posted += 2;
     }
 
-    /// Hands the victim a packet and does what the drain loop would do with the answer.
+    /// Delivers a packet to the victim and does what the drain loop would do with the result.
     fn strike(&mut self, now: Time, source: SocketAddr, headers: &Headers, payload: usize) {
         let node = &mut self.fabric.nodes[1];
         let origin = Origin::new(source, source.ip());
@@ -203,7 +203,7 @@ impl Victim {
         Sreth { sequence, offset }
     }
 
-    /// A report on packets near our own, or far from them.
+    /// A SACK of packets near our own, or far from them.
     fn sack(&self, draw: &mut Chance) -> Sack {
         let own = self.fabric.nodes[1].endpoint.initial_psn(self.end.qpn).unwrap();
         let start =
@@ -292,7 +292,7 @@ impl Victim {
         }
     }
 
-    /// A READ of what may be read, as it would be requested again.
+    /// A READ of readable memory, as a duplicate.
     fn duplicate_read(&self, draw: &mut Chance) -> (Opcode, Ext) {
         let addr = READABLE.0 + draw.below(READABLE.1 - 300);
         let reth = Reth { addr, rkey: self.readable.rkey, len: 1 + draw.below(300) as u32 };
@@ -317,13 +317,13 @@ fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u3
     rkey
 }
 
-/// Each right is there or not; mostly it is, so that packets get far.
+/// Each right is enabled or not; mostly it is, so that packets get far.
 fn draw_access(draw: &mut Chance) -> Access {
     let [remote_write, remote_read, remote_atomic] = [(); 3].map(|()| draw.per_mille(750));
     Access { remote_write, remote_read, remote_atomic, ..Access::ALL }
 }
 
-/// Every other seed plays with an endpoint that repeats selectively.
+/// Every other seed uses selective repeat.
 fn adjust(connect: &mut Connect, mtu: Mtu, seed: u64) {
     if seed % 2 == 1 {
         connect.reliability = Reliability::Selective;
@@ -357,7 +357,7 @@ fn packets_made_up_from_nothing_do_no_harm() {
             let headers = victim.headers(around, payload, &mut draw);
             let placed = victim.endpoint().counters().bytes_received + victim.atomics;
             victim.strike(now, source, &headers, payload);
-            // Follow what was accepted, so that later packets get past the PSN check.
+            // Follow what was accepted, so that later packets pass the PSN check.
             if victim.endpoint().counters().bytes_received + victim.atomics > placed {
                 expected = headers.bth().psn.next();
                 executed += 1;
@@ -458,7 +458,7 @@ fn the_arena_refuses_what_is_not_registered() {
     fabric.nodes[0].memory.bytes_mut(BASE + 60, 8);
 }
 
-/// The same real packets, over and over: whatever was carried out is not carried out again.
+/// The same real packets repeatedly: nothing is executed twice.
 #[test]
 fn a_recording_played_twice_changes_nothing_the_second_time() {
     let (mut atomics, mut answers) = (0, 0);

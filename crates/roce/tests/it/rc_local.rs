@@ -1,5 +1,5 @@
-//! Keys that come and go: memory windows, invalidation by either side, regions at other addresses,
-//! what queue pairs allow, and the order of local operations and fences among the sends.
+//! Changing keys: memory windows, invalidation by either side, regions at other addresses, access
+//! rights of queue pairs, and the order of local operations and fences among the sends.
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Counters, QpAttr, QpState, SrqConfig};
@@ -15,7 +15,7 @@ use crate::harness::{BASE, End};
 use crate::kit::register_at;
 use crate::pair::{Endings, Pair, REGION_BYTES};
 
-/// What a window shows: node 1's bytes from here.
+/// The window is bound to node 1's bytes from here on.
 const SHOWN: u64 = 4096;
 const SHOWN_BYTES: u64 = 1000;
 
@@ -24,7 +24,7 @@ fn local(wr_id: u64, op: SendOp) -> SendWr {
     SendWr { wr_id, op, signaled: true, ..SendWr::default() }
 }
 
-/// Posts on node 1, whose memory is shown, and runs until nothing happens.
+/// Posts on node 1, the owner of the memory, and runs until nothing happens.
 fn on_owner(pair: &mut Pair, wr: SendWr) -> Vec<Completion> {
     pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
     pair.fabric.run(10_000);
@@ -256,7 +256,7 @@ fn domains_stay_while_regions_or_windows_belong_to_them() {
 
 // ---- invalidation ------------------------------------------------------------------------------
 
-/// Node 0 sends 100 bytes and takes `rkey` of node 1 away with them.
+/// Node 0 sends 100 bytes and invalidates `rkey` of node 1 with them.
 fn send_invalidate(pair: &mut Pair, rkey: u32) -> (Endings, Vec<Completion>) {
     pair.receive(7, 100);
     pair.receive(8, 100);
@@ -359,7 +359,7 @@ fn a_repeated_send_takes_nothing_away_again() {
     pair.post(wr);
     pair.fabric.settle();
     pair.fabric.advance();
-    // Bound again under another key before the SEND is repeated.
+    // Bound again under another key before the SEND is duplicated.
     let again = binding(&pair, window, next_key(rkey));
     pair.fabric.nodes[1]
         .endpoint
@@ -397,7 +397,7 @@ fn local_operations_complete_in_their_turn() {
     pair.post(local(1, SendOp::LocalInvalidate(key)));
     pair.write(2, 0, 100);
     pair.fabric.settle();
-    // Carried out at once, it waits for the WRITE before it; the WRITE behind it does not wait.
+    // Executed at once, it waits for the WRITE before it; the WRITE behind it does not wait.
     assert_eq!(pair.opcodes(), [Opcode::RcWriteOnly; 2]);
     assert_eq!(pair.fabric.sent_by(pair.a), []);
     assert_eq!(pair.run().0, [(0, Success), (1, Success), (2, Success)]);
@@ -443,7 +443,7 @@ fn only_local_operations_need_no_packets_at_all() {
     assert_eq!(pair.trace(), []);
 }
 
-/// Requests that had left when nothing had been answered yet.
+/// Requests sent before any was acknowledged.
 fn leaves_at_once(pair: &mut Pair) -> Vec<Opcode> {
     pair.fabric.settle();
     pair.opcodes()
@@ -481,7 +481,7 @@ fn a_local_operation_waits_for_reads() {
     assert_eq!(pair.run().0, [(0, Success), (1, Success), (2, Success)]);
 }
 
-/// The fence holds too when a lost response makes the READ be asked for again.
+/// The fence also holds when a lost response makes the requester request the READ again.
 #[test]
 fn a_fence_holds_across_losses() {
     let mut pair = Pair::with(|connect| connect.timeout = 8);
@@ -491,7 +491,7 @@ fn a_fence_holds_across_losses() {
         left -= i32::from(hit);
         hit
     });
-    // What is read is overwritten right behind the fence.
+    // The source of the READ is overwritten right behind the fence.
     let before = pair.fabric.nodes[1].memory.peek(BASE, 100).to_vec();
     pair.read(0, 100);
     let fenced = pair.wr(1, pair.write_op(0), 0, 100);
@@ -547,7 +547,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
 
 // ---- what queue pairs allow --------------------------------------------------------------------
 
-/// Sets what the peer may do through node 1's queue pair.
+/// Sets the peer's rights on node 1's queue pair.
 fn restrict(pair: &mut Pair, access: Access) {
     let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
     pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();

@@ -14,7 +14,7 @@ use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 use crate::harness::{BASE, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::pair::{Lone, Pair, REGION_BYTES, bth_to};
 
-/// Where node 0 lets READs land.
+/// Destination of node 0's READs.
 const LANDING: u64 = 100_000;
 
 /// Where `Pair::receive` puts what arrives.
@@ -102,13 +102,13 @@ fn a_long_read_holds_back_the_writes_behind_it() {
         assert!(landed(&pair, LANDING, LEN) == before);
         let end = u64::from(LEN) - 4000 + 19;
         assert!(pair.arrived(end, 2000));
-        // The requester knows that it would only be held back, so it does not send in vain.
+        // The requester knows that it would be held back, so it does not send in vain.
         assert_eq!(pair.counters(1).held_requests, 0);
         assert_eq!(pair.counters(0).retransmitted_packets, 0);
     }
 }
 
-/// A peer that sends right behind a long READ is told to send again once the READ is answered.
+/// A peer that sends right behind a long READ gets a NAK once the READ is done.
 #[test]
 fn what_is_held_back_is_asked_for_again() {
     use roce::wire::{Ext, Reth, Syndrome};
@@ -196,8 +196,8 @@ fn the_order_holds_when_the_network_reorders() {
     }
 }
 
-/// Connections of node 0 to node 1 that each post a READ of `packets` packets and a WRITE, and may not
-/// retry. Returns how many of them ended.
+/// Connections of node 0 to node 1 that each post a READ of `packets` packets and a WRITE, without
+/// retries. Returns how many of them failed.
 fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connect)) -> usize {
     let config = FabricConfig { batch: 256, ..FabricConfig::default() };
     let mut fabric = Fabric::new(&config);
@@ -224,8 +224,8 @@ fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connec
     ends.iter().copied().filter(|end| failed(end)).count()
 }
 
-/// Many connections that read and write at the same moment share no room with each other, and none
-/// spends a retry.
+/// Many connections that read and write at the same moment share no buffers with each other, and none
+/// uses a retry.
 #[test]
 fn waiting_behind_a_read_costs_no_retry() {
     for mode in MODES {
@@ -235,7 +235,8 @@ fn waiting_behind_a_read_costs_no_retry() {
     }
 }
 
-/// A packet gets answers sent ahead of congestion control only if it could be executed now, and only few.
+/// A packet gets responses sent ahead of congestion control only if it could be executed now, and only
+/// few.
 #[test]
 fn congestion_control_is_passed_by_few_answers_at_most() {
     let slow = |connect: &mut Connect| {

@@ -1,4 +1,4 @@
-//! What a peer has no right to, it does not get by packets that are duplicates or out of order.
+//! Duplicate and out-of-order packets give a peer no rights that it does not have.
 
 use roce::Time;
 use roce::endpoint::{
@@ -34,14 +34,14 @@ fn sent(lone: &mut Lone) -> Vec<Transmit> {
     std::iter::from_fn(|| endpoint.poll_transmit(Time::ZERO)).collect()
 }
 
-/// READ responses that node 1 sends: how many payload bytes, in how many packets.
+/// READ responses sent by node 1: payload bytes, and packets.
 fn responses(lone: &mut Lone) -> (usize, usize) {
     let all = sent(lone);
     let read = all.iter().filter(|packet| packet.headers.bth().opcode.is_read_response());
     read.fold((0, 0), |(bytes, packets), one| (bytes + one.payload_len(), packets + 1))
 }
 
-/// Asks for bytes `offset ..` of the READ at `first` again, the way that the mode does.
+/// Requests bytes `offset ..` of the READ at `first` again, in the way of the mode.
 fn ask_again(lone: &mut Lone, is_selective: bool, first: Psn, offset: u32, part: Reth) {
     let _ = match is_selective {
         true => {
@@ -55,7 +55,7 @@ fn ask_again(lone: &mut Lone, is_selective: bool, first: Psn, offset: u32, part:
     };
 }
 
-/// A READ of `len` bytes that was answered in full.
+/// A READ of `len` bytes with all its responses.
 fn read(lone: &mut Lone, is_selective: bool, addr: u64, len: u32) -> (Psn, Reth) {
     let (first, whole) = (lone.psn, Reth { addr, ..lone.range(len) });
     let _ = lone.packet(Opcode::RcReadRequest, Ext::Reth(whole), 0, first);
@@ -161,7 +161,7 @@ fn a_queue_pair_that_serves_no_reads_serves_no_duplicates() {
     }
 }
 
-/// The peer may have two READs unanswered, and each of their responses may have been lost.
+/// The peer may have two READs outstanding, and each of their responses may have been lost.
 #[test]
 fn as_many_reads_are_kept_as_the_peer_may_have_unanswered() {
     for (mode, is_selective) in MODES.into_iter().zip([false, true]) {
@@ -214,7 +214,7 @@ fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
     !lone.packet(Opcode::RcWriteOnly, Ext::Reth(target), payload, psn).is_empty()
 }
 
-/// How the connection of node 1 ended: PSN and syndrome of its only answer, and what that is about.
+/// How the connection of node 1 ended: PSN and syndrome of its only reply, and the refused PSN.
 fn ended(lone: &mut Lone) -> Option<(Psn, Syndrome, Option<Psn>)> {
     let all = sent(lone);
     let is_over = lone.pair.state(1) == QpState::Error;
@@ -277,8 +277,8 @@ fn the_request_that_came_early_and_was_refused_is_the_one_that_fails() {
     assert_eq!(pair.run().0, wanted);
 }
 
-/// Packets further ahead than a window of packets, not counting those that have come, cannot be in
-/// flight: they are dropped before anything is looked at.
+/// Packets further ahead than a window of packets, not counting those received, cannot be in flight:
+/// they are dropped before any other check.
 #[test]
 fn packets_that_cannot_be_in_flight_are_dropped_unseen() {
     const WINDOW: u32 = 20;
@@ -321,8 +321,8 @@ fn guess_keys(
     (1000, false)
 }
 
-/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1,
-/// so with n regions that it may write the chance to hit by then is n in 2^31 - 1.
+/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1, so
+/// with n writable regions the chance of a hit is n in 2^31 - 1.
 #[test]
 fn a_peer_that_guesses_keys_has_one_try() {
     let write = |ahead: u32| {
@@ -335,7 +335,7 @@ fn a_peer_that_guesses_keys_has_one_try() {
     }
 }
 
-/// Duplicates are dropped whether the key is right or wrong, so they tell nothing however many come.
+/// Duplicates are dropped whether the key is right or wrong, so any number of them reveals nothing.
 #[test]
 fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {
     for (mode, is_selective) in MODES.into_iter().zip([false, true]) {
@@ -403,7 +403,7 @@ impl Shared {
         !endpoint.handle_packet(Time::ZERO, &origin, &headers, 16).pieces.is_empty()
     }
 
-    /// The receives that the honest connection still gets, one for each message.
+    /// The receives that the correct connection still gets, one for each message.
     fn honest_receives(&mut self, messages: u64) -> Vec<u64> {
         let (a, b) = self.honest;
         for wr_id in 0..messages {
@@ -427,7 +427,7 @@ fn one_early_send_leaves_the_shared_receives_to_the_others() {
     }
 }
 
-/// A message whose packets have come has a receive, however many there are.
+/// A message whose packets have arrived has a receive, however many there are.
 #[test]
 fn early_messages_that_have_come_take_a_receive_each() {
     let mut shared = Shared::new();
@@ -504,7 +504,7 @@ fn a_write_with_immediate_reports_what_it_has_written() {
     assert_eq!(write_imm(0, at, at, MTU), Err(Syndrome::InvalidRequest), "nothing was written");
 }
 
-/// What comes between the packets of a WRITE ends it.
+/// Another packet between the packets of a WRITE ends it.
 #[test]
 fn a_write_with_immediate_counts_its_own_packets_only() {
     type Packet = (Opcode, Ext, usize);
@@ -525,7 +525,7 @@ fn a_write_with_immediate_counts_its_own_packets_only() {
         let _ = lone.next(Opcode::RcWriteOnly, Ext::Reth(Reth { addr, rkey, len: MTU }), 256);
         let (opcode, ext, payload) = other(&lone);
         let _ = lone.next(opcode, ext, payload);
-        // Nothing is held back behind a READ that is answered.
+        // Nothing is held back behind a READ whose responses were sent.
         while lone.answer_packet().is_some() {}
         let sequence = u32::from(opcode == Opcode::SrSendOnly);
         let last = Reth { addr: addr + 256, rkey, len: 10 };

@@ -1,4 +1,4 @@
-//! What a queue pair says of itself, and why it failed: packet, peer and cause.
+//! Reports of a queue pair, and why it failed: packet, peer and cause.
 
 use roce::Time;
 use roce::endpoint::{MAX_PAST_ERRORS, QpState};

@@ -204,7 +204,7 @@ fn a_receive_that_was_taken_is_flushed_with_its_queue_pair() {
     }
 }
 
-/// What a queue pair took from the shared queue, and the program has heard nothing of, goes back.
+/// Receives taken from the shared queue without a polled completion return to it.
 #[test]
 fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
     let every = [Transport::Rc, Transport::Uc];
@@ -246,7 +246,7 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
         let received = brief(&shared.fabric.received_by(other));
         let wanted: Vec<_> = (1..6).map(|wr_id| (wr_id, Success)).collect();
         assert_eq!(received, wanted, "{transport:?}, destroyed: {destroys}");
-        // All of its places are free again.
+        // All of its slots are free again.
         for wr_id in 0..8 {
             shared.post(wr_id, 900).unwrap();
         }
@@ -254,7 +254,7 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
     }
 }
 
-/// However often receives are lent and come back, each completes once, and the queue does not grow.
+/// However often receives are lent and returned, each completes once, and the queue does not grow.
 #[test]
 fn lending_and_returning_keeps_every_receive() {
     for seed in 0..40 {

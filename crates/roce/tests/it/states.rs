@@ -1,7 +1,7 @@
 //! The states of a queue pair: every transition with every attribute, and what each state allows.
 //!
-//! The table here is written by hand in another form than the crate's, attribute by attribute as a
-//! manual would have it; the two have to agree on every transition, transport and attribute.
+//! The table here is written by hand in another form than the crate's, attribute by attribute as in a
+//! manual; the two have to agree on every transition, transport and attribute.
 
 use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState,
@@ -223,7 +223,7 @@ fn the_current_state_has_to_be_right() {
     lone.endpoint().modify_qp(Time::ZERO, qpn, &QpAttr { cur_state: Sqd, ..wrong }).unwrap();
 }
 
-/// Changes one value to one that cannot be had, in the transition that sets it.
+/// Changes one value to an illegal one, in the transition that sets it.
 fn refused(transport: Transport, to: QpState, spoil: impl Fn(&mut QpAttr)) {
     let from = match to {
         Init => Reset,
@@ -403,7 +403,7 @@ fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
     (fabric, qpns, cq)
 }
 
-/// The program frees what `wr_id` stands for once the queue pair is gone.
+/// The program frees what `wr_id` refers to once the queue pair is gone.
 #[test]
 fn completions_go_with_their_queue_pair() {
     for (transport, destroys) in TRANSPORTS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
@@ -430,7 +430,7 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
     assert_eq!(endpoint.poll_notified(), Some(cq), "one notification too many is legal");
     endpoint.req_notify(cq, false).unwrap();
     assert_eq!((endpoint.poll_notified(), endpoint.poll_cq(cq)), (None, None), "nothing waits");
-    // Room that came free does not bring back what was lost.
+    // Freed slots do not restore what was lost.
     let pd = fabric.nodes[0].pd;
     let endpoint = &mut fabric.nodes[0].endpoint;
     let cq = endpoint.create_cq(2).unwrap();
@@ -454,7 +454,7 @@ fn drain(notify: bool) -> QpAttr {
     QpAttr { mask, sqd_notify: notify, ..QpAttr::to(Sqd) }
 }
 
-/// Two messages of four packets each; the first is begun when the send queue is told to drain.
+/// Two messages of four packets each; the first has started when the send queue is told to drain.
 fn half_sent(transport: Transport) -> (Fabric, End, End) {
     let mut fabric = Fabric::new(&FabricConfig::default());
     let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
@@ -594,7 +594,7 @@ impl Tuned {
         brief(&self.fabric.sent_by(a))
     }
 
-    /// Whether READ `wr_id` has brought the peer's bytes.
+    /// Whether READ `wr_id` has returned the peer's bytes.
     fn has_read(&self, wr_id: u64) -> bool {
         let [ours, theirs] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
         let at = BASE + 4096 * wr_id;
@@ -606,7 +606,7 @@ impl Tuned {
 fn more_reads_may_be_in_flight_once_the_limit_is_raised() {
     for (mode, before) in MODES.into_iter().flat_map(|mode| [(mode, 0), (mode, 1), (mode, 3)]) {
         let mut tuned = Tuned::new(|attr| (attr.reliability, attr.max_rd_atomic) = (mode, before));
-        // The places in use do not begin with the first.
+        // The slots in use do not begin with the first.
         for wr_id in 0..u64::from(before) / 2 {
             tuned.read(wr_id);
         }
@@ -621,7 +621,7 @@ fn more_reads_may_be_in_flight_once_the_limit_is_raised() {
     }
 }
 
-/// READs that were begun are finished, losses and all, whatever the limit has become.
+/// READs that were started are finished, losses and all, whatever the limit is now.
 #[test]
 fn the_limit_of_reads_changes_under_reads_in_flight() {
     for (mode, limit) in MODES.into_iter().flat_map(|mode| [0, 1, 2, 9].map(|limit| (mode, limit)))
@@ -734,7 +734,7 @@ fn sends_go_on_after_a_queue_failed_while_it_drained() {
         fabric.run(1_000);
         assert_eq!(brief(&fabric.sent_by(a)), [(3, Success)]);
         assert_eq!(brief(&fabric.received_by(b)), [(2, Success)]);
-        // The event of the queue that failed is asked for no more.
+        // The event of the failed queue is no longer requested.
         fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Sqd)).unwrap();
         assert_eq!(fabric.endpoint(a).poll_event(), None);
     }

@@ -1,4 +1,4 @@
-//! Unreliable connections: what arrives arrives whole, what is lost is lost in silence (IBA 9.8.2).
+//! Unreliable connections: messages arrive whole or are lost silently (IBA 9.8.2).
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Counters, Mtu, Placements, QpAttr, QpState};
@@ -302,7 +302,7 @@ fn windows_are_bound_in_the_order_of_the_sends() {
 
 // ---- packets that no honest peer sends ---------------------------------------------------------
 
-/// Hands node 1 packets made by hand.
+/// Passes hand-made packets to node 1.
 struct Lone {
     pair: Pair,
     psn: Psn,
@@ -341,7 +341,7 @@ impl Lone {
         Ext::Reth(Reth { addr: BASE, rkey: self.pair.regions[1].rkey, len })
     }
 
-    /// The queue pair is as good as new.
+    /// The queue pair works as if new.
     fn check(mut self) {
         assert_eq!(self.next(Opcode::UcSendOnly, Ext::None, 100).len(), 1);
         assert_eq!(brief(&self.pair.fabric.received_by(self.pair.b)), [(7, Success)]);

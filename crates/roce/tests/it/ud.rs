@@ -138,7 +138,7 @@ fn another_queue_key_is_not_heard() {
     party.receive(b, 7, 0, 200);
     let right = party.address(1);
     party.send(1, Datagram { qkey: QKEY + 1, ..right }, 20);
-    // The high bit stands for the sender's own key, which is the right one.
+    // The high bit selects the sender's own key, which is the right one.
     party.send(2, Datagram { qkey: 1 << 31 | 99, ..right }, 30);
     assert_eq!(brief(&party.received(b)), [(7, Success)]);
     assert_eq!(party.counters(1).bad_qkey, 1);
@@ -163,7 +163,7 @@ fn datagrams_find_room_for_header_and_payload_or_are_dropped() {
     let received = party.received(b);
     assert_eq!((brief(&received), received[0].byte_len), (vec![(7, Success)], 100 + GRH));
     assert_eq!(party.counters(1).receive_too_small, 1);
-    // Nothing at all needs room for the header still.
+    // An empty datagram still needs room for the header.
     party.receive(b, 8, 0, GRH - 1);
     party.receive(b, 9, 0, GRH);
     party.send(4, to, 0);

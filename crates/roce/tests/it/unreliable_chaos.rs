@@ -1,4 +1,4 @@
-//! Random UC and UD programs under random faults: whatever is heard was said, whole and once.
+//! Random UC and UD programs under random faults: every message received was sent, whole and once.
 //!
 //! A seed draws a transport, a mix of faults and a list of messages. Messages may be lost; what is
 //! checked:
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// What goes wrong on purpose, to see whether it is noticed.
+/// Deliberate damage, to test that it is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
     None,
@@ -93,7 +93,7 @@ struct Run {
     messages: Vec<Message>,
     receives_posted: u64,
     receives_heard: u64,
-    /// The message heard last, by its number.
+    /// The message received last, by its number.
     last: Option<usize>,
     before: Vec<u8>,
 }
@@ -189,7 +189,7 @@ impl Run {
         self.messages.push(message);
     }
 
-    /// Without faults and with a receive that is large enough, nothing can go wrong.
+    /// Without faults and with a receive that is large enough, the message must arrive.
     fn say_farewell(&mut self) -> Checked<()> {
         self.fabric.mix = FaultMix::default();
         self.post_receive(GRH_BYTES);
@@ -229,7 +229,7 @@ impl Run {
         Ok(())
     }
 
-    /// Whether the message with this number is what a receive says and holds.
+    /// Whether the message with this number matches a receive's completion and contents.
     fn is_message(&self, done: &Completion, index: usize) -> bool {
         let message = &self.messages[index];
         let header = if self.transport == Transport::Ud { GRH_BYTES } else { 0 };
@@ -255,7 +255,7 @@ impl Run {
         faults.iter().map(|&fault| self.fabric.fault_counts().injected[fault as usize]).sum()
     }
 
-    /// Where no fault struck, only missing and short receives lose messages.
+    /// Without faults, only missing and short receives lose messages.
     fn check_harmless(&self) -> Checked<()> {
         if self.fabric.injected() > 0 {
             return Ok(());

@@ -1,8 +1,8 @@
-//! Packets that no honest peer would send, at UC and UD queue pairs with own and shared receives.
+//! Packets that no correct peer would send, at UC and UD queue pairs with own and shared receives.
 //!
-//! Whatever comes: nothing outside receive buffers and writable regions is touched, nothing is sent
-//! back, every receive completes exactly once in the end, and a queue pair only breaks when one of
-//! its own receives cannot be written.
+//! Whatever arrives: nothing outside receive buffers and writable regions is accessed, nothing is sent
+//! back, every receive completes exactly once in the end, and a queue pair only fails when one of its
+//! own receives is not writable.
 
 use roce::Time;
 use roce::endpoint::{Delivery, Endpoint, Insert, Mtu, QpAttr, QpState, SrqConfig};
@@ -90,7 +90,7 @@ impl Victim {
         self.psn = headers.bth().psn.next();
     }
 
-    /// Every receive completes once, if the queue pair has to give them back.
+    /// Every receive completes once, if the queue pair has to flush them.
     fn check(mut self, seed: u64) {
         let after = self.fabric.nodes[1].memory.all();
         let open = [WRITABLE, LANDING];

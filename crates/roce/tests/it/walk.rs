@@ -1,9 +1,9 @@
-//! Random walks through the states of a queue pair, with traffic under way.
+//! Random walks through the states of a queue pair, with traffic in flight.
 //!
-//! A seed draws the transport, the way losses are repaired, and then one legal step after the other:
+//! A seed draws the transport, the loss recovery mode, and then one legal step after the other:
 //! posting, draining, changing attributes while drained, failing, starting over. A model of one line
-//! for each step says which state must follow. At the end the queue pair is taken to RTS, and a message
-//! must get through.
+//! for each step gives the next state. At the end the queue pair is taken to RTS, and a message must
+//! get through.
 //!
 //! `DQUANT_SEED=n cargo test -p roce --test it walk` replays one walk.
 
@@ -28,15 +28,15 @@ struct Walk {
     fabric: Fabric,
     transport: Transport,
     reliability: Reliability,
-    /// The end that walks, and its peer, which only answers.
+    /// The end that walks, and its peer, which only responds.
     a: End,
     b: End,
     regions: [MemoryRegion; 2],
-    /// The state that the model says `a` is in.
+    /// The model's state of `a`.
     state: QpState,
     /// READs that may be in flight.
     reads: u8,
-    /// A request is posted whose memory is gone.
+    /// A request is posted whose memory is deregistered.
     is_doomed: bool,
 }
 
@@ -69,7 +69,7 @@ impl Walk {
     /// Takes both ends through RESET to RTS.
     fn start_over(&mut self) {
         self.reads = self.draw.below(4) as u8;
-        // The PSNs will be the same: what is still on its way must not be taken for new.
+        // The PSNs will be the same: packets in flight must not be taken for new ones.
         for end in [self.a, self.b] {
             self.fabric.endpoint(end).modify_qp(Time::ZERO, end.qpn, &QpAttr::to(Reset)).unwrap();
         }
@@ -113,8 +113,8 @@ impl Walk {
         self.post(op, from, len);
     }
 
-    /// A message whose memory goes while it is under way, or before. It breaks the send queue, unless
-    /// it left as a whole.
+    /// A message whose memory is deregistered while it is in flight, or before. It fails the send
+    /// queue, unless all of it was sent.
     fn break_one(&mut self, drains: bool) {
         let gone = self.fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
         self.post(SendOp::Send, gone, 1024);
@@ -122,7 +122,7 @@ impl Walk {
         if let Some(first) = self.fabric.endpoint(a).poll_transmit(now) {
             self.fabric.inject(a, &first);
         }
-        // A request posted before may have broken it meanwhile.
+        // A request posted before may have failed it meanwhile.
         if drains && self.fabric.state(a) == Rts {
             self.modify(&QpAttr::to(Sqd));
         }
@@ -217,7 +217,7 @@ impl Walk {
         drain(self);
         match (self.fabric.state(a), self.fabric.state(b)) {
             (Rts, Rts) => {}
-            // What was posted broke it only now.
+            // A posted request failed it only now.
             (Sqe, Rts) => self.modify(&QpAttr::to(Rts)),
             _ => self.start_over(),
         }

@@ -1,8 +1,8 @@
 //! Queue pairs that are reset or destroyed with completions unpolled.
 //!
-//! The completions go with the queue pair: a program may free what their work requests named, so none
-//! of them may be polled afterwards. What the work requests did is left open, byte by byte; receives
-//! that were taken from a shared queue are there for others.
+//! The completions are discarded with the queue pair: a program may free the buffers of their work
+//! requests, so none of them may be polled afterwards. The effects of the work requests are left open,
+//! byte by byte; receives taken from a shared queue are available to others.
 
 use alloc::format;
 use core::mem;
@@ -13,15 +13,15 @@ use super::side::{At, Nap};
 use super::{Checked, Phase, Run, ensure};
 
 impl Run {
-    /// Whether programs end their connection though it works, to begin another one. Those of an
-    /// unreliable one have to: WRITEs without an answer hold their targets until then.
+    /// Whether programs end a working connection to start another one. Those of an unreliable one have
+    /// to: unacknowledged WRITEs hold their targets until then.
     pub(super) fn may_retire(&self, at: At) -> bool {
         let is_faulty = matches!(self.phase, Phase::Faulty);
         let is_reliable = self.pairs[at.pair].params.is_reliable();
         !is_reliable || (is_faulty && self.scenario.habits.abandons > 0)
     }
 
-    /// A program forgets its side, which is in the error state, with all that waits to be polled.
+    /// A program abandons its side, which is in the error state, with all unpolled completions.
     pub(super) fn abandon(&mut self, at: At) -> Checked<()> {
         let side = self.side_mut(at)?;
         side.is_abandoned = true;
@@ -48,8 +48,8 @@ impl Run {
         Ok(())
     }
 
-    /// Shared receives may hold parts of messages that nobody will hear of: packets out of order, or
-    /// whose completion was not polled, before the receive went back.
+    /// Shared receives may hold parts of messages without a completion: packets out of order, or
+    /// with a completion that was not polled before the receive was returned.
     pub(super) fn adopt_pool(&mut self, node: u32) {
         let receives = self.pools[node as usize].iter().flat_map(|pool| &pool.receives);
         let memory = &self.fabric.node(node).memory;

@@ -1,11 +1,11 @@
-//! Whether atomics were carried out exactly once: a serial order that explains every former value.
+//! Checks that atomics were executed exactly once: a serial order that explains every original value.
 //!
-//! Each 64-bit word has a history: its first value, and per connection the atomics that were sent to
-//! it, in order, with the former value that came back. Operands are random 64-bit numbers, so a
-//! value says which operation made it. The history is sound if there is an order of all operations
-//! that keeps the order of each connection, yields each former value, and ends at the word's last
-//! value. An operation whose connection broke before the answer came may have happened or not; such
-//! ones stand at the end of their connection.
+//! Each 64-bit word has a history: its first value, and per connection the atomics sent to it, in
+//! order, with the original values returned. Operands are random 64-bit numbers, so a value identifies
+//! the operation that wrote it. The history is valid if there is an order of all operations that keeps
+//! the order of each connection, yields each original value, and ends at the word's last value. An
+//! operation whose connection failed before the response may have happened or not; such operations are
+//! at the end of their connection.
 
 use alloc::collections::BTreeSet;
 use alloc::vec;
@@ -13,30 +13,30 @@ use alloc::vec::Vec;
 
 use roce::world::AtomicOp;
 
-/// One operation, and the value that it found, if that is known.
+/// One operation, and its original value, if that is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
     pub(super) op: AtomicOp,
     pub(super) former: Option<u64>,
 }
 
-/// Everything that was done to one word.
+/// The history of one word.
 #[derive(Clone, Debug)]
 pub(super) struct WordHistory {
     first: u64,
     streams: Vec<(u64, Vec<Attempt>)>,
 }
 
-/// States that the search looks at before it leaves the question open. Only histories with very many
-/// unanswered operations come near.
+/// States that the search visits before it leaves the question open. Only histories with very many
+/// operations without a response come near.
 const MAX_STATES: usize = 50_000;
 
-/// What became of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// There is a serial order.
     Explained,
-    /// There is none, and so many operations are explained at best.
+    /// There is none; at best this many operations are explained.
     Impossible { explained: usize },
     /// Too many orders are possible to try them all.
     Open,
@@ -55,7 +55,7 @@ impl WordHistory {
         }
     }
 
-    /// Whether a serial order explains it all. `last` is the word's value now, unless it is lost.
+    /// Whether a serial order explains the history. `last` is the word's value now, unless it is lost.
     pub(super) fn judge(&self, last: Option<u64>) -> Verdict {
         let attempts = self.streams.iter().map(|(_, attempts)| attempts.as_slice()).collect();
         let mut search = Search { attempts, last, tried: BTreeSet::new(), deepest: 0 };
@@ -75,18 +75,18 @@ impl WordHistory {
     }
 }
 
-/// Depth first, through the unanswered operations only: those that are known follow from the value.
+/// Depth first, through the operations without a response only: the known ones follow from the value.
 struct Search<'a> {
     attempts: Vec<&'a [Attempt]>,
     last: Option<u64>,
-    /// States that lead nowhere, or are being tried: value, and the next operation of each stream.
+    /// States that lead nowhere, or are being visited: value, and the next operation of each stream.
     tried: BTreeSet<(u64, Vec<usize>)>,
     deepest: usize,
 }
 
 impl Search<'_> {
-    /// Takes every operation that is known to have found `value`, then tries those that may have
-    /// been carried out.
+    /// Takes every operation known to have returned `value`, then tries those that may have been
+    /// executed.
     fn explains(&mut self, mut value: u64, mut heads: Vec<usize>) -> bool {
         while let Some(stream) = self.known(value, &heads) {
             value = self.attempts[stream][heads[stream]].op.apply(value);
@@ -101,7 +101,7 @@ impl Search<'_> {
         }
         let mut guesses: Vec<_> =
             (0..heads.len()).filter_map(|s| self.guess(s, value, &heads)).collect();
-        // Those that lead straight to what is known come first.
+        // Those that lead directly to a known operation come first.
         guesses.sort_by_key(|&(_, _, next)| !self.is_wanted(next, &heads));
         guesses.into_iter().any(|(stream, head, next)| {
             let mut heads = heads.clone();
@@ -110,7 +110,7 @@ impl Search<'_> {
         })
     }
 
-    /// A connection whose next operation found `value`; those that left it as it was come first.
+    /// A connection whose next operation returned `value`; those that did not change it come first.
     fn known(&self, value: u64, heads: &[usize]) -> Option<usize> {
         let next = |stream: usize| self.attempts[stream].get(heads[stream]);
         let found = |stream: &usize| next(*stream).is_some_and(|a| a.former == Some(value));
@@ -125,8 +125,8 @@ impl Search<'_> {
         all_known && self.last.is_none_or(|last| last == value)
     }
 
-    /// The next unanswered operation of a stream that would change the value, the place after it,
-    /// and the new value. Those before it would change nothing now, carried out or not.
+    /// The next operation without a response of a stream that would change the value, the place after
+    /// it, and the new value. Those before it would change nothing now, executed or not.
     fn guess(&self, stream: usize, value: u64, heads: &[usize]) -> Option<(usize, usize, u64)> {
         let open = self.attempts[stream][heads[stream]..].iter();
         let mut open = open.take_while(|attempt| attempt.former.is_none()).enumerate();
@@ -136,7 +136,7 @@ impl Search<'_> {
         })
     }
 
-    /// Whether some operation is known to have found `value`, or the word holds it now.
+    /// Whether some operation is known to have returned `value`, or the word holds it now.
     fn is_wanted(&self, value: u64, heads: &[usize]) -> bool {
         let is_next = |stream: usize| {
             let next = self.attempts[stream].get(heads[stream]);
@@ -157,7 +157,7 @@ mod tests {
         matches!(verdict, Verdict::Impossible { .. })
     }
 
-    /// A word that several connections really work on, one after the other.
+    /// A word with the operations of several connections, executed one after the other.
     fn history(seed: u64, unanswered: bool) -> (WordHistory, u64) {
         let mut chance = Chance::new(seed);
         let mut value = chance.word();
@@ -171,7 +171,7 @@ mod tests {
             history.add(chance.below(4), Attempt { op, former: Some(value) });
             value = op.apply(value);
         }
-        // The first of them was carried out on one connection, and two on another.
+        // The first of them was executed on one connection, and two on another.
         for (stream, carried_out) in
             [(0, 0), (1, 1), (2, 2), (3, 0)].into_iter().filter(|_| unanswered)
         {

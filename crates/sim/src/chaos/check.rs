@@ -1,9 +1,8 @@
 //! The history checker: what each completion must be, given what was posted.
 //!
-//! Sends complete in posting order. One that did not ask for a completion has succeeded when a later
-//! one completes, and its bytes are checked then. The first bad completion ends the connection: from
-//! then on everything is flushed, and what had been under way is left open until both queue pairs
-//! are gone.
+//! Sends complete in posting order. An unsignaled one has succeeded when a later one completes, and its
+//! bytes are checked then. The first bad completion ends the connection: from then on everything is
+//! flushed, and the effects of outstanding requests are left open until both queue pairs are gone.
 
 use alloc::format;
 use alloc::string::String;
@@ -17,7 +16,7 @@ use super::space::{gather, pieces};
 use super::{Checked, Run, Sabotage, ensure};
 
 impl Run {
-    /// Takes every completion of the nodes that ran, and looks after connections that broke.
+    /// Takes every completion of the nodes that ran, and handles connections that failed.
     pub(super) fn collect(&mut self) -> Checked<()> {
         for pair in 0..self.pairs.len() {
             let nodes = self.pairs[pair].nodes;
@@ -101,7 +100,7 @@ impl Run {
         let may_give_up = pair.params.is_reliable() && (self.scenario.is_harsh || pair.is_excused);
         let side = self.side_mut(at)?;
         let is_first = side.send_errors == 0;
-        // READs before a refused request whose answers were lost are flushed before it.
+        // READs before a refused request whose responses were lost are flushed before it.
         let has_cause = !side.send_ended;
         if done.status == WcStatus::Success {
             ensure!(is_first, "a success after an error");
@@ -122,7 +121,7 @@ impl Run {
         self.failed(at, posted)
     }
 
-    /// A send has done all it was to do.
+    /// A send has completed successfully.
     pub(super) fn succeeded(
         &mut self,
         at: At,
@@ -194,7 +193,7 @@ impl Run {
         u64::from_ne_bytes(word)
     }
 
-    /// What a WRITE brought is there; from now on it belongs to the model.
+    /// The bytes of a WRITE have arrived; from now on they are part of the model.
     fn check_written(&mut self, node: u32, addr: u64, bytes: &[u8]) -> Checked<()> {
         let there = self.fabric.node(node).memory.peek(addr, bytes.len());
         ensure!(there == bytes, "the WRITE's {} bytes are not at {addr:#x}", bytes.len());
@@ -215,7 +214,7 @@ impl Run {
         Ok(())
     }
 
-    /// A program may use its buffers again as soon as the request has completed, and does.
+    /// A program may reuse its buffers as soon as the request has completed, and does.
     fn overwrite(&mut self, node: u32, list: &[Sge]) {
         for sge in list {
             let mut bytes = alloc::vec![0; sge.len as usize];
@@ -226,7 +225,7 @@ impl Run {
         self.spaces[node as usize].give_all(list);
     }
 
-    /// A send that did not succeed: what it was to do may have happened in part.
+    /// A failed send: its effects may be partial.
     pub(super) fn failed(&mut self, at: At, posted: PostedSend) -> Checked<()> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
         let volatile = posted.volatile.iter().map(|sge| (node, sge.addr, sge.len));
@@ -300,8 +299,8 @@ impl Run {
         }
     }
 
-    /// The message fills the front of the receive; the rest of it keeps its bytes, unless others may
-    /// have had the receive before: packets out of order, of a message that never became whole.
+    /// The message fills the front of the receive; the rest keeps its bytes, unless the receive may
+    /// have been used before: by out-of-order packets of a message that was never completed.
     fn check_landed_front(&mut self, at: At, receive: &PostedReceive, bytes: &[u8]) -> Checked<()> {
         let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
         let memory = &self.fabric.node(node).memory;

@@ -1,7 +1,7 @@
-//! What programs draw: which requests, how long, from where to where.
+//! Random requests: their kinds, lengths, sources and targets.
 //!
-//! Sources are constant, or they are overwritten at the very moment at which the request completes;
-//! targets are always bytes that nobody else uses.
+//! Sources are constant, or they are overwritten at the moment the request completes; targets are
+//! always bytes that nothing else uses.
 
 use alloc::vec::Vec;
 
@@ -14,10 +14,10 @@ use super::side::{At, Effect};
 use super::space::{SINKS, Use, WORDS};
 use super::{Checked, Run};
 
-/// Longest datagram that the endpoints are configured for.
+/// Longest datagram of the endpoints' configuration.
 const DATAGRAM_BYTES: u64 = 4_096;
 
-/// A request that is about to be posted.
+/// A request about to be posted.
 pub(super) struct Draft {
     pub(super) op: SendOp,
     pub(super) opcode: WcOpcode,
@@ -25,11 +25,11 @@ pub(super) struct Draft {
     pub(super) volatile: SgList,
     pub(super) effect: Effect,
     pub(super) must: WcStatus,
-    /// It asks for a completion, whatever chance says.
+    /// It is signaled in any case.
     pub(super) signaled: bool,
     /// It waits for READs and atomics before it.
     pub(super) fence: bool,
-    /// What the peer will hear: immediate, bytes, where they are if not in the receive.
+    /// What the peer receives: immediate, bytes, and where they are if not in the receive.
     pub(super) tells: Option<(Option<u32>, Vec<u8>, Option<u64>)>,
 }
 
@@ -50,7 +50,7 @@ impl Draft {
     }
 }
 
-/// A source of bytes, and what has to be given back of it.
+/// A source of bytes, and the part that has to be freed.
 pub(super) struct Source {
     pub(super) sges: SgList,
     pub(super) volatile: SgList,
@@ -58,7 +58,7 @@ pub(super) struct Source {
 }
 
 impl Run {
-    /// Lengths around everything that matters: nothing, one byte, the MTU and its multiples.
+    /// Lengths around all boundaries: nothing, one byte, the MTU and its multiples.
     pub(super) fn draw_len(&mut self, at: At) -> u32 {
         let mtu = u64::from(self.pairs[at.pair].params.mtu.bytes());
         let chance = &mut self.chance;
@@ -75,7 +75,7 @@ impl Run {
         len.min(most).min(self.scenario.max_len) as u32
     }
 
-    /// A length that the receive which it will meet can hold; rarely, one that it cannot.
+    /// A length that fits its receive; rarely, one that does not.
     pub(super) fn draw_message_len(&mut self, at: At) -> Checked<u32> {
         let len = self.draw_len(at);
         let peer = self.side(at.peer())?;
@@ -182,7 +182,7 @@ impl Run {
         Ok(Some(Draft { effect, ..Draft::new(op, WcOpcode::Read, landing) }))
     }
 
-    /// A READ, and behind it a SEND of what it brings. Without the fence it would send old bytes.
+    /// A READ, and a SEND of the bytes it returns. Without the fence it would send old bytes.
     pub(super) fn post_read_send(&mut self, at: At) -> Checked<bool> {
         let depth = self.pairs[at.pair].params.depth as usize;
         let node = self.side(at)?.node;
@@ -242,7 +242,7 @@ impl Run {
         (op, WcOpcode::CompareSwap)
     }
 
-    /// The latest WRITE under way whose target is still its own, to be read back.
+    /// The latest outstanding WRITE that still owns its target, to be read back.
     fn last_write(&self, at: At) -> Checked<Option<(u64, u64, Vec<u8>)>> {
         let found = self.side(at)?.sends.iter().rev().find_map(|send| match &send.effect {
             Effect::Write { target, bytes, owns_target: true } => {
@@ -253,7 +253,7 @@ impl Run {
         Ok(found)
     }
 
-    /// The target of this WRITE belongs to somebody else now.
+    /// The target of this WRITE is now owned by another request.
     fn take_over(&mut self, at: At, wr_id: u64) -> Checked<()> {
         let mut sends = self.side_mut(at)?.sends.iter_mut();
         let write = sends.find(|send| send.wr_id == wr_id).map(|send| &mut send.effect);
@@ -276,7 +276,7 @@ impl Run {
     }
 }
 
-/// What the peer's word goes through.
+/// The operation on the peer's word.
 pub(super) fn applied(op: SendOp) -> AtomicOp {
     match op {
         SendOp::CompareSwap { compare, swap, .. } => AtomicOp::CompareSwap { compare, swap },

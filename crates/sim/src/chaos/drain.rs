@@ -1,5 +1,5 @@
-//! Stays in SQD and SQE: a queue pair stops sending, gets other attributes once it has drained, and
-//! goes on; or its send queue fails, and it goes on all the same (UC and UD).
+//! SQD and SQE: a queue pair stops sending, gets other attributes once it has drained, and resumes; or
+//! its send queue fails, and it resumes after that (UC and UD).
 
 use alloc::format;
 
@@ -34,7 +34,7 @@ impl Run {
         Ok(())
     }
 
-    /// The event of a drained send queue.
+    /// Handles the event of a drained send queue.
     pub(super) fn note_drained(&mut self, node: u32, qpn: Qpn) {
         let mut sides = self.pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
         let side = sides.find(|side| side.node == node && side.qpn == qpn && !side.is_dead);
@@ -67,7 +67,7 @@ impl Run {
         self.resume_now(at)
     }
 
-    /// Lets a side send again, if it was stopped.
+    /// Resumes sending on a side that was stopped.
     pub(super) fn resume_now(&mut self, at: At) -> Checked<()> {
         let Ok(side) = self.side_mut(at) else {
             return Ok(());
@@ -119,7 +119,7 @@ impl Run {
         Ok(())
     }
 
-    /// New access flags, as they are where the peer has requests of the kind under way.
+    /// New access flags; flags of kinds that the peer has outstanding requests of stay.
     fn change_access(&mut self, at: At) -> Checked<Access> {
         use WcOpcode::{CompareSwap, FetchAdd, Read, Write};
         let (old, drawn) = (self.side(at)?.access, self.draw_access());
@@ -137,7 +137,7 @@ impl Run {
 
     // ---- SQE -----------------------------------------------------------------------------------
 
-    /// Whether the programs of an unreliable pair go on when a send queue fails.
+    /// Whether the programs of an unreliable pair continue when a send queue fails.
     pub(super) fn may_recover(&self, pair: usize) -> bool {
         let pair = &self.pairs[pair];
         let is_closing = matches!(self.phase, Phase::Closing);
@@ -145,7 +145,7 @@ impl Run {
         self.scenario.habits.recovers && !pair.params.is_reliable() && is_up
     }
 
-    /// A side whose send queue failed takes what was flushed and sends again.
+    /// A side whose send queue failed takes the flushed completions and sends again.
     pub(super) fn recover(&mut self, at: At) -> Checked<()> {
         self.collect_side(at)?;
         let side = self.side_mut(at)?;
@@ -169,7 +169,7 @@ impl Run {
     }
 }
 
-/// Kinds of what a side has under way.
+/// Kinds of a side's outstanding requests.
 fn opcodes(side: &Side) -> impl Iterator<Item = WcOpcode> {
     side.sends.iter().map(|send| send.opcode)
 }

@@ -1,15 +1,16 @@
-//! Hostile peers: connections whose other end is not a queue pair but a program that makes up its
-//! packets, with a right ICRC, from the right address.
+//! Hostile peers: connections whose other end is not a queue pair but a program that forges packets,
+//! with a right ICRC, from the right address.
 //!
-//! Such a peer knows what the victim expects, all its keys, and all but what the victim's queue pair
-//! allows. It begins with READs that it may ask for, and then tries what it may not: early WRITEs with
-//! keys that it guesses, or where the queue pair or the region allows none; READs without the right,
-//! without a slot, repeated with another key, address or length, or that were never asked for; early
-//! SENDs that claim a receive far ahead. It sees what the victim answers. Checked is that
-//! - no READ response comes but to a READ that was asked for and allowed, with its bytes;
-//! - a few guesses of keys end the connection, if the right key would have opened anything;
-//! - nothing is written (the memory is compared at the end), and nothing outside regions is touched;
-//! - receives of a shared queue stay there for the others, who have to finish within the bound.
+//! Such a peer knows the PSN that the victim expects, all its keys, and everything that the victim's
+//! queue pair does not allow. It starts with allowed READs, and then tries what is not: out-of-order
+//! WRITEs with guessed keys, or where the queue pair or the region allows none; READs without the
+//! right, without a slot, duplicated with another key, address or length, or never requested;
+//! out-of-order SENDs that claim a receive far ahead. It sees the victim's responses. The checks are
+//! that
+//! - every READ response belongs to a READ that was requested and allowed, and has its bytes;
+//! - a few guessed keys end the connection, if the right key would have granted access;
+//! - nothing is written (the memory is compared at the end), and nothing outside regions is accessed;
+//! - receives of a shared queue stay available to the others, who have to finish within the bound.
 
 use alloc::format;
 use alloc::string::String;
@@ -23,10 +24,10 @@ use super::side::{Turn, has_failed};
 use super::space::Use;
 use super::{Checked, Phase, Run, ensure, rights};
 
-/// Out-of-order WRITEs with wrong keys after which the connection has to be over.
+/// Out-of-order WRITEs with wrong keys after which the connection must have ended.
 const MOST_GUESSES: u32 = 3;
 
-/// READs that it is allowed, and packets that it sends after them.
+/// Allowed READs, and packets sent after them.
 const MOST_READS: u64 = 3;
 const MOST_PACKETS: u64 = 24;
 
@@ -34,21 +35,21 @@ const MOST_PACKETS: u64 = 24;
 const MOST_BYTES: u64 = 2_000;
 const PAUSE_NS: u64 = 60_000;
 
-/// Early SENDs of one peer, each of which may take a receive.
+/// Out-of-order SENDs of one peer, each of which may take a receive.
 const MOST_SENDS: u32 = 2;
 
 /// What a hostile peer tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
-    /// Early WRITEs with wrong keys.
+    /// Out-of-order WRITEs with wrong keys.
     GuessKey,
-    /// Early WRITEs with a right key, but without the right.
+    /// Out-of-order WRITEs with a right key, but without the access right.
     WriteWithoutRight,
-    /// Early SENDs for receives far ahead.
+    /// Out-of-order SENDs for receives far ahead.
     ClaimReceive,
-    /// READs in their turn that are not allowed.
+    /// READs in PSN order that are not allowed.
     ReadWithoutRight,
-    /// READs that differ from those asked for before, or that never were.
+    /// READs that differ from earlier ones, or were never requested.
     ReadAgain,
 }
 
@@ -60,7 +61,7 @@ const ATTACKS: [Attack; 5] = [
     Attack::ReadAgain,
 ];
 
-/// A READ that was asked for in its turn and is allowed.
+/// A READ that was requested in its turn and is allowed.
 #[derive(Clone, Copy, Debug)]
 struct Granted {
     psn: Psn,
@@ -76,7 +77,7 @@ pub(super) struct Intruder {
     /// The victim's queue pair.
     qpn: Qpn,
     cq: CqId,
-    /// A queue pair in RESET whose number answers are sent to.
+    /// A queue pair in RESET that receives the responses.
     decoy: Qpn,
     connect: Connect,
     access: Access,
@@ -84,7 +85,7 @@ pub(super) struct Intruder {
     /// PSN that the victim expects.
     expected: Psn,
     granted: Vec<Granted>,
-    /// What it tries, some attacks and not others.
+    /// Its attacks, some and not others.
     attacks: Vec<Attack>,
     reads_left: u64,
     packets_left: u64,
@@ -103,7 +104,7 @@ impl Intruder {
     }
 }
 
-/// A packet that is about to be made up.
+/// A packet about to be forged.
 struct Forged {
     opcode: Opcode,
     psn: Psn,
@@ -128,7 +129,7 @@ impl Run {
     /// A hostile peer connects.
     pub(super) fn intrude(&mut self) -> Checked<()> {
         let nodes = u64::from(self.fabric.len());
-        // Where receives are shared, there is more to spoil.
+        // Shared receives offer more to attack.
         let shared = (0..nodes as u32).find(|&node| self.pools[node as usize].is_some());
         let drawn = self.whims.below(nodes) as u32;
         let victim = shared.filter(|_| self.whims.per_mille(700)).unwrap_or(drawn);
@@ -192,7 +193,7 @@ impl Run {
         })
     }
 
-    /// One attack, or a few, of those that there are in this mode.
+    /// One attack, or a few, of those available in this mode.
     fn draw_attacks(&mut self, reliability: Reliability, shares: bool) -> Vec<Attack> {
         let is_selective = reliability == Reliability::Selective;
         let is_possible = |attack: &Attack| match attack {
@@ -208,14 +209,14 @@ impl Run {
         (0..count).map(|_| self.whims.pick(&possible)).collect()
     }
 
-    /// A node restarts: its hostile peers, and those of others that it was, are gone.
+    /// A node restarts: its hostile peers, and those that it was to others, are gone.
     pub(super) fn forget_intruders(&mut self, node: u32) {
         let concerned = self.intruders.iter_mut();
         let concerned = concerned.filter(|one| one.node == node || one.victim == node);
         concerned.for_each(|intruder| intruder.is_gone = true);
     }
 
-    /// The victims close their queue pairs; receives that hostile peers kept come out flushed.
+    /// The victims close their queue pairs; receives held by hostile peers are flushed.
     pub(super) fn close_intruders(&mut self) -> Checked<()> {
         let now = self.fabric.now();
         for index in 0..self.intruders.len() {
@@ -308,7 +309,7 @@ impl Run {
         Ok(())
     }
 
-    /// A READ in its turn. It is allowed if it is of the library and the queue pair serves any.
+    /// A READ in PSN order. It is allowed if it is of the library and the queue pair serves any READs.
     fn ask(&mut self, index: usize, of: Use) -> Forged {
         let intruder = &mut self.intruders[index];
         let space = &self.spaces[intruder.victim as usize];
@@ -339,7 +340,7 @@ impl Run {
         }
     }
 
-    /// An early PSN of a packet that can be in flight.
+    /// An out-of-order PSN of a packet that can be in flight.
     fn early(&mut self, index: usize) -> Psn {
         let intruder = &self.intruders[index];
         let most = u64::from(intruder.connect.window_packets) / 2;
@@ -349,7 +350,7 @@ impl Run {
     fn guess_key(&mut self, index: usize) -> Forged {
         let psn = self.early(index);
         let intruder = &mut self.intruders[index];
-        // Without the right, no key opens anything, and to guess is to learn nothing.
+        // Without the right, no key grants access, and guessing reveals nothing.
         intruder.guesses += u32::from(intruder.access.remote_write);
         let space = &self.spaces[intruder.victim as usize];
         let region = space.region(Use::Window);
@@ -361,7 +362,8 @@ impl Run {
         Forged::write(psn, Reth { addr: space.remote(Use::Window, region.addr), rkey, len: 8 })
     }
 
-    /// An out-of-order WRITE with a right key that the queue pair, or the region, allows no WRITE.
+    /// An out-of-order WRITE with a right key, for which the queue pair or the region does not allow
+    /// WRITE.
     fn write_without_right(&mut self, index: usize) -> Option<Forged> {
         let psn = self.early(index);
         let intruder = &self.intruders[index];
@@ -372,7 +374,7 @@ impl Run {
         Some(Forged::write(psn, Reth { addr, rkey, len: 8 }))
     }
 
-    /// An out-of-order SEND, of no bytes, for a receive as far ahead as it can be.
+    /// An empty out-of-order SEND, for a receive as far ahead as possible.
     fn claim_receive(&mut self, index: usize) -> Option<Forged> {
         let psn = self.early(index);
         let intruder = &mut self.intruders[index];
@@ -385,8 +387,8 @@ impl Run {
         Some(Forged { opcode: Opcode::SrSendOnly, psn, ext, payload: Vec::new() })
     }
 
-    /// A READ with a PSN before the expected one: as it was, but for its key, address or length; or
-    /// one that was never asked for.
+    /// A READ with a PSN before the expected one: a duplicate with another key, address or length; or
+    /// one that was never requested.
     fn read_again(&mut self, index: usize) -> Forged {
         let intruder = &self.intruders[index];
         let space = &self.spaces[intruder.victim as usize];
@@ -422,7 +424,7 @@ impl Run {
 
     // ---- what comes back -----------------------------------------------------------------------
 
-    /// Looks at what the victims answer.
+    /// Checks the victims' responses.
     pub(super) fn watch_intruders(&mut self) -> Checked<()> {
         if self.intruders.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The lives of connections: made, broken, settled, made again.
+//! The life cycle of connections: made, failed, settled, made again.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -26,7 +26,7 @@ impl Run {
         Space::new(entry, max_len, sides, &self.scenario.habits, chances)
     }
 
-    /// Begins the histories of a node's words.
+    /// Starts the histories of a node's words.
     pub(super) fn start_words(&mut self, node: u32) {
         let values: Vec<u64> = (0..WORDS).map(|word| self.word(node, word)).collect();
         self.words[node as usize] = values.iter().copied().map(WordHistory::new).collect();
@@ -40,7 +40,7 @@ impl Run {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Whether a node's words have histories that explain them; then they belong to the model.
+    /// Checks that the histories explain a node's words; then these are part of the model.
     pub(super) fn check_words(&mut self, node: u32, is_alive: bool) -> Checked<()> {
         for word in 0..WORDS {
             let last = is_alive.then(|| self.word(node, word));
@@ -68,7 +68,7 @@ impl Run {
         Ok(())
     }
 
-    /// Adds to the history of a word of the peer's, unless the peer has lost it.
+    /// Adds to the history of a peer's word, unless the peer has lost it.
     pub(super) fn note_atomic(&mut self, at: At, word: usize, attempt: Attempt) -> Checked<()> {
         let peer = self.side(at.peer())?;
         let (node, is_dead) = (peer.node as usize, peer.is_dead);
@@ -163,13 +163,13 @@ impl Run {
             || has_failed(self.fabric.node(side.node).endpoint.qp_state(side.qpn))
     }
 
-    /// The same, or it only sends no more.
+    /// Whether it has failed, or only stopped sending.
     fn has_stopped(&self, side: &Side) -> bool {
         let state = self.fabric.node(side.node).endpoint.qp_state(side.qpn);
         self.has_failed(side) || state == Some(QpState::Sqe)
     }
 
-    /// Notices that a connection broke, and that both of its sides are done with it.
+    /// Notices that a connection failed, and that both of its sides are finished.
     pub(super) fn look_after(&mut self, pair: usize) -> Checked<()> {
         let Some(sides) = &self.pairs[pair].sides else {
             return Ok(());
@@ -210,8 +210,8 @@ impl Run {
         Ok(())
     }
 
-    /// A program ends its side of a broken connection. With work outstanding, and after all the
-    /// time that its retries can take, the transport must have done so itself.
+    /// A program ends its side of a failed connection. With work outstanding, the transport must have
+    /// failed on its own after the time of all its retries.
     pub(super) fn give_up(&mut self, at: At, epoch: u32, patient: bool) -> Checked<()> {
         let pair = &self.pairs[at.pair];
         if pair.epoch != epoch || pair.state != PairState::Breaking {
@@ -237,7 +237,7 @@ impl Run {
         self.look_after(at.pair)
     }
 
-    /// A program ends its side: it takes what is completed or flushed, or does not care.
+    /// A program ends its side: it polls what is completed or flushed, or abandons it.
     fn end(&mut self, at: At) -> Checked<()> {
         self.stop(at)?;
         let abandons = self.scenario.habits.abandons;
@@ -252,7 +252,7 @@ impl Run {
         stopped.map_err(|error| format!("modify_to_error: {error}"))
     }
 
-    /// Nobody can change anything any more: what was left open is looked at.
+    /// No more changes are possible: checks what was left open.
     fn settle(&mut self, pair: usize) -> Checked<()> {
         for side in 0..2 {
             self.collect_side(At { pair, side })?;
@@ -285,7 +285,7 @@ impl Run {
         Ok(())
     }
 
-    /// Signaled sends and all receives have come out. What is left had succeeded in silence.
+    /// Signaled sends and all receives have completed. What is left had succeeded unsignaled.
     fn check_flushed(&mut self, at: At) -> Checked<()> {
         self.collect_events(self.side(at)?.node)?;
         let side = self.side_mut(at)?;
@@ -300,7 +300,7 @@ impl Run {
         sends.into_iter().try_for_each(|send| self.succeeded(at, send, None))
     }
 
-    /// What a sender was told has arrived, has been received.
+    /// Every message reported as delivered to the sender was received.
     fn check_delivered(&mut self, at: At) -> Checked<()> {
         let (sender, receiver) = (self.side(at)?, self.side(at.peer())?);
         let lost = sender.delivered.saturating_sub(receiver.received);
@@ -331,13 +331,13 @@ impl Run {
 
     // ---- faults from outside -------------------------------------------------------------------
 
-    /// Connections of a node may break from now on.
+    /// Connections of a node may fail from now on.
     pub(super) fn excuse_node(&mut self, node: u32) {
         let concerned = self.pairs.iter_mut().filter(|pair| pair.nodes.contains(&node));
         concerned.for_each(|pair| pair.is_excused = true);
     }
 
-    /// A node loses everything. Its peers have to find out.
+    /// A node loses all state. Its peers have to find out.
     pub(super) fn restart(&mut self, node: u32) -> Checked<()> {
         self.note_unanswered(node)?;
         self.check_words(node, false)?;
@@ -362,7 +362,7 @@ impl Run {
         Ok(())
     }
 
-    /// Atomics on the words of a node that ends: whether they were carried out, nobody will know.
+    /// Atomics on the words of a node that ends: it is unknown whether they were executed.
     fn note_unanswered(&mut self, node: u32) -> Checked<()> {
         for pair in 0..self.pairs.len() {
             for side in 0..2 {
@@ -378,8 +378,8 @@ impl Run {
         Ok(())
     }
 
-    /// What a restarted node had posted vanishes; what it was to do elsewhere may have happened.
-    /// True if a peer had work outstanding towards it.
+    /// The work requests of a restarted node are gone; their effects elsewhere may have happened. True
+    /// if a peer had work outstanding towards it.
     fn kill_sides(&mut self, pair: usize, node: u32) -> Checked<bool> {
         let nodes = self.pairs[pair].nodes;
         let mut felt = false;
@@ -401,7 +401,7 @@ impl Run {
 
     // ---- the end -------------------------------------------------------------------------------
 
-    /// Every queue pair is closed; receives that nobody needed come out flushed.
+    /// Closes every queue pair; unused receives are flushed.
     pub(super) fn close(&mut self) -> Checked<()> {
         self.phase = Phase::Closing;
         for pair in 0..self.pairs.len() {

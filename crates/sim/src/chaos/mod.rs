@@ -1,31 +1,31 @@
 //! Random programs under random faults, then healing; every completion and every byte checked.
 //!
-//! A seed draws a [`scenario`]: two or three machines, one to four connections, links, timers, a mix
-//! of faults. Programs then post SENDs, WRITEs, READs and atomics of 0 bytes to many packets; some of
-//! them misbehave on purpose. When enough work was posted the faults stop, and everything that is
-//! outstanding has to finish within a bound computed from timers, retries and bytes
-//! ([`side::Healing`]). At the end the queue pairs are closed and all memory is compared.
+//! A seed draws a [`scenario`]: two or three machines, one to four connections, links, timers, a mix of
+//! faults. Programs then post SENDs, WRITEs, READs and atomics of 0 bytes to many packets; some of them
+//! misbehave on purpose. When enough work was posted the faults stop, and everything outstanding has to
+//! finish within a bound computed from timers, retries and bytes ([`side::Healing`]). At the end the
+//! queue pairs are closed and all memory is compared.
 //!
-//! Checked all along, by contract:
+//! Checked throughout, by contract:
 //! - C2: each work request completes exactly once, in order, with the right status and bytes; sends
 //!   in posting order, receives in the order of the peer's messages; after an error everything is
 //!   flushed and nothing succeeds; atomics have a serial order;
-//! - C3: the transport touches registered memory only, as its flags allow; gaps and other memory keep
-//!   their bytes; what must be refused is refused;
-//! - C7: packets that were damaged or come from another time change nothing;
-//! - on the wire: waits that the peer asked for, windows, credits ([`monitor`]).
+//! - C3: the transport accesses registered memory only, as its flags allow; gaps and other memory keep
+//!   their bytes; illegal requests are refused;
+//! - C7: damaged and stray packets change nothing;
+//! - on the wire: RNR delays, windows, credits ([`monitor`]).
 //!
-//! UC and UD promise less, and that is checked: a message is heard whole or not at all, with its own
+//! UC and UD promise less, and that is checked: a message is received whole or not at all, with its own
 //! bytes ([`unreliable`]).
 //!
 //! Programs have habits, drawn by seed ([`scenario::Habits`]): they restrict access ([`rights`]), go to
 //! SQD and back ([`drain`]), sleep until they are notified ([`sleep`]), leave completions unpolled
-//! ([`abandon`]), change what they have just read ([`overtake`]). And there may be hostile peers that make up
-//! their packets ([`intruder`]).
+//! ([`abandon`]), change what they have just read ([`overtake`]). And there may be hostile peers that
+//! forge packets ([`intruder`]).
 //!
-//! A connection may break when retries run out under harsh faults, when a program misbehaves, or
-//! when a machine restarts. Then both sides flush, what was under way may have arrived or not (byte by
-//! byte the old or the new), and the programs connect again.
+//! A connection may fail when retries run out under harsh faults, when a program misbehaves, or when a
+//! machine restarts. Then both sides flush, outstanding data may have arrived or not (byte by byte the
+//! old or the new), and the programs connect again.
 
 mod abandon;
 mod atomics;
@@ -69,7 +69,7 @@ use scenario::{Scenario, Strike};
 use side::{At, Healing, Pair, PairState, Pool, Turn};
 use space::Space;
 
-/// Events after which a run counts as one that never ends: so many, and for each send that is posted.
+/// Events after which a run counts as endless: a constant, and this many for each posted send.
 const MAX_EVENTS: u64 = 4_000_000;
 const MAX_EVENTS_PER_SEND: u64 = 1_000;
 
@@ -88,29 +88,29 @@ macro_rules! ensure {
 }
 use ensure;
 
-/// What a run can be told beside its seed.
+/// Options of a run besides its seed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Sends to post instead of what the seed draws.
+    /// Sends to post instead of the seed's number.
     pub sends: Option<u64>,
     /// Damage done on purpose.
     pub sabotage: Sabotage,
-    /// A mistake that every endpoint makes.
+    /// A bug planted in every endpoint.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<roce::planted::Bug>,
 }
 
-/// Damage done to the run itself, to see that the checks notice it.
+/// Damage done to the run itself, to test that the checks notice it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// None.
     #[default]
     None,
-    /// A payload bit turns after the ICRC was checked.
+    /// A payload bit flips after the ICRC was checked.
     Body,
-    /// Completions get lost on their way to the program.
+    /// Completions are lost before the program polls them.
     Completion,
-    /// Completions change places.
+    /// Completions are reordered.
     Order,
     /// A byte between two regions changes.
     Guard,
@@ -119,7 +119,7 @@ pub enum Sabotage {
 /// A check that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The seed that shows it.
+    /// The seed that reproduces it.
     pub seed: u64,
     /// When it was noticed.
     pub at: Time,
@@ -149,12 +149,12 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Violation> {
     }
 }
 
-/// What a run is up to.
+/// The phase of a run.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Faults strike and programs post.
+    /// Faults are injected and programs post.
     Faulty,
-    /// Faults have stopped; what is outstanding finishes.
+    /// Faults have stopped; outstanding work finishes.
     Healing(Healing),
     /// Queue pairs are closed.
     Closing,
@@ -166,7 +166,7 @@ struct Run {
     scenario: Scenario,
     options: Options,
     chance: Chance,
-    /// Source of what habits draw: without them, a run stays as it is.
+    /// Randomness of the habits, separate so that a run without habits stays the same.
     whims: Chance,
     spaces: Vec<Space>,
     pairs: Vec<Pair>,
@@ -174,7 +174,7 @@ struct Run {
     pools: Vec<Option<Pool>>,
     /// Histories of the words that atomics work on, by node, in the order of [`Use::Words`](space::Use).
     words: Vec<Vec<atomics::WordHistory>>,
-    /// Values that the words were seen to get last: what compare-and-swaps are tried with.
+    /// Last values seen in the words, to try compare-and-swap with.
     last_values: Vec<Vec<u64>>,
     intruders: Vec<Intruder>,
     strikes: VecDeque<(u64, Strike)>,
@@ -238,7 +238,7 @@ impl Run {
         (0..self.scenario.habits.intruders).try_for_each(|_| self.intrude())
     }
 
-    /// Makes a fresh endpoint make the mistake that the run is to show.
+    /// Plants the bug of the run in a new endpoint.
     fn plant(&mut self, node: u32) {
         #[cfg(feature = "planted-bugs")]
         self.fabric.node_quietly(node).endpoint.plant(self.options.bug);
@@ -279,7 +279,7 @@ impl Run {
         Ok(())
     }
 
-    /// Looks at what went over the wires.
+    /// Checks the packets on the wires.
     fn watch(&mut self) -> Checked<()> {
         self.fabric.take_sightings(&mut self.sightings);
         let pairs = &self.pairs;
@@ -348,7 +348,7 @@ impl Run {
         Ok(())
     }
 
-    /// All faults stop. What is outstanding has to finish within a bound.
+    /// All faults stop. Outstanding work has to finish within a bound.
     fn heal(&mut self) -> Checked<()> {
         self.resume_all()?;
         self.ask_for_the_last()?;
@@ -370,12 +370,11 @@ impl Run {
     ///       4 T + M (R + S) + D + R + (r + 2) T  connections that may, or are about to
     /// ```
     ///
-    /// D is the longest delay of a packet that is still in the air, T the ACK timeout, r the retry
-    /// count, R the RNR delay, M the number of messages that wait for a receive. S is the time that all
-    /// outstanding bytes take on one link, or at the least rate of a congestion control, three times
-    /// over, with eight propagation delays. One
-    /// timeout finds a loss, one more a lost answer to that; two are margin. 2 ms is what programs may
-    /// take to post receives.
+    /// D is the longest delay of a packet in flight, T the ACK timeout, r the retry count, R the RNR
+    /// delay, M the number of messages that wait for a receive. S is the time that all outstanding
+    /// bytes take on one link, or at the lowest rate of a congestion control, three times over, with
+    /// eight propagation delays. One timeout detects a loss, one more a lost acknowledgement of the
+    /// retransmission; two are margin. 2 ms is what programs may take to post receives.
     fn recovery_bound_ns(&self) -> u64 {
         let span = self.drain_ns();
         let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();
@@ -392,7 +391,7 @@ impl Run {
         if may_break { repair + self.patience_ns(pair) } else { repair }
     }
 
-    /// How long a side may need to find out by itself that its peer is gone.
+    /// How long a side may need to detect that its peer is gone.
     fn patience_ns(&self, pair: &Pair) -> u64 {
         let retries = u64::from(pair.params.retry_count) + 2;
         let timeouts = retries * pair.params.ack_timeout().as_nanos();
@@ -434,7 +433,7 @@ impl Run {
     // ---- the end -------------------------------------------------------------------------------
 
     fn finish(&mut self) -> Checked<()> {
-        // What is still in the air must not change anything any more.
+        // Packets in flight must not change anything any more.
         while self.fabric.advance() {
             self.check_health()?;
             self.watch()?;

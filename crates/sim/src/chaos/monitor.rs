@@ -1,19 +1,19 @@
 //! Rules that hold on the wire, checked on every packet that is sent or accepted.
 //!
 //! A transport can break these and still deliver every byte, only slower or at its peer's expense, so
-//! completions alone would not show it:
+//! completions alone would not reveal it:
 //! - after an RNR NAK no request packet is sent before the delay has passed (IBA 9.7.5.2.8);
-//! - not more request packets are unacknowledged than the window allows; where losses are repaired
-//!   selectively, packets that a SACK reported do not count, and the oldest unacknowledged packet
-//!   is at most four windows back;
-//! - an acknowledgement promises no more receives than are posted (IBA 9.7.7.2);
-//! - congestion notifications of a queue pair keep their distance.
+//! - no more request packets are unacknowledged than the window allows; in selective repeat, packets
+//!   reported in a SACK do not count, and the oldest unacknowledged packet is at most four windows
+//!   back;
+//! - an acknowledgement grants no more credits than receives are posted (IBA 9.7.7.2);
+//! - a queue pair keeps the minimum interval between its congestion notifications.
 //!
-//! The first two rules follow what the requester was told, in both modes: a READ of n responses is
-//! one request packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement
-//! beyond an unanswered READ or atomic ends there, and an RNR NAK behind one starts no wait, because
-//! the lost response is asked for first. They apply to every request packet of a reliable connection
-//! whose sender the programs know ([`Monitor::requests`] counts the others, too).
+//! The first two rules follow the requester's view, in both modes: a READ of n responses is one request
+//! packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement beyond an
+//! outstanding READ or atomic ends there, and an RNR NAK behind one starts no wait, because the lost
+//! response is requested first. They apply to every request packet of a reliable connection with a
+//! known sender ([`Monitor::requests`] counts the others, too).
 
 use alloc::collections::{BTreeMap, VecDeque};
 
@@ -33,20 +33,20 @@ const HORIZON_WINDOWS: u32 = 4;
 enum Await {
     /// An acknowledgement.
     Ack,
-    /// So many responses.
+    /// This many responses.
     Responses(u32),
 }
 
-/// A requester as the wire has shown it.
+/// A requester's state as seen on the wire.
 #[derive(Debug)]
 struct Requester {
-    /// Connections of its pair before this one: queue pair numbers come again.
+    /// Connections of its pair before this one: queue pair numbers are reused.
     epoch: u32,
     /// First PSN that is not acknowledged.
     una: Psn,
     /// PSN after the last one sent.
     end: Psn,
-    /// No request packet may be sent before.
+    /// No request packet may be sent before this time.
     wait: Option<Time>,
     unanswered: Unanswered,
 }
@@ -56,9 +56,9 @@ struct Requester {
 enum Unanswered {
     GoBackN(VecDeque<Await>),
     Selective {
-        /// For each PSN, whether a SACK reported it, and it was not retransmitted since.
+        /// For each PSN, whether a SACK reported it, without a retransmission since.
         reported: VecDeque<bool>,
-        /// How many of them were not.
+        /// How many of them were not reported.
         in_flight: u32,
     },
 }
@@ -90,7 +90,7 @@ impl Requester {
         Requester { epoch, una: first, end: first, wait: None, unanswered }
     }
 
-    /// A request packet of `psns` PSNs is sent; whether it is sent for the first time.
+    /// Records a request packet of `psns` PSNs; returns whether it is sent for the first time.
     fn send(&mut self, psn: Psn, psns: u32, waits_for: Await) -> bool {
         let is_new = !psn.is_before(self.end);
         if is_new {
@@ -115,7 +115,7 @@ impl Requester {
         is_new
     }
 
-    /// Request packets under way, and PSNs from the oldest on where a horizon bounds them.
+    /// Request packets in flight, and PSNs from the oldest on where a horizon bounds them.
     fn under_way(&self) -> (u32, u32) {
         match &self.unanswered {
             Unanswered::GoBackN(requests) => (requests.len() as u32, 0),
@@ -123,8 +123,8 @@ impl Requester {
         }
     }
 
-    /// Acknowledges PSNs before `psn`, in go-back-N up to an unanswered READ or atomic. Whether all
-    /// of them are now.
+    /// Acknowledges PSNs before `psn`, in go-back-N up to an outstanding READ or atomic. Returns
+    /// whether all of them are acknowledged.
     fn acknowledge(&mut self, psn: Psn) -> bool {
         while self.una.is_before(psn) {
             match &mut self.unanswered {
@@ -147,7 +147,7 @@ impl Requester {
             return;
         }
         let Unanswered::GoBackN(_) = self.unanswered else {
-            // It says that its request was executed, and all before it.
+            // It implies that its request, and all before, were executed.
             self.acknowledge(psn.next());
             return;
         };
@@ -186,7 +186,7 @@ impl Requester {
             Syndrome::Ack { .. } => drop(self.acknowledge(psn.next())),
             Syndrome::RnrNak { timer } => {
                 let is_next = self.acknowledge(psn) && psn == self.una;
-                // What arrives while it waits, up to the last moment, changes nothing.
+                // Packets that arrive while it waits, up to the last moment, change nothing.
                 if is_next && self.wait.is_none_or(|until| until < now) {
                     let delay = Duration::from_micros(10) * rnr_units(timer);
                     self.wait = Some(now + delay);
@@ -306,8 +306,8 @@ fn see_credits(sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
     Ok(())
 }
 
-/// How many receives an acknowledgement promises: codes 0 to 30 stand for 0, 1, 2, 3, 4, 6, 8, 12, …,
-/// code 31 for no promise (IBA table 48).
+/// Receives promised by an acknowledgement: codes 0 to 30 stand for 0, 1, 2, 3, 4, 6, 8, 12, …, code 31
+/// for no credits (IBA table 48).
 fn promised(headers: &Headers) -> Option<u64> {
     let aeth = headers.ext().aeth()?;
     match aeth.syndrome {
@@ -317,7 +317,7 @@ fn promised(headers: &Headers) -> Option<u64> {
     }
 }
 
-/// The side that sent a packet: the peer of the one that it is for.
+/// The side that sent a packet: the peer of its destination.
 fn sender<'p>(sighting: &Sighting, pairs: &'p [Pair]) -> Option<(&'p Pair, &'p Side)> {
     let dest = sighting.headers.bth().dest_qp;
     pairs.iter().find_map(|pair| {

@@ -1,8 +1,8 @@
 //! READs, and unfenced requests behind them that change what they read.
 //!
-//! The specification lets the later request overtake the READ at the responder; adapters do not, and
-//! programs rely on it. So the READ has to bring the bytes as they were, unless it was executed again
-//! because an answer was lost: then it may bring any of both.
+//! The specification lets the later request overtake the READ at the responder; NICs do not, and
+//! programs rely on it. So the READ has to return the bytes as they were, unless it was executed again
+//! because a response was lost: then it may return either.
 
 use roce::verbs::{SendOp, SgList, Sge, WcOpcode};
 use roce::world::AtomicOp;
@@ -14,7 +14,8 @@ use super::space::{SINKS, Use, WORDS};
 use super::{Checked, Run};
 
 impl Run {
-    /// Posts the READ and what follows it. Without room for both, nothing, or what makes room.
+    /// Posts the READ and the request behind it. Without room for both it posts nothing, or a request
+    /// that makes room.
     pub(super) fn post_read_then_change(&mut self, at: At) -> Checked<bool> {
         let depth = self.pairs[at.pair].params.depth as usize;
         if self.side(at)?.sends.len() + 2 > depth {
@@ -109,7 +110,7 @@ impl Run {
         Ok(true)
     }
 
-    /// The value that the READ brings has its place in the word's history, before the atomic's.
+    /// The value returned by the READ is in the word's history before the atomic.
     fn post_read_then_atomic(&mut self, at: At) -> Checked<bool> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
         let words = self.spaces[peer as usize].region(Use::Words);
@@ -138,7 +139,7 @@ impl Run {
         Ok(true)
     }
 
-    /// A READ brought what was there before the request behind it.
+    /// A READ returned the bytes from before the next request.
     pub(super) fn check_former(
         &mut self,
         at: At,

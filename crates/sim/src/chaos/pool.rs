@@ -1,8 +1,8 @@
-//! Receives, wherever they come from: a queue pair's own queue, or one that a node's queue pairs share.
+//! Receives of a queue pair's own queue, or of one that a node's queue pairs share.
 //!
-//! A shared receive is completed by the queue pair that took it; until then nobody knows which that
-//! will be, so shared ones are found by their number and not by their place. A queue pair that ends
-//! leaves what it has not taken, and says once that it takes no more.
+//! A shared receive is completed by the queue pair that took it; until then it is unknown which that
+//! will be, so shared ones are found by their number and not by their position. A queue pair that ends
+//! leaves the receives it has not taken, and raises one event that it takes no more.
 
 use alloc::format;
 use alloc::string::String;
@@ -28,7 +28,7 @@ impl Run {
         Ok(Some(Pool { srq, depth, len, receives: Vec::new() }))
     }
 
-    /// Posts shared receives: all there is room for while faults heal, else as chance has it.
+    /// Posts shared receives: as many as fit while faults heal, else a random number.
     pub(super) fn refill(&mut self, node: u32, eagerness: u32) -> Checked<bool> {
         let is_healing = matches!(self.phase, Phase::Healing(_));
         let mut posted = false;
@@ -54,7 +54,7 @@ impl Run {
         Ok(posted)
     }
 
-    /// The receive that completes: the oldest of the side's own, or this one of the shared ones.
+    /// The completed receive: the oldest of the side's own, or this shared one.
     pub(super) fn take_receive(&mut self, at: At, wr_id: u64) -> Checked<PostedReceive> {
         let side = self.side_mut(at)?;
         let none = || String::from("no receive was posted for it");

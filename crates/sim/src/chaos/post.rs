@@ -1,7 +1,7 @@
-//! A program's turn: receives and sends are posted, and the checker is told what has to come of them.
+//! A program's turn: receives and sends are posted, and their expected results recorded.
 //!
-//! A program knows what its peer has posted (the two are one simulation), so it can send what fits,
-//! or what just does not. What it sends is drawn in [`draft`](super::draft).
+//! A program knows what its peer has posted (the two are one simulation), so it can send messages that
+//! fit, or that just do not. The requests are drawn in [`draft`](super::draft).
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -14,8 +14,8 @@ use super::side::{Announced, At, PairState, PostedReceive, PostedSend, Turn};
 use super::space::SINKS;
 use super::{Checked, MAX_BACKOFF_NS, Phase, Run};
 
-/// The programs of an unreliable pair connect anew after so many sends of one side: what WRITEs without
-/// an answer wrote to cannot be used again before.
+/// The programs of an unreliable pair reconnect after this many sends of one side: targets of
+/// unacknowledged WRITEs cannot be reused before.
 pub(super) const RETIRE_AFTER: u64 = 150;
 
 impl Run {
@@ -74,7 +74,7 @@ impl Run {
         Ok(posted)
     }
 
-    /// Posts a receive for the message that is due, or for one that may come.
+    /// Posts a receive for the message that is due, or for a possible one.
     fn post_receive(&mut self, at: At, due: Option<(u64, u32)>) -> Checked<bool> {
         let side = self.side(at)?;
         let node = side.node;
@@ -103,13 +103,13 @@ impl Run {
         Ok(true)
     }
 
-    /// What a receive has to hold beside the message.
+    /// Room in a receive besides the message.
     fn route_header_bytes(&self, at: At) -> u32 {
         let is_ud = self.pairs[at.pair].params.transport == Transport::Ud;
         if is_ud { GRH_BYTES } else { 0 }
     }
 
-    /// Odd for receives, even for sends, and never the same.
+    /// Odd for receives, even for sends, and never reused.
     pub(super) fn fresh_id(&mut self, is_receive: bool) -> u64 {
         self.next_id += 1;
         self.chance.word() << 40 | self.next_id << 1 | u64::from(is_receive)
@@ -205,7 +205,7 @@ impl Run {
         Ok(Some((Datagram { ah: path.into(), dest_qp, qkey }, is_secret)))
     }
 
-    /// Tells the checker what a side will hear; returns the message's number.
+    /// Records a message that a side is to receive; returns its number.
     fn announce(
         &mut self,
         to: At,
@@ -238,8 +238,8 @@ impl Run {
         Ok(number)
     }
 
-    /// Sends at the end of a queue that asked for no completion would say nothing any more: one that
-    /// does is posted behind them.
+    /// Unsignaled sends at the end of a queue would never be reported: a signaled one is posted behind
+    /// them.
     pub(super) fn ask_for_the_last(&mut self) -> Checked<()> {
         for pair in 0..self.pairs.len() {
             for side in 0..2 {

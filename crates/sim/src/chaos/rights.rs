@@ -1,4 +1,4 @@
-//! What queue pairs allow their peers, and programs that know it: they ask for nothing that must be
+//! Access rights of queue pairs, and programs that respect them: they request nothing that must be
 //! refused, unless they misbehave.
 
 use roce::endpoint::{AttrMask, QpAttr, QpState};
@@ -10,19 +10,19 @@ use super::side::{At, Effect, Nap};
 use super::space::{SINKS, Use};
 use super::{Checked, Run};
 
-/// Sets what the peer may do, in whatever state the queue pair is.
+/// Sets the peer's rights, in any state of the queue pair.
 pub(super) fn attributes(access: Access) -> QpAttr {
     QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) }
 }
 
-/// How a request ends that must be refused: as an invalid one if the queue pair allows nothing of
-/// its kind, whatever it names.
+/// The status of a request that must be refused: invalid if the queue pair does not enable its kind,
+/// whatever its address and key.
 pub(super) fn refusal(is_enabled: bool) -> WcStatus {
     if is_enabled { WcStatus::RemoteAccessError } else { WcStatus::RemoteInvalidRequest }
 }
 
 impl Run {
-    /// What a new queue pair allows: all, or a random part of it.
+    /// The rights of a new queue pair: all, or a random subset.
     pub(super) fn draw_access(&mut self) -> Access {
         if !self.scenario.habits.restricts {
             return Access::ALL;
@@ -31,7 +31,7 @@ impl Run {
         Access { remote_write: flag(), remote_read: flag(), remote_atomic: flag(), ..Access::ALL }
     }
 
-    /// What a program posts instead if its peer does not allow it, or it may have no READs in flight.
+    /// The kind to post instead if the peer does not allow it, or READs must not be in flight.
     pub(super) fn permitted(&self, at: At, kind: Kind) -> Checked<Kind> {
         let (access, peer_nap) = (self.side(at.peer())?.access, self.side(at.peer())?.nap);
         let may_await = self.side(at)?.max_rd_atomic > 0;
@@ -43,13 +43,13 @@ impl Run {
         };
         Ok(match kind {
             _ if !is_permitted => Kind::Send,
-            // By the time a sleeper hears of it, the target may have been written again.
+            // By the time a sleeping program is notified, the target may have been written again.
             Kind::WriteImm if peer_nap != Nap::Never => Kind::SendImm,
             kind => kind,
         })
     }
 
-    /// A request of a kind that the peer's queue pair does not allow, right in every other way.
+    /// A request of a kind that the peer's queue pair does not allow, valid otherwise.
     pub(super) fn draft_unpermitted(&mut self, at: At) -> Checked<Option<Draft>> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
         let access = self.side(at.peer())?.access;
@@ -90,7 +90,7 @@ impl Run {
 }
 
 impl Draft {
-    /// Nothing may land, or these bytes.
+    /// Either nothing arrives, or these bytes.
     fn lands(self, landing: SgList, bytes: alloc::vec::Vec<u8>) -> Draft {
         let (source, lends_landing) = (None, false);
         Draft { effect: Effect::Read { landing, bytes, source, lends_landing }, ..self }

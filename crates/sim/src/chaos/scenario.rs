@@ -1,6 +1,6 @@
-//! What a seed draws before anything runs: machines, links, connections, faults and programs.
+//! The choices of a seed before a run: machines, links, connections, faults and programs.
 //!
-//! Swarm testing: a seed does not get a little of everything, it gets some things and not others, so
+//! Swarm testing: a seed enables some features and not others, rather than a little of everything, so
 //! that combinations come up which an average would never show.
 
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ use crate::link::{LinkConfig, Marking};
 
 use super::Options;
 
-/// What programs can do.
+/// Operations of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Send,
@@ -28,16 +28,16 @@ pub(super) enum Kind {
     Write,
     WriteImm,
     Read,
-    /// A READ, and a fenced SEND of what it brings.
+    /// A READ, and a fenced SEND of the bytes it returns.
     ReadSend,
     Atomic,
     /// Binds the own memory window.
     Bind,
-    /// Writes through the peer's.
+    /// Writes through the peer's window.
     WindowWrite,
-    /// Takes the peer's window away from it, with a message.
+    /// Invalidates the peer's window, with a message.
     SendInvalidate,
-    /// Takes the own window back.
+    /// Invalidates the own window.
     LocalInvalidate,
     /// A READ, and an unfenced request behind it that changes the bytes it reads.
     ReadThenChange,
@@ -47,7 +47,7 @@ pub(super) enum Kind {
     LocalTrespass,
 }
 
-/// Most READs and atomics of a peer that a queue pair serves at once.
+/// Most READs and atomics of a peer that a queue pair serves concurrently.
 pub(super) const MAX_RD_ATOMIC: u8 = 4;
 
 /// How a connection is made.
@@ -67,9 +67,9 @@ pub(super) struct Params {
     congestion: CongestionControl,
     /// Most work requests of a queue.
     pub(super) depth: u32,
-    /// What its programs do, by how often they are listed.
+    /// Operations of its programs, weighted by how often they are listed.
     pub(super) kinds: Vec<Kind>,
-    /// Sends that ask for a completion, per mille.
+    /// Signaled sends, per mille.
     pub(super) signaled: u32,
     /// Chance per opportunity to post a receive before it is needed, per mille.
     pub(super) eagerness: u32,
@@ -105,7 +105,7 @@ impl Params {
         }
     }
 
-    /// Least time between two congestion notifications of one side.
+    /// Minimum time between two congestion notifications of one side.
     pub(super) fn cnp_interval(&self) -> Duration {
         match self.congestion {
             CongestionControl::Dcqcn(params) => params.cnp_interval,
@@ -113,7 +113,7 @@ impl Params {
         }
     }
 
-    /// Bits per second below which congestion control never goes, if it limits at all.
+    /// The lowest rate of congestion control in bits per second, if it limits at all.
     pub(super) fn least_bps(&self) -> Option<u64> {
         match self.congestion {
             CongestionControl::Dcqcn(params) => Some(params.min_bps),
@@ -126,7 +126,7 @@ impl Params {
         Duration::from_nanos(4_096 << self.timeout)
     }
 
-    /// Longest wait that an RNR NAK of this connection asks for (IBA table 45; codes up to 14).
+    /// Longest RNR delay of this connection (IBA table 45; codes up to 14).
     pub(super) fn rnr_delay(&self) -> Duration {
         Duration::from_micros(10) * rnr_units(self.min_rnr_timer)
     }
@@ -149,15 +149,15 @@ pub(super) struct PairPlan {
     pub(super) params: Params,
 }
 
-/// Something that happens once so many sends were posted.
+/// Something that happens once this many sends were posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Strike {
     Flap { node: u32, span: Duration },
     Restart { node: u32 },
 }
 
-/// What programs and their peers are given to. Each habit is there or not, by itself, and is drawn
-/// apart from everything else.
+/// Habits of programs and their peers. Each is enabled independently, and drawn separately from
+/// everything else.
 #[derive(Clone, Debug)]
 pub(super) struct Habits {
     /// Queue pairs and regions allow random subsets of what they could.
@@ -172,7 +172,7 @@ pub(super) struct Habits {
     pub(super) sleeps: u32,
     /// An unfenced request follows a READ of the bytes it changes, per mille of sends.
     pub(super) overtakes: u32,
-    /// Hostile peers, which make up their packets, one connection each.
+    /// Hostile peers that forge packets, one connection each.
     pub(super) intruders: u32,
 }
 
@@ -212,7 +212,7 @@ pub(super) struct Scenario {
     pub(super) pools: Vec<Option<(u32, u32)>>,
     /// By number of sends posted.
     pub(super) strikes: Vec<(u64, Strike)>,
-    /// How often a program posts what must be refused, per mille.
+    /// How often a program posts an illegal request, per mille.
     pub(super) trespass: u32,
     /// How often it sends more than the receive can hold, per mille.
     pub(super) too_long: u32,
@@ -255,8 +255,8 @@ impl Scenario {
     }
 }
 
-/// Receives of a shared queue that one hostile peer may keep from the others: as many as it has sent
-/// out-of-order packets, and one.
+/// Receives of a shared queue that one hostile peer may keep from the others: one for each out-of-order
+/// packet it has sent, and one more.
 const HELD_BY_INTRUDERS: u64 = 3;
 
 /// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may
@@ -325,8 +325,8 @@ fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> 
     PairPlan { nodes: [first, second], params }
 }
 
-/// Queue pairs whose attributes change may begin with no READ or atomic in flight at all; and where
-/// hostile peers claim shared receives, there is somebody to miss them.
+/// Queue pairs whose attributes change may start without READs or atomics in flight; and where hostile
+/// peers claim shared receives, another queue pair uses them.
 fn with_habits(mut pairs: Vec<PairPlan>, habits: &Habits, chance: &mut Chance) -> Vec<PairPlan> {
     for PairPlan { params, .. } in &mut pairs {
         if habits.drains > 0 {
@@ -384,7 +384,7 @@ fn draw_kinds(transport: Transport, chance: &mut Chance) -> Vec<Kind> {
     if chance.per_mille(500) {
         return all.to_vec();
     }
-    // Windows alone would wait for each other.
+    // Programs with only windows would wait for each other.
     let some = all.len().min(6) as u64;
     let extra = windowless(transport, chance);
     (0..2).map(|_| all[chance.below(some) as usize]).chain(extra).collect()

@@ -1,5 +1,5 @@
-//! What is known of a connection: for each side what was posted, what is announced to it, how far it
-//! got. Plain records; the rules are in [`check`](super::check).
+//! The state of a connection: for each side the posted requests, the expected messages, and the
+//! progress. Plain records; the rules are in [`check`](super::check).
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -18,7 +18,7 @@ pub(super) struct PostedSend {
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
     pub(super) opcode: WcOpcode,
-    /// How it has to end, if the connection lives.
+    /// Its expected status, if the connection does not fail.
     pub(super) must: WcStatus,
     /// Its number among the messages that take a receive.
     pub(super) message: Option<u64>,
@@ -27,7 +27,7 @@ pub(super) struct PostedSend {
     pub(super) effect: Effect,
 }
 
-/// What a send does besides being announced.
+/// The expected effects of a send besides its message.
 #[derive(Debug)]
 pub(super) enum Effect {
     None,
@@ -42,10 +42,10 @@ pub(super) enum Effect {
         landing: SgList,
         bytes: Vec<u8>,
         source: Option<(u64, u32)>,
-        /// A SEND behind it sends from there.
+        /// A SEND behind it uses these bytes as its source.
         lends_landing: bool,
     },
-    /// The former value appears here.
+    /// The original value appears here.
     Atomic {
         landing: Sge,
         word: usize,
@@ -63,15 +63,15 @@ pub(super) enum Effect {
         /// READs that the peer had executed again by then.
         repeated: Option<u64>,
     },
-    /// The same, of a word that atomics work on.
+    /// The same, for a word used by atomics.
     FormerWord {
         landing: Sge,
         word: usize,
         repeated: Option<u64>,
     },
-    /// The own window opens.
+    /// Binds the own window.
     Bind,
-    /// The own window closes.
+    /// Unbinds the own window.
     Invalidate,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct PostedReceive {
     pub(super) capacity: u32,
 }
 
-/// A message under way that this side will hear of.
+/// A message in flight that this side is to receive.
 #[derive(Debug)]
 pub(super) struct Announced {
     pub(super) number: u64,
@@ -91,9 +91,9 @@ pub(super) struct Announced {
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
     pub(super) bytes: Vec<u8>,
-    /// How often it was received; more than once only where the transport does not say.
+    /// How often it was received; more than once only where the transport allows duplicates.
     pub(super) heard: u32,
-    /// The key that it takes away.
+    /// The key that it invalidates.
     pub(super) invalidates: Option<u32>,
     /// Must not be received: it was sent with a wrong key.
     pub(super) is_secret: bool,
@@ -124,11 +124,11 @@ pub(super) struct Side {
     pub(super) recv_cq: CqId,
     /// Receives come from the node's shared queue.
     pub(super) shares: bool,
-    /// What the peer may do, as far as the queue pair is concerned.
+    /// The peer's rights on the queue pair.
     pub(super) access: Access,
     /// READs and atomics that may be in flight.
     pub(super) max_rd_atomic: u8,
-    /// Whether its program sleeps until it is notified, and does now.
+    /// Whether its program sleeps until it is notified, and is asleep now.
     pub(super) nap: Nap,
     /// In SQD.
     pub(super) drain: Option<Drain>,
@@ -139,14 +139,14 @@ pub(super) struct Side {
     /// Sends posted since the connection was made.
     pub(super) posted: u64,
     pub(super) window: Option<Window>,
-    /// The window's key was taken away, and WRITEs through it are still to complete.
+    /// The window's key was invalidated, and WRITEs through it are still to complete.
     pub(super) is_window_dead: bool,
-    /// The transport has said that no more shared receives will be taken.
+    /// The transport reported that it takes no more shared receives.
     pub(super) last_wqe: bool,
     pub(super) sends: VecDeque<PostedSend>,
     pub(super) receives: VecDeque<PostedReceive>,
     pub(super) announced: VecDeque<Announced>,
-    /// Messages that were announced to this side.
+    /// Messages expected by this side.
     pub(super) messages: u64,
     /// A message that is longer than its receive, by number.
     pub(super) fails_at: Option<u64>,
@@ -155,12 +155,12 @@ pub(super) struct Side {
     /// Messages that this side has received.
     pub(super) received: u64,
     pub(super) send_errors: u64,
-    /// A send has ended with another error than being flushed.
+    /// A send has failed with a status other than flushed.
     pub(super) send_ended: bool,
     pub(super) receive_errors: u64,
-    /// The node restarted: the queue pair is no more.
+    /// The node restarted: the queue pair no longer exists.
     pub(super) is_dead: bool,
-    /// Pause after a turn in which nothing could be done.
+    /// Pause after a turn without work.
     pub(super) backoff_ns: u64,
 }
 
@@ -201,12 +201,12 @@ impl Side {
 /// How a program waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nap {
-    /// It polls all the time.
+    /// It polls continuously.
     Never,
-    /// It has polled, and is about to arm its queues. A notification that came since is read when it
-    /// sleeps, as an event of a completion channel is.
+    /// It has polled, and is about to arm its queues. A notification since then is read when it sleeps,
+    /// like an event of a completion channel.
     Awake { notified: bool },
-    /// It polls once it is notified.
+    /// It polls when it is notified.
     Asleep { notified: bool },
 }
 
@@ -228,14 +228,13 @@ pub(super) enum PairState {
     Down,
 }
 
-/// Bytes that may or may not have arrived when the connection broke.
+/// Bytes that may or may not have arrived when the connection failed.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) node: u32,
     pub(super) addr: u64,
     pub(super) bytes: Vec<u8>,
-    /// Whatever is there is right: what an atomic brought, or what was left of messages that never
-    /// became whole.
+    /// Any bytes are right: the result of an atomic, or the rest of messages that were never completed.
     pub(super) any: bool,
 }
 
@@ -248,12 +247,12 @@ pub(super) struct Pair {
     pub(super) state: PairState,
     /// Connections made before this one.
     pub(super) epoch: u32,
-    /// Something happened for which the connection may break.
+    /// Something happened for which the connection may fail.
     pub(super) is_excused: bool,
-    /// Its programs have had enough of it.
+    /// Its programs are ending it.
     pub(super) is_retired: bool,
     pub(super) open: Vec<Open>,
-    /// Slots to be given back when it is settled: node, address, length.
+    /// Slots to be freed when it is settled: node, address, length.
     pub(super) held: Vec<(u32, u64, u32)>,
 }
 
@@ -284,18 +283,18 @@ impl Pair {
     }
 }
 
-/// A program that wants its turn.
+/// A scheduled action of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Turn {
     /// Post some work.
     Act { at: At, epoch: u32 },
-    /// Stop waiting for the transport to notice that the peer is gone.
+    /// Stop waiting for the transport to detect that the peer is gone.
     GiveUp { at: At, epoch: u32, patient: bool },
     /// Connect again.
     Connect { pair: usize },
     /// Arm the completion queues and sleep.
     Arm { at: At, epoch: u32 },
-    /// Leave SQD once it has drained, or after so many more attempts.
+    /// Leave SQD once it has drained, or after this many more attempts.
     Resume { at: At, epoch: u32, patience: u32 },
     /// The next packet of a hostile peer.
     Attack { intruder: usize },
@@ -314,7 +313,7 @@ pub(super) struct Pool {
     pub(super) receives: Vec<PostedReceive>,
 }
 
-/// States in which a queue pair has flushed its work requests.
+/// Whether a queue pair has flushed its work requests in this state.
 pub(super) fn has_failed(state: Option<QpState>) -> bool {
     matches!(state, Some(QpState::Error) | None)
 }

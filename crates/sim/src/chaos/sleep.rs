@@ -1,8 +1,8 @@
-//! Programs that sleep: they poll until nothing is left, do something else, arm their completion
-//! queues and poll again only once they are notified.
+//! Programs that sleep: they poll until the queue is empty, do something else, arm their completion
+//! queues and poll again only after a notification.
 //!
-//! Completions may come between the last poll and the arming. Then the arming itself has to notify, if
-//! no notification was made for them yet, or the program sleeps for ever.
+//! Completions may arrive between the last poll and the arming. Then the arming itself has to notify,
+//! if they have no notification yet, or the program sleeps for ever.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ impl Run {
         if self.whims.per_mille(sleeps) { Nap::Awake { notified: false } } else { Nap::Never }
     }
 
-    /// A sleeper that has polled its queues is going to arm them.
+    /// A program that has polled its queues is going to arm them.
     pub(super) fn lull(&mut self, at: At, epoch: u32) -> Checked<()> {
         if matches!(self.side(at)?.nap, Nap::Awake { .. }) {
             let after_ns = 1 + self.whims.below(DAWDLE_NS);
@@ -30,7 +30,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a node's notifications to those who sleep.
+    /// Delivers a node's notifications to sleeping programs.
     pub(super) fn wake(&mut self, node: u32) {
         while let Some(cq) = self.fabric.node_quietly(node).endpoint.poll_notified() {
             let sides = self.pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
@@ -87,7 +87,7 @@ impl Run {
         Ok(())
     }
 
-    /// Whether the request is answered at once.
+    /// Whether the request notifies at once.
     fn request_notification(&mut self, at: At, solicited_only: bool) -> Checked<bool> {
         let side = self.side_mut(at)?;
         let notified = matches!(side.nap, Nap::Awake { notified: true });

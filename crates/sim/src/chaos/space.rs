@@ -1,10 +1,9 @@
-//! A node's memory as its programs see it: regions, slots handed out of them, and a model of what
-//! every byte should be.
+//! A node's memory as its programs see it: regions, slots allocated in them, and a model of the
+//! expected value of every byte.
 //!
-//! Regions lie in the arena with gaps of random bytes between them, and so do slots within regions:
-//! whatever the transport writes where it should not shows as a difference from the model. What a
-//! request leaves open when its connection breaks (did it arrive, in part, or not?) is settled byte
-//! by byte: each must be the old one or the new one.
+//! Regions have gaps of random bytes between them, and so do slots within regions: a stray write of the
+//! transport shows as a difference from the model. What a request leaves open when its connection fails
+//! (did it arrive, in part, or not?) is settled byte by byte: each must be the old one or the new one.
 
 use alloc::format;
 use alloc::string::String;
@@ -25,7 +24,7 @@ pub(super) enum Use {
     Source,
     /// Sources that the program overwrites as soon as it may.
     Volatile,
-    /// Receives and READs land here, or in the next.
+    /// Destination of receives and READs, like the next one.
     SinkA,
     SinkB,
     /// Target of the peer's WRITEs, and of READs of what was written.
@@ -34,11 +33,11 @@ pub(super) enum Use {
     Library,
     /// Target of atomics.
     Words,
-    /// Belongs to another protection domain: nobody may touch it.
+    /// Belongs to another protection domain: no queue pair may access it.
     Foreign,
 }
 
-/// Where receives and READs land.
+/// Destinations of receives and READs.
 pub(super) const SINKS: [Use; 2] = [Use::SinkA, Use::SinkB];
 
 /// How many words atomics work on.
@@ -62,7 +61,7 @@ fn plan(max_len: u64, sides: u64) -> [(Use, u64, Access); REGIONS] {
     ]
 }
 
-/// Rights that some seeds give a region, or keep from it. What it is for stays possible.
+/// Access flags that some seeds add to a region, or remove from it. Its purpose stays possible.
 fn vary(of: Use, access: Access, habits: &Habits, whims: &mut Chance) -> Access {
     let restricts = habits.restricts;
     let overtakes = habits.overtakes > 0;
@@ -72,21 +71,21 @@ fn vary(of: Use, access: Access, habits: &Habits, whims: &mut Chance) -> Access 
             remote_atomic: !restricts || whims.per_mille(500),
             ..access
         },
-        // What is received there is also read by the peer, just before.
+        // The peer also reads it just before something is received there.
         Use::SinkA => Access { remote_read: overtakes && whims.per_mille(700), ..access },
         Use::Words => Access { remote_read: overtakes, ..access },
         _ => access,
     }
 }
 
-/// Free stretches of a region, as offsets, in order.
+/// Free ranges of a region, as offsets, in order.
 #[derive(Debug, Default)]
 struct Slots {
     free: Vec<(u64, u64)>,
 }
 
 impl Slots {
-    /// First fit from a random stretch on, after a gap.
+    /// First fit from a random range on, after a gap.
     fn take(&mut self, len: u64, gap: u64, chance: &mut Chance) -> Option<u64> {
         let count = self.free.len();
         let first = chance.below(count as u64) as usize;
@@ -119,7 +118,7 @@ pub(super) struct Space {
     regions: Vec<MemoryRegion>,
     /// What each region allows.
     access: Vec<Access>,
-    /// How much higher the addresses are that requests use.
+    /// Offset of the addresses that requests use.
     shifts: Vec<u64>,
     slots: Vec<Slots>,
     /// A remote key that was valid once.
@@ -201,7 +200,7 @@ impl Space {
         Some(Sge { addr: region.addr + start, len, lkey: region.lkey })
     }
 
-    /// `len` bytes that nobody else uses.
+    /// `len` bytes that nothing else uses.
     pub(super) fn take_one(&mut self, of: Use, len: u32, chance: &mut Chance) -> Option<Sge> {
         self.take(of, len, chance)
     }
@@ -228,7 +227,7 @@ impl Space {
         Some(list)
     }
 
-    /// `len` bytes of sources that never change; nobody has to give them back.
+    /// `len` bytes of sources that never change; they need not be freed.
     pub(super) fn lasting_source(&self, len: u32, chance: &mut Chance) -> SgList {
         let region = self.region(Use::Source);
         split(len, chance)
@@ -240,12 +239,12 @@ impl Space {
             .collect()
     }
 
-    /// Gives slots back.
+    /// Frees slots.
     pub(super) fn give_all(&mut self, list: &[Sge]) {
         list.iter().for_each(|sge| self.give(sge.addr, sge.len));
     }
 
-    /// Gives one slot back.
+    /// Frees one slot.
     pub(super) fn give(&mut self, addr: u64, len: u32) {
         let holds = |region: &MemoryRegion| {
             region.addr <= addr && addr + u64::from(len) <= region.addr + region.len
@@ -258,32 +257,32 @@ impl Space {
 
     // ---- the model -----------------------------------------------------------------------------
 
-    /// What the bytes at `addr` should be.
+    /// The expected bytes at `addr`.
     pub(super) fn expected(&self, addr: u64, len: usize) -> &[u8] {
         let at = (addr - Arena::BASE) as usize;
         &self.model[at..at + len]
     }
 
-    /// What a list should hold.
+    /// The expected bytes of a list.
     pub(super) fn expected_list(&self, list: &[Sge]) -> Vec<u8> {
         let pieces = list.iter().flat_map(|sge| self.expected(sge.addr, sge.len as usize));
         pieces.copied().collect()
     }
 
-    /// From now on `bytes` should be at `addr`.
+    /// Expects `bytes` at `addr` from now on.
     pub(super) fn put(&mut self, addr: u64, bytes: &[u8]) {
         let at = (addr - Arena::BASE) as usize;
         self.model[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// From now on `bytes` should fill the front of the list.
+    /// Expects `bytes` at the front of the list from now on.
     pub(super) fn put_list(&mut self, list: &[Sge], bytes: &[u8]) {
         for (sge, piece) in pieces(list, bytes) {
             self.put(sge.addr, piece);
         }
     }
 
-    /// The bytes at `addr` are old ones or those of `new`; whichever they are, they stay.
+    /// Each byte at `addr` must be the old one or that of `new`; the model takes it over.
     pub(super) fn settle(&mut self, arena: &Arena, addr: u64, new: &[u8]) -> Checked<()> {
         let now = arena.peek(addr, new.len());
         let old = self.expected(addr, new.len());
@@ -295,12 +294,12 @@ impl Space {
         Ok(())
     }
 
-    /// Whatever is at `addr` now stays.
+    /// The model takes over the bytes at `addr`.
     pub(super) fn adopt(&mut self, arena: &Arena, addr: u64, len: usize) {
         self.put(addr, arena.peek(addr, len));
     }
 
-    /// Every byte of the arena, gaps included, is as the model says.
+    /// Compares every byte of the arena, gaps included, with the model.
     pub(super) fn compare(&self, arena: &Arena) -> Checked<()> {
         let differs = arena.all().iter().zip(&self.model).position(|(a, b)| a != b);
         differs.map_or(Ok(()), |at| Err(self.describe(Arena::BASE + at as u64)))
@@ -313,7 +312,7 @@ impl Space {
     }
 }
 
-/// The pieces of a list that `bytes` fill, from the front, with what fills them.
+/// The pieces of a list that `bytes` fill, from the front, with their bytes.
 pub(super) fn pieces<'a>(
     list: &'a [Sge],
     bytes: &'a [u8],
@@ -326,7 +325,7 @@ pub(super) fn pieces<'a>(
     })
 }
 
-/// What a list holds in memory, its first `len` bytes.
+/// The first `len` bytes of a list in memory.
 pub(super) fn gather(arena: &Arena, list: &[Sge], len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for sge in list {
@@ -336,7 +335,7 @@ pub(super) fn gather(arena: &Arena, list: &[Sge], len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Mostly one piece, sometimes up to [`MAX_SGE`], sometimes none for nothing.
+/// Mostly one piece, sometimes up to [`MAX_SGE`], sometimes none for an empty list.
 fn split(len: u32, chance: &mut Chance) -> Vec<u32> {
     let pieces = chance.pick(&[1, 1, 1, 2, 3, MAX_SGE as u64]);
     let mut left = len;

@@ -1,4 +1,4 @@
-//! What runs did, added up.
+//! Totals of runs.
 
 use alloc::vec::Vec;
 
@@ -6,7 +6,7 @@ use roce::endpoint::Counters;
 
 use crate::faults::FaultCounts;
 
-/// What one seed, or many, did and had checked.
+/// What one seed, or many, executed and checked.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Seeds run.
@@ -17,31 +17,31 @@ pub struct Summary {
     pub receives: u64,
     /// Completions checked, good and bad.
     pub completions: u64,
-    /// Of these, the ones that were not a success.
+    /// Failed completions among these.
     pub failures: u64,
-    /// Payload bytes compared when their completion came.
+    /// Payload bytes compared at their completion.
     pub bytes_checked: u64,
-    /// Atomics whose former value was part of a serial order.
+    /// Atomics whose original value was part of a serial order.
     pub atomics: u64,
-    /// Atomics on words whose history allows too many orders to try them all.
+    /// Atomics on words whose history allows too many orders to try all.
     pub atomics_open: u64,
-    /// Request packets of reliable connections that the rules of the wire were applied to.
+    /// Request packets of reliable connections that the wire rules were applied to.
     pub requests_checked: u64,
-    /// Those that they were not applied to: nobody knew their sender.
+    /// Request packets skipped: their sender was unknown.
     pub requests_skipped: u64,
-    /// Packets that hostile peers made up.
+    /// Packets forged by hostile peers.
     pub forged: u64,
     /// Connections made.
     pub connections: u64,
-    /// Connections that broke: retries ran out, a program misbehaved, a node restarted.
+    /// Connections that failed: retries ran out, a program misbehaved, a node restarted.
     pub broken: u64,
     /// Packets sent.
     pub packets: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted: u64,
     /// Packets that found a queue full.
     pub queue_drops: u64,
-    /// Damaged packets that came through where the ICRC does not reach.
+    /// Damaged packets accepted because the ICRC does not cover the damage.
     pub harmless: u64,
     /// Faults by kind.
     pub faults: FaultCounts,
@@ -49,10 +49,10 @@ pub struct Summary {
     pub events: u64,
     /// Simulated time in nanoseconds.
     pub simulated_ns: u64,
-    /// For each seed: how long it took from the end of the faults until everything had finished,
-    /// and the bound that was computed for it; nanoseconds.
+    /// For each seed: the time from the end of the faults until everything had finished, and its
+    /// computed bound; nanoseconds.
     pub recoveries: Vec<(u64, u64)>,
-    /// Sum of what the endpoints counted, by name, in the order of their declaration.
+    /// Totals of the endpoints' counters, by name, in the order of their declaration.
     pub counters: Vec<(&'static str, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl Summary {
         self.add_counters(other.counters.iter().copied());
     }
 
-    /// Adds what an endpoint counted.
+    /// Adds the counters of an endpoint.
     pub(super) fn add_endpoint(&mut self, counters: &Counters) {
         self.add_counters(counters.named());
     }
@@ -102,7 +102,7 @@ impl Summary {
         self.counters.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// The recovery time that this share of seeds, in per cent, did not exceed; nanoseconds.
+    /// The recovery time that this percentage of seeds did not exceed; nanoseconds.
     pub fn recovery_ns(&self, percent: u64) -> u64 {
         let mut times: Vec<u64> = self.recoveries.iter().map(|(time, _)| *time).collect();
         times.sort_unstable();
@@ -110,14 +110,14 @@ impl Summary {
         times.get(rank - 1).copied().unwrap_or(0)
     }
 
-    /// Share of the request packets of reliable connections that the rules of the wire were applied
-    /// to, in per mille.
+    /// Share of the request packets of reliable connections that the wire rules were applied to, in per
+    /// mille.
     pub fn requests_checked_per_mille(&self) -> u64 {
         let all = self.requests_checked + self.requests_skipped;
         (self.requests_checked * 1_000).checked_div(all).unwrap_or(1_000)
     }
 
-    /// The seed that came closest to its bound: that share, in per mille.
+    /// The seed that came closest to its bound: recovery time over bound, in per mille.
     pub fn closest_to_bound_per_mille(&self) -> u64 {
         let share = |&(time, bound): &(u64, u64)| time * 1_000 / bound.max(1);
         self.recoveries.iter().map(share).max().unwrap_or(0)

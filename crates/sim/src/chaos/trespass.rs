@@ -1,5 +1,5 @@
-//! What programs that misbehave post: requests that must be refused, by the peer or at home, and that
-//! must not change a byte.
+//! Requests of programs that misbehave: they must be refused, by the peer or locally, and must not
+//! change a byte.
 
 use roce::verbs::{SendOp, SgList, Sge, WcOpcode, WcStatus};
 
@@ -23,12 +23,12 @@ impl Run {
             _ => {}
         }
         let params = &self.pairs[at.pair].params;
-        // Where packets stand alone, those of a refused WRITE that may be placed are.
+        // Where packets stand alone, the legal packets of a refused WRITE are placed.
         let most = if params.is_selective() { params.mtu.bytes() } else { u32::MAX };
         let len = self.draw_len(at).clamp(1, most);
         let (remote_addr, rkey, is_write) = self.draw_forbidden(peer, len, !may_await);
         self.pair_mut(at).is_excused = true;
-        // Where nobody answers, the sender does not hear of it.
+        // Without acknowledgements, the sender does not learn of it.
         let access = self.side(at.peer())?.access;
         let is_enabled = if is_write { access.remote_write } else { access.remote_read };
         let must = if is_reliable { refusal(is_enabled) } else { WcStatus::Success };
@@ -73,7 +73,7 @@ impl Run {
         Ok(Some(Draft { effect, must, ..Draft::new(op, opcode, sges) }))
     }
 
-    /// An address and key that do not allow `len` bytes to be written, or to be read.
+    /// An address and key that do not allow writing, or reading, `len` bytes.
     fn draw_forbidden(&mut self, peer: u32, len: u32, only_writes: bool) -> (u64, u32, bool) {
         let space = &self.spaces[peer as usize];
         let [window, library, source, foreign] =

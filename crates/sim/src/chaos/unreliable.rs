@@ -1,9 +1,9 @@
-//! What the unreliable transports promise: a message is heard whole or not at all, with its own
+//! The promises of the unreliable transports: a message is received whole or not at all, with its own
 //! bytes, immediate and sender; and not more often than it was sent.
 //!
-//! Messages may be lost and, when the network holds packets up, change places. They are told apart by
-//! their bytes. When the network doubles packets, a message may be heard twice: sequence numbers of
-//! these transports serve to notice losses, and datagrams have none that mean anything.
+//! Messages may be lost and, when the network delays packets, reordered. They are identified by their
+//! bytes. When the network duplicates packets, a message may be received twice: sequence numbers of
+//! these transports only detect losses, and those of datagrams have no meaning.
 
 use alloc::string::String;
 use core::net::IpAddr;
@@ -39,7 +39,7 @@ impl Run {
         Ok(())
     }
 
-    /// What is in these buffers may come from messages that were never completed.
+    /// These buffers may hold bytes of messages that were never completed.
     pub(super) fn leave_any(&mut self, at: At, node: u32, list: &[Sge]) {
         let pair = self.pair_mut(at);
         for sge in list {
@@ -85,7 +85,7 @@ impl Run {
         let Some((grh, payload)) = there.split_at_checked(GRH_BYTES as usize) else {
             return Err(String::from("a datagram without its 40 bytes of route header"));
         };
-        // After a restart the peer's number is a new one; what it sent before is still under way.
+        // After a restart the peer has a new number; earlier packets are still in flight.
         let is_from_peer = done.src_qp == Some(peer_qpn);
         ensure!(is_from_peer, "a datagram from somebody else");
         let ip = |node| self.fabric.path_to(node).remote.ip();
@@ -100,7 +100,7 @@ impl Run {
         Ok(())
     }
 
-    /// Which of the messages that were sent this one is.
+    /// Finds this message among those sent.
     fn find_heard(
         &mut self,
         at: At,
@@ -129,7 +129,7 @@ impl Run {
     }
 }
 
-/// Whether the route header says who sent the datagram to whom: an IPv6 header, or 20 bytes and an
+/// Whether the route header has the right source and destination: an IPv6 header, or 20 bytes and an
 /// IPv4 header (IBA annex A17).
 fn grh_names(grh: &[u8], from: IpAddr, to: IpAddr) -> bool {
     match (from, to) {

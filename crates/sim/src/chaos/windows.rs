@@ -1,10 +1,10 @@
-//! Memory windows: one side shows the other a part of its memory under a key of its own, and takes it
-//! back.
+//! Memory windows: one side grants the other access to a part of its memory under a separate key, and
+//! revokes it.
 //!
-//! Each side of a reliable connection has one window of type 2. Its program binds it to a fresh slot
-//! (a work request among others), the peer writes through the new key, and then either side takes
-//! the key away: the peer by a SEND with invalidate, the owner by a local invalidate. From then on
-//! the key must be refused, which peers that misbehave put to the test.
+//! Each side of a reliable connection has one window of type 2. Its program binds it to a new slot (a
+//! work request among others), the peer writes through the new key, and then either side invalidates
+//! the key: the peer by a SEND with invalidate, the owner by a local invalidate. From then on the key
+//! must be refused, which peers that misbehave test.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -19,16 +19,16 @@ use super::side::{At, Effect};
 use super::space::Use;
 use super::{Checked, Run, ensure};
 
-/// Where a window's life stands.
+/// The state of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
     /// Bound to nothing.
     Free,
-    /// A binding is under way: address and length of the slot.
+    /// A binding is outstanding: address and length of the slot.
     Binding { addr: u64, len: u32 },
-    /// The peer may write there; so many WRITEs are under way.
+    /// The peer may write there; this many WRITEs are outstanding.
     Bound { addr: u64, len: u32, busy: u32 },
-    /// Being taken away.
+    /// Being invalidated.
     Closing { addr: u64, len: u32, busy: u32 },
 }
 
@@ -39,9 +39,9 @@ pub(super) struct Window {
     /// The key it has, had last, or is about to have.
     pub(super) rkey: u32,
     pub(super) grant: Grant,
-    /// The peer counts from the slot's first byte.
+    /// The peer's addresses start at the slot's first byte.
     zero_based: bool,
-    /// A key that was taken away.
+    /// A key that was invalidated.
     pub(super) dead_rkey: Option<u32>,
 }
 
@@ -50,7 +50,7 @@ impl Window {
         Window { id, rkey, grant: Grant::Free, zero_based: false, dead_rkey: None }
     }
 
-    /// The slot that it stands for.
+    /// The slot it is bound to.
     pub(super) fn slot(&self) -> Option<(u64, u32)> {
         match self.grant {
             Grant::Free => None,
@@ -62,7 +62,7 @@ impl Window {
 }
 
 impl Run {
-    /// A window for a side that is being made.
+    /// A window for a side being created.
     pub(super) fn new_window(&mut self, node: u32) -> Result<Option<Window>, VerbsError> {
         let entry = self.fabric.node_mut(node);
         let made = entry.endpoint.alloc_window(entry.pd, true)?;
@@ -154,7 +154,7 @@ impl Run {
         Ok(Some(Draft { volatile: source.volatile, effect, ..draft }))
     }
 
-    /// Takes the peer's window away from it, by a message.
+    /// Invalidates the peer's window, by a message.
     pub(super) fn draft_send_invalidate(&mut self, at: At) -> Checked<Option<Draft>> {
         let Window { rkey, grant: Grant::Bound { addr, len, busy }, .. } =
             *self.window(at.peer())?
@@ -172,7 +172,7 @@ impl Run {
         Ok(Some(Draft { volatile: source.volatile, tells, ..draft }))
     }
 
-    /// Takes the own window back.
+    /// Invalidates the own window.
     pub(super) fn draft_local_invalidate(&mut self, at: At) -> Checked<Option<Draft>> {
         let window = self.window(at)?;
         let Grant::Bound { addr, len, busy: 0 } = window.grant else {
@@ -184,7 +184,7 @@ impl Run {
         Ok(Some(Draft { effect: Effect::Invalidate, ..draft }))
     }
 
-    /// A WRITE through a window that was taken away.
+    /// A WRITE through an invalidated window.
     pub(super) fn draft_dead_write(&mut self, at: At) -> Checked<Option<Draft>> {
         let peer = self.side(at.peer())?.node;
         let window = *self.window(at.peer())?;
@@ -220,7 +220,7 @@ impl Run {
             let node = self.side(at)?.node;
             self.spaces[node as usize].give(addr, len);
         } else if let Grant::Closing { busy, .. } = window.grant {
-            // WRITEs that went before are not known to have completed: their sender will tell.
+            // Earlier WRITEs are not known to have completed: their sender will report them.
             ensure!(busy > 0, "a window that is not being taken away");
             self.side_mut(at)?.is_window_dead = true;
         }
@@ -241,7 +241,7 @@ impl Run {
         Ok(())
     }
 
-    /// Windows go when their queue pairs have gone; so do the slots they stood for.
+    /// Deallocates a window after its queue pair, and frees its slot.
     pub(super) fn drop_window(&mut self, node: u32, window: &Window) -> Checked<Vec<(u64, u32)>> {
         let endpoint = &mut self.fabric.node_mut(node).endpoint;
         endpoint.dealloc_window(window.id).map_err(|error| format!("dealloc_window: {error}"))?;

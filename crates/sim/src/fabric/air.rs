@@ -1,7 +1,7 @@
-//! Packets on their way: through links and the switch, into faults, and to their node.
+//! Packets in flight: through links and switches, into faults, and to their node.
 //!
-//! Faults strike where a packet goes into the air. Whether one made a difference is judged where it
-//! arrives; see [`faults`](crate::faults) for what counts.
+//! Faults are injected where a packet enters the air. Whether one was effective is decided where it
+//! arrives; see [`faults`](crate::faults) for the rules.
 
 use alloc::vec::Vec;
 
@@ -18,10 +18,10 @@ use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Body;
 
-/// Longest time that a fault holds a packet up.
+/// Longest delay by a fault.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
 
-/// Where packets that are under way are kept.
+/// The table of packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     packets: Vec<Option<Packet>>,
@@ -53,7 +53,7 @@ impl Pool {
     }
 }
 
-/// How far the packets of one flow have come, to tell who was overtaken.
+/// The progress of a flow's packets, to detect reordering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
     from: u32,
@@ -63,7 +63,7 @@ pub(super) struct Flow {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    /// A packet sets out from `at`, a node or a switch, on its next link.
+    /// A packet leaves `at`, a node or a switch, on its next link.
     pub(super) fn route(&mut self, at: Vertex, id: u32) {
         let Some(packet) = self.pool.get_mut(id) else {
             return;
@@ -100,7 +100,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.events.add(at, Event::Departed(link));
     }
 
-    /// A packet goes into the air, where faults strike.
+    /// A packet enters the air, where faults are injected.
     fn launch(&mut self, link: u32, id: u32) {
         let Link { is_up, is_faulty, .. } = self.links[link as usize];
         if !is_up {
@@ -158,7 +158,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.fly(link, copy, delay);
     }
 
-    /// A packet of another time: the same, far outside the range of sequence numbers in use.
+    /// A stray packet: a copy with a sequence number far outside the range in use.
     fn stray(&mut self, link: u32, id: u32) {
         if !self.strikes(Fault::Stray) {
             return;
@@ -236,7 +236,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.mark_dirty(node);
     }
 
-    /// Whether what befell a packet on its way made a difference.
+    /// Decides which faults of a packet were effective.
     fn judge(&mut self, packet: &Packet) {
         let overtaken = self.is_overtaken(packet);
         if packet.marks.is_damaged() || !is_live(&self.nodes, packet) {
@@ -283,7 +283,7 @@ fn resent(endpoint: &Endpoint) -> u64 {
     counters.retransmitted_packets + counters.timeouts
 }
 
-/// Whether the queue pair that a packet is for takes packets.
+/// Whether the destination queue pair accepts packets.
 fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
     use roce::endpoint::QpState::{Rtr, Rts, Sqd, Sqe};
     let Some(node) = nodes.get(packet.to as usize) else {
@@ -293,7 +293,7 @@ fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
     state.is_some_and(|state| matches!(state, Rtr | Rts | Sqd | Sqe))
 }
 
-/// Moves the sequence number of a packet of a reliable connection, and its ICRC along with it.
+/// Changes the sequence number of a packet of a reliable connection, and its ICRC accordingly.
 fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, body: Body) -> bool {
     let Ok((headers, _)) = Headers::parse(&packet.bytes) else {
         return false;

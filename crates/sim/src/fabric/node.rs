@@ -19,24 +19,24 @@ use crate::port::Port;
 pub struct Node<M> {
     /// The transport.
     pub endpoint: Endpoint,
-    /// What it reads and writes.
+    /// Its memory.
     pub memory: M,
     /// The protection domain that its programs use.
     pub pd: PdId,
     pub(super) port: Port,
-    /// When its endpoint is looked at next.
+    /// When its endpoint runs next.
     pub(super) timer: Option<Time>,
     pub(super) is_dirty: bool,
-    /// Its processor stands still.
+    /// Its processor is stopped.
     pub(super) is_stopped: bool,
-    /// Packets that wait in front of it, where packets are handed over one by one.
+    /// Packets queued in front of it, where packets are handed over one by one.
     pub(super) held: VecDeque<Packet>,
     pub(super) is_touched: bool,
-    /// Counters of endpoints that are no more.
+    /// Counters of its previous endpoints.
     pub(super) past: Tally,
 }
 
-/// What counts across the lives of a node.
+/// Totals over all endpoints of a node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) sent: u64,
@@ -56,7 +56,7 @@ impl Tally {
 }
 
 impl<M: NodeMemory> Node<M> {
-    /// Registers memory with the endpoint, and with whoever watches over it.
+    /// Registers memory with the endpoint, and with the memory's guard.
     ///
     /// # Errors
     /// As [`Endpoint::register_at`].
@@ -87,7 +87,7 @@ impl<M: NodeMemory> Node<M> {
         Ok(region)
     }
 
-    /// Takes a region back.
+    /// Deregisters a region.
     ///
     /// # Errors
     /// As [`Endpoint::deregister`].
@@ -107,29 +107,29 @@ impl<M: NodeMemory> Node<M> {
         self.port.addressing.ip(self.port.node)
     }
 
-    /// The way to this node.
+    /// The path to this node.
     pub fn path(&self) -> Path {
         Path::new((self.ip(), ROCE_PORT).into())
     }
 
-    /// Packets sent, received, and sent again, by this and earlier endpoints of the node.
+    /// Packets sent, received, and retransmitted, by this and earlier endpoints of the node.
     pub fn packets(&self) -> [u64; 3] {
         let now = Tally::of(&self.endpoint);
         let Tally { sent, received, retransmitted } = self.past;
         [now.sent + sent, now.received + received, now.retransmitted + retransmitted]
     }
 
-    /// Packets that were refused although no fault and no forger had touched them: always a mistake.
+    /// Packets refused although no fault or forger had touched them: always a bug.
     pub fn refused_intact(&self) -> u64 {
         self.port.refused_intact
     }
 
-    /// Damaged packets that came through, because the damage was where the ICRC does not reach.
+    /// Damaged packets accepted because the ICRC does not cover the damage.
     pub fn harmless_damage(&self) -> u64 {
         self.port.harmless
     }
 
-    /// Turns a bit in every n-th payload after the ICRC was checked, to see that it is noticed.
+    /// Flips a bit in every n-th payload after the ICRC was checked, to test that it is noticed.
     pub fn corrupt_every(&mut self, n: u64) {
         self.port.corrupt_every = n;
     }

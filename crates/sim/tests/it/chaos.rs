@@ -66,8 +66,8 @@ fn every_work_request_completes_once_in_order_with_the_right_bytes() {
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// The rules of the wire (RNR delays, windows) hold for go-back-N and selective repeat, with READs and
-/// atomics and without; those that skip requests check little.
+/// The wire rules (RNR delays, windows) apply to go-back-N and selective repeat, with READs and atomics
+/// and without; runs that skip requests check little.
 #[test]
 fn the_rules_of_the_wire_are_applied_to_every_request() {
     let mut sum = Summary::default();
@@ -87,7 +87,7 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The checker has to notice each kind of damage on most seeds, or it proves nothing.
+/// The checker has to detect each kind of damage on most seeds, or it proves nothing.
 #[test]
 fn sabotage_is_noticed() {
     for sabotage in [Sabotage::Body, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {

@@ -1,4 +1,4 @@
-//! Goodput of one connection under random loss: selective repeat beside go-back-N.
+//! Goodput of one connection under random loss: selective repeat compared with go-back-N.
 //!
 //! Messages of 1 MiB over a cable of 100 Gbit/s and 10 us, 1 % of all packets lost in either
 //! direction. Time is virtual, so the figures are those of the protocol and the same on every

@@ -1,4 +1,4 @@
-//! Ten senders and one more collide: nobody is left behind, and the link stays full.
+//! Ten senders and one more collide: each gets its share, and the link stays full.
 
 use roce::congestion::{CongestionControl, DcqcnParams};
 use sim::incast::{self, IncastConfig};

@@ -1,4 +1,4 @@
-//! Round trips, one meaning for each capsule, and the layout as it goes over the wire.
+//! Round trips, one meaning for each capsule, and the layout on the wire.
 
 use std::vec::Vec;
 
@@ -65,7 +65,7 @@ impl Draw {
     }
 }
 
-/// A right magic, version and checksum around bytes that may mean nothing.
+/// A right magic, version and checksum around bytes that may be invalid.
 fn sealed(mut bytes: [u8; CAPSULE_BYTES]) -> [u8; CAPSULE_BYTES] {
     let head = Layout::new(bytes[5]).0;
     bytes[..5].copy_from_slice(&head[..5]);
@@ -155,8 +155,8 @@ fn the_first_thing_wrong_is_named() {
     assert_eq!(decode(&bytes), Err(CapsuleError::Crc { found, expected }));
 }
 
-/// What decodes encodes to the same bytes: bytes without meaning are zero, so that a later version may
-/// give them one.
+/// Bytes that decode encode to the same bytes: unused ones are zero, so that a later version may use
+/// them.
 #[test]
 fn a_capsule_has_one_encoding() {
     let (mut requests, mut responses) = (0, 0);

@@ -1,4 +1,4 @@
-//! Element types of token files, and the names the formats give them.
+//! Element types of token files, and their names in the formats.
 //!
 //! A file may hold any of the integer types in [`Dtype`]; only some of them are delivered as tokens
 //! ([`Dtype::is_token`]). Big-endian and floating-point files are refused by name, never converted:
@@ -101,7 +101,7 @@ impl Dtype {
         })
     }
 
-    /// The type behind a NumPy `descr` such as `<u2`.
+    /// The type of a NumPy `descr` such as `<u2`.
     pub fn from_npy(descr: &str) -> Result<Dtype, DatasetError> {
         let mut chars = descr.chars();
         let (order, kind, size) = (chars.next(), chars.next(), chars.as_str());
@@ -125,7 +125,7 @@ impl Dtype {
         }
     }
 
-    /// The type behind a Megatron `.idx` dtype code (1 to 8; 6 and 7 are floating point).
+    /// The type of a Megatron `.idx` dtype code (1 to 8; 6 and 7 are floating point).
     pub fn from_megatron(code: u8) -> Result<Dtype, DatasetError> {
         match code {
             1 => Ok(Dtype::U8),
@@ -140,7 +140,7 @@ impl Dtype {
         }
     }
 
-    /// This type if it can be delivered as tokens, a refusal otherwise.
+    /// This type if it can be delivered as tokens, an error otherwise.
     pub fn token(self) -> Result<Dtype, DatasetError> {
         match self.is_token() {
             true => Ok(self),

@@ -13,37 +13,37 @@
 //!         [+  S  modes, i8, in multimodal sets only]
 //! ```
 //!
-//! All numbers are little-endian. The whole index is checked, not sampled: every pointer must be
-//! where the sequence before it ends and the last must end where the `.bin` ends, so that reading
-//! the `.bin` straight through delivers every document once and nothing else. An index is as large
-//! as 12 bytes for each sequence, so [`Walk`] checks it in pieces; [`parse`] takes it whole.
+//! All numbers are little-endian. The whole index is checked, not sampled: every pointer must be where
+//! the sequence before it ends and the last must end where the `.bin` ends, so that reading the `.bin`
+//! straight through delivers every document once and nothing else. An index has at least 12 bytes for
+//! each sequence, so [`Walk`] checks it in pieces; [`parse`] checks it whole.
 
 use super::{DatasetError, Dtype, Expected, Format, TokenFile, exact_len};
 
 /// First bytes of every index.
 pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
-/// Bytes in front of the sequence lengths.
+/// Bytes before the sequence lengths.
 pub const HEADER_BYTES: usize = 34;
 
 const LENGTHS: &str = "sequence_lengths";
 const POINTERS: &str = "sequence_pointers";
 const DOCUMENTS: &str = "document_indices";
 
-/// The fixed part of an index, with the offsets that follow from it.
+/// The fixed part of an index, and the offsets derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Element type of the `.bin`.
     pub dtype: Dtype,
     /// Number of sequences, S.
     pub sequences: u64,
-    /// Number of document indices, D: one more than there are documents.
+    /// Number of document indices, D: one more than the number of documents.
     pub document_indices: u64,
 }
 
 impl Header {
-    /// Reads the first [`HEADER_BYTES`] of an index of `idx_len` bytes and checks that the arrays
-    /// it announces are what the file has room for.
+    /// Reads the first [`HEADER_BYTES`] of an index of `idx_len` bytes and checks that the announced
+    /// arrays fill the file.
     pub fn parse(head: &[u8], idx_len: u64) -> Result<Header, DatasetError> {
         if !head.starts_with(&MAGIC[..MAGIC.len().min(head.len())]) {
             return Err(DatasetError::Magic { format: "Megatron index" });
@@ -119,7 +119,7 @@ pub struct Walk {
     bin_len: u64,
     sequences_seen: u64,
     documents_seen: u64,
-    /// Where the next sequence must start.
+    /// Required start of the next sequence.
     next_pointer: u64,
     last_document: i64,
 }
@@ -170,7 +170,7 @@ impl Walk {
         let Ok(tokens) = u64::try_from(length) else {
             return refuse(LENGTHS, length.into(), Expected::AtLeast(0));
         };
-        // Below 2^63 by the check against the length of the .bin in the round before.
+        // Below 2^63 by the check against the length of the .bin in the previous iteration.
         if pointer != self.next_pointer as i64 {
             return refuse(POINTERS, pointer, Expected::Exactly(self.next_pointer as i64));
         }
@@ -194,7 +194,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Document indices start at 0, never fall, and never point past the last sequence.
+    /// Document indices start at 0, never decrease, and never point past the last sequence.
     fn document(&mut self, value: i64) -> Result<(), DatasetError> {
         let index = self.documents_seen;
         let sequences = i64::try_from(self.header.sequences).unwrap_or(i64::MAX);
@@ -212,7 +212,7 @@ impl Walk {
         Err(DatasetError::Index { field: DOCUMENTS, index, value, expected })
     }
 
-    /// The described file, once every entry was seen and all of the `.bin` is accounted for.
+    /// The described file, once every entry has been checked and all of the `.bin` is accounted for.
     pub fn finish(self) -> Result<TokenFile, DatasetError> {
         exact_len(LENGTHS, self.sequences_seen, self.header.sequences)?;
         exact_len(DOCUMENTS, self.documents_seen, self.header.document_indices)?;

@@ -1,11 +1,11 @@
 //! The header of a NumPy `.npy` file, format versions 1.0, 2.0 and 3.0.
 //!
-//! Six magic bytes, major and minor version, the header length (`u16` in version 1, `u32` later),
-//! then a Python dictionary literal with the keys `descr`, `fortran_order` and `shape`, then the
-//! array. The reader below accepts that literal and nothing else: no expression, no other key, no
-//! nesting, so a hostile header can waste at most [`MAX_HEADER_BYTES`] of attention.
+//! Six magic bytes, major and minor version, the header length (`u16` in version 1, `u32` later), then
+//! a Python dictionary literal with the keys `descr`, `fortran_order` and `shape`, then the array. The
+//! parser accepts that literal and nothing else: no expression, no other key, no nesting, so a hostile
+//! header costs at most the parsing of [`MAX_HEADER_BYTES`].
 //!
-//! An array of any number of axes is read as one run of tokens in C order. Bytes behind it are ignored.
+//! An array of any number of axes is read as one run of tokens in C order. Bytes after it are ignored.
 
 use alloc::string::String;
 
@@ -17,11 +17,11 @@ pub const MAGIC: &[u8] = b"\x93NUMPY";
 /// Bytes needed by [`header_bytes`].
 pub const PREFIX_BYTES: usize = 12;
 
-/// Longest header text accepted, in bytes. NumPy itself warns above 10,000.
+/// Longest header text accepted, in bytes. NumPy warns above 10,000.
 pub const MAX_HEADER_BYTES: u64 = 65_536;
 
-/// Bytes in front of the array, told from the first [`PREFIX_BYTES`] of the file. A caller reads
-/// that many bytes and passes them to [`parse`].
+/// Bytes before the array, computed from the first [`PREFIX_BYTES`] of the file. A caller reads that
+/// many bytes and passes them to [`parse`].
 pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
     let (text_at, text_len, _) = preamble(prefix)?;
     Ok(text_at as u64 + text_len)
@@ -43,7 +43,7 @@ pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
     let bytes = u64::from(dtype.bytes());
     let end = header.elements.checked_mul(bytes).and_then(|len| len.checked_add(data_offset));
     let end = end.ok_or(DatasetError::TooLarge { field: "shape", value: header.elements })?;
-    // NumPy too reads the array that the header describes and leaves what lies behind it.
+    // NumPy too reads the array that the header describes and ignores the bytes after it.
     let trailing_bytes = file_len.checked_sub(end).ok_or(DatasetError::Truncated {
         what: "npy file",
         have: file_len,
@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The run of bytes that `keep` accepts, from here.
+    /// The longest run of bytes from here that `keep` accepts.
     fn run(&mut self, keep: impl Fn(u8) -> bool) -> &'a [u8] {
         let rest = &self.text[self.at..];
         let len = rest.iter().position(|&b| !keep(b)).unwrap_or(rest.len());
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
         let digits = self.run(|b| b.is_ascii_digit());
         let text = core::str::from_utf8(digits).unwrap_or_default();
         let value = text.parse().map_err(|_| self.error("expected an axis length below 2^64"))?;
-        // Python 2 wrote long integers with this letter.
+        // Python 2 wrote long integers with this suffix.
         self.accept(b'L');
         Ok(value)
     }
@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// What NumPy 2.4 wrote for `numpy.arange(5, dtype='<u2')` and others.
+    /// Headers written by NumPy 2.4 for `numpy.arange(5, dtype='<u2')` and others.
     #[test]
     fn files_written_by_numpy() {
         let file = |head: &[u8], dict: &str, data: usize| {

@@ -1,16 +1,14 @@
-//! The loops of [`kernel`](super), to be inlined into whatever instruction set the caller is
-//! compiled for.
+//! The loops of [`kernel`](super), inlined into callers compiled for any instruction set.
 //!
-//! Narrowing in place needs no second buffer: from the first chunk on, the place written lies
-//! wholly before the place read (`2i + 2C <= 4i` once `i >= C`), so the buffer can be split there
-//! into two slices that the compiler knows to be disjoint. Only the first chunk overlaps itself; it
-//! goes token by token.
+//! Narrowing in place needs no second buffer: from the first chunk on, the destination is entirely
+//! before the source (`2i + 2C <= 4i` once `i >= C`), so the buffer can be split there into two slices
+//! that the compiler knows to be disjoint. Only the first chunk overlaps itself; it is converted token
+//! by token.
 
 use super::{NarrowError, Scan};
 use crate::dataset::Dtype;
 
-/// Tokens per chunk. From 64 to 2,048 measured the same; 128 keeps the search after a failure
-/// short.
+/// Tokens per chunk. From 64 to 2,048 measured the same; 128 keeps the search after a failure short.
 const CHUNK: usize = 128;
 
 /// The loop behind [`narrow_in_place`](super::narrow_in_place).
@@ -32,7 +30,7 @@ pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, 
     done.map_err(|(index, bits)| NarrowError::Overflow { index, value: signed(bits, from), to })
 }
 
-/// The stored bits as the number they mean.
+/// The value of the stored bits.
 fn signed(bits: u64, from: Dtype) -> i128 {
     match from {
         Dtype::I32 => (bits as u32 as i32).into(),
@@ -44,8 +42,8 @@ fn signed(bits: u64, from: Dtype) -> i128 {
 /// Position of the first token that does not fit, and its bits.
 type Offender = (usize, u64);
 
-/// Defines one narrowing loop. Signed sources need no loop of their own: a negative token has its
-/// top bit set, which is among the bits that may not be set.
+/// Defines one narrowing loop. Signed sources need no separate loop: a negative token has its top bit
+/// set, which is among the bits that must not be set.
 macro_rules! narrowing {
     ($name:ident, $wide:ty, $narrow:ty) => {
         #[inline(always)]
@@ -82,7 +80,7 @@ macro_rules! narrowing {
                     *narrow = (token as $narrow).to_le_bytes();
                 }
                 if seen > LIMIT {
-                    // The source of this chunk is intact; the search stops at the offender.
+                    // The source of this chunk is intact; the search stops at the offending token.
                     one_by_one(buf, at..at + CHUNK)?;
                 }
                 at += CHUNK;

@@ -1,10 +1,10 @@
-//! Narrowing, scanning and checksums against naive loops, at every length and every offender.
+//! Narrowing, scanning and checksums against naive loops, at every length and every offending position.
 
 use std::{vec, vec::Vec};
 
 use super::*;
 
-/// A small generator, so that a failure is replayed by its seed alone.
+/// A small generator, so that a failure can be replayed from its seed alone.
 struct Rng(u64);
 
 impl Rng {
@@ -98,7 +98,7 @@ fn random_values_agree_with_the_naive_loop() {
             let len = rng.next() as usize % 700;
             let raw: Vec<u8> = (0..len * from.bytes() as usize)
                 .map(|i| match (i % from.bytes() as usize) as u32 {
-                    // Mostly in range, so that offenders are rare enough to come late.
+                    // Mostly in range, so that offending tokens are rare enough to come late.
                     high if high >= to.bytes() => u8::from(rng.next().is_multiple_of(900)),
                     _ => rng.next() as u8 & 0x7f,
                 })

@@ -1,4 +1,4 @@
-//! Which dataset sample `n` comes from, so that every prefix keeps the ratio.
+//! The dataset of sample `n`, such that every prefix keeps the ratio.
 //!
 //! Dataset `d` has weight `p_d` of a total `Q`. After any number `n` of samples it has been drawn
 //! `count_d(n)` times, with
@@ -8,17 +8,17 @@
 //! ```
 //!
 //! the best bound possible in general. This is the chairman assignment problem, and the method is
-//! Tijdeman's (1980): draw `j` of dataset `d` may neither come so early nor so late that the bound
-//! breaks, which gives it a first and a last step,
+//! Tijdeman's (1980): draw `j` of dataset `d` must not be so early or so late that the bound breaks,
+//! which gives it a first and a last step,
 //!
 //! ```text
 //! first = ceil((j - 1 + e) * Q / p_d)     last = floor((j - e) * Q / p_d) + 1     e = 1/(2D - 2)
 //! ```
 //!
-//! (steps and draws counted from one), and at each step the dataset whose next draw has begun its
-//! interval and ends it soonest is taken. He proved that a sequence within all intervals exists;
-//! taking the earliest end first finds one whenever there is one, since all draws are one step
-//! long. All arithmetic is in integers.
+//! (steps and draws counted from one), and each step takes the dataset whose next draw has begun its
+//! interval and ends it soonest. He proved that a sequence within all intervals exists; taking the
+//! earliest end first finds one whenever there is one, since all draws are one step long. All
+//! arithmetic is in integers.
 //!
 //! At `n = Q` the bound leaves only `count_d = p_d`, so the sequence repeats with period `Q`: a
 //! seek is a multiplication for the whole periods and a walk of less than `Q` steps for the rest.
@@ -48,8 +48,7 @@ pub struct Blend {
 }
 
 impl Blend {
-    /// Datasets in the ratio of `weights`, of which some may be zero. A common divisor does not
-    /// matter.
+    /// Datasets in the ratio of `weights`, some of which may be zero. A common divisor does not matter.
     pub fn new(weights: &[u32]) -> Result<Blend, OrderError> {
         let datasets = weights.len();
         match datasets {
@@ -85,7 +84,7 @@ impl Blend {
         self.cursor_at(n).step()
     }
 
-    /// A cursor whose next step is sample `n`: less than [`total`](Blend::total) steps away.
+    /// A cursor whose next step is sample `n`: a walk of less than [`total`](Blend::total) steps.
     pub fn cursor_at(&self, n: u64) -> BlendCursor {
         let total = u64::from(self.total);
         let mut cursor = BlendCursor {
@@ -103,8 +102,7 @@ impl Blend {
         cursor
     }
 
-    /// First and last step, counted from zero inside a period, at which draw `j` (from zero) may
-    /// come.
+    /// First and last step, counted from zero inside a period, allowed for draw `j` (from zero).
     fn interval(&self, dataset: usize, j: u32) -> (u32, u32) {
         let (total, weight) = (u64::from(self.total), u64::from(self.weights[dataset]));
         let (draw, slack) = (u64::from(j), self.slack.max(1));
@@ -132,14 +130,14 @@ pub struct BlendCursor {
     step: u32,
     /// Draws of each dataset inside the period.
     counts: Vec<u32>,
-    /// Datasets whose next draw may not come yet, by its first step.
+    /// Datasets whose next draw is not allowed yet, by its first step.
     waiting: BinaryHeap<Event>,
-    /// Datasets whose next draw may come, by its last step.
+    /// Datasets whose next draw is allowed, by its last step.
     ready: BinaryHeap<Event>,
 }
 
 impl BlendCursor {
-    /// The global index of the sample that comes next.
+    /// The global index of the next sample.
     pub fn position(&self) -> u64 {
         self.period.wrapping_mul(self.blend.total.into()).wrapping_add(self.step.into())
     }
@@ -150,7 +148,7 @@ impl BlendCursor {
         before.wrapping_add(self.counts[dataset].into())
     }
 
-    /// A cursor whose next step is sample `n`: walks on from here where that is shorter than
+    /// A cursor whose next step is sample `n`: walks on from here if that is shorter than
     /// [`Blend::cursor_at`].
     pub(crate) fn forward_to(&self, n: u64) -> BlendCursor {
         match n.checked_sub(self.position()) {
@@ -200,7 +198,7 @@ impl BlendCursor {
         (0..self.counts.len()).for_each(|dataset| self.enqueue(dataset));
     }
 
-    /// Lets the next draw of a dataset wait for its first step, if it has one left in this period.
+    /// Queues the next draw of a dataset for its first step, if it has one left in this period.
     fn enqueue(&mut self, dataset: usize) {
         let next = self.counts[dataset];
         if next < self.blend.weights[dataset] {
@@ -209,7 +207,7 @@ impl BlendCursor {
         }
     }
 
-    /// Moves the draws whose first step has come to the ready ones.
+    /// Moves draws that have reached their first step to the ready ones.
     fn admit(&mut self) {
         while let Some(Reverse((first, id))) = self.waiting.peek().copied() {
             if first > self.step {

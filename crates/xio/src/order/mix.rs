@@ -1,7 +1,7 @@
 //! Integer mixing, fixed forever.
 //!
-//! Every key and every permutation of [`order`](super) comes from these two functions and nothing
-//! else. Neither may change: the order of samples of all runs would change with it.
+//! Every key and every permutation of [`order`](super) is derived from these two functions alone.
+//! Neither may change: the order of samples of all runs would change with it.
 
 /// 2^64 divided by the golden ratio, made odd.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -16,8 +16,7 @@ pub(super) const fn mix(value: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// Folds `parts` into one key. Keys of part lists that differ are unrelated for every practical
-/// purpose.
+/// Folds `parts` into one key. Keys of different lists are unrelated for practical purposes.
 pub(super) fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |key, part| mix(key ^ part))
 }

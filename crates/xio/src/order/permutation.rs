@@ -3,25 +3,24 @@
 //! A generalised Feistel network (Black and Rogaway 2002): `x` is written as `left * b + right`
 //! with `left < a`, `right < b`, where `a` and `b` are about the square root of `n`. Rounds add a
 //! keyed function of one half to the other, modulo `a` or `b`, which can be undone whatever the
-//! function is. The domain `a * b` exceeds `n` by less than `a`; a point that lands in the excess
-//! is put through again (cycle walking), which keeps the map a bijection on `0..n` and costs 1.5
-//! evaluations at worst on average.
+//! function is. The domain `a * b` exceeds `n` by less than `a`; a point that maps into the excess is
+//! mapped again (cycle walking), which keeps the map a bijection on `0..n` and costs at worst 1.5
+//! evaluations on average.
 //!
-//! Addition modulo the half sizes, rather than exclusive-or, lets both even and odd permutations
-//! come out, so that for tiny `n` every one of the `n!` orders occurs, about equally often.
+//! Addition modulo the half sizes, rather than exclusive-or, produces both even and odd permutations,
+//! so that for tiny `n` every one of the `n!` orders occurs, about equally often.
 
 use super::mix::{key, mix, scale};
 
-/// Rounds of a pass, an even number. Four make a permutation look random to whoever sees few of its
+/// Rounds of a pass, an even number. With four, a permutation looks random to an observer of few of its
 /// points; this is twice that.
 const ROUNDS: usize = 8;
 
-/// Up to this `n` three passes are made: a round function with very few points has very few values,
-/// and one pass leaves some of the `n!` orders visibly more likely than others (`n` = 5 and 6
-/// measured).
+/// Up to this `n` three passes are made: a round function with very few points has very few values, and
+/// one pass makes some of the `n!` orders visibly more likely than others (`n` = 5 and 6 measured).
 const TINY: u64 = 64;
 
-/// Sets the keys of the passes apart.
+/// Separates the keys of the passes.
 const PASS_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A keyed bijection on `0..n`.
@@ -35,7 +34,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The bijection named by `key`.
+    /// The bijection with this key.
     pub fn new(key_bits: u64, n: u64) -> Permutation {
         let root = n.isqrt();
         let left_size = if root * root == n { root } else { root + 1 };
@@ -53,20 +52,20 @@ impl Permutation {
         self.n
     }
 
-    /// Where `x` goes. Points outside `0..n` stay where they are.
+    /// The image of `x`. Points outside `0..n` map to themselves.
     pub fn apply(&self, x: u64) -> u64 {
         #[cfg(test)]
         super::cost::add();
         self.walk(x, Permutation::forward)
     }
 
-    /// Where `y` comes from: `invert(apply(x)) == x`.
+    /// The preimage of `y`: `invert(apply(x)) == x`.
     pub fn invert(&self, y: u64) -> u64 {
         self.walk(y, Permutation::backward)
     }
 
-    /// Follows the cycle of `x` in the domain until it is back below `n`. It comes back: it started
-    /// there.
+    /// Follows the cycle of `x` in the domain until it is back below `n`, which it reaches because it
+    /// started there.
     fn walk(&self, x: u64, step: impl Fn(&Permutation, u64, &[u64; ROUNDS]) -> u64) -> u64 {
         let (Some(keys), true) = (&self.keys, x < self.n) else {
             return x;
@@ -78,7 +77,7 @@ impl Permutation {
         y
     }
 
-    /// What is added to the keys in each pass.
+    /// The offsets added to the keys in each pass.
     fn passes(&self) -> impl DoubleEndedIterator<Item = u64> + use<> {
         let passes = if self.n <= TINY { 3 } else { 1 };
         (0..passes).map(|pass: u64| pass.wrapping_mul(PASS_STEP))

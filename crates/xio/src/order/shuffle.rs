@@ -1,9 +1,8 @@
 //! Shuffling one dataset block by block.
 //!
-//! Storage gives its bandwidth to large reads, so the unit of reading is a *block* of consecutive
-//! samples. In each epoch the blocks are permuted, consecutive ones of that order form a *group*,
-//! and the samples of a group are permuted among each other. A group is what must be in memory at
-//! once.
+//! Storage delivers its bandwidth to large reads, so the unit of reading is a *block* of consecutive
+//! samples. In each epoch the blocks are permuted, consecutive ones of that order form a *group*, and
+//! the samples of a group are permuted among each other. A group must be in memory at once.
 //!
 //! ```text
 //! epoch   |----------------- N samples ------------------|
@@ -11,9 +10,9 @@
 //! groups  |     0     |     1     |     2     |   3   |     `blocks` slots each; samples mixed inside
 //! ```
 //!
-//! The short block goes to a keyed slot of its own; all other slots are full, so offsets are
-//! products. Everything is evaluated at a point: the state is the key. Groups never cross epochs:
-//! each epoch holds every sample exactly once.
+//! The short block has a keyed slot; all other slots are full, so offsets are products. Everything is
+//! evaluated at a point: the state is the key. Groups never cross epochs: each epoch holds every sample
+//! exactly once.
 
 use core::ops::Range;
 
@@ -23,17 +22,17 @@ use super::{OrderError, Permutation};
 /// Most blocks in a group: 1 GiB of blocks in memory for one dataset.
 pub const MAX_GROUP_BLOCKS: u32 = 1_024;
 
-/// What a key is for, so that keys of different use are unrelated.
+/// The purpose of a key, so that keys for different purposes are unrelated.
 const FOR_BLOCKS: u64 = 1;
 const FOR_TAIL: u64 = 2;
 const FOR_SAMPLES: u64 = 3;
 
-/// The key of a dataset, from which all others of it come.
+/// The key of a dataset, from which its other keys are derived.
 pub(crate) fn dataset_key(seed: u64, dataset: u64) -> u64 {
     key(&[seed, dataset])
 }
 
-/// In which order an epoch takes its full blocks.
+/// The order of the full blocks in an epoch.
 pub(crate) fn block_permutation(own: u64, epoch: u64, full_blocks: u64) -> Permutation {
     Permutation::new(key(&[own, FOR_BLOCKS, epoch]), full_blocks)
 }
@@ -43,7 +42,7 @@ pub(crate) fn tail_slot(own: u64, epoch: u64, full_blocks: u64) -> u64 {
     scale(mix(key(&[own, FOR_TAIL, epoch])), full_blocks + 1)
 }
 
-/// In which order a group delivers its samples.
+/// The order of the samples in a group.
 pub(crate) fn sample_permutation(own: u64, epoch: u64, group: u64, samples: u64) -> Permutation {
     Permutation::new(key(&[own, FOR_SAMPLES, epoch, group]), samples)
 }
@@ -61,13 +60,13 @@ pub struct BlockShuffle {
 /// A block of a group, in the order in which the group fetches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Which block of the file.
+    /// The block's number in the file.
     pub block: u64,
     /// Samples in it.
     pub samples: u32,
 }
 
-/// Where a sample lies.
+/// The location of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// How many times the dataset was delivered in full before.
@@ -76,7 +75,7 @@ pub struct Place {
     pub group: u64,
     /// Which of the group's blocks, in fetch order.
     pub slot: u32,
-    /// Which block of the file that is.
+    /// That block's number in the file.
     pub block: u64,
     /// Sample inside the block.
     pub sample: u32,
@@ -84,7 +83,7 @@ pub struct Place {
 
 impl BlockShuffle {
     /// Shuffles `samples` samples in blocks of `per_block` and groups of `group_blocks`; `seed` and
-    /// `dataset` name the order.
+    /// `dataset` select the order.
     pub fn new(
         samples: u64,
         per_block: u32,
@@ -141,7 +140,7 @@ impl BlockShuffle {
         (k / self.samples, k % self.samples)
     }
 
-    /// Where the `k`-th sample ever drawn lies.
+    /// The location of the `k`-th sample ever drawn.
     pub fn at(&self, k: u64) -> Place {
         let (number, index) = self.split(k);
         let epoch = self.epoch(number);
@@ -160,7 +159,7 @@ impl BlockShuffle {
         Epoch { shuffle: *self, number, blocks, tail }
     }
 
-    /// How far an epoch's order is from file order, judged by `probes` samples spread over it.
+    /// How far an epoch's order is from file order, estimated from `probes` samples spread over it.
     pub fn quality(&self, epoch: u64, probes: u64) -> Quality {
         let pairs = self.samples - 1;
         let probes = probes.clamp(1, pairs.max(1));
@@ -184,14 +183,14 @@ fn scale_index(probe: u64, pairs: u64, probes: u64) -> u64 {
     (u128::from(probe) * u128::from(pairs) / u128::from(probes)) as u64
 }
 
-/// How well shuffled an epoch is.
+/// The shuffle quality of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quality {
-    /// Mean distance between where a sample stands in the file and where it is delivered, as a
-    /// share of the epoch: 0 in file order, 1/3 for a perfect shuffle.
+    /// Mean distance between a sample's position in the file and in the order of delivery, as a
+    /// fraction of the epoch: 0 in file order, 1/3 for a perfect shuffle.
     pub mean_displacement: f64,
-    /// How often two samples delivered in a row are neighbours in the file: 1 in file order, `2 /
-    /// N` for a perfect shuffle, about `2 / samples of a group` here.
+    /// How often two samples delivered in a row are neighbours in the file: 1 in file order, `2 / N`
+    /// for a perfect shuffle, about `2 / samples of a group` here.
     pub adjacency: f64,
 }
 
@@ -213,7 +212,7 @@ pub struct Epoch {
 }
 
 impl Epoch {
-    /// Which epoch this is.
+    /// The number of this epoch.
     pub const fn number(&self) -> u64 {
         self.number
     }
@@ -222,7 +221,7 @@ impl Epoch {
     pub fn group_of(&self, index: u64) -> u64 {
         let per_group = self.shuffle.group_blocks * self.shuffle.per_block;
         match self.tail {
-            // Behind the short block every index is short by what that block lacks.
+            // After the short block every index is lower by the samples which that block lacks.
             Some(tail) if index >= self.first_index(tail.slot / self.shuffle.group_blocks + 1) => {
                 (index + self.shuffle.per_block - tail.samples) / per_group
             }
@@ -253,7 +252,7 @@ impl Epoch {
         Group { epoch: *self, number, first_index, samples }
     }
 
-    /// The block that stands in a slot, counted over the epoch.
+    /// The block in a slot, counted over the epoch.
     pub fn block_in(&self, slot: u64) -> Block {
         let full =
             |slot| Block { block: self.blocks.apply(slot), samples: self.shuffle.per_block as u32 };
@@ -266,7 +265,7 @@ impl Epoch {
         }
     }
 
-    /// Which sample of the file is delivered at `index` of this epoch.
+    /// The file's sample delivered at `index` of this epoch.
     fn file_sample(&self, index: u64) -> u64 {
         let place = self.group(self.group_of(index)).at(index);
         place.block * self.shuffle.per_block + u64::from(place.sample)
@@ -284,31 +283,31 @@ pub struct Group {
 }
 
 impl Group {
-    /// Which group of its epoch this is.
+    /// The number of this group in its epoch.
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// The indices of this epoch that are delivered from this group.
+    /// The indices of this epoch delivered from this group.
     pub const fn indices(&self) -> Range<u64> {
         self.first_index..self.first_index + self.samples.n()
     }
 
-    /// The slots of the epoch that make up this group.
+    /// The slots of the epoch in this group.
     fn slots(&self) -> Range<u64> {
         let shuffle = &self.epoch.shuffle;
         let first = (self.number * shuffle.group_blocks).min(shuffle.blocks());
         first..(first + shuffle.group_blocks).min(shuffle.blocks())
     }
 
-    /// The blocks of this group, in the order to fetch them.
+    /// The blocks of this group, in fetch order.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = Block> + use<> {
         let (epoch, slots) = (self.epoch, self.slots());
         let count = (slots.end - slots.start) as u32;
         (0..count).map(move |slot| epoch.block_in(slots.start + u64::from(slot)))
     }
 
-    /// Where the sample at `index` of this epoch lies; `index` must be one of
+    /// The location of the sample at `index` of this epoch; `index` must be one of
     /// [`indices`](Group::indices).
     pub fn at(&self, index: u64) -> Place {
         let (slot, sample) = self.slot_at(index);
@@ -321,13 +320,13 @@ impl Group {
         }
     }
 
-    /// Which of the group's blocks, in fetch order, the sample at `index` of this epoch lies in.
+    /// The group's block, in fetch order, that holds the sample at `index` of this epoch.
     pub(crate) fn slot_of(&self, index: u64) -> u64 {
         self.slot_at(index).0 - self.slots().start
     }
 
-    /// The same as slot of the epoch and sample of the block in it: all that someone needs who has
-    /// the blocks at hand.
+    /// The same as slot of the epoch and sample of the block in it: sufficient for a caller that has
+    /// the blocks.
     pub(crate) fn slot_at(&self, index: u64) -> (u64, u32) {
         let per_block = self.epoch.shuffle.per_block;
         let inside = self.samples.apply(index - self.first_index);

@@ -92,8 +92,8 @@ fn extreme_weights_keep_the_ratio() {
     }
 }
 
-/// Tijdeman's rule from its definition: among the datasets whose next draw would not break the
-/// bound from above, the one that would break it from below soonest; the first of several.
+/// Tijdeman's rule from its definition: among the datasets whose next draw would not break the upper
+/// bound, the one that would break the lower bound soonest; the first of several.
 fn by_definition(weights: &[u32], steps: u64) -> Vec<usize> {
     let total: i128 = weights.iter().map(|w| i128::from(*w)).sum();
     let drawn = weights.iter().filter(|w| **w > 0).count() as i128;
@@ -298,7 +298,7 @@ fn layouts_cut_files_into_blocks() {
     }
 }
 
-/// If one of these changes, so does the order of every run that resumes across the change.
+/// A change of these values reorders every run that resumes across the change.
 #[test]
 fn the_order_is_frozen() {
     assert_eq!(

@@ -1,6 +1,6 @@
-//! What can be wrong with a plan, where, and what to do about it.
+//! Errors in a plan: what, where, and a hint.
 //!
-//! A [`PlanError`] knows the bytes of the plan it speaks of. [`PlanError::render`] shows them:
+//! A [`PlanError`] has the byte range of the mistake in the plan. [`PlanError::render`] shows it:
 //!
 //! ```text
 //! unknown action `windw`
@@ -21,13 +21,13 @@ use crate::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
 /// Characters of the plan shown on each side of a mistake.
 const CONTEXT_CHARS: usize = 48;
 
-/// A mistake in a plan and its place.
+/// A mistake in a plan and its position.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{problem}")]
 pub struct PlanError {
-    /// What is wrong.
+    /// The mistake.
     pub problem: Problem,
-    /// The bytes of the plan it is about; empty at the end of the plan.
+    /// The byte range of the plan; empty at the end of the plan.
     pub span: Range<usize>,
 }
 
@@ -92,7 +92,7 @@ pub enum WeightProblem {
     /// Below zero.
     #[error("a share cannot be negative")]
     Negative,
-    /// More digits behind the point than are kept.
+    /// More digits after the point than are stored.
     #[error("more than six digits behind the point")]
     TooPrecise,
     /// Larger than any sum of weights.
@@ -105,13 +105,13 @@ impl PlanError {
         PlanError { problem, span }
     }
 
-    /// What to try next, if there is something to say.
+    /// What to try next, if there is a suggestion.
     pub fn hint(&self) -> Option<String> {
         self.problem.hint()
     }
 
-    /// The message, the line of `plan` it is about with the place marked, and the hint. `plan` is
-    /// the text that was parsed.
+    /// The message, the affected line of `plan` with the position marked, and the hint. `plan` is the
+    /// text that was parsed.
     pub fn render(&self, plan: &str) -> String {
         let mut out = self.to_string();
         let (excerpt, marks) = excerpt(plan, &self.span);

@@ -1,4 +1,4 @@
-//! Cuts a plan into words, quoted names and punctuation, each with its place in the text.
+//! Splits a plan into words, quoted names and punctuation, each with its position in the text.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use super::error::{PlanError, Problem};
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A name or a number: a run of bare characters.
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// How an error message calls it.
+    /// Its name in error messages.
     pub(super) fn describe(&self) -> String {
         match self {
             Kind::Word(text) => alloc::format!("`{text}`"),
@@ -31,14 +31,14 @@ impl Kind {
     }
 }
 
-/// A token and the bytes it takes up.
+/// A token and its byte range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) span: Range<usize>,
 }
 
-/// Whether a name can stand without quotes.
+/// Whether a name needs no quotes.
 pub(super) fn is_bare(name: &str) -> bool {
     !name.is_empty() && name.chars().all(is_bare_char)
 }
@@ -75,7 +75,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, PlanError> {
     Ok(tokens)
 }
 
-/// A quoted name at the front of `rest`, and how many bytes it takes with its quotes.
+/// A quoted name at the front of `rest`, and its length in bytes with its quotes.
 fn quoted(rest: &str, quote: char, at: usize) -> Result<(Kind, usize), PlanError> {
     let mut name = String::new();
     let mut chars = rest.char_indices().skip(1);

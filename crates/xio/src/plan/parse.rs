@@ -1,4 +1,4 @@
-//! From tokens to a [`Plan`]: first the shape `name(arguments) | …`, then each action on its own.
+//! Parses tokens into a [`Plan`]: first the form `name(arguments) | …`, then each action.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -15,10 +15,10 @@ use crate::order::{MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_TOTAL_WEIGHT};
 
 const ACTIONS: [&str; 5] = ["window", "shuffle", "blend", "narrow", "batch"];
 
-/// Digits behind the point of a weight.
+/// Digits after the point of a weight.
 const WEIGHT_DIGITS: usize = 6;
 
-/// Weights are read as multiples of one millionth.
+/// Weights are parsed as multiples of one millionth.
 const WEIGHT_UNIT: u64 = 1_000_000;
 
 pub(super) fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
@@ -36,7 +36,7 @@ pub(super) fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
     draft.finish(text)
 }
 
-/// A name or value and its place.
+/// A name or value and its position.
 struct Piece {
     text: String,
     quoted: bool,
@@ -88,7 +88,7 @@ struct Action {
 }
 
 impl Action {
-    /// The one argument of an action that has no other, with or without its name.
+    /// The only argument of an action, with or without its name.
     fn only(
         &self,
         action: &'static str,
@@ -114,7 +114,7 @@ impl Action {
     }
 }
 
-/// Reads the shape of a plan.
+/// Parses the form of a plan.
 struct Syntax<'a> {
     /// Ends in [`Kind::End`], which is never passed.
     tokens: &'a [Token],
@@ -166,7 +166,7 @@ impl<'a> Syntax<'a> {
     fn action(&mut self) -> Result<Action, PlanError> {
         let name = self.piece("an action")?;
         let arguments = if self.accept('(') { self.arguments()? } else { Vec::new() };
-        // At least the name was passed.
+        // At least the name was consumed.
         let end = self.tokens[self.at - 1].span.end;
         Ok(Action { span: name.span.start..end, name, arguments })
     }
@@ -191,7 +191,7 @@ impl<'a> Syntax<'a> {
     }
 }
 
-/// The actions read so far.
+/// The actions parsed so far.
 #[derive(Default)]
 struct Draft {
     window: Option<u32>,

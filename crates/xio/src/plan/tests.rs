@@ -1,4 +1,4 @@
-//! Plans that print back, and mistakes that point at their place.
+//! Plans that print back, and mistakes reported with their position.
 
 use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};

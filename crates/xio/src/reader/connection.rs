@@ -1,8 +1,8 @@
-//! One connection of a reader to a storage target: request slots, credits, answers.
+//! One connection of a reader to a storage target: request slots, credits, responses.
 //!
-//! Every credit is a slot with a request capsule, an answer capsule and a posted receive. A slot is busy until its
-//! answer has arrived *and* its own SEND has completed, because until then the transport may still gather the
-//! request from it.
+//! Every credit is a slot with a request capsule, a response capsule and a posted receive. A slot is
+//! busy until its response has arrived *and* its own SEND has completed, because until then the
+//! transport may still gather the request from it.
 
 use alloc::vec::Vec;
 
@@ -25,25 +25,25 @@ pub const CREDIT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 pub struct ConnectionMemory {
     /// Region for capsules.
     pub capsules: MemoryRegion,
-    /// Requests that the target lets us have outstanding.
+    /// Most outstanding requests allowed by the target.
     pub credits: u32,
 }
 
-/// What requests are sent with.
+/// The resources for sending requests.
 pub(super) struct Io<'a, D, M> {
     pub(super) now: Time,
     pub(super) device: &'a mut D,
     pub(super) memory: &'a mut M,
 }
 
-/// Which block a request is for.
+/// The block of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) lane: u32,
     pub(super) position: u64,
 }
 
-/// What an answer capsule means.
+/// The result of a response capsule.
 #[derive(Debug)]
 pub(super) enum Answer {
     To(Asked, Outcome),
@@ -59,7 +59,7 @@ enum Slot {
         seq: u64,
         sent: bool,
     },
-    /// Answered, but the SEND of the request has not completed.
+    /// The response has arrived, but the SEND of the request has not completed.
     Answered,
 }
 
@@ -97,7 +97,7 @@ impl Open {
         self.free.push(slot);
     }
 
-    /// Matches an answer to its request by tag and number.
+    /// Matches a response to its request by tag and number.
     fn answered(&mut self, response: &ReadResponse) -> Option<Asked> {
         let slot = self.slots.get(response.tag as usize).copied()?;
         let Slot::Waiting { asked, seq, sent } = slot else {
@@ -240,7 +240,7 @@ impl Connection {
         }
         let answer = decoded.and_then(|r| Some(Answer::To(open.answered(&r)?, r.outcome)));
         answer.unwrap_or_else(|| {
-            // Nothing that the target sends can be trusted any more: reconnect.
+            // The target cannot be trusted any more: reconnect.
             open.lost.get_or_insert(WcStatus::BadResponse);
             Answer::Bad
         })

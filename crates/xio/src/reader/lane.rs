@@ -1,7 +1,8 @@
 //! A lane: one dataset of a stream, its staging buffers and the blocks in them.
 //!
-//! Blocks are named by *position*, their number in fetch order over all epochs. The lane holds a run of
-//! positions, the oldest in front; each has a staging buffer of its own until its last sample is consumed.
+//! Blocks are identified by *position*, their number in fetch order over all epochs. The lane holds a
+//! run of positions, the oldest in front; each has its own staging buffer until its last sample is
+//! consumed.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -15,7 +16,7 @@ use crate::target::IO_ALIGN;
 use super::schedule::{Coverage, Schedule};
 use super::{ReaderSource, StreamError, buffers_per_lane};
 
-/// No sample has this number: a block holds at most as many as tokens.
+/// Not a sample number: a block has no more samples than tokens.
 const NO_SAMPLE: u32 = u32::MAX;
 
 /// State of a block, or of a sample of it.
@@ -25,9 +26,9 @@ pub(super) enum Resident {
     Wanted,
     /// Requested.
     Asked,
-    /// In its buffer, past the stages of the reader.
+    /// In its buffer, after the reader's stages.
     Ready,
-    /// Cannot be had.
+    /// Cannot be fetched.
     Failed(StreamError),
 }
 
@@ -36,8 +37,9 @@ pub(super) enum Resident {
 enum Load {
     /// All at once, normally.
     Whole(Resident),
-    /// A sample of the block cannot be delivered: each is requested on its own when the order reaches it, so that
-    /// all before the bad one are delivered. Holds the sample that was reached last, at the start of the buffer.
+    /// A sample of the block cannot be delivered: each is requested separately when the order reaches
+    /// it, so that all before the bad one are delivered. Holds the sample reached last, at the start of
+    /// the buffer.
     Single { sample: u32, state: Resident },
 }
 
@@ -84,7 +86,7 @@ impl Want {
 }
 
 impl Block {
-    /// First token and number of tokens of what is in the buffer, or is to be.
+    /// First token and number of tokens of the buffer's present or requested contents.
     fn range(&self, window: u32) -> (u64, u32) {
         match self.load {
             Load::Whole(_) => (self.first_token, self.tokens),
@@ -174,8 +176,8 @@ impl Lane {
         self.blocks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// The next block to request: one wanted again, else the next in fetch order if a buffer is free. `looks`
-    /// bounds how many blocks are examined.
+    /// The next block to request: one to be requested again, else the next in fetch order if a buffer
+    /// is free. `looks` bounds how many blocks are examined.
     pub(super) fn next_request(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<Want> {
         if self.wanted == 0 {
             self.admit(schedule, looks)?;
@@ -194,7 +196,8 @@ impl Lane {
         })
     }
 
-    /// Gives the next block in fetch order a buffer. Blocks of which this stream delivers nothing are skipped.
+    /// Assigns a buffer to the next block in fetch order. Blocks without samples for this stream are
+    /// skipped.
     fn admit(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<()> {
         loop {
             let position = self.front + self.blocks.len() as u64;
@@ -254,7 +257,7 @@ impl Lane {
         }
     }
 
-    /// Counts a damaged arrival and returns how many there were.
+    /// Counts an arrival with a wrong CRC and returns how many there were.
     pub(super) fn damaged(&mut self, position: u64) -> u32 {
         self.block(position).map_or(0, |block| {
             block.damaged += 1;
@@ -262,7 +265,7 @@ impl Lane {
         })
     }
 
-    /// Address and length of what was requested.
+    /// Address and length of the request.
     pub(super) fn place(&mut self, position: u64) -> Option<(u64, u32)> {
         let (base, size, width) = (self.base_addr, self.buffer_bytes, self.on_wire.bytes());
         let window = self.window;
@@ -271,7 +274,7 @@ impl Lane {
         asked.then(|| (base + u64::from(block.buffer) * size, block.range(window).1 * width))
     }
 
-    /// The tokens that were requested.
+    /// The requested tokens.
     pub(super) fn tokens(&mut self, position: u64) -> Option<Range<u64>> {
         let window = self.window;
         let (first_token, tokens) = self.block(position)?.range(window);
@@ -286,7 +289,7 @@ impl Lane {
         match block.load {
             Load::Whole(state) => state,
             Load::Single { sample: loaded, state } if loaded == sample => state,
-            // Until the answer arrives the buffer cannot take another sample.
+            // Until the response arrives the buffer cannot take another sample.
             Load::Single { state: Resident::Asked | Resident::Wanted, .. } => Resident::Asked,
             Load::Single { .. } => {
                 block.load = Load::Single { sample, state: Resident::Wanted };
@@ -328,9 +331,9 @@ impl Lane {
         self.retire_before(u64::MAX);
     }
 
-    /// Frees the blocks before `end`, none of which is needed any more. In the groups that the stream begins and
-    /// ends in, blocks whose samples were not counted seem to have some left. A block with a request outstanding
-    /// keeps its buffer, because the answer will be written there.
+    /// Frees the blocks before `end`, none of which is needed any more. In the groups that the stream
+    /// begins and ends in, blocks whose samples were not counted seem to have some left. A block with
+    /// an outstanding request keeps its buffer, because the target will still write to it.
     fn retire_before(&mut self, end: u64) {
         for position in self.front..end.min(self.front + self.blocks.len() as u64) {
             let Some(block) = self.block(position).filter(|block| block.samples_left > 0) else {

@@ -1,8 +1,8 @@
-//! The reader: what a DPU (or, without offload, the host itself) does for one stream.
+//! The reader: the work of a DPU (or, without offload, of the host) for one stream.
 //!
-//! It walks the global order of samples, prefetches the blocks that they lie in from storage targets, runs its
-//! stages over them and writes finished batches into the host's ring. The order alone decides which bytes are
-//! delivered: not the sequence of answers, not lost connections, not the place of a conversion (C4).
+//! It walks the global order of samples, prefetches their blocks from storage targets, runs its stages
+//! over them and writes finished batches into the host's ring. The order alone decides which bytes are
+//! delivered: not the sequence of responses, lost connections or the place of a conversion (C4).
 //!
 //! ```text
 //! order ── next sample ──> lane (dataset) ── block resident? ── copy ──> slot of the ring
@@ -10,15 +10,16 @@
 //!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + answer └─ publish
 //! ```
 //!
-//! Memory is the staging buffers of the lanes, fixed at the start (C6). A slow host leaves no free slot, so
-//! nothing is copied, no buffer is freed and nothing more is requested. A stream with an end requests nothing
-//! beyond it: unless a connection is lost, every block that is needed is read exactly once.
+//! Its memory is the staging buffers of the lanes, allocated at the start (C6). A slow host leaves no
+//! free slot, so nothing is copied, no buffer is freed and nothing more is requested. A stream with an
+//! end requests nothing beyond it: unless a connection is lost, every needed block is read exactly
+//! once.
 //!
-//! A token that does not fit, or that is missing because the file was cut short, is an error when the order
-//! reaches its sample: every batch before that one is delivered first. To that end a block with such a token is
-//! requested again sample by sample. A lost connection is not an error of the stream: the reader reports it
-//! through [`Reader::lost_connection`], keeps what it has, and requests what is missing once [`Reader::connect`]
-//! gives it a new queue pair.
+//! A token that does not fit, or that is missing because the file was truncated, is an error when the
+//! order reaches its sample: every batch before that one is delivered first. To that end a block with
+//! such a token is requested again sample by sample. A lost connection is not an error of the stream:
+//! the reader reports it through [`Reader::lost_connection`], keeps its blocks, and requests the
+//! missing ones once [`Reader::connect`] supplies a new queue pair.
 //!
 //! Streams share a thread. Work that grows with the plan is done beforehand, on any thread, in
 //! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: one block through its stages,
@@ -57,16 +58,16 @@ const COPY_BYTES_PER_POLL: u64 = 256 << 10;
 /// Samples copied per [`Reader::poll`]: the order costs about 100 ns for each, however small it is.
 const COPY_SAMPLES_PER_POLL: u32 = 2048;
 
-/// Blocks that one [`Reader::poll`] examines in search of one to request.
+/// Blocks that one [`Reader::poll`] examines to find one to request.
 const LOOKS_PER_POLL: u32 = 512;
 
-/// Completions of requests that are taken from their queue at once.
+/// Request completions taken from their queue at once.
 const SENT_PER_BATCH: usize = 32;
 
 /// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
 
-/// Where finished batches go: the ring shared with the host.
+/// The destination of finished batches: the ring shared with the host.
 pub trait Sink {
     /// A slot to fill, or `None` while the host holds them all.
     fn acquire(&mut self) -> Option<u32>;
@@ -84,7 +85,7 @@ pub trait Sink {
     fn finish(&mut self);
 }
 
-/// What a published slot holds: whole batches, one after the other.
+/// The contents of a published slot: whole batches, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMeta {
     /// Number of the first batch.
@@ -95,20 +96,20 @@ pub struct SlotMeta {
     pub batch_bytes: u32,
 }
 
-/// A dataset as the reader sees it.
+/// A dataset of the reader.
 #[derive(Clone, Debug)]
 pub struct ReaderSource {
-    /// Which connection serves it.
+    /// The connection that serves it.
     pub connection: u32,
     /// Its index in that connection's session.
     pub source: u32,
-    /// The file, and how it is cut into samples.
+    /// The file, and its division into samples.
     pub layout: SampleLayout,
-    /// What is done to its blocks, at the target and here.
+    /// The stages for its blocks, at the target and here.
     pub stages: BlockStages,
 }
 
-/// What to deliver, and from where on.
+/// The batches to deliver.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
     /// Tokens per sample.
@@ -117,9 +118,9 @@ pub struct Delivery {
     pub batch_samples: u32,
     /// Token type of the batches.
     pub dtype: Dtype,
-    /// First batch to deliver: resuming is starting at another number.
+    /// First batch to deliver: resuming means starting at another number.
     pub first_batch: u64,
-    /// Batches to deliver before the stream ends; without it the stream goes on for ever.
+    /// Batches to deliver before the stream ends; without it the stream is endless.
     pub batches: Option<u64>,
     /// Bytes of a ring slot.
     pub slot_bytes: u32,
@@ -135,17 +136,17 @@ impl Delivery {
         u64::from(self.window_tokens) * u64::from(self.dtype.bytes())
     }
 
-    /// The global sample that a batch begins with.
+    /// The first global sample of a batch.
     fn first_sample(&self, batch: u64) -> u64 {
         batch.saturating_mul(u64::from(self.batch_samples))
     }
 
-    /// The batch before which the stream ends.
+    /// The batch after the last one.
     fn end_batch(&self) -> Option<u64> {
         Some(self.first_batch.saturating_add(self.batches?))
     }
 
-    /// The global sample before which the stream ends.
+    /// The global sample after the last one.
     fn end_sample(&self) -> Option<u64> {
         self.end_batch().map(|end| self.first_sample(end))
     }
@@ -159,7 +160,7 @@ impl Delivery {
 /// Why a stream ended early. `dataset` is the index in the plan's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StreamError {
-    /// A token does not fit the type to deliver (C5).
+    /// A token does not fit the delivered type (C5).
     #[error(
         "dataset {dataset}: value {value} of token {token} (byte {byte}) does not fit the type to deliver"
     )]
@@ -168,7 +169,7 @@ pub enum StreamError {
         dataset: u32,
         /// Index of the token.
         token: u64,
-        /// Where it stands in the file.
+        /// Its offset in the file.
         byte: u64,
         /// Its value.
         value: i128,
@@ -199,7 +200,7 @@ pub enum StreamError {
         /// Its reason.
         reason: Refusal,
     },
-    /// A block arrived damaged each time it was asked for.
+    /// A block arrived damaged each time it was requested.
     #[error("dataset {dataset}: a block of tokens arrived damaged {CRC_RETRIES} times (CRC-32C)")]
     Damaged {
         /// Which dataset.
@@ -213,7 +214,7 @@ pub enum StreamError {
     },
 }
 
-/// What a reader did.
+/// Counters of a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReaderCounters {
     /// Batches published.
@@ -226,15 +227,15 @@ pub struct ReaderCounters {
     pub delivered_bytes: u64,
     /// Conversions of blocks.
     pub narrowed_blocks: u64,
-    /// Times a block with a wrong CRC-32C was asked for again.
+    /// Times a block with a wrong CRC-32C was requested again.
     pub damaged_blocks: u64,
-    /// Answers that were refused: undecodable, or to no request of ours.
+    /// Responses refused: undecodable, or matching no request of ours.
     pub bad_answers: u64,
-    /// Requests repeated after a lost connection.
+    /// Requests sent again after a lost connection.
     pub repeated_requests: u64,
     /// Connections lost.
     pub lost_connections: u64,
-    /// Polls that found the next block not yet there.
+    /// Polls for which the next block had not arrived.
     pub waits_for_data: u64,
     /// Polls that found no free slot.
     pub waits_for_host: u64,
@@ -272,13 +273,13 @@ pub struct Reader {
     counters: ReaderCounters,
 }
 
-/// A stream, prepared up to its first sample. Costs two walks of the blend at most, and for each dataset a step
-/// per block of a shuffle group.
+/// A stream, prepared up to its first sample. Costs at most two walks of the blend, and for each
+/// dataset a step per block of a shuffle group.
 #[derive(Debug)]
 pub struct ReaderSetup {
     schedule: Schedule,
     sources: Vec<ReaderSource>,
-    /// Their addresses count from the start of the reader's memory.
+    /// Their addresses are relative to the start of the reader's memory.
     lanes: Vec<Lane>,
     delivery: Delivery,
     memory_bytes: u64,
@@ -303,13 +304,13 @@ impl ReaderSetup {
         ReaderSetup { schedule, sources, lanes, delivery, memory_bytes }
     }
 
-    /// Bytes of staging buffers that the stream needs.
+    /// Bytes of staging buffers for the stream.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 }
 
-/// Registered memory and queues that a reader works with.
+/// Registered memory and queues of a reader.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderResources {
     /// Staging buffers of all lanes: [`ReaderSetup::memory_bytes`], remote write.
@@ -332,7 +333,7 @@ fn holds(dtype: Dtype, value: i128) -> bool {
 }
 
 impl Reader {
-    /// Bytes of staging buffers that a stream over these sources needs.
+    /// Bytes of staging buffers for a stream over these sources.
     pub fn memory_needed(order: &Order, sources: &[ReaderSource]) -> u64 {
         let lanes = sources.iter().enumerate();
         lanes.map(|(lane, source)| Lane::bytes_needed(order, lane, source)).sum()
@@ -370,7 +371,7 @@ impl Reader {
         &self.counters
     }
 
-    /// Staging buffers that hold no block; all of them once the last batch is written.
+    /// Staging buffers without a block; all of them once the last batch is written.
     pub fn free_registers(&self) -> usize {
         self.lanes.iter().map(Lane::free_registers).sum()
     }
@@ -385,13 +386,13 @@ impl Reader {
         self.next_batch
     }
 
-    /// Whether the stream has ended, well or not.
+    /// Whether the stream has ended, with or without an error.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// Gives connection `index` a queue pair: its first one, or one that replaces a lost one. The caller has
-    /// destroyed the lost one, so that none of its packets reaches our memory.
+    /// Assigns a queue pair to connection `index`: the first one, or a replacement for a lost one. The
+    /// caller has destroyed the lost one, so that none of its packets reaches our memory.
     pub fn connect<D: Device>(
         &mut self,
         now: Time,
@@ -407,7 +408,7 @@ impl Reader {
         self.connections[index as usize].open(now, device, qpn, memory)
     }
 
-    /// Marks what was requested on a connection as wanted again, and closes it.
+    /// Schedules the outstanding requests of a connection again, and closes it.
     fn ask_again(&mut self, index: usize) {
         for asked in self.connections[index].forget_requests() {
             self.counters.repeated_requests += 1;
@@ -431,13 +432,13 @@ impl Reader {
         }
     }
 
-    /// Gives up a connection that could not be restored: the stream ends with an error, unless it has ended
-    /// before.
+    /// Abandons a connection that could not be restored: the stream ends with an error, unless it has
+    /// ended before.
     pub fn abandon<S: Sink>(&mut self, sink: &mut S, connection: u32) {
         self.end_with(sink, &StreamError::Lost { connection });
     }
 
-    /// Does what can be done now. Returns whether there was something to do.
+    /// Does all work possible now. Returns whether there was any.
     pub fn poll<D: Device, M: Staging, S: Sink>(
         &mut self,
         now: Time,
@@ -461,7 +462,7 @@ impl Reader {
         let mut busy = false;
         loop {
             let mut sent = ArrayVec::<_, SENT_PER_BATCH>::new();
-            // A queue that cannot be read brings nothing; its queue pairs fail by themselves.
+            // A queue that cannot be read returns nothing; its queue pairs fail separately.
             let _ = io.device.poll_cq(self.send_cq, &mut sent);
             busy |= !sent.is_empty();
             for done in &sent {
@@ -473,7 +474,7 @@ impl Reader {
                 break;
             }
         }
-        // An answer may bring a block that has to pass its stages: one at a time.
+        // A response may bring a block for our stages: one at a time.
         let mut answer = ArrayVec::<_, 1>::new();
         let _ = io.device.poll_cq(self.recv_cq, &mut answer);
         busy |= !answer.is_empty();
@@ -530,7 +531,7 @@ impl Reader {
         self.connections[index].lose(why);
     }
 
-    /// The error that an answer reports; none if it cannot be true of the block requested.
+    /// The error reported by a response; none if it cannot be true of the requested block.
     fn error_of(&mut self, asked: &Asked, reported: Outcome) -> Option<StreamError> {
         let dataset = asked.lane;
         let tokens = self.lanes[dataset as usize].tokens(asked.position)?;
@@ -561,7 +562,7 @@ impl Reader {
         file.data_offset + token * u64::from(file.dtype.bytes())
     }
 
-    /// Runs our stages over a block that was written into our memory, and makes it ready.
+    /// Runs our stages over a block that was written into our memory, and marks it ready.
     fn arrived<M: Staging>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
         let (dataset, lane) = (asked.lane, &mut self.lanes[asked.lane as usize]);
         let Some((addr, expected)) = lane.place(asked.position) else {
@@ -696,7 +697,7 @@ impl Reader {
         Some(end.saturating_sub(self.next_batch))
     }
 
-    /// Batches that the slot being filled is to hold.
+    /// Number of batches for the slot being filled.
     fn batches_in_slot(&self) -> u64 {
         let fit = self.delivery.batches_per_slot();
         self.batches_left().map_or(fit, |left| left.min(fit))

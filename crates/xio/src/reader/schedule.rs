@@ -1,4 +1,4 @@
-//! The block fetch schedule of a stream: in which order its samples come, and which blocks they are taken from.
+//! The block fetch schedule of a stream: the order of its samples, and the blocks they are taken from.
 //!
 //! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not cross
 //! epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use crate::order::{BlockShuffle, Group, Order, OrderCursor, SampleLayout};
 
-/// The sample that comes next.
+/// The next sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pick {
     pub(super) dataset: u32,
@@ -26,16 +26,17 @@ pub(super) struct BlockRange {
     pub(super) samples: u32,
 }
 
-/// Most samples of a cut group that are counted, for each of its blocks. With more than this on either side of
-/// the cut, the chance that a block has no sample to deliver is e^-64.
+/// Most samples of a cut group that are counted, for each of its blocks. With more than this on either
+/// side of the cut, the chance that a block has no sample to deliver is e^-64.
 const COUNTED_PER_BLOCK: u64 = 64;
 
-/// A group that a stream delivers in part: the one it begins in, or ends in.
+/// A group that a stream delivers in part: its first, or its last.
 #[derive(Clone, Debug)]
 struct CutGroup {
     /// Position of its first block.
     first: u64,
-    /// Samples to deliver of each of its blocks; all it has, where counting would take too long.
+    /// Samples to deliver of each of its blocks; all samples of the block, where counting would take
+    /// too long.
     needed: Vec<u32>,
 }
 
@@ -74,7 +75,7 @@ impl CutGroup {
     }
 }
 
-/// The part of a dataset that a stream delivers: which blocks, and how many samples of each.
+/// The part of a dataset delivered by a stream: which blocks, and how many samples of each.
 #[derive(Clone, Debug)]
 pub(super) struct Coverage {
     /// The group it begins in.
@@ -86,7 +87,7 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// The samples of a dataset from the `start`-th on, up to but without the `end`-th.
+    /// The samples of a dataset from the `start`-th on, up to but not including the `end`-th.
     pub(super) fn new(shuffle: &BlockShuffle, start: u64, end: Option<u64>) -> Coverage {
         let cut = |k: u64| {
             let (number, index) = shuffle.split(k);

@@ -45,7 +45,7 @@ fn long_weights(datasets: u32) -> Vec<u32> {
     weights
 }
 
-/// Steps that each dataset may cost: its share of blocks, twice, and a bit for where it stands.
+/// Steps that each dataset may cost: twice its share of blocks, and a few for its state.
 fn per_dataset(group: u64) -> u64 {
     2 * (64 + 2) * group + 16
 }
@@ -88,8 +88,8 @@ fn walk(shuffle: &BlockShuffle, samples: core::ops::Range<u64>, positions: usize
     needed
 }
 
-/// Blocks of 5 samples are counted whatever the cut, blocks of 300 only near an end of their group; then
-/// more may seem needed than is, never less, and nothing where nothing is.
+/// Blocks of 5 samples are counted for every cut, blocks of 300 only near an end of their group;
+/// otherwise more may seem needed than is, never less, and nothing where nothing is.
 #[test]
 fn coverage_is_what_a_walk_says() {
     for (seed, per_block, group) in [(1, 5, 3), (2, 5, 1), (3, 300, 2), (4, 300, 7), (5, 1, 4)] {

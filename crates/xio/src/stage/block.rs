@@ -1,5 +1,5 @@
-//! The stages that a block of one dataset passes: what a session agrees on, and the one loop that runs them on
-//! either side of the wire.
+//! The stages of a dataset's blocks: the list that a session agrees on, and the one loop that runs them
+//! on either side of the wire.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::kernel::{Kernels, NarrowError};
 /// Most stages that a target runs over a block.
 pub const MAX_TARGET_STAGES: usize = 8;
 
-/// What a target does to every block of a dataset: joined, from the file to what crosses the wire.
+/// The stages that a target runs over every block of a dataset: a chain from the file to the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetStages {
     stages: Vec<Stage>,
@@ -21,12 +21,12 @@ pub struct TargetStages {
 }
 
 impl TargetStages {
-    /// Checks a list from another process, each stage with the type that it is said to take, for a file of
-    /// `stored` tokens.
+    /// Checks a list from another process, in which each stage has its claimed input type, for a file
+    /// of `stored` tokens.
     ///
     /// # Errors
-    /// When the list is empty or too long, does not begin at such a file, does not join, or does not end in
-    /// blocks with a checksum.
+    /// When the list is empty or too long, does not start from such a file, does not form a chain, or
+    /// does not end in blocks with a checksum.
     pub fn new(stored: Dtype, claimed: Vec<(Op, Type)>) -> Result<TargetStages, StageError> {
         match claimed.len() {
             0 => return Err(StageError::Empty),
@@ -78,11 +78,11 @@ pub struct BlockStages {
 }
 
 impl BlockStages {
-    /// The stages from a file of `stored` tokens to blocks of `deliver` tokens, each where it moves the fewest
-    /// bytes; without offload all of them at the host, but for reading and the checksum.
+    /// The stages from a file of `stored` tokens to blocks of `deliver` tokens, each where it moves the
+    /// fewest bytes; without offload all of them at the host, except reading and the checksum.
     ///
     /// # Errors
-    /// When tokens cannot be converted so.
+    /// When there is no such conversion.
     pub fn compile(
         stored: Dtype,
         deliver: Dtype,
@@ -102,17 +102,17 @@ impl BlockStages {
         Ok(BlockStages { target: TargetStages::of(stages, stored, summed)?, reader, output })
     }
 
-    /// What the target does.
+    /// The stages of the target.
     pub fn target(&self) -> &TargetStages {
         &self.target
     }
 
-    /// What the reader does.
+    /// The stages of the reader.
     pub fn reader(&self) -> &[Stage] {
         &self.reader
     }
 
-    /// What comes out.
+    /// The output type.
     pub fn output(&self) -> Type {
         self.output
     }
@@ -123,18 +123,18 @@ impl BlockStages {
     }
 }
 
-/// What stages made of a block.
+/// The result of running stages over a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// Bytes at the front of the buffer.
     pub bytes: usize,
-    /// CRC-32C of the block, as computed last or as given.
+    /// CRC-32C of the block, as last computed or as given.
     pub crc32c: u32,
-    /// Conversions that were carried out.
+    /// Conversions executed.
     pub narrowed: u32,
 }
 
-/// Why a block did not pass its stages.
+/// Why stages failed on a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BlockError {
     /// A token that does not fit; the first one of the block.
@@ -148,13 +148,13 @@ pub enum BlockError {
     /// The CRC-32C does not match.
     #[error("the CRC-32C of the block does not match")]
     Damaged,
-    /// The kernels do not know the conversion, or the block is not a whole number of tokens.
+    /// The kernels do not support the conversion, or the block is not a whole number of tokens.
     #[error("the block cannot be converted")]
     Unsupported,
 }
 
-/// Runs stages over a block, in place. `crc32c` is what came with it, 0 if nothing did. After an error the
-/// contents of the block are unspecified.
+/// Runs stages over a block, in place. `crc32c` is the checksum received with it, 0 if there was none.
+/// After an error the contents of the block are unspecified.
 ///
 /// # Errors
 /// See [`BlockError`].

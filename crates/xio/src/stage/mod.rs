@@ -1,8 +1,9 @@
-//! Stages: a plan as a program.
+//! Stages: the compiled form of a plan.
 //!
-//! [`Plan::compile`](crate::plan::Plan::compile) turns a plan into a [`Pipeline`]: stages with an input type, an
-//! output type and a [`Place`] to run. The target runs its stages, the reader runs the others, and the table
-//! that `dquant demo` prints is read off the same list, so that it cannot say anything else than what happens.
+//! [`Plan::compile`](crate::plan::Plan::compile) turns a plan into a [`Pipeline`]: stages with an input
+//! type, an output type and a [`Place`] to run. The target runs its stages, the reader runs the others,
+//! and the table printed by `dquant demo` is derived from the same list, so it cannot differ from what
+//! runs.
 //!
 //! ```text
 //! per dataset   File ─read→ Block ─narrow→ Block ─checksum→ SummedBlock ══ wire ══ ─verify→ Block ─narrow→ Block
@@ -10,14 +11,14 @@
 //! together                      all datasets     ├─blend→ Sample ─batch→ Batch
 //! ```
 //!
-//! `narrow` stands in one of the two places, or in none if the file holds the type that is delivered.
+//! `narrow` is in one of the two places, or in neither if the file already holds the delivered type.
 //!
-//! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`] crosses the
-//! wire; every dataset arrives at `blend` with the same type. A list of stages from another process is checked
-//! ([`TargetStages::new`]) before anything is made of it (C7).
+//! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`]
+//! crosses the wire; every dataset arrives at `blend` with the same type. A list of stages from another
+//! process is checked ([`TargetStages::new`]) before it is used (C7).
 //!
-//! Nothing here knows how stages are sent, in which order samples come ([`order`](crate::order)), or what a
-//! kernel does to a token ([`kernel`](crate::kernel)).
+//! Nothing here depends on how stages are sent, on the order of samples ([`order`](crate::order)), or
+//! on how a kernel converts a token ([`kernel`](crate::kernel)).
 
 mod block;
 mod pipeline;
@@ -38,9 +39,9 @@ pub use table::{Row, Table};
 /// A machine that runs stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// The storage target, beside the disk.
+    /// The storage target, next to the disk.
     Target,
-    /// The DPU, beside the host.
+    /// The DPU, next to the host.
     Dpu,
     /// The host that trains.
     Host,
@@ -56,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Where the reader runs.
+    /// The place of the reader.
     pub const fn of_reader(offload: bool) -> Place {
         match offload {
             true => Place::Dpu,
@@ -64,9 +65,10 @@ impl Place {
         }
     }
 
-    /// Where a stage over blocks moves the fewest bytes across the wire, for `bytes_in` and `bytes_out` of a
-    /// token: one that grows them runs behind the wire, any other before it. Of two places that cost the same
-    /// the target is taken, because a token that does not fit then ends the request before its block is sent.
+    /// Where a stage over blocks moves the fewest bytes across the wire, for `bytes_in` and `bytes_out`
+    /// per token: a stage that adds bytes runs after the wire, any other before it. If both cost the
+    /// same it runs at the target, because a token that does not fit then ends the request before its
+    /// block is sent.
     pub const fn of_block_stage(bytes_in: u32, bytes_out: u32, offload: bool) -> Place {
         match offload && bytes_out <= bytes_in {
             true => Place::Target,
@@ -84,33 +86,33 @@ impl fmt::Display for Place {
 /// Tokens of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// All samples have so many.
+    /// All samples have this length.
     Fixed(u32),
-    /// No sample has more, and each its own number.
+    /// Samples have individual lengths, up to this one.
     UpTo(u32),
 }
 
-/// What tokens are grouped into between two stages.
+/// The unit that tokens are grouped into between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A file on the target's disk.
     File,
     /// A run of consecutive tokens of a file, at most [`BLOCK_BYTES`](crate::order::BLOCK_BYTES) of it.
     Block,
-    /// A block with its CRC-32C: what crosses the wire.
+    /// A block with its CRC-32C, as it crosses the wire.
     SummedBlock,
     /// A sample.
     Sample(Length),
     /// A batch of samples of the same length.
     Batch {
-        /// How many.
+        /// Number of samples.
         samples: u32,
         /// Tokens of each.
         tokens: u32,
     },
 }
 
-/// What flows from one stage to the next.
+/// The type of the data between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
     /// Type of the tokens.
@@ -142,7 +144,7 @@ impl fmt::Display for Type {
     }
 }
 
-/// What a stage does.
+/// The operation of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Reads blocks of a file.
@@ -156,7 +158,7 @@ pub enum Op {
     Checksum,
     /// Compares the CRC-32C of a block.
     Verify,
-    /// Cuts blocks into samples of so many tokens.
+    /// Cuts blocks into samples of this many tokens.
     Window {
         /// Tokens of a sample.
         tokens: u32,
@@ -187,7 +189,7 @@ impl Op {
         }
     }
 
-    /// What comes out when `input` goes in; none if the stage is not defined for it.
+    /// The output type for `input`; none if the stage is not defined for it.
     pub fn output(&self, input: Type) -> Option<Type> {
         let Type { dtype, shape } = input;
         let reshaped = |shape| Some(Type { dtype, shape });
@@ -202,7 +204,7 @@ impl Op {
                 reshaped(Shape::Sample(Length::Fixed(*tokens)))
             }
             (Op::Shuffle(_) | Op::Blend(_), Shape::Sample(_)) => Some(input),
-            // Rows of a batch are found by arithmetic, so they have one length.
+            // Rows of a batch are located by arithmetic, so they have one length.
             (Op::Batch { samples }, Shape::Sample(Length::Fixed(tokens))) => {
                 reshaped(Shape::Batch { samples: *samples, tokens })
             }
@@ -211,7 +213,7 @@ impl Op {
     }
 }
 
-/// As the plan prints the action.
+/// As printed in a plan.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -228,11 +230,11 @@ impl fmt::Display for Op {
 /// A step of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// What it does.
+    /// Its operation.
     pub op: Op,
-    /// What goes in.
+    /// Input type.
     pub input: Type,
-    /// What comes out.
+    /// Output type.
     pub output: Type,
     /// Where it runs.
     pub place: Place,
@@ -241,7 +243,7 @@ pub struct Stage {
 /// Why stages cannot be run. Positions count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StageError {
-    /// There is none.
+    /// There are no stages.
     #[error("no stage is given")]
     Empty,
     /// More than [`MAX_TARGET_STAGES`].
@@ -256,32 +258,32 @@ pub enum StageError {
         /// Which stage.
         position: usize,
     },
-    /// A stage is to take something else than the one before it gives.
+    /// A stage claims another input than the output of the one before it.
     #[error("stage {position}, {stage}, takes {takes}, but is given {given}")]
     Join {
         /// Which stage.
         position: usize,
         /// Its name.
         stage: &'static str,
-        /// What it says it takes.
+        /// Its claimed input.
         takes: Type,
-        /// What comes out of the stage before it.
+        /// The output of the stage before it.
         given: Type,
     },
-    /// A stage that cannot be made for its input.
+    /// A stage that is not defined for its input.
     #[error("stage {position}, {stage}, is not defined for {input}")]
     Undefined {
         /// Which stage.
         position: usize,
         /// Its name.
         stage: &'static str,
-        /// What goes in.
+        /// Its input.
         input: Type,
     },
-    /// The last stage of a target gives something that does not cross the wire.
+    /// The output of a target's last stage cannot cross the wire.
     #[error("the last stage gives {output}; only blocks with a checksum cross the wire")]
     Unsummed {
-        /// What comes out.
+        /// The output.
         output: Type,
     },
 }
@@ -298,7 +300,7 @@ impl StageError {
     }
 }
 
-/// Joins stages, all in one place, to what goes into the first.
+/// Chains stages, all in one place, starting with the input of the first.
 fn chain(
     input: Type,
     place: Place,

@@ -9,7 +9,7 @@ use crate::dataset::Dtype;
 use crate::kernel::can_narrow;
 use crate::plan::{Plan, Shuffle};
 
-/// The stages of one dataset, up to where it meets the others.
+/// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Branch {
     weight: u32,
@@ -41,7 +41,7 @@ impl Branch {
         })
     }
 
-    /// What comes out.
+    /// The output type.
     pub fn output(&self) -> Type {
         self.samples.last().map_or(self.blocks.output(), |last| last.output)
     }
@@ -52,7 +52,7 @@ impl Branch {
     }
 }
 
-/// A compiled plan: one branch for each dataset, and the stages behind the point where they meet.
+/// A compiled plan: one branch for each dataset, and the stages after they are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
     branches: Vec<Branch>,
@@ -68,7 +68,7 @@ impl Pipeline {
         &self.branches
     }
 
-    /// The stages behind the point where the branches meet.
+    /// The stages after the branches are joined.
     pub fn joint(&self) -> &[Stage] {
         &self.joint
     }
@@ -89,10 +89,10 @@ impl Pipeline {
     }
 }
 
-/// Why a plan does not go with the types of its files.
+/// Why a plan does not match the types of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CompileError {
-    /// As many types as datasets in the blend are needed.
+    /// The number of types must equal the number of datasets in the blend.
     #[error("{sources} source types for {datasets} datasets")]
     Count {
         /// Types given.
@@ -100,7 +100,7 @@ pub enum CompileError {
         /// Datasets of the plan.
         datasets: usize,
     },
-    /// `narrow` cannot widen, and knows integers only.
+    /// `narrow` cannot widen, and supports integers only.
     #[error(
         "dataset {dataset} holds {from}, which narrow({to}) cannot deliver; leave narrow out, or narrow further"
     )]
@@ -109,7 +109,7 @@ pub enum CompileError {
         dataset: usize,
         /// Type of the file.
         from: Dtype,
-        /// Type asked for.
+        /// Requested type.
         to: Dtype,
     },
     /// Without `narrow`, a batch would mix types.
@@ -124,22 +124,22 @@ pub enum CompileError {
         /// Its type.
         other: Dtype,
     },
-    /// The stages of a dataset cannot be joined, as when its file holds no tokens.
+    /// The stages of a dataset do not form a chain, as when its file holds no tokens.
     #[error("the stages cannot be joined: {0}")]
     Stages(#[from] StageError),
-    /// The stages do not lead to batches.
+    /// The output of the stages is not batches.
     #[error("the stages end in {output}, not in batches")]
     NoBatches {
-        /// What they end in.
+        /// Their output.
         output: Type,
     },
 }
 
 impl Plan {
-    /// The type a trainer gets, given the types of the files in the order of the blend.
+    /// The delivered type, given the types of the files in the order of the blend.
     ///
     /// # Errors
-    /// When the plan does not go with these types.
+    /// When the plan does not match these types.
     pub fn delivered_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
         let datasets = self.blend().len().max(1);
         let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
@@ -161,7 +161,7 @@ impl Plan {
     /// Compiles the plan for files of these types, in the order of the blend.
     ///
     /// # Errors
-    /// When the plan does not go with these types.
+    /// When the plan does not match these types.
     pub fn compile(&self, sources: &[Dtype], offload: bool) -> Result<Pipeline, CompileError> {
         let dtype = self.delivered_dtype(sources)?;
         let place = Place::of_reader(offload);

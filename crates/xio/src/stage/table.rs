@@ -1,4 +1,4 @@
-//! The table of a pipeline: where each action of the plan runs, and the bytes it takes and gives.
+//! The table of a pipeline: where each action of the plan runs, and the bytes that go in and out.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -8,15 +8,15 @@ use core::fmt;
 use super::{Branch, Op, Pipeline, Place, Stage};
 use crate::dataset::Dtype;
 
-/// One action. Bytes are those of [`Table::samples`] samples of the whole stream, also of the datasets that
-/// pass the action by.
+/// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
+/// that skip the action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The action as the plan prints it.
+    /// The action as printed in a plan.
     pub action: String,
     /// Where it runs.
     pub place: Place,
-    /// Why there.
+    /// The reason for the place.
     pub why: &'static str,
     /// Bytes that go in.
     pub bytes_in: u64,
@@ -24,7 +24,7 @@ pub struct Row {
     pub bytes_out: u64,
 }
 
-/// The stages that are actions of the plan, in the order in which data passes them. An action that compiles to
+/// The stages that are actions of the plan, in the order of the data flow. An action that compiles to
 /// no stage, such as `narrow(u16)` over files of `u16`, has no row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
@@ -32,8 +32,7 @@ pub struct Table {
     pub dtype: Dtype,
     /// The actions.
     pub rows: Vec<Row>,
-    /// How many samples all byte counts are for: one period of the blend, in which the ratio is
-    /// exact.
+    /// The number of samples for all byte counts: one period of the blend, in which the ratio is exact.
     pub samples: u64,
     /// Bytes read from disks.
     pub disk_bytes: u64,
@@ -75,7 +74,7 @@ impl Pipeline {
             }
             found.into_iter().for_each(|stage| row(stage, bytes_in, bytes(&dtypes)));
         }
-        // The branches differ in their conversions alone.
+        // The branches differ only in their conversions.
         let delivered_bytes = bytes(&dtypes);
         let samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
         samples.chain(self.joint()).for_each(|stage| row(stage, delivered_bytes, delivered_bytes));
@@ -90,7 +89,7 @@ impl Pipeline {
     }
 }
 
-/// Why a stage runs where it does.
+/// The reason for a stage's place.
 fn why(stage: &Stage, bytes_in: u64, bytes_out: u64) -> &'static str {
     match (&stage.op, stage.place) {
         (_, Place::Host) => "offload is off",

@@ -1,4 +1,4 @@
-//! Plans that compile, lists of stages that are refused, and what stages do to a block.
+//! Plans that compile, lists of stages that are refused, and the effect of stages on a block.
 
 use proptest::prelude::*;
 use std::{string::ToString, vec, vec::Vec};
@@ -51,7 +51,8 @@ disk 8601.6 B/sample, wire 4096 B/sample (53 % saved), u16 delivered";
     assert_eq!(placed.to_string(), table);
 }
 
-/// The conversion that moves no fewer bytes: the table names the place of the stage, which is the target's.
+/// The conversion that moves no fewer bytes: the table shows the place of the stage, which is the
+/// target.
 #[test]
 fn a_conversion_of_equal_width_runs_where_the_table_says() {
     let pipeline = plan("window(4) | narrow(u32)").compile(&[Dtype::I32], true).unwrap();
@@ -167,7 +168,7 @@ fn stages_run_over_a_block_and_name_what_is_wrong_with_it() {
     assert_eq!(ragged, Err(BlockError::Unsupported));
 }
 
-/// What every pipeline keeps to.
+/// The invariants of every pipeline.
 fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
     let reader = Place::of_reader(offload);
     for (branch, stored) in pipeline.branches().iter().zip(stored) {
@@ -186,7 +187,7 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
         let batch = Type { dtype: pipeline.dtype(), shape: Shape::Batch { samples, tokens } };
         assert_eq!(given, batch);
-        // The list that goes to the target is one that a target takes.
+        // A target accepts the list sent to it.
         let target = branch.blocks().target();
         let claimed = target.stages().iter().map(|stage| (stage.op.clone(), stage.input)).collect();
         assert_eq!(TargetStages::new(*stored, claimed).as_ref(), Ok(target));

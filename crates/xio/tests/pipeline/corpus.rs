@@ -1,7 +1,7 @@
 //! Datasets with tokens in them, an order over them, and the batches that must come out.
 //!
-//! Blocks are a few samples small, so that a short run crosses groups, short blocks and epochs. What is
-//! expected is computed one sample and one token at a time from [`Order::at`].
+//! Blocks are a few samples small, so that a short run crosses groups, short blocks and epochs. The
+//! expected bytes are computed one sample and one token at a time from [`Order::at`].
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use sim::chance::Chance;
 /// Types that token files come in.
 const TYPES: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];
 
-/// Where the first token may stand: flat files, NumPy headers, and places nobody would choose.
+/// Possible offsets of the first token: flat files, NumPy headers, and unusual ones.
 const OFFSETS: [u64; 8] = [0, 64, 80, 128, 1, 4_095, 4_096, 8_191];
 
 /// A file of tokens.
@@ -29,7 +29,7 @@ pub(crate) struct Dataset {
     pub(crate) bytes: Rc<[u8]>,
 }
 
-/// Everything a stream reads, and what it makes of it.
+/// The files of a stream, and what it delivers.
 #[derive(Clone, Debug)]
 pub(crate) struct Corpus {
     pub(crate) datasets: Vec<Dataset>,
@@ -45,7 +45,7 @@ pub(crate) struct Shape {
     pub(crate) dtype: Dtype,
     pub(crate) data_offset: u64,
     pub(crate) samples: u64,
-    /// Tokens behind the last window.
+    /// Tokens after the last window.
     pub(crate) tail_tokens: u64,
     pub(crate) per_block: u32,
 }
@@ -88,7 +88,7 @@ impl Dataset {
         Dataset { layout, bytes: bytes.into() }
     }
 
-    /// Byte of the file at which a token stands.
+    /// Offset of a token in the file.
     pub(crate) fn byte_of(&self, token: u64) -> u64 {
         let file = &self.layout.file;
         file.data_offset + token * u64::from(file.dtype.bytes())
@@ -104,7 +104,7 @@ impl Dataset {
 }
 
 impl Corpus {
-    /// What a plan makes of datasets, in blocks of the product's size.
+    /// The corpus of a plan over datasets, in blocks of the product's size.
     pub(crate) fn of_plan(plan: &Plan, shapes: &[Shape], draw: &mut Chance) -> Corpus {
         let sources: Vec<Dtype> = shapes.iter().map(|shape| shape.dtype).collect();
         let pipeline = plan.compile(&sources, true).expect("the plan fits");
@@ -177,7 +177,7 @@ impl Corpus {
         Corpus::new(&[shape], &recipe, draw)
     }
 
-    /// One file of more than a register.
+    /// One file larger than a staging buffer.
     pub(crate) fn large_file(draw: &mut Chance) -> Corpus {
         let shape = Shape {
             dtype: Dtype::U32,

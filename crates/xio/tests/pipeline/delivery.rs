@@ -1,4 +1,4 @@
-//! Whatever breaks, the same bytes are delivered (C4), within bounded memory (C6).
+//! The same bytes are delivered under any fault (C4), within bounded memory (C6).
 
 use roce::endpoint::Mtu;
 use xio::dataset::Dtype;
@@ -12,7 +12,7 @@ use super::seeds::{Replay, seeds};
 use super::world::{Kill, Setup, World, faults};
 use sim::faults::FaultMix;
 
-/// What happened over all seeds, so that paths nobody takes are noticed.
+/// Events over all seeds, so that paths never taken are noticed.
 #[derive(Debug, Default)]
 struct Tally {
     kills: u64,
@@ -102,13 +102,13 @@ fn any_corpus_any_faults() {
         }
     }
     println!("{tally:?}");
-    // With a single seed not every path is taken.
+    // A single seed does not take every path.
     if std::env::var_os("PIPELINE_SEED").is_none() {
         tally.assert_every_path_was_taken();
     }
 }
 
-/// A stream that nothing disturbs asks once for every block that it needs, and for no other.
+/// An undisturbed stream requests every needed block once, and no other.
 #[test]
 fn nothing_is_read_twice_or_for_nothing() {
     for seed in seeds(0..60) {
@@ -129,8 +129,8 @@ fn nothing_is_read_twice_or_for_nothing() {
     }
 }
 
-/// Groups of so many samples that those of a block are not counted where a stream begins or ends inside one:
-/// its registers come back with the group, and still nothing is read twice or for nothing.
+/// Groups of so many samples that those of a block are not counted where a stream begins or ends inside
+/// one: its staging buffers are freed with the group, and still no block is read twice or for nothing.
 #[test]
 fn streams_begin_and_end_anywhere_in_large_groups() {
     for seed in seeds(0..40) {
@@ -261,7 +261,8 @@ fn a_stream_of_no_batches_ends_at_once() {
     assert_eq!(world.readers[0].ledger.requests, 0);
 }
 
-/// Starting in the middle of any group of any epoch gives what a stream from the start gives there.
+/// Starting in the middle of any group of any epoch delivers the same as a stream from the start does
+/// there.
 #[test]
 fn every_first_batch_gives_the_same_batches() {
     let corpus = Corpus::one_file(&mut Chance::new(1));

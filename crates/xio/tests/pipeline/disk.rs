@@ -1,7 +1,7 @@
 //! A disk in virtual time: the second implementation of [`Disk`].
 //!
-//! Reads end in an order that the seed decides. From `submit` until the answer their destination is
-//! lent to the disk, and the arena panics when anyone else touches it.
+//! The seed decides the order in which reads complete. From `submit` until the completion their
+//! destination is lent to the disk, and the arena panics on any other access to it.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use sim::chance::Chance;
 const EBADF: i32 = 9;
 pub(crate) const EIO: i32 = 5;
 
-/// A file, and what becomes of it.
+/// A file, and its faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SimFile {
     pub(crate) bytes: Rc<[u8]>,
@@ -37,14 +37,14 @@ struct Taken {
 #[derive(Debug)]
 pub(crate) struct SimDisk {
     pub(crate) files: Vec<SimFile>,
-    /// Which file a number stands for; closed numbers are never used again.
+    /// The file of each number; closed numbers are never reused.
     open: Vec<Option<usize>>,
     depth: usize,
     latency_ns: (u64, u64),
     now: Time,
     taken: Vec<Taken>,
     landed: VecDeque<DiskDone>,
-    /// In the order in which they were taken.
+    /// In the order in which they were accepted.
     pub(crate) log: Vec<DiskRead>,
     pub(crate) refused: u64,
     draw: Chance,
@@ -96,7 +96,7 @@ impl SimDisk {
         }
     }
 
-    /// Carries out the reads that are due at `now`.
+    /// Completes the reads that are due at `now`.
     pub(crate) fn land(&mut self, now: Time, arena: &mut Arena) {
         self.now = now;
         self.taken.sort_by_key(|taken| taken.due);

@@ -1,4 +1,4 @@
-//! Sessions share a target: nobody starves, whatever the others do.
+//! Sessions share a target: none starves, whatever the others do.
 
 use roce::Time;
 use xio::capsule::Outcome;
@@ -99,7 +99,7 @@ fn a_full_disk_costs_no_turn() {
 }
 
 /// Every work request that the sessions may have posted fails at once: the completion queues hold them
-/// all, each session is reported once, and every register comes back.
+/// all, each session is reported once, and every staging buffer is freed.
 #[test]
 fn completions_of_all_sessions_fit() {
     let (sessions, credits) = (4, 4);
@@ -115,7 +115,7 @@ fn completions_of_all_sessions_fit() {
     let mut world = World::new(&corpus, &setup);
     world.net.rnr_retry = 7;
     let mut raws: Vec<Raw> = (0..sessions).map(|_| world.raw_session(0)).collect();
-    // Readers that take no answer, but ask as if they had.
+    // Readers that receive no response, but send requests as if they had.
     for half in 0..2 {
         for raw in &mut raws {
             for seq in half * credits + 1..=(half + 1) * credits {
@@ -155,7 +155,8 @@ fn scarce_registers_go_to_sessions_in_turn() {
     }
 }
 
-/// Readers that take no answer keep registers of the target busy; they must not get them all.
+/// Readers that receive no responses keep staging buffers of the target busy; they must not get them
+/// all.
 #[test]
 fn readers_that_take_no_answer_hold_nobody_up() {
     for seed in seeds(0..20) {
@@ -183,7 +184,7 @@ fn readers_that_take_no_answer_hold_nobody_up() {
     }
 }
 
-/// A session opened while others are at work gets its turn.
+/// A session opened while others are active gets its turn.
 #[test]
 fn a_latecomer_is_served() {
     let corpus = Corpus::one_file(&mut Chance::new(3));

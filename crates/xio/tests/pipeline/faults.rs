@@ -1,5 +1,5 @@
-//! Data that cannot be delivered, and connections that do not come back: the stream ends with an error
-//! that names the place, after every batch before it.
+//! Data that cannot be delivered, and connections that are not restored: the stream ends with an error
+//! that names the position, after every batch before it.
 
 use roce::Time;
 use xio::reader::StreamError;
@@ -102,7 +102,7 @@ fn a_file_cut_short_is_named() {
             of == dataset && file.byte_of(start + u64::from(corpus.window)) > at_byte
         };
         let until = (first_sample(&corpus, &setup)..).find(broken).unwrap();
-        // A read that begins behind the end hears where it began.
+        // A read that begins after the end reports where it began.
         let page = file.byte_of(corpus.sample(until).1) / 4096 * 4096;
         let error = StreamError::Truncated { dataset: dataset as u32, at_byte: at_byte.max(page) };
         let world = World::with_files(&corpus, &setup, files);
@@ -110,7 +110,7 @@ fn a_file_cut_short_is_named() {
     }
 }
 
-/// What was read before a file is cut is delivered; what comes later fails.
+/// What was read before a file is truncated is delivered; later reads fail.
 #[test]
 fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
     for seed in seeds(0..40) {
@@ -164,7 +164,7 @@ fn a_storage_error_is_named() {
     }
 }
 
-/// Memory that goes bad between the WRITE and the reader's look at it.
+/// Memory corrupted between the WRITE and the reader's check.
 #[test]
 fn memory_that_flips_is_noticed() {
     let corpus = Corpus::one_file(&mut Chance::new(3));
@@ -172,7 +172,7 @@ fn memory_that_flips_is_noticed() {
     let mut flips = 0;
     let flipped = |world: &mut World| {
         let region = world.readers[0].data;
-        // Every register's first byte, at one instant in which blocks are on their way.
+        // Every staging buffer's first byte, at one instant in which blocks are in flight.
         if world.readers[0].ledger.outstanding() == 4 && flips < 3 {
             flips += 1;
             world.run_target_only();
@@ -186,7 +186,7 @@ fn memory_that_flips_is_noticed() {
     };
     assert!(world.run_until(flipped));
     world.run();
-    // Blocks that were checked before the flip are past help; what is asked for again is not.
+    // Blocks checked before the flip cannot be recovered; those requested again are delivered right.
     assert!(world.readers[0].reader.counters().damaged_blocks > 0);
 }
 
@@ -220,7 +220,7 @@ fn giving_up_a_finished_stream_changes_nothing() {
     world.assert_delivered();
 }
 
-/// Answers to a connection that was given up find its queue pair gone.
+/// Responses to an abandoned connection find its queue pair gone.
 #[test]
 fn late_answers_of_a_lost_connection_touch_nothing() {
     let corpus = Corpus::one_file(&mut Chance::new(3));
@@ -228,7 +228,7 @@ fn late_answers_of_a_lost_connection_touch_nothing() {
     for round in 0..6 {
         let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
         assert!(world.run_until(full), "round {round}");
-        // The control plane is quick: the new connection stands before the old answers come.
+        // The control plane is fast: the new connection exists before the old responses arrive.
         world.readers[0].reconnects = false;
         world.readers[0].reader.drop_connection(0);
         world.settle();
@@ -243,7 +243,7 @@ fn late_answers_of_a_lost_connection_touch_nothing() {
     assert_eq!(counters.lost_connections, 6);
 }
 
-/// A new queue pair takes the place of one whose loss nobody has reported.
+/// A new queue pair replaces one whose loss was not reported.
 #[test]
 fn connecting_anew_asks_again_for_what_was_outstanding() {
     let corpus = Corpus::one_file(&mut Chance::new(3));
@@ -262,7 +262,7 @@ fn keys_of_a_stream_are_useless_once_it_is_gone() {
     let mut world = World::new(&corpus, &Setup::plain(&corpus, 2_000));
     let full = |world: &mut World| world.readers[0].ledger.outstanding() == 4;
     assert!(world.run_until(full));
-    // The stream's memory goes away under the target's hands.
+    // The stream's memory is deregistered while the target writes to it.
     let data = world.readers[0].data;
     world.net.nodes[READER].endpoint.deregister(data.lkey).unwrap();
     let failed = |world: &mut World| world.target.target.counters().failed_work > 0;

@@ -1,4 +1,5 @@
-//! A reader that says what it likes: the target refuses with a reason, counts it, and serves the others.
+//! A reader that sends arbitrary requests: the target refuses with a reason, counts it, and serves the
+//! others.
 
 use roce::verbs::WcStatus;
 use xio::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
@@ -13,7 +14,7 @@ use super::raw::{Raw, first_sample, request};
 use super::seeds::{Replay, seeds};
 use super::world::{Setup, StreamSpec, TARGET, World};
 
-/// A target with an honest reader that goes on all the while.
+/// A target with a correct reader that runs all the time.
 fn world(corpus: &Corpus) -> World {
     let plain = Setup::plain(corpus, 40);
     let slow = StreamSpec { pace_ns: 50_000, ..plain.streams[0] };
@@ -21,7 +22,7 @@ fn world(corpus: &Corpus) -> World {
     World::new(corpus, &setup)
 }
 
-/// Sends capsules and waits for as many answers.
+/// Sends capsules and waits for as many responses.
 fn ask(world: &mut World, raw: &mut Raw, capsules: &[Vec<u8>]) -> Vec<ReadResponse> {
     capsules.iter().for_each(|capsule| raw.send(&mut world.net, capsule));
     let mut answers = Vec::new();
@@ -38,7 +39,7 @@ fn refused(world: &World, reason: Refusal) -> u64 {
     world.target.target.counters().refused[reason as usize - 1]
 }
 
-/// The honest reader gets what it is to get, and nothing is held afterwards.
+/// The correct reader gets its data, and no resources are held afterwards.
 fn assert_unharmed(mut world: World) {
     world.run();
     world.assert_delivered();
@@ -70,7 +71,7 @@ fn requests_outside_the_session_are_refused() {
     assert_refused(|bad| bad.first_token = u64::MAX, Refusal::OutOfRange);
     assert_refused(|bad| bad.tokens = u32::MAX, Refusal::OutOfRange);
     assert_refused(|bad| bad.tokens = 0, Refusal::BadLength);
-    // Also the type of the file: the session agreed on `u16`.
+    // Including the type of the file: the session agreed on `u16`.
     for deliver in [Dtype::U32, Dtype::U64, Dtype::I32, Dtype::U8, Dtype::I16] {
         assert_refused(|bad| bad.deliver = deliver, Refusal::BadType);
     }
@@ -181,7 +182,7 @@ fn requests_beyond_the_credits_are_refused() {
     let corpus = Corpus::one_file(&mut Chance::new(1));
     let mut world = world(&corpus);
     let mut raw = world.raw_session(32);
-    // The session has 4 credits; no answer is given before the disk is.
+    // The session has 4 credits; no response is sent before the disk completes.
     let capsules: Vec<Vec<u8>> =
         (1..=8).map(|seq| request(&raw, seq, &corpus).encode(crc32c).to_vec()).collect();
     let answers = ask(&mut world, &mut raw, &capsules);
@@ -212,7 +213,7 @@ fn good_requests_are_served_beside_bad_ones() {
     assert_unharmed(world);
 }
 
-/// Keys and addresses that the reader has no right to give end its own session, nothing else.
+/// Keys and addresses that the reader has no right to use end its own session, nothing else.
 #[test]
 fn a_destination_that_is_not_registered_ends_the_session() {
     let corpus = Corpus::one_file(&mut Chance::new(1));
@@ -231,8 +232,8 @@ fn a_destination_that_is_not_registered_ends_the_session() {
     assert_unharmed(world);
 }
 
-/// Random bytes, valid capsules with random fields, damaged ones, WRITEs: nothing panics, the honest
-/// reader gets its bytes, and every register comes back.
+/// Random bytes, valid capsules with random fields, damaged ones, WRITEs: nothing panics, the correct
+/// reader gets its bytes, and every staging buffer is freed.
 #[test]
 fn anything_at_all() {
     for seed in seeds(0..60) {

@@ -1,4 +1,4 @@
-//! A target that says what it likes: the reader neither believes nor breaks.
+//! A target that sends arbitrary responses: the reader neither accepts them nor fails.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -27,8 +27,8 @@ fn world(corpus: &Corpus, policy: impl FnMut(&ReadRequest, &mut Reply) + 'static
     World::with_fake(corpus, &Setup::plain(corpus, BATCHES), fake)
 }
 
-/// Lets the fourth request be answered by `lie`, all others honestly. The reader gives the connection
-/// up, makes another, and delivers every byte.
+/// Lets `lie` change the response to the fourth request, all others are correct. The reader drops the
+/// connection, makes another, and delivers every byte.
 fn assert_survives(lie: impl Fn(&ReadRequest, &mut Reply) + 'static) {
     let corpus = corpus();
     let mut count = 0;
@@ -75,7 +75,7 @@ fn messages_that_are_no_answer_are_refused() {
     assert_survives(|request, reply| reply.capsule = Some(request.encode(crc32c).to_vec()));
 }
 
-/// The completion of such a WRITE tells its own length, which has nothing to do with the receive.
+/// The completion of such a WRITE has its own length, which is unrelated to the receive.
 #[test]
 fn a_write_with_immediate_is_no_answer() {
     assert_survives(|_, reply| {
@@ -101,11 +101,11 @@ fn errors_outside_the_block_asked_for_are_not_believed() {
     });
     // A value that does fit.
     outside(|request| Outcome::Overflow { token: request.first_token, value: 5 });
-    // A missing byte behind the block.
+    // A missing byte after the block.
     outside(|_| Outcome::Truncated { at_byte: u64::MAX });
 }
 
-/// The reader and the target disagree on the state of the connection: begin afresh.
+/// The reader and the target disagree on the state of the connection: reconnect.
 #[test]
 fn a_refused_number_or_credit_begins_afresh() {
     for reason in [Refusal::Replayed, Refusal::NoCredit, Refusal::BadCapsule] {
@@ -124,7 +124,7 @@ fn a_refused_number_or_credit_begins_afresh() {
     }
 }
 
-/// Answers `lie` for one block each time it is asked for, up to `times`.
+/// Responds with `lie` for one block each time it is requested, up to `times`.
 fn lie_about_a_block(times: u32, lie: impl Fn(&mut Reply) + 'static) -> (World, Rc<Cell<u32>>) {
     let corpus = corpus();
     let told = Rc::new(Cell::new(0));
@@ -173,7 +173,7 @@ fn a_block_damaged_every_time_ends_the_stream_where_it_is_due() {
     }
 }
 
-/// All batches before the block in question came, and no other.
+/// All batches before the block in question were delivered, and no other.
 fn assert_prefix(world: &World) {
     let corpus = corpus();
     let block_of = |n: u64| corpus.sample(n).1 / 64;
@@ -184,7 +184,7 @@ fn assert_prefix(world: &World) {
     assert!(ring.seen == corpus.expected(0, batches));
 }
 
-/// Whatever could be true is looked into: the samples of the block turn out to be there.
+/// A claim that could be true is checked: the samples of the block turn out to be there.
 #[test]
 fn errors_that_a_target_makes_up_cost_nothing_but_time() {
     let made_up: [fn(&mut Reply); 2] = [
@@ -215,7 +215,7 @@ fn a_refusal_that_will_not_change_ends_the_stream() {
     }
 }
 
-/// Whatever comes, nothing panics and nothing but the right bytes is delivered.
+/// Whatever arrives, nothing panics and only the right bytes are delivered.
 #[test]
 fn anything_at_all() {
     let mut finished = 0;

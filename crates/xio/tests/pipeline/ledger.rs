@@ -1,5 +1,5 @@
-//! Watches what a reader posts, and holds it to its bounds: never more requests outstanding than
-//! credits, never two of them into the same memory, never a capsule changed while it may be sent.
+//! Watches what a reader posts, and checks its bounds: never more requests outstanding than credits,
+//! never two of them into the same memory, never a capsule changed while it may be sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use xio::kernel::crc32c;
 
 use super::net::Arena;
 
-/// Requests of one reader on their way, by queue pair and number.
+/// Requests of one reader in flight, by queue pair and number.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     receives: BTreeMap<(Qpn, u64), u64>,
@@ -30,13 +30,13 @@ pub(crate) struct Ledger {
     in_flight: BTreeMap<(Qpn, u64), Range<u64>>,
     /// Requests posted.
     pub(crate) requests: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub(crate) asked_bytes: u64,
     /// Most requests that were outstanding on one queue pair.
     pub(crate) most: usize,
 }
 
-/// An endpoint whose work requests are written down.
+/// An endpoint whose work requests are recorded.
 pub(crate) struct Watched<'a> {
     pub(crate) endpoint: &'a mut Endpoint,
     pub(crate) ledger: &'a mut Ledger,
@@ -124,10 +124,10 @@ impl Device for Watched<'_> {
 }
 
 impl Ledger {
-    /// Settles the books after a poll: capsules still lie where they were written.
+    /// Updates the ledger after a poll: capsules must be unchanged.
     pub(crate) fn settle(&mut self, arena: &Arena, credits: u32) {
         for (qpn, wr_id) in std::mem::take(&mut self.answers) {
-            // A queue pair that was given up keeps completions, but its memory is gone.
+            // An abandoned queue pair keeps completions, but its memory is gone.
             let Some(addr) = self.receives.get(&(qpn, wr_id)) else {
                 continue;
             };
@@ -162,7 +162,7 @@ impl Ledger {
         self.asked_bytes += len;
     }
 
-    /// A queue pair is gone, and with it everything asked on it.
+    /// A queue pair is gone, with all its requests.
     pub(crate) fn forget(&mut self, qpn: Qpn) {
         self.in_flight.retain(|(of, _), _| *of != qpn);
         self.receives.retain(|(of, _), _| *of != qpn);

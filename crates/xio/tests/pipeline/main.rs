@@ -1,7 +1,7 @@
 //! The storage target and the reader, joined by RDMA queue pairs in a deterministic world.
 //!
-//! `net` is the world of `sim` as these tests use it, `disk` and `ring` are the second
-//! implementations of the crate's traits, `corpus` knows which bytes must come out, and `world` is the
+//! `net` configures the network of `sim` for these tests, `disk` and `ring` are the second
+//! implementations of the crate's traits, `corpus` computes the expected bytes, and `world` is the
 //! control plane. `delivery` holds the properties, the other modules directed tests.
 #![allow(clippy::unwrap_used)]
 

@@ -1,8 +1,8 @@
-//! Two machines and a cable between them: the world of `sim` as the tests of this crate use it.
+//! Two machines and a cable between them: the network of `sim` for the tests of this crate.
 //!
-//! The cable loses, doubles and delays packets as the seed says. Nothing is damaged here, so packets
-//! carry no ICRC. Memory is strict: an access outside registered regions panics (C3), and so does one to
-//! bytes that are lent to the disk.
+//! The cable loses, duplicates and delays packets according to the seed. Nothing is damaged here, so
+//! packets carry no ICRC. Memory is strict: an access outside registered regions panics (C3), and so
+//! does one to bytes lent to the disk.
 
 use std::ops::{Deref, DerefMut};
 
@@ -20,7 +20,7 @@ pub(crate) use sim::memory::Arena;
 
 pub(crate) type Node = sim::fabric::Node<Arena>;
 
-/// Depth of completion queues that no test is about.
+/// Depth of completion queues in tests about something else.
 pub(crate) const CQ_DEPTH: u32 = 4_096;
 
 /// A pair of completion queues.
@@ -30,7 +30,7 @@ pub(crate) struct Cqs {
     pub(crate) recv: CqId,
 }
 
-/// Registers fresh memory, which is never used again.
+/// Registers new memory, which is never reused.
 pub(crate) fn register(node: &mut Node, bytes: u64, access: Access) -> MemoryRegion {
     let addr = node.memory.take(bytes).expect("the arena is full");
     node.register(addr, bytes, access).expect("the region is sound")
@@ -53,7 +53,7 @@ fn memory(bytes: usize) -> Arena {
 /// The network.
 pub(crate) struct Net {
     fabric: Fabric<Arena>,
-    /// How often a sender that finds no receive tries again; 7 is for ever.
+    /// How often a sender that finds no receive retries; 7 is for ever.
     pub(crate) rnr_retry: u8,
 }
 
@@ -106,7 +106,7 @@ impl Net {
         }
     }
 
-    /// Lets packets fly for a while; nobody polls a completion.
+    /// Delivers packets for a while; no completion is polled.
     pub(crate) fn run_for(&mut self, span_ns: u64) {
         let end = self.now() + Duration::from_nanos(span_ns);
         self.run_until(end);

@@ -1,5 +1,5 @@
-//! Queue pairs without a state machine behind them, for tests that play one side themselves: a peer
-//! that says what it likes, and a target that is honest unless told otherwise.
+//! Queue pairs without a state machine, for tests that act as one side: a peer that sends arbitrary
+//! messages, and a target that is correct unless configured otherwise.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ const WORK: u32 = 64;
 /// Bytes of one send buffer; messages beyond a capsule go there too.
 const BUFFER: u64 = 4_096;
 
-/// Bytes of one receive buffer: whatever is longer than a capsule was sent by mistake.
+/// Bytes of one receive buffer: anything longer than a capsule was sent by mistake.
 const INBOX: u64 = 128;
 
 /// Bytes for data.
@@ -34,14 +34,14 @@ pub(crate) struct Raw {
     next_out: u64,
     /// Messages that arrived, oldest first.
     pub(crate) received: VecDeque<Vec<u8>>,
-    /// How work requests failed.
+    /// Status of failed work requests.
     pub(crate) failures: Vec<WcStatus>,
     /// Whether a receive is posted anew for every message.
     pub(crate) reposts: bool,
 }
 
 impl Raw {
-    /// With `receives` receives posted.
+    /// With `receives` posted receives.
     pub(crate) fn new(net: &mut Net, node: usize, receives: u64) -> Raw {
         let host = &mut net.nodes[node];
         let cqs = create_cqs(host, CQ_DEPTH);
@@ -106,7 +106,7 @@ impl Raw {
         self.post(net, op, bytes);
     }
 
-    /// Takes what has completed; whether there was anything.
+    /// Polls completions; returns whether there were any.
     pub(crate) fn poll(&mut self, net: &mut Net) -> bool {
         let mut busy = false;
         while let Some(done) = net.nodes[self.node].endpoint.poll_cq(self.cqs.send) {
@@ -132,30 +132,30 @@ impl Raw {
         busy
     }
 
-    /// Every answer that has come, decoded.
+    /// Every response received, decoded.
     pub(crate) fn answers(&mut self) -> Vec<ReadResponse> {
         let decode = |bytes: Vec<u8>| ReadResponse::decode(&bytes, crc32c).expect("an answer");
         self.received.drain(..).map(decode).collect()
     }
 }
 
-/// What a fake target does for one request.
+/// A fake target's reaction to one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
-    /// Written to the address asked for.
+    /// Written to the requested address.
     pub(crate) data: Vec<u8>,
     pub(crate) response: ReadResponse,
     /// Sent instead of the response.
     pub(crate) capsule: Option<Vec<u8>>,
-    /// How often the answer is sent.
+    /// How often the response is sent.
     pub(crate) times: u32,
-    /// Answered by a WRITE with immediate data of the whole block.
+    /// Sends a WRITE with immediate data of the whole block instead.
     pub(crate) as_write_imm: bool,
 }
 
 type Policy = Box<dyn FnMut(&ReadRequest, &mut Reply)>;
 
-/// A target that answers as it should, except for what `policy` changes.
+/// A target that responds correctly, except for what `policy` changes.
 pub(crate) struct Fake {
     corpus: Corpus,
     policy: Policy,
@@ -180,7 +180,7 @@ impl Fake {
         qpn
     }
 
-    /// Serves what has come; whether anything had.
+    /// Serves received requests; returns whether there were any.
     pub(crate) fn poll(&mut self, net: &mut Net) -> bool {
         let mut busy = false;
         for index in 0..self.lines.len() {
@@ -245,7 +245,7 @@ pub(crate) fn request(raw: &Raw, seq: u64, corpus: &Corpus) -> ReadRequest {
     }
 }
 
-/// What the target must have written for [`request`].
+/// The data that the target must have written for [`request`].
 pub(crate) fn first_sample(corpus: &Corpus) -> Vec<u8> {
     let dataset = &corpus.datasets[0];
     let width = dataset.layout.file.dtype.bytes() as usize;

@@ -28,7 +28,7 @@ pub(crate) struct HostRing {
     slot_bytes: usize,
     queue: VecDeque<(u32, SlotMeta)>,
     next_batch: u64,
-    /// Every batch, one after the other, as the host saw them when it looked.
+    /// Every batch, one after the other, as seen by the host.
     pub(crate) seen: Vec<u8>,
     pub(crate) batches_seen: u64,
     end: Option<End>,
@@ -66,7 +66,7 @@ impl HostRing {
         self.end.filter(|_| self.queue.is_empty())
     }
 
-    /// Sets the host's next visit if there is something to visit for.
+    /// Schedules the host's next visit if there is a reason for one.
     pub(crate) fn plan_visit(&mut self, now: Time) {
         if self.next_visit.is_none() && !self.queue.is_empty() {
             let wait = Duration::from_nanos(self.draw.below(2 * self.pace_ns + 1));
@@ -74,7 +74,7 @@ impl HostRing {
         }
     }
 
-    /// The host takes a few slots and gives them back.
+    /// The host consumes a few slots and frees them.
     pub(crate) fn visit(&mut self, now: Time) {
         if self.next_visit.is_none_or(|at| at > now) {
             return;

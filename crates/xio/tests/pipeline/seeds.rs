@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Prints how to replay a seed when the test that holds it panics.
+/// Prints how to replay a seed when its test panics.
 pub(crate) struct Replay {
     pub(crate) test: &'static str,
     pub(crate) seed: u64,
@@ -17,7 +17,7 @@ impl Drop for Replay {
     }
 }
 
-/// The seeds of a test: all of them, or the one that `PIPELINE_SEED` names.
+/// The seeds of a test: all of them, or the one in `PIPELINE_SEED`.
 pub(crate) fn seeds(all: Range<u64>) -> Range<u64> {
     match std::env::var("PIPELINE_SEED") {
         Ok(text) => {

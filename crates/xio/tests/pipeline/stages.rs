@@ -1,4 +1,4 @@
-//! What the table of a pipeline says is what the counters of a run show.
+//! The table of a pipeline matches the counters of a run.
 
 use sim::chance::Chance;
 use xio::dataset::Dtype;

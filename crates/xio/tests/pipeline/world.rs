@@ -1,8 +1,8 @@
 //! A storage target and its readers on two machines, with the control plane that joins them.
 //!
-//! Whoever runs the real thing (engines, sessions over gRPC) does here in virtual time and in one
-//! thread what it does there: it makes queue pairs, joins them, hears of lost ones, and makes new ones.
-//! Messages of the control plane take a while, so the two sides learn of a loss at different times.
+//! It replaces the drivers (engines, sessions over gRPC) in virtual time and in one thread: it creates
+//! queue pairs, connects them, detects lost ones, and creates new ones. Messages of the control plane
+//! take a while, so the two sides learn of a loss at different times.
 
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, MemoryRegion, Qpn};
@@ -29,7 +29,7 @@ use super::ring::{End, HostRing};
 pub(crate) const TARGET: usize = 0;
 pub(crate) const READER: usize = 1;
 
-/// Memory for capsules of all sessions of a node's life.
+/// Memory for capsules of all sessions during a node's life.
 const CAPSULE_MEMORY: usize = 32 << 20;
 
 /// Events after which a run that has not ended is stuck.
@@ -42,21 +42,21 @@ pub(crate) fn faults(per_mille: [u32; 3]) -> FaultMix {
     kinds.into_iter().zip(per_mille).fold(FaultMix::NONE, with)
 }
 
-/// What one reader is to do.
+/// The configuration of one reader.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamSpec {
     pub(crate) first_batch: u64,
     pub(crate) batches: Option<u64>,
     pub(crate) slots: u32,
-    /// Bytes of a slot beyond whole batches count too.
+    /// Including bytes of a slot beyond whole batches.
     pub(crate) slot_bytes: u32,
     /// Mean time the host takes for a slot.
     pub(crate) pace_ns: u64,
-    /// Connections to the target; datasets are dealt out to them in turn.
+    /// Connections to the target; datasets are assigned to them in turn.
     pub(crate) connections: u32,
 }
 
-/// How a world is built.
+/// Configuration of a world.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
@@ -96,7 +96,7 @@ impl Setup {
         }
     }
 
-    /// Anything goes.
+    /// A random setup.
     pub(crate) fn draw(corpus: &Corpus, draw: &mut Chance) -> Setup {
         let stream = |draw: &mut Chance| {
             let batch = corpus.batch_bytes();
@@ -132,18 +132,18 @@ impl Setup {
     }
 }
 
-/// Something that breaks.
+/// An injected failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kill {
     /// The reader's queue pair goes to the error state.
     ReaderQp,
-    /// The target's queue pair does.
+    /// The target's queue pair goes to the error state.
     TargetQp,
     /// The control channel of a session breaks.
     Control,
-    /// The target's process dies; a new one takes its place.
+    /// The target's process dies; a new one replaces it.
     Target,
-    /// Nothing gets through for a while.
+    /// No packet gets through for a while.
     Dark,
 }
 
@@ -156,11 +156,11 @@ impl Kill {
 #[derive(Clone, Copy, Debug)]
 enum Notice {
     Kill(Kill),
-    /// Packets get through again, unless something else darkened the network meanwhile.
+    /// Packets get through again, unless another failure stopped the network meanwhile.
     Light,
-    /// The target hears that a session is over.
+    /// The target learns that a session is over.
     Close(Qpn),
-    /// A reader hears that its session is over, if it still has that queue pair.
+    /// A reader learns that its session is over, if it still has that queue pair.
     Lose(usize, u32, Qpn),
     /// A reader makes a new session.
     Connect(usize, u32),
@@ -222,7 +222,7 @@ pub(crate) struct World {
     corpus: Corpus,
     files: Vec<SimFile>,
     notices: Vec<(Time, Notice)>,
-    /// Nothing gets through before this.
+    /// No packet gets through before this time.
     dark_until: Time,
     draw: Chance,
 }
@@ -256,7 +256,7 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
     corpus.datasets.iter().enumerate().map(source).collect()
 }
 
-/// One poll of a reader keeps the other streams of its engine waiting for a bounded piece of work.
+/// One poll of a reader delays the other streams of its engine by a bounded amount of work.
 fn assert_bounded(corpus: &Corpus, before: &ReaderCounters, after: &ReaderCounters) {
     let sample = u64::from(corpus.window) * u64::from(corpus.deliver.bytes());
     let copied = after.delivered_bytes - before.delivered_bytes;
@@ -273,12 +273,12 @@ impl World {
         World::with_files(corpus, setup, corpus.files())
     }
 
-    /// The same over files that are not what the corpus says.
+    /// The same over files that differ from the corpus.
     pub(crate) fn with_files(corpus: &Corpus, setup: &Setup, files: Vec<SimFile>) -> World {
         World::build(corpus, setup, files, None)
     }
 
-    /// One reader, served by a target that may lie.
+    /// One reader, served by a target that may send wrong responses.
     pub(crate) fn with_fake(corpus: &Corpus, setup: &Setup, fake: Fake) -> World {
         World::build(corpus, setup, corpus.files(), Some(fake))
     }
@@ -350,7 +350,7 @@ impl World {
         (0..connections).for_each(|connection| self.connect(index, connection));
     }
 
-    /// Makes a session: a queue pair on either side, joined.
+    /// Creates a session: a queue pair on either side, connected.
     pub(crate) fn connect(&mut self, index: usize, connection: u32) {
         let credits = self.setup.credits;
         let connections = self.setup.streams[index].connections;
@@ -382,7 +382,7 @@ impl World {
         }
     }
 
-    /// A session whose reader is played by the test, with so many receives posted.
+    /// A session in which the test acts as the reader, with this many posted receives.
     pub(crate) fn raw_session(&mut self, receives: u64) -> Raw {
         let raw = Raw::new(&mut self.net, READER, receives);
         let (theirs, session) = self.open_session(1, 0);
@@ -419,7 +419,7 @@ impl World {
         (qpn, session)
     }
 
-    /// The target hears that a session is over.
+    /// The target learns that a session is over.
     fn close_session(&mut self, qpn: Qpn) {
         let sessions = &mut self.target.sessions;
         let Some(index) = sessions.iter().position(|session| session.qpn == qpn) else {
@@ -457,12 +457,12 @@ impl World {
         self.notices.push((self.net.now() + wait, notice));
     }
 
-    /// Something breaks at some instant within `within_ns`.
+    /// A failure at some instant within `within_ns`.
     pub(crate) fn plan_kill(&mut self, within_ns: u64, kill: Kill) {
         self.later(within_ns, Notice::Kill(kill));
     }
 
-    /// Lets everybody do all they can at this instant.
+    /// Lets all do their work at this instant.
     pub(crate) fn settle(&mut self) {
         loop {
             let mut busy = self.net.settle();
@@ -487,7 +487,7 @@ impl World {
         }
     }
 
-    /// A new session for a connection of which the reader does not know that it is lost.
+    /// A new session for a connection that the reader does not know to be lost.
     pub(crate) fn replace(&mut self, reader: usize, connection: u32) {
         let line = self.drop_line(reader, connection).expect("it was connected");
         self.close_session(line.target_qpn);
@@ -523,7 +523,7 @@ impl World {
         let mut watched = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
         let before = *host.reader.counters();
         let busy = host.reader.poll(now, &mut watched, &mut node.memory, &mut host.ring);
-        // What a lying target claims to have sent says nothing.
+        // A fake target's claims about what it sent prove nothing.
         if self.fake.is_none() {
             assert_bounded(&self.corpus, &before, host.reader.counters());
         }
@@ -548,7 +548,7 @@ impl World {
         earliest(own.into_iter().chain(notices).chain(visits))
     }
 
-    /// Moves to the next event and lets it happen; false when there is none.
+    /// Advances to the next event and handles it; false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         self.settle();
         let Some(next) = self.next_event() else {
@@ -565,7 +565,7 @@ impl World {
         true
     }
 
-    /// Runs until `done`, or until nothing happens any more; whether `done` came.
+    /// Runs until `done`, or until no event is left; returns whether `done` was reached.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&mut World) -> bool) -> bool {
         for _ in 0..STEPS {
             if done(self) {
@@ -648,7 +648,7 @@ impl World {
         }
     }
 
-    /// `kill -9`, and a new process that knows nothing of the old one.
+    /// `kill -9`, and a new process without any state of the old one.
     pub(crate) fn restart_target(&mut self) {
         self.net.restart(TARGET, target_memory(&self.setup));
         let seed = self.draw.word();
@@ -661,7 +661,7 @@ impl World {
 
     // ---- the end -----------------------------------------------------------------------------
 
-    /// Every session is closed; all registers of the target must be free.
+    /// Closes every session; all staging buffers of the target must be free.
     pub(crate) fn tear_down(&mut self) {
         for reader in 0..self.readers.len() {
             for connection in 0..self.readers[reader].lines.len() {
@@ -680,7 +680,7 @@ impl World {
         assert_eq!(target.free_registers(), target.register_count(), "target registers leak");
     }
 
-    /// Every stream ended well and delivered the bytes that the corpus says.
+    /// Every stream ended without an error and delivered the bytes of the corpus.
     pub(crate) fn assert_delivered(&self) {
         for (index, host) in self.readers.iter().enumerate() {
             assert_eq!(host.ring.end(), Some(End::Finished), "reader {index}");

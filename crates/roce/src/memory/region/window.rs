@@ -1,18 +1,18 @@
-//! Memory windows: parts of regions that a peer may use under keys of their own (IBA 10.6.7).
+//! Memory windows: parts of regions that a peer may access under separate keys (IBA 10.6.7).
 //!
 //! | | type 1 | type 2 (bound to a queue pair: 2B) |
 //! |---|---|---|
-//! | who chooses the key | the endpoint, anew for each binding | the program: its low 8 bits |
-//! | whose peers may use it | of every queue pair of the domain | of the queue pair it was bound on |
-//! | bound again | at any time; the old key dies | only after it was invalidated |
-//! | ends | bound to nothing, deallocated | invalidated by either side, deallocated, its queue pair destroyed |
+//! | key is chosen by | the endpoint, anew for each binding | the program: its low 8 bits |
+//! | may be used by the peers of | every queue pair of the domain | the queue pair it was bound on |
+//! | bound again | at any time; the old key becomes invalid | only after it was invalidated |
+//! | ends when | bound to nothing, deallocated | invalidated by either side, deallocated, its queue pair destroyed |
 //!
-//! A window says everything itself: bounds, rights and where its bytes lie are copied when it is
-//! bound, as the region underneath cannot go while a window is bound to it.
+//! A window is self-contained: bounds, rights and backing address are copied when it is bound, as the
+//! region underneath cannot be deregistered while a window is bound to it.
 //!
-//! A window's key has the top bit set, then 23 bits that are a tag and the slot, sealed ([`Cipher`]),
-//! and 8 more bits of the tag at the bottom, where type 2 has the program's choice. Tags of a slot
-//! come from a permutation of a count.
+//! A window's key has the top bit set, then 23 bits of tag and slot, encrypted ([`Cipher`]), and 8 more
+//! bits of the tag at the bottom, which the program chooses for type 2. Tags of a slot come from a
+//! permutation of a count.
 
 use alloc::vec::Vec;
 
@@ -21,17 +21,17 @@ use crate::rng::{Cipher, Rng, permute};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, PdId, Qpn, VerbsError, WindowBinding, WindowId};
 
-/// Set in the keys of windows, not in those of regions.
+/// Set in the keys of windows, clear in those of regions.
 const WINDOW_BIT: u32 = 1 << 31;
 
 /// Low bits of a key, which programs choose for windows of type 2.
 const CHOICE_BITS: u32 = 8;
 const CHOICE: u32 = (1 << CHOICE_BITS) - 1;
 
-/// Bits of a key that are sealed.
+/// Encrypted bits of a key.
 const SEALED_BITS: u32 = 31 - CHOICE_BITS;
 
-/// Most windows: as many as leave four bits of each key that neither name the slot nor are chosen.
+/// Most windows: leaves four bits of each key that neither index the slot nor are chosen.
 const MAX_WINDOWS: u32 = 1 << (31 - CHOICE_BITS - 4);
 
 pub(super) fn is_window_key(key: u32) -> bool {
@@ -42,9 +42,9 @@ pub(super) fn is_window_key(key: u32) -> bool {
 struct Window {
     pd: PdId,
     is_type_2: bool,
-    /// The key that it has, or had last.
+    /// Its current key, or its last one.
     key: u32,
-    /// The last key drawn for it: its key once all bindings posted so far have been carried out.
+    /// The last key drawn for it: its key once all bindings posted so far have been executed.
     drawn: u32,
     bound: Option<Bound>,
 }
@@ -55,7 +55,7 @@ struct Bound {
     region: u32,
     span: Mapping,
     access: Access,
-    /// The only queue pair that it serves, for type 2.
+    /// The queue pair it is bound to, for type 2.
     qpn: Option<Qpn>,
 }
 
@@ -143,7 +143,7 @@ fn serves(window: &Window, bound: &Bound, pd: PdId, qpn: Qpn) -> bool {
 }
 
 impl RegionTable {
-    /// A window bound to nothing, and its first key.
+    /// An unbound window, and its first key.
     pub(crate) fn alloc_window(
         &mut self,
         pd: PdId,
@@ -178,12 +178,12 @@ impl RegionTable {
         self.windows.get(id).map(|window| window.is_type_2)
     }
 
-    /// The key that a window will have once all its bindings posted so far were carried out.
+    /// The key of a window once all its bindings posted so far have been executed.
     pub(crate) fn last_drawn_key(&self, id: WindowId) -> Result<u32, VerbsError> {
         self.windows.get(id).map(|window| window.drawn)
     }
 
-    /// Completes a binding that is being posted: type 1 gets a new key.
+    /// Completes a binding being posted: type 1 gets a new key.
     pub(crate) fn draw_key(&mut self, binding: &mut WindowBinding) {
         if self.is_type_2(binding.window) == Ok(false) {
             let index = self.windows.slab.layout().index_of(binding.window.0);
@@ -194,7 +194,7 @@ impl RegionTable {
         }
     }
 
-    /// Carries out a binding on queue pair `qpn` of `pd`.
+    /// Executes a binding on queue pair `qpn` of `pd`.
     pub(crate) fn bind(
         &mut self,
         pd: PdId,
@@ -251,7 +251,7 @@ impl RegionTable {
         self.release(before);
     }
 
-    /// Ends the binding under a key.
+    /// Unbinds the window with this key.
     pub(super) fn unbind(&mut self, key: u32) {
         let index = self.windows.index_of(key);
         let window = self.windows.slab.at_mut(index).filter(|window| window.key == key);
@@ -259,8 +259,8 @@ impl RegionTable {
         self.release(before);
     }
 
-    /// A queue pair is gone: nothing is bound to it any more. Its number comes back one day, and the
-    /// peer of the next that has it must not find an old window open.
+    /// Unbinds the windows of a destroyed queue pair. Its number is reused later, and the next peer
+    /// with that number must not be able to use an old window.
     pub(crate) fn forget_qp(&mut self, qpn: Qpn) {
         let is_its = |window: &&Window| window.bound.is_some_and(|bound| bound.qpn == Some(qpn));
         let keys: Vec<u32> =
@@ -277,8 +277,8 @@ impl RegionTable {
     }
 }
 
-/// Rules that only type 2 has (IBA 10.6.7.2): free, bound to something, and the new key differs
-/// from the old one, in its low bits alone.
+/// The rules of type 2 (IBA 10.6.7.2): the window is free, the binding is not empty, and the new
+/// key differs from the old one only in its low bits.
 fn check_type_2(window: &Window, binding: &WindowBinding) -> Result<(), ProtectionError> {
     if window.bound.is_some() || binding.len == 0 {
         return Err(ProtectionError::Access);

@@ -3,10 +3,10 @@
 //! | mode | peers | what is retransmitted |
 //! |---|---|---|
 //! | [`go_back_n`] | all | everything from the lost packet on, as the specification says |
-//! | [`selective`] | our own, if both ends have agreed | what was lost |
+//! | [`selective`] | our own, if both ends have agreed | lost packets only |
 //!
-//! Each mode has a requester and a responder half, which hold the state that only exists in that mode.
-//! What the modes share is outside: [`Requests`] sends requests in order and completes them, and
+//! Each mode has a requester and a responder half, with the state that only exists in that mode. What
+//! the modes share is outside: [`Requests`] sends requests in order and completes them, and
 //! [`Executor`] executes the request packet whose turn it is.
 
 pub(super) mod go_back_n;
@@ -40,22 +40,22 @@ macro_rules! with_mode {
 
 pub(super) use with_mode;
 
-/// What the sending of requests leaves to the mode.
+/// Decisions of the mode when sending requests.
 pub(super) trait SendRecovery {
-    /// Request packets not sent before that may leave before an answer has to come.
+    /// New request packets that may be sent before an acknowledgement arrives.
     fn room(&self, requests: &Requests, qpc: &QpContext) -> u32;
 
-    /// Whether the responses still to come leave room for those of another READ or atomic.
+    /// Whether the outstanding responses leave room for those of another READ or atomic.
     fn may_await(&self) -> bool;
 
-    /// Responses of READs and atomics before `request`, which is at the cursor, that have not come.
+    /// Responses of READs and atomics before `request`, which is at the cursor, that have not arrived.
     fn missing_responses(&self, requests: &Requests, request: &Request) -> u64;
 
-    /// Whether the next packet must not be placed before its turn.
+    /// Whether the next packet must not be placed out of order.
     fn is_ordered(&self, requests: &Requests) -> bool;
 
-    /// Whether the packet at the cursor has to request an acknowledgement, beside what its message
-    /// and credits call for.
+    /// Whether the packet at the cursor has to request an acknowledgement, besides what its message and
+    /// credits require.
     fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool;
 
     /// The packet at the cursor is being sent. The cursor is still at it.
@@ -64,7 +64,7 @@ pub(super) trait SendRecovery {
     /// Whether there may be something for [`poll_retransmission`](SendRecovery::poll_retransmission).
     fn has_retransmission(&self) -> bool;
 
-    /// Leaves in `cx.packet` the next packet to be retransmitted, unless the cursor does that.
+    /// Puts the next packet to be retransmitted into `cx.packet`, unless the cursor does that.
     fn poll_retransmission(
         &mut self,
         requests: &mut Requests,
@@ -79,36 +79,36 @@ pub(super) trait SendRecovery {
         packet: RxPacket<'_>,
     ) -> Result<(), Fault>;
 
-    /// The wait that an RNR NAK demanded is over.
+    /// The delay that an RNR NAK requested is over.
     fn resume(&mut self, now: Time);
 
-    /// When the local ACK timeout expires, if something is unanswered.
+    /// When the local ACK timeout expires, if anything is unacknowledged.
     fn ack_deadline(&self) -> Option<Time>;
 
-    /// The local ACK timeout of `timeout` starts anew.
+    /// Restarts the local ACK timeout of `timeout`.
     fn restart_ack_timer(&mut self, now: Time, timeout: Duration);
 
     /// The local ACK timeout was changed: it holds from the next packet on.
     fn set_ack_timeout(&mut self, requests: &mut Requests, timeout: Option<Duration>);
 
-    /// When [`handle_timeout`](SendRecovery::handle_timeout) has something to do, and what.
+    /// When [`handle_timeout`](SendRecovery::handle_timeout) is due, and why.
     fn deadline(&self, requests: &Requests) -> Option<(Time, TimeoutReason)>;
 
-    /// Carries out what is due.
+    /// Handles expired timers.
     fn handle_timeout(
         &mut self,
         requests: &mut Requests,
         cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault>;
 
-    /// Whether everything that was begun is done.
+    /// Whether all started requests are done.
     fn is_drained(&self, requests: &Requests) -> bool;
 }
 
-/// What the receiving of requests leaves to the mode.
+/// Decisions of the mode when receiving requests.
 pub(super) trait ReceiveRecovery {
-    /// A request packet. Leaves in `cx.pieces` where its payload goes, and in `cx.insert` the atomic
-    /// that it asks for.
+    /// A request packet. Puts the placement of its payload into `cx.pieces`, and its atomic into
+    /// `cx.insert`.
     fn handle_request(
         &mut self,
         executor: &mut Executor,
@@ -116,25 +116,25 @@ pub(super) trait ReceiveRecovery {
         packet: RxPacket<'_>,
     ) -> Result<(), Fatal>;
 
-    /// The expected packet was requested by a NAK; asking again would make the peer send it twice.
+    /// A NAK requested the expected packet; another one would make the peer send it twice.
     fn note_nak(&mut self);
 
-    /// Whether a READ is not answered to the end.
+    /// Whether a READ has responses to send.
     fn owes_read(&self, executor: &Executor) -> bool;
 
-    /// Answers to READs and atomics that are still to be sent.
+    /// Responses to READs and atomics still to be sent.
     fn owed_packets(&self, executor: &Executor, qpc: &QpContext) -> u32;
 
-    /// Whether there are such answers.
+    /// Whether there are such responses.
     fn has_answer(&self, executor: &Executor) -> bool;
 
-    /// Leaves in `cx.packet` the pending acknowledgement, unless answers have to go before it.
+    /// Puts the pending acknowledgement into `cx.packet`, unless responses must precede it.
     fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>);
 
-    /// Leaves in `cx.packet` the next answer to a READ or an atomic.
+    /// Puts the next response to a READ or an atomic into `cx.packet`.
     fn poll_answer(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>)
     -> Result<(), Fatal>;
 
-    /// Drops the answers that the mode keeps.
+    /// Drops the responses that the mode keeps.
     fn clear_answers(&mut self);
 }

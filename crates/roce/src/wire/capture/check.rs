@@ -1,9 +1,9 @@
 //! The check of a capture: decode, verify, encode again, compare.
 //!
 //! Every packet to RoCE's UDP port must decode, carry the right ICRC (over the real header fields,
-//! identification included) and come out of the encoder as it went in. Whatever does not is a
-//! difference, with the packet's number as Wireshark counts. Other traffic is counted and skipped.
-//! Memory is bounded: the first [`MAX_DIFFERENCES`] are listed, all are counted.
+//! identification included) and be reproduced by the encoder. Every deviation is a difference, listed
+//! with the packet's number as in Wireshark. Other traffic is counted and skipped. Memory is bounded:
+//! the first [`MAX_DIFFERENCES`] are listed, all are counted.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -40,7 +40,7 @@ pub enum Reason {
         /// The right one.
         computed: u32,
     },
-    /// The encoder makes other bytes of it.
+    /// The encoder produces other bytes.
     #[error("encoded again it differs from byte {at} on")]
     Encoding {
         /// Offset of the first difference, or the shorter length.
@@ -63,7 +63,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What [`check`] found.
+/// The result of [`check`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CaptureReport {
     /// Link type, if the file header could be read.
@@ -80,20 +80,20 @@ pub struct CaptureReport {
     pub reproduced: u64,
     /// Decoded packets by IP version and opcode.
     pub by_opcode: BTreeMap<(IpVersion, Opcode), u64>,
-    /// Decoded packets with bits set that senders are to clear and receivers ignore.
+    /// Decoded packets with bits set that senders must clear and receivers ignore.
     pub ignored_bits: u64,
     /// Decoded packets without UDP checksum.
     pub udp_checksum_unused: u64,
     /// Decoded packets with the right UDP checksum.
     pub udp_checksum_right: u64,
-    /// Decoded packets with a wrong UDP checksum, or one to be filled in by the NIC. No difference:
-    /// captures on the sending host have it so.
+    /// Decoded packets with a wrong UDP checksum, or one to be filled in by the NIC. Not a difference:
+    /// captures on the sending host look like that.
     pub udp_checksum_wrong: u64,
-    /// Packets that are not RoCEv2, by what they are.
+    /// Packets that are not RoCEv2, by kind.
     pub skipped: BTreeMap<NotRoce, u64>,
     /// The first [`MAX_DIFFERENCES`] packets that failed.
     pub differences: Vec<Difference>,
-    /// How many reasons to complain there are in all; a packet may give two.
+    /// All differences; a packet may have two.
     pub difference_count: u64,
     /// Why the file could not be read, or not to its end.
     pub damage: Option<CaptureError>,
@@ -109,7 +109,7 @@ pub fn check(bytes: &[u8]) -> CaptureReport {
     report
 }
 
-/// A packet and the bytes before and behind it that are none of RoCE's business.
+/// A packet and the bytes before and after it that are not part of RoCE.
 struct Framed<'a> {
     lead: Lead<'a>,
     packet: Packet<'a>,

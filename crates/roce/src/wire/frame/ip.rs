@@ -1,8 +1,8 @@
-//! IPv4 and IPv6 headers, as far as RoCE packets have them.
+//! IPv4 and IPv6 headers of RoCE packets.
 //!
-//! First it is settled whether a packet goes to RoCE's UDP port at all, options and all; only then is
-//! it judged. So foreign traffic is never called wrong, however odd it is. Header lengths, the
-//! protocol number and the IPv4 checksum are not represented: they follow from the rest.
+//! A packet is first identified as RoCE by its UDP port, whatever its options, and only then validated.
+//! So unrelated traffic is never reported as wrong, however odd it is. Header lengths, the protocol
+//! number and the IPv4 checksum are not represented: they follow from the rest.
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -44,7 +44,7 @@ impl fmt::Display for IpVersion {
     }
 }
 
-/// What a sender chooses in an IPv4 header.
+/// The IPv4 header fields chosen by the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4 {
     /// DiffServ codepoint (6 bits) and ECN (2).
@@ -61,7 +61,7 @@ pub struct Ipv4 {
     pub dst: Ipv4Addr,
 }
 
-/// What a sender chooses in an IPv6 header.
+/// The IPv6 header fields chosen by the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6 {
     /// DiffServ codepoint (6 bits) and ECN (2).
@@ -101,7 +101,7 @@ impl Ip {
         }
     }
 
-    /// Length of the header as far as the length field counts it.
+    /// Length of the header as counted by the length field.
     pub(super) const fn counted_bytes(&self) -> usize {
         match self {
             Ip::V4(_) => IPV4_BYTES,
@@ -126,7 +126,7 @@ impl Ip {
     }
 }
 
-/// Header bytes of an IP packet, what they say, and what follows the IP packet.
+/// The header bytes of an IP packet, the decoded header, and the bytes after the packet.
 pub(super) struct Split<'a> {
     pub(super) ip: Ip,
     pub(super) udp: &'a [u8],
@@ -151,7 +151,7 @@ impl Ipv4 {
         out
     }
 
-    /// Whether the packet is RoCEv2 at all, before anything in it is judged.
+    /// Whether the packet is RoCEv2 at all, before it is validated.
     fn identify(bytes: &[u8]) -> Result<&[u8; IPV4_BYTES], NotRoce> {
         let header = bytes.first_chunk::<IPV4_BYTES>().ok_or(NotRoce::TooShort)?;
         if header[0] >> 4 != 4 {
@@ -217,7 +217,7 @@ impl Ipv6 {
         out
     }
 
-    /// Whether the packet is RoCEv2 at all, before anything in it is judged.
+    /// Whether the packet is RoCEv2 at all, before it is validated.
     fn identify(bytes: &[u8]) -> Result<&[u8; IPV6_BYTES], NotRoce> {
         let header = bytes.first_chunk::<IPV6_BYTES>().ok_or(NotRoce::TooShort)?;
         if header[0] >> 4 != 6 {
@@ -273,7 +273,7 @@ fn check_port(bytes: &[u8], at: usize) -> Result<(), NotRoce> {
     }
 }
 
-/// Bytes `from .. to` and those behind, if both are there and hold a UDP header.
+/// Bytes `from .. to` and those after, if both are there and hold a UDP header.
 fn cut(bytes: &[u8], from: usize, to: usize) -> Option<(&[u8], &[u8])> {
     let inner = bytes.get(from..to)?;
     (inner.len() >= UDP_BYTES).then_some((inner, &bytes[to..]))

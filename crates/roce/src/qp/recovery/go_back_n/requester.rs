@@ -1,11 +1,11 @@
-//! The requester's side of go-back-N: answers come in PSN order, and a loss moves the cursor back.
+//! The requester's side of go-back-N: responses arrive in PSN order, and a loss moves the cursor back.
 //!
 //! Invariants:
 //! - only the front can be partly done;
-//! - going back (timeout, NAK, missing response) moves the cursor to `una` and nothing else;
-//! - an acknowledgement beyond an unanswered READ or atomic says that responses were lost. It is
-//!   requested again under the same PSN, and the responder knows an atomic by that and carries it out
-//!   no second time.
+//! - going back (timeout, NAK, missing response) moves the cursor to `una` and changes nothing else;
+//! - an acknowledgement beyond an outstanding READ or atomic means that responses were lost. It is
+//!   requested again under the same PSN, by which the responder recognizes a duplicate atomic and does
+//!   not execute it again.
 
 use super::super::SendRecovery;
 use crate::congestion::rtt::RttProbe;
@@ -22,12 +22,12 @@ use crate::wire::{Aeth, Ext, Opcode, Psn, Syndrome};
 /// See the module's text.
 #[derive(Debug)]
 pub(in crate::qp) struct GoBackN {
-    /// A NAK, sent or implied, has moved the cursor back to `una`, and since then there was neither
-    /// progress nor a timeout.
+    /// A NAK, sent or implied, has moved the cursor back to `una`, and there was neither progress nor a
+    /// timeout since.
     gone_back: bool,
     /// How many packets may be unacknowledged, if less than the window. A timeout may mean that the
-    /// peer cannot keep up, and retransmitting a whole window would only put it further behind: then
-    /// one packet is sent, and each that is acknowledged allows one more.
+    /// peer cannot keep up, and retransmitting a whole window would make that worse: so one packet is
+    /// sent, and each acknowledged packet allows one more.
     allowance: u32,
     /// When the local ACK timeout expires.
     ack_deadline: Option<Time>,
@@ -52,7 +52,7 @@ impl SendRecovery for GoBackN {
 
     /// A READ takes a PSN for each response and one request packet, an atomic one of each, and all
     /// other requests as many PSNs as packets. So the PSNs from `una` to the request, less the request
-    /// packets among them, are the responses to come, less one for each READ or atomic awaited.
+    /// packets among them, less one for each outstanding READ or atomic, are the responses to come.
     fn missing_responses(&self, requests: &Requests, request: &Request) -> u64 {
         let psns = request.first_psn.distance_from(requests.una).unsigned_abs();
         u64::from((psns + requests.awaited).saturating_sub(requests.unacknowledged()))
@@ -62,7 +62,7 @@ impl SendRecovery for GoBackN {
         false
     }
 
-    /// Every so often, and whenever sending stops until an answer comes.
+    /// At regular intervals, and whenever sending stops until an acknowledgement arrives.
     fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool {
         requests.ack_is_overdue(self.window(qpc)) || self.room(requests, qpc) <= 1
     }
@@ -102,7 +102,7 @@ impl SendRecovery for GoBackN {
         }
         if psn.is_before(requests.una) {
             cx.count(|c| &mut c.duplicate_acks);
-            // The responder may send its latest acknowledgement again to give new credits.
+            // The responder may repeat its latest acknowledgement to give new credits.
             if let Some(&aeth) = packet.headers.ext().aeth().filter(|_| psn.next() == requests.una)
             {
                 requests.take_credit(aeth);
@@ -145,7 +145,7 @@ impl SendRecovery for GoBackN {
     fn set_ack_timeout(&mut self, requests: &mut Requests, timeout: Option<Duration>) {
         match (self.ack_deadline, timeout) {
             (Some(_), None) => self.ack_deadline = None,
-            // Sent once more, the packets start the timer that they had not.
+            // Retransmitting the packets starts the timer that was not running.
             (None, Some(_)) if requests.is_waiting() => self.rewind(requests),
             _ => {}
         }
@@ -235,8 +235,8 @@ impl GoBackN {
         }
     }
 
-    /// The responder ended the connection because of the request `ahead` PSNs after `una`. READs
-    /// and atomics before it that were not answered never will be: they are flushed.
+    /// The responder ended the connection because of the request `ahead` PSNs after `una`. READs and
+    /// atomics before it without a response will not get one: they are flushed.
     fn refused(
         &mut self,
         requests: &mut Requests,
@@ -273,7 +273,7 @@ impl GoBackN {
         self.accept_response(requests, cx, packet.headers.ext().aeth().copied())
     }
 
-    /// Resolves where a response goes, which must be one that the front waits for.
+    /// Resolves where a response is placed. It must be one that the front waits for.
     fn place_response(
         &self,
         requests: &Requests,
@@ -303,8 +303,8 @@ impl GoBackN {
         self.note_progress(requests, cx)
     }
 
-    /// Acknowledges `psns` PSNs from `una`, up to an unanswered READ or atomic. Returns how many were
-    /// not.
+    /// Acknowledges `psns` PSNs from `una`, up to an outstanding READ or atomic. Returns how many were
+    /// not acknowledged.
     fn advance(
         &mut self,
         requests: &mut Requests,
@@ -329,7 +329,7 @@ impl GoBackN {
         Ok(rest)
     }
 
-    /// Marks `step` more PSNs of the front done. An answer to an earlier sending may overtake the
+    /// Marks `step` more PSNs of the front done. A response to an earlier transmission may overtake the
     /// cursor.
     fn advance_front(&mut self, requests: &mut Requests, step: u32) {
         requests.una = requests.una.plus(step);
@@ -359,8 +359,8 @@ impl GoBackN {
 
     // ---- going back ----------------------------------------------------------------------------
 
-    /// A response to the READ or atomic at the front is missing. Later responses keep saying so until
-    /// it has been requested again and answered, so only the first counts.
+    /// A response to the READ or atomic at the front is missing. Later responses keep reporting that
+    /// until it has been requested again and received, so only the first report counts.
     fn handle_lost_response(
         &mut self,
         requests: &mut Requests,
@@ -372,8 +372,8 @@ impl GoBackN {
         self.retry(requests)
     }
 
-    /// Goes back because of a NAK. A second one for the same PSN says nothing new: the network may
-    /// have duplicated it, or it answers packets sent before. Then only the timer decides.
+    /// Goes back because of a NAK. A second one for the same PSN is not new information: the network
+    /// may have duplicated it, or it responds to packets sent before. Then only the timer decides.
     fn retry(&mut self, requests: &mut Requests) -> Result<(), Fault> {
         if self.gone_back || requests.rnr_until.is_some() {
             return Ok(());

@@ -1,10 +1,10 @@
-//! The responder's side of go-back-N. A request packet is judged by its PSN alone:
+//! The responder's side of go-back-N. A request packet is classified by its PSN alone:
 //!
 //! | PSN | what happens |
 //! |---|---|
 //! | expected | checked and executed; the expected PSN moves on |
-//! | earlier | executed before: SEND and WRITE are acknowledged again; READ is executed again and atomics are answered from what was kept, if they match what was executed |
-//! | later | something was lost: one NAK, then silence until the expected packet comes |
+//! | earlier | a duplicate: SEND and WRITE are acknowledged again; READ is executed again and the saved response of an atomic is returned, if they match what was executed |
+//! | later | a packet was lost: one NAK, then silence until the expected packet arrives |
 
 use super::super::ReceiveRecovery;
 use crate::endpoint::{AtomicJob, Insert};
@@ -21,7 +21,7 @@ use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(in crate::qp) struct GoBackN {
-    /// The expected packet was requested; asking again would make the peer send everything again.
+    /// The expected packet was requested; another NAK would make the peer retransmit everything twice.
     nak_sent: bool,
 }
 
@@ -87,7 +87,7 @@ impl ReceiveRecovery for GoBackN {
                     executor.emit_atomic_answer(cx, psn, msn, original);
                     return Ok(());
                 }
-                // The caller owes the value.
+                // The original value is not known yet.
                 Work::Atomic(None) => return Ok(()),
             };
             match check_remote(cx, AccessKind::RemoteRead, read.remaining()) {
@@ -147,7 +147,7 @@ impl GoBackN {
             }
             Executed::Atomic => executor.resources.begin_atomic(psn, msn),
         }
-        // The answer acknowledges everything before it.
+        // The response acknowledges everything before it.
         executor.reply = None;
         Ok(())
     }
@@ -174,7 +174,7 @@ fn handle_earlier(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Hea
     }
 }
 
-/// A READ that was executed before: its responses, or some of them, are wanted again.
+/// A duplicate READ: its responses, or some of them, are requested again.
 fn read_again(executor: &mut Executor, cx: &mut Scope<'_, '_>, psn: Psn, reth: &Reth) {
     let behind = psn.distance_from(executor.expected).unsigned_abs();
     if u64::from(reth.len) > MAX_MESSAGE_BYTES || cx.qpc.packets(reth.len) > behind {

@@ -1,20 +1,20 @@
-//! Packets that arrived out of order: which they are, and what to do when their turn comes.
+//! Packets that arrived out of order, until their turn comes.
 //!
-//! A ring by PSN. What is kept for each packet is up to the caller; here it is only known that it is
-//! there. How far ahead of the expected packet anything is accepted is bounded by what the sender can
-//! have in flight: everything from the expected packet on that has not come is in flight, and that
-//! is a window of packets at most. So whoever makes packets up has to guess a PSN within the window.
+//! A ring by PSN. The caller decides what is kept for each packet. How far ahead of the expected packet
+//! anything is accepted is bounded by what the sender can have in flight: all packets missing from the
+//! expected one on are in flight, which is a window of packets at most. So a forger has to guess a PSN
+//! within the window.
 
 use alloc::boxed::Box;
 
 use crate::wire::{Psn, Sack};
 
-/// Most packets ahead of the expected one that any is accepted.
+/// Packets are accepted at most this far ahead of the expected one.
 pub(crate) const MAX_AHEAD: u32 = 2048;
 
-/// How far ahead of the oldest packet missing the sender goes, and the receiver listens at most, with
-/// a window of so many packets in flight: a packet is known to be lost one window later, and there
-/// again after another one; the rest is for those lost twice.
+/// How far ahead of the oldest missing packet the sender sends, and the receiver accepts, with a window
+/// of this many packets in flight: a packet is known to be lost one window later, and its
+/// retransmission arrives after another one; the rest is for packets lost twice.
 pub(crate) const fn horizon(window_packets: u32) -> u32 {
     let wanted = window_packets.saturating_mul(4);
     if wanted < MAX_AHEAD { wanted } else { MAX_AHEAD }
@@ -38,7 +38,7 @@ pub(crate) enum Room {
     Free,
     /// It is there already.
     Taken,
-    /// It is further ahead than anything in flight may be.
+    /// It is further ahead than any packet in flight can be.
     Beyond,
 }
 
@@ -59,7 +59,7 @@ impl<T> Arrivals<T> {
         ahead >= 0 && (ahead as usize) < self.ring.len()
     }
 
-    /// Whether the sender can have `psn` in flight: what is missing up to there fits its window.
+    /// Whether the sender can have `psn` in flight: the packets missing up to there fit its window.
     fn is_in_flight(&self, expected: Psn, psn: Psn) -> bool {
         let most = horizon(self.window).min(self.window.saturating_add(self.count));
         psn.distance_from(expected) < most as i32
@@ -101,7 +101,7 @@ impl<T> Arrivals<T> {
         }
     }
 
-    /// What is kept for `psn`, taken out.
+    /// Removes and returns what is kept for `psn`.
     pub(crate) fn take(&mut self, psn: Psn) -> Option<T> {
         let slot = self.slot(psn);
         let taken = self.ring[slot].take()?;
@@ -114,7 +114,7 @@ impl<T> Arrivals<T> {
         self.ring[self.slot(psn)].as_ref()
     }
 
-    /// Forgets every packet after `psn` of which `conflicts` says so. Returns how many.
+    /// Discards every packet after `psn` selected by `conflicts`. Returns how many.
     pub(crate) fn forget_after(
         &mut self,
         expected: Psn,
@@ -143,14 +143,14 @@ impl<T> Arrivals<T> {
     }
 }
 
-/// Which packets the sender is still to be told of, in blocks as long as a SACK.
+/// Which packets the sender has not been notified of yet, in blocks as long as a SACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unreported {
     /// One bit per block, by the block's number modulo 32.
     blocks: u32,
 }
 
-/// Blocks within the horizon, and those that it touches, are told apart.
+/// Blocks within the horizon, including partial ones, have different bits.
 const _: () = assert!(MAX_AHEAD / Sack::BITS + 1 < u32::BITS);
 
 impl Unreported {
@@ -158,13 +158,13 @@ impl Unreported {
         1 << (psn.get() / Sack::BITS % u32::BITS)
     }
 
-    /// Something is to be told about this packet.
+    /// This packet has to be reported.
     pub(crate) fn note(&mut self, psn: Psn) {
         self.blocks |= Unreported::bit(psn);
     }
 
-    /// Where the next SACK starts; every call is another SACK. What is before `expected` needs
-    /// none. The last packets before `furthest` are told of in every last one, as SACKs get lost.
+    /// Where the next SACK starts; every call is another SACK. Packets before `expected` need none. The
+    /// last SACK always covers the last packets before `furthest`, as SACKs get lost.
     pub(crate) fn next(&mut self, expected: Psn, furthest: Psn) -> Option<Psn> {
         let mut block = expected.minus(expected.get() % Sack::BITS);
         while self.blocks != 0 && block.is_before(furthest) {
@@ -181,7 +181,7 @@ impl Unreported {
         None
     }
 
-    /// Whether there is more to tell.
+    /// Whether nothing is left to report.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks == 0
     }
@@ -215,8 +215,8 @@ mod tests {
         assert_eq!(arrivals.room(expected, expected.plus(32)), Room::Beyond, "four windows");
     }
 
-    /// Whatever was noted and is not before the expected packet is in one of the SACKs, and there
-    /// are no more SACKs than blocks.
+    /// Every noted packet that is not before the expected one is in one of the SACKs, and there are no
+    /// more SACKs than blocks.
     #[test]
     fn sacks_reach_what_they_are_about() {
         for seed in 0..2_000 {
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Keeps, takes, forgets and tells like a sorted map does.
+    /// Behaves like a sorted map.
     #[test]
     fn agrees_with_a_sorted_map() {
         for seed in 0..100 {

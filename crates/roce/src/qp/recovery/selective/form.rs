@@ -1,7 +1,8 @@
-//! The packets of a message in the selective-repeat mode: each says by itself where its payload goes.
+//! The packets of a message in the selective-repeat mode: each one carries the placement of its
+//! payload.
 //!
-//! A WRITE is cut into WRITE_ONLY packets with addresses of their own. A SEND says which of the
-//! peer's receives it is for, and where in it the payload stands.
+//! A WRITE is cut into WRITE_ONLY packets with an address each. A SEND packet carries the number of the
+//! peer's receive, and the offset of its payload in it.
 
 use crate::memory::sg::Extent;
 use crate::qp::request::Request;
@@ -11,7 +12,7 @@ use crate::wire::{Ext, Opcode, Reth, Sreth};
 /// Opcode and extension headers of packet `index`, which carries `extent` of the message.
 pub(in crate::qp) fn form(request: &Request, index: u32, extent: Extent) -> (Opcode, Ext) {
     let is_last = index + 1 == request.packets;
-    // RecvQueue are counted from 0, and the request's own number counts itself.
+    // Receives are counted from 0, and the request's own number includes itself.
     let sreth = Sreth { sequence: request.ssn.minus(1).get(), offset: extent.offset };
     match request.wr.op {
         SendOp::Write { remote_addr, rkey } => {
@@ -23,7 +24,7 @@ pub(in crate::qp) fn form(request: &Request, index: u32, extent: Extent) -> (Opc
         SendOp::WriteImm { remote_addr, rkey, imm } if index == 0 => {
             (Opcode::RcWriteOnlyImm, Ext::RethImm(part(remote_addr, rkey, extent), imm))
         }
-        // The offset tells the receiver's program how long the whole message was.
+        // From the offset the receiver learns the length of the whole message.
         SendOp::WriteImm { remote_addr, rkey, imm } => {
             let reth = part(remote_addr, rkey, extent);
             (Opcode::SrWriteLastImm, Ext::RethSrethImm(reth, sreth, imm))

@@ -1,15 +1,14 @@
-//! What the requester still misses of its READs, and what it requests again.
+//! Missing READ responses, and the requests for their retransmission.
 //!
-//! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived,
-//! which slides along with the first one missing. Responses come in the order of the READs, and
-//! within each in rising order, except those that were requested again; so a hole behind which
-//! responses keep coming is a loss. Holes are asked for as ranges, and asked for once more when a
-//! range has not come in time.
+//! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived, a
+//! window that starts at the first missing one. Responses arrive in the order of the READs, and within
+//! each in rising order, except retransmitted ones; so a hole followed by more responses is a loss.
+//! Holes are requested as ranges, and requested again when a range has not arrived in time.
 //!
-//! Bounds: [`WINDOW`] responses after the first one missing are accepted; [`ASKS`] ranges of one READ
-//! may be outstanding, further holes wait. There are as many READs as the requester has in flight, and
-//! a place for each is made when the connection starts, or when the first one beyond those begins: the
-//! program may raise the limit while the queue pair is connected.
+//! Bounds: [`WINDOW`] responses after the first missing one are accepted; [`ASKS`] ranges of one READ
+//! may be outstanding, further holes wait. There are as many READs as the requester has in flight.
+//! Their slots are allocated when the connection starts, or when the first READ beyond those begins:
+//! the program may raise the limit while the queue pair is connected.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -21,13 +20,13 @@ use crate::wire::Psn;
 /// Responses accepted from the first missing one on.
 pub(crate) const WINDOW: u32 = 2048;
 
-/// Ranges of one READ that may be asked for at the same time.
+/// Ranges of one READ that may be requested at the same time.
 const ASKS: usize = 16;
 
 /// Responses behind a hole until it counts as a loss.
 const REORDER_RESPONSES: u32 = 3;
 
-/// Times that a range is asked for at doubling intervals.
+/// How often the interval between requests for a range doubles.
 const MAX_BACKOFF: u32 = 10;
 
 /// Responses `first .. end` of a READ, to be requested again.
@@ -39,14 +38,14 @@ pub(crate) struct Ask {
     sent_at: Option<Time>,
 }
 
-/// What a response turned out to be.
+/// The classification of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// To be placed.
     New,
     /// It has arrived before.
     Duplicate,
-    /// Too far behind a hole; it will be asked for.
+    /// Too far behind a hole; it will be requested.
     Beyond,
     /// No such READ, or no such response of it.
     Unknown,
@@ -56,15 +55,15 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 struct Reading {
     psn: Psn,
-    /// An atomic: answered at once, before READs that were sent earlier.
+    /// An atomic: it is responded to at once, before READs that were sent earlier.
     is_prompt: bool,
     total: u32,
     first_missing: u32,
     /// One past the furthest response that has arrived.
     furthest: u32,
-    /// Holes before this one have been asked for.
+    /// Holes before this one have been requested.
     settled: u32,
-    /// Responses were dropped because they were too far.
+    /// Responses were dropped because they were too far ahead.
     is_cut: bool,
     bits: Box<[u64; (WINDOW / 64) as usize]>,
     asks: ArrayVec<Ask, ASKS>,
@@ -134,14 +133,14 @@ impl Reading {
     fn hole(&self, from: u32, to: u32) -> Option<(u32, u32)> {
         let from = from.max(self.first_missing);
         let known = to.min(self.furthest);
-        // Nothing from `furthest` on has come: no need to look.
+        // No response from `furthest` on has arrived: no need to look.
         let first = (from..known).find(|&index| !self.has(index)).unwrap_or(from.max(known));
         let end = (first..known).find(|&index| self.has(index)).unwrap_or(to);
         (first < end).then_some((first, end))
     }
 
-    /// Drops ranges that have come, and makes those due again that are `expired`. Whether there are
-    /// some of these.
+    /// Drops ranges that have arrived, and schedules those again that are `expired`. Returns whether
+    /// any has.
     fn review(&mut self, expired: impl Fn(Time) -> bool) -> bool {
         let mut has_expired = false;
         let mut asks = core::mem::take(&mut self.asks);
@@ -159,8 +158,8 @@ impl Reading {
         has_expired
     }
 
-    /// Asks for holes that responses behind them prove. `is_overtaken`: responses of later READs
-    /// have come, so nothing more of this one is on its way.
+    /// Requests holes that later responses prove to be losses. `is_overtaken`: responses of later READs
+    /// have arrived, so nothing more of this one is in flight.
     fn settle(&mut self, is_overtaken: bool) {
         let (limit, behind) = match is_overtaken {
             true => (self.total.min(self.first_missing.saturating_add(WINDOW)), 0),
@@ -200,12 +199,12 @@ pub(crate) struct Readings {
     len: usize,
     /// Responses that have not arrived, of all READs.
     missing: u64,
-    /// When something last happened that the oldest READ could hope from.
+    /// The last event that may have led to responses of the oldest READ.
     active_at: Time,
     backoff: u32,
-    /// No range was asked for before this time, of those outstanding.
+    /// No outstanding range was requested before this time.
     asked_from: Option<Time>,
-    /// There may be ranges to ask for.
+    /// There may be ranges to request.
     may_ask: bool,
 }
 
@@ -225,7 +224,7 @@ impl Readings {
         }
     }
 
-    /// Whether there may be something for [`next_ask`](Readings::next_ask).
+    /// Whether [`next_ask`](Readings::next_ask) may return something.
     pub(crate) fn may_ask(&self) -> bool {
         self.may_ask
     }
@@ -259,7 +258,7 @@ impl Readings {
         (0..self.len).find(|&index| self.at(index).psn == psn)
     }
 
-    /// Whether every place is taken.
+    /// Whether every slot is taken.
     pub(crate) fn is_full(&self) -> bool {
         self.len == self.slots.len()
     }
@@ -292,7 +291,7 @@ impl Readings {
         self.len -= 1;
     }
 
-    /// What response `index` of the READ at `psn` is.
+    /// Classifies response `index` of the READ at `psn`.
     pub(crate) fn classify(&self, psn: Psn, index: u32) -> Verdict {
         self.position(psn).map_or(Verdict::Unknown, |at| self.at(at).classify(index))
     }
@@ -327,7 +326,7 @@ impl Readings {
         }
     }
 
-    /// The next range to ask for: PSN of its READ, and which responses.
+    /// The next range to request: PSN of its READ, and which responses.
     pub(crate) fn next_ask(&mut self) -> Option<(Psn, Ask)> {
         if !self.may_ask {
             return None;
@@ -342,7 +341,7 @@ impl Readings {
         found
     }
 
-    /// It was sent.
+    /// The request for that range was sent.
     pub(crate) fn ask_sent(&mut self, now: Time) {
         self.active_at = now;
         self.asked_from.get_or_insert(now);
@@ -358,8 +357,8 @@ impl Readings {
         timeout * (1 << self.backoff.min(MAX_BACKOFF))
     }
 
-    /// Looks for ranges that have not come within `timeout`, and for a standstill: the oldest READ
-    /// was executed (its PSN is before `executed`) and nothing comes.
+    /// Looks for ranges that have not arrived within `timeout`, and for a stall: the oldest READ was
+    /// executed (its PSN is before `executed`) and no responses arrive.
     pub(crate) fn handle_timeout(&mut self, executed: Psn, timeout: Duration, now: Time) {
         let timeout = self.backed_off(timeout);
         let mut has_expired = false;
@@ -378,7 +377,7 @@ impl Readings {
         self.asked_from = asked.filter_map(|ask| ask.sent_at).min();
     }
 
-    /// The oldest READ misses responses and has not asked for them.
+    /// The oldest READ misses responses and has not requested them.
     fn is_waiting(&self, executed: Psn) -> bool {
         self.len > 0 && {
             let front = self.at(0);
@@ -386,7 +385,7 @@ impl Readings {
         }
     }
 
-    /// When [`handle_timeout`](Readings::handle_timeout) has something to do.
+    /// When [`handle_timeout`](Readings::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self, executed: Psn, timeout: Duration) -> Option<Time> {
         let timeout = self.backed_off(timeout);
         let idle = self.is_waiting(executed).then_some(self.active_at);
@@ -431,7 +430,7 @@ mod tests {
         for (places, begun) in [(0, 3), (1, 2), (3, 7)] {
             let mut readings = Readings::new(places);
             let mut next = 0;
-            // The ring does not begin with the first place.
+            // The ring does not begin with the first slot.
             for _ in 0..places / 2 {
                 readings.begin(Psn::new(next), 2, false, at(0));
                 arrive(&mut readings, next, 0..2, at(0));
@@ -465,7 +464,7 @@ mod tests {
         assert_eq!(asks(&mut readings, at(2)), [(7, 10, 14)]);
         arrive(&mut readings, 7, 17..40, at(3));
         assert_eq!(asks(&mut readings, at(3)), []);
-        // Part of it comes; what does not is requested again when its time is over.
+        // Part of it arrives; the rest is requested again after the timeout.
         arrive(&mut readings, 7, [10, 13], at(4));
         assert_eq!(readings.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
         readings.handle_timeout(Psn::new(8), TIMEOUT, at(52));
@@ -525,8 +524,8 @@ mod tests {
         assert_eq!(asks(&mut readings, at(2)), [(0, WINDOW, total)]);
     }
 
-    /// Every response is accepted exactly once whatever order, duplication and loss; and as long as
-    /// one is missing, it is asked for in the end.
+    /// Every response is accepted exactly once under any order, duplication and loss; and as long as
+    /// one is missing, it is eventually requested.
     #[test]
     fn agrees_with_a_set_of_responses() {
         for seed in 0..200 {

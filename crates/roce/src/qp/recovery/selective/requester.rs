@@ -1,16 +1,16 @@
-//! The requester's side of selective repeat: SACKs are read, packets marked lost, and only what is
-//! missing is retransmitted.
+//! The requester's side of selective repeat: reads SACKs, marks packets lost, and retransmits only what
+//! is missing.
 //!
-//! The cursor of [`Requests`] never goes back here; retransmissions are chosen by the
-//! [`Scoreboard`] (request packets) and by the [`Readings`] (responses).
+//! The cursor of [`Requests`] never goes back here; the [`Scoreboard`] (request packets) and the
+//! [`Readings`] (responses) choose the retransmissions.
 //!
 //! Timers, all behind one deadline:
-//! - *verbs*: nothing was heard for the local ACK timeout. This alone counts as a retry, so a
+//! - *verbs*: nothing was received for the local ACK timeout. Only this counts as a retry, so a
 //!   connection never gives up sooner than its attributes allow (IBA 9.7.6.1.3);
-//! - *probe*: nothing was heard for as long as an answer usually takes. The latest packet is
-//!   retransmitted, at doubling intervals, to get a SACK;
-//! - *loss*: a packet is overdue that was sent before one that has arrived;
-//! - *answers*: READ responses that were requested have not come.
+//! - *probe*: nothing was received for as long as an acknowledgement usually takes. The latest packet
+//!   is retransmitted, at doubling intervals, to get a SACK;
+//! - *loss*: a packet sent before one that has arrived is overdue;
+//! - *responses*: requested READ responses have not arrived.
 
 use super::super::SendRecovery;
 use super::arrivals::horizon;
@@ -27,13 +27,13 @@ use crate::time::{Duration, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
 
-/// How long an answer may take before there is a measurement.
+/// How long to wait for an acknowledgement before the first measurement.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// The least time after which an answer counts as overdue.
+/// Minimum time after which an acknowledgement or response counts as overdue.
 const LEAST_TIMEOUT: Duration = Duration::from_micros(50);
 
-/// Times that the probe interval doubles.
+/// How often the probe interval doubles.
 const MAX_BACKOFF: u32 = 12;
 
 /// See the module's text.
@@ -45,11 +45,11 @@ pub(in crate::qp) struct Selective {
     window: u32,
     /// The local ACK timeout.
     timeout: Option<Duration>,
-    /// Since when nothing new was heard, or nothing was expected.
+    /// Since when nothing new was received, or nothing was outstanding.
     quiet_since: Time,
     /// Probes since then.
     backoff: u32,
-    /// When the latest of them was decided on. It may leave much later, if at all.
+    /// When the latest probe was scheduled. It may be sent much later, if at all.
     probed_at: Time,
 }
 
@@ -60,8 +60,8 @@ impl SendRecovery for Selective {
         in_flight.min(horizon(self.window).saturating_sub(self.board.span()))
     }
 
-    /// Responses count for the window, too, or the peer would send into a queue on the way that
-    /// retransmissions have to wait in.
+    /// Responses count towards the window, too, or the peer would fill a queue on the path in which
+    /// retransmissions have to wait.
     fn may_await(&self) -> bool {
         self.readings.missing() < self.window.into()
     }
@@ -70,7 +70,7 @@ impl SendRecovery for Selective {
         self.readings.missing()
     }
 
-    /// What follows a READ or atomic must not be placed before that is executed.
+    /// Packets after a READ or atomic must not be placed before that is executed.
     fn is_ordered(&self, requests: &Requests) -> bool {
         requests.awaited > 0
     }
@@ -254,12 +254,12 @@ impl Selective {
         self.backoff = 0;
     }
 
-    /// How long an answer may take before it is requested again.
+    /// How long to wait for a READ response before it is requested again.
     fn answer_timeout(&self, rtt: &RttEstimator) -> Duration {
         self.capped(rtt.timeout(LEAST_TIMEOUT).unwrap_or(FIRST_TIMEOUT))
     }
 
-    /// No longer than the local ACK timeout: the retries that it counts are to retransmit something.
+    /// At most the local ACK timeout, so that each retry it counts retransmits something.
     fn capped(&self, interval: Duration) -> Duration {
         self.timeout.map_or(interval, |timeout| interval.min(timeout))
     }
@@ -284,8 +284,8 @@ impl Selective {
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
                 if psn.next().is_before(requests.una) {
-                    // An older one, overtaken; or a peer that takes back what it has acknowledged,
-                    // which must not be taken for progress.
+                    // An older one, overtaken; or a peer that withdraws what it has acknowledged, which
+                    // must not be taken for progress.
                     cx.count(|c| &mut c.duplicate_acks);
                     return Ok(());
                 }
@@ -311,7 +311,7 @@ impl Selective {
             Syndrome::RemoteAccess => WcStatus::RemoteAccessError,
             Syndrome::RemoteOperation => WcStatus::RemoteOperationError,
         };
-        // A refusal of what was completed long ago is late, or made up.
+        // A NAK for a request completed long ago is late, or forged.
         if requests.index_of(psn).is_none() {
             cx.count(|c| &mut c.duplicate_acks);
             return Ok(());
@@ -319,12 +319,12 @@ impl Selective {
         cx.count(|c| &mut c.fatal_naks_received);
         self.settle(requests, cx, psn, None)?;
         // The responder has executed everything before `psn` and ended the connection, because of the
-        // request there, or because of a later one that came out of order: the SACK starts with it.
+        // request there, or because of a later one that arrived out of order: the SACK starts with it.
         let refused = sack.map_or(psn, |sack| sack.start);
         Err(Fault { index: requests.index_of(refused).unwrap_or(0), status })
     }
 
-    /// Everything before `una` has been executed, and what `sack` says has arrived.
+    /// Everything before `una` has been executed, and the packets in `sack` have arrived.
     fn settle(
         &mut self,
         requests: &mut Requests,
@@ -338,7 +338,7 @@ impl Selective {
         }
         requests.progress.acknowledged += news.delivered;
         cx.add(news.spurious.into(), |c| &mut c.spurious_retransmits);
-        // As long as more is to come, what was not reported may have arrived all the same.
+        // While more SACKs follow, packets not reported may have arrived.
         if sack.is_none_or(|sack| !sack.more) {
             let lost = self.board.mark_lost(cx.now, reorder_timeout(&requests.rtt.estimator));
             cx.add(lost.into(), |c| &mut c.packets_judged_lost);
@@ -358,7 +358,7 @@ impl Selective {
         self.complete_ready(requests, cx)
     }
 
-    /// Completes what is done, oldest first, as far as nothing unfinished comes before.
+    /// Completes finished requests, oldest first, up to the first unfinished one.
     fn complete_ready(
         &mut self,
         requests: &mut Requests,
@@ -383,7 +383,7 @@ impl Selective {
         }
     }
 
-    /// A response: it says that its request, and everything before, was executed.
+    /// A response: it implies that its request, and everything before, was executed.
     fn handle_piece(
         &mut self,
         requests: &mut Requests,
@@ -392,7 +392,7 @@ impl Selective {
         aeth: Aeth,
         response: &Response,
     ) -> Result<(), Fault> {
-        // Answers to what was settled long ago promise nothing: they are late, or made up.
+        // Responses to requests settled long ago prove nothing: they are late, or forged.
         if !psn.next().is_before(requests.una) {
             requests.take_credit(aeth);
         }
@@ -428,13 +428,14 @@ impl Selective {
     }
 }
 
-/// How long after a packet was sent it is lost, if one sent later has arrived.
+/// The reorder timeout: how long after its transmission a packet is lost, if one sent later has
+/// arrived.
 fn reorder_timeout(rtt: &RttEstimator) -> Duration {
     let usual = rtt.smoothed().unwrap_or(FIRST_TIMEOUT).as_nanos();
     Duration::from_nanos(usual + usual / 8 + 1_000)
 }
 
-/// A request for the responses of a READ that are missing, or for the result of an atomic.
+/// A request for the missing responses of a READ, or for the result of an atomic.
 fn ask_again(
     request: &Request,
     psn: Psn,

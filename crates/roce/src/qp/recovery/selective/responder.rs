@@ -1,23 +1,23 @@
-//! The responder's side of selective repeat: packets that come out of order are placed at once and
-//! executed when their turn comes.
+//! The responder's side of selective repeat: packets that arrive out of order are placed at once and
+//! executed in their turn.
 //!
 //! | PSN | what happens |
 //! |---|---|
-//! | expected | executed as in go-back-N, then everything behind it that came out of order |
-//! | later | checked; payload is placed, the headers are kept; a SACK says which packets are there |
-//! | earlier | executed before: acknowledged again; READ ranges and atomics are answered again |
+//! | expected | executed as in go-back-N, then all packets after it that arrived out of order |
+//! | later | checked; the payload is placed, the headers are kept; a SACK reports the packets received |
+//! | earlier | a duplicate: acknowledged again; responses of READ ranges and atomics are sent again |
 //!
-//! Executing means: the order of completions, receives, message numbers and READs is that of the
-//! PSNs (C2). A packet is checked when it is placed *and* when it is executed (C3): if the second
-//! check fails, the connection ends as if the packet had come only then. If the first one finds that
-//! the peer may not write there, the connection ends at once: no honest peer names a key before it is
-//! valid, and dropping such packets in silence would let a hostile one try keys for nothing.
+//! Execution follows the PSNs: so do completions, receives, message numbers and READs (C2). A packet is
+//! checked when it is placed *and* when it is executed (C3): if the second check fails, the connection
+//! ends as if the packet had arrived only then. If the first one finds that the peer may not write
+//! there, the connection ends at once: no correct peer uses a key before it is valid, and dropping such
+//! packets silently would let a hostile one probe keys at no cost.
 //!
-//! Bytes land in the order of arrival, and a retransmitted WRITE must not overwrite a later one
-//! that came before it. So when a packet is placed over bytes of a later one, the later one is
-//! forgotten: the SACKs say so, and it is retransmitted.
+//! Bytes are placed in the order of arrival, and a retransmitted WRITE must not overwrite a later one
+//! that arrived before it. So when a packet overlaps a later one that was already placed, the later one
+//! is discarded: the SACKs no longer report it, and it is retransmitted.
 //!
-//! Atomics are not accepted out of order: the word may still have to be written.
+//! Atomics are not accepted out of order: an earlier packet may still have to write the word.
 
 use alloc::collections::VecDeque;
 
@@ -36,10 +36,10 @@ use crate::qp::{RxPacket, Scope};
 use crate::verbs::MAX_MESSAGE_BYTES;
 use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Sack, Sreth};
 
-/// Out-of-order packets that may come between two SACKs while nothing is missing between them.
+/// Out-of-order packets that may arrive between two SACKs while no gap opens.
 const SACK_INTERVAL: u32 = 16;
 
-/// READ ranges that wait to be retransmitted; more are dropped, and requested again.
+/// READ ranges waiting for retransmission; more are dropped, and requested again.
 const MAX_RETRANSMISSIONS: usize = 64;
 
 /// Registered memory that a packet's payload was placed into, as one range.
@@ -61,7 +61,7 @@ impl Footprint {
     }
 }
 
-/// A packet that came out of order.
+/// A packet that arrived out of order.
 #[derive(Debug)]
 struct OutOfOrder {
     headers: Headers,
@@ -69,13 +69,13 @@ struct OutOfOrder {
     footprint: Footprint,
 }
 
-/// A READ, or part of one, that is being answered.
+/// A READ, or part of one, that responses are being sent for.
 #[derive(Clone, Copy, Debug)]
 struct ReadAnswer {
     psn: Psn,
     rkey: u32,
     addr: u64,
-    /// Where in the READ's message `addr` is.
+    /// Offset of `addr` in the READ's message.
     offset: u32,
     /// Bytes still to be sent.
     left: u32,
@@ -94,7 +94,7 @@ impl ReadAnswer {
         self.offset + self.left
     }
 
-    /// Leaves in `cx.packet` the next response, whose bytes lie at `addr`. Returns whether it is the
+    /// Puts the next response, with its bytes at `addr`, into `cx.packet`. Returns whether it is the
     /// last one.
     fn emit_response(
         &mut self,
@@ -113,9 +113,8 @@ impl ReadAnswer {
     }
 }
 
-/// Full packets of WRITEs that were executed last, one behind the other in PSNs and in memory. The
-/// last packet of a WRITE with immediate tells how much of it is its message, and is not believed
-/// beyond this.
+/// Full packets of WRITEs executed last, consecutive in PSNs and in memory. The last packet of a WRITE
+/// with immediate states the length of its message, and is not trusted beyond this.
 #[derive(Clone, Copy, Debug, Default)]
 struct Written {
     rkey: u32,
@@ -125,7 +124,7 @@ struct Written {
 }
 
 impl Written {
-    /// What there is after another packet, which was executed.
+    /// The state after another packet was executed.
     fn then(self, headers: &Headers, mtu: u32) -> Written {
         let is_write = headers.bth().opcode == Opcode::RcWriteOnly;
         match *headers.ext() {
@@ -147,9 +146,9 @@ pub(in crate::qp) struct Selective {
     /// Number of the latest SACK.
     serial: u32,
     unreported: Unreported,
-    /// Packets that came since the last SACK.
+    /// Packets that arrived since the last SACK.
     since_sack: u32,
-    /// Packets were forgotten that a SACK may have told of: from now on there is one every time.
+    /// Packets were discarded that a SACK may have reported: from now on each acknowledgement has one.
     has_forgotten: bool,
     /// The out-of-order packet that ended the connection.
     refused: Option<Psn>,
@@ -191,7 +190,7 @@ impl ReceiveRecovery for Selective {
         !executor.resources.is_empty() || self.owes_read(executor)
     }
 
-    /// What was lost goes first.
+    /// Lost responses go first.
     fn poll_answer(
         &mut self,
         executor: &mut Executor,
@@ -228,7 +227,7 @@ impl ReceiveRecovery for Selective {
         Ok(())
     }
 
-    /// Acknowledges without holes, or with a SACK of up to [`Sack::BITS`] packets.
+    /// Acknowledges without gaps, or with a SACK of up to [`Sack::BITS`] packets.
     fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>) {
         if self.owes_read(executor) && executor.reply.is_some_and(Reply::is_sequence_nak) {
             return;
@@ -254,7 +253,7 @@ impl ReceiveRecovery for Selective {
                 executor.expected.minus(1),
                 Ext::Aeth(aeth),
             ),
-            // It names the out-of-order packet that was refused, if one was.
+            // The out-of-order packet that was refused, if one was.
             Reply::Nak { psn, .. } => match self.refused {
                 None => PacketHeaders::new(Opcode::RcAcknowledge, psn, Ext::Aeth(aeth)),
                 Some(kept) => {
@@ -287,7 +286,7 @@ impl Selective {
         }
     }
 
-    /// The next SACK; another follows it at once if there is more to tell.
+    /// The next SACK; another follows it at once if there is more to report.
     fn next_sack(&mut self, expected: Psn) -> Sack {
         self.serial = self.serial.wrapping_add(1);
         self.since_sack = 0;
@@ -312,7 +311,7 @@ impl Selective {
             return Ok(());
         }
         self.forget_overlapping(cx, psn, psn, Footprint::of(cx.pieces));
-        // The payload of out-of-order packets is where it belongs; only this packet's is still to be
+        // The payload of out-of-order packets has been placed; only this packet's is still to be
         // placed.
         let pieces = core::mem::take(cx.pieces);
         let executed = self.execute_run(executor, cx);
@@ -321,7 +320,7 @@ impl Selective {
         executed
     }
 
-    /// Executes packets that came out of order, up to the next one missing.
+    /// Executes packets that arrived out of order, up to the next missing one.
     fn execute_run(
         &mut self,
         executor: &mut Executor,
@@ -333,7 +332,7 @@ impl Selective {
             self.execute(executor, cx, RxPacket { headers: &headers, payload_len })?;
             cx.pieces.clear();
             if executor.expected == psn {
-                // Not ready for it: it has to be retransmitted.
+                // It cannot be executed yet: it has to be retransmitted.
                 self.has_forgotten = true;
                 break;
             }
@@ -368,13 +367,14 @@ impl Selective {
             Ok(Executed::Atomic) => executor.resources.begin_atomic(psn, executor.msn.get()),
             Err(refused) => return executor.refuse(cx.qpc, refused),
         }
-        // No message goes on behind a READ or an atomic, and their answers acknowledge nothing here.
+        // No message continues behind a READ or an atomic, and their responses acknowledge nothing
+        // here.
         self.written = Written::default();
         executor.reply = Some(Reply::Ack { psn });
         Ok(())
     }
 
-    /// Bytes of the WRITE that packets before this one have written; `None` if it says otherwise.
+    /// Bytes of this WRITE written by packets before it; `None` if the packet contradicts them.
     fn written_before(&self, headers: &Headers, mtu: u32) -> Option<u32> {
         let (Some(last), Some(&Sreth { offset, .. })) =
             (headers.ext().reth(), headers.ext().sreth())
@@ -427,7 +427,7 @@ impl Selective {
         Ok(())
     }
 
-    /// Keeps the headers of a packet whose payload is being placed before its turn.
+    /// Keeps the headers of a packet whose payload is being placed out of order.
     fn keep_out_of_order(
         &mut self,
         executor: &mut Executor,
@@ -449,7 +449,7 @@ impl Selective {
         }
     }
 
-    /// Forgets packets after `psn` whose bytes `footprint` is about to overwrite.
+    /// Discards packets after `psn` whose bytes `footprint` is about to overwrite.
     fn forget_overlapping(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -466,14 +466,14 @@ impl Selective {
         cx.add(forgotten.into(), |c| &mut c.early_packets_forgotten);
     }
 
-    /// The next acknowledgement tells of the packet `about`.
+    /// Makes the next acknowledgement report the packet `about`.
     fn request_sack(&mut self, executor: &mut Executor, about: Psn) {
         self.unreported.note(about);
         executor.acknowledge();
     }
 
-    /// Resolves where the payload of a packet goes that came out of order. If that cannot be said
-    /// yet, the packet has to be retransmitted; that the peer may not write there ends the connection.
+    /// Resolves the placement of a packet that arrived out of order. If it is not known yet, the packet
+    /// has to be retransmitted; if the peer may not write there, the connection ends.
     fn place_out_of_order(
         &mut self,
         executor: &mut Executor,
@@ -484,7 +484,7 @@ impl Selective {
         if opcode == Opcode::RcReadRequest {
             return if packet.payload_len == 0 { Ok(()) } else { Err(Refused::NotReady) };
         }
-        // A READ or atomic may be among the packets that are missing, or is not answered yet.
+        // A READ or atomic may be among the missing packets, or is still being responded to.
         let is_ordered = !packet.headers.bth().mig_req || self.owes_read(executor);
         if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
             return Err(Refused::NotReady);
@@ -533,14 +533,14 @@ impl Selective {
         }
     }
 
-    /// Answers a range of a READ again, unless it is going to be sent anyway.
+    /// Retransmits a range of a READ, unless it is going to be sent anyway.
     fn retransmit(&mut self, mut wanted: ReadAnswer) {
         if let Some(running) = self.reads.iter_mut().find(|read| read.psn == wanted.psn) {
             if wanted.offset >= running.offset {
                 return;
             }
             if wanted.end() == running.end() {
-                // What was sent since then ran too far ahead of a loss.
+                // What was sent since then was too far ahead of a loss.
                 *running = wanted;
                 return;
             }
@@ -565,7 +565,7 @@ fn place_out_of_order_send(
 ) -> Option<()> {
     let sreth = headers.ext().sreth()?;
     let index = Psn::new(sreth.sequence).distance_from(executor.msn);
-    // Every message that takes a receive has a packet at least.
+    // Every message that takes a receive has at least one packet.
     let packets_between = headers.bth().psn.distance_from(executor.expected);
     let index = usize::try_from(index).ok().filter(|_| index <= packets_between)?;
     let receive = executor.inbound.receives.ahead(cx, index)?;
@@ -577,8 +577,8 @@ fn place_out_of_order_send(
     cx.resolve(AccessKind::LocalWrite, &receive.wr.sges, extent).ok()
 }
 
-/// Whether a packet whose turn it is has a form that this mode uses, and says of itself what its turn
-/// says.
+/// Whether a packet whose turn it is has a form that this mode uses, and states the position that it
+/// has.
 fn describes_itself(executor: &Executor, headers: &Headers) -> bool {
     match *headers.ext() {
         Ext::RethSreth(..) => false,

@@ -1,9 +1,9 @@
-//! What the sender knows of every packet it has sent and not seen acknowledged.
+//! The sender's record of every unacknowledged packet.
 //!
-//! Packets are kept by PSN, in a ring, and threaded on a list in the order of their *latest*
-//! transmission. Loss is marked_by_order on that list: what was sent clearly before something that has
-//! arrived, and has not arrived itself, is lost. As a retransmitted packet moves to the end of the
-//! list, a lost retransmission is found the same way (the idea of RACK, RFC 8985).
+//! Packets are kept by PSN, in a ring, and linked in a list in the order of their *latest*
+//! transmission. Losses are found by that order: a packet sent clearly before one that has arrived, and
+//! which has not arrived itself, is lost. As a retransmitted packet moves to the end of the list, a
+//! lost retransmission is found the same way (the idea of RACK, RFC 8985).
 //!
 //! ```text
 //!   una                                    end
@@ -11,8 +11,8 @@
 //!   oldest -> ... -> latest                             in flight only, by transmission
 //! ```
 //!
-//! The receiver may take back what it said had arrived (it forgets packets that it cannot use after
-//! all). Its SACKs are numbered, and the latest one decides.
+//! The receiver may withdraw what it has reported (it discards packets that it turns out not to be able
+//! to use). Its SACKs are numbered, and the latest one counts.
 //!
 //! No packet format and no clock in here: PSNs, times and SACKs come in, losses go out.
 
@@ -21,10 +21,10 @@ use alloc::boxed::Box;
 use crate::time::{Duration, Time};
 use crate::wire::{Psn, Sack};
 
-/// Packets sent after one that is missing, and delivered, until it counts as lost.
+/// Packets delivered that were sent after a missing one, until that counts as lost.
 const REORDER_PACKETS: u32 = 3;
 
-/// That number grows when packets prove to have been late only, up to this.
+/// That number grows when packets turn out to have been reordered, up to this.
 const MAX_REORDER_PACKETS: u32 = 256;
 
 /// No packet.
@@ -40,7 +40,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     state: State,
-    /// Sent more than once.
+    /// Transmitted more than once.
     is_retransmitted: bool,
     /// Was marked lost because packets sent after it had arrived.
     marked_by_order: bool,
@@ -61,17 +61,17 @@ const UNUSED: Packet = Packet {
     later: NONE,
 };
 
-/// What an acknowledgement told.
+/// The result of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
-    /// Packets that are known to have arrived now and were not before.
+    /// Packets newly known to have arrived.
     pub(crate) delivered: u32,
-    /// From the latest of them that was sent only once: its round-trip time.
+    /// The round-trip time of the latest of them that was sent only once.
     pub(crate) rtt: Option<Duration>,
     /// Packets marked lost that arrived after all: before they were retransmitted, or too soon after
     /// that to be the retransmission.
     pub(crate) spurious: u32,
-    /// Those of them that were marked by the order of arrivals, which was wrong.
+    /// Those of them that were marked by order, so reordering was mistaken for loss.
     reordered: u32,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Scoreboard {
     latest: u16,
     in_flight: u32,
     lost: u32,
-    /// No lost packet comes before it.
+    /// No packet before it is lost.
     lost_from: Psn,
     transmissions: u64,
     /// Transmission number and time of the latest transmitted packet that has arrived.
@@ -125,22 +125,22 @@ impl Scoreboard {
         self.una
     }
 
-    /// Packets from there to the latest one sent.
+    /// Packets from `una` to the latest one sent.
     pub(crate) fn span(&self) -> u32 {
         self.end.distance_from(self.una) as u32
     }
 
-    /// Packets sent and neither arrived nor lost, as far as is known.
+    /// Packets sent and neither known to have arrived nor marked lost.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Whether there is something for [`next_lost`](Scoreboard::next_lost).
+    /// Whether [`next_lost`](Scoreboard::next_lost) returns something.
     pub(crate) fn has_lost(&self) -> bool {
         self.lost > 0
     }
 
-    /// Whether nothing is unacknowledged.
+    /// Whether everything is acknowledged.
     pub(crate) fn is_empty(&self) -> bool {
         self.una == self.end
     }
@@ -192,7 +192,7 @@ impl Scoreboard {
         self.latest = slot;
     }
 
-    /// Takes a packet that is in flight off the list.
+    /// Removes a packet in flight from the list.
     fn land(&mut self, slot: u16, state: State) {
         let Packet { earlier, later, .. } = *self.packet(slot);
         match earlier {
@@ -227,7 +227,7 @@ impl Scoreboard {
 
     // ---- acknowledgements ----------------------------------------------------------------------
 
-    /// Everything before `una` has arrived, and of the packets after that what `sack` says.
+    /// Everything before `una` has arrived, and of the packets after that those in `sack`.
     pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
         let mut tally = Tally { now, news: News::default(), timed: None };
         self.acknowledge(una, &mut tally);
@@ -273,7 +273,7 @@ impl Scoreboard {
         }
         let is_late = packet.state == State::Lost || self.is_too_soon(&packet, tally.now);
         tally.count(&packet, is_late);
-        // It was an earlier transmission that arrived: that says nothing of those in between.
+        // An earlier transmission arrived: that proves nothing about the packets in between.
         if is_late {
             return;
         }
@@ -283,7 +283,7 @@ impl Scoreboard {
     }
 
     /// Whether a retransmitted packet is acknowledged too soon for that to be the cause. If it was
-    /// marked by order, an earlier transmission may still have been in the queues on the way, which grow
+    /// marked by order, an earlier transmission may still have been queued in the network; queues grow
     /// and shrink, but not by much within a round trip. If it was overdue, that one is long gone.
     fn is_too_soon(&self, packet: &Packet, now: Time) -> bool {
         let usual = if packet.marked_by_order { self.recent_rtt } else { self.least_rtt };
@@ -306,7 +306,7 @@ impl Scoreboard {
         }
     }
 
-    /// The receiver expects `una`, so that has not arrived, whatever was said before: a packet that
+    /// The receiver expects `una`, so that has not arrived, whatever was reported before: a packet that
     /// is there when its turn comes is acknowledged with those before it.
     fn take_back_first(&mut self) {
         let slot = self.slot(self.una);
@@ -332,8 +332,8 @@ impl Scoreboard {
 
     // ---- losses --------------------------------------------------------------------------------
 
-    /// Marks packets in flight lost that were sent before something that has arrived, by
-    /// [`REORDER_PACKETS`] transmissions or by the reorder timeout. Returns how many.
+    /// Marks packets in flight lost that were sent before one that has arrived, by [`REORDER_PACKETS`]
+    /// transmissions or by the reorder timeout. Returns how many.
     pub(crate) fn mark_lost(&mut self, now: Time, reorder_timeout: Duration) -> u32 {
         let before = self.lost;
         let Some((newest, _)) = self.newest else {
@@ -353,7 +353,7 @@ impl Scoreboard {
         self.lost - before
     }
 
-    /// When [`mark_lost`](Scoreboard::mark_lost) would find something by time alone.
+    /// When [`mark_lost`](Scoreboard::mark_lost) would mark a packet by time alone.
     pub(crate) fn loss_time(&self, reorder_timeout: Duration) -> Option<Time> {
         let (newest, _) = self.newest?;
         let oldest = self.ring.get(usize::from(self.oldest))?;
@@ -361,20 +361,20 @@ impl Scoreboard {
     }
 
     fn lose(&mut self, slot: u16) {
-        // The PSN of a slot: the only one between una and end that falls there.
+        // The PSN of a slot: the only one between una and end that maps to it.
         let offset = u32::from(slot).wrapping_sub(self.una.get()) & (self.ring.len() as u32 - 1);
         self.land(slot, State::Lost);
         self.note_lost(self.una.plus(offset));
     }
 
-    /// Everything in flight is taken for lost.
+    /// Marks everything in flight lost.
     pub(crate) fn lose_all(&mut self) {
         while self.oldest != NONE {
             self.lose(self.oldest);
         }
     }
 
-    /// `psn` was refused for the moment.
+    /// Marks `psn` lost: the receiver was not ready for it.
     pub(crate) fn lose_one(&mut self, psn: Psn) {
         let slot = self.slot(psn);
         if !self.contains(psn) {
@@ -387,7 +387,7 @@ impl Scoreboard {
         }
     }
 
-    /// The packet in flight that was sent last: retransmitted, it asks for a SACK of everything.
+    /// Marks the packet in flight that was sent last: retransmitted, it requests a SACK of everything.
     pub(crate) fn lose_latest(&mut self) {
         if self.latest != NONE {
             self.lose(self.latest);
@@ -400,7 +400,7 @@ impl Scoreboard {
     }
 }
 
-/// What is found while an acknowledgement is read.
+/// Findings while an acknowledgement is processed.
 struct Tally {
     now: Time,
     news: News,
@@ -409,7 +409,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// `is_late`: not its latest transmission arrived.
+    /// `is_late`: an earlier transmission arrived, not the latest.
     fn count(&mut self, packet: &Packet, is_late: bool) {
         self.news.delivered += 1;
         self.news.spurious += u32::from(is_late);
@@ -496,7 +496,7 @@ mod tests {
         assert_eq!((news.spurious, news.rtt), (1, None));
         board.handle_ack(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
         assert_eq!(board.mark_lost(at(32), REORDER_TIMEOUT), 0);
-        // A retransmission answered sooner than anything ever was did no good either.
+        // A retransmission acknowledged faster than any packet before was spurious, too.
         board.handle_ack(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
         assert_eq!(board.mark_lost(at(33), REORDER_TIMEOUT), 1);
         board.retransmitted(Psn::new(1), at(34));
@@ -509,13 +509,13 @@ mod tests {
         let mut board = sent(0xff_fffe, 6);
         board.handle_ack(Psn::new(0xff_fffe), Some(&sack(5, 0xff_fffe, 0b11_1100)), at(9));
         assert_eq!(board.next_lost(), None);
-        // An older SACK says less, and counts for nothing but its acknowledgement.
+        // An older SACK is used for its cumulative acknowledgement only.
         board.handle_ack(Psn::new(0xff_ffff), Some(&sack(4, 0xff_ffff, 0)), at(10));
         assert_eq!((board.una(), board.next_lost()), (Psn::new(0xff_ffff), None));
         board.handle_ack(Psn::new(0xff_ffff), Some(&sack(6, 0xff_ffff, 0b1_1010)), at(10));
         assert_eq!(board.next_lost(), Some(Psn::new(1)));
         board.retransmitted(Psn::new(1), at(11));
-        // A packet far from the SACK's bits: that it is expected says enough.
+        // A packet far from the SACK's bits: that it is expected is information enough.
         board.handle_ack(Psn::new(2), Some(&sack(7, 500, 1)), at(12));
         assert_eq!(board.next_lost(), Some(Psn::new(2)));
     }
@@ -536,7 +536,7 @@ mod tests {
         assert_eq!(board.next_lost(), None);
     }
 
-    /// What a packet is, kept the slow way.
+    /// A packet in the slow model.
     #[derive(Clone, Copy, Debug)]
     struct Plain {
         state: State,
@@ -652,7 +652,7 @@ mod tests {
         }
     }
 
-    /// Random sendings and SACKs, old and wrong ones among them, against the slow model.
+    /// Random transmissions and SACKs, old and wrong ones among them, against the slow model.
     #[test]
     fn agrees_with_a_scan_of_all_packets() {
         for seed in 0..200 {
@@ -696,7 +696,7 @@ mod tests {
                         let bits = u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64());
                         let serial = (model.serial + rng.next_u32() % 4).saturating_sub(1);
                         let sack = Sack::new(serial.max(1), first.plus(start as u32), bits);
-                        // Bits for packets that were never sent must not matter.
+                        // Bits for packets that were never sent must have no effect.
                         let una = model.una;
                         board.handle_ack(first.plus(una as u32), Some(&sack), now);
                         model.acknowledge(una, Some(&sack), now);
