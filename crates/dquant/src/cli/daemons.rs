@@ -44,7 +44,7 @@ pub(super) struct TokenArgs {
     #[arg(long, value_name = "TOKEN", env = "DQUANT_TOKEN", hide_env_values = true)]
     token: Option<String>,
 
-    /// File that holds the token; goes before --token and the variable
+    /// File that holds the token; takes precedence over --token and the variable
     #[arg(long, value_name = "PATH")]
     token_file: Option<PathBuf>,
 }

@@ -16,7 +16,7 @@ use engine::daemon::{self, DpuConfig};
 /// Run a software DPU: fetch, blend and shuffle token data for the processes of this machine
 ///
 /// Host processes find it by its local socket. Its memory is bounded by --memory and by the rings
-/// of its streams. Runs until SIGTERM.
+/// of its streams. Runs until SIGTERM, SIGINT or SIGHUP.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -48,7 +48,7 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "SIZE", default_value = "96MiB", value_parser = units::size_bytes)]
     rings: u64,
 
-    /// How long a lost target may stay away before its streams fail
+    /// How long to retry a lost target before its streams fail
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
     reconnect: Duration,
 
@@ -60,7 +60,7 @@ pub(super) struct DpuCommand {
 
     /// Write no line for each stream on standard error
     ///
-    /// Without it a line says what begins, ends, fails or is refused.
+    /// By default one line reports each stream that begins, ends, fails or is refused.
     #[arg(long)]
     quiet: bool,
 

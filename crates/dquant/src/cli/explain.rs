@@ -20,7 +20,7 @@ use crate::units;
 use ask::Endpoint;
 use document::Document;
 
-/// Say what a running RDMA program's queue pairs are doing, and why they failed
+/// Show the queue pairs of a running RDMA program and why they failed
 ///
 /// For programs started with `dquant run`: which path their packets take and why, every queue pair
 /// with state, peer, packet numbers, timers and counters, and the last error with packet, peer and
@@ -47,7 +47,7 @@ Examples:
   dquant explain 4711 --json | jq '.queue_pairs[].last_error.text'"
 )]
 pub(super) struct Explain {
-    /// Process to ask; a list of all without it
+    /// Process to show; without it, list all
     pid: Option<u32>,
 
     /// Only this device
@@ -58,7 +58,7 @@ pub(super) struct Explain {
     #[arg(long, value_name = "NUMBER", requires = "pid", value_parser = qp_number)]
     qp: Option<u32>,
 
-    /// Ask again and again, this long after each answer
+    /// Refresh at this interval
     #[arg(long, value_name = "TIME", requires = "pid", value_parser = interval)]
     watch: Option<Duration>,
 }

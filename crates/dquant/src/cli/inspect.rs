@@ -14,7 +14,7 @@ use crate::exit::{CliError, Exit};
 use crate::inspect::{InspectError, TokenSource};
 use crate::units::{Bytes, Count};
 
-/// Say what a token file holds, and whether its ids fit 16 bits
+/// Show the contents of a token file and whether its ids fit 16 bits
 ///
 /// The format is told from the first bytes: NumPy, or a Megatron pair (.bin with .idx, name
 /// either). A file without a header is flat, and needs --dtype. Every token is read once.

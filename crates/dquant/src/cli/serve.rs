@@ -13,8 +13,8 @@ use engine::daemon::{self, ServeConfig};
 
 /// Run a storage target: serve the token files below some folders over RoCE
 ///
-/// Nothing outside the folders is opened, whatever a name is made of. Whoever has the token may
-/// read what is inside. Runs until SIGTERM.
+/// No file outside these folders is ever opened. Clients that have the token may read all files
+/// inside. Runs until SIGTERM, SIGINT or SIGHUP.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -35,9 +35,9 @@ pub(super) struct Serve {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     control: String,
 
-    /// Registers of 1 MiB that all sessions share
+    /// Staging buffers of 1 MiB that all sessions share
     ///
-    /// As many reads are in flight. Few registers stay in the processor's cache.
+    /// This is also the number of reads in flight. A small number fits the processor's cache.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=4096))]
     registers: u32,
 
@@ -55,7 +55,7 @@ pub(super) struct Serve {
 
     /// Write no line for each session on standard error
     ///
-    /// Without it a line says what begins, ends, fails or is refused.
+    /// By default one line reports each session that begins, ends, fails or is refused.
     #[arg(long)]
     quiet: bool,
 

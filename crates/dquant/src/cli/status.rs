@@ -14,9 +14,9 @@ use engine::control::CONTROL_PORT;
 use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
 
-/// Say what a storage target or a DPU is doing, and everything it counted.
+/// Show the state and the counters of a storage target or a DPU.
 ///
-/// Counters that stand at zero are left out for people; --json has them all.
+/// Counters at zero are omitted; --json includes them.
 ///
 /// Times of the engine (engine.longest_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]

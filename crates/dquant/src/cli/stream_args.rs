@@ -24,7 +24,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
-    /// Token type of flat files, which do not say it themselves
+    /// Token type of flat files, which have no header
     #[arg(long, value_name = "TYPE", default_value = "u32")]
     dtype: String,
 
@@ -60,7 +60,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
 
-    /// Without offload: how long a lost target may stay away
+    /// Without offload: how long to retry a lost target
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
     reconnect: Duration,
 
