@@ -32,7 +32,6 @@ const FLOORS: &[(&str, &[Floor])] = &[
     (
         "bindings/ibverbs/src",
         &[
-            Floor { name: "abi", may_use: &["skip"] },
             Floor { name: "process", may_use: &[] },
             Floor { name: "engine", may_use: &["process"] },
             Floor { name: "explain", may_use: &["process", "engine"] },

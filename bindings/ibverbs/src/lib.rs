@@ -8,7 +8,7 @@
 //!
 //! | layer | what it holds |
 //! |---|---|
-//! | [`abi`] | structures and constants of `infiniband/verbs.h` |
+//! | [`nic::abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`process`] | the host process: errno, stderr, descriptors, forks, signals, settings |
 //! | [`engine`] | one endpoint and wire for each open device, and the threads that drive them; network interfaces |
 //! | [`explain`] | reports on the state of a running program |
@@ -18,14 +18,12 @@
 //! Protocol decisions do not belong here.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
-mod abi;
+use nic::abi;
+
 mod engine;
 mod explain;
 mod exports;
 mod objects;
 mod process;
-#[cfg(test)]
-#[path = "../../../testing/skip.rs"]
-mod skip;
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
 //! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
+//! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
@@ -18,6 +19,7 @@
 //! traits that these modules implement. Disks, rings and files are in `host`. Unsafe code is allowed here;
 //! every block says why it is sound.
 
+pub mod abi;
 pub mod capture;
 pub mod clock;
 pub mod device;

@@ -146,7 +146,7 @@ impl Side {
         // SAFETY: all-zero bytes are a valid completion; the queue is alive.
         unsafe {
             let mut wc: ibv_wc = zeroed();
-            let got = ((*self.context).ops.poll_cq)(self.cq, 1, &mut wc);
+            let got = ((*self.context).ops.poll_cq.unwrap())(self.cq, 1, &mut wc);
             assert!(got >= 0);
             (got == 1).then_some(wc)
         }
@@ -270,7 +270,7 @@ pub(super) fn send_wr(wr_id: u64, opcode: u32, sge: &mut ibv_sge) -> ibv_send_wr
 pub(super) fn post_send(qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
     let mut bad = null_mut();
     // SAFETY: contexts, and queue pairs that once lived, keep their memory.
-    let code = unsafe { ((*(*qp).context).ops.post_send)(qp, wr, &mut bad) };
+    let code = unsafe { ((*(*qp).context).ops.post_send.unwrap())(qp, wr, &mut bad) };
     (code, bad)
 }
 
@@ -278,5 +278,5 @@ pub(super) fn post_recv(qp: *mut ibv_qp, wr_id: u64, sge: &mut ibv_sge) -> c_int
     let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: sge, num_sge: 1 };
     let mut bad = null_mut();
     // SAFETY: as above.
-    unsafe { ((*(*qp).context).ops.post_recv)(qp, &mut wr, &mut bad) }
+    unsafe { ((*(*qp).context).ops.post_recv.unwrap())(qp, &mut wr, &mut bad) }
 }

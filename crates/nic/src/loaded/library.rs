@@ -9,7 +9,7 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use super::abi::*;
+use crate::abi::*;
 
 /// The name under which the dynamic linker finds the system's library.
 pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";

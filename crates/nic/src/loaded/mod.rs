@@ -11,7 +11,6 @@
 //! came over IPv4; re-registered regions may get new keys; paths lead to UDP port 4791 only; loss recovery
 //! and congestion control are the device's own.
 
-mod abi;
 mod fabric;
 mod library;
 mod translate;
@@ -34,7 +33,7 @@ use roce::verbs::{
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
-use abi::*;
+use crate::abi::*;
 pub use fabric::Loaded;
 pub use library::{DEFAULT_LIBRARY, Library, LoadError};
 use translate::{Gid, PORT, last_refused, refused};

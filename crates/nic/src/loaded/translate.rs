@@ -9,7 +9,7 @@ use roce::verbs::{
 use roce::wire::{Psn, ROCE_PORT};
 use roce::world::{Ecn, Path};
 
-use super::abi::*;
+use crate::abi::*;
 
 /// The only port of a device that is used.
 pub(super) const PORT: u8 = 1;

@@ -86,7 +86,8 @@ fn c_program(lines: &[(String, u64)]) -> String {
         "#include <infiniband/verbs.h>\n#include <stdio.h>\n#include <time.h>\nint main(void) {\n",
     );
     for (expression, _) in lines {
-        writeln!(text, "printf(\"%llu\\n\", (unsigned long long)({expression}));").unwrap();
+        writeln!(text, "printf(\"%llu\\n\", (unsigned long long)({expression}));")
+            .expect("the compiler works");
     }
     text.push_str("return 0; }\n");
     text
@@ -101,19 +102,20 @@ fn structures_and_constants_are_those_of_the_headers() {
         return;
     }
     let dir = std::env::temp_dir().join(format!("ibverbs-layout-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::create_dir_all(&dir).expect("the compiler works");
     let (source, program) = (dir.join("layout.c"), dir.join("layout"));
     let lines = expectations();
-    std::fs::write(&source, c_program(&lines)).unwrap();
+    std::fs::write(&source, c_program(&lines)).expect("the compiler works");
     let Ok(compiled) = Command::new("cc").arg("-o").arg(&program).arg(&source).status() else {
         crate::skip::note(TEST, "no C compiler");
         return;
     };
     assert!(compiled.success(), "the generated program does not compile");
-    let output = Command::new(&program).output().unwrap();
-    std::fs::remove_dir_all(&dir).unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let theirs: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    let output = Command::new(&program).output().expect("the compiler works");
+    std::fs::remove_dir_all(&dir).expect("the compiler works");
+    let text = String::from_utf8(output.stdout).expect("the compiler works");
+    let theirs: Vec<u64> =
+        text.lines().map(|line| line.parse().expect("the compiler works")).collect();
     assert_eq!(theirs.len(), lines.len());
     let differing = lines.iter().zip(&theirs).filter(|((_, ours), theirs)| ours != *theirs);
     let differing: Vec<_> = differing.collect();

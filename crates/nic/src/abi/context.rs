@@ -15,7 +15,7 @@ use super::{
 };
 
 /// An entry no longer used by the library: the headers call exported symbols instead.
-pub(crate) type Unused = *const c_void;
+pub type Unused = *const c_void;
 
 c_struct! {
     struct ibv_context_ops {
@@ -26,12 +26,12 @@ c_struct! {
         _compat_reg_mr: Unused,
         _compat_rereg_mr: Unused,
         _compat_dereg_mr: Unused,
-        alloc_mw: unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mw,
-        bind_mw: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int,
-        dealloc_mw: unsafe extern "C" fn(*mut ibv_mw) -> c_int,
+        alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, u32) -> *mut ibv_mw>,
+        bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
+        dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
         _compat_create_cq: Unused,
-        poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
-        req_notify_cq: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,
+        poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
+        req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
         _compat_cq_event: Unused,
         _compat_resize_cq: Unused,
         _compat_destroy_cq: Unused,
@@ -39,14 +39,13 @@ c_struct! {
         _compat_modify_srq: Unused,
         _compat_query_srq: Unused,
         _compat_destroy_srq: Unused,
-        post_srq_recv:
-            unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+        post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
         _compat_create_qp: Unused,
         _compat_query_qp: Unused,
         _compat_modify_qp: Unused,
         _compat_destroy_qp: Unused,
-        post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
-        post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+        post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
+        post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
         _compat_create_ah: Unused,
         _compat_destroy_ah: Unused,
         _compat_attach_mcast: Unused,

@@ -57,41 +57,41 @@ c_struct! {
 /// `wr` of a send work request.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) union ibv_send_wr_args {
-    pub(crate) rdma: wr_rdma,
-    pub(crate) atomic: wr_atomic,
-    pub(crate) ud: wr_ud,
+pub union ibv_send_wr_args {
+    pub rdma: wr_rdma,
+    pub atomic: wr_atomic,
+    pub ud: wr_ud,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct wr_rdma {
-    pub(crate) remote_addr: u64,
-    pub(crate) rkey: u32,
+pub struct wr_rdma {
+    pub remote_addr: u64,
+    pub rkey: u32,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct wr_atomic {
-    pub(crate) remote_addr: u64,
-    pub(crate) compare_add: u64,
-    pub(crate) swap: u64,
-    pub(crate) rkey: u32,
+pub struct wr_atomic {
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+    pub rkey: u32,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct wr_ud {
-    pub(crate) ah: *mut ibv_ah,
-    pub(crate) remote_qpn: u32,
-    pub(crate) remote_qkey: u32,
+pub struct wr_ud {
+    pub ah: *mut ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
 }
 
 /// `bind_mw` of a send work request.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct ibv_send_wr_bind {
-    pub(crate) mw: *mut ibv_mw,
-    pub(crate) rkey: u32,
-    pub(crate) bind_info: ibv_mw_bind_info,
+pub struct ibv_send_wr_bind {
+    pub mw: *mut ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
 }

@@ -255,9 +255,9 @@ c_struct! {
 /// The object of an asynchronous event (an unnamed union in C).
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) union ibv_event_element {
-    pub(crate) cq: *mut ibv_cq,
-    pub(crate) qp: *mut ibv_qp,
-    pub(crate) srq: *mut ibv_srq,
-    pub(crate) port_num: c_int,
+pub union ibv_event_element {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub srq: *mut ibv_srq,
+    pub port_num: c_int,
 }

@@ -1,9 +1,10 @@
 //! The C ABI of rdma-core 44: structures and constants of `infiniband/verbs.h`, and nothing else.
 //!
-//! Names are those of C, to match the man pages. Enumerations are plain integers here: programs may
-//! pass any value. Every structure registers its layout with `Layout`; a test compiles a C program
-//! against the installed headers and compares sizes and offsets (`tests/layout.rs` in spirit,
-//! `layout.rs` here because it needs the types).
+//! It has two users: devices behind a loaded library ([`crate::loaded`]), and the drop-in library itself
+//! (`bindings/ibverbs`). Names are those of C, to match the man pages. Enumerations are plain integers here:
+//! programs may pass any value. A test compiles a C program against the installed headers and compares all
+//! sizes, offsets and values (`layout.rs`).
+#![allow(missing_docs, reason = "the man pages describe them")]
 #![allow(non_camel_case_types, reason = "the names of C")]
 
 mod consts;
@@ -15,15 +16,15 @@ mod work;
 #[cfg(test)]
 mod layout;
 
-pub(crate) use consts::*;
-pub(crate) use context::*;
-pub(crate) use device::*;
-pub(crate) use objects::*;
-pub(crate) use work::*;
+pub use consts::*;
+pub use context::*;
+pub use device::*;
+pub use objects::*;
+pub use work::*;
 
 /// A structure whose layout can be compared with C's.
 #[cfg(test)]
-pub(crate) trait Layout {
+pub trait Layout {
     /// The type as written in C, `struct` included.
     const C_NAME: &'static str;
     /// Every field with its offset.
@@ -36,7 +37,7 @@ macro_rules! c_struct {
         $(#[$meta])*
         #[derive(Clone, Copy)]
         #[repr(C)]
-        pub(crate) $kind $name { $( pub(crate) $field: $ty, )* }
+        pub $kind $name { $( pub $field: $ty, )* }
 
         #[cfg(test)]
         impl $crate::abi::Layout for $name {
@@ -47,4 +48,4 @@ macro_rules! c_struct {
         }
     )+ };
 }
-pub(crate) use c_struct;
+use c_struct;

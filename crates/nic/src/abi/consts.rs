@@ -2,11 +2,11 @@
 
 macro_rules! constants {
     ($( $name:ident = $value:expr; )+) => {
-        $( pub(crate) const $name: u32 = $value; )+
+        $( pub const $name: u32 = $value; )+
 
         /// Every constant by its C name.
         #[cfg(test)]
-        pub(crate) const CONSTANTS: &[(&str, u32)] = &[ $( (stringify!($name), $name), )+ ];
+        pub const CONSTANTS: &[(&str, u32)] = &[ $( (stringify!($name), $name), )+ ];
     };
 }
 
@@ -151,8 +151,8 @@ constants! {
 }
 
 /// `IBV_SYSFS_NAME_MAX`
-pub(crate) const NAME_MAX: usize = 64;
+pub const NAME_MAX: usize = 64;
 /// `IBV_SYSFS_PATH_MAX`
-pub(crate) const PATH_MAX: usize = 256;
+pub const PATH_MAX: usize = 256;
 /// A full member of the default partition, in host byte order.
-pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
+pub const DEFAULT_PKEY: u16 = 0xffff;
