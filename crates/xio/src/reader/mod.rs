@@ -212,6 +212,9 @@ pub enum StreamError {
         /// Which connection.
         connection: u32,
     },
+    /// Our device cannot read a completion queue of the stream.
+    #[error("our device cannot read its completions: {0}")]
+    Device(VerbsError),
 }
 
 /// Counters of a reader.
@@ -231,6 +234,8 @@ pub struct ReaderCounters {
     pub damaged_blocks: u64,
     /// Responses refused: undecodable, or matching no request of ours.
     pub bad_answers: u64,
+    /// Completions of our device that no outstanding work request can have.
+    pub bad_completions: u64,
     /// Requests sent again after a lost connection.
     pub repeated_requests: u64,
     /// Connections lost.
@@ -450,7 +455,13 @@ impl Reader {
             return false;
         }
         let io = &mut Io { now, device, memory };
-        let mut busy = self.take_completions(io);
+        let mut busy = match self.take_completions(io) {
+            Ok(busy) => busy,
+            Err(error) => {
+                self.end_with(sink, &StreamError::Device(error));
+                return true;
+            }
+        };
         busy |= self.ask(io);
         busy |= self.copy(io.memory, sink);
         // Copying frees buffers, and reaches samples that have to be requested one by one.
@@ -458,16 +469,21 @@ impl Reader {
         busy
     }
 
-    fn take_completions<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
+    /// Whether there were any.
+    fn take_completions<D: Device, M: Staging>(
+        &mut self,
+        io: &mut Io<'_, D, M>,
+    ) -> Result<bool, VerbsError> {
         let mut busy = false;
         loop {
             let mut sent = ArrayVec::<_, SENT_PER_BATCH>::new();
-            // A queue that cannot be read returns nothing; its queue pairs fail separately.
-            let _ = io.device.poll_cq(self.send_cq, &mut sent);
+            io.device.poll_cq(self.send_cq, &mut sent)?;
             busy |= !sent.is_empty();
             for done in &sent {
-                if let Some(index) = self.connection_of(done.qpn) {
-                    self.connections[index].handle_sent(done);
+                if let Some(index) = self.connection_of(done.qpn)
+                    && !self.connections[index].handle_sent(done)
+                {
+                    self.counters.bad_completions += 1;
                 }
             }
             if !sent.is_full() {
@@ -476,10 +492,10 @@ impl Reader {
         }
         // A response may bring a block for our stages: one at a time.
         let mut answer = ArrayVec::<_, 1>::new();
-        let _ = io.device.poll_cq(self.recv_cq, &mut answer);
+        io.device.poll_cq(self.recv_cq, &mut answer)?;
         busy |= !answer.is_empty();
         answer.iter().for_each(|done| self.take_answer(io, done));
-        busy
+        Ok(busy)
     }
 
     fn take_answer<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
@@ -489,6 +505,7 @@ impl Reader {
         match self.connections[index].handle_answer(io, done, self.kernels.crc32c) {
             Answer::To(asked, outcome) => self.settle(io.memory, index, &asked, outcome),
             Answer::Bad => self.counters.bad_answers += 1,
+            Answer::Impossible => self.counters.bad_completions += 1,
             Answer::Lost => {}
         }
     }
