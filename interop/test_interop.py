@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import build
 import cases
+import conformance
 import lab
 import matrix
 import rdma_core
@@ -245,6 +246,34 @@ class RdmaCore(unittest.TestCase):
         options = argparse.Namespace(runner="false")
         found = rdma_core.run((), "self", "dq_lo", pathlib.Path("/nowhere"), options)
         self.assertEqual([test["state"] for test in found], [rdma_core.FAIL])
+
+
+CELLS = """test loaded_device ... devices ["rxe0"]
+pass   rc: send
+lacks  rc: region that changes (ibv_rereg_mr)
+wrong  rc: wrong local key (how the send ended: LocalQpError and not LocalProtectionError)
+passed 1 of 3 cells
+"""
+
+
+class Conformance(unittest.TestCase):
+    def states(self, text, code=101):
+        return [cell.state for cell in conformance.parse(lab.Result(code, text)).values()]
+
+    def test_each_state(self):
+        self.assertEqual(self.states(CELLS), [cases.PASS, cases.UNSUPPORTED, conformance.DEVIATES])
+        cells = conformance.parse(lab.Result(101, CELLS))
+        self.assertEqual(cells["rc: region that changes"].reason, "soft-RoCE does not support `ibv_rereg_mr`")
+
+    def test_a_deviation_ends_in_one_way_only(self):
+        other = CELLS.replace("LocalQpError", "Success")
+        self.assertEqual(self.states(other)[2], cases.FAIL)
+        self.assertEqual(self.states(CELLS.replace("wrong local key", "flush"))[2], cases.FAIL)
+
+    def test_a_program_that_ends_early_has_failed(self):
+        lines = CELLS.splitlines(keepends=True)
+        for text in ("", "".join(lines[:3]), "".join(lines[:2] + lines[-1:])):
+            self.assertEqual(self.states(text, None)[-1], cases.FAIL)
 
 
 if __name__ == "__main__":
