@@ -134,6 +134,16 @@ def module(depends):
 LISTENER = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up', flush=True); time.sleep({s})"
 
 
+class Losses(unittest.TestCase):
+    def test_only_counters_of_lost_packets_that_are_not_0(self):
+        with tempfile.TemporaryDirectory() as folder:
+            net = pathlib.Path(folder)
+            (net / "snmp6").write_text("Udp6InDatagrams   7\nUdp6RcvbufErrors   3\nIp6OutNoRoutes   0\n")
+            (net / "snmp").write_text("Udp: InDatagrams InErrors\nUdp: 5 2\n")
+            (net / "dev").write_text("Inter-|\n face |\n  lab: 9 9 9 1 0 0 0 0 8 8 8 0 0 0 0 0\n")
+            self.assertEqual(lab.losses(net), "Udp6RcvbufErrors: 3\nUdpInErrors: 2\nlab rx Discards: 1\n")
+
+
 class HostRuns(unittest.TestCase):
     def start(self, command, limit_s):
         return lab.HostEnd("host", "127.0.0.1", "::1", "env LAB_TEST=1").start(command, limit_s)
