@@ -34,7 +34,7 @@ SCRIPT = f"DQUANT_CONFORMANCE_LIBRARY=libibverbs.so.1 DQUANT_CONFORMANCE_DEVICE=
 DEVIATIONS = {
     "rc: send with invalidate": (
         "the reported key: None",
-        "invalidates the key and reports it, but sets bit 2 of `wc_flags`, the kernel's number, and not `IBV_WC_WITH_INV`"),
+        "invalidates the key, but reports it with the kernel's bit 2 in `wc_flags` instead of `IBV_WC_WITH_INV`"),
     "rc: bounds of a memory window": (
         "how the send ended: Success and not RemoteAccessError",
         "checks the bounds of the window's region, not those of the window (IBA 10.6.7)"),
