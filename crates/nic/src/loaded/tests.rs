@@ -202,7 +202,8 @@ fn a_library_that_is_none_of_verbs_is_refused_by_symbol() {
 
 #[test]
 fn a_device_without_an_operation_is_refused_by_name() {
-    let without: [(fn(&mut ibv_context_ops), &str); 4] = [
+    type Remove = fn(&mut ibv_context_ops);
+    let without: [(Remove, &str); 4] = [
         (|ops| ops.poll_cq = None, "poll_cq"),
         (|ops| ops.req_notify_cq = None, "req_notify_cq"),
         (|ops| ops.post_send = None, "post_send"),
