@@ -10,7 +10,7 @@ use sim::chaos::{self, Options, Sabotage, Summary, Violation};
 
 use crate::seeds::{Replay, seeds};
 
-const DEFAULT_SEEDS: Range<u64> = 0..300;
+const DEFAULT_SEEDS: Range<u64> = 0..900;
 
 /// A panic of the transport is a failure like any other.
 fn run(seed: u64, options: &Options) -> Result<Summary, String> {
