@@ -6,8 +6,10 @@
 //! in its network namespace (`sock_diag(7)`), so it is queried whenever another quarter of a buffer may have
 //! been filled. Above half a buffer nothing is sent to that process (the level may be overstated by a
 //! quarter, because the kernel accounts for reads in portions), for at most [`PATIENCE`]. After that the
-//! process counts as stopped, and packets for it are lost as on a link until it reads again. Each process is
-//! tracked separately: a stopped one slows only those that send to it.
+//! process counts as stopped, and packets for it are lost as on a link until it reads again. They are lost at
+//! a bounded rate ([`LOST_PER_LOOK`]): without one, a sender on an unreliable connection would spend its thread
+//! on building packets that reach nobody. Each process is tracked separately: a stopped one slows only those
+//! that send to it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +27,9 @@ const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Time between two queries of the buffer of a process that has stopped reading.
 const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
+
+/// Packets that may be lost between two such queries: 64 MB/s with 4 KiB packets.
+const LOST_PER_LOOK: usize = 16;
 
 /// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes in a
 /// block of the next power of two.
@@ -48,6 +53,8 @@ pub(super) struct Backlog {
     last: usize,
     /// Number of the current burst.
     burst: u64,
+    /// Time of the last call of [`Backlog::admits`].
+    now: Time,
     /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
@@ -61,8 +68,8 @@ enum Flow {
     Open,
     /// Packets wait: the buffer has been full since `since`.
     Held { since: Time, look_at: Time },
-    /// Packets are lost: the process has stopped reading.
-    Lost { look_at: Time },
+    /// Packets are lost: the process has stopped reading. `allowance` more may be before `look_at`.
+    Lost { look_at: Time, allowance: usize },
 }
 
 /// The port of another process.
@@ -94,7 +101,7 @@ impl Peer {
     /// When the next query of its buffer is due; `None` while the last one is recent enough.
     fn look_at(&self) -> Option<Time> {
         match self.flow {
-            Flow::Held { look_at, .. } | Flow::Lost { look_at } => Some(look_at),
+            Flow::Held { look_at, .. } | Flow::Lost { look_at, .. } => Some(look_at),
             Flow::Open => {
                 let is_stale = self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES;
                 is_stale.then_some(Time::ZERO)
@@ -112,7 +119,8 @@ impl Peer {
             Flow::Open => now,
             Flow::Held { since, .. } if now.since(since) < PATIENCE => since,
             Flow::Held { .. } | Flow::Lost { .. } => {
-                self.flow = Flow::Lost { look_at: now + LOOK_AT_STOPPED };
+                let look_at = now + LOOK_AT_STOPPED;
+                self.flow = Flow::Lost { look_at, allowance: LOST_PER_LOOK };
                 return;
             }
         };
@@ -141,7 +149,8 @@ struct Level {
 impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
-        Backlog { kernel: SockDiag::open(), peers, last: 0, burst: 0, unread, times_held: 0 }
+        let (kernel, now) = (SockDiag::open(), Time::ZERO);
+        Backlog { kernel, peers, last: 0, burst: 0, now, unread, times_held: 0 }
     }
 
     /// Why traffic to local processes is not paced, if so.
@@ -161,7 +170,7 @@ impl Backlog {
             return packets;
         };
         let at = find(&mut self.peers, self.last, local, remote);
-        self.last = at;
+        (self.last, self.now) = (at, now);
         let peer = &mut self.peers[at];
         if peer.look_at().is_some_and(|at| at <= now) {
             let Some(level) = kernel.look(local, remote) else {
@@ -174,10 +183,14 @@ impl Backlog {
             peer.follow(now);
             self.times_held += u64::from(was_open && peer.flow != Flow::Open);
         }
-        match peer.flow {
+        match &mut peer.flow {
             Flow::Open => peer.grant(self.burst, packets),
             Flow::Held { .. } => 0,
-            Flow::Lost { .. } => packets,
+            Flow::Lost { allowance, .. } => {
+                let lost = packets.min(*allowance);
+                *allowance -= lost;
+                lost
+            }
         }
     }
 
@@ -203,13 +216,14 @@ impl Backlog {
         self.burst += 1;
     }
 
-    /// When a process that is held back is next to be queried.
+    /// When a process that packets wait for is next to be queried. Where the query is overdue, nobody has
+    /// sent to it any more.
     pub(super) fn next_look(&self) -> Option<Time> {
         let held = |peer: &Peer| match peer.flow {
-            Flow::Held { look_at, .. } => Some(look_at),
+            Flow::Held { look_at, .. } | Flow::Lost { look_at, allowance: 0 } => Some(look_at),
             Flow::Open | Flow::Lost { .. } => None,
         };
-        self.peers.iter().filter_map(held).min()
+        self.peers.iter().filter_map(held).filter(|&look_at| look_at > self.now).min()
     }
 
     /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than
@@ -404,6 +418,44 @@ mod tests {
         assert!(backlog.is_stalled(local, remote));
         drop(to);
         assert!(!backlog.is_stalled(local, remote), "it is gone");
+    }
+
+    #[test]
+    fn packets_for_a_stopped_process_are_lost_at_a_bounded_rate() {
+        if kernel("packets_for_a_stopped_process_are_lost_at_a_bounded_rate").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        let mut now = Time::ZERO;
+        let mut filled = 0;
+        while backlog.admits(now, local, remote, 8) > 0 {
+            from.send_to(&[0; 1000], remote).expect("loopback");
+            backlog.sent(local, remote, 1, 1000);
+            backlog.next_burst();
+            filled += 1;
+        }
+        assert_eq!(backlog.next_look(), Some(now + LOOK_AGAIN));
+        now += PATIENCE;
+        for _ in 0..3 {
+            let lost: Vec<usize> =
+                (0..4).map(|_| backlog.admits(now, local, remote, LOST_PER_LOOK - 1)).collect();
+            assert_eq!(lost, [LOST_PER_LOOK - 1, 1, 0, 0]);
+            assert!(backlog.loses(local, remote));
+            now += LOOK_AT_STOPPED;
+            assert_eq!(backlog.next_look(), Some(now));
+        }
+        // Nobody sends to it meanwhile: a query that is overdue wakes nobody.
+        let other = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+        let elsewhere = other.local_addr().expect("bound");
+        assert_eq!(backlog.admits(now, local, elsewhere, 1), 1);
+        assert_eq!(backlog.next_look(), None);
+        for _ in 0..filled {
+            to.recv(&mut [0; 1000]).expect("it was sent");
+        }
+        assert!(backlog.admits(now, local, remote, 1) > 0);
+        assert!(!backlog.loses(local, remote), "it reads again");
     }
 
     #[test]
