@@ -151,7 +151,8 @@ impl World {
         let (root, ip) = (self.root(), fresh_ip());
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["serve", "--json", "--root", path(&root), "--roce", &roce];
-        let args = [&args[..], &["--registers", "8"], &control_at(&control, more), more].concat();
+        let args =
+            [&args[..], &["--staging-buffers", "8"], &control_at(&control, more), more].concat();
         Daemon::start(self, args, None)
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Backlog {
     /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
-    pub(super) times_held: u64,
+    pub(super) backpressure_waits: u64,
 }
 
 /// State of sending to a process.
@@ -150,7 +150,7 @@ impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
         let (kernel, now) = (SockDiag::open(), Time::ZERO);
-        Backlog { kernel, peers, last: 0, burst: 0, now, unread, times_held: 0 }
+        Backlog { kernel, peers, last: 0, burst: 0, now, unread, backpressure_waits: 0 }
     }
 
     /// Why traffic to local processes is not paced, if so.
@@ -181,7 +181,7 @@ impl Backlog {
             let was_open = peer.flow == Flow::Open;
             (peer.level, peer.sent) = (level, 0);
             peer.follow(now);
-            self.times_held += u64::from(was_open && peer.flow != Flow::Open);
+            self.backpressure_waits += u64::from(was_open && peer.flow != Flow::Open);
         }
         match &mut peer.flow {
             Flow::Open => peer.grant(self.burst, packets),
