@@ -30,6 +30,7 @@ PROGRAMS = [
     *(f"/usr/bin/ibv_{kind}_pingpong" for kind in ("rc", "uc", "ud", "srq", "xsrq")),
     *(f"/usr/bin/ib_{verb}_{kind}" for verb in ("send", "write", "read", "atomic") for kind in ("bw", "lat")),
     "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so",
+    "/lib/x86_64-linux-gnu/libgcc_s.so.1",  # of Rust programs
 ]
 PACKAGES = [
     "busybox-static", "dash", "iproute2", "ibverbs-utils", "ibverbs-providers", "libibverbs1", "librdmacm1",

@@ -96,6 +96,20 @@ def _address(text):
     return socket.inet_pton(socket.AF_INET6, text)
 
 
+def losses(net):
+    """Counters of a network namespace that tell of lost packets and are not 0. `net`: its /proc/PID/net."""
+    counters = dict(line.split() for line in (net / "snmp6").read_text().splitlines())
+    lines = (net / "snmp").read_text().splitlines()
+    for names, values in zip(lines[::2], lines[1::2]):
+        kind, *names = names.replace(":", "").split()
+        counters |= {kind + name: value for name, value in zip(names, values.split()[1:])}
+    for line in (net / "dev").read_text().splitlines()[2:]:
+        name, *values = line.replace(":", " ").split()
+        counters |= {f"{name} rx Discards": values[3], f"{name} tx Discards": values[11]}
+    lost = re.compile(r"(Errors|Discards|NoRoutes|NoPorts)$")
+    return "".join(f"{name}: {value}\n" for name, value in counters.items() if lost.search(name) and value != "0")
+
+
 # ---- one side of a test on this machine --------------------------------------------------------------------
 
 
@@ -163,7 +177,8 @@ class HostEnd:
         return parse_devinfo(result.text, self.v4, self.v6)
 
     def troubles(self):
-        return ""
+        """Packets that the kernel has lost, by counter: for failed cases."""
+        return losses(pathlib.Path(f"/proc/{self.net_pid}/net"))
 
 
 # ---- one side of a test in a guest ---------------------------------------------------------------------------

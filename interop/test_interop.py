@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import build
 import cases
+import conformance
 import lab
 import matrix
 import rdma_core
@@ -133,6 +134,16 @@ def module(depends):
 LISTENER = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up', flush=True); time.sleep({s})"
 
 
+class Losses(unittest.TestCase):
+    def test_only_counters_of_lost_packets_that_are_not_0(self):
+        with tempfile.TemporaryDirectory() as folder:
+            net = pathlib.Path(folder)
+            (net / "snmp6").write_text("Udp6InDatagrams   7\nUdp6RcvbufErrors   3\nIp6OutNoRoutes   0\n")
+            (net / "snmp").write_text("Udp: InDatagrams InErrors\nUdp: 5 2\n")
+            (net / "dev").write_text("Inter-|\n face |\n  lab: 9 9 9 1 0 0 0 0 8 8 8 0 0 0 0 0\n")
+            self.assertEqual(lab.losses(net), "Udp6RcvbufErrors: 3\nUdpInErrors: 2\nlab rx Discards: 1\n")
+
+
 class HostRuns(unittest.TestCase):
     def start(self, command, limit_s):
         return lab.HostEnd("host", "127.0.0.1", "::1", "env LAB_TEST=1").start(command, limit_s)
@@ -245,6 +256,34 @@ class RdmaCore(unittest.TestCase):
         options = argparse.Namespace(runner="false")
         found = rdma_core.run((), "self", "dq_lo", pathlib.Path("/nowhere"), options)
         self.assertEqual([test["state"] for test in found], [rdma_core.FAIL])
+
+
+CELLS = """test loaded_device ... devices ["rxe0"]
+pass   rc: send
+lacks  rc: region that changes (ibv_rereg_mr)
+wrong  rc: wrong local key (how the send ended: LocalQpError and not LocalProtectionError)
+passed 1 of 3 cells
+"""
+
+
+class Conformance(unittest.TestCase):
+    def states(self, text, code=101):
+        return [cell.state for cell in conformance.parse(lab.Result(code, text)).values()]
+
+    def test_each_state(self):
+        self.assertEqual(self.states(CELLS), [cases.PASS, cases.UNSUPPORTED, conformance.DEVIATES])
+        cells = conformance.parse(lab.Result(101, CELLS))
+        self.assertEqual(cells["rc: region that changes"].reason, "soft-RoCE does not support `ibv_rereg_mr`")
+
+    def test_a_deviation_ends_in_one_way_only(self):
+        other = CELLS.replace("LocalQpError", "Success")
+        self.assertEqual(self.states(other)[2], cases.FAIL)
+        self.assertEqual(self.states(CELLS.replace("wrong local key", "flush"))[2], cases.FAIL)
+
+    def test_a_program_that_ends_early_has_failed(self):
+        lines = CELLS.splitlines(keepends=True)
+        for text in ("", "".join(lines[:3]), "".join(lines[:2] + lines[-1:])):
+            self.assertEqual(self.states(text, None)[-1], cases.FAIL)
 
 
 if __name__ == "__main__":

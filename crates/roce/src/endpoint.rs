@@ -193,6 +193,9 @@ pub struct Endpoint {
     ready: VecDeque<u32>,
     /// Packets left in the turn of the queue pair at the front of `ready`; 0 before its turn begins.
     turn_left: u32,
+    /// Packets that the wire has admitted for it and that were not made yet, and how many to ask for next.
+    granted: u32,
+    ask_for: u32,
     /// Slots of queue pairs whose destinations admit nothing, and when to query the wire again.
     parked: Vec<u32>,
     parked_until: Option<Time>,
@@ -222,6 +225,8 @@ impl Endpoint {
             qps,
             ready: VecDeque::new(),
             turn_left: 0,
+            granted: 0,
+            ask_for: 1,
             parked: Vec::new(),
             parked_until: None,
             deadlines: Deadlines::default(),
@@ -709,32 +714,37 @@ impl Endpoint {
     }
 
     /// Begins or continues the turn of a queue pair; `false` if its destination admits nothing.
+    ///
+    /// The wire is asked for one packet, then for two, four and so on: a queue pair with one small message
+    /// takes no room from others, and one with long messages asks seldom.
     fn take_turn(&mut self, slot: u32, admits: &mut Admits<'_>) -> bool {
         let Some(QpEntry { qp, .. }) = self.qps.at(slot) else {
             return true;
         };
-        let is_new = self.turn_left == 0;
-        // Each datagram may have its own destination.
-        if !is_new && qp.transport() != Transport::Ud {
+        if self.turn_left == 0 {
+            (self.turn_left, self.granted, self.ask_for) = (self.config.burst_packets, 0, 1);
+        }
+        if self.granted > 0 || !qp.wants_to_send() {
             return true;
         }
         let Some((path, dest)) = qp.next_destination() else {
-            self.turn_left = self.turn_left.max(1);
             return true;
         };
-        let wanted = match qp.transport() {
-            Transport::Ud => 1,
-            Transport::Rc | Transport::Uc => self.config.burst_packets,
-        };
         let waits_behind_own = self.outbox.len() > 0 && self.outbox.holds(qp.qpn());
-        let granted = if waits_behind_own { 0 } else { admits(&path, dest, wanted as usize) };
-        self.turn_left = match (granted, is_new) {
-            (0, _) => 0,
-            (_, true) if wanted == 1 => self.config.burst_packets,
-            (_, true) => granted as u32,
-            (_, false) => self.turn_left,
-        };
-        granted > 0
+        let wanted = self.ask_for.min(self.turn_left);
+        self.granted =
+            if waits_behind_own { 0 } else { admits(&path, dest, wanted as usize) as u32 };
+        // Each datagram may have its own destination.
+        self.ask_for = if qp.transport() == Transport::Ud { 1 } else { 2 * wanted };
+        if self.granted == 0 {
+            self.turn_left = 0;
+        }
+        self.granted > 0
+    }
+
+    /// Packets admitted and not made yet are admitted no longer: the wire has sent a burst.
+    pub(crate) fn end_grant(&mut self) {
+        (self.granted, self.ask_for) = (0, 1);
     }
 
     /// Returns parked queue pairs to the ready queue, if it is time to query the wire.
@@ -767,6 +777,7 @@ impl Endpoint {
 
     fn end_turn_if_due(&mut self, slot: u32) {
         self.turn_left = self.turn_left.saturating_sub(1);
+        self.granted = self.granted.saturating_sub(1);
         if self.turn_left > 0 {
             return;
         }

@@ -468,8 +468,11 @@ fn send_burst<W: Wire, M: Memory>(
             pad,
         });
     }
-    if !frames.is_empty() {
+    let sent = frames.len();
+    if sent > 0 {
         wire.send(now, &frames, memory);
+        drop(frames);
+        endpoint.end_grant();
     }
-    frames.len()
+    sent
 }

@@ -244,10 +244,12 @@ impl Engine {
 }
 
 impl Core {
+    /// One round at `now`, or at the time of the last round if that was later: a thread may have waited
+    /// for the lock since it read the clock, and an endpoint's time never goes backwards.
     fn drain(&mut self, now: Time) -> world::Progress {
         self.now = self.now.max(now);
-        let Core { endpoint, wire, memory, .. } = self;
-        let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, now));
+        let Core { endpoint, wire, memory, now, .. } = self;
+        let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, *now));
         self.settle();
         progress.unwrap_or_default()
     }

@@ -146,14 +146,12 @@ impl World {
         Cat::start(self, self.program(args)).finish()
     }
 
-    /// A storage target on an address of its own.
+    /// A storage target on an address of its own, unless `more` names a device.
     pub(crate) fn target(&self, more: &[&str]) -> Daemon {
         let (root, ip) = (self.root(), fresh_ip());
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
-        let args = ["serve", "--json", "--root", path(&root), "--roce", &roce];
-        let args =
-            [&args[..], &["--staging-buffers", "8"], &control_at(&control, more), more].concat();
-        Daemon::start(self, args, None)
+        let args = ["serve", "--json", "--root", path(&root), "--staging-buffers", "8"];
+        Daemon::start(self, [&args[..], &addresses(&roce, &control, more), more].concat(), None)
     }
 
     /// A storage target with this limit of descriptors.
@@ -165,13 +163,13 @@ impl World {
         target
     }
 
-    /// A DPU on an address of its own.
+    /// A DPU on an address of its own, unless `more` names a device.
     pub(crate) fn dpu(&self, more: &[&str]) -> Daemon {
         let ip = fresh_ip();
         let socket = self.sockets.join(format!("{}.sock", ip.octets()[3]));
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
-        let args = ["dpu", "--json", "--socket", path(&socket), "--roce", &roce];
-        Daemon::start(self, [&args[..], &control_at(&control, more), more].concat(), None)
+        let args = ["dpu", "--json", "--socket", path(&socket)];
+        Daemon::start(self, [&args[..], &addresses(&roce, &control, more), more].concat(), None)
     }
 }
 
@@ -182,9 +180,16 @@ impl Drop for World {
     }
 }
 
-/// The control address of a daemon, unless `more` names one.
-fn control_at<'a>(control: &'a str, more: &[&str]) -> Vec<&'a str> {
-    if more.contains(&"--control") { Vec::new() } else { vec!["--control", control] }
+/// The addresses of a daemon, unless `more` says where it is reached.
+fn addresses<'a>(roce: &'a str, control: &'a str, more: &[&str]) -> Vec<&'a str> {
+    let mut args = Vec::new();
+    if !more.contains(&"--control") {
+        args.extend(["--control", control]);
+    }
+    if !more.contains(&"--device") {
+        args.extend(["--roce", roce]);
+    }
+    args
 }
 
 /// A path as an argument.

@@ -7,7 +7,7 @@
 //!
 //! | module | what it tries |
 //! |---|---|
-//! | [`same`] | the same bytes with and without offload, with losses, from any batch on |
+//! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |

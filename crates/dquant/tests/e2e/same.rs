@@ -1,9 +1,11 @@
 //! The bytes of a stream depend only on data, plan and batch number (C4).
 
+use std::path::{Path, PathBuf};
+
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, Daemon, World};
+use super::harness::{Cat, Daemon, World, path};
 
 /// Loses one packet of a hundred on the receiving side of each endpoint.
 const LOSSY: &[&str] = &["--loss", "1%", "--seed", "7"];
@@ -106,6 +108,40 @@ fn lost_packets_change_nothing() {
     // A target receives few packets, so it may have lost none; a DPU receives all the data.
     assert!(dpu.status(&world).counter("udp.injected_drops") > 0);
     assert!(target.status(&world).counter("roce.retransmitted_packets") > 0);
+}
+
+/// The library of this workspace. Cargo puts it beside the program, or in the folder of the tests, when it was
+/// built.
+fn built_library() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_BIN_EXE_dquant")).parent()?;
+    let places = ["libibverbs.so", "deps/libibverbs.so"].map(|name| folder.join(name));
+    places.into_iter().find(|place| place.exists())
+}
+
+#[test]
+fn a_device_of_a_library_changes_nothing() {
+    const TEST: &str = "a_device_of_a_library_changes_nothing";
+    let Some(world) = World::new(TEST) else {
+        return;
+    };
+    let Some(library) = built_library() else {
+        let reason = "no libibverbs.so beside the program: cargo build -p ibverbs";
+        return crate::skip::note(&format!("e2e::{TEST}"), reason);
+    };
+    let [web, code, books] = three_corpora(&world);
+    let device = ["--device", "dq_lo", "--verbs-library", path(&library)];
+    let (target, dpu) = (world.target(&device), world.dpu(&device));
+    let plan = "window(512) | shuffle(9, blocks=3) | blend(web=2, code=1, books=1) \
+                | narrow(u16) | batch(32)";
+    let want = expected(plan, &[&web, &code, &books], 0..200);
+    let args = ["--plan", plan, "--batches", "200"];
+    let through = Cat::through(&world, &dpu, &target.url(""), &args).finish().good();
+    assert_same(&through.stdout, &want);
+    for daemon in [&target, &dpu] {
+        let counters = &daemon.status(&world).0["counters"];
+        assert!(counters["device.notifications"].is_u64(), "not on the library: {counters}");
+        assert!(counters["roce.retransmitted_packets"].is_null(), "on both: {counters}");
+    }
 }
 
 #[test]

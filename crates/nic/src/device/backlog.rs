@@ -55,6 +55,8 @@ pub(super) struct Backlog {
     burst: u64,
     /// Time of the last call of [`Backlog::admits`].
     now: Time,
+    /// The last burst of this turn left out packets for a process that reads: the next one may follow.
+    is_crowded: bool,
     /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
@@ -70,6 +72,8 @@ enum Flow {
     Held { since: Time, look_at: Time },
     /// Packets are lost: the process has stopped reading. `allowance` more may be before `look_at`.
     Lost { look_at: Time, allowance: usize },
+    /// No process has this port: queue pairs of a daemon, which has the shared port of its address alone.
+    Absent { look_at: Time },
 }
 
 /// The port of another process.
@@ -101,7 +105,9 @@ impl Peer {
     /// When the next query of its buffer is due; `None` while the last one is recent enough.
     fn look_at(&self) -> Option<Time> {
         match self.flow {
-            Flow::Held { look_at, .. } | Flow::Lost { look_at, .. } => Some(look_at),
+            Flow::Held { look_at, .. } | Flow::Lost { look_at, .. } | Flow::Absent { look_at } => {
+                Some(look_at)
+            }
             Flow::Open => {
                 let is_stale = self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES;
                 is_stale.then_some(Time::ZERO)
@@ -109,14 +115,19 @@ impl Peer {
         }
     }
 
-    /// Updates the state after a query.
-    fn follow(&mut self, now: Time) {
+    /// Updates the state after a query: `level` is `None` where there is no such socket.
+    fn follow(&mut self, now: Time, level: Option<Level>) {
+        let Some(level) = level else {
+            self.flow = Flow::Absent { look_at: now + LOOK_AT_STOPPED };
+            return;
+        };
+        (self.level, self.sent) = (level, 0);
         let since = match self.flow {
             _ if self.room() >= LARGEST_BYTES => {
                 self.flow = Flow::Open;
                 return;
             }
-            Flow::Open => now,
+            Flow::Open | Flow::Absent { .. } => now,
             Flow::Held { since, .. } if now.since(since) < PATIENCE => since,
             Flow::Held { .. } | Flow::Lost { .. } => {
                 let look_at = now + LOOK_AT_STOPPED;
@@ -150,7 +161,16 @@ impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
         let (kernel, now) = (SockDiag::open(), Time::ZERO);
-        Backlog { kernel, peers, last: 0, burst: 0, now, unread, backpressure_waits: 0 }
+        Backlog {
+            kernel,
+            peers,
+            last: 0,
+            burst: 0,
+            now,
+            is_crowded: false,
+            unread,
+            backpressure_waits: 0,
+        }
     }
 
     /// Why traffic to local processes is not paced, if so.
@@ -173,19 +193,19 @@ impl Backlog {
         (self.last, self.now) = (at, now);
         let peer = &mut self.peers[at];
         if peer.look_at().is_some_and(|at| at <= now) {
-            let Some(level) = kernel.look(local, remote) else {
-                // No process has this port, so nothing is lost.
-                self.peers.swap_remove(at);
-                return packets;
-            };
             let was_open = peer.flow == Flow::Open;
-            (peer.level, peer.sent) = (level, 0);
-            peer.follow(now);
-            self.backpressure_waits += u64::from(was_open && peer.flow != Flow::Open);
+            peer.follow(now, kernel.look(local, remote));
+            self.backpressure_waits +=
+                u64::from(was_open && matches!(peer.flow, Flow::Held { .. }));
         }
         match &mut peer.flow {
-            Flow::Open => peer.grant(self.burst, packets),
+            Flow::Open => {
+                let granted = peer.grant(self.burst, packets);
+                self.is_crowded |= granted == 0;
+                granted
+            }
             Flow::Held { .. } => 0,
+            Flow::Absent { .. } => packets,
             Flow::Lost { allowance, .. } => {
                 let lost = packets.min(*allowance);
                 *allowance -= lost;
@@ -196,9 +216,18 @@ impl Backlog {
 
     /// Whether packets for the process at `remote` are lost: it has stopped reading.
     pub(super) fn loses(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        let stopped = |peer: &Peer| matches!(peer.flow, Flow::Lost { .. });
-        let mut stopped = self.peers.iter().filter(|peer| stopped(peer));
-        stopped.any(|peer| peer.remote == remote && peer.local == local)
+        matches!(self.flow(local, remote), Some(Flow::Lost { .. }))
+    }
+
+    /// Whether no process has the port `remote`, as far as is known.
+    pub(super) fn is_absent(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        matches!(self.flow(local, remote), Some(Flow::Absent { .. }))
+    }
+
+    fn flow(&self, local: SocketAddr, remote: SocketAddr) -> Option<Flow> {
+        let is_it = |peer: &&Peer| peer.remote == remote && peer.local == local;
+        let last = self.peers.get(self.last).filter(is_it);
+        last.or_else(|| self.peers.iter().find(is_it)).map(|peer| peer.flow)
     }
 
     /// Accounts for packets sent straight to another process.
@@ -211,7 +240,13 @@ impl Backlog {
         peer.sent += taken(packets, bytes);
     }
 
-    /// Ends a burst, or starts another round: admitted packets that were not sent are discarded.
+    /// Starts a turn.
+    pub(super) fn next_turn(&mut self) {
+        self.is_crowded = false;
+        self.next_burst();
+    }
+
+    /// Ends a burst: admitted packets that were not sent are discarded.
     pub(super) fn next_burst(&mut self) {
         self.burst += 1;
     }
@@ -219,9 +254,12 @@ impl Backlog {
     /// When a process that packets wait for is next to be queried. Where the query is overdue, nobody has
     /// sent to it any more.
     pub(super) fn next_look(&self) -> Option<Time> {
+        if self.is_crowded {
+            return Some(self.now);
+        }
         let held = |peer: &Peer| match peer.flow {
             Flow::Held { look_at, .. } | Flow::Lost { look_at, allowance: 0 } => Some(look_at),
-            Flow::Open | Flow::Lost { .. } => None,
+            Flow::Open | Flow::Lost { .. } | Flow::Absent { .. } => None,
         };
         self.peers.iter().filter_map(held).filter(|&look_at| look_at > self.now).min()
     }

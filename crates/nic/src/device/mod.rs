@@ -358,7 +358,7 @@ impl Wire for DeviceWire {
     /// Reads the port that had packets last, and the others only when it is empty. Every so often the
     /// others come first, so that none starves.
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.backlog.next_burst();
+        self.backlog.next_turn();
         let before = self.counters.rx.packets;
         let mut accepted = 0;
         if self.ports.prefer_hot() {
@@ -495,6 +495,10 @@ impl Route for Departure<'_> {
     fn remote(&self, frame: &TxFrame<'_>) -> SocketAddr {
         let remote = frame.path.remote;
         let process = self.process(remote, slot(frame.dest_qp()));
+        let is_absent = |process: &SocketAddr| {
+            self.backlog.is_some_and(|backlog| backlog.is_absent(self.socket.local, *process))
+        };
+        let process = process.filter(|process| !is_absent(process));
         process.unwrap_or_else(|| scoped(remote, self.ifindex))
     }
 }

@@ -554,3 +554,109 @@ fn a_process_that_is_gone_is_not_waited_for() {
     std::thread::sleep(std::time::Duration::from_millis(1));
     assert_eq!(send_as_there_is_room(&mut a, slot, address, 1_000), 1_000);
 }
+
+/// Endpoints of daemons number their queue pairs freely: no number of theirs may be taken for one of a
+/// process that shares the port.
+#[test]
+fn a_daemon_on_this_machine_is_reached_whatever_its_queue_pair_number() {
+    let mut wire = device(&["127.8.33.1"]);
+    if wire.backlog.why_not().is_some() {
+        return;
+    }
+    let mut daemon = UdpWire::bind(&UdpConfig::new(ip("127.8.33.2"))).expect("free");
+    let path = path_to("127.8.33.2");
+    let mut reached = 0;
+    for slot in 0..=255 {
+        let dest = Qpn::new(qpn(slot));
+        assert_eq!(wire.admits(clock::now(), &path, dest, 1), 1);
+        wire.send(clock::now(), &[frame(path, qpn(slot), 0, b"daemon")], &NoMemory);
+        let waiter = Waiter::new().expect("eventfd");
+        waiter.wait(&[daemon.fd()], Some(Duration::from_millis(50))).expect("poll");
+        daemon.receive(clock::now(), &mut |_| reached += 1);
+    }
+    assert_eq!(reached, 256);
+}
+
+mod many_small {
+    use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+    use roce::verbs::{Access, SendOp, SendWr, SgList, Sge};
+    use roce::world::{self, AtomicOp, MemoryKind};
+
+    use super::*;
+
+    /// Zeros at every address.
+    struct Zeros;
+
+    impl Memory for Zeros {
+        fn gather(&self, _: u64, into: &mut [u8]) {
+            into.fill(0);
+        }
+
+        fn scatter(&mut self, _: u64, _: &[u8]) {}
+
+        fn atomic(&mut self, _: u64, _: AtomicOp) -> u64 {
+            0
+        }
+
+        fn kind(&self) -> MemoryKind {
+            MemoryKind::Host
+        }
+    }
+
+    /// Posts a WRITE of `len` bytes on each of `count` connections to a process of this machine.
+    fn post(endpoint: &mut Endpoint, address: &str, slot: u8, count: u32, len: u32) {
+        let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).expect("room"));
+        let region = endpoint.register(pd, 1 << 30, 1 << 30, Access::ALL).expect("room");
+        let now = clock::now();
+        for _ in 0..count {
+            let qp = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).expect("room");
+            let to = Connect::new(path_to(address), Qpn::new(qpn(slot)), Psn::default());
+            let peer = Connect { mtu: Mtu::M4096, timeout: 0, window_packets: 1 << 16, ..to };
+            endpoint.connect(now, qp, &peer).expect("room");
+            let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
+            let op = SendOp::Write { remote_addr: 0, rkey: 1 };
+            endpoint.post_send(now, qp, SendWr { op, sges, ..SendWr::default() }).expect("room");
+        }
+    }
+
+    fn endpoint() -> Endpoint {
+        Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() })
+    }
+
+    /// Wires of processes with the buffer of an ordinary user.
+    fn processes<const N: usize>(address: &str) -> Option<[DeviceWire; N]> {
+        let mut config = DeviceConfig::new(vec![ip(address)], lo());
+        config.socket_buffer_bytes = 212_992;
+        let wires = [(); N].map(|()| DeviceWire::open(&config).expect("loopback can be bound"));
+        wires[0].backlog.why_not().is_none().then_some(wires)
+    }
+
+    /// Any 16 packets fit the empty buffer, so messages that fill one packet each leave in two turns.
+    #[test]
+    fn small_messages_of_many_connections_leave_together() {
+        let Some([mut wire, peer]) = processes("127.8.31.1") else { return };
+        let mut endpoint = endpoint();
+        post(&mut endpoint, "127.8.31.1", peer.slot(), 16, 8);
+        let mut drain = || world::drain(&mut endpoint, &mut wire, &mut Zeros, clock::now()).sent;
+        assert_eq!(drain() + drain(), 16);
+    }
+
+    /// Queue pairs that wait only for the next burst do not wait for the next query of a stopped process.
+    #[test]
+    fn a_full_buffer_elsewhere_delays_no_small_messages() {
+        let Some([mut wire, stopped, mut peer]) = processes("127.8.32.1") else { return };
+        let mut endpoint = endpoint();
+        post(&mut endpoint, "127.8.32.1", stopped.slot(), 1, 64 << 20);
+        let now = clock::now();
+        while world::drain(&mut endpoint, &mut wire, &mut Zeros, now).sent > 0 {}
+        post(&mut endpoint, "127.8.32.1", peer.slot(), 100, 8);
+        let (mut sent, mut turns) = (0, 0);
+        // The clock stands still: no query of the stopped process comes due.
+        while sent < 100 {
+            sent += world::drain(&mut endpoint, &mut wire, &mut Zeros, now).sent;
+            peer.receive(now, &mut |_| ());
+            turns += 1;
+            assert!(turns <= 100, "{sent} sent");
+        }
+    }
+}

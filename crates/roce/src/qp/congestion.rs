@@ -47,9 +47,10 @@ impl Congestion {
         }
     }
 
-    /// The program changed its limit.
+    /// The program changed its limit. Packets no longer wait for their time at the old rate.
     pub(super) fn set_limit(&mut self, bps: u64) {
         self.limit_bps = (bps > 0).then_some(bps);
+        (self.pacer, self.held) = (Pacer::default(), None);
     }
 
     /// The sending rate; `None` if not limited.

@@ -496,6 +496,7 @@ impl Qp {
         }
         (self.established, self.drain_event) = (false, false);
         self.congestion = Congestion::default();
+        self.qpc.rate_limit_bps = 0;
         match &mut self.kind {
             Kind::Rc(rc) => {
                 rc.requester.reset(self.first_psn);

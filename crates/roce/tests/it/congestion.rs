@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use roce::congestion::{CongestionControl, DcqcnParams};
-use roce::endpoint::{Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
+use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
@@ -55,6 +55,14 @@ impl Pair {
         let endpoint = self.endpoint(side);
         endpoint.handle_timeout(now);
         std::iter::from_fn(|| endpoint.poll_transmit(now)).collect()
+    }
+
+    /// Limits the rate of side 0; 0 for no limit.
+    fn limit(&mut self, now: Time, rate_limit_bps: u64) {
+        let mask = AttrMask::STATE | AttrMask::RATE_LIMIT;
+        let attr = QpAttr { mask, rate_limit_bps, ..QpAttr::to(QpState::Rts) };
+        let qpn = self.ends[0].qpn;
+        self.endpoint(0).modify_qp(now, qpn, &attr).unwrap();
     }
 
     fn deliver(&mut self, to: usize, now: Time, packet: &Transmit, ecn: Ecn) {
@@ -239,4 +247,24 @@ fn a_queue_pair_that_was_reset_owes_no_notification() {
     let qpn = pair.ends[0].qpn;
     pair.endpoint(0).modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Reset)).unwrap();
     assert_eq!(pair.endpoint(0).poll_timeout(), None);
+}
+
+/// At 1 kbit/s a packet takes 9 s.
+#[test]
+fn a_limit_that_is_lifted_holds_nothing_back() {
+    let mut pair = pair(CongestionControl::Off);
+    pair.limit(at(0), 1_000);
+    pair.write();
+    assert_eq!(pair.sent(0, at(0)).len(), 1);
+    pair.limit(at(1), 0);
+    assert_eq!(pair.sent(0, at(1)).len(), MESSAGE_BYTES.div_ceil(1024) as usize - 1);
+}
+
+#[test]
+fn a_limit_ends_with_its_connection() {
+    let mut pair = pair(CongestionControl::Off);
+    pair.limit(at(0), 1_000);
+    let qpn = pair.ends[0].qpn;
+    pair.endpoint(0).modify_qp(at(1), qpn, &QpAttr::to(QpState::Reset)).unwrap();
+    assert_eq!(pair.endpoint(0).query_qp(qpn).unwrap().rate_limit_bps, 0);
 }

@@ -77,8 +77,8 @@ fn sent_to(gate: &Gate, address: &str) -> usize {
     gate.sent.iter().filter(|to| **to == address).count()
 }
 
-fn drain(endpoint: &mut Endpoint, gate: &mut Gate, now: Time) {
-    world::drain(endpoint, gate, &mut NoMemory, now);
+fn drain(endpoint: &mut Endpoint, wire: &mut impl Wire, now: Time) {
+    world::drain(endpoint, wire, &mut NoMemory, now);
 }
 
 #[test]
@@ -98,11 +98,11 @@ fn a_full_destination_parks_its_senders_and_nobody_else() {
 }
 
 #[test]
-fn a_turn_is_as_long_as_the_destination_admits() {
+fn a_queue_pair_asks_for_no_more_than_it_may_send() {
     let (mut endpoint, _) = sender(&[SLOW, SLOW], 3);
     let mut wire = gate(Time::ZERO);
     drain(&mut endpoint, &mut wire, Time::ZERO);
-    assert_eq!((sent_to(&wire, SLOW), wire.asked), (6, 4), "two packets, then the other's turn");
+    assert_eq!((sent_to(&wire, SLOW), wire.asked), (6, 4), "for one packet, then for two");
 }
 
 #[test]
@@ -117,4 +117,53 @@ fn a_parked_queue_pair_may_be_destroyed() {
     endpoint.destroy_qp(Time::ZERO, qpns[1]).unwrap();
     drain(&mut endpoint, &mut wire, opens_at);
     assert_eq!(world::next_wakeup(&endpoint), None);
+}
+
+/// A wire that admits everything until its first `send`, and nothing more until `opens_at`.
+struct Shuts {
+    opens_at: Time,
+    sent: usize,
+}
+
+impl Wire for Shuts {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], _memory: &dyn Memory) {
+        self.sent += frames.len();
+    }
+
+    fn receive(&mut self, _now: Time, _sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        0
+    }
+
+    fn admits(&mut self, now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+        if self.sent == 0 || now >= self.opens_at { packets } else { 0 }
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        (self.sent > 0).then_some(self.opens_at)
+    }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_grant_ends_with_the_burst_that_it_was_for() {
+    let lengths = [4096, 400 * 4096, 400 * 4096];
+    let mut endpoint = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
+    let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).unwrap());
+    let region = endpoint.register(pd, 1 << 20, 1 << 22, Access::ALL).unwrap();
+    for len in lengths {
+        let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
+        let to = Connect::new(Path::new(FAST.parse().unwrap()), Qpn::new(9), Psn::default());
+        let peer = Connect { mtu: Mtu::M4096, window_packets: 4096, ..to };
+        endpoint.connect(Time::ZERO, qpn, &peer).unwrap();
+        let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
+        let op = SendOp::Write { remote_addr: 0, rkey: 1 };
+        endpoint.post_send(Time::ZERO, qpn, SendWr { op, sges, ..SendWr::default() }).unwrap();
+    }
+    // The destination closes behind the first burst, which ends in the middle of a turn.
+    let mut wire = Shuts { opens_at: Time::ZERO + Duration::from_millis(100), sent: 0 };
+    drain(&mut endpoint, &mut wire, Time::ZERO);
+    assert_eq!(wire.sent, world::BURST_PACKETS);
 }
