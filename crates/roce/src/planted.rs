@@ -59,7 +59,7 @@ pub enum Bug {
     /// In selective repeat, READs beyond the initial limit of the connection are not tracked.
     ReadSlotsNotGrown,
     /// In selective repeat, an out-of-order WRITE without the right to write is dropped silently.
-    EarlyKeyFree,
+    OutOfOrderKeyFree,
     /// In selective repeat, one out-of-order SEND takes all shared receives up to its own.
     SharedReceivesHoarded,
     /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
@@ -100,7 +100,7 @@ impl Bug {
         Bug::DuplicateReadUnchecked,
         Bug::ArmIgnoresWaiting,
         Bug::ReadSlotsNotGrown,
-        Bug::EarlyKeyFree,
+        Bug::OutOfOrderKeyFree,
         Bug::SharedReceivesHoarded,
         Bug::LengthOfLastPacket,
         Bug::CompletionsKept,

@@ -106,8 +106,8 @@ impl Inbound {
         if let Some((opcode, byte_len)) = completes {
             let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();
             let bare = Completion::new(0, WcStatus::Success, opcode, cx.qpc.qpn);
-            let told = Completion { byte_len, invalidated: invalidates, ipv4, ..bare };
-            self.receives.complete(cx, packet.headers, told);
+            let completion = Completion { byte_len, invalidated: invalidates, ipv4, ..bare };
+            self.receives.complete(cx, packet.headers, completion);
         }
         Ok(completes.is_some())
     }

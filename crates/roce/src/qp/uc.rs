@@ -151,7 +151,7 @@ pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     match wr.op {
         Send | SendImm(_) | Write { .. } | WriteImm { .. } => None,
         LocalInvalidate(_) | BindWindow(_) => request::why_invalid(wr, bytes),
-        _ => Some("unreliable connections only send and write"),
+        _ => Some("UC supports only SEND and WRITE"),
     }
 }
 
