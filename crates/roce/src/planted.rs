@@ -66,11 +66,17 @@ pub enum Bug {
     LengthOfLastPacket,
     /// Completions of a queue pair that was reset or destroyed can still be polled.
     CompletionsKept,
+    /// In selective repeat, a retransmitted WRITE overwrites a later one.
+    OverlapIgnored,
+    /// A SEND with invalidate invalidates every window of its queue pair.
+    InvalidateTooMuch,
+    /// UC accepts nothing more once a packet was missing.
+    GapForever,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 27] = [
+    pub const ALL: [Bug; 30] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -98,6 +104,9 @@ impl Bug {
         Bug::SharedReceivesHoarded,
         Bug::LengthOfLastPacket,
         Bug::CompletionsKept,
+        Bug::OverlapIgnored,
+        Bug::InvalidateTooMuch,
+        Bug::GapForever,
     ];
 }
 

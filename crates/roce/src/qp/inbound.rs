@@ -99,6 +99,9 @@ impl Inbound {
             // Checked together with this packet.
             let qpc = cx.qpc;
             let _ = cx.regions.invalidate(qpc.pd, qpc.qpn, rkey);
+            if cx.planted.is(Bug::InvalidateTooMuch) {
+                cx.regions.forget_qp(qpc.qpn);
+            }
         }
         if let Some((opcode, byte_len)) = completes {
             let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();

@@ -84,6 +84,9 @@ impl Uc {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) -> Result<(), WcStatus> {
+        if cx.planted.is(Bug::GapForever) && packet.headers.bth().psn != self.expected {
+            return Ok(());
+        }
         self.follow_sequence(cx, packet.headers);
         if self.inbound.message == Message::None && !packet.headers.bth().opcode.starts_message() {
             cx.count(|c| &mut c.orphan_packets);

@@ -16,6 +16,7 @@ mod ledger;
 mod net;
 mod raw;
 mod ring;
+#[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod stages;
 mod world;

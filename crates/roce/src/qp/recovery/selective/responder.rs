@@ -457,7 +457,10 @@ impl Selective {
         psn: Psn,
         footprint: Footprint,
     ) {
-        if self.arrivals.is_empty() || footprint.low == footprint.high {
+        if self.arrivals.is_empty()
+            || footprint.low == footprint.high
+            || cx.planted.is(Bug::OverlapIgnored)
+        {
             return;
         }
         let conflicts = |kept: &OutOfOrder| kept.footprint.overlaps(footprint);
