@@ -94,7 +94,7 @@ impl Tools {
     fn llvm_cov(&self, args: &[&str]) -> Process {
         let mut command = cargo(&["llvm-cov"]);
         command.args(args).env("LLVM_COV", &self.cov).env("LLVM_PROFDATA", &self.profdata);
-        // A tenth of the usual number: more seeds take minutes here and reach nothing new.
+        // More seeds take minutes here and reach nothing new.
         command.env("DQUANT_SEEDS", "0..200");
         command
     }

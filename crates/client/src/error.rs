@@ -22,7 +22,7 @@ pub enum Error {
         why: &'static str,
     },
     /// The plan has a mistake.
-    #[error("the plan is not understood\n{marked}")]
+    #[error("invalid plan\n{marked}")]
     Plan {
         /// What is wrong, and the line of the plan with the place marked.
         marked: String,
@@ -39,7 +39,7 @@ pub enum Error {
         socket: PathBuf,
     },
     /// The DPU's socket belongs to another user.
-    #[error("no right to use the DPU socket {}", socket.display())]
+    #[error("permission denied on the DPU socket {}", socket.display())]
     Denied {
         /// The socket file.
         socket: PathBuf,
@@ -76,24 +76,24 @@ pub enum Error {
         server: Server,
     },
     /// The server sent no reply in time.
-    #[error("{server} gave no answer in {} s", waited_ms / 1000)]
-    NoAnswer {
+    #[error("{server} did not reply within {} s", waited_ms / 1000)]
+    NoResponse {
         /// The server of the stream.
         server: Server,
         /// How long was allowed, in milliseconds.
         waited_ms: u64,
     },
     /// The server's reply cannot be read.
-    #[error("cannot read the answer of {server}: {source}")]
-    Answer {
+    #[error("cannot decode the reply of {server}: {source}")]
+    Reply {
         /// The server of the stream.
         server: Server,
         /// What is wrong.
         source: AttachError,
     },
     /// The server's reply is empty.
-    #[error("{server} gave an empty answer")]
-    EmptyAnswer {
+    #[error("{server} sent an empty reply")]
+    EmptyReply {
         /// The server of the stream.
         server: Server,
     },
@@ -118,7 +118,7 @@ pub enum Error {
     #[error(transparent)]
     Ring(RingError),
     /// A buffer is smaller than a batch.
-    #[error("a buffer of {have} bytes holds no batch of {need}")]
+    #[error("a buffer of {have} bytes is too small for a batch of {need}")]
     SmallBuffer {
         /// Bytes of the buffer.
         have: usize,
@@ -174,8 +174,8 @@ impl Error {
     pub(crate) fn lost(server: Server, source: AttachError) -> Error {
         match source {
             AttachError::Closed => Error::Closed { server },
-            AttachError::TimedOut { waited_ms } => Error::NoAnswer { server, waited_ms },
-            source => Error::Answer { server, source },
+            AttachError::TimedOut { waited_ms } => Error::NoResponse { server, waited_ms },
+            source => Error::Reply { server, source },
         }
     }
 }

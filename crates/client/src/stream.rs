@@ -49,7 +49,7 @@ impl Stream {
         let opened = match reply.result {
             Some(open_reply::Result::Opened(opened)) => opened,
             Some(open_reply::Result::Failure(failure)) => return Err(failure.into()),
-            None => return Err(Error::EmptyAnswer { server }),
+            None => return Err(Error::EmptyReply { server }),
         };
         let (_, fds) = message.with_fds::<{ RingFds::COUNT }>()?;
         let liveness = connection.liveness()?;

@@ -145,7 +145,7 @@ fn exit_of(error: &client::Error) -> Exit {
         | E::Stream { fault: Fault::Data | Fault::Storage, .. } => Exit::CheckFailed,
         E::NoDaemon { .. }
         | E::Closed { .. }
-        | E::NoAnswer { .. }
+        | E::NoResponse { .. }
         | E::DaemonDied
         | E::Refused { reason: Reason::Unreachable, .. }
         | E::Stream { fault: Fault::Target | Fault::Stopped, .. } => Exit::PeerUnreachable,
@@ -168,7 +168,7 @@ fn hint_for(error: &client::Error) -> Option<&str> {
             "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
         }
         E::Denied { .. } => {
-            "it is its owner's: run as that user or as root, or start a DPU of your own"
+            "only its owner and root may use it: run as one of them, or start a DPU of your own"
         }
         E::Connect(_) => {
             "name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"
@@ -180,7 +180,7 @@ fn hint_for(error: &client::Error) -> Option<&str> {
         E::Stream { fault: Fault::Data, .. } => {
             "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
         }
-        E::Stream { fault: Fault::Storage, .. } => "look after the file on the target's machine",
+        E::Stream { fault: Fault::Storage, .. } => "check the file on the target's machine",
         E::Stream { fault: Fault::Target, .. } => {
             "start the target again; a longer wait is --reconnect"
         }

@@ -120,7 +120,7 @@ fn describe(root: &Root, name: String, file: OpenFile, dtype: &str) -> Result<Fo
         let hint = "give the type of flat files with --dtype, for example --dtype u32";
         let dtype: Dtype = match dtype {
             "" => {
-                return Err(refuse(&name, "a flat file does not say its token type", hint));
+                return Err(refuse(&name, "a flat file does not record its token type", hint));
             }
             given => Dtype::from_name(given)
                 .ok_or_else(|| refuse(&name, format!("token type {given:?} is unknown"), hint))?,

@@ -60,7 +60,7 @@ const LATER: &str = "try again later";
 
 static ACCEPT_ERRORS: Event = Event::new("dpu.accept_errors");
 static REFUSED_CLIENTS: Event = Event::new("dpu.refused.clients");
-static DISPLACED_CLIENTS: Event = Event::new("dpu.displaced_clients");
+static EVICTED_CLIENTS: Event = Event::new("dpu.evicted_clients");
 
 /// How to run a storage target.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ pub struct ServeConfig {
     /// Engine settings; staging buffers come on top of its memory.
     pub host: HostConfig,
     /// Staging buffers of 1 MiB.
-    pub registers: u32,
+    pub staging_buffers: u32,
     /// Direct or buffered reads.
     pub io: IoChoice,
     /// Token that callers must present.
@@ -151,7 +151,7 @@ async fn engine_died<C>(commands: &Commands<C>, has_stopped: impl Fn() -> bool) 
         Some(why) => Error::invalid(why)
             .hint("restart the daemon once the device works; the kernel's log may say more"),
         None => Error::invalid("the engine stopped unexpectedly")
-            .hint("what it printed before this line belongs into a bug report"),
+            .hint("report a bug, with the output above this line"),
     }
 }
 
@@ -172,7 +172,7 @@ pub fn serve<E: From<Error>>(
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
-    let engine = TargetEngine::start(config.host, config.registers).map_err(engine_error)?;
+    let engine = TargetEngine::start(config.host, config.staging_buffers).map_err(engine_error)?;
     let served = runtime.block_on(async {
         // Before the daemon reports that it is ready: from here on signals no longer kill it.
         let mut signals = EndSignals::listen()?;
@@ -218,12 +218,7 @@ impl Dpu for DpuService {
         let _call = Call::of(&call);
         let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
-        counters.set_events([
-            &ACCEPT_ERRORS,
-            &REFUSED_CLIENTS,
-            &DISPLACED_CLIENTS,
-            &REFUSED_STREAMS,
-        ]);
+        counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &EVICTED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
         let at = (self.control, self.roce);
         Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
@@ -310,23 +305,20 @@ struct Client {
 
 impl Clients {
     /// A number for the client behind `connection`, if there is a place or the oldest client that has sent no
-    /// request can be displaced.
+    /// request can be evicted.
     fn admit(&mut self, connection: &Connection) -> Option<u64> {
         if self.served.len() >= MAX_CLIENTS {
             let oldest = self.served.iter().position(|client| client.silent.is_some())?;
-            if let Some(displaced) = self.served.remove(oldest).silent {
-                DISPLACED_CLIENTS.count();
-                let text = "others came, and this client had asked for nothing";
+            if let Some(evicted) = self.served.remove(oldest).silent {
+                EVICTED_CLIENTS.count();
+                let text = "this client was evicted because it had sent no request";
                 // Its thread notices the end of the connection.
-                refuse_client(
-                    displaced,
-                    &Error::invalid(format!("{}; {text}", full())).hint(LATER),
-                );
+                refuse_client(evicted, &Error::invalid(format!("{}; {text}", full())).hint(LATER));
             }
         }
         let id = self.next_id;
         self.next_id += 1;
-        // Without a descriptor for it, it cannot be displaced.
+        // Without a descriptor for it, it cannot be evicted.
         self.served.push(Client { id, silent: connection.try_clone().ok() });
         Some(id)
     }
@@ -378,7 +370,7 @@ fn accept_clients(
                 }
             };
             if let failed @ 1.. = std::mem::take(&mut failures) {
-                log::line(format_args!("accepts local clients again, after {failed} failures"));
+                log::line(format_args!("accepting local clients again after {failed} failures"));
             }
             let Some(id) = lock(&clients).admit(&connection) else {
                 REFUSED_CLIENTS.count();
@@ -422,18 +414,18 @@ mod tests {
             assert!(clients.admit(ours).is_some());
         }
         clients.heard(0);
-        let before = DISPLACED_CLIENTS.get();
+        let before = EVICTED_CLIENTS.get();
         assert_eq!(clients.admit(&last.1), Some(MAX_CLIENTS as u64));
         let hung_up: Vec<_> = pairs.iter().map(|(theirs, _)| theirs.hung_up()).collect();
         assert_eq!(hung_up.iter().filter(|gone| **gone).count(), 1, "{hung_up:?}");
-        assert!(hung_up[1] && DISPLACED_CLIENTS.get() > before, "the oldest that said nothing");
+        assert!(hung_up[1] && EVICTED_CLIENTS.get() > before, "the oldest that said nothing");
         let heard = pairs[1].0.recv(1000).expect("a reason").bytes;
         let Ok(OpenReply { result: Some(Result::Failure(failure)) }) =
             OpenReply::decode(&heard[..])
         else {
             panic!("{heard:?}")
         };
-        assert!(failure.message.contains("had asked for nothing"), "{failure:?}");
+        assert!(failure.message.contains("had sent no request"), "{failure:?}");
 
         for id in 2..=MAX_CLIENTS as u64 {
             clients.heard(id);

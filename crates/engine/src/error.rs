@@ -35,7 +35,7 @@ pub struct Error {
 }
 
 /// What helps against a lack of descriptors. No other hint replaces it.
-pub const DESCRIPTORS_HINT: &str = "raise the limit of open files of the process that says so: `ulimit -n`, or LimitNOFILE= of its service";
+pub const DESCRIPTORS_HINT: &str = "raise the open-file limit of the process that reports this: `ulimit -n`, or LimitNOFILE= of its service";
 
 /// Whether the system refused for lack of descriptors: `cause`, or what caused it.
 pub fn lacks_descriptors(cause: &(dyn Cause + 'static)) -> bool {

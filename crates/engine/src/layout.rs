@@ -28,7 +28,7 @@ pub struct Layout {
 /// Parses a plan; the error points at the mistake.
 fn parse(text: &str) -> Result<Plan, Error> {
     Plan::parse(text, None).map_err(|error| {
-        let shown = format!("the plan is not understood\n{}", error.render(text));
+        let shown = format!("invalid plan\n{}", error.render(text));
         match error.hint() {
             // The rendered text ends with the hint.
             Some(hint) => {
@@ -48,7 +48,7 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     let bytes = info.tokens.checked_mul(u64::from(dtype.bytes()));
     let end = bytes.and_then(|bytes| bytes.checked_add(info.data_offset));
     if end.is_none_or(|end| end > i64::MAX as u64) {
-        return Err(bad("it is longer than a file can be"));
+        return Err(bad("it exceeds the largest file size"));
     }
     let (tokens, data_offset) = (info.tokens, info.data_offset);
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
@@ -126,7 +126,8 @@ fn check_numbers(delivery: &Delivery) -> Result<(), Error> {
         return Ok(());
     }
     let count = delivery.batches.unwrap_or(0);
-    let text = format!("{count} batches from batch {first_batch} on go beyond the last, {most}");
+    let text =
+        format!("{count} batches from batch {first_batch} on extend beyond the last, {most}");
     Err(Error::invalid(text).hint("--first-batch counts batches from 0; --batches how many follow"))
 }
 

@@ -115,7 +115,7 @@ fn local_ip_towards(target: &str) -> Result<IpAddr, Error> {
         socket.local_addr()
     })();
     ip.map(|address| address.ip()).map_err(|error| {
-        Error::unreachable(format!("no way to {target}: {error}"))
+        Error::unreachable(format!("no route to {target}: {error}"))
             .caused_by(&error)
             .hint("name the address of this process's endpoint with --roce")
     })

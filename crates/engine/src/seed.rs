@@ -14,7 +14,7 @@ pub fn fresh_seed() -> Result<u64, Error> {
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match filled {
         Ok(8) => Ok(u64::from_ne_bytes(bytes)),
-        Ok(_) => Err(Error::invalid("the system gave too few random bytes")),
+        Ok(_) => Err(Error::invalid("the system returned too few random bytes")),
         Err(errno) => Err(Error::invalid(format!("no random numbers: getrandom: {errno}"))),
     }
 }

@@ -84,10 +84,10 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
         wire_bytes,
         delivered_bytes,
         narrowed_blocks,
-        damaged_blocks,
-        bad_answers,
+        corrupt_blocks,
+        bad_responses,
         bad_completions,
-        repeated_requests,
+        retried_requests,
         lost_connections,
         waits_for_data,
         waits_for_host,
@@ -98,10 +98,10 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
         ("stream.wire_bytes", wire_bytes),
         ("stream.delivered_bytes", delivered_bytes),
         ("stream.narrowed_blocks", narrowed_blocks),
-        ("stream.damaged_blocks", damaged_blocks),
-        ("stream.bad_answers", bad_answers),
+        ("stream.corrupt_blocks", corrupt_blocks),
+        ("stream.bad_responses", bad_responses),
         ("stream.bad_completions", bad_completions),
-        ("stream.repeated_requests", repeated_requests),
+        ("stream.retried_requests", retried_requests),
         ("stream.lost_connections", lost_connections),
         ("stream.waits_for_data", waits_for_data),
         ("stream.waits_for_host", waits_for_host),
@@ -114,9 +114,9 @@ fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
         slots,
         bytes,
         doorbells,
-        doorbells_held,
+        doorbells_deferred,
         credit_waits,
-        credit_wakeups_empty,
+        spurious_credit_wakeups,
         bad_release_words,
         bad_sleep_words,
     } = *counters;
@@ -124,9 +124,9 @@ fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
         ("ring.slots", slots),
         ("ring.bytes", bytes),
         ("ring.doorbells", doorbells),
-        ("ring.doorbells_held", doorbells_held),
+        ("ring.doorbells_deferred", doorbells_deferred),
         ("ring.credit_waits", credit_waits),
-        ("ring.credit_wakeups_empty", credit_wakeups_empty),
+        ("ring.spurious_credit_wakeups", spurious_credit_wakeups),
         ("ring.bad_release_words", bad_release_words),
         ("ring.bad_sleep_words", bad_sleep_words),
     ]
@@ -134,14 +134,22 @@ fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
 
 /// A disk's counters with their names.
 pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8] {
-    let DiskCounters { reads, bytes, faults, refused, continued, retried, syscalls, submit_errors } =
-        *counters;
+    let DiskCounters {
+        reads,
+        bytes,
+        faults,
+        refused,
+        short_reads,
+        retried,
+        syscalls,
+        submit_errors,
+    } = *counters;
     [
         ("disk.reads", reads),
         ("disk.bytes", bytes),
         ("disk.faults", faults),
         ("disk.refused", refused),
-        ("disk.continued", continued),
+        ("disk.short_reads", short_reads),
         ("disk.retried", retried),
         ("disk.syscalls", syscalls),
         ("disk.submit_errors", submit_errors),
@@ -159,7 +167,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         truncated,
         storage_errors,
         refused: _,
-        failed_work,
+        failed_work_requests,
         bad_completions,
     } = *counters;
     [
@@ -170,7 +178,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
-        ("target.failed_work", failed_work),
+        ("target.failed_work_requests", failed_work_requests),
         ("target.bad_completions", bad_completions),
     ]
 }

@@ -150,7 +150,7 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
         .recv(MAX_MESSAGE)
         .map_err(|error| Error::because("cannot read the request", &error))?;
     OpenRequest::decode(message.bytes.as_slice())
-        .map_err(|error| Error::invalid(format!("the request is not understood: {error}")))
+        .map_err(|error| Error::invalid(format!("cannot decode the request: {error}")))
 }
 
 /// Replies to requests for counters until the client closes its connection, or until the engine has stopped:
@@ -328,7 +328,7 @@ struct Keeper {
 /// Why the connection was lost, as our queue pair reports it.
 fn failed_queue_pair(status: WcStatus) -> String {
     match status {
-        WcStatus::RetryExceeded => "no answer after the last retransmission".into(),
+        WcStatus::RetryExceeded => "no response after the last retry".into(),
         WcStatus::RnrRetryExceeded => "it had no receive posted after the last retry".into(),
         status => format!("the queue pair failed: {status:?}"),
     }
@@ -351,12 +351,12 @@ impl Keeper {
         let session = control.session(request).await?;
         self.check_unchanged(&session.reply.datasets, control.name())?;
         if session.reply.stages != self.stages {
-            let text = format!("target {} runs other stages than it was asked for", control.name());
+            let text = format!("target {} runs other stages than requested", control.name());
             return Err(Error::invalid(text).hint(SAME_VERSION));
         }
         let ours_at = self.context.roce;
         let theirs = session.reply.target.as_ref().map(|pair| qp_address(pair, ours_at));
-        let theirs = theirs.unwrap_or_else(|| Err("it named no queue pair".into()));
+        let theirs = theirs.unwrap_or_else(|| Err("its reply has no queue pair".into()));
         let bad = |why: String| Error::invalid(format!("target {}: {why}", control.name()));
         let theirs = theirs.map_err(bad)?;
         let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
@@ -382,7 +382,8 @@ impl Keeper {
             None if self.infos.len() == now.len() => Ok(()),
             _ => {
                 let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
-                let text = format!("target {target}: {name} is no longer what it was");
+                let text =
+                    format!("target {target}: {name} has changed since the stream was opened");
                 Err(Error::invalid(text).hint("open the stream again"))
             }
         }
@@ -427,9 +428,7 @@ impl Keeper {
                 None => return,
             };
             let seconds = lost_at.elapsed().as_secs_f64();
-            log::line(format_args!(
-                "stream {id} is connected to {target} again, {seconds:.1} s later"
-            ));
+            log::line(format_args!("stream {id} is reconnected to {target} after {seconds:.1} s"));
         }
     }
 
@@ -444,7 +443,7 @@ impl Keeper {
     /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
     /// refused for a permanent reason.
     async fn reconnect(&mut self, limit: &mut ReconnectLimit) -> Option<Session> {
-        let useless = format!("target {} takes connections, and all fail", self.request.target);
+        let useless = format!("target {} accepts connections, and all fail", self.request.target);
         let mut error = Error::unreachable(useless);
         while !limit.is_over() {
             limit.pause().await;

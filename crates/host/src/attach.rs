@@ -78,7 +78,7 @@ pub enum AttachError {
         path: PathBuf,
     },
     /// Something other than a socket has that name; it is not touched.
-    #[error("{} exists and is no socket; remove it or choose another path", path.display())]
+    #[error("{} exists and is not a socket; remove it or choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,

@@ -85,13 +85,13 @@ pub enum DiskError {
     #[error("length of the file: {0}")]
     Stat(#[source] io::Error),
     /// [`MAX_FILES`] are open, or all numbers are used up.
-    #[error("{0} files are open, which is the most")]
+    #[error("{0} files are open, which is the limit")]
     TooManyFiles(usize),
     /// No such file.
     #[error("file {0} is not open")]
     NoFile(u32),
     /// Reads on the file are under way.
-    #[error("file {file}: {reads} reads are under way")]
+    #[error("file {file}: {reads} reads are in progress")]
     Busy {
         /// The file.
         file: u32,
@@ -112,7 +112,7 @@ pub struct DiskCounters {
     /// Reads refused before submission: misaligned, outside the memory, no such file.
     pub refused: u64,
     /// Continuations of short reads.
-    pub continued: u64,
+    pub short_reads: u64,
     /// Retries of reads that had been interrupted.
     pub retried: u64,
     /// Calls that submitted reads to the kernel.
@@ -331,7 +331,7 @@ impl UringDisk {
                 self.push(slot, active).err().map(fault)?
             }
             Step::Continue => {
-                self.counters.continued += 1;
+                self.counters.short_reads += 1;
                 self.push(slot, active).err().map(fault)?
             }
         };

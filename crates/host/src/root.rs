@@ -314,7 +314,7 @@ fn refusal(name: &str, errno: Errno) -> OpenError {
     match errno {
         Errno::XDEV => OpenError::Outside { name: name_shown, how: way_out(name) },
         Errno::LOOP => {
-            let how = "symbolic links go in a circle, or through /proc";
+            let how = "symbolic links form a loop, or lead through /proc";
             OpenError::Outside { name: name_shown, how }
         }
         Errno::NOENT | Errno::NOTDIR => OpenError::NotFound { name: name_shown },

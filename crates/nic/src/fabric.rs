@@ -163,7 +163,7 @@ impl Fabric for Software {
         let wire = self.wire.inner();
         wire.counters().named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
-        tell("udp.dropped_on_purpose", self.wire.dropped());
+        tell("udp.injected_drops", self.wire.dropped());
     }
 
     fn notes(&self) -> Vec<String> {

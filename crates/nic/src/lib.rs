@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`udp`] | the UDP wire: segmented sends, joined receives, ICRC, DSCP and ECN |
+//! | [`udp`] | the UDP wire: segmented sends, coalesced receives, ICRC, DSCP and ECN |
 //! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |

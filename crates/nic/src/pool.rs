@@ -61,7 +61,7 @@ impl fmt::Display for Pages {
 #[derive(Debug, Error)]
 pub enum PoolError {
     /// A size of zero, or one that the address space cannot hold.
-    #[error("a pool of {0} bytes cannot be made")]
+    #[error("cannot create a pool of {0} bytes")]
     BadSize(u64),
     /// Touching every page would drive the machine out of memory.
     #[error(

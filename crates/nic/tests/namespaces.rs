@@ -198,7 +198,7 @@ fn every_pair_of_addresses_connects_two_machines() {
         assert_eq!((origin.dest, origin.via, origin.hop_limit), (to, source, 64));
         assert_eq!(a.counters().tx.gso_batches - batches, 2, "segmented over the link too");
     }
-    assert_eq!(b.counters().rx.id_solved, 0, "places in joined runs are identifications");
+    assert_eq!(b.counters().rx.unexpected_ip_ids, 0, "places in joined runs are identifications");
 }
 
 #[test]
@@ -413,7 +413,7 @@ fn a_tap_sees_segmented_sends_as_the_packets_that_they_are() {
     assert_eq!((report.roce, report.udp_checksum_right), (300, 300), "{report}");
     let counters = tap.counters();
     assert_eq!((counters.packets, counters.unknown, counters.overrun), (300, 0, 0));
-    assert_eq!(counters.joined, 6, "two segmented sends for each address");
+    assert_eq!(counters.coalesced, 6, "two segmented sends for each address");
 }
 
 /// What an ICMP error quotes: the head of a packet from `from`, and its length on the wire.

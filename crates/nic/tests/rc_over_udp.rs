@@ -173,7 +173,7 @@ fn a_clean_wire_carries_every_operation() {
         for host in [&a, &b] {
             let counters = host.wire.inner().counters();
             assert_eq!(counters.tx.dropped.total(), 0);
-            assert_eq!((counters.rx.bad_icrc, counters.rx.id_solved), (0, 0));
+            assert_eq!((counters.rx.bad_icrc, counters.rx.unexpected_ip_ids), (0, 0));
             assert!(counters.tx.gso_batches > 0 && counters.rx.gro_batches > 0);
         }
     }

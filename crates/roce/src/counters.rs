@@ -38,13 +38,13 @@ counters! {
     /// Local ACK timer expiries that led to a retry.
     timeouts,
     /// Local ACK timer expiries that used no retry: the peer's process, or this one, was not running.
-    excused_timeouts,
+    stall_timeouts,
     /// Retries because the response to a READ or atomic was missing although later ones had arrived.
     implied_naks,
     /// Selective repeat: packets and READ ranges retransmitted.
     selective_retransmits,
     /// Selective repeat: packets marked lost because later ones had arrived.
-    packets_judged_lost,
+    packets_marked_lost,
     /// Selective repeat: spurious retransmissions, of packets that had arrived or were about to.
     spurious_retransmits,
     /// Selective repeat: packets retransmitted because no acknowledgement arrived.
@@ -52,9 +52,9 @@ counters! {
     /// Selective repeat: SACKs sent.
     selective_acks_sent,
     /// Selective repeat: request packets placed out of order.
-    early_packets,
+    out_of_order_packets,
     /// Selective repeat: such packets discarded because an earlier one overlapped them.
-    early_packets_forgotten,
+    out_of_order_packets_discarded,
     /// Retry counters that ran out.
     retries_exceeded,
     /// RNR retry counters that ran out.
@@ -101,7 +101,7 @@ counters! {
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
     /// Requests dropped because READs before them were still being answered; a NAK requests them later.
-    held_requests,
+    deferred_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
 

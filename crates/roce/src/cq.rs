@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use crate::planted::{Bug, Planted};
 use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
-use crate::srq::Loan;
+use crate::srq::SrqSlot;
 use crate::verbs::{Completion, CqId, Qpn, VerbsError, WcStatus};
 
 /// The outcome of adding a completion.
@@ -48,9 +48,9 @@ enum Armed {
 struct Entry {
     completion: Completion,
     /// The receive lent by a shared receive queue until the completion is polled.
-    loan: Option<Loan>,
+    srq_slot: Option<SrqSlot>,
     /// A notification was generated for it.
-    told: bool,
+    notified: bool,
 }
 
 impl Entry {
@@ -70,8 +70,8 @@ struct Cq {
     overrun: bool,
     users: u32,
     /// Entries without a notification, and how many of these are solicited or errors.
-    untold: u32,
-    urgent_untold: u32,
+    unnotified: u32,
+    urgent_unnotified: u32,
     armed: Armed,
     /// In the queue of notifications.
     notified: bool,
@@ -85,8 +85,8 @@ impl Cq {
             depth,
             overrun: false,
             users: 0,
-            untold: 0,
-            urgent_untold: 0,
+            unnotified: 0,
+            urgent_unnotified: 0,
             armed: Armed::No,
             notified: false,
         }
@@ -96,8 +96,8 @@ impl Cq {
     fn is_due(&self) -> bool {
         match self.armed {
             Armed::No => false,
-            Armed::Solicited => self.urgent_untold > 0,
-            Armed::Next => self.untold > 0,
+            Armed::Solicited => self.urgent_unnotified > 0,
+            Armed::Next => self.unnotified > 0,
         }
     }
 
@@ -105,18 +105,18 @@ impl Cq {
     fn disarm(&mut self) {
         let armed = core::mem::replace(&mut self.armed, Armed::No);
         if let Some(entry) =
-            self.entries.iter_mut().find(|entry| !entry.told && entry.answers(armed))
+            self.entries.iter_mut().find(|entry| !entry.notified && entry.answers(armed))
         {
-            entry.told = true;
-            self.untold -= 1;
-            self.urgent_untold -= u32::from(is_urgent(&entry.completion));
+            entry.notified = true;
+            self.unnotified -= 1;
+            self.urgent_unnotified -= u32::from(is_urgent(&entry.completion));
         }
     }
 
     fn forget(&mut self, entry: &Entry) {
-        if !entry.told {
-            self.untold -= 1;
-            self.urgent_untold -= u32::from(is_urgent(&entry.completion));
+        if !entry.notified {
+            self.unnotified -= 1;
+            self.urgent_unnotified -= u32::from(is_urgent(&entry.completion));
         }
     }
 }
@@ -223,7 +223,12 @@ impl CqTable {
     }
 
     /// Adds a completion, unless the queue is full or was overrun before.
-    pub(crate) fn push(&mut self, cq: CqId, completion: Completion, loan: Option<Loan>) -> Pushed {
+    pub(crate) fn push(
+        &mut self,
+        cq: CqId,
+        completion: Completion,
+        srq_slot: Option<SrqSlot>,
+    ) -> Pushed {
         let Some(queue) = self.slab.get_mut(cq.0) else {
             return Pushed::Lost;
         };
@@ -234,9 +239,9 @@ impl CqTable {
             queue.overrun = true;
             return Pushed::Overran;
         }
-        queue.untold += 1;
-        queue.urgent_untold += u32::from(is_urgent(&completion));
-        queue.entries.push_back(Entry { completion, loan, told: false });
+        queue.unnotified += 1;
+        queue.urgent_unnotified += u32::from(is_urgent(&completion));
+        queue.entries.push_back(Entry { completion, srq_slot, notified: false });
         self.notify_if_due(cq);
         Pushed::Added
     }
@@ -250,28 +255,28 @@ impl CqTable {
         }
     }
 
-    pub(crate) fn poll(&mut self, cq: CqId) -> Option<(Completion, Option<Loan>)> {
+    pub(crate) fn poll(&mut self, cq: CqId) -> Option<(Completion, Option<SrqSlot>)> {
         let queue = self.slab.get_mut(cq.0)?;
         let entry = queue.entries.pop_front()?;
         queue.forget(&entry);
-        Some((entry.completion, entry.loan))
+        Some((entry.completion, entry.srq_slot))
     }
 
-    /// Removes the completions of a queue pair, and adds the receives lent for them to `loans`.
-    pub(crate) fn purge(&mut self, cq: CqId, qpn: Qpn, loans: &mut Vec<Loan>) {
+    /// Removes the completions of a queue pair, and adds the receives lent for them to `srq_slots`.
+    pub(crate) fn purge(&mut self, cq: CqId, qpn: Qpn, srq_slots: &mut Vec<SrqSlot>) {
         let Some(queue) = self.slab.get_mut(cq.0) else {
             return;
         };
         if self.planted.is(Bug::CompletionsKept) {
             return;
         }
-        let (untold, urgent_untold) = (&mut queue.untold, &mut queue.urgent_untold);
+        let (unnotified, urgent_unnotified) = (&mut queue.unnotified, &mut queue.urgent_unnotified);
         queue.entries.retain(|entry| {
             let stays = entry.completion.qpn != qpn;
             if !stays {
-                *untold -= u32::from(!entry.told);
-                *urgent_untold -= u32::from(!entry.told && is_urgent(&entry.completion));
-                loans.extend(entry.loan);
+                *unnotified -= u32::from(!entry.notified);
+                *urgent_unnotified -= u32::from(!entry.notified && is_urgent(&entry.completion));
+                srq_slots.extend(entry.srq_slot);
             }
             stays
         });

@@ -768,10 +768,10 @@ impl Endpoint {
     }
 
     /// The next response to READs and atomics of the peer, ahead of other queue pairs' turns.
-    pub(crate) fn poll_answer(&mut self, qpn: Qpn, now: Time) -> Option<Transmit> {
+    pub(crate) fn poll_response(&mut self, qpn: Qpn, now: Time) -> Option<Transmit> {
         let slot = self.qps.find(qpn.get())?;
         let (mut delivery, mut packet) = (Delivery::default(), None);
-        self.poll_qp(slot, now, (&mut delivery, &mut packet), |qp, cx| qp.poll_answer(cx));
+        self.poll_qp(slot, now, (&mut delivery, &mut packet), |qp, cx| qp.poll_response(cx));
         transmit(packet, delivery)
     }
 
@@ -833,9 +833,9 @@ impl Endpoint {
 
     /// The oldest completion, if there is one.
     pub fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
-        let (completion, loan) = self.cqs.poll(cq)?;
-        if let Some(loan) = loan {
-            self.srqs.settle(loan);
+        let (completion, srq_slot) = self.cqs.poll(cq)?;
+        if let Some(srq_slot) = srq_slot {
+            self.srqs.settle(srq_slot);
         }
         Some(completion)
     }

@@ -59,18 +59,24 @@ pub enum Bug {
     /// In selective repeat, READs beyond the initial limit of the connection are not tracked.
     ReadSlotsNotGrown,
     /// In selective repeat, an out-of-order WRITE without the right to write is dropped silently.
-    EarlyKeyFree,
+    OutOfOrderKeyFree,
     /// In selective repeat, one out-of-order SEND takes all shared receives up to its own.
     SharedReceivesHoarded,
     /// In selective repeat, a WRITE with immediate reports the length of its last packet only.
     LengthOfLastPacket,
     /// Completions of a queue pair that was reset or destroyed can still be polled.
     CompletionsKept,
+    /// In selective repeat, a retransmitted WRITE overwrites a later one.
+    OverlapIgnored,
+    /// A SEND with invalidate invalidates every window of its queue pair.
+    InvalidateTooMuch,
+    /// UC accepts nothing more once a packet was missing.
+    GapForever,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 27] = [
+    pub const ALL: [Bug; 30] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -94,10 +100,13 @@ impl Bug {
         Bug::DuplicateReadUnchecked,
         Bug::ArmIgnoresWaiting,
         Bug::ReadSlotsNotGrown,
-        Bug::EarlyKeyFree,
+        Bug::OutOfOrderKeyFree,
         Bug::SharedReceivesHoarded,
         Bug::LengthOfLastPacket,
         Bug::CompletionsKept,
+        Bug::OverlapIgnored,
+        Bug::InvalidateTooMuch,
+        Bug::GapForever,
     ];
 }
 

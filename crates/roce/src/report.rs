@@ -22,9 +22,9 @@ use crate::wire::{Psn, Syndrome};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// No response after the last retry.
-    NoAnswer,
+    NoResponse,
     /// The last retry was used up by a peer that responds and still misses packets.
-    KeepsMissing,
+    SequenceErrors,
     /// The peer had no receive posted after the last RNR retry.
     ReceiverNotReady,
     /// The peer's NAK: how the work request completed.
@@ -47,8 +47,8 @@ impl Cause {
     /// Short name, for machine-readable output.
     pub const fn name(self) -> &'static str {
         match self {
-            Cause::NoAnswer => "no_answer",
-            Cause::KeepsMissing => "keeps_missing",
+            Cause::NoResponse => "no_response",
+            Cause::SequenceErrors => "sequence_errors",
             Cause::ReceiverNotReady => "receiver_not_ready",
             Cause::PeerRefused(_) => "peer_refused",
             Cause::BadResponse => "bad_response",
@@ -103,15 +103,15 @@ impl fmt::Display for LastError {
         let Named { psn, peer } = self.named();
         let retries = self.retries;
         match self.cause {
-            Cause::NoAnswer => {
-                write!(f, "retry exceeded: {retries} retries, no answer to {psn} from {peer}")?;
+            Cause::NoResponse => {
+                write!(f, "retry exceeded: {retries} retries, no response to {psn} from {peer}")?;
                 match self.acknowledged {
                     Some(last) => write!(f, "; last acknowledged {:#08x}", last.get())?,
                     None => write!(f, "; nothing was ever acknowledged")?,
                 }
             }
-            Cause::KeepsMissing => {
-                write!(f, "retry exceeded: {retries} retries, {peer} still misses {psn}")?;
+            Cause::SequenceErrors => {
+                write!(f, "retry exceeded: {retries} retries, {peer} still reports {psn} missing")?;
             }
             Cause::ReceiverNotReady => write!(
                 f,
@@ -120,14 +120,16 @@ impl fmt::Display for LastError {
             Cause::PeerRefused(status) => {
                 write!(f, "{} (NAK): {peer} refused {psn}", in_words(status))?;
             }
-            Cause::BadResponse => write!(f, "bad response: what {peer} answered to {psn} is none")?,
+            Cause::BadResponse => {
+                write!(f, "bad response: {peer} sent an invalid response to {psn}")?;
+            }
             Cause::Local(status) => write!(f, "{}: {psn} to {peer}", in_words(status))?,
             Cause::Refused(nak) => write!(f, "refused {psn} of {peer}: {}", nak_in_words(nak))?,
             Cause::Receive(status) => {
                 write!(f, "{}: {psn} of {peer} does not fit its receive", in_words(status))?;
             }
             Cause::CqOverrun => write!(f, "completion queue overrun: a completion is lost")?,
-            Cause::Program => write!(f, "the program asked for the error state")?,
+            Cause::Program => write!(f, "the program requested the error state")?,
         }
         self.wr_id.map_or(Ok(()), |wr_id| write!(f, " (wr_id {wr_id:#x})"))
     }
@@ -281,18 +283,21 @@ mod tests {
 
     #[test]
     fn a_timeout_names_packet_peer_and_what_was_heard_last() {
-        let text = error(Cause::NoAnswer).to_string();
-        let wanted = "retry exceeded: 7 retries, no answer to PSN 0x0012ab from 10.0.0.2 qp \
+        let text = error(Cause::NoResponse).to_string();
+        let wanted = "retry exceeded: 7 retries, no response to PSN 0x0012ab from 10.0.0.2 qp \
                       0x1a0001; last acknowledged 0x0012a9";
         assert_eq!(text, wanted);
-        let silent = LastError { acknowledged: None, ..error(Cause::NoAnswer) }.to_string();
+        let silent = LastError { acknowledged: None, ..error(Cause::NoResponse) }.to_string();
         assert!(silent.ends_with("; nothing was ever acknowledged"), "{silent}");
     }
 
     #[test]
     fn what_is_not_known_is_not_made_up() {
         let unknown = LastError { peer: None, psn: None, ..error(Cause::BadResponse) };
-        assert_eq!(unknown.to_string(), "bad response: what a peer answered to a request is none");
+        assert_eq!(
+            unknown.to_string(),
+            "bad response: a peer sent an invalid response to a request"
+        );
     }
 
     #[test]

@@ -29,12 +29,12 @@ pub(crate) struct Receive {
     /// Room for a message in bytes.
     pub(crate) len: u64,
     /// Where it is returned if its completion is discarded.
-    pub(crate) loan: Option<Loan>,
+    pub(crate) srq_slot: Option<SrqSlot>,
 }
 
 /// A receive that a shared queue has lent to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Loan {
+pub(crate) struct SrqSlot {
     srq: SrqId,
     slot: u32,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Loan {
 impl Receive {
     pub(crate) fn new(wr: RecvWr) -> Receive {
         let len = sg::total_bytes(&wr.sges);
-        Receive { wr, len, loan: None }
+        Receive { wr, len, srq_slot: None }
     }
 }
 
@@ -156,7 +156,7 @@ impl SrqTable {
         let slot = entry.queue.pop_front()?;
         entry.spring(srq, events);
         let wr = entry.slots[slot as usize].clone();
-        Some(Receive { loan: Some(Loan { srq, slot }), ..Receive::new(wr) })
+        Some(Receive { srq_slot: Some(SrqSlot { srq, slot }), ..Receive::new(wr) })
     }
 
     /// Receives not taken.
@@ -165,18 +165,18 @@ impl SrqTable {
     }
 
     /// Frees the slot of a receive whose completion was polled or discarded.
-    pub(crate) fn settle(&mut self, loan: Loan) {
-        if let Some(entry) = self.slab.get_mut(loan.srq.0) {
-            entry.free.push(loan.slot);
+    pub(crate) fn settle(&mut self, srq_slot: SrqSlot) {
+        if let Some(entry) = self.slab.get_mut(srq_slot.srq.0) {
+            entry.free.push(srq_slot.slot);
         }
     }
 
     /// Puts receives in front of all others, in the order given. Receives posted since they were taken
     /// stay: the queue may then exceed its limit, by as many as were lent.
-    pub(crate) fn give_back(&mut self, loans: impl DoubleEndedIterator<Item = Loan>) {
-        for loan in loans.rev() {
-            if let Some(entry) = self.slab.get_mut(loan.srq.0) {
-                entry.queue.push_front(loan.slot);
+    pub(crate) fn give_back(&mut self, srq_slots: impl DoubleEndedIterator<Item = SrqSlot>) {
+        for srq_slot in srq_slots.rev() {
+            if let Some(entry) = self.slab.get_mut(srq_slot.srq.0) {
+                entry.queue.push_front(srq_slot.slot);
             }
         }
     }

@@ -405,7 +405,7 @@ fn gather_answers<M: Memory>(
 ) {
     let mut outbox = core::mem::take(&mut endpoint.outbox);
     if outbox.has_room(qpn, owed) {
-        let answers = core::iter::from_fn(|| endpoint.poll_answer(qpn, now));
+        let answers = core::iter::from_fn(|| endpoint.poll_response(qpn, now));
         answers.take(owed).for_each(|answer| outbox.push(qpn, answer, memory));
     }
     endpoint.outbox = outbox;

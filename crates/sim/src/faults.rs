@@ -101,6 +101,11 @@ impl FaultMix {
         self.0[fault as usize] > 0
     }
 
+    /// Whether all of these faults are disabled.
+    pub(crate) fn has_none(&self, faults: &[Fault]) -> bool {
+        faults.iter().all(|&fault| !self.has(fault))
+    }
+
     /// Whether all faults are disabled.
     pub fn is_none(&self) -> bool {
         *self == FaultMix::NONE

@@ -92,13 +92,13 @@ pub enum Refusal {
     #[error("the range of tokens is empty or does not fit a staging buffer")]
     BadLength = 3,
     /// The session's stages output a token type other than the requested one.
-    #[error("the session's stages give another token type than the one asked for")]
+    #[error("the session's stages give another token type than requested")]
     BadType = 4,
     /// The reader has more requests outstanding than it was given credits for.
     #[error("more requests outstanding than credits given")]
     NoCredit = 5,
     /// The capsule was damaged, of another version, or not a request.
-    #[error("the capsule was damaged, of another version, or not a request")]
+    #[error("the capsule was corrupt, of another version, or not a request")]
     BadCapsule = 6,
     /// The number of the request was used before, or one was skipped.
     #[error("the request's number was used before or skipped one")]
@@ -167,7 +167,7 @@ pub enum CapsuleError {
         expected: u32,
     },
     /// A field holds an undefined value.
-    #[error("capsule field {0} holds a value without meaning")]
+    #[error("capsule field {0} holds an invalid value")]
     Field(&'static str),
 }
 

@@ -46,7 +46,7 @@ pub const IO_ALIGN: u32 = 4096;
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Bytes of a target's staging buffer: a block and the slack of aligned reads.
-pub const REGISTER_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
+pub const STAGING_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
 
 /// Slots for a request and its response per credit. A reader sends its next request as soon as it gets
 /// a response, and the request may arrive before the acknowledgement of the response: with one slot per
@@ -103,7 +103,7 @@ pub struct TargetCounters {
     /// Requests refused, by [`Refusal`] code minus one.
     pub refused: [u64; Refusal::ALL.len()],
     /// Work requests that ended in error (the session's queue pair failed).
-    pub failed_work: u64,
+    pub failed_work_requests: u64,
     /// Completions that no outstanding work request of the session can have.
     pub bad_completions: u64,
 }
@@ -252,7 +252,7 @@ struct Io<'a, D, M> {
 #[derive(Clone, Copy, Debug)]
 pub struct SessionMemory {
     /// Key of the target's staging buffers, with local access only.
-    pub registers_lkey: u32,
+    pub staging_lkey: u32,
     /// One region of `credits *` [`CREDIT_BYTES`], local write.
     pub capsules: MemoryRegion,
     /// Requests the reader may have outstanding.
@@ -268,7 +268,7 @@ pub struct Target {
     sessions: BTreeMap<Qpn, Session>,
     turns: VecDeque<Qpn>,
     /// Open sessions that hold no buffer.
-    empty_handed: usize,
+    without_buffers: usize,
     /// Sessions that failed and were not reported yet.
     failed: VecDeque<(Qpn, SessionFailure)>,
     send_cq: CqId,
@@ -281,7 +281,7 @@ const NO_BUFFER: u32 = u32::MAX;
 const DATA_WRITE: u64 = u64::MAX;
 
 impl Target {
-    /// A target with `count` buffers ([`REGISTER_BYTES`] each) from `base_addr` on, 4096-aligned, and
+    /// A target with `count` buffers ([`STAGING_BYTES`] each) from `base_addr` on, 4096-aligned, and
     /// the two completion queues of its sessions' queue pairs.
     pub fn new(
         base_addr: u64,
@@ -296,7 +296,7 @@ impl Target {
             free: (0..count).rev().collect(),
             sessions: BTreeMap::new(),
             turns: VecDeque::new(),
-            empty_handed: 0,
+            without_buffers: 0,
             failed: VecDeque::new(),
             send_cq,
             recv_cq,
@@ -316,12 +316,12 @@ impl Target {
     }
 
     /// Staging buffers not in use; all of them when no session is open and the disk is idle.
-    pub fn free_registers(&self) -> usize {
+    pub fn free_buffers(&self) -> usize {
         self.free.len()
     }
 
     /// Staging buffers in all.
-    pub fn register_count(&self) -> usize {
+    pub fn buffer_count(&self) -> usize {
         self.buffers.len()
     }
 
@@ -353,7 +353,7 @@ impl Target {
         }
         self.sessions.insert(qpn, session);
         self.turns.push_back(qpn);
-        self.empty_handed += 1;
+        self.without_buffers += 1;
         Ok(())
     }
 
@@ -368,7 +368,7 @@ impl Target {
         let Some(session) = self.sessions.remove(&qpn) else {
             return;
         };
-        self.empty_handed -= usize::from(session.buffers == 0);
+        self.without_buffers -= usize::from(session.buffers == 0);
         self.turns.retain(|turn| *turn != qpn);
         self.failed.retain(|(failed, _)| *failed != qpn);
         for index in 0..self.buffers.len() {
@@ -485,11 +485,11 @@ impl Target {
             return self.refuse(io, done.qpn, slot, Refusal::BadCapsule);
         };
         if session.outstanding > session.memory.credits {
-            return self.answer(io, done.qpn, slot, &request, Refusal::NoCredit);
+            return self.refuse_request(io, done.qpn, slot, &request, Refusal::NoCredit);
         }
         match session.admit(done.qpn, slot, request) {
             Ok(job) => session.pending.push_back(job),
-            Err(reason) => self.answer(io, done.qpn, slot, &request, reason),
+            Err(reason) => self.refuse_request(io, done.qpn, slot, &request, reason),
         }
     }
 
@@ -508,7 +508,7 @@ impl Target {
     }
 
     fn start_read<K: Disk>(&mut self, qpn: Qpn, disk: &mut K) -> Turn {
-        let kept = self.empty_handed.min(self.buffers.len() / 2);
+        let kept = self.without_buffers.min(self.buffers.len() / 2);
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
         };
@@ -524,7 +524,7 @@ impl Target {
             return Turn::DiskFull;
         }
         session.pending.pop_front();
-        self.empty_handed -= usize::from(session.buffers == 0);
+        self.without_buffers -= usize::from(session.buffers == 0);
         session.buffers += 1;
         self.free.pop();
         self.buffers[buffer as usize] = State::Reading(job);
@@ -636,7 +636,7 @@ impl Target {
 
     /// The WRITE of a buffer into the reader's memory, if the session is open.
     fn data_write(&self, buffer: u32, job: &Job, bytes: u32) -> Option<SendWr> {
-        let lkey = self.sessions.get(&job.qpn)?.memory.registers_lkey;
+        let lkey = self.sessions.get(&job.qpn)?.memory.staging_lkey;
         let addr = self.buffer_addr(buffer) + u64::from(job.head());
         let ReadRequest { remote_addr, rkey, .. } = job.request;
         Some(SendWr {
@@ -649,7 +649,7 @@ impl Target {
         })
     }
 
-    fn answer<D: Device, M: Staging>(
+    fn refuse_request<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
         qpn: Qpn,
@@ -721,7 +721,7 @@ impl Target {
     /// Counts the failure and drops the pending requests of the session.
     fn fail(&mut self, qpn: Qpn, why: SessionFailure) {
         match why {
-            SessionFailure::QueuePair => self.counters.failed_work += 1,
+            SessionFailure::QueuePair => self.counters.failed_work_requests += 1,
             SessionFailure::BadCompletion => self.counters.bad_completions += 1,
             SessionFailure::Completions(_) => {}
         }
@@ -744,7 +744,7 @@ impl Target {
         self.free.push(buffer);
         if let Some(session) = owner.and_then(|qpn| self.sessions.get_mut(&qpn)) {
             session.buffers -= 1;
-            self.empty_handed += usize::from(session.buffers == 0);
+            self.without_buffers += usize::from(session.buffers == 0);
         }
     }
 }
@@ -761,5 +761,5 @@ pub(crate) fn received<'m, M: Staging>(
 }
 
 fn offset_of(buffer: u32) -> u64 {
-    u64::from(buffer) * u64::from(REGISTER_BYTES)
+    u64::from(buffer) * u64::from(STAGING_BYTES)
 }

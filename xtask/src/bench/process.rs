@@ -58,9 +58,8 @@ impl Demo<'_> {
             Some(Ok(_)) => serde_json::from_str(&text).ok(),
             _ => None,
         };
-        let report = report.ok_or_else(|| {
-            Failure::check("the demo reported nothing; what it said stands above")
-        })?;
+        let report = report
+            .ok_or_else(|| Failure::check("the demo reported nothing; see its output above"))?;
         Ok(Ran { report, load_before, dpu_resident_kib })
     }
 

@@ -74,14 +74,14 @@ const METRICS: &[Metric] = &[
         target: Target::AtMost(0.9),
     },
     Metric {
-        name: "packets dropped on purpose",
+        name: "injected packet drops",
         key: "dropped_packets",
         digits: 0,
         of: |run| Some(run.dropped),
         target: Target::None,
     },
     Metric {
-        name: "packets sent again",
+        name: "packets retransmitted",
         key: "retransmitted_packets",
         digits: 0,
         of: |run| Some(run.retransmitted),

@@ -43,7 +43,7 @@ use progress::Progress;
 const POST_ROUNDS: u32 = 4;
 
 /// Empty polls before a thread yields the processor.
-const VAIN_POLLS: u32 = 16;
+const EMPTY_POLLS: u32 = 16;
 
 /// Packets of one drain that mean "there is more to send".
 const FULL_DRAIN: usize = 2 * world::BURST_PACKETS;
@@ -58,7 +58,7 @@ pub(crate) struct Engine {
     core: Mutex<Core>,
     progress: Progress,
     sockets: Vec<Watched>,
-    vain_polls: AtomicU32,
+    empty_polls: AtomicU32,
 }
 
 /// The state behind an engine's lock.
@@ -157,7 +157,7 @@ impl Engine {
         };
         let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
         let sockets = wire.fds().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
-        let sockets = sockets.map_err(refused("its sockets are gone"))?;
+        let sockets = sockets.map_err(refused("its sockets are closed"))?;
         let no_descriptor = refused("no descriptor for its progress thread");
         let driver = driver_for(&wire).map_err(no_descriptor)?;
         let progress = Progress::new(&driver).map_err(no_descriptor)?;
@@ -183,7 +183,7 @@ impl Engine {
             core: Mutex::new(core),
             progress,
             sockets,
-            vain_polls: AtomicU32::new(0),
+            empty_polls: AtomicU32::new(0),
         });
         progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
@@ -221,7 +221,7 @@ impl Engine {
     /// One round of receiving and sending by a thread of the program.
     pub(crate) fn drain(&self, core: &mut Core) -> world::Progress {
         let now = clock::now();
-        self.progress.program_was_here(now);
+        self.progress.note_program_call(now);
         let progress = core.drain(now);
         self.progress.note_deadline(core.deadline());
         progress
@@ -231,8 +231,8 @@ impl Engine {
     /// it yields: its peer may be waiting for the same processor.
     pub(crate) fn polled(&self, idle: bool) {
         if !idle {
-            self.vain_polls.store(0, Ordering::Relaxed);
-        } else if self.vain_polls.fetch_add(1, Ordering::Relaxed) >= VAIN_POLLS {
+            self.empty_polls.store(0, Ordering::Relaxed);
+        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= EMPTY_POLLS {
             std::thread::yield_now();
         }
     }

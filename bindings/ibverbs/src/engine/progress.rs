@@ -46,7 +46,7 @@ pub(super) struct Progress {
     /// The driver's descriptors.
     fds: Vec<Watched>,
     /// When a program thread last drained, in nanoseconds.
-    program_seen: AtomicU64,
+    last_program_call: AtomicU64,
     /// When the thread will wake by timeout; 0 while it is awake, `u64::MAX` for never.
     wakes_at: AtomicU64,
     /// The thread is not watching the sockets.
@@ -61,7 +61,7 @@ impl Progress {
         Ok(Progress {
             waker: Mutex::new(Some(ManuallyDrop::new(driver.waker()))),
             fds: driver.fds().into_iter().map(Watched::new).collect::<Outcome<_>>()?,
-            program_seen: AtomicU64::new(0),
+            last_program_call: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -79,8 +79,8 @@ impl Progress {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn program_was_here(&self, now: Time) {
-        self.program_seen.store(now.as_nanos(), Ordering::Relaxed);
+    pub(super) fn note_program_call(&self, now: Time) {
+        self.last_program_call.store(now.as_nanos(), Ordering::Relaxed);
     }
 
     /// Wakes the thread if it would sleep past this deadline. Called with the core locked, as the
@@ -93,7 +93,7 @@ impl Progress {
     }
 
     pub(super) fn expect_sleep(&self) {
-        self.program_seen.store(0, Ordering::Relaxed);
+        self.last_program_call.store(0, Ordering::Relaxed);
         if self.napping.swap(false, Ordering::Relaxed) {
             self.wake();
         }
@@ -115,7 +115,7 @@ impl Progress {
     }
 
     fn program_is_polling(&self, now: Time) -> bool {
-        let seen = Time::from_nanos(self.program_seen.load(Ordering::Relaxed));
+        let seen = Time::from_nanos(self.last_program_call.load(Ordering::Relaxed));
         seen > now || now.since(seen) < PROGRAM_AWAY
     }
 }

@@ -149,10 +149,10 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("not_sent_last_errno", tx.dropped.last_errno.unsigned_abs().into()),
         ("received_packets", rx.packets),
         ("received_bytes", rx.bytes),
-        ("received_joined", rx.gro_batches),
+        ("received_coalesced", rx.gro_batches),
         ("receive_calls", rx.syscalls),
         ("accepted", rx.accepted),
-        ("id_solved", rx.id_solved),
+        ("unexpected_ip_ids", rx.unexpected_ip_ids),
         ("bad_icrc", rx.bad_icrc),
         ("truncated", rx.truncated),
         ("unparsable", rx.unparsable.total()),
@@ -160,10 +160,10 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("receive_buffer_overruns", wire.overrun),
         ("forwarded", sharing.forwarded.packets),
         ("not_forwarded", unsent(&sharing.forwarded)),
-        ("forwarded_to_us", sharing.accepted),
-        ("forwarded_by_strangers", sharing.foreign),
-        ("forwarded_wrongly", sharing.misrouted),
-        ("waits_for_receivers", sharing.times_held),
+        ("forwarded_received", sharing.accepted),
+        ("forwarded_untrusted", sharing.foreign),
+        ("forwarded_misrouted", sharing.misrouted),
+        ("backpressure_waits", sharing.backpressure_waits),
     ]
 }
 
@@ -204,7 +204,7 @@ fn queue_pair(report: &QpReport, now: Time) -> Value {
 fn times(rtt: &RttMeter) -> Value {
     let nanos = |time: Option<Duration>| Value::from(time.map(Duration::as_nanos));
     Value::Object(vec![
-        ("least_ns", nanos(rtt.estimator.least())),
+        ("min_ns", nanos(rtt.estimator.min_rtt())),
         ("smoothed_ns", nanos(rtt.estimator.smoothed())),
         ("histogram", rtt.histogram.counts().iter().copied().collect()),
     ])
@@ -220,10 +220,10 @@ fn transport_name(transport: Transport) -> &'static str {
 
 fn reason_name(reason: TimeoutReason) -> &'static str {
     match reason {
-        TimeoutReason::AckTimeout => "answer",
-        TimeoutReason::RnrWait => "receiver",
-        TimeoutReason::LossProbe => "overdue answer",
-        TimeoutReason::Pacing => "its rate",
+        TimeoutReason::AckTimeout => "ack",
+        TimeoutReason::RnrWait => "rnr",
+        TimeoutReason::LossProbe => "loss probe",
+        TimeoutReason::Pacing => "pacing",
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn start() {
     if let Err(why) = answer() {
         let taken = "another process holds the name (grep dquant-verbs /proc/net/unix)";
         let failure =
-            Failure::new(why, format_args!("`dquant explain` gets no answer here: {why}"));
+            Failure::new(why, format_args!("`dquant explain` cannot query this process: {why}"));
         failure.with_hint((why == Errno::ADDRINUSE).then_some(taken)).report();
     }
 }

@@ -64,9 +64,9 @@ pub(crate) fn say(message: Arguments<'_>, hint: Option<&str>) {
 fn hint_for(error: Errno) -> &'static str {
     match error {
         Errno::MFILE => "allow more open files (ulimit -n 1024), or close some",
-        Errno::NFILE => "the machine has as many open files as it may (sysctl fs.file-max)",
+        Errno::NFILE => "the machine has reached its limit of open files (sysctl fs.file-max)",
         Errno::AGAIN => "allow more processes and threads (ulimit -u)",
-        Errno::NOMEM | Errno::NOBUFS => "there is too little memory",
+        Errno::NOMEM | Errno::NOBUFS => "out of memory",
         Errno::NODEV => "is it still up, with an address? (ip address)",
         _ => "`dquant doctor` looks at what this machine offers",
     }

@@ -121,6 +121,6 @@ fn text_of(name: &str) -> Option<String> {
 }
 
 fn complain(name: &str, value: &str) {
-    let message = format_args!("{name}={value} is not understood and ignored");
+    let message = format_args!("{name}={value} is invalid and ignored");
     say(message, Some("docs/verbs.md has the settings"));
 }

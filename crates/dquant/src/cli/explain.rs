@@ -33,10 +33,10 @@ use document::Document;
     after_help = "\
 Words:
   PSN            packet sequence number: 24 bits, counted up for each packet
-  ACK, NAK       the peer's answers: arrived; refused or missing, with the cause
+  ACK, NAK       the peer's responses: arrived; refused or missing, with the cause
   RNR            receiver not ready: the peer has no receive posted for a message
   credits        messages that the peer has receives for, as far as it said
-  retries        how often a packet is sent again before the queue pair gives up
+  retries        how often a packet is retransmitted before the queue pair fails
   ECN, CNP       a packet marked by a full switch; the notification that slows the sender down
   round trips    from a packet to its acknowledgement, as a histogram
 
@@ -196,7 +196,7 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => refused += 1,
             Err(error) if error.kind() == ErrorKind::TimedOut => {
                 let pid = endpoint.pid;
-                console.note(format_args!("process {pid:>7}  does not answer; is it stopped?"));
+                console.note(format_args!("process {pid:>7}  does not respond; is it stopped?"));
                 silent += 1;
             }
             // Ended since: a query by its number reports that.
@@ -205,7 +205,7 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
     }
     if refused > 0 {
         console
-            .note(format_args!("{refused} more of other users, who may ask them; root may, too"));
+            .note(format_args!("{refused} more of other users; only they and root may query them"));
     }
     if listed + silent == 0 {
         console.note("no verbs program of this user has a device open in this network namespace");
@@ -218,20 +218,22 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
 fn nobody(pid: u32, device: Option<&str>) -> CliError {
     if ask::has_ended(pid) {
         return CliError::usage(format_args!("there is no process {pid}")).hint(
-            "a program that has ended cannot be asked; `dquant explain` lists those that can",
+            "a program that has ended cannot be queried; `dquant explain` lists the running ones",
         );
     }
     let what = device.map_or_else(|| "device".to_owned(), |name| format!("device {name}"));
     CliError::usage(format_args!("process {pid} has no {what} open in this network namespace"))
         .hint(
-            "`dquant explain` lists who can be asked; `ip netns exec` enters another namespace; \
-             daemons of dquant answer `dquant status`",
+            "`dquant explain` lists the programs that can be queried; `ip netns exec` enters another namespace; \
+             for daemons there is `dquant status`",
         )
 }
 
 fn unanswered(Endpoint { pid }: Endpoint, error: &std::io::Error) -> CliError {
     let hint = match error.kind() {
-        ErrorKind::PermissionDenied => "only the user that a program runs as, and root, may ask",
+        ErrorKind::PermissionDenied => {
+            "only the user that a program runs as, and root, may query it"
+        }
         ErrorKind::TimedOut => "is it stopped, by a signal or a debugger?",
         _ => "is it a program that `dquant run` started, with the library of this version?",
     };

@@ -39,7 +39,7 @@ pub(super) struct Serve {
     ///
     /// This is also the number of reads in flight. A small number fits the processor's cache.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=4096))]
-    registers: u32,
+    staging_buffers: u32,
 
     /// How files are read
     ///
@@ -110,7 +110,7 @@ impl Serve {
             roots: self.roots,
             host: self.wire.host(control.ip(), 0)?,
             control,
-            registers: self.registers,
+            staging_buffers: self.staging_buffers,
             io: self.io.into(),
             token,
         };

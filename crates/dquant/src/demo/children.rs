@@ -166,7 +166,7 @@ impl Daemon {
         let read = out.read_line(&mut line);
         let ready = read.ok().and_then(|_| serde_json::from_str::<Ready>(&line).ok());
         let ready = ready.ok_or_else(|| {
-            CliError::usage("a daemon of the demo did not start; what it said stands above")
+            CliError::usage("a daemon of the demo did not start; see its output above")
         })?;
         Ok(Daemon { control: ready.control, _child: child, _out: out })
     }
@@ -213,7 +213,10 @@ impl Trainer {
         let read = self.out.read_line(&mut line);
         match read {
             Ok(1..) => serde_json::from_str(&line).map_err(|error| {
-                CliError::because(format_args!("the trainer said {line:?}"), &error)
+                CliError::because(
+                    format_args!("unexpected output of the trainer: {line:?}"),
+                    &error,
+                )
             }),
             _ => {
                 let ended = self.child.0.wait().map(|status| status.to_string());

@@ -151,7 +151,7 @@ impl Figures {
             mismatches: end.mismatches,
             offload: run.offload,
             retransmitted_packets: both("roce.retransmitted_packets"),
-            dropped_packets: both("udp.dropped_on_purpose"),
+            dropped_packets: both("udp.injected_drops"),
             stream_hash: end.stream_hash.clone(),
             stream_hash_batches: end.stream_hash_batches,
             verify_cpu_s: end.verify_cpu_s,
@@ -208,7 +208,7 @@ pub struct Summary {
     pub plan: Vec<PlanRow>,
     /// Seed of corpora, order and losses.
     pub seed: u64,
-    /// Share of packets dropped on purpose.
+    /// Share of injected packet drops.
     pub loss: f64,
     /// Number of corpora.
     pub corpora: usize,
@@ -319,7 +319,7 @@ const ROWS: [(&str, Cell); 12] = [
     ("open to first batch, median ms", |run| {
         run.open_ms.map_or("-".into(), |open_ms| format!("{open_ms:.1}"))
     }),
-    ("packets dropped / sent again", |run| {
+    ("packets dropped / retransmitted", |run| {
         format!("{} / {}", run.dropped_packets, run.retransmitted_packets)
     }),
     ("resident MiB host / DPU / target", |run| {

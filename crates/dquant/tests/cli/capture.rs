@@ -186,7 +186,7 @@ fn a_live_capture_has_every_packet_once_and_ends_when_asked() {
     let report = ran.json();
     assert_eq!(report["schema"], "dquant.capture.live/1");
     assert!(
-        report["packets"].as_u64() >= Some(64) && report["joined"].as_u64() >= Some(1),
+        report["packets"].as_u64() >= Some(64) && report["coalesced"].as_u64() >= Some(1),
         "{report}"
     );
     assert_eq!(recorded(&folder, address), (0..64).collect::<Vec<_>>());

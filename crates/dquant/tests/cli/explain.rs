@@ -120,7 +120,7 @@ fn a_peer_that_was_killed_is_named_with_packet_and_cause() {
 
     let failed = server.explained(&folder, "ERROR")["queue_pairs"][0].clone();
     let error = &failed["last_error"];
-    assert_eq!(error["cause"], "no_answer", "{failed}");
+    assert_eq!(error["cause"], "no_response", "{failed}");
     assert_eq!((&error["peer"]["ip"], &error["peer"]["qpn"]), (&"127.0.0.1".into(), &peer));
     assert_eq!(error["psn"], failed["flow"]["unacknowledged_psn"], "{failed}");
     let counters = &failed["counters"];
@@ -130,9 +130,9 @@ fn a_peer_that_was_killed_is_named_with_packet_and_cause() {
     let Ran { stdout: text, .. } = folder.run(&["explain", &server.pid()]).good();
     let psn = format!("{:#08x}", error["psn"].as_u64().expect("a number"));
     let qpn = format!("{:#x}", peer.as_u64().expect("a number"));
-    let line = format!("no answer to PSN {psn} from 127.0.0.1 qp {qpn}; last acknowledged 0x");
+    let line = format!("no response to PSN {psn} from 127.0.0.1 qp {qpn}; last acknowledged 0x");
     assert!(text.contains(&line), "{line}: {text}");
-    assert!(text.contains("\n  hint         the peer answered before"), "{text}");
+    assert!(text.contains("\n  hint         the peer responded before"), "{text}");
     let list = folder.run(&["explain"]).good().stdout;
     let own = list.lines().find(|line| line.contains(&server.pid())).expect("it is listed");
     assert!(own.ends_with("1 queue pair, 1 failed"), "{list}");

@@ -222,5 +222,5 @@ fn nobody_can_run_programs_and_is_explained_to_root_and_itself_only() {
 
     let roots = Running::player(&folder, &Meeting::new(), None);
     roots.explained(&folder, "INIT");
-    ask(&roots.pid()).failed(3, "answers its own user", "root");
+    ask(&roots.pid()).failed(3, "only to its own user", "root");
 }

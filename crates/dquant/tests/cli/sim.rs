@@ -23,7 +23,7 @@ fn a_few_seeds_hold_and_repeat_themselves() {
 #[test]
 fn goodput_falls_with_loss() {
     let folder = Folder::new("sim-goodput");
-    let args = ["sim", "goodput", "--loss", "1%", "--span", "2ms", "--json"];
+    let args = ["sim", "goodput", "--loss", "1%", "--duration", "2ms", "--json"];
     let report = folder.run(&args).good().json();
     for mode in report["modes"].as_array().expect("two modes") {
         let at = |point: usize| mode["points"][point]["goodput_bps"].as_u64();

@@ -26,23 +26,23 @@ fn only_who_has_the_token_is_served() {
     let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(10_000, 1));
     let (target, dpu) = (world.target(&[]), world.dpu(&[]));
     let url = target.url("web");
-    let before = target.status(&world).counter("control.refused_tokens");
+    let before = target.status(&world).counter("control.auth_failures");
     let wrong = with_token(&world, &dpu, &url, Some("wrong-token"));
     wrong.failed(2, &[target.control(), "token is not the one"], "DQUANT_TOKEN");
     let none = with_token(&world, &dpu, &url, None);
     none.failed(2, &[target.control(), "no token"], "DQUANT_TOKEN");
     let strange = with_token(&world, &dpu, &url, Some("tok\u{e9}n\twith\u{1}oddities"));
     strange.failed(2, &[target.control(), "token"], "DQUANT_TOKEN");
-    let after = target.status(&world).counter("control.refused_tokens");
+    let after = target.status(&world).counter("control.auth_failures");
     assert!(after >= before + 3, "{before} {after}");
 
     for daemon in [&target, &dpu] {
-        let before = daemon.status(&world).counter("control.refused_tokens");
+        let before = daemon.status(&world).counter("control.auth_failures");
         let mut command = world.program(&["status", "--control", daemon.control()]);
         command.env("DQUANT_TOKEN", "wrong-token");
         let refused = Cat::start(&world, command).finish();
         refused.failed(2, &[daemon.control(), "token is not the one"], "DQUANT_TOKEN");
-        assert_eq!(daemon.status(&world).counter("control.refused_tokens"), before + 1);
+        assert_eq!(daemon.status(&world).counter("control.auth_failures"), before + 1);
     }
     let right = with_token(&world, &dpu, &url, Some(super::harness::TOKEN)).good();
     assert_same(&right.stdout, &expected(ARGS[1], &[&corpus], 0..3));

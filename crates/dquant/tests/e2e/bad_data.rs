@@ -85,7 +85,7 @@ fn a_file_cut_short_while_it_is_read_is_an_error() {
     file.set_len((9 << 20) + (1 << 19) + 12).expect("it can be cut");
     for (cat, head) in [through, alone].into_iter().zip(heads) {
         let ran = cat.finish();
-        ran.failed(1, &["web.bin", "ends at byte 9961484", "cut short"], "on the target");
+        ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "on the target");
         let got = [head, ran.stdout].concat();
         // Sample 2432 is the first that is not whole.
         assert_same(&got, &expected(plan, &[&corpus], 0..2432 / 32));
@@ -104,7 +104,7 @@ fn a_file_emptied_while_it_is_read_is_said_to_be_empty() {
     let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
     through.read(100);
     fs::File::options().write(true).open(&corpus.path).expect("it exists").set_len(0).expect("cut");
-    through.finish().failed(1, &["web.bin", "is empty now", "cut short"], "on the target");
+    through.finish().failed(1, &["web.bin", "is empty now", "truncated"], "on the target");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn types_that_do_not_go_with_the_file() {
     type Case = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
     let cases: &[Case] = &[
         ("odd", &["--dtype", "u128"], &["odd.bin", "u128"], "--dtype"),
-        ("odd", &["--dtype", ""], &["odd.bin", "does not say"], "--dtype"),
+        ("odd", &["--dtype", ""], &["odd.bin", "does not record"], "--dtype"),
         ("odd", &[], &["odd.bin", "4003"], "inspect"),
         ("short", &[], &["short.bin", "2048", "100"], "window"),
         ("empty", &[], &["empty.bin"], ""),

@@ -34,8 +34,8 @@ fn a_client_hears_of_it_and_a_new_dpu_serves_the_next() {
     // The target noticed, too.
     eventually("the end of the session", || {
         let status = target.status(&world);
-        let free = status.counter("target.free_registers");
-        let idle = free == status.counter("target.registers");
+        let free = status.counter("target.free_staging_buffers");
+        let idle = free == status.counter("target.staging_buffers");
         (status.counter("target.sessions") == 0 && idle).then_some(())
     });
 

@@ -12,7 +12,7 @@ const LIMITS: std::ops::Range<u32> = 5..30;
 fn assert_names_the_limit(ran: &Ran, limit: u32) {
     assert_eq!(ran.exit, Some(2), "{limit}: {}", ran.stderr);
     assert!(!ran.stderr.contains("panicked"), "{limit}: {}", ran.stderr);
-    assert!(ran.stderr.contains("hint: raise the limit"), "{limit}: {}", ran.stderr);
+    assert!(ran.stderr.contains("hint: raise the open-file limit"), "{limit}: {}", ran.stderr);
 }
 
 #[test]

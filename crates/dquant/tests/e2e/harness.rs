@@ -150,7 +150,7 @@ impl World {
     pub(crate) fn target(&self, more: &[&str]) -> Daemon {
         let (root, ip) = (self.root(), fresh_ip());
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
-        let args = ["serve", "--json", "--root", path(&root), "--registers", "8"];
+        let args = ["serve", "--json", "--root", path(&root), "--staging-buffers", "8"];
         Daemon::start(self, [&args[..], &addresses(&roce, &control, more), more].concat(), None)
     }
 

@@ -214,7 +214,7 @@ fn packets_thrown_at_both_ends(test: &str, selective: bool, inside: &[Rise]) {
     assert_same(&got, &expected(PLAN, &[&corpus], 0..400));
     let status = dpu.status(&world);
     assert_eq!(status.counter("stream.lost_connections"), 0);
-    assert_eq!(status.counter("stream.damaged_blocks"), 0);
+    assert_eq!(status.counter("stream.corrupt_blocks"), 0);
     assert_eq!(relay.sessions().len(), 1, "the connection was never made again");
 }
 
@@ -309,9 +309,9 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
     eventually("the failed write", || {
         rogue.drain();
         let status = target.status(&world);
-        let free = status.counter("target.free_registers");
-        let idle = free == status.counter("target.registers");
-        (idle && status.counter("target.failed_work") > 0).then_some(())
+        let free = status.counter("target.free_staging_buffers");
+        let idle = free == status.counter("target.staging_buffers");
+        (idle && status.counter("target.failed_work_requests") > 0).then_some(())
     });
     drop(session);
     served_as_ever(&world, &target, &dpu, &corpus);

@@ -156,7 +156,7 @@ fn misbehave_with_a_stream(dpu: &Daemon, target: &Daemon) {
     }
 }
 
-/// More silent clients than the daemon accepts: the oldest are displaced.
+/// More silent clients than the daemon accepts: the oldest are evicted.
 fn hold_connections(dpu: &Daemon) {
     let connect = |_| Connection::connect(dpu.socket()).expect("a DPU listens");
     let silent: Vec<Connection> = (0..80).map(connect).collect();
@@ -248,8 +248,8 @@ async fn senseless_calls(target: &str) {
         (Some(QueuePair { psn: 1 << 24, ..pair.clone() }), "out of range"),
         (Some(QueuePair { mtu: 255, ..pair.clone() }), "MTU"),
         (Some(QueuePair { address: "localhost".into(), ..pair.clone() }), "localhost"),
-        (Some(QueuePair { address: "[::1]:4791".into(), ..pair.clone() }), "no way"),
-        (Some(QueuePair { address: "0.0.0.0:4791".into(), ..pair }), "no way"),
+        (Some(QueuePair { address: "[::1]:4791".into(), ..pair.clone() }), "no route"),
+        (Some(QueuePair { address: "0.0.0.0:4791".into(), ..pair }), "no route"),
     ] {
         let datasets = vec![dataset("web")];
         let request = SessionRequest { datasets, reader, credits: u32::MAX, stages: vec![] };

@@ -169,8 +169,8 @@ fn descriptions_are_checked() {
         (lies(vec![info("u32", 1_000, 0), info("u32", 1_000, 0)]), ["2 datasets", ""]),
         (lies(vec![info("f32", 1_000, 0)]), ["web.bin", "type"]),
         (lies(vec![info("", 1_000, 0)]), ["web.bin", "type"]),
-        (lies(vec![info("u32", u64::MAX, 0)]), ["web.bin", "longer than"]),
-        (lies(vec![info("u32", 1 << 60, u64::MAX)]), ["web.bin", "longer than"]),
+        (lies(vec![info("u32", u64::MAX, 0)]), ["web.bin", "exceeds the largest"]),
+        (lies(vec![info("u32", 1 << 60, u64::MAX)]), ["web.bin", "exceeds the largest"]),
         (lies(vec![info("u32", 0, 0)]), ["web.bin", "window"]),
     ] {
         let fake = FakeTarget::start(&runtime, lies);
@@ -197,11 +197,11 @@ fn sessions_are_checked() {
         (pair(QueuePair { qpn: 1 << 24, ..good.clone() }), "out of range"),
         (pair(QueuePair { psn: 1 << 24, ..good.clone() }), "out of range"),
         (pair(QueuePair { address: "nowhere".into(), ..good.clone() }), "nowhere"),
-        (pair(QueuePair { address: "[::1]:4791".into(), ..good.clone() }), "no way"),
-        (pair(QueuePair { address: "0.0.0.0:4791".into(), ..good.clone() }), "no way"),
+        (pair(QueuePair { address: "[::1]:4791".into(), ..good.clone() }), "no route"),
+        (pair(QueuePair { address: "0.0.0.0:4791".into(), ..good.clone() }), "no route"),
         (Lies { mtu: 1, ..Lies::default() }, "MTU"),
-        (Lies { session_datasets: vec![], ..Lies::default() }, "no longer what it was"),
-        (Lies { session_datasets: vec![info("u32", 9, 9)], ..Lies::default() }, "no longer"),
+        (Lies { session_datasets: vec![], ..Lies::default() }, "has changed since"),
+        (Lies { session_datasets: vec![info("u32", 9, 9)], ..Lies::default() }, "has changed"),
     ] {
         let fake = FakeTarget::start(&runtime, lies);
         let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
@@ -295,6 +295,6 @@ fn a_target_has_no_way_into_the_memory_of_another_stream() {
     let ran = reading.finish().good();
     assert_eq!(ran.stdout, block[..ran.stdout.len()], "another stream wrote into this one");
     assert_eq!(ran.stdout.len(), 3 * 2 * 100 * 2);
-    assert_eq!(dpu.status(&world).counter("stream.damaged_blocks"), 0);
+    assert_eq!(dpu.status(&world).counter("stream.corrupt_blocks"), 0);
     other.kill();
 }

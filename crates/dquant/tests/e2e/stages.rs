@@ -110,7 +110,7 @@ fn a_reader_refuses_a_target_that_agrees_to_other_stages() {
             Cat::through(&world, &dpu, &fake.url("web"), &args).finish(),
             Cat::alone(&world, &fake.url("web"), &args).finish(),
         ] {
-            ran.failed(2, &["target", "other stages than it was asked for"], "same version");
+            ran.failed(2, &["target", "other stages than requested"], "same version");
         }
     }
     assert_eq!(dpu.status(&world).counter("dpu.streams"), 0);

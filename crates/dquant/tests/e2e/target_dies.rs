@@ -45,7 +45,7 @@ fn a_restarted_target_is_found_again() {
     }
     let status = dpu.status(&world);
     assert!(status.counter("stream.lost_connections") >= 3, "{status:?}");
-    assert_eq!(status.counter("stream.damaged_blocks"), 0);
+    assert_eq!(status.counter("stream.corrupt_blocks"), 0);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_target_that_stays_away_ends_the_stream() {
     target.kill();
     for (cat, head) in [through, alone].into_iter().zip(heads) {
         let ran = cat.finish();
-        ran.failed(3, &["target", &control, "did not come back"], "--reconnect");
+        ran.failed(3, &["target", &control, "could not be restored"], "--reconnect");
         assert!(died.elapsed() >= Duration::from_secs(2), "it gave up before its time");
         // Correct, whole batches up to where it ended.
         let got = [head, ran.stdout].concat();
@@ -109,7 +109,7 @@ fn refused_after(name: &str, change: impl FnOnce(&World, &Corpus)) {
     change(&world, &corpus);
     target.restart(&world);
     let ran = cat.finish();
-    ran.failed(3, &["web.bin", "no longer what it was", target.control()], "");
+    ran.failed(3, &["web.bin", "has changed since", target.control()], "");
     let got = [head, ran.stdout].concat();
     assert_same(&got, &expected(PLAN, &[&corpus], 0..got.len() as u64 / (64 << 10)));
 }

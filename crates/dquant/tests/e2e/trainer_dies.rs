@@ -12,7 +12,7 @@ const ENDLESS: &[&str] = &["--plan", PLAN, "--slots", "4", "--slot-size", "64KiB
 #[derive(Debug, PartialEq)]
 struct Holdings {
     sessions: u64,
-    free_registers: u64,
+    free_buffers: u64,
     streams: u64,
     free_bytes: u64,
     /// Open descriptors of target and DPU.
@@ -23,7 +23,7 @@ fn holdings(world: &World, target: &Daemon, dpu: &Daemon) -> Holdings {
     let (served, fed) = (target.status(world), dpu.status(world));
     Holdings {
         sessions: served.counter("target.sessions"),
-        free_registers: served.counter("target.free_registers"),
+        free_buffers: served.counter("target.free_staging_buffers"),
         streams: fed.counter("dpu.streams"),
         free_bytes: fed.counter("dpu.memory_free_bytes"),
         descriptors: (target.descriptors(), dpu.descriptors()),
@@ -53,7 +53,7 @@ fn at_rest(world: &World, target: &Daemon, dpu: &Daemon) -> Holdings {
         (now == holdings(world, target, dpu)).then_some(now)
     });
     assert_eq!((rest.sessions, rest.streams), (0, 0));
-    assert_eq!(rest.free_registers, target.status(world).counter("target.registers"));
+    assert_eq!(rest.free_buffers, target.status(world).counter("target.staging_buffers"));
     rest
 }
 

@@ -11,7 +11,7 @@ use crate::log;
 use crate::status::Event;
 
 /// Calls refused for a missing or wrong token, by this process.
-pub(crate) static REFUSED: Event = Event::new("control.refused_tokens");
+pub(crate) static REFUSED: Event = Event::new("control.auth_failures");
 
 /// Checks the token of every call to a daemon.
 #[derive(Clone)]

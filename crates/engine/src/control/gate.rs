@@ -4,7 +4,7 @@
 //! a table of fixed size and can lose it in two ways: by timeout (of the HTTP/2 handshake, or without a call)
 //! and by displacement. When the table is full, or full of one address, the new connection displaces the
 //! oldest one that never made a call with the right token. A flood of silent connections thus displaces only
-//! itself. If none is silent, the connection that has been without a call for longest is displaced; so a
+//! itself. If none is silent, the connection that has been without a call for longest is evicted; so a
 //! caller with the token is refused only when calls are under way on every place.
 //!
 //! Calls are bounded as well: in total, per address, and among those that do work, so that a status call
@@ -62,7 +62,7 @@ static REFUSED_FULL: Event = Event::new("control.connections.refused.full");
 static REFUSED_ADDRESS: Event = Event::new("control.connections.refused.address");
 static CLOSED_HANDSHAKE: Event = Event::new("control.connections.closed.handshake");
 static CLOSED_IDLE: Event = Event::new("control.connections.closed.idle");
-static CLOSED_DISPLACED: Event = Event::new("control.connections.closed.displaced");
+static CLOSED_EVICTED: Event = Event::new("control.connections.closed.evicted");
 static REFUSED_CALLS: Event = Event::new("control.refused_calls");
 static CLOSED_CALLS: Event = Event::new("control.closed_calls");
 
@@ -74,7 +74,7 @@ pub(crate) static EVENTS: [&Event; 9] = [
     &REFUSED_ADDRESS,
     &CLOSED_HANDSHAKE,
     &CLOSED_IDLE,
-    &CLOSED_DISPLACED,
+    &CLOSED_EVICTED,
     &REFUSED_CALLS,
     &CLOSED_CALLS,
 ];
@@ -192,14 +192,14 @@ impl Gate {
                     Ok((tcp, peer)) => {
                         if let failed @ 1.. = std::mem::take(&mut failures) {
                             log::line(format_args!(
-                                "accepts connections again, after {failed} failures"
+                                "accepting connections again after {failed} failures"
                             ));
                         }
                         let Some(stream) = self.admit(tcp, peer) else { continue };
                         if send.send(Ok(stream)).await.is_err() {
                             return;
                         }
-                        // A displaced connection closes its socket before the next one is accepted.
+                        // An evicted connection closes its socket before the next one is accepted.
                         tokio::task::yield_now().await;
                     }
                     Err(error) => {
@@ -224,15 +224,15 @@ impl Gate {
         let origin = origin(peer.ip());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let activity = Arc::new(Activity::new());
-        let (open, displaced) = oneshot::channel();
+        let (open, evicted) = oneshot::channel();
         {
             let mut places = self.places();
             let same = places.iter().filter(|place| place.origin == origin).count();
             let made = if same >= self.limits.per_address {
-                displace(&mut places, |place| place.origin == origin)
-                    .ok_or((&REFUSED_ADDRESS, "callers hold every place of this address"))
+                evict(&mut places, |place| place.origin == origin)
+                    .ok_or((&REFUSED_ADDRESS, "all connections of this address are in use"))
             } else if places.len() >= self.limits.connections {
-                displace(&mut places, |_| true).ok_or((&REFUSED_FULL, "callers hold every place"))
+                evict(&mut places, |_| true).ok_or((&REFUSED_FULL, "all connections are in use"))
             } else {
                 Ok(())
             };
@@ -253,7 +253,7 @@ impl Gate {
             tcp,
             id,
             caller,
-            displaced,
+            evicted,
             deadline,
             preface_left: PREFACE_BYTES,
             calls_seen: 0,
@@ -279,7 +279,7 @@ impl Gate {
 
 /// Closes the oldest connection among `whose` that has made no call; without one, that which has been without
 /// a call for longest.
-fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> {
+fn evict(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> {
     let silent = |place: &Place| place.activity.begun.load(Ordering::Relaxed) == 0;
     let oldest = places.iter().position(|place| whose(place) && silent(place));
     let idle = |place: &Place| place.activity.open.load(Ordering::Relaxed) == 0;
@@ -289,7 +289,7 @@ fn displace(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<(
     };
     let index = oldest.or_else(longest_idle)?;
     places.remove(index);
-    CLOSED_DISPLACED.count();
+    CLOSED_EVICTED.count();
     Some(())
 }
 
@@ -328,7 +328,7 @@ impl Call {
         let mut under_way = call.caller.gate.calls();
         if under_way.working >= limit {
             drop(under_way);
-            return Err(call.caller.refuse(format!("{limit} calls are under way already")));
+            return Err(call.caller.refuse(format!("{limit} calls are already in progress")));
         }
         under_way.working += 1;
         drop(under_way);
@@ -347,8 +347,8 @@ impl Call {
         if all >= limit || same >= limit / 2 {
             drop(calls);
             return Err(caller.refuse(match all >= limit {
-                true => format!("{limit} calls are under way already"),
-                false => format!("{same} calls from this address are under way already"),
+                true => format!("{limit} calls are already in progress"),
+                false => format!("{same} calls from this address are already in progress"),
             }));
         }
         calls.all += 1;
@@ -394,7 +394,7 @@ impl Drop for Call {
         drop(calls);
         if !self.heard.load(Ordering::Relaxed) {
             CLOSED_CALLS.count();
-            log::refusal(format_args!("call from {peer} closed: it brought no request"));
+            log::refusal(format_args!("call from {peer} closed: it sent no request"));
         }
     }
 }
@@ -405,7 +405,7 @@ pub(crate) struct ControlStream {
     tcp: TcpStream,
     id: u64,
     caller: Caller,
-    displaced: oneshot::Receiver<Infallible>,
+    evicted: oneshot::Receiver<Infallible>,
     /// For the handshake; later for the next check whether the connection is in use.
     deadline: Pin<Box<Sleep>>,
     preface_left: usize,
@@ -414,10 +414,10 @@ pub(crate) struct ControlStream {
 }
 
 impl ControlStream {
-    /// Fails when the connection has been displaced; otherwise the task is woken when that happens.
+    /// Fails when the connection has been evicted; otherwise the task is woken when that happens.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.over {
-            self.over = Pin::new(&mut self.displaced).poll(cx).is_ready() || self.is_late(cx);
+            self.over = Pin::new(&mut self.evicted).poll(cx).is_ready() || self.is_late(cx);
         }
         match self.over {
             true => Err(io::ErrorKind::TimedOut.into()),

@@ -104,7 +104,7 @@ impl Peer {
         call: impl Future<Output = Result<R, Status>>,
     ) -> Result<Result<R, Status>, Error> {
         let seconds = CALL_TIMEOUT.as_secs();
-        let late = |_| Error::unreachable(format!("{self} gave no answer in {seconds} s"));
+        let late = |_| Error::unreachable(format!("{self} did not reply within {seconds} s"));
         tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(late)
     }
 

@@ -251,7 +251,7 @@ impl Target for TargetService {
         let call = Call::work(&request)?;
         // The server's timeout bounds this wait.
         let first = request.get_mut().message().await?;
-        let first = first.ok_or_else(|| Status::invalid_argument("the session said nothing"))?;
+        let first = first.ok_or_else(|| Status::invalid_argument("the session sent no request"))?;
         drop(Call::of(&request));
         let mut inbound = request.into_inner();
         let begun = self.begin(first, &call).await;
@@ -328,7 +328,7 @@ pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, St
         .parse()
         .map_err(|_| format!("{:?} is not an IP address and port", message.address))?;
     if !is_specific(address.ip()) || address.is_ipv4() != ours.is_ipv4() {
-        return Err(format!("an endpoint at {ours} has no way to one at {address}"));
+        return Err(format!("no route from {ours} to {address}"));
     }
     if message.qpn < 2 || message.qpn > 0x00ff_ffff || message.psn > 0x00ff_ffff {
         return Err(format!("queue pair {} / PSN {} out of range", message.qpn, message.psn));
@@ -362,7 +362,7 @@ impl Session {
                     // HTTP/2 reports both with the same message.
                     let cause = root_cause(&status);
                     return match cause.contains("broken pipe") {
-                        true => "its control connection closed or gave no answer".into(),
+                        true => "its control connection closed or got no response".into(),
                         false => format!("its control connection broke: {cause}"),
                     };
                 }

@@ -409,7 +409,9 @@ impl<F: Fabric> Engine<F> {
 
     fn domain_for(&mut self, spec: &StreamSpec) -> Result<Domain, EngineError> {
         if self.disposer.waiting() > 0 {
-            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+            return Err(EngineError::Unavailable(
+                "is overloaded: it is still freeing ended streams",
+            ));
         }
         let (need, have) = (self.streams.len() as u64 + 1, MAX_STREAMS as u64);
         if need > have {

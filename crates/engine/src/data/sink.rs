@@ -100,11 +100,11 @@ impl RingSink {
                 let name = self.name(dataset);
                 if at_byte == 0 {
                     return format!(
-                        "{name}: the file is empty now: it was cut short while it was read"
+                        "{name}: the file is empty now: it was truncated while it was read"
                     );
                 }
                 format!(
-                    "{name}: the file now ends at byte {at_byte}: it was cut short while it was read"
+                    "{name}: the file now ends at byte {at_byte}: it was truncated while it was read"
                 )
             }
             StreamError::Storage { dataset, errno } => {
@@ -115,11 +115,14 @@ impl RingSink {
                 format!("{}: the target refused a request: {reason}", self.name(dataset))
             }
             StreamError::Damaged { dataset } => {
-                format!("{}: a block arrived damaged again and again (CRC-32C)", self.name(dataset))
+                format!("{}: blocks repeatedly failed their CRC-32C check", self.name(dataset))
             }
             StreamError::Lost { connection } => {
                 let target = self.targets.get(connection as usize).map_or("?", String::as_str);
-                format!("target {target} was lost and did not come back: {}", self.loss)
+                format!(
+                    "the connection to target {target} was lost and could not be restored: {}",
+                    self.loss
+                )
             }
             StreamError::Device(_) => error.to_string(),
         }

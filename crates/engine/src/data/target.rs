@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, REGISTER_BYTES, Served, SessionFailure, SessionMemory, Source, Target,
+    CREDIT_BYTES, IO_ALIGN, STAGING_BYTES, Served, SessionFailure, SessionMemory, Source, Target,
     WORK_PER_CREDIT,
 };
 
@@ -103,21 +103,21 @@ struct Domain {
     pd: PdId,
     capsules: (PoolRange, MemoryRegion),
     /// All staging buffers.
-    registers: MemoryRegion,
+    staging: MemoryRegion,
 }
 
 impl Domain {
     fn open<F: Fabric>(
         host: &mut Host<F>,
         credits: u32,
-        registers: PoolRange,
+        staging: PoolRange,
     ) -> Result<Domain, EngineError> {
         let pd = host.device().alloc_pd()?;
         let capsules = host.register(pd, u64::from(credits) * CREDIT_BYTES, Access::LOCAL);
         let made = capsules.and_then(|capsules| {
-            let PoolRange { addr, len } = registers;
+            let PoolRange { addr, len } = staging;
             match host.device().register(pd, addr, len, Access::LOCAL) {
-                Ok(registers) => Ok(Domain { pd, capsules, registers }),
+                Ok(staging) => Ok(Domain { pd, capsules, staging }),
                 Err(error) => {
                     host.deregister(capsules.0, &capsules.1);
                     Err(error.into())
@@ -132,7 +132,7 @@ impl Domain {
 
     /// Called after its queue pair is destroyed.
     fn close<F: Fabric>(self, host: &mut Host<F>) {
-        let gone = host.device().deregister(self.registers.lkey);
+        let gone = host.device().deregister(self.staging.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         host.deregister(self.capsules.0, &self.capsules.1);
         host.dealloc_pd(self.pd);
@@ -153,7 +153,7 @@ struct Engine<F> {
     disk: UringDisk,
     target: Target,
     /// Where the target's staging buffers are.
-    registers: PoolRange,
+    staging: PoolRange,
     sessions: Vec<Session>,
     /// Files of ended sessions that the disk still reads; bounded by the disk's queue.
     leaving: Vec<FileId>,
@@ -166,10 +166,10 @@ struct Engine<F> {
 }
 
 impl TargetEngine {
-    /// Starts the engine with `registers` staging buffers.
-    pub fn start(config: HostConfig, registers: u32) -> Result<TargetEngine, EngineError> {
-        let count = registers.max(2);
-        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
+    /// Starts the engine with `count` staging buffers.
+    pub fn start(config: HostConfig, count: u32) -> Result<TargetEngine, EngineError> {
+        let count = count.max(2);
+        let bytes = u64::from(count) * u64::from(STAGING_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
         let config = HostConfig { memory, ..config };
@@ -183,11 +183,11 @@ impl TargetEngine {
         mut host: Host<F>,
         count: u32,
     ) -> Result<TargetEngine, EngineError> {
-        let bytes = u64::from(count) * u64::from(REGISTER_BYTES);
-        let registers = host.fabric.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
+        let bytes = u64::from(count) * u64::from(STAGING_BYTES);
+        let staging = host.fabric.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
         let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
         let kernels = host::kernels::best().0;
-        let target = Target::new(registers.addr, count, cqs.0, cqs.1, kernels);
+        let target = Target::new(staging.addr, count, cqs.0, cqs.1, kernels);
         let pool = host.fabric.memory();
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
         // nobody accesses a destination before the read completes (`xio::disk`).
@@ -208,7 +208,7 @@ impl TargetEngine {
             host,
             disk,
             target,
-            registers,
+            staging,
             sessions: Vec::new(),
             leaving: Vec::new(),
             cqs,
@@ -337,13 +337,15 @@ impl<F: Fabric> Engine<F> {
 
     fn queue_pair_for(&mut self, spec: &SessionSpec) -> Result<(Domain, QpAddress), EngineError> {
         if self.disposer.waiting() > 0 {
-            return Err(EngineError::Unavailable("is overloaded: it still frees what has ended"));
+            return Err(EngineError::Unavailable(
+                "is overloaded: it is still freeing ended sessions",
+            ));
         }
         let (need, have) = (self.sessions.len() as u64 + 1, MAX_SESSIONS as u64);
         if need > have {
             return Err(EngineError::Limit { what: "sessions", need, have });
         }
-        let domain = Domain::open(&mut self.host, spec.credits, self.registers)?;
+        let domain = Domain::open(&mut self.host, spec.credits, self.staging)?;
         let work = spec.credits * WORK_PER_CREDIT;
         match self.host.create_qp(domain.pd, self.cqs, work) {
             Ok(address) => Ok((domain, address)),
@@ -371,9 +373,9 @@ impl<F: Fabric> Engine<F> {
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
             sources.push(Source { file, stages, data_offset, tokens });
         }
-        let Domain { capsules, registers, .. } = session.domain;
-        let registers_lkey = registers.lkey;
-        let memory = SessionMemory { registers_lkey, capsules: capsules.1, credits };
+        let Domain { capsules, staging, .. } = session.domain;
+        let staging_lkey = staging.lkey;
+        let memory = SessionMemory { staging_lkey, capsules: capsules.1, credits };
         let Host { fabric, now, .. } = &mut self.host;
         Ok(self.target.open(*now, fabric.device(), session.qpn, sources, memory)?)
     }
@@ -416,8 +418,8 @@ impl<F: Fabric> Engine<F> {
         for (name, value) in status::target_counters(target).into_iter().chain(disk) {
             counters.set(name, value);
         }
-        counters.set("target.free_registers", self.target.free_registers() as u64);
-        counters.set("target.registers", self.target.register_count() as u64);
+        counters.set("target.free_staging_buffers", self.target.free_buffers() as u64);
+        counters.set("target.staging_buffers", self.target.buffer_count() as u64);
         counters.set("target.files_direct", self.direct_files);
         counters.set("target.files_buffered", self.buffered_files);
         for (reason, count) in xio::capsule::Refusal::ALL.iter().zip(target.refused) {

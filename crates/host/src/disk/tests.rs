@@ -194,7 +194,7 @@ fn a_pipe_is_read_until_it_ends() {
     let request = DiskRead { offset: 0, ..read(&bench, 0, range, 5) };
     bench.disk.submit(request).expect("room");
     assert_eq!(bench.disk.poll(), None);
-    while bench.disk.counters().continued == 0 {
+    while bench.disk.counters().short_reads == 0 {
         assert_eq!(bench.disk.poll(), None, "four of a hundred bytes are no answer");
     }
     rustix::io::write(&writer, b" and half").expect("write");

@@ -67,7 +67,7 @@ pub struct ConsumerCounters {
     pub spin_hits: u64,
     /// Sleeps that timed out although a slot had come: the producer signals late on purpose, or was
     /// interrupted before it could signal.
-    pub unrung: u64,
+    pub missed_doorbells: u64,
     /// Checks of the producer's socket.
     pub liveness_checks: u64,
     /// Signals sent to a producer that waited for a slot.
@@ -180,7 +180,7 @@ impl Consumer {
             let left = timeout.saturating_sub(start.elapsed());
             let woken = !left.is_zero() && self.sleep(left.min(slice))?;
             if let Some(answer) = self.look()?.answer() {
-                self.counters.unrung += u64::from(!woken);
+                self.counters.missed_doorbells += u64::from(!woken);
                 return Ok(answer);
             }
             if !woken && self.producer_is_gone()? {
@@ -318,7 +318,7 @@ impl Attached {
     fn words(&self) -> SlotWords<'_, AtomicU32, AtomicU64> {
         SlotWords {
             produced: self.data.u64_at(layout::PRODUCED_AT),
-            bell: self.data.u32_at(layout::BELL_AT),
+            bell: self.data.u32_at(layout::DOORBELL_AT),
             end: self.data.u32_at(layout::END_AT),
             sleep: self.credit.u64_at(layout::SLEEP_AT),
         }

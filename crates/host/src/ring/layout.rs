@@ -43,7 +43,7 @@ const DESCRIPTOR_BYTES: u64 = 8 * DESCRIPTOR_WORDS as u64;
 const PAGE_BYTES: u64 = 4096;
 
 pub(super) const PRODUCED_AT: usize = 128;
-pub(super) const BELL_AT: usize = 256;
+pub(super) const DOORBELL_AT: usize = 256;
 pub(super) const CREDIT_WAIT_AT: usize = 384;
 pub(super) const END_AT: usize = 512;
 pub(super) const END_CODE_AT: usize = 516;

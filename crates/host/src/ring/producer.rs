@@ -23,7 +23,7 @@ use rustix::thread::futex;
 
 use super::layout::{self, Descriptor, Header, RingFile};
 use super::map::{self, Access, Region, os};
-use super::wake::{self, Bell, Doorbell, SlotWords};
+use super::wake::{self, Doorbell, DoorbellAction, SlotWords};
 use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta};
 
 /// A slot obtained from [`Producer::free_slot`].
@@ -63,11 +63,11 @@ pub struct ProducerCounters {
     /// Futex calls made to wake the consumer.
     pub doorbells: u64,
     /// Times a sleeping consumer was left asleep because too few slots were ready.
-    pub doorbells_held: u64,
+    pub doorbells_deferred: u64,
     /// Waits for credits announced.
     pub credit_waits: u64,
     /// Waits for credits that ended although no slot had been returned.
-    pub credit_wakeups_empty: u64,
+    pub spurious_credit_wakeups: u64,
     /// Release words that no correct consumer writes.
     pub bad_release_words: u64,
     /// Sleep words that no correct consumer writes.
@@ -296,12 +296,12 @@ impl Producer {
         let sleep = self.words().sleep_word();
         let verdict = self.bell.judge(sleep, self.produced, self.geometry.slots(), min_ready);
         match verdict {
-            Bell::Ring => self.ring(),
-            Bell::Hold => self.counters.doorbells_held += 1,
-            Bell::Bad => self.count_bad_sleep(sleep),
-            Bell::Quiet => {}
+            DoorbellAction::Ring => self.ring(),
+            DoorbellAction::Defer => self.counters.doorbells_deferred += 1,
+            DoorbellAction::Bad => self.count_bad_sleep(sleep),
+            DoorbellAction::Quiet => {}
         }
-        verdict == Bell::Ring
+        verdict == DoorbellAction::Ring
     }
 
     /// Wakes the consumer if it sleeps and anything is ready. Call before going idle.
@@ -319,13 +319,13 @@ impl Producer {
         self.counters.doorbells += 1;
         // An error is impossible for a mapped word, and could not be handled: the consumer checks by
         // itself in any case.
-        let _ = futex::wake(self.data.u32_at(layout::BELL_AT), futex::Flags::empty(), 1);
+        let _ = futex::wake(self.data.u32_at(layout::DOORBELL_AT), futex::Flags::empty(), 1);
     }
 
     pub(super) fn words(&self) -> SlotWords<'_, AtomicU32, AtomicU64> {
         SlotWords {
             produced: self.data.u64_at(layout::PRODUCED_AT),
-            bell: self.data.u32_at(layout::BELL_AT),
+            bell: self.data.u32_at(layout::DOORBELL_AT),
             end: self.data.u32_at(layout::END_AT),
             sleep: self.credit.u64_at(layout::SLEEP_AT),
         }
@@ -355,7 +355,7 @@ impl Producer {
         self.armed = false;
         wake::end_credit_wait(self.data.u64_at(layout::CREDIT_WAIT_AT));
         self.drain_credit_fd();
-        self.counters.credit_wakeups_empty += u64::from(!self.has_free_slot());
+        self.counters.spurious_credit_wakeups += u64::from(!self.has_free_slot());
     }
 
     /// `RWF_NOWAIT` and not just the eventfd's own flag: the consumer shares the open file and could

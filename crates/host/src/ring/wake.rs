@@ -106,16 +106,16 @@ impl<A32: Word<u32>, A64: Word<u64>> SlotWords<'_, A32, A64> {
 #[derive(Debug, Default)]
 pub(super) struct Doorbell {
     /// Sleep word of the last signal.
-    rung_for: u64,
+    signaled_for: u64,
 }
 
 /// Reaction to a sleep word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bell {
+pub(super) enum DoorbellAction {
     /// The consumer is awake, has nothing to wake for, or was signalled already.
     Quiet,
     /// It sleeps, and fewer slots are ready than requested.
-    Hold,
+    Defer,
     /// Wake it.
     Ring,
     /// No correct consumer writes this word.
@@ -125,24 +125,30 @@ pub(super) enum Bell {
 impl Doorbell {
     /// Evaluates sleep word `sleep` with `produced` slots published on a ring of `slots`. Below
     /// `min_ready` waiting slots (0 counts as 1) the consumer is left asleep.
-    pub(super) fn judge(&mut self, sleep: u64, produced: u64, slots: u32, min_ready: u32) -> Bell {
+    pub(super) fn judge(
+        &mut self,
+        sleep: u64,
+        produced: u64,
+        slots: u32,
+        min_ready: u32,
+    ) -> DoorbellAction {
         let Some(taken) = sleep.checked_sub(1) else {
-            return Bell::Quiet;
+            return DoorbellAction::Quiet;
         };
-        if sleep == self.rung_for {
-            return Bell::Quiet;
+        if sleep == self.signaled_for {
+            return DoorbellAction::Quiet;
         }
         // More than the ring holds can never be ready.
         let needed = u64::from(min_ready.clamp(1, slots));
         match produced.checked_sub(taken) {
-            Some(0) => Bell::Quiet,
-            Some(waiting) if waiting > u64::from(slots) => Bell::Bad,
-            Some(waiting) if waiting < needed => Bell::Hold,
+            Some(0) => DoorbellAction::Quiet,
+            Some(waiting) if waiting > u64::from(slots) => DoorbellAction::Bad,
+            Some(waiting) if waiting < needed => DoorbellAction::Defer,
             Some(_) => {
-                self.rung_for = sleep;
-                Bell::Ring
+                self.signaled_for = sleep;
+                DoorbellAction::Ring
             }
-            None => Bell::Bad,
+            None => DoorbellAction::Bad,
         }
     }
 }
@@ -173,20 +179,20 @@ mod tests {
     #[test]
     fn rings_once_per_sleep_and_not_before_enough_is_ready() {
         let mut bell = Doorbell::default();
-        assert_eq!(bell.judge(0, 5, 4, 1), Bell::Quiet, "awake");
-        assert_eq!(bell.judge(6, 5, 4, 1), Bell::Quiet, "nothing new");
-        assert_eq!(bell.judge(6, 6, 4, 2), Bell::Hold);
-        assert_eq!(bell.judge(6, 7, 4, 2), Bell::Ring);
-        assert_eq!(bell.judge(6, 8, 4, 2), Bell::Quiet, "rung for already");
-        assert_eq!(bell.judge(9, 9, 4, 0), Bell::Ring);
-        assert_eq!(bell.judge(10, 13, 4, 99), Bell::Ring, "a full ring is always enough");
+        assert_eq!(bell.judge(0, 5, 4, 1), DoorbellAction::Quiet, "awake");
+        assert_eq!(bell.judge(6, 5, 4, 1), DoorbellAction::Quiet, "nothing new");
+        assert_eq!(bell.judge(6, 6, 4, 2), DoorbellAction::Defer);
+        assert_eq!(bell.judge(6, 7, 4, 2), DoorbellAction::Ring);
+        assert_eq!(bell.judge(6, 8, 4, 2), DoorbellAction::Quiet, "rung for already");
+        assert_eq!(bell.judge(9, 9, 4, 0), DoorbellAction::Ring);
+        assert_eq!(bell.judge(10, 13, 4, 99), DoorbellAction::Ring, "a full ring is always enough");
     }
 
     #[test]
     fn impossible_sleep_words_are_told() {
         let mut bell = Doorbell::default();
         for sleep in [u64::MAX, 7, 1] {
-            assert_eq!(bell.judge(sleep, 5, 4, 1), Bell::Bad);
+            assert_eq!(bell.judge(sleep, 5, 4, 1), DoorbellAction::Bad);
         }
     }
 }
@@ -293,7 +299,7 @@ mod model {
             shared.words().publish(produced);
             let idle = if produced == count { 1 } else { min_ready };
             let sleep = shared.words().sleep_word();
-            if doorbell.judge(sleep, produced, 2, idle) == Bell::Ring {
+            if doorbell.judge(sleep, produced, 2, idle) == DoorbellAction::Ring {
                 shared.ring();
             }
         }

@@ -60,7 +60,7 @@ pub(super) struct Backlog {
     /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
     unread: Vec<(SocketAddr, u64)>,
     /// Times that sending to a process stopped.
-    pub(super) times_held: u64,
+    pub(super) backpressure_waits: u64,
 }
 
 /// State of sending to a process.
@@ -161,7 +161,16 @@ impl Backlog {
     pub(super) fn new() -> Backlog {
         let (peers, unread) = (Vec::new(), Vec::new());
         let (kernel, now) = (SockDiag::open(), Time::ZERO);
-        Backlog { kernel, peers, last: 0, burst: 0, now, is_crowded: false, unread, times_held: 0 }
+        Backlog {
+            kernel,
+            peers,
+            last: 0,
+            burst: 0,
+            now,
+            is_crowded: false,
+            unread,
+            backpressure_waits: 0,
+        }
     }
 
     /// Why traffic to local processes is not paced, if so.
@@ -186,7 +195,8 @@ impl Backlog {
         if peer.look_at().is_some_and(|at| at <= now) {
             let was_open = peer.flow == Flow::Open;
             peer.follow(now, kernel.look(local, remote));
-            self.times_held += u64::from(was_open && matches!(peer.flow, Flow::Held { .. }));
+            self.backpressure_waits +=
+                u64::from(was_open && matches!(peer.flow, Flow::Held { .. }));
         }
         match &mut peer.flow {
             Flow::Open => {

@@ -347,7 +347,7 @@ impl Wire for DeviceWire {
             return packets;
         };
         let admitted = backlog.admits(now, socket.local, owner, packets);
-        counters.sharing.times_held = backlog.times_held;
+        counters.sharing.backpressure_waits = backlog.backpressure_waits;
         admitted
     }
 
@@ -405,15 +405,15 @@ impl fmt::Display for DeviceWire {
             Some(why) => write!(f, "\nsends: one by one ({why})")?,
         }
         match self.why_no_gro() {
-            None => write!(f, "\nreceives: joined (UDP_GRO)")?,
+            None => write!(f, "\nreceives: coalesced (UDP_GRO)")?,
             Some(why) => write!(f, "\nreceives: one by one ({why})")?,
         }
         match self.backlog.why_not() {
             None => {
-                write!(f, "\nbetween processes: waits for room in receive buffers (sock_diag)")?;
+                write!(f, "\nbetween processes: paced by receive-buffer occupancy (sock_diag)")?;
             }
             Some(why) => {
-                write!(f, "\nbetween processes: full receive buffers lose packets ({why})")?;
+                write!(f, "\nbetween processes: full receive buffers drop packets ({why})")?;
             }
         }
         write!(f, "\nICRC: {}", self.check_in_force())?;

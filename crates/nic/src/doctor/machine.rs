@@ -15,7 +15,7 @@ pub(super) fn kernel() -> Finding {
         None => Finding::warn("kernel", format!("Linux {release}: cannot tell how old it is"), fix),
         Some(version) if version < OLDEST_KERNEL => Finding::fail(
             "kernel",
-            format!("Linux {release} is too old: no segmented sends, no joined receives"),
+            format!("Linux {release} is too old: no segmented sends, no coalesced receives"),
             fix,
         ),
         Some(version) if version < GOOD_KERNEL => {

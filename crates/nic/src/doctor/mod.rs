@@ -74,7 +74,7 @@ pub fn network() -> Vec<Finding> {
         machine::kernel(),
         machine::processor(),
         network::segmented_sends(),
-        network::joined_receives(),
+        network::coalesced_receives(),
         network::socket_buffers(),
     ];
     findings.extend(network::interfaces());

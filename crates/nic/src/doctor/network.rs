@@ -36,11 +36,11 @@ pub(super) fn segmented_sends() -> Finding {
     }
 }
 
-pub(super) fn joined_receives() -> Finding {
+pub(super) fn coalesced_receives() -> Finding {
     match try_option(libc::UDP_GRO, 1) {
-        Ok(()) => Finding::ok("joined receives", "UDP_GRO: one system call for many packets"),
+        Ok(()) => Finding::ok("coalesced receives", "UDP_GRO: one system call for many packets"),
         Err(why) => Finding::warn(
-            "joined receives",
+            "coalesced receives",
             format!("no UDP_GRO ({why}): about half of the throughput"),
             "use Linux 5.0 or newer",
         ),
@@ -62,7 +62,11 @@ pub(super) fn socket_buffers() -> Finding {
         return Finding::ok("socket buffers", text);
     }
     let fix = "sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216";
-    Finding::warn("socket buffers", format!("{text}: bursts are lost and sent again"), fix)
+    Finding::warn(
+        "socket buffers",
+        format!("{text}: bursts overflow them and are retransmitted"),
+        fix,
+    )
 }
 
 pub(super) fn interfaces() -> Vec<Finding> {

@@ -46,8 +46,8 @@ const HEADERLESS: [u16; 2] = [519, 65534];
 pub struct TapCounters {
     /// Packets as they are on the wire.
     pub packets: u64,
-    /// Packets that the kernel delivered joined.
-    pub joined: u64,
+    /// Buffers in which the kernel had coalesced several packets.
+    pub coalesced: u64,
     /// Packets that could not be split: unknown links, offloads or headers.
     pub unknown: u64,
     /// Packets lost because the buffer was full.
@@ -134,7 +134,7 @@ impl PacketTap {
             let whole = arrival.ip_packet(buffer);
             let good = whole.is_some_and(|(how, ip)| split::split(how, ip, packet, &mut count));
             counters.unknown += u64::from(!good && !arrival.seen_twice());
-            counters.joined += u64::from(counters.packets > before + 1);
+            counters.coalesced += u64::from(counters.packets > before + 1);
         }
         Ok(BURST)
     }

@@ -27,7 +27,7 @@ pub struct SharingCounters {
     /// Packets ignored under the strict check because the packet socket delivers them too.
     pub left_to_strict: u64,
     /// Times that sending waited because the receive buffer of a process here was full.
-    pub times_held: u64,
+    pub backpressure_waits: u64,
 }
 
 /// Sending side.
@@ -85,7 +85,7 @@ pub struct RxCounters {
     /// Packets delivered.
     pub accepted: u64,
     /// Of those, packets with an IPv4 identification other than the expected one.
-    pub id_solved: u64,
+    pub unexpected_ip_ids: u64,
     /// Packets whose ICRC is wrong.
     pub bad_icrc: u64,
     /// Buffers that the kernel truncated, or that came without a sender's address.
@@ -174,7 +174,7 @@ fn received(counters: &RxCounters) -> [(&'static str, u64); 17] {
         gro_batches,
         syscalls,
         accepted,
-        id_solved,
+        unexpected_ip_ids,
         bad_icrc,
         truncated,
         unparsable,
@@ -188,7 +188,7 @@ fn received(counters: &RxCounters) -> [(&'static str, u64); 17] {
         ("udp.rx.gro_batches", gro_batches),
         ("udp.rx.syscalls", syscalls),
         ("udp.rx.accepted", accepted),
-        ("udp.rx.id_solved", id_solved),
+        ("udp.rx.unexpected_ip_ids", unexpected_ip_ids),
         ("udp.rx.bad_icrc", bad_icrc),
         ("udp.rx.truncated", truncated),
         ("udp.rx.errors", errors),

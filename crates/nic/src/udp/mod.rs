@@ -261,7 +261,7 @@ impl fmt::Display for UdpWire {
             Some(why) => write!(f, ", single sends ({why})")?,
         }
         match self.why_no_gro() {
-            None => write!(f, ", joined receives"),
+            None => write!(f, ", coalesced receives"),
             Some(why) => write!(f, ", single receives ({why})"),
         }
     }

@@ -297,7 +297,7 @@ fn identification(
         IcrcCheck::Off => Some(expected),
         IcrcCheck::Verify | IcrcCheck::Strict => {
             let id = icrc::solve_id(pseudo, packet);
-            counters.id_solved += u64::from(id.is_some_and(|id| id != expected));
+            counters.unexpected_ip_ids += u64::from(id.is_some_and(|id| id != expected));
             id.filter(|id| check == IcrcCheck::Verify || *id == expected || *id < OWN_IDS)
         }
     }

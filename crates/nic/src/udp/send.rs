@@ -120,12 +120,12 @@ impl Sender {
         counters: &mut TxCounters,
         mut tap: Option<&mut Capture>,
     ) {
-        let mut patience = Patience::new();
+        let mut deadline = SendDeadline::new();
         let mut rest = frames;
         while !rest.is_empty() {
             let segments = if self.why_no_gso.is_some() { 1 } else { MAX_SEGMENTS };
             let planned = self.prepare(route, rest, memory, segments, counters);
-            let progress = self.transmit(route.socket(), counters, &mut patience);
+            let progress = self.transmit(route.socket(), counters, &mut deadline);
             self.show(route, rest, tap.as_deref_mut());
             let Progress::Refused { group, errno } = progress else {
                 rest = &rest[planned..];
@@ -133,7 +133,7 @@ impl Sender {
             };
             let single = &rest[group.frames.clone()];
             let passed =
-                self.send_singly(route, single, memory, (counters, &mut patience), &mut tap);
+                self.send_singly(route, single, memory, (counters, &mut deadline), &mut tap);
             if passed {
                 // They pass one by one, so this kernel or device cannot segment. Otherwise the path
                 // accepts no packets of this length at all.
@@ -149,13 +149,13 @@ impl Sender {
         route: &R,
         frames: &[TxFrame<'_>],
         memory: &dyn Memory,
-        (counters, patience): (&mut TxCounters, &mut Patience),
+        (counters, deadline): (&mut TxCounters, &mut SendDeadline),
         tap: &mut Option<&mut Capture>,
     ) -> bool {
         let (mut rest, mut passed) = (frames, None);
         while !rest.is_empty() {
             let planned = self.prepare(route, rest, memory, 1, counters);
-            self.transmit(route.socket(), counters, patience);
+            self.transmit(route.socket(), counters, deadline);
             self.show(route, rest, tap.as_deref_mut());
             passed.get_or_insert(self.groups.first().is_some_and(|first| first.sent));
             rest = &rest[planned..];
@@ -256,7 +256,7 @@ impl Sender {
         &mut self,
         fd: &OwnedFd,
         counters: &mut TxCounters,
-        patience: &mut Patience,
+        deadline: &mut SendDeadline,
     ) -> Progress {
         let mut done = 0;
         while done < self.messages.len() {
@@ -268,7 +268,7 @@ impl Sender {
                     done += sent;
                 }
                 Err(libc::EINTR) => {}
-                Err(libc::EAGAIN | libc::ENOBUFS) if patience.wait(fd, counters) => {}
+                Err(libc::EAGAIN | libc::ENOBUFS) if deadline.wait(fd, counters) => {}
                 Err(libc::EAGAIN | libc::ENOBUFS) => {
                     let left = self.groups[done..].iter().map(|group| group.frames.len() as u64);
                     counters.dropped.full += left.sum::<u64>();
@@ -440,13 +440,13 @@ fn drop_group(counters: &mut TxCounters, group: &Group, errno: i32) {
 }
 
 /// How much longer one call of `send` may wait for room.
-struct Patience {
+struct SendDeadline {
     deadline: Option<roce::Time>,
 }
 
-impl Patience {
-    fn new() -> Patience {
-        Patience { deadline: None }
+impl SendDeadline {
+    fn new() -> SendDeadline {
+        SendDeadline { deadline: None }
     }
 
     /// Waits for room; false when the time is used up. Reads no clock until the first wait.

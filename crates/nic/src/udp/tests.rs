@@ -129,7 +129,7 @@ fn bursts_of_every_shape_arrive_in_order() {
         assert_arrived(&seen, &payloads, &context);
         assert_eq!(a.counters.tx.bytes, b.counters.rx.bytes, "{context}");
         assert_eq!(a.counters.tx.dropped.total(), 0, "{context}");
-        assert_eq!(b.counters.rx.id_solved, 0, "{context}");
+        assert_eq!(b.counters.rx.unexpected_ip_ids, 0, "{context}");
     }
 }
 
@@ -232,7 +232,7 @@ fn without_segmentation_packets_go_one_by_one_and_the_reason_is_kept() {
     assert!(a.to_string().contains("single sends"), "{a}");
     assert_eq!(a.counters.tx.gso_batches, 0);
     assert_eq!(a.counters.tx.packets, payloads.len() as u64);
-    assert_eq!(b.counters.rx.id_solved, 0, "the ICRCs were computed anew");
+    assert_eq!(b.counters.rx.unexpected_ip_ids, 0, "the ICRCs were computed anew");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn both_offloads_can_be_turned_off() {
         assert_eq!(b.counters.rx.gro_batches, 0);
         assert!(b.why_no_gro().is_some());
         let slot = if gso { &mut joined } else { &mut plain };
-        *slot = Some((a.counters.tx.gso_batches, b.counters.rx.id_solved));
+        *slot = Some((a.counters.tx.gso_batches, b.counters.rx.unexpected_ip_ids));
     }
     assert_eq!(plain, Some((0, 0)));
     // Cut by the kernel into single datagrams, the packets keep the identifications 0 to 39 of their
@@ -421,7 +421,7 @@ fn a_peer_that_counts_identifications_is_understood() {
         source.send_to(&packet, wire.local()).expect("send");
     }
     assert_eq!(collect(&mut wire, 4).len(), 4);
-    assert_eq!(wire.counters.rx.id_solved, 3);
+    assert_eq!(wire.counters.rx.unexpected_ip_ids, 3);
 }
 
 /// Garbage of every length, bare and with a correct ICRC: all of it is counted, nothing panics, and

@@ -21,14 +21,14 @@ pub struct RttEstimator {
     smoothed_x8: u64,
     /// Nanoseconds times 4.
     deviation_x4: u64,
-    least: Option<Duration>,
+    min_rtt: Option<Duration>,
 }
 
 impl RttEstimator {
     /// Takes a sample.
     pub fn sample(&mut self, rtt: Duration) {
         let ns = rtt.as_nanos();
-        if self.least.is_none() {
+        if self.min_rtt.is_none() {
             self.smoothed_x8 = ns.saturating_mul(8);
             self.deviation_x4 = ns.saturating_mul(2);
         } else {
@@ -36,17 +36,17 @@ impl RttEstimator {
             self.deviation_x4 = self.deviation_x4 - self.deviation_x4 / 4 + off;
             self.smoothed_x8 = self.smoothed_x8 - self.smoothed_x8 / 8 + ns;
         }
-        self.least = Some(self.least.map_or(rtt, |least| least.min(rtt)));
+        self.min_rtt = Some(self.min_rtt.map_or(rtt, |min_rtt| min_rtt.min(rtt)));
     }
 
     /// The smoothed round-trip time; `None` before the first sample.
     pub fn smoothed(&self) -> Option<Duration> {
-        self.least.map(|_| Duration::from_nanos(self.smoothed_x8 / 8))
+        self.min_rtt.map(|_| Duration::from_nanos(self.smoothed_x8 / 8))
     }
 
     /// The smallest sample.
-    pub fn least(&self) -> Option<Duration> {
-        self.least
+    pub fn min_rtt(&self) -> Option<Duration> {
+        self.min_rtt
     }
 
     /// How long to wait for a response before it counts as lost: mean plus four deviations, at least
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(rtt.smoothed(), Some(us(90)));
         assert_eq!(rtt.timeout(us(1)), Some(us(290)));
         assert_eq!(rtt.timeout(us(500)), Some(us(500)));
-        assert_eq!(rtt.least(), Some(us(80)));
+        assert_eq!(rtt.min_rtt(), Some(us(80)));
     }
 
     #[test]

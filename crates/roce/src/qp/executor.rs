@@ -19,7 +19,7 @@ use super::inbound::{
     range_of,
 };
 use super::recv_queue::RecvQueue;
-use super::resources::{Asked, Resources};
+use super::resources::{PeerRequest, Resources};
 use super::{RxPacket, Scope};
 use crate::endpoint::{AtomicJob, Insert};
 use crate::memory::region::{AccessKind, Range};
@@ -224,8 +224,8 @@ impl Executor {
         check_remote(cx, AccessKind::RemoteRead, range_of(reth))?;
         self.make_room(cx, turn)?;
         let psns = cx.qpc.psns(reth.len, true);
-        let asked = Asked::Read(range_of(reth));
-        self.resources.keep(self.expected, psns, asked, job_limit(cx.qpc));
+        let request = PeerRequest::Read(range_of(reth));
+        self.resources.keep(self.expected, psns, request, job_limit(cx.qpc));
         self.expected = self.expected.plus(psns);
         Ok(Executed::Read(*reth))
     }
@@ -251,7 +251,7 @@ impl Executor {
         }
         self.make_room(cx, turn)?;
         let (psn, op) = (self.expected, operation(opcode, atomic));
-        self.resources.keep(psn, 1, Asked::Atomic(word_of(atomic), op), job_limit(cx.qpc));
+        self.resources.keep(psn, 1, PeerRequest::Atomic(word_of(atomic), op), job_limit(cx.qpc));
         self.expected = psn.next();
         cx.count(|c| &mut c.atomics);
         *cx.insert = Insert::Atomic(AtomicJob { addr, op, qpn: cx.qpc.qpn, psn });
@@ -302,7 +302,7 @@ impl Executor {
         offset: impl FnOnce(u32) -> u64,
     ) -> bool {
         match self.resources.kept(psn) {
-            Some((first, Asked::Read(whole))) => {
+            Some((first, PeerRequest::Read(whole))) => {
                 part.is_part_of(whole, offset(psn.minus(first.get()).get()))
             }
             _ => false,
@@ -310,17 +310,17 @@ impl Executor {
     }
 
     /// A duplicate atomic: its result is requested again.
-    pub(super) fn answer_atomic_again(
+    pub(super) fn resend_atomic_response(
         &mut self,
         cx: &mut Scope<'_, '_>,
         headers: &Headers,
         atomic: &AtomicEth,
     ) {
         let Bth { psn, opcode, .. } = *headers.bth();
-        let asked = Asked::Atomic(word_of(atomic), operation(opcode, atomic));
+        let request = PeerRequest::Atomic(word_of(atomic), operation(opcode, atomic));
         match self.resources.kept(psn) {
             None => return cx.count(|c| &mut c.stale_atomics),
-            Some((_, kept)) if kept != asked => {
+            Some((_, kept)) if kept != request => {
                 return cx.count(|c| &mut c.unmatched_duplicates);
             }
             Some(_) => {}
@@ -333,7 +333,7 @@ impl Executor {
 
     // ---- answers -------------------------------------------------------------------------------
 
-    pub(super) fn emit_atomic_answer(
+    pub(super) fn emit_atomic_response(
         &mut self,
         cx: &mut Scope<'_, '_>,
         psn: Psn,

@@ -99,12 +99,15 @@ impl Inbound {
             // Checked together with this packet.
             let qpc = cx.qpc;
             let _ = cx.regions.invalidate(qpc.pd, qpc.qpn, rkey);
+            if cx.planted.is(Bug::InvalidateTooMuch) {
+                cx.regions.forget_qp(qpc.qpn);
+            }
         }
         if let Some((opcode, byte_len)) = completes {
             let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();
             let bare = Completion::new(0, WcStatus::Success, opcode, cx.qpc.qpn);
-            let told = Completion { byte_len, invalidated: invalidates, ipv4, ..bare };
-            self.receives.complete(cx, packet.headers, told);
+            let completion = Completion { byte_len, invalidated: invalidates, ipv4, ..bare };
+            self.receives.complete(cx, packet.headers, completion);
         }
         Ok(completes.is_some())
     }

@@ -50,7 +50,7 @@ use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
 use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
 use crate::report::{Cause, LastError};
-use crate::srq::{Loan, Receive, SrqTable};
+use crate::srq::{Receive, SrqSlot, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
     Access, AttrMask, Completion, Connect, CqId, MAX_MESSAGE_BYTES, Mtu, PdId, QpAttr, QpConfig,
@@ -139,8 +139,8 @@ impl<'a> Context<'a> {
         self.srqs.take(srq, self.events)
     }
 
-    fn complete(&mut self, cq: CqId, completion: Completion, loan: Option<Loan>) {
-        let pushed = self.cqs.push(cq, completion, loan);
+    fn complete(&mut self, cq: CqId, completion: Completion, srq_slot: Option<SrqSlot>) {
+        let pushed = self.cqs.push(cq, completion, srq_slot);
         if self.planted.is(Bug::CompletionsSwapped) {
             self.cqs.swap_last(cq);
         }
@@ -148,7 +148,7 @@ impl<'a> Context<'a> {
             return;
         }
         // Its completion is lost, so the receive is never reported.
-        loan.into_iter().for_each(|loan| self.srqs.settle(loan));
+        srq_slot.into_iter().for_each(|srq_slot| self.srqs.settle(srq_slot));
         self.cq_overflowed = true;
         self.count(|c| &mut c.cq_overflows);
         if pushed == Pushed::Overran {
@@ -215,7 +215,7 @@ impl Scope<'_, '_> {
 
     fn fail_recv(&mut self, receive: &Receive, status: WcStatus) {
         let bare = Completion::new(receive.wr.wr_id, status, WcOpcode::Recv, self.qpc.qpn);
-        self.cx.complete(self.qpc.recv_cq, bare, receive.loan);
+        self.cx.complete(self.qpc.recv_cq, bare, receive.srq_slot);
     }
 }
 
@@ -490,9 +490,9 @@ impl Qp {
     /// Discards all work and all unpolled completions. Receives of a shared queue return to it, in the
     /// order in which they were taken.
     pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
-        let mut loans = Vec::new();
+        let mut srq_slots = Vec::new();
         for cq in self.cqs() {
-            cx.cqs.purge(cq, self.qpc.qpn, &mut loans);
+            cx.cqs.purge(cq, self.qpc.qpn, &mut srq_slots);
         }
         (self.established, self.drain_event) = (false, false);
         self.congestion = Congestion::default();
@@ -506,7 +506,7 @@ impl Qp {
             Kind::Ud(ud) => ud.reset(cx.srqs),
         }
         // In front of those it had taken since.
-        cx.srqs.give_back(loans.into_iter());
+        cx.srqs.give_back(srq_slots.into_iter());
     }
 
     /// All current attributes.
@@ -544,7 +544,7 @@ impl Qp {
 
     /// Stops the queue pair and flushes its work requests; nothing more is sent.
     pub(crate) fn fail(&mut self, cx: &mut Context<'_>) {
-        self.blame_peer(cx, Cause::Program, None);
+        self.record_peer_failure(cx, Cause::Program, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
 
@@ -553,13 +553,13 @@ impl Qp {
         if self.state != QpState::Error {
             cx.events.raise(AsyncEvent::QpFatal(self.qpc.qpn));
         }
-        self.blame_peer(cx, Cause::CqOverrun, None);
+        self.record_peer_failure(cx, Cause::CqOverrun, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
 
     /// `psn` is that of the packet that caused it, if one did.
     fn handle_failure(&mut self, cx: &mut Context<'_>, failure: Failure, psn: Option<Psn>) {
-        self.blame(cx, &failure, psn);
+        self.record_failure(cx, &failure, psn);
         match failure {
             Failure::Send(fault) => self.fail_send(cx, fault),
             Failure::Request(fatal) => self.refuse_request(cx, fatal),
@@ -828,7 +828,7 @@ impl Qp {
             Kind::Ud(ud) => ud.handle_datagram(&mut cx.of(qpc), origin, packet),
         };
         if let Err(status) = receive_error {
-            self.blame_peer(cx, Cause::Receive(status), Some(packet.headers.bth().psn));
+            self.record_peer_failure(cx, Cause::Receive(status), Some(packet.headers.bth().psn));
             self.enter_error(cx, None, status, false);
         }
     }
@@ -895,9 +895,9 @@ impl Qp {
             return;
         };
         let Connect { path, dest_qp, .. } = &self.qpc.peer;
-        rc.requester.excuse(&mut cx.of(&self.qpc), || is_stalled(path, *dest_qp));
+        rc.requester.handle_stall(&mut cx.of(&self.qpc), || is_stalled(path, *dest_qp));
         if let Err(fault) = rc.requester.handle_timeout(&mut cx.of(&self.qpc)) {
-            self.blame_silence(cx, fault);
+            self.record_retry_exceeded(cx, fault);
             self.fail_send(cx, fault);
         }
         self.tell_controller(cx.now);
@@ -949,11 +949,11 @@ impl Qp {
 
     /// Puts the next response to a READ or atomic into `cx.packet`. Congestion control counts it but
     /// does not delay it: a request waits behind it, and the outbox takes few.
-    pub(crate) fn poll_answer(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn poll_response(&mut self, cx: &mut Context<'_>) {
         let Kind::Rc(rc) = &mut self.kind else {
             return;
         };
-        match rc.responder.poll_answer(&mut cx.of(&self.qpc)) {
+        match rc.responder.poll_response(&mut cx.of(&self.qpc)) {
             Ok(()) => self.count_sent(cx),
             Err(fatal) => self.handle_failure(cx, fatal.into(), None),
         }

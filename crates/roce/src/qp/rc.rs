@@ -72,7 +72,7 @@ impl Rc {
 
     /// Whether there are packets besides acknowledgements.
     pub(super) fn has_data(&self) -> bool {
-        self.responder.has_answer() || self.requester.has_unsent()
+        self.responder.has_response() || self.requester.has_unsent()
     }
 
     /// Gives the other half the next burst.
@@ -99,7 +99,7 @@ impl Rc {
     fn poll_half(&mut self, turn: Turn, cx: &mut Scope<'_, '_>) -> Result<(), Failure> {
         match turn {
             Turn::Requests => self.requester.poll(cx)?,
-            Turn::Responses => self.responder.poll_answer(cx)?,
+            Turn::Responses => self.responder.poll_response(cx)?,
         }
         Ok(())
     }

@@ -143,13 +143,19 @@ impl RecvQueue {
         missing == 0 || is_fair || cx.planted.is(Bug::SharedReceivesHoarded)
     }
 
-    /// Completes the current receive with `told`; immediate and solicited are those of the packet.
-    pub(super) fn complete(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers, told: Completion) {
+    /// Completes the current receive with `completion`; immediate and solicited are those of the
+    /// packet.
+    pub(super) fn complete(
+        &mut self,
+        cx: &mut Scope<'_, '_>,
+        headers: &Headers,
+        completion: Completion,
+    ) {
         if let Some(receive) = self.current.take() {
             let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
-            let completion = Completion { wr_id: receive.wr.wr_id, imm, solicited, ..told };
+            let completion = Completion { wr_id: receive.wr.wr_id, imm, solicited, ..completion };
             let recv_cq = cx.qpc.recv_cq;
-            cx.complete(recv_cq, completion, receive.loan);
+            cx.complete(recv_cq, completion, receive.srq_slot);
         }
     }
 
@@ -165,7 +171,7 @@ impl RecvQueue {
     /// Returns receives that were taken ahead to the shared queue.
     pub(super) fn give_back(&mut self, srqs: &mut SrqTable) {
         self.idle = 0;
-        srqs.give_back(self.taken.drain(..).filter_map(|taken| taken.receive.loan));
+        srqs.give_back(self.taken.drain(..).filter_map(|taken| taken.receive.srq_slot));
     }
 
     /// The AETH credit code for the current receives. The message in progress is not counted in the MSN
@@ -183,7 +189,7 @@ impl RecvQueue {
     /// Clears everything without completions; shared receives return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.give_back(srqs);
-        srqs.give_back(self.current.take().and_then(|current| current.loan).into_iter());
+        srqs.give_back(self.current.take().and_then(|current| current.srq_slot).into_iter());
         while self.take_own().is_some() {}
     }
 }

@@ -25,11 +25,11 @@ impl Qp {
     }
 
     /// Records why the queue pair is about to stop. `psn` is that of the current packet, if any.
-    pub(super) fn blame(&mut self, cx: &Context<'_>, failure: &Failure, psn: Option<Psn>) {
+    pub(super) fn record_failure(&mut self, cx: &Context<'_>, failure: &Failure, psn: Option<Psn>) {
         match *failure {
             Failure::Send(fault) => {
                 let cause = match fault.status {
-                    WcStatus::RetryExceeded => Cause::KeepsMissing,
+                    WcStatus::RetryExceeded => Cause::SequenceErrors,
                     WcStatus::RnrRetryExceeded => Cause::ReceiverNotReady,
                     WcStatus::BadResponse => Cause::BadResponse,
                     WcStatus::RemoteInvalidRequest
@@ -39,23 +39,23 @@ impl Qp {
                 };
                 self.blame_send(cx, cause, fault, psn);
             }
-            Failure::Request(fatal) => self.blame_peer(cx, Cause::Refused(fatal.nak), psn),
+            Failure::Request(fatal) => self.record_peer_failure(cx, Cause::Refused(fatal.nak), psn),
         }
     }
 
     /// There was no response after the last retry.
-    pub(super) fn blame_silence(&mut self, cx: &Context<'_>, fault: Fault) {
-        self.blame_send(cx, Cause::NoAnswer, fault, None);
+    pub(super) fn record_retry_exceeded(&mut self, cx: &Context<'_>, fault: Fault) {
+        self.blame_send(cx, Cause::NoResponse, fault, None);
     }
 
     /// A send failed. A NAK names its packet; otherwise it is the oldest unacknowledged one.
     fn blame_send(&mut self, cx: &Context<'_>, cause: Cause, fault: Fault, psn: Option<Psn>) {
         let culprit = self.culprit(fault.index);
-        let named = psn.filter(|_| cause != Cause::KeepsMissing);
+        let named = psn.filter(|_| cause != Cause::SequenceErrors);
         let peer = &self.qpc.peer;
         let retries = match cause {
             Cause::ReceiverNotReady => peer.rnr_retry,
-            Cause::NoAnswer | Cause::KeepsMissing => peer.retry_count,
+            Cause::NoResponse | Cause::SequenceErrors => peer.retry_count,
             _ => 0,
         };
         let error = LastError {
@@ -69,7 +69,7 @@ impl Qp {
     }
 
     /// A failure of the peer's, or without a work request, stops the queue pair.
-    pub(super) fn blame_peer(&mut self, cx: &Context<'_>, cause: Cause, psn: Option<Psn>) {
+    pub(super) fn record_peer_failure(&mut self, cx: &Context<'_>, cause: Cause, psn: Option<Psn>) {
         if self.state != QpState::Error {
             self.last_error = Some(LastError { psn, ..self.error(cx, cause) });
         }

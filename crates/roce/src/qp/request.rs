@@ -233,7 +233,7 @@ pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
 pub(super) fn why_invalid(wr: &SendWr, bytes: u64) -> Option<&'static str> {
     match wr.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if bytes != ATOMIC_BYTES.into() => {
-            Some("an atomic brings 8 bytes: its list must have room for just these")
+            Some("an atomic returns 8 bytes: its scatter list must hold exactly these")
         }
         op if is_local(op) && !wr.sges.is_empty() => Some("a local operation has no buffers"),
         _ => None,

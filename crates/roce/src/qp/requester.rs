@@ -25,8 +25,8 @@ use crate::wire::Psn;
 /// responses may be waiting.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How long timeouts are excused before they use retries after all.
-const MAX_EXCUSED: Duration = Duration::from_millis(300_000);
+/// How long timeouts use no retry while the peer is stalled.
+const MAX_STALL: Duration = Duration::from_millis(300_000);
 
 type Recovery = Mode<GoBackN, Selective>;
 
@@ -185,7 +185,11 @@ impl Requester {
 
     /// Restarts an expired ACK timer, without using a retry, if the peer is stalled or its responses
     /// could not be received. Nothing is retransmitted: the packets are queued at the peer.
-    pub(super) fn excuse(&mut self, cx: &mut Scope<'_, '_>, is_stalled: impl FnOnce() -> bool) {
+    pub(super) fn handle_stall(
+        &mut self,
+        cx: &mut Scope<'_, '_>,
+        is_stalled: impl FnOnce() -> bool,
+    ) {
         if self.requests.rnr_until.is_some() {
             return;
         }
@@ -193,15 +197,15 @@ impl Requester {
         let (Some(due), Some(timeout)) = (due, ack_timeout(cx.qpc.peer.timeout)) else {
             return;
         };
-        let since = self.requests.excused_since.unwrap_or(cx.now);
-        if due > cx.now || cx.now.since(since) >= MAX_EXCUSED {
+        let since = self.requests.stalled_since.unwrap_or(cx.now);
+        if due > cx.now || cx.now.since(since) >= MAX_STALL {
             return;
         }
         if cx.now.since(due) < LATE && !is_stalled() {
             return;
         }
-        self.requests.excused_since = Some(since);
-        cx.count(|c| &mut c.excused_timeouts);
+        self.requests.stalled_since = Some(since);
+        cx.count(|c| &mut c.stall_timeouts);
         with_mode!(&mut self.recovery, mode => mode.restart_ack_timer(cx.now, timeout));
     }
 

@@ -114,7 +114,7 @@ pub(super) struct Requests {
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
     /// When the first timeout was excused since the last packet from the peer.
-    pub(super) excused_since: Option<Time>,
+    pub(super) stalled_since: Option<Time>,
     /// The peer has no receives: nothing is sent until this time.
     pub(super) rnr_until: Option<Time>,
     /// No request is started.
@@ -155,7 +155,7 @@ impl Requests {
             credit: Credit::Unknown,
             retries_left: 0,
             rnr_retries_left: 0,
-            excused_since: None,
+            stalled_since: None,
             rnr_until: None,
             is_paused: false,
             rtt: Box::default(),
@@ -534,7 +534,7 @@ impl Requests {
     /// A packet from the peer restores the retries.
     pub(super) fn restore_retries(&mut self, qpc: &QpContext) {
         self.retries_left = qpc.peer.retry_count;
-        self.excused_since = None;
+        self.stalled_since = None;
     }
 
     /// `una` has moved.

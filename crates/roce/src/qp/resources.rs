@@ -49,7 +49,7 @@ pub(super) struct ReadWork {
 
 /// The peer's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum PeerRequest {
     Read(Range),
     Atomic(Range, AtomicOp),
 }
@@ -60,7 +60,7 @@ struct Performed {
     psn: Psn,
     /// The number of its PSNs.
     psns: u32,
-    asked: Asked,
+    request: PeerRequest,
     /// The word's original value, once it is known.
     original: Option<u64>,
 }
@@ -163,17 +163,17 @@ impl Resources {
 
     /// Keeps a request of `psns` PSNs that is being executed, in case it is requested again; the
     /// latest `limit` are kept.
-    pub(super) fn keep(&mut self, psn: Psn, psns: u32, asked: Asked, limit: usize) {
+    pub(super) fn keep(&mut self, psn: Psn, psns: u32, request: PeerRequest, limit: usize) {
         while self.performed.len() >= limit.max(1) {
             self.performed.pop_front();
         }
-        self.performed.push_back(Performed { psn, psns, asked, original: None });
+        self.performed.push_back(Performed { psn, psns, request, original: None });
     }
 
     /// The kept request that contains `psn`, and its first PSN.
-    pub(super) fn kept(&self, psn: Psn) -> Option<(Psn, Asked)> {
+    pub(super) fn kept(&self, psn: Psn) -> Option<(Psn, PeerRequest)> {
         let is_its = |one: &&Performed| psn.minus(one.psn.get()).get() < one.psns;
-        self.performed.iter().rev().find(is_its).map(|one| (one.psn, one.asked))
+        self.performed.iter().rev().find(is_its).map(|one| (one.psn, one.request))
     }
 
     /// The result of the atomic with this PSN.
@@ -216,12 +216,13 @@ impl Resources {
 mod tests {
     use super::*;
 
-    const ADD: Asked = Asked::Atomic(Range { key: 1, addr: 8, len: 8 }, AtomicOp::FetchAdd(1));
+    const ADD: PeerRequest =
+        PeerRequest::Atomic(Range { key: 1, addr: 8, len: 8 }, AtomicOp::FetchAdd(1));
 
     #[test]
     fn a_request_is_found_by_each_of_its_psns() {
         let mut resources = Resources::default();
-        let read = Asked::Read(Range { key: 1, addr: 8, len: 700 });
+        let read = PeerRequest::Read(Range { key: 1, addr: 8, len: 700 });
         let first = Psn::new(0xff_ffff);
         resources.keep(first, 3, read, 2);
         resources.keep(first.plus(3), 1, ADD, 2);

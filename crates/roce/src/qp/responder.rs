@@ -106,7 +106,7 @@ impl Responder {
         packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
         if self.is_behind_read(packet.headers, cx.planted) {
-            cx.count(|c| &mut c.held_requests);
+            cx.count(|c| &mut c.deferred_requests);
             self.executor.refuse_expected(Syndrome::SequenceError);
             with_mode!(&mut self.recovery, mode => mode.note_nak());
             return Ok(());
@@ -143,8 +143,8 @@ impl Responder {
     }
 
     /// Whether READs or atomics have responses to send.
-    pub(super) fn has_answer(&self) -> bool {
-        with_mode!(&self.recovery, mode => mode.has_answer(&self.executor))
+    pub(super) fn has_response(&self) -> bool {
+        with_mode!(&self.recovery, mode => mode.has_response(&self.executor))
     }
 
     /// Puts the pending acknowledgement into `cx.packet`, unless responses to READs and atomics must
@@ -156,9 +156,9 @@ impl Responder {
 
     /// Puts the next response to a READ or an atomic into `cx.packet`. Fails if the region of a READ
     /// was deregistered after the request was accepted.
-    pub(super) fn poll_answer(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fatal> {
+    pub(super) fn poll_response(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fatal> {
         let executor = &mut self.executor;
-        with_mode!(&mut self.recovery, mode => mode.poll_answer(executor, cx))
+        with_mode!(&mut self.recovery, mode => mode.poll_response(executor, cx))
     }
 
     /// Stops for good. The NAK of a fatal request, and what must precede it, is still sent.

@@ -185,7 +185,7 @@ pub(super) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static 
     let is_bad = [
         (AttrMask::PKEY_INDEX, attr.pkey_index != 0, "the partition key index is not 0"),
         (AttrMask::PORT, attr.port != 1, "the port is not 1"),
-        (AttrMask::AV, !is_path(attr), "the path leads to no single host"),
+        (AttrMask::AV, !is_path(attr), "the destination is not a unicast address"),
         (AttrMask::AV, attr.path.dscp > 63, "the DSCP is above 63"),
         (AttrMask::PATH_MTU, attr.mtu > port_mtu, "the path MTU is above the port's"),
         (AttrMask::TIMEOUT, attr.timeout > MAX_TIMER_CODE, "the timeout is above 31"),

@@ -84,8 +84,8 @@ impl Ud {
         *cx.insert = Insert::RouteHeader(route_header(origin, packet.headers, packet.payload_len));
         let ipv4 = origin.source.ip().to_canonical().is_ipv4();
         let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, cx.qpc.qpn);
-        let told = Completion { byte_len, src_qp: Some(deth.src_qp), ipv4, ..bare };
-        self.receives.complete(cx, packet.headers, told);
+        let completion = Completion { byte_len, src_qp: Some(deth.src_qp), ipv4, ..bare };
+        self.receives.complete(cx, packet.headers, completion);
         Ok(())
     }
 
@@ -120,10 +120,10 @@ fn form(op: SendOp, deth: Deth) -> (Opcode, Ext) {
 /// Returns why this service cannot carry a message of `len` bytes, if it cannot; `mtu` is the port's.
 pub(super) fn why_invalid(wr: &SendWr, len: u64, mtu: u32) -> Option<&'static str> {
     if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
-        Some("datagrams are only sent, with or without immediate")
+        Some("UD supports only SEND, with or without immediate")
     } else if wr.to.is_none() {
-        Some("a datagram needs to know where to go")
+        Some("a datagram needs an address handle")
     } else {
-        (len > u64::from(mtu)).then_some("a datagram is no longer than the port's MTU")
+        (len > u64::from(mtu)).then_some("a datagram must fit the port's MTU")
     }
 }

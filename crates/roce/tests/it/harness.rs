@@ -17,7 +17,7 @@ use sim::link::LinkConfig;
 use sim::memory::Arena;
 
 pub(crate) use sim::chance::Chance;
-pub(crate) use sim::faults::{Fault, FaultCounts, FaultMix};
+pub(crate) use sim::faults::{Fault, FaultMix};
 pub(crate) use sim::memory::BASE;
 
 pub(crate) type Node = sim::fabric::Node<Arena>;

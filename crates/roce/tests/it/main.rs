@@ -1,4 +1,5 @@
-//! Integration tests of the transport, in one binary.
+//! Integration tests of the transport, in one binary. Random programs under random faults, with every
+//! completion and byte checked, are the tests `chaos` of `sim`.
 //!
 //! | module | what it tests |
 //! |---|---|
@@ -8,7 +9,6 @@
 //! | `pair` | two connected queue pairs, or one and single packets |
 //! | `rc_atomic` | atomics: exactly once, in order, checked |
 //! | `rc_local` | memory windows, invalidation, fences, shared receives |
-//! | `rc_chaos` | random programs under faults, against a reference model (C2, C3) |
 //! | `rc_order` | requests take effect in the order in which they were posted |
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
@@ -20,7 +20,6 @@
 //! | `ud` | datagrams: queue keys, route headers, groups |
 //! | `srq` | shared receive queues and their limit |
 //! | `events` | asynchronous events, notifications, and objects in use |
-//! | `unreliable_chaos` | random UC and UD programs under faults |
 //! | `walk` | random walks through the states, with traffic |
 //! | `unreliable_hostile` | packets that no correct UC or UD peer would send |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -33,17 +32,17 @@ mod off_path;
 mod pair;
 mod parking;
 mod rc_atomic;
-mod rc_chaos;
 mod rc_directed;
 mod rc_hostile;
 mod rc_local;
 mod rc_order;
 mod rc_rights;
 mod report;
+#[path = "../../../../testing/seeds.rs"]
+mod seeds;
 mod srq;
 mod states;
 mod uc;
 mod ud;
-mod unreliable_chaos;
 mod unreliable_hostile;
 mod walk;

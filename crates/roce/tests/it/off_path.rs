@@ -92,7 +92,7 @@ impl Victim {
     /// The connection continues unharmed.
     fn assert_unharmed(mut self) {
         assert_eq!([0, 1].map(|side| self.pair.state(side)), [QpState::Rts; 2]);
-        assert_eq!(self.sent_by(0).len(), 0, "nothing is sent again");
+        assert_eq!(self.sent_by(0).len(), 0, "nothing is retransmitted");
         let (sender, _) = self.finish();
         assert_eq!(sender, [(1, WcStatus::Success)]);
     }

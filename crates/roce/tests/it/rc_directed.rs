@@ -174,7 +174,7 @@ fn no_more_packets_are_unanswered_than_the_window_allows() {
 }
 
 #[test]
-fn a_lost_packet_is_asked_for_once_and_sent_again() {
+fn a_lost_packet_is_requested_once_and_retransmitted() {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M256);
     pair.lose(|asked, _| asked == 3);
     pair.write(1, 0, 256 * 10);
@@ -235,7 +235,7 @@ fn a_stopped_peer_is_waited_for() {
         pair.read(2, 20_000);
         pair.fabric.run_until(seconds(2));
         assert_eq!((pair.fabric.sent_by(pair.a), pair.state(0)), (vec![], QpState::Rts));
-        assert!(pair.counters(0).excused_timeouts > 400, "{reliability:?} {kept}");
+        assert!(pair.counters(0).stall_timeouts > 400, "{reliability:?} {kept}");
         assert_eq!(pair.counters(0).timeouts, 0, "{reliability:?} {kept}");
         pair.fabric.stop(None);
         pair.fabric.keep_all();
@@ -283,7 +283,7 @@ fn who_was_stopped_does_not_blame_the_peer() {
         let (sent, _) = pair.run();
         assert_eq!(sent, [(1, Success)], "{reliability:?}");
         assert_eq!(pair.state(1), QpState::Rts, "{reliability:?}");
-        assert_eq!(pair.counters(0).excused_timeouts, 1, "{reliability:?}");
+        assert_eq!(pair.counters(0).stall_timeouts, 1, "{reliability:?}");
     }
 }
 

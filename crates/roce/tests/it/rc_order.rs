@@ -103,7 +103,7 @@ fn a_long_read_holds_back_the_writes_behind_it() {
         let end = u64::from(LEN) - 4000 + 19;
         assert!(pair.arrived(end, 2000));
         // The requester knows that it would be held back, so it does not send in vain.
-        assert_eq!(pair.counters(1).held_requests, 0);
+        assert_eq!(pair.counters(1).deferred_requests, 0);
         assert_eq!(pair.counters(0).retransmitted_packets, 0);
     }
 }
@@ -121,7 +121,7 @@ fn what_is_held_back_is_asked_for_again() {
     for _ in 0..3 {
         assert!(lone.packet(Opcode::RcWriteOnly, reth(100), 100, held).is_empty());
     }
-    assert_eq!(lone.counters().held_requests, 3);
+    assert_eq!(lone.counters().deferred_requests, 3);
     for ahead in (1..=4).rev() {
         let answer = lone.answer_packet().unwrap();
         assert!(answer.bth().opcode.is_read_response());
@@ -134,7 +134,7 @@ fn what_is_held_back_is_asked_for_again() {
 
 /// A WRITE that arrives while the READ or atomic before it is missing is not placed out of order.
 #[test]
-fn nothing_is_placed_early_over_a_read_or_atomic_that_is_missing() {
+fn nothing_is_placed_out_of_order_over_a_read_or_atomic_that_is_missing() {
     for opcode in [Opcode::RcReadRequest, Opcode::RcFetchAdd] {
         let mut pair = Pair::with(|connect| *connect = connect.selective());
         let before = peer_bytes(&pair, 0, 8);
@@ -163,14 +163,14 @@ fn nothing_is_placed_early_over_a_read_or_atomic_that_is_missing() {
 
 /// Requests that follow no READ are still placed out of order: a loss costs one retransmission.
 #[test]
-fn writes_alone_are_placed_early() {
+fn writes_alone_are_placed_out_of_order() {
     let mut pair = Pair::with(|connect| *connect = connect.selective());
     pair.lose(|asked, _| asked == 1);
     for wr_id in 0..9 {
         pair.write(wr_id, wr_id * 100, 100);
     }
     assert_eq!(pair.run().0.len(), 9);
-    assert_eq!(pair.counters(1).early_packets, 8);
+    assert_eq!(pair.counters(1).out_of_order_packets, 8);
     assert_eq!(pair.counters(0).selective_retransmits, 1);
 }
 

@@ -208,7 +208,7 @@ fn a_duplicate_atomic_is_answered_if_it_is_the_one_that_was_carried_out() {
 // ---- out-of-order packets ----------------------------------------------------------------------
 
 /// An out-of-order WRITE with this key, of bytes that are registered.
-fn write_early(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
+fn write_out_of_order(lone: &mut Lone, ahead: u32, target: Reth) -> bool {
     let psn = lone.psn.plus(ahead);
     let payload = target.len as usize;
     !lone.packet(Opcode::RcWriteOnly, Ext::Reth(target), payload, psn).is_empty()
@@ -227,7 +227,7 @@ fn ended(lone: &mut Lone) -> Option<(Psn, Syndrome, Option<Psn>)> {
 }
 
 #[test]
-fn an_early_write_that_is_not_allowed_ends_the_connection_at_once() {
+fn an_out_of_order_write_that_is_not_allowed_ends_the_connection_at_once() {
     let lone = Lone::with(selective);
     let good = lone.range(64);
     let wrong = [
@@ -238,7 +238,7 @@ fn an_early_write_that_is_not_allowed_ends_the_connection_at_once() {
     for (wrong, syndrome) in wrong {
         let mut lone = Lone::with(selective);
         let psn = lone.psn;
-        assert!(!write_early(&mut lone, 3, wrong), "placed: {wrong:?}");
+        assert!(!write_out_of_order(&mut lone, 3, wrong), "placed: {wrong:?}");
         assert_eq!(ended(&mut lone), Some((psn, syndrome, Some(psn.plus(3)))), "{wrong:?}");
         assert_eq!(lone.counters().remote_access_naks_sent, 1);
         assert_eq!(lone.pair.fabric.nodes[1].endpoint.poll_event(), Some(event(&lone)));
@@ -246,7 +246,7 @@ fn an_early_write_that_is_not_allowed_ends_the_connection_at_once() {
     let mut lone = Lone::with(selective);
     allow(&mut lone, Access { remote_write: false, ..Access::ALL });
     let (psn, good) = (lone.psn, lone.range(64));
-    assert!(!write_early(&mut lone, 1, good));
+    assert!(!write_out_of_order(&mut lone, 1, good));
     assert_eq!(ended(&mut lone), Some((psn, Syndrome::InvalidRequest, Some(psn.plus(1)))));
 }
 
@@ -257,7 +257,7 @@ fn event(lone: &Lone) -> AsyncEvent {
 /// The requester learns which of its requests was refused, and that those before it were not
 /// executed.
 #[test]
-fn the_request_that_came_early_and_was_refused_is_the_one_that_fails() {
+fn the_request_that_came_out_of_order_and_was_refused_is_the_one_that_fails() {
     let mut pair = Pair::with(|connect| {
         selective(connect);
         connect.mtu = roce::endpoint::Mtu::M256;
@@ -289,15 +289,15 @@ fn packets_that_cannot_be_in_flight_are_dropped_unseen() {
     let good = lone.range(64);
     let wrong = Reth { rkey: !good.rkey, ..good };
     for ahead in [WINDOW, WINDOW + 1, 4 * WINDOW, 4095, 1 << 22] {
-        assert!(!write_early(&mut lone, ahead, good), "placed {ahead} ahead");
-        assert!(!write_early(&mut lone, ahead, wrong));
+        assert!(!write_out_of_order(&mut lone, ahead, good), "placed {ahead} ahead");
+        assert!(!write_out_of_order(&mut lone, ahead, wrong));
         assert_eq!(lone.pair.state(1), QpState::Rts, "ended by a packet {ahead} ahead");
     }
     assert_eq!(lone.counters().bad_key, 0);
-    assert!(write_early(&mut lone, WINDOW - 1, good));
-    assert!(write_early(&mut lone, WINDOW, good), "one of those before it has come");
-    assert!(!write_early(&mut lone, WINDOW + 2, good));
-    assert!(!write_early(&mut lone, WINDOW + 1, wrong));
+    assert!(write_out_of_order(&mut lone, WINDOW - 1, good));
+    assert!(write_out_of_order(&mut lone, WINDOW, good), "one of those before it has come");
+    assert!(!write_out_of_order(&mut lone, WINDOW + 2, good));
+    assert!(!write_out_of_order(&mut lone, WINDOW + 1, wrong));
     assert_eq!(lone.pair.state(1), QpState::Error);
 }
 
@@ -326,7 +326,9 @@ fn guess_keys(
 #[test]
 fn a_peer_that_guesses_keys_has_one_try() {
     let write = |ahead: u32| {
-        move |lone: &mut Lone, rkey| write_early(lone, ahead, Reth { rkey, ..lone.range(64) })
+        move |lone: &mut Lone, rkey| {
+            write_out_of_order(lone, ahead, Reth { rkey, ..lone.range(64) })
+        }
     };
     for seed in 0..50 {
         assert_eq!(guess_keys(go_back_n, seed, write(0)), (1, false));
@@ -391,7 +393,7 @@ impl Shared {
     }
 
     /// An out-of-order SEND of the hostile peer, for its `index`-th receive from now on.
-    fn early_send(&mut self, ahead: u32, index: u32) -> bool {
+    fn out_of_order_send(&mut self, ahead: u32, index: u32) -> bool {
         let (peer, end) = self.hostile;
         let first = self.fabric.nodes[0].endpoint.initial_psn(peer.qpn).unwrap();
         let bth = Bth { opcode: Opcode::SrSendOnly, psn: first.plus(ahead), ..bth_to(end.qpn) };
@@ -416,10 +418,10 @@ impl Shared {
 }
 
 #[test]
-fn one_early_send_leaves_the_shared_receives_to_the_others() {
+fn one_out_of_order_send_leaves_the_shared_receives_to_the_others() {
     for index in [511, 63, 9, 8, 1] {
         let mut shared = Shared::new();
-        let is_placed = shared.early_send(511, index);
+        let is_placed = shared.out_of_order_send(511, index);
         assert_eq!(is_placed, index <= 8, "receive {index}");
         let taken = if is_placed { u64::from(index) + 1 } else { 0 };
         let received = shared.honest_receives(RECEIVES - taken);
@@ -429,12 +431,12 @@ fn one_early_send_leaves_the_shared_receives_to_the_others() {
 
 /// A message whose packets have arrived has a receive, however many there are.
 #[test]
-fn early_messages_that_have_come_take_a_receive_each() {
+fn out_of_order_messages_that_have_come_take_a_receive_each() {
     let mut shared = Shared::new();
     for index in 1..40 {
-        assert!(shared.early_send(index, index), "receive {index}");
+        assert!(shared.out_of_order_send(index, index), "receive {index}");
     }
-    assert!(!shared.early_send(511, 52), "beyond what is left for the others");
+    assert!(!shared.out_of_order_send(511, 52), "beyond what is left for the others");
     assert_eq!(shared.honest_receives(24), (40..64).collect::<Vec<u64>>());
 }
 
@@ -442,7 +444,7 @@ fn early_messages_that_have_come_take_a_receive_each() {
 fn receives_that_were_taken_for_nothing_go_back_in_order() {
     for end_it in [to_error, to_reset, destroy] {
         let mut shared = Shared::new();
-        assert!(shared.early_send(3, 3) && shared.early_send(7, 6));
+        assert!(shared.out_of_order_send(3, 3) && shared.out_of_order_send(7, 6));
         let end = shared.hostile.1;
         end_it(&mut shared.fabric.nodes[1].endpoint, end.qpn);
         let flushed = shared.fabric.received_by(end).iter().map(|done| done.wr_id).collect();

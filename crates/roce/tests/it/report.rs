@@ -34,13 +34,13 @@ fn a_peer_that_fell_silent_is_named_with_the_packet_it_did_not_answer() {
     pair.run();
 
     let (first, error) = (pair.first_psn(), last_error(&pair, 0));
-    assert_eq!((error.cause, error.peer), (Cause::NoAnswer, Some(peer(&pair))));
+    assert_eq!((error.cause, error.peer), (Cause::NoResponse, Some(peer(&pair))));
     assert_eq!((error.psn, error.acknowledged), (Some(first.plus(2)), Some(first.plus(1))));
     assert_eq!((error.wr_id, error.retries), (Some(3), 3));
     assert!(error.at > Time::ZERO);
     let text = error.to_string();
     let (psn, acknowledged) = (first.plus(2).get(), first.plus(1).get());
-    assert!(text.starts_with("retry exceeded: 3 retries, no answer to PSN"), "{text}");
+    assert!(text.starts_with("retry exceeded: 3 retries, no response to PSN"), "{text}");
     assert!(text.contains(&format!("PSN {psn:#08x} from {}", peer(&pair))), "{text}");
     assert!(text.contains(&format!("last acknowledged {acknowledged:#08x}")), "{text}");
 }
@@ -64,7 +64,7 @@ fn a_peer_that_answers_and_misses_packets_is_told_from_a_silent_one() {
     pair.write(2, 0, 100);
     pair.run();
     let error = last_error(&pair, 0);
-    assert_eq!((error.cause, error.psn), (Cause::KeepsMissing, Some(lost)));
+    assert_eq!((error.cause, error.psn), (Cause::SequenceErrors, Some(lost)));
 }
 
 #[test]

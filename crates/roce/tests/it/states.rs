@@ -489,7 +489,7 @@ fn a_draining_queue_finishes_what_it_began() {
 }
 
 #[test]
-fn lost_packets_are_sent_again_while_the_queue_drains() {
+fn lost_packets_are_retransmitted_while_the_queue_drains() {
     let (mut fabric, a, b) = half_sent(Transport::Rc);
     let mut seen = 0;
     fabric.keep_if(move |headers| {

@@ -16,6 +16,7 @@ use QpState::{Error, Reset, Rts, Sqd, Sqe};
 
 use crate::harness::{BASE, Chance, End, Fabric, FabricConfig, Fault, FaultMix};
 use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
+use crate::seeds::{Replay, seeds};
 
 const STEPS: u32 = 60;
 
@@ -233,8 +234,8 @@ impl Walk {
 
 #[test]
 fn every_legal_path_leaves_a_queue_pair_that_works() {
-    let seeds = crate::rc_chaos::seeds(0..400);
-    for seed in seeds {
+    for seed in seeds(0..400) {
+        let _replay = Replay { test: "walk", seed };
         let mut walk = Walk::new(seed);
         if walk.draw.per_mille(500) {
             walk.fabric.mix = FaultMix::NONE.with(Fault::Loss, 50_000);

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use roce::verbs::{Completion, Qpn, Sge, WcStatus};
 
 use super::atomics::Attempt;
-use super::side::{Announced, At, Effect, Open, PostedReceive, PostedSend};
+use super::side::{Announced, At, Effect, Holder, Open, PostedReceive, PostedSend};
 use super::space::{gather, pieces};
 use super::{Checked, Run, Sabotage, ensure};
 
@@ -138,9 +138,9 @@ impl Run {
         match posted.effect {
             Effect::None => Ok(()),
             Effect::Write { .. } | Effect::Granted { .. } if peer_is_dead => Ok(()),
-            Effect::Granted { target, bytes } => {
+            Effect::Granted { window, target, bytes } => {
                 self.check_written(peer_node, target, &bytes)?;
-                self.granted_done(at.peer())
+                self.granted_done(at.peer(), window)
             }
             Effect::Former { landing, bytes, repeated } => {
                 self.check_former(at, &landing, &bytes, repeated)
@@ -148,17 +148,21 @@ impl Run {
             Effect::FormerWord { landing, word, repeated } => {
                 self.check_former_word(at, landing, word, repeated)
             }
-            Effect::Bind => self.bound(at),
-            Effect::Invalidate => self.invalidated(at),
+            Effect::Bind(window) => self.bound(at, window),
+            Effect::Invalidate(window) => self.invalidated(at, window),
             Effect::Write { target, bytes, .. } if !is_reliable => {
                 let pair = self.pair_mut(at);
                 pair.held.push((peer_node, target, bytes.len() as u32));
                 pair.open.push(Open { node: peer_node, addr: target, bytes, any: false });
                 Ok(())
             }
-            Effect::Write { target, bytes, owns_target } => {
+            Effect::Write { target, bytes, held_by: Holder::Write } => {
+                self.spaces[peer_node as usize].put(target, &bytes);
+                Ok(())
+            }
+            Effect::Write { target, bytes, held_by } => {
                 self.check_written(peer_node, target, &bytes)?;
-                if owns_target {
+                if held_by == Holder::Own {
                     self.spaces[peer_node as usize].give(target, bytes.len() as u32);
                 }
                 Ok(())
@@ -231,17 +235,18 @@ impl Run {
         let volatile = posted.volatile.iter().map(|sge| (node, sge.addr, sge.len));
         self.pair_mut(at).held.extend(volatile);
         match posted.effect {
-            Effect::None | Effect::Bind | Effect::Invalidate => {}
+            Effect::None | Effect::Bind(_) | Effect::Invalidate(_) => {}
             Effect::Former { landing, .. } => self.leave_any(at, node, &landing),
             Effect::FormerWord { landing, .. } => self.leave_any(at, node, &[landing]),
-            Effect::Granted { target, bytes } => {
+            Effect::Granted { target, bytes, .. } => {
                 self.pair_mut(at).open.push(Open { node: peer, addr: target, bytes, any: false });
             }
-            Effect::Write { target, bytes, owns_target } => {
-                let len = bytes.len() as u32;
+            Effect::Write { target, bytes, held_by } => {
+                let slot = (peer, target, bytes.len() as u32);
                 let pair = self.pair_mut(at);
-                pair.held.extend(owns_target.then_some((peer, target, len)));
-                pair.open.push(Open { node: peer, addr: target, bytes, any: false });
+                pair.held.extend((held_by == Holder::Own).then_some(slot));
+                let any = held_by == Holder::Write;
+                pair.open.push(Open { node: peer, addr: target, bytes, any });
             }
             Effect::Read { landing, bytes, source, lends_landing } => {
                 self.leave_open(at, node, &landing, &bytes, !lends_landing);
@@ -287,8 +292,8 @@ impl Run {
         side.received += 1;
         check_told(&message, done)?;
         let node = side.node;
-        if message.invalidates.is_some() {
-            self.invalidated(at)?;
+        if let Some(rkey) = message.invalidates {
+            self.key_invalidated(at, rkey)?;
         }
         match message.target {
             None => self.check_landed_front(at, &receive, &message.bytes),

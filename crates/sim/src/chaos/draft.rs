@@ -10,9 +10,12 @@ use roce::world::AtomicOp;
 
 use super::post::RETIRE_AFTER;
 use super::scenario::Kind;
-use super::side::{At, Effect};
+use super::side::{At, Effect, Holder};
 use super::space::{SINKS, Use, WORDS};
 use super::{Checked, Run};
+
+/// WRITEs over the bytes of another one in flight, per mille.
+const REWRITES: u32 = 250;
 
 /// Longest datagram of the endpoints' configuration.
 const DATAGRAM_BYTES: u64 = 4_096;
@@ -126,6 +129,11 @@ impl Run {
 
     pub(super) fn draft_write(&mut self, at: At, kind: Kind) -> Checked<Option<Draft>> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
+        if self.chance.per_mille(REWRITES)
+            && let Some(draft) = self.draft_rewrite(at, kind)?
+        {
+            return Ok(Some(draft));
+        }
         let len = self.draw_len(at);
         let space = &mut self.spaces[peer as usize];
         let Some(target) = space.take_one(Use::Window, len, &mut self.chance) else {
@@ -134,28 +142,58 @@ impl Run {
             }
             return Ok(None);
         };
-        let rkey = space.region(Use::Window).rkey;
-        let Some(Source { sges, volatile, bytes }) = self.draw_source(node, len) else {
+        let Some(source) = self.draw_source(node, len) else {
             self.spaces[peer as usize].give(target.addr, len);
             return Ok(None);
         };
-        let target = target.addr;
-        let remote_addr = self.spaces[peer as usize].remote(Use::Window, target);
+        Ok(Some(self.write_to((peer, target.addr), kind, source, &[])))
+    }
+
+    /// A WRITE over the bytes of the latest one in flight, or over the first of them. Whatever the
+    /// network does to their packets, these bytes are there in the end.
+    fn draft_rewrite(&mut self, at: At, kind: Kind) -> Checked<Option<Draft>> {
+        let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
+        let is_reliable = self.pairs[at.pair].params.is_reliable();
+        let Some((wr_id, target, before)) = self.last_write(at, true)?.filter(|_| is_reliable)
+        else {
+            return Ok(None);
+        };
+        let len = self.draw_len(at).min(before.len() as u32);
+        let Some(source) = self.draw_source(node, len) else {
+            return Ok(None);
+        };
+        self.take_over(at, wr_id, Holder::Write)?;
+        let kept = &before[len as usize..];
+        Ok(Some(self.write_to((peer, target), kind, source, kept)))
+    }
+
+    /// A WRITE to a slot of this node, which holds the bytes `kept` behind it.
+    fn write_to(
+        &mut self,
+        (peer, target): (u32, u64),
+        kind: Kind,
+        Source { sges, volatile, mut bytes }: Source,
+        kept: &[u8],
+    ) -> Draft {
+        let space = &self.spaces[peer as usize];
+        let (remote_addr, rkey) =
+            (space.remote(Use::Window, target), space.region(Use::Window).rkey);
         let imm = (kind == Kind::WriteImm).then(|| self.chance.word() as u32);
         let op = match imm {
             Some(imm) => SendOp::WriteImm { remote_addr, rkey, imm },
             None => SendOp::Write { remote_addr, rkey },
         };
         let tells = imm.map(|imm| (Some(imm), bytes.clone(), Some(target)));
-        let effect = Effect::Write { target, bytes, owns_target: true };
-        Ok(Some(Draft { volatile, effect, tells, ..Draft::new(op, WcOpcode::Write, sges) }))
+        bytes.extend_from_slice(kept);
+        let effect = Effect::Write { target, bytes, held_by: Holder::Own };
+        Draft { volatile, effect, tells, ..Draft::new(op, WcOpcode::Write, sges) }
     }
 
     pub(super) fn draft_read(&mut self, at: At) -> Checked<Option<Draft>> {
         let (node, peer) = (self.side(at)?.node, self.side(at.peer())?.node);
         let readable = self.spaces[peer as usize].access(Use::Window).remote_read;
         let read_back = self.chance.per_mille(400) && readable;
-        let written = if read_back { self.last_write(at)? } else { None };
+        let written = if read_back { self.last_write(at, false)? } else { None };
         let (addr, of, bytes, write) = match written {
             Some((wr_id, target, bytes)) => (target, Use::Window, bytes, Some(wr_id)),
             None => {
@@ -174,7 +212,7 @@ impl Run {
             return Ok(None);
         };
         if let Some(wr_id) = write {
-            self.take_over(at, wr_id)?;
+            self.take_over(at, wr_id, Holder::Read)?;
         }
         let source = write.map(|_| (addr, len));
         let op = SendOp::Read { remote_addr, rkey };
@@ -242,10 +280,13 @@ impl Run {
         (op, WcOpcode::CompareSwap)
     }
 
-    /// The latest outstanding WRITE that still owns its target, to be read back.
-    fn last_write(&self, at: At) -> Checked<Option<(u64, u64, Vec<u8>)>> {
+    /// The latest outstanding WRITE that still holds its target; if `silent`, one that the peer is not
+    /// told of, so that it does not look at the bytes.
+    fn last_write(&self, at: At, silent: bool) -> Checked<Option<(u64, u64, Vec<u8>)>> {
         let found = self.side(at)?.sends.iter().rev().find_map(|send| match &send.effect {
-            Effect::Write { target, bytes, owns_target: true } => {
+            Effect::Write { target, bytes, held_by: Holder::Own }
+                if !silent || send.message.is_none() =>
+            {
                 Some((send.wr_id, *target, bytes.clone()))
             }
             _ => None,
@@ -253,12 +294,12 @@ impl Run {
         Ok(found)
     }
 
-    /// The target of this WRITE is now owned by another request.
-    fn take_over(&mut self, at: At, wr_id: u64) -> Checked<()> {
+    /// The target of this WRITE is now held by another request.
+    fn take_over(&mut self, at: At, wr_id: u64, holder: Holder) -> Checked<()> {
         let mut sends = self.side_mut(at)?.sends.iter_mut();
         let write = sends.find(|send| send.wr_id == wr_id).map(|send| &mut send.effect);
-        if let Some(Effect::Write { owns_target, .. }) = write {
-            *owns_target = false;
+        if let Some(Effect::Write { held_by, .. }) = write {
+            *held_by = holder;
         }
         Ok(())
     }

@@ -104,7 +104,7 @@ impl Run {
         let mask: AttrMask = bits.map(&mut set).into_iter().collect();
         let least = u64::from(is_awaiting);
         let max_rd_atomic = whims.between(least, MAX_RD_ATOMIC.into()) as u8;
-        let timeout = whims.between(9, timeout.into()) as u8;
+        let timeout = whims.between(8, timeout.into()) as u8;
         let min_rnr_timer = whims.between(1, min_rnr_timer.into()) as u8;
         let bare = QpAttr::to(QpState::Sqd);
         let attr = QpAttr { mask, max_rd_atomic, access, timeout, min_rnr_timer, ..bare };

@@ -12,6 +12,7 @@ use roce::wire::Psn;
 use roce::world::AtomicOp;
 
 use super::atomics::{Attempt, Verdict, WordHistory};
+use super::scenario::Params;
 use super::side::{At, Effect, Open, Pair, PairState, Side, Turn, has_failed};
 use super::space::{Space, Use, WORDS};
 use super::{Checked, Phase, Run, ensure, rights};
@@ -128,11 +129,11 @@ impl Run {
             endpoint.set_initial_psn(qpn, Psn::new(psn as u32))?;
         }
         let shares = srq.is_some();
-        let window = self.new_window(node)?;
+        let windows = [self.new_window(node)?, self.new_window(node)?];
         let max_rd_atomic = self.pairs[at.pair].params.max_rd_atomic;
         let (access, nap) = (self.draw_access(), self.draw_nap());
-        let bare = Side::new(node, qpn, send_cq, recv_cq);
-        Ok(Side { shares, window, qkey, max_rd_atomic, access, nap, ..bare })
+        let bare = Side::new(node, qpn, [send_cq, recv_cq], windows);
+        Ok(Side { shares, qkey, max_rd_atomic, access, nap, ..bare })
     }
 
     fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
@@ -268,11 +269,10 @@ impl Run {
         for side in sides.iter().filter(|side| !side.is_dead) {
             let endpoint = &mut self.fabric.node_mut(side.node).endpoint;
             destroy(now, endpoint, side)?;
-            let Some(window) = side.window else {
-                continue;
-            };
-            for (addr, len) in self.drop_window(side.node, &window)? {
-                self.pairs[pair].held.push((side.node, addr, len));
+            for window in &side.windows {
+                let slot = self.drop_window(side.node, window)?;
+                let held = slot.map(|(addr, len)| (side.node, addr, len));
+                self.pairs[pair].held.extend(held);
             }
         }
         let sharing = sides.iter().filter(|side| side.shares && !side.is_dead);
@@ -401,11 +401,17 @@ impl Run {
 
     // ---- the end -------------------------------------------------------------------------------
 
-    /// Closes every queue pair; unused receives are flushed.
+    /// Closes every queue pair; unused receives are flushed. Unreliable ones stay until their farewell.
     pub(super) fn close(&mut self) -> Checked<()> {
         self.phase = Phase::Closing;
+        self.close_pairs(Params::is_reliable)?;
+        self.close_intruders()
+    }
+
+    pub(super) fn close_pairs(&mut self, concerns: impl Fn(&Params) -> bool) -> Checked<()> {
         for pair in 0..self.pairs.len() {
-            if self.pairs[pair].state != PairState::Up {
+            let entry = &self.pairs[pair];
+            if entry.state != PairState::Up || !concerns(&entry.params) {
                 continue;
             }
             self.pairs[pair].is_excused = true;
@@ -414,7 +420,6 @@ impl Run {
             }
             self.look_after(pair)?;
         }
-        self.close_intruders()?;
         Ok(())
     }
 }

@@ -60,7 +60,7 @@ pub use summary::Summary;
 
 use crate::chance::Chance;
 use crate::fabric::{Fabric, MAX_DELAY_NS, Sighting};
-use crate::faults::FaultMix;
+use crate::faults::{Fault, FaultMix};
 use crate::link::LinkConfig;
 use crate::memory::Arena;
 use intruder::Intruder;
@@ -114,6 +114,14 @@ pub enum Sabotage {
     Order,
     /// A byte between two regions changes.
     Guard,
+    /// Atomics are executed twice.
+    Atomic,
+    /// The network loses packets although the seed has no faults.
+    Loss,
+    /// The network reorders packets although the seed has no faults.
+    Reorder,
+    /// Every cable is unplugged before the last messages.
+    Silence,
 }
 
 /// A check that failed.
@@ -187,12 +195,21 @@ struct Run {
 }
 
 impl Run {
-    fn new(scenario: Scenario, options: &Options, mut chance: Chance) -> Checked<Run> {
+    fn new(mut scenario: Scenario, options: &Options, mut chance: Chance) -> Checked<Run> {
         let (max_len, sides) = (scenario.max_len, scenario.sides());
         let arena = |chance: &mut Chance| Arena::new(Space::arena_bytes(max_len, sides), chance);
         let mut fabric = Fabric::new(&scenario.fabric, arena);
         fabric.record();
         fabric.mix = scenario.mix;
+        let secret = match options.sabotage {
+            Sabotage::Loss => Some(Fault::Loss),
+            Sabotage::Reorder => Some(Fault::Reorder),
+            _ => None,
+        };
+        if let Some(fault) = secret {
+            fabric.mix = FaultMix::NONE.with(fault, 40_000);
+            (scenario.mix, scenario.strikes) = (FaultMix::NONE, Vec::new());
+        }
         let pairs = scenario.pairs.iter().map(|plan| Pair::new(plan.nodes, plan.params.clone()));
         let pairs = pairs.collect();
         let strikes = scenario.strikes.iter().copied().collect();
@@ -238,12 +255,12 @@ impl Run {
         (0..self.scenario.habits.intruders).try_for_each(|_| self.intrude())
     }
 
-    /// Plants the bug of the run in a new endpoint.
+    /// Plants the bug of the run in a new node.
     fn plant(&mut self, node: u32) {
+        let doubles_atomics = self.options.sabotage == Sabotage::Atomic;
+        self.fabric.node_quietly(node).memory.doubles_atomics = doubles_atomics;
         #[cfg(feature = "planted-bugs")]
         self.fabric.node_quietly(node).endpoint.plant(self.options.bug);
-        #[cfg(not(feature = "planted-bugs"))]
-        let _ = node;
     }
 
     fn go(&mut self) -> Checked<()> {
@@ -260,8 +277,12 @@ impl Run {
     }
 
     fn is_over(&self) -> bool {
-        let all_down = self.pairs.iter().all(|pair| pair.state == PairState::Down);
-        matches!(self.phase, Phase::Closing) && all_down
+        // Unreliable pairs are still to say farewell.
+        let is_over = |pair: &Pair| match pair.state {
+            PairState::Up => !pair.params.is_reliable(),
+            state => state == PairState::Down,
+        };
+        matches!(self.phase, Phase::Closing) && self.pairs.iter().all(is_over)
     }
 
     fn check_health(&self) -> Checked<()> {
@@ -433,11 +454,10 @@ impl Run {
     // ---- the end -------------------------------------------------------------------------------
 
     fn finish(&mut self) -> Checked<()> {
-        // Packets in flight must not change anything any more.
-        while self.fabric.advance() {
-            self.check_health()?;
-            self.watch()?;
-        }
+        self.drain()?;
+        self.say_farewell()?;
+        self.close_pairs(|_| true)?;
+        self.drain()?;
         if self.options.sabotage == Sabotage::Guard {
             let first = self.fabric.node(0).memory.peek(Arena::BASE, 1)[0];
             self.fabric.node_mut(0).memory.poke(Arena::BASE, &[!first]);
@@ -455,6 +475,15 @@ impl Run {
         self.summary.events = self.fabric.events_handled();
         self.summary.simulated_ns = self.fabric.now().as_nanos();
         self.summary.queue_drops = self.fabric.queue_drops();
+        Ok(())
+    }
+
+    /// Packets in flight must not change anything any more, except for unreliable pairs.
+    fn drain(&mut self) -> Checked<()> {
+        while self.fabric.advance() {
+            self.check_health()?;
+            self.watch()?;
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use roce::world::AtomicOp;
 
 use super::atomics::Attempt;
 use super::draft::{Draft, Source, applied};
-use super::side::{At, Effect};
+use super::side::{At, Effect, Holder};
 use super::space::{SINKS, Use, WORDS};
 use super::{Checked, Run};
 
@@ -76,7 +76,7 @@ impl Run {
         let space = &self.spaces[peer as usize];
         let (remote_addr, rkey) =
             (space.remote(Use::Window, target), space.region(Use::Window).rkey);
-        let effect = Effect::Write { target, bytes, owns_target: true };
+        let effect = Effect::Write { target, bytes, held_by: Holder::Own };
         let draft = Draft::new(SendOp::Write { remote_addr, rkey }, WcOpcode::Write, sges);
         self.submit(at, Draft { volatile, effect, ..draft })?;
         Ok(true)

@@ -64,7 +64,7 @@ impl Run {
         while self.side(at)?.receives.len() < depth {
             let side = self.side(at)?;
             let due = side.announced.get(side.receives.len()).filter(|_| is_reliable);
-            let due = due.map(|message| (message.number, message.bytes.len() as u32));
+            let due = due.map(|message| message.bytes.len() as u32);
             let wanted = if is_healing { due.is_some() } else { self.chance.per_mille(eagerness) };
             if !wanted || !self.post_receive(at, due)? {
                 break;
@@ -74,13 +74,13 @@ impl Run {
         Ok(posted)
     }
 
-    /// Posts a receive for the message that is due, or for a possible one.
-    fn post_receive(&mut self, at: At, due: Option<(u64, u32)>) -> Checked<bool> {
+    /// Posts a receive for the message of this length that is due, or for a possible one.
+    pub(super) fn post_receive(&mut self, at: At, due: Option<u32>) -> Checked<bool> {
         let side = self.side(at)?;
         let node = side.node;
         let held: u64 = side.receives.iter().map(|receive| u64::from(receive.capacity)).sum();
         let capacity = match due {
-            Some((_, len)) => len + self.chance.pick(&[0, 0, 1, 40]),
+            Some(len) => len + self.chance.pick(&[0, 0, 1, 40]),
             None => self.draw_len(at) + self.route_header_bytes(at),
         };
         let quota: u64 = 2 * self.scenario.max_len;

@@ -232,11 +232,11 @@ impl Scenario {
         let misbehaves = chance.per_mille(250);
         let habits = Habits::draw(&mut Chance::new(!seed));
         let pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
-        let max_len = if is_large { 48_000 } else { chance.pick(&[1_500, 6_000, 10_000]) };
+        let max_len = if is_large { 65_536 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
             link,
-            mix: FaultMix::draw(chance, if is_harsh { 6 } else { 1 }),
+            mix: FaultMix::draw(chance, if is_harsh { 8 } else { 1 }),
             is_harsh,
             budget,
             max_len,
@@ -274,7 +274,7 @@ fn draw_pool(max_len: u64, sides: u64, habits: &Habits, chance: &mut Chance) -> 
 
 fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, LinkConfig) {
     let rate_bps = chance.pick(&[10, 25, 100, 100]) * 1_000_000_000;
-    let link = LinkConfig::new(rate_bps, Duration::from_nanos(chance.between(200, 10_000)));
+    let link = LinkConfig::new(rate_bps, Duration::from_nanos(chance.between(200, 20_000)));
     let tight = chance.per_mille(200);
     let queue_bytes = if tight { chance.between(6_000, 60_000) } else { link.queue_bytes };
     let marks = Marking { min_bytes: 2_000, max_bytes: 40_000, max_probability_ppm: 200_000 };
@@ -308,7 +308,7 @@ fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> 
         transport,
         shares_receives: [chance.per_mille(500), chance.per_mille(500)],
         mtu: chance.pick(&Mtu::ALL),
-        timeout: chance.between(9, 12) as u8,
+        timeout: chance.between(8, 12) as u8,
         retry_count: if is_harsh { chance.below(4) as u8 } else { 7 },
         rnr_retry: if is_harsh { chance.pick(&[0, 2, 7]) } else { 7 },
         min_rnr_timer: chance.between(1, 14) as u8,

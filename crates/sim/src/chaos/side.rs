@@ -10,7 +10,7 @@ use roce::verbs::{Access, CqId, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
 use roce::world::AtomicOp;
 
 use super::scenario::Params;
-use super::windows::Window;
+use super::windows::{WINDOWS, Window};
 
 /// A send that was posted and has not completed.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) enum Effect {
     Write {
         target: u64,
         bytes: Vec<u8>,
-        owns_target: bool,
+        held_by: Holder,
     },
     /// Bytes appear here.
     Read {
@@ -51,8 +51,9 @@ pub(super) enum Effect {
         word: usize,
         op: AtomicOp,
     },
-    /// Bytes appear in the peer's memory window.
+    /// Bytes appear in this memory window of the peer.
     Granted {
+        window: usize,
         target: u64,
         bytes: Vec<u8>,
     },
@@ -69,10 +70,21 @@ pub(super) enum Effect {
         word: usize,
         repeated: Option<u64>,
     },
-    /// Binds the own window.
-    Bind,
-    /// Unbinds the own window.
-    Invalidate,
+    /// Binds an own window.
+    Bind(usize),
+    /// Unbinds an own window.
+    Invalidate(usize),
+}
+
+/// The request that frees the target of a WRITE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The WRITE itself.
+    Own,
+    /// A READ behind it, of the same bytes.
+    Read,
+    /// A WRITE behind it, to the same bytes: until that has completed, they may be of either.
+    Write,
 }
 
 /// A receive that was posted and has not completed.
@@ -138,9 +150,7 @@ pub(super) struct Side {
     pub(super) qkey: u32,
     /// Sends posted since the connection was made.
     pub(super) posted: u64,
-    pub(super) window: Option<Window>,
-    /// The window's key was invalidated, and WRITEs through it are still to complete.
-    pub(super) is_window_dead: bool,
+    pub(super) windows: [Window; WINDOWS],
     /// The transport reported that it takes no more shared receives.
     pub(super) last_wqe: bool,
     pub(super) sends: VecDeque<PostedSend>,
@@ -154,6 +164,8 @@ pub(super) struct Side {
     pub(super) delivered: u64,
     /// Messages that this side has received.
     pub(super) received: u64,
+    /// One more than the number of the message received last, of an unreliable transport.
+    pub(super) heard_until: u64,
     pub(super) send_errors: u64,
     /// A send has failed with a status other than flushed.
     pub(super) send_ended: bool,
@@ -165,7 +177,12 @@ pub(super) struct Side {
 }
 
 impl Side {
-    pub(super) fn new(node: u32, qpn: Qpn, send_cq: CqId, recv_cq: CqId) -> Side {
+    pub(super) fn new(
+        node: u32,
+        qpn: Qpn,
+        [send_cq, recv_cq]: [CqId; 2],
+        windows: [Window; WINDOWS],
+    ) -> Side {
         Side {
             shares: false,
             access: Access::ALL,
@@ -175,8 +192,7 @@ impl Side {
             is_abandoned: false,
             qkey: 0,
             posted: 0,
-            window: None,
-            is_window_dead: false,
+            windows,
             last_wqe: false,
             node,
             qpn,
@@ -189,6 +205,7 @@ impl Side {
             fails_at: None,
             delivered: 0,
             received: 0,
+            heard_until: 0,
             send_errors: 0,
             send_ended: false,
             receive_errors: 0,

@@ -4,15 +4,22 @@
 //! Messages may be lost and, when the network delays packets, reordered. They are identified by their
 //! bytes. When the network duplicates packets, a message may be received twice: sequence numbers of
 //! these transports only detect losses, and those of datagrams have no meaning.
+//!
+//! A network that does none of this delivers messages in order; one that loses nothing either delivers
+//! every message that finds a large enough receive. And whatever happened before, the next message
+//! arrives when the network is empty and has no faults: at the end, both sides say farewell.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use roce::verbs::{Completion, GRH_BYTES, Sge, Transport, WcOpcode, WcStatus};
+use roce::endpoint::QpState;
+use roce::verbs::{Completion, GRH_BYTES, SendOp, SgList, Sge, Transport, WcOpcode, WcStatus};
 
-use super::side::{Announced, At, Open, PostedReceive};
+use super::draft::Draft;
+use super::side::{Announced, At, Open, PairState, PostedReceive, Side};
 use super::space::gather;
-use super::{Checked, Run, ensure};
+use super::{Checked, Run, Sabotage, ensure};
 use crate::faults::Fault;
 
 impl Run {
@@ -51,6 +58,7 @@ impl Run {
 
     fn check_uc(&mut self, at: At, receive: &PostedReceive, done: &Completion) -> Checked<()> {
         let (node, len) = (self.side(at)?.node, done.byte_len as usize);
+        ensure!(done.src_qp.is_none(), "a message of a connection that names its sender");
         let memory = &self.fabric.node(node).memory;
         let there = match done.opcode {
             WcOpcode::Recv => Some(gather(memory, &receive.sges, len)),
@@ -108,11 +116,14 @@ impl Run {
         matches: impl Fn(&Announced, &crate::memory::Arena) -> bool,
     ) -> Checked<()> {
         let most = if self.scenario.mix.has(Fault::Duplicate) { 2 } else { 1 };
-        let node = self.side(at)?.node;
+        let is_orderly = self.scenario.mix.has_none(&DISORDER);
+        let Side { node, heard_until, .. } = *self.side(at)?;
+        let first = if is_orderly { heard_until } else { 0 };
         let sides = self.pairs[at.pair].sides.as_mut();
         let memory = &self.fabric.node(node).memory;
         let told = |message: &Announced| {
-            message.opcode == done.opcode
+            message.number >= first
+                && message.opcode == done.opcode
                 && message.imm == done.imm
                 && message.solicited == done.solicited
         };
@@ -121,13 +132,89 @@ impl Run {
             !message.is_secret && message.heard < most && told(message) && matches(message, memory)
         });
         let Some(message) = found else {
-            return Err(String::from("nothing like it was sent, or it was heard before"));
+            return Err(String::from(
+                "nothing like it was sent, or it or a later one was heard before",
+            ));
         };
         message.heard += 1;
+        let number = message.number;
         self.summary.bytes_checked += message.bytes.len() as u64;
+        let side = self.side_mut(at)?;
+        side.received += 1;
+        side.heard_until = number + 1;
+        Ok(())
+    }
+
+    // ---- the end -------------------------------------------------------------------------------
+
+    /// In an empty network without faults, one more message of each side arrives.
+    pub(super) fn say_farewell(&mut self) -> Checked<()> {
+        let up = (0..self.pairs.len()).filter(|&pair| self.pairs[pair].state == PairState::Up);
+        let sides: Vec<At> = up.flat_map(|pair| [0, 1].map(|side| At { pair, side })).collect();
+        if self.options.sabotage == Sabotage::Silence {
+            (0..self.fabric.len()).for_each(|node| self.fabric.set_cable(node, false));
+        }
+        self.scenario.trespass = 0;
+        for &at in &sides {
+            self.collect_side(at)?;
+            self.check_losses(at)?;
+        }
+        for &at in &sides {
+            self.post_farewell(at)?;
+        }
+        self.drain()?;
+        for &at in &sides {
+            self.collect_side(at)?;
+            let Side { node, qpn, .. } = *self.side(at)?;
+            let state = self.fabric.node(node).endpoint.qp_state(qpn);
+            ensure!(state == Some(QpState::Rts), "{qpn:?} is in {state:?} though nothing failed");
+            let heard = self.side(at)?.announced.back().map(|message| message.heard);
+            ensure!(heard == Some(1), "the farewell was heard {heard:?} times");
+        }
+        Ok(())
+    }
+
+    /// A message to the peer, and room for it.
+    fn post_farewell(&mut self, at: At) -> Checked<()> {
+        let Side { node, shares, .. } = *self.side(at.peer())?;
+        if shares {
+            self.refill(node, 1_000)?;
+        } else if self.side(at.peer())?.receives.is_empty() {
+            self.post_receive(at.peer(), Some(GRH_BYTES))?;
+        }
+        let imm = self.chance.word() as u32;
+        let draft = Draft::new(SendOp::SendImm(imm), WcOpcode::Send, SgList::new());
+        let tells = Some((Some(imm), Vec::new(), None));
+        self.submit(at, Draft { signaled: true, tells, ..draft })
+    }
+
+    /// Where the network loses nothing, a message that was sent is received, or its receive was
+    /// missing, too small, or under another key.
+    fn check_losses(&mut self, at: At) -> Checked<()> {
+        let is_uc = self.pairs[at.pair].params.transport == Transport::Uc;
+        let mix = self.scenario.mix;
+        let loses = !mix.has_none(&LOSSES) || is_uc && !mix.has_none(&DISORDER);
+        let is_struck = !self.scenario.strikes.is_empty();
+        if loses || is_struck || self.fabric.queue_drops() > 0 {
+            return Ok(());
+        }
+        let Side { node, qpn, received, .. } = *self.side(at)?;
+        let said = self.side(at.peer())?.delivered;
+        let counters = self.fabric.node(node).endpoint.qp_counters(qpn);
+        let dropped = counters.map_or(0, |c| c.no_receive + c.receive_too_small + c.bad_qkey);
+        ensure!(
+            said <= received + dropped,
+            "{said} messages sent, {received} received, {dropped} dropped"
+        );
         Ok(())
     }
 }
+
+/// Faults that change the order of packets; UC loses messages to them.
+const DISORDER: [Fault; 3] = [Fault::Duplicate, Fault::Reorder, Fault::Delay];
+
+/// Faults that lose packets, or make a message that is received look like another one received twice.
+const LOSSES: [Fault; 4] = [Fault::Loss, Fault::Flip, Fault::Truncate, Fault::Duplicate];
 
 /// Whether the route header has the right source and destination: an IPv6 header, or 20 bytes and an
 /// IPv4 header (IBA annex A17).

@@ -8,25 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sim::chaos::{self, Options, Sabotage, Summary, Violation};
 
-const DEFAULT_SEEDS: Range<u64> = 0..300;
+use crate::seeds::{Replay, seeds};
 
-fn replay(seed: u64) -> String {
-    format!("DQUANT_SEED={seed} cargo test -p sim --test it chaos -- --nocapture")
-}
-
-fn seeds() -> Range<u64> {
-    let number = |text: &str| text.trim().parse::<u64>().expect("seeds are numbers");
-    if let Ok(seed) = std::env::var("DQUANT_SEED") {
-        return number(&seed)..number(&seed) + 1;
-    }
-    match std::env::var("DQUANT_SEEDS") {
-        Err(_) => DEFAULT_SEEDS,
-        Ok(range) => {
-            let (first, end) = range.split_once("..").expect("DQUANT_SEEDS=FIRST..END");
-            number(first)..number(end)
-        }
-    }
-}
+const DEFAULT_SEEDS: Range<u64> = 0..900;
 
 /// A panic of the transport is a failure like any other.
 fn run(seed: u64, options: &Options) -> Result<Summary, String> {
@@ -40,10 +24,10 @@ fn run(seed: u64, options: &Options) -> Result<Summary, String> {
 fn every_work_request_completes_once_in_order_with_the_right_bytes() {
     let mut sum = Summary::default();
     let mut failures = Vec::new();
-    for seed in seeds() {
+    for seed in seeds(DEFAULT_SEEDS) {
         match run(seed, &Options::default()) {
             Ok(summary) => sum.add(&summary),
-            Err(what) => failures.push(format!("{what}\n  replay: {}", replay(seed))),
+            Err(what) => failures.push(format!("{what}\n  {}", Replay { test: "chaos", seed })),
         }
     }
     println!(
@@ -87,12 +71,17 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The checker has to detect each kind of damage on most seeds, or it proves nothing.
+/// The checker has to detect each kind of damage on most seeds where it can occur, or it proves nothing.
+/// Some seeds have no atomics, and about half have no unreliable connection at the end.
 #[test]
 fn sabotage_is_noticed() {
-    for sabotage in [Sabotage::Body, Sabotage::Completion, Sabotage::Order, Sabotage::Guard] {
+    use Sabotage::{Atomic, Body, Completion, Guard, Loss, Order, Reorder, Silence};
+    let anywhere = [(Body, 15), (Completion, 15), (Order, 15), (Guard, 15), (Atomic, 9)];
+    let unreliable = [(Loss, 5), (Reorder, 5), (Silence, 5)];
+    for (sabotage, least) in anywhere.into_iter().chain(unreliable) {
         let options = Options { sabotage, ..Options::default() };
         let noticed = (0..20).filter(|&seed| run(seed, &options).is_err()).count();
-        assert!(noticed >= 15, "{sabotage:?} was noticed on {noticed} of 20 seeds only");
+        println!("{sabotage:?} noticed on {noticed} of 20 seeds");
+        assert!(noticed >= least, "{sabotage:?} was noticed on {noticed} of 20 seeds only");
     }
 }

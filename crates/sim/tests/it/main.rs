@@ -5,3 +5,5 @@
 mod chaos;
 mod goodput;
 mod incast;
+#[path = "../../../../testing/seeds.rs"]
+mod seeds;

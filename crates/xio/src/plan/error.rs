@@ -49,11 +49,11 @@ pub enum Problem {
     Expected { expected: &'static str, found: String },
     #[error("unknown action `{name}`")]
     UnknownAction { name: String, similar: Option<&'static str> },
-    #[error("`{action}` stands here a second time")]
+    #[error("`{action}` appears a second time")]
     RepeatedAction { action: &'static str },
     #[error("{action} has no argument `{name}`")]
     UnknownArgument { action: &'static str, name: String, known: &'static str },
-    #[error("argument `{name}` stands here a second time")]
+    #[error("argument `{name}` appears a second time")]
     RepeatedArgument { name: String },
     #[error("{action} takes no further argument")]
     ExtraArgument { action: &'static str, usage: &'static str },
@@ -63,7 +63,7 @@ pub enum Problem {
     NotANumber { argument: &'static str, found: String },
     #[error("`{argument}` is {value}, outside {min} to {max}")]
     OutOfRange { argument: &'static str, value: u64, min: u64, max: u64 },
-    #[error("the plan asks for the seed given beside it, but none is given")]
+    #[error("the plan uses the seed given beside it, but none is given")]
     NoSeed,
     #[error("narrow cannot deliver {found}")]
     NarrowType { found: String },

@@ -38,15 +38,15 @@ pub(super) struct Io<'a, D, M> {
 
 /// The block of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct BlockRef {
     pub(super) lane: u32,
     pub(super) position: u64,
 }
 
 /// The result of a response capsule.
 #[derive(Debug)]
-pub(super) enum Answer {
-    To(Asked, Outcome),
+pub(super) enum Response {
+    To(BlockRef, Outcome),
     Bad,
     /// The device completed a receive that is not posted.
     Impossible,
@@ -57,12 +57,12 @@ pub(super) enum Answer {
 enum Slot {
     Free,
     Waiting {
-        asked: Asked,
+        block_ref: BlockRef,
         seq: u64,
         sent: bool,
     },
     /// The response has arrived, but the SEND of the request has not completed.
-    Answered,
+    Responded,
 }
 
 #[derive(Debug)]
@@ -100,19 +100,19 @@ impl Open {
     }
 
     /// Matches a response to its request by tag and number.
-    fn answered(&mut self, response: &ReadResponse) -> Option<Asked> {
+    fn match_response(&mut self, response: &ReadResponse) -> Option<BlockRef> {
         let slot = self.slots.get(response.tag as usize).copied()?;
-        let Slot::Waiting { asked, seq, sent } = slot else {
+        let Slot::Waiting { block_ref, seq, sent } = slot else {
             return None;
         };
         if seq != response.seq {
             return None;
         }
-        self.slots[response.tag as usize] = Slot::Answered;
+        self.slots[response.tag as usize] = Slot::Responded;
         if sent {
             self.release(response.tag);
         }
-        Some(asked)
+        Some(block_ref)
     }
 }
 
@@ -138,7 +138,7 @@ impl Connection {
         self.0.as_ref().map(|open| open.qpn)
     }
 
-    pub(super) fn can_ask(&self) -> bool {
+    pub(super) fn can_send(&self) -> bool {
         self.0.as_ref().is_some_and(|open| open.lost.is_none() && !open.free.is_empty())
     }
 
@@ -158,22 +158,22 @@ impl Connection {
     }
 
     /// Closes the connection and returns the requests outstanding.
-    pub(super) fn forget_requests(&mut self) -> Vec<Asked> {
+    pub(super) fn forget_requests(&mut self) -> Vec<BlockRef> {
         let Some(open) = self.0.take() else {
             return Vec::new();
         };
         let waiting = open.slots.iter().filter_map(|slot| match slot {
-            Slot::Waiting { asked, .. } => Some(*asked),
+            Slot::Waiting { block_ref, .. } => Some(*block_ref),
             _ => None,
         });
         waiting.collect()
     }
 
     /// Sends a request; `false` if the transport refused it.
-    pub(super) fn ask<D: Device, M: Staging>(
+    pub(super) fn send_request<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
-        asked: Asked,
+        block_ref: BlockRef,
         mut request: ReadRequest,
         crc: Crc32c,
     ) -> bool {
@@ -201,7 +201,7 @@ impl Connection {
             open.lost.get_or_insert(WcStatus::LocalQpError);
             return false;
         }
-        open.slots[slot as usize] = Slot::Waiting { asked, seq: request.seq, sent: false };
+        open.slots[slot as usize] = Slot::Waiting { block_ref, seq: request.seq, sent: false };
         open.next_seq += 1;
         true
     }
@@ -216,7 +216,7 @@ impl Connection {
         let place = usize::try_from(done.wr_id).ok();
         match place.and_then(|place| open.slots.get_mut(place)) {
             Some(Slot::Waiting { sent: sent @ false, .. }) => *sent = true,
-            Some(Slot::Answered) => open.release(done.wr_id as u32),
+            Some(Slot::Responded) => open.release(done.wr_id as u32),
             _ => {
                 open.lost.get_or_insert(WcStatus::LocalQpError);
                 return false;
@@ -225,23 +225,23 @@ impl Connection {
         true
     }
 
-    pub(super) fn handle_answer<D: Device, M: Staging>(
+    pub(super) fn handle_response<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
         done: &Completion,
         crc: Crc32c,
-    ) -> Answer {
+    ) -> Response {
         let Some(open) = &mut self.0 else {
-            return Answer::Lost;
+            return Response::Lost;
         };
         if done.status != WcStatus::Success {
             open.lost.get_or_insert(done.status);
-            return Answer::Lost;
+            return Response::Lost;
         }
         // Every receive is posted again at once, so each of them may complete.
         if done.wr_id >= u64::from(open.memory.credits) {
             open.lost.get_or_insert(WcStatus::LocalQpError);
-            return Answer::Impossible;
+            return Response::Impossible;
         }
         let buffer = done.wr_id as u32;
         let addr = open.request_addr(buffer) + CAPSULE_BYTES as u64;
@@ -250,11 +250,12 @@ impl Connection {
         if io.device.post_recv(io.now, open.qpn, &[open.receive(buffer)]).is_err() {
             open.lost.get_or_insert(WcStatus::LocalQpError);
         }
-        let answer = decoded.and_then(|r| Some(Answer::To(open.answered(&r)?, r.outcome)));
-        answer.unwrap_or_else(|| {
+        let response =
+            decoded.and_then(|r| Some(Response::To(open.match_response(&r)?, r.outcome)));
+        response.unwrap_or_else(|| {
             // The target cannot be trusted any more: reconnect.
             open.lost.get_or_insert(WcStatus::BadResponse);
-            Answer::Bad
+            Response::Bad
         })
     }
 }

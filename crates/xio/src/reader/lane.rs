@@ -25,7 +25,7 @@ pub(super) enum Resident {
     /// To be requested (again).
     Wanted,
     /// Requested.
-    Asked,
+    Requested,
     /// In its buffer, after the reader's stages.
     Ready,
     /// Cannot be fetched.
@@ -163,11 +163,11 @@ impl Lane {
         self.base_addr += base_addr;
     }
 
-    pub(super) fn free_registers(&self) -> usize {
+    pub(super) fn free_buffers(&self) -> usize {
         self.free.len()
     }
 
-    pub(super) fn register_count(&self) -> usize {
+    pub(super) fn buffer_count(&self) -> usize {
         self.buffers as usize
     }
 
@@ -185,7 +185,7 @@ impl Lane {
         let wants = |block: &mut Block| *block.load.state() == Resident::Wanted;
         let index = self.blocks.iter_mut().position(wants)?;
         let block = &mut self.blocks[index];
-        *block.load.state() = Resident::Asked;
+        *block.load.state() = Resident::Requested;
         self.wanted -= 1;
         let (first_token, tokens) = block.range(self.window);
         Some(Want {
@@ -225,12 +225,12 @@ impl Lane {
         }
     }
 
-    pub(super) fn ask_again(&mut self, position: u64) {
+    pub(super) fn request_again(&mut self, position: u64) {
         let Some(block) = self.block(position) else {
             return;
         };
         let state = block.load.state();
-        if *state == Resident::Asked {
+        if *state == Resident::Requested {
             *state = Resident::Wanted;
             self.wanted += 1;
         }
@@ -270,8 +270,8 @@ impl Lane {
         let (base, size, width) = (self.base_addr, self.buffer_bytes, self.on_wire.bytes());
         let window = self.window;
         let block = self.block(position)?;
-        let asked = *block.load.state() == Resident::Asked;
-        asked.then(|| (base + u64::from(block.buffer) * size, block.range(window).1 * width))
+        let is_requested = *block.load.state() == Resident::Requested;
+        is_requested.then(|| (base + u64::from(block.buffer) * size, block.range(window).1 * width))
     }
 
     /// The requested tokens.
@@ -290,7 +290,9 @@ impl Lane {
             Load::Whole(state) => state,
             Load::Single { sample: loaded, state } if loaded == sample => state,
             // Until the response arrives the buffer cannot take another sample.
-            Load::Single { state: Resident::Asked | Resident::Wanted, .. } => Resident::Asked,
+            Load::Single { state: Resident::Requested | Resident::Wanted, .. } => {
+                Resident::Requested
+            }
             Load::Single { .. } => {
                 block.load = Load::Single { sample, state: Resident::Wanted };
                 self.wanted += 1;
@@ -340,7 +342,7 @@ impl Lane {
                 continue;
             };
             match *block.load.state() {
-                Resident::Asked => continue,
+                Resident::Requested => continue,
                 Resident::Wanted => self.wanted -= 1,
                 Resident::Ready | Resident::Failed(_) => {}
             }

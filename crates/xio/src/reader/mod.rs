@@ -5,9 +5,9 @@
 //! delivered: not the sequence of responses, lost connections or the place of a conversion (C4).
 //!
 //! ```text
-//! order ── next sample ──> lane (dataset) ── block resident? ── copy ──> slot of the ring
-//!             │                 │ free buffer                             │ full
-//!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + answer └─ publish
+//! order ── next sample ──> lane (dataset) ── block resident? ── copy ────> slot of the ring
+//!             │                 │ free buffer                               │ full
+//!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + response └─ publish
 //! ```
 //!
 //! Its memory is the staging buffers of the lanes, allocated at the start (C6). A slow host leaves no
@@ -47,7 +47,7 @@ use crate::kernel::Kernels;
 use crate::order::{Order, SampleLayout};
 use crate::stage::{self, BlockError, BlockStages};
 
-use connection::{Answer, Asked, Connection, Io};
+use connection::{BlockRef, Connection, Io, Response};
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::{Lane, Resident};
 use schedule::{Coverage, Schedule};
@@ -201,7 +201,7 @@ pub enum StreamError {
         reason: Refusal,
     },
     /// A block arrived damaged each time it was requested.
-    #[error("dataset {dataset}: a block of tokens arrived damaged {CRC_RETRIES} times (CRC-32C)")]
+    #[error("dataset {dataset}: a block failed its CRC-32C check {CRC_RETRIES} times")]
     Damaged {
         /// Which dataset.
         dataset: u32,
@@ -231,13 +231,13 @@ pub struct ReaderCounters {
     /// Conversions of blocks.
     pub narrowed_blocks: u64,
     /// Times a block with a wrong CRC-32C was requested again.
-    pub damaged_blocks: u64,
+    pub corrupt_blocks: u64,
     /// Responses refused: undecodable, or matching no request of ours.
-    pub bad_answers: u64,
+    pub bad_responses: u64,
     /// Completions of our device that no outstanding work request can have.
     pub bad_completions: u64,
     /// Requests sent again after a lost connection.
-    pub repeated_requests: u64,
+    pub retried_requests: u64,
     /// Connections lost.
     pub lost_connections: u64,
     /// Polls for which the next block had not arrived.
@@ -377,13 +377,13 @@ impl Reader {
     }
 
     /// Staging buffers without a block; all of them once the last batch is written.
-    pub fn free_registers(&self) -> usize {
-        self.lanes.iter().map(Lane::free_registers).sum()
+    pub fn free_buffers(&self) -> usize {
+        self.lanes.iter().map(Lane::free_buffers).sum()
     }
 
     /// Staging buffers in all.
-    pub fn register_count(&self) -> usize {
-        self.lanes.iter().map(Lane::register_count).sum()
+    pub fn buffer_count(&self) -> usize {
+        self.lanes.iter().map(Lane::buffer_count).sum()
     }
 
     /// Number of the next batch to be written.
@@ -409,15 +409,15 @@ impl Reader {
         if index as usize >= self.connections.len() {
             return Ok(());
         }
-        self.ask_again(index as usize);
+        self.requeue_requests(index as usize);
         self.connections[index as usize].open(now, device, qpn, memory)
     }
 
     /// Schedules the outstanding requests of a connection again, and closes it.
-    fn ask_again(&mut self, index: usize) {
-        for asked in self.connections[index].forget_requests() {
-            self.counters.repeated_requests += 1;
-            self.lanes[asked.lane as usize].ask_again(asked.position);
+    fn requeue_requests(&mut self, index: usize) {
+        for block_ref in self.connections[index].forget_requests() {
+            self.counters.retried_requests += 1;
+            self.lanes[block_ref.lane as usize].request_again(block_ref.position);
         }
     }
 
@@ -425,7 +425,7 @@ impl Reader {
     pub fn lost_connection(&mut self) -> Option<(u32, Qpn, WcStatus)> {
         let index = self.connections.iter().position(Connection::is_lost)?;
         let (qpn, why) = self.connections[index].take_lost()?;
-        self.ask_again(index);
+        self.requeue_requests(index);
         self.counters.lost_connections += 1;
         Some((index as u32, qpn, why))
     }
@@ -462,10 +462,10 @@ impl Reader {
                 return true;
             }
         };
-        busy |= self.ask(io);
+        busy |= self.send_requests(io);
         busy |= self.copy(io.memory, sink);
         // Copying frees buffers, and reaches samples that have to be requested one by one.
-        busy |= self.phase == Phase::Streaming && self.ask(io);
+        busy |= self.phase == Phase::Streaming && self.send_requests(io);
         busy
     }
 
@@ -491,22 +491,22 @@ impl Reader {
             }
         }
         // A response may bring a block for our stages: one at a time.
-        let mut answer = ArrayVec::<_, 1>::new();
-        io.device.poll_cq(self.recv_cq, &mut answer)?;
-        busy |= !answer.is_empty();
-        answer.iter().for_each(|done| self.take_answer(io, done));
+        let mut response = ArrayVec::<_, 1>::new();
+        io.device.poll_cq(self.recv_cq, &mut response)?;
+        busy |= !response.is_empty();
+        response.iter().for_each(|done| self.take_response(io, done));
         Ok(busy)
     }
 
-    fn take_answer<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
+    fn take_response<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
         let Some(index) = self.connection_of(done.qpn) else {
             return;
         };
-        match self.connections[index].handle_answer(io, done, self.kernels.crc32c) {
-            Answer::To(asked, outcome) => self.settle(io.memory, index, &asked, outcome),
-            Answer::Bad => self.counters.bad_answers += 1,
-            Answer::Impossible => self.counters.bad_completions += 1,
-            Answer::Lost => {}
+        match self.connections[index].handle_response(io, done, self.kernels.crc32c) {
+            Response::To(block_ref, outcome) => self.settle(io.memory, index, &block_ref, outcome),
+            Response::Bad => self.counters.bad_responses += 1,
+            Response::Impossible => self.counters.bad_completions += 1,
+            Response::Lost => {}
         }
     }
 
@@ -519,39 +519,39 @@ impl Reader {
         &mut self,
         memory: &mut M,
         index: usize,
-        asked: &Asked,
+        block_ref: &BlockRef,
         outcome: Outcome,
     ) {
         match outcome {
             Outcome::Done { bytes, crc32c, source_bytes } => {
                 self.counters.source_bytes += u64::from(source_bytes);
                 self.counters.wire_bytes += u64::from(bytes);
-                self.arrived(memory, asked, bytes, crc32c);
+                self.arrived(memory, block_ref, bytes, crc32c);
             }
             // The target and we disagree on the state of the connection.
             Outcome::Refused(Refusal::BadCapsule | Refusal::Replayed | Refusal::NoCredit) => {
-                self.lose_connection(index, asked, WcStatus::RemoteInvalidRequest);
+                self.lose_connection(index, block_ref, WcStatus::RemoteInvalidRequest);
             }
-            reported => match self.error_of(asked, reported) {
-                Some(error) => self.lanes[asked.lane as usize].fail(asked.position, error),
+            reported => match self.error_of(block_ref, reported) {
+                Some(error) => self.lanes[block_ref.lane as usize].fail(block_ref.position, error),
                 None => {
-                    self.counters.bad_answers += 1;
-                    self.lose_connection(index, asked, WcStatus::BadResponse);
+                    self.counters.bad_responses += 1;
+                    self.lose_connection(index, block_ref, WcStatus::BadResponse);
                 }
             },
         }
     }
 
-    fn lose_connection(&mut self, index: usize, asked: &Asked, why: WcStatus) {
-        self.lanes[asked.lane as usize].ask_again(asked.position);
-        self.counters.repeated_requests += 1;
+    fn lose_connection(&mut self, index: usize, block_ref: &BlockRef, why: WcStatus) {
+        self.lanes[block_ref.lane as usize].request_again(block_ref.position);
+        self.counters.retried_requests += 1;
         self.connections[index].lose(why);
     }
 
     /// The error reported by a response; none if it cannot be true of the requested block.
-    fn error_of(&mut self, asked: &Asked, reported: Outcome) -> Option<StreamError> {
-        let dataset = asked.lane;
-        let tokens = self.lanes[dataset as usize].tokens(asked.position)?;
+    fn error_of(&mut self, block_ref: &BlockRef, reported: Outcome) -> Option<StreamError> {
+        let dataset = block_ref.lane;
+        let tokens = self.lanes[dataset as usize].tokens(block_ref.position)?;
         let source = &self.sources[dataset as usize];
         match reported {
             Outcome::Overflow { token, value } => {
@@ -580,9 +580,15 @@ impl Reader {
     }
 
     /// Runs our stages over a block that was written into our memory, and marks it ready.
-    fn arrived<M: Staging>(&mut self, memory: &mut M, asked: &Asked, bytes: u32, crc32c: u32) {
-        let (dataset, lane) = (asked.lane, &mut self.lanes[asked.lane as usize]);
-        let Some((addr, expected)) = lane.place(asked.position) else {
+    fn arrived<M: Staging>(
+        &mut self,
+        memory: &mut M,
+        block_ref: &BlockRef,
+        bytes: u32,
+        crc32c: u32,
+    ) {
+        let (dataset, lane) = (block_ref.lane, &mut self.lanes[block_ref.lane as usize]);
+        let Some((addr, expected)) = lane.place(block_ref.position) else {
             return;
         };
         let stages = self.sources[dataset as usize].stages.reader();
@@ -596,17 +602,17 @@ impl Reader {
         let error = match ran {
             Ok(ran) => {
                 self.counters.narrowed_blocks += u64::from(ran.narrowed);
-                return lane.settle(asked.position, Resident::Ready);
+                return lane.settle(block_ref.position, Resident::Ready);
             }
             Err(BlockError::Damaged) => {
-                self.counters.damaged_blocks += 1;
-                if lane.damaged(asked.position) < CRC_RETRIES {
-                    return lane.ask_again(asked.position);
+                self.counters.corrupt_blocks += 1;
+                if lane.damaged(block_ref.position) < CRC_RETRIES {
+                    return lane.request_again(block_ref.position);
                 }
                 StreamError::Damaged { dataset }
             }
             Err(BlockError::Overflow { index, value }) => {
-                let first_token = lane.tokens(asked.position).map_or(0, |tokens| tokens.start);
+                let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
                 let token = first_token + index as u64;
                 let byte = self.byte_of(dataset, token);
                 StreamError::Overflow { dataset, token, byte, value }
@@ -615,20 +621,20 @@ impl Reader {
                 StreamError::Refused { dataset, reason: Refusal::BadType }
             }
         };
-        self.lanes[dataset as usize].fail(asked.position, error);
+        self.lanes[dataset as usize].fail(block_ref.position, error);
     }
 
     /// Sends requests for blocks that have a staging buffer, lanes in turn.
-    fn ask<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
-        let (count, mut asked, mut idle) = (self.lanes.len(), false, 0);
+    fn send_requests<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
+        let (count, mut has_sent, mut idle) = (self.lanes.len(), false, 0);
         let mut looks = LOOKS_PER_POLL;
         while idle < count && looks > 0 {
             let index = self.first_lane;
             self.first_lane = (self.first_lane + 1) % count;
             idle = if self.ask_one(io, index, &mut looks) { 0 } else { idle + 1 };
-            asked |= idle == 0;
+            has_sent |= idle == 0;
         }
-        asked || looks == 0
+        has_sent || looks == 0
     }
 
     fn ask_one<D: Device, M: Staging>(
@@ -639,18 +645,18 @@ impl Reader {
     ) -> bool {
         let source = &self.sources[index];
         let connection = &mut self.connections[source.connection as usize];
-        if !connection.can_ask() {
+        if !connection.can_send() {
             return false;
         }
         let Some(want) = self.lanes[index].next_request(&self.schedule, looks) else {
             return false;
         };
-        let asked = Asked { lane: index as u32, position: want.position };
+        let block_ref = BlockRef { lane: index as u32, position: want.position };
         let request = want.request(source, self.data.rkey);
-        if connection.ask(io, asked, request, self.kernels.crc32c) {
+        if connection.send_request(io, block_ref, request, self.kernels.crc32c) {
             return true;
         }
-        self.lanes[index].ask_again(want.position);
+        self.lanes[index].request_again(want.position);
         false
     }
 
@@ -672,7 +678,7 @@ impl Reader {
                     self.end_with(sink, &error);
                     return true;
                 }
-                Resident::Wanted | Resident::Asked => {
+                Resident::Wanted | Resident::Requested => {
                     self.counters.waits_for_data += 1;
                     break;
                 }

@@ -18,7 +18,7 @@ struct Tally {
     kills: u64,
     packets_lost: u64,
     connections_lost: u64,
-    repeated_requests: u64,
+    retried_requests: u64,
     waits_for_host: u64,
     waits_for_data: u64,
     epochs_crossed: u64,
@@ -45,7 +45,7 @@ impl Tally {
             self.epochs_crossed += u64::from(epoch_of(first) < epoch_of(last));
             self.waits_for_data += counters.waits_for_data;
             self.connections_lost += counters.lost_connections;
-            self.repeated_requests += counters.repeated_requests;
+            self.retried_requests += counters.retried_requests;
             self.waits_for_host += counters.waits_for_host;
             self.most_outstanding = self.most_outstanding.max(host.ledger.most);
         }
@@ -58,7 +58,7 @@ impl Tally {
             self.kills,
             self.packets_lost,
             self.connections_lost,
-            self.repeated_requests,
+            self.retried_requests,
             self.waits_for_host,
             self.waits_for_data,
             self.epochs_crossed,
@@ -78,8 +78,8 @@ fn run(corpus: &Corpus, setup: &Setup, kills: &[(u64, Kill)]) -> World {
     world.assert_delivered();
     for host in &world.readers {
         let counters = host.reader.counters();
-        assert_eq!(counters.damaged_blocks, 0, "nothing damages memory here");
-        assert_eq!(counters.bad_answers, 0, "the target is honest");
+        assert_eq!(counters.corrupt_blocks, 0, "nothing damages memory here");
+        assert_eq!(counters.bad_responses, 0, "the target is honest");
     }
     world.tear_down();
     world
@@ -103,7 +103,7 @@ fn any_corpus_any_faults() {
     }
     println!("{tally:?}");
     // A single seed does not take every path.
-    if std::env::var_os("PIPELINE_SEED").is_none() {
+    if seeds(0..300) == (0..300) {
         tally.assert_every_path_was_taken();
     }
 }
@@ -160,7 +160,7 @@ fn streams_begin_and_end_anywhere_in_large_groups() {
         let world = run(&corpus, &setup, kills);
         let (host, spec) = (&world.readers[0], setup.streams[0]);
         let needed = corpus.blocks(spec.first_batch, spec.batches.unwrap());
-        if host.reader.counters().repeated_requests == 0 {
+        if host.reader.counters().retried_requests == 0 {
             assert_eq!((host.ledger.requests, host.ledger.asked_bytes), needed);
         }
     }
@@ -249,9 +249,9 @@ fn a_dataset_of_no_weight_costs_nothing() {
     let world = run(&corpus, &setup, &[]);
     let read: Vec<u32> = world.target.disk.log.iter().map(|read| read.file.0).collect();
     assert!(read.iter().all(|file| [1, 3].contains(file)), "{read:?}");
-    let registers = world.readers[0].reader.register_count();
+    let staging_buffers = world.readers[0].reader.buffer_count();
     let two = World::new(&alone, &setup);
-    assert_eq!(registers, two.readers[0].reader.register_count());
+    assert_eq!(staging_buffers, two.readers[0].reader.buffer_count());
 }
 
 #[test]

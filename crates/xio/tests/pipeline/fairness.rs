@@ -41,7 +41,7 @@ fn assert_even(corpus: &Corpus, setup: &Setup) {
 fn a_busy_disk_serves_sessions_in_turn() {
     let corpus = Corpus::one_file(&mut Chance::new(1));
     for (readers, disk_depth) in [(2, 1), (3, 1), (3, 2), (4, 3)] {
-        let setup = Setup { disk_depth, registers: 12, ..crowded(&corpus, readers) };
+        let setup = Setup { disk_depth, staging_buffers: 12, ..crowded(&corpus, readers) };
         assert_even(&corpus, &setup);
     }
 }
@@ -76,7 +76,8 @@ impl Disk for InstantDisk {
 #[test]
 fn a_full_disk_costs_no_turn() {
     let corpus = Corpus::one_file(&mut Chance::new(4));
-    let setup = Setup { streams: Vec::new(), credits: 16, registers: 32, ..crowded(&corpus, 0) };
+    let setup =
+        Setup { streams: Vec::new(), credits: 16, staging_buffers: 32, ..crowded(&corpus, 0) };
     let mut world = World::new(&corpus, &setup);
     let mut raws: Vec<Raw> = (0..2).map(|_| world.raw_session(16)).collect();
     for raw in &mut raws {
@@ -108,7 +109,7 @@ fn completions_of_all_sessions_fit() {
     let setup = Setup {
         streams: Vec::new(),
         credits,
-        registers: 2 * sessions * credits,
+        staging_buffers: 2 * sessions * credits,
         cq_depth: depth,
         ..crowded(&corpus, 0)
     };
@@ -128,7 +129,7 @@ fn completions_of_all_sessions_fit() {
         }
     }
     assert_eq!(world.target.target.counters().done, u64::from(2 * sessions * credits));
-    assert_eq!(world.target.target.free_registers(), 0);
+    assert_eq!(world.target.target.free_buffers(), 0);
 
     let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
@@ -148,10 +149,10 @@ fn completions_of_all_sessions_fit() {
 }
 
 #[test]
-fn scarce_registers_go_to_sessions_in_turn() {
+fn scarce_staging_buffers_go_to_sessions_in_turn() {
     let corpus = Corpus::one_file(&mut Chance::new(2));
-    for (readers, registers) in [(2, 1), (3, 2), (3, 4), (4, 3)] {
-        let setup = Setup { disk_depth: 8, registers, ..crowded(&corpus, readers) };
+    for (readers, staging_buffers) in [(2, 1), (3, 2), (3, 4), (4, 3)] {
+        let setup = Setup { disk_depth: 8, staging_buffers, ..crowded(&corpus, readers) };
         assert_even(&corpus, &setup);
     }
 }
@@ -166,7 +167,7 @@ fn readers_that_take_no_answer_hold_nobody_up() {
         let corpus = Corpus::draw(&mut draw);
         let hoarders = draw.between(1, 3);
         let setup = Setup {
-            registers: hoarders as u32 + draw.between(1, 3) as u32 + 3,
+            staging_buffers: hoarders as u32 + draw.between(1, 3) as u32 + 3,
             credits: 12,
             faults: FaultMix::NONE,
             ..Setup::draw(&corpus, &mut draw)
@@ -189,7 +190,7 @@ fn readers_that_take_no_answer_hold_nobody_up() {
 #[test]
 fn a_latecomer_is_served() {
     let corpus = Corpus::one_file(&mut Chance::new(3));
-    let setup = Setup { disk_depth: 1, registers: 4, ..crowded(&corpus, 3) };
+    let setup = Setup { disk_depth: 1, staging_buffers: 4, ..crowded(&corpus, 3) };
     let mut world = World::new(&corpus, &setup);
     world.run_until(|world| world.net.now() > Time::from_nanos(2_000_000));
     let mut late = world.raw_session(4);

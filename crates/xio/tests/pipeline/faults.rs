@@ -187,7 +187,7 @@ fn memory_that_flips_is_noticed() {
     assert!(world.run_until(flipped));
     world.run();
     // Blocks checked before the flip cannot be recovered; those requested again are delivered right.
-    assert!(world.readers[0].reader.counters().damaged_blocks > 0);
+    assert!(world.readers[0].reader.counters().corrupt_blocks > 0);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn late_answers_of_a_lost_connection_touch_nothing() {
     world.assert_delivered();
     assert!(world.net.nodes[READER].endpoint.counters().unknown_qp > 0, "nothing came late");
     let counters = world.readers[0].reader.counters();
-    assert_eq!((counters.damaged_blocks, counters.bad_answers), (0, 0));
+    assert_eq!((counters.corrupt_blocks, counters.bad_responses), (0, 0));
     assert_eq!(counters.lost_connections, 6);
 }
 
@@ -253,7 +253,7 @@ fn connecting_anew_asks_again_for_what_was_outstanding() {
     world.replace(0, 0);
     world.run();
     world.assert_delivered();
-    assert_eq!(world.readers[0].reader.counters().repeated_requests, 4);
+    assert_eq!(world.readers[0].reader.counters().retried_requests, 4);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn keys_of_a_stream_are_useless_once_it_is_gone() {
     // The stream's memory is deregistered while the target writes to it.
     let data = world.readers[0].data;
     world.net.nodes[READER].endpoint.deregister(data.lkey).unwrap();
-    let failed = |world: &mut World| world.target.target.counters().failed_work > 0;
+    let failed = |world: &mut World| world.target.target.counters().failed_work_requests > 0;
     assert!(world.run_until(failed));
     assert!(world.net.nodes[READER].endpoint.counters().bad_key > 0);
     world.readers[0].reconnects = false;

@@ -132,7 +132,7 @@ fn a_message_longer_than_a_capsule_ends_the_session() {
     };
     assert!(world.run_until(failed));
     assert_eq!(raw.failures[0], WcStatus::RemoteInvalidRequest);
-    assert!(world.target.target.counters().failed_work > 0);
+    assert!(world.target.target.counters().failed_work_requests > 0);
     assert_unharmed(world);
 }
 
@@ -225,8 +225,9 @@ fn a_destination_that_is_not_registered_ends_the_session() {
         let mut bad = request(&raw, 1, &corpus);
         change(&mut bad);
         raw.send(&mut world.net, &bad.encode(crc32c));
-        let failures = world.target.target.counters().failed_work;
-        let failed = |world: &mut World| world.target.target.counters().failed_work > failures;
+        let failures = world.target.target.counters().failed_work_requests;
+        let failed =
+            |world: &mut World| world.target.target.counters().failed_work_requests > failures;
         assert!(world.run_until(failed), "change {index}");
     }
     assert_unharmed(world);

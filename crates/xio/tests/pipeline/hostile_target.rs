@@ -41,10 +41,10 @@ fn assert_survives(lie: impl Fn(&ReadRequest, &mut Reply) + 'static) {
     world.run();
     world.assert_delivered();
     let counters = world.readers[0].reader.counters();
-    assert_eq!(counters.bad_answers, 1);
+    assert_eq!(counters.bad_responses, 1);
     assert_eq!(counters.lost_connections, 1);
-    assert!(counters.repeated_requests >= 1);
-    assert_eq!(counters.damaged_blocks, 0);
+    assert!(counters.retried_requests >= 1);
+    assert_eq!(counters.corrupt_blocks, 0);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_refused_number_or_credit_begins_afresh() {
         world.run();
         world.assert_delivered();
         let counters = world.readers[0].reader.counters();
-        assert_eq!((counters.lost_connections, counters.bad_answers), (1, 0));
+        assert_eq!((counters.lost_connections, counters.bad_responses), (1, 0));
     }
 }
 
@@ -156,7 +156,7 @@ fn a_damaged_block_is_asked_for_again() {
         world.assert_delivered();
         assert_eq!(told.get(), 2);
         let counters = world.readers[0].reader.counters();
-        assert_eq!((counters.damaged_blocks, counters.lost_connections), (2, 0));
+        assert_eq!((counters.corrupt_blocks, counters.lost_connections), (2, 0));
     }
 }
 
@@ -168,7 +168,7 @@ fn a_block_damaged_every_time_ends_the_stream_where_it_is_due() {
         let error = StreamError::Damaged { dataset: 0 };
         assert_eq!(world.readers[0].ring.end(), Some(End::Failed(error)));
         assert_eq!(told.get(), 3);
-        assert_eq!(world.readers[0].reader.counters().damaged_blocks, 3);
+        assert_eq!(world.readers[0].reader.counters().corrupt_blocks, 3);
         assert_prefix(&world);
     }
 }

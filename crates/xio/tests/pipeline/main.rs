@@ -17,6 +17,7 @@ mod lying_device;
 mod net;
 mod raw;
 mod ring;
+#[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod stages;
 mod world;

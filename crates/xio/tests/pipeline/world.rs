@@ -17,7 +17,7 @@ use xio::reader::{
     ReaderSource,
 };
 use xio::target::{
-    self, REGISTER_BYTES, SessionFailure, SessionMemory, Source, Target, WORK_PER_CREDIT,
+    self, STAGING_BYTES, SessionFailure, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
 
 use super::corpus::Corpus;
@@ -65,7 +65,7 @@ pub(crate) struct Setup {
     pub(crate) narrow_at_target: bool,
     pub(crate) streams: Vec<StreamSpec>,
     pub(crate) credits: u32,
-    pub(crate) registers: u32,
+    pub(crate) staging_buffers: u32,
     pub(crate) disk_depth: usize,
     pub(crate) disk_latency_ns: (u64, u64),
     pub(crate) mtu: Mtu,
@@ -89,7 +89,7 @@ impl Setup {
                 connections: 1,
             }],
             credits: 4,
-            registers: 3,
+            staging_buffers: 3,
             disk_depth: 8,
             disk_latency_ns: (1_000, 100_000),
             mtu: Mtu::M1024,
@@ -124,7 +124,7 @@ impl Setup {
             narrow_at_target: true,
             streams: (0..readers).map(|_| stream(draw)).collect(),
             credits: draw.between(1, 11) as u32,
-            registers: draw.between(1, 5) as u32,
+            staging_buffers: draw.between(1, 5) as u32,
             disk_depth: draw.between(1, 9) as usize,
             disk_latency_ns: (1_000, draw.pick(&[2_000, 100_000, 3_000_000])),
             mtu: draw.pick(&Mtu::ALL),
@@ -182,7 +182,7 @@ pub(crate) struct TargetHost {
     pub(crate) target: Target,
     pub(crate) disk: SimDisk,
     pub(crate) cqs: Cqs,
-    registers_lkey: u32,
+    staging_lkey: u32,
     sessions: Vec<TargetSession>,
 }
 
@@ -234,18 +234,24 @@ pub(crate) struct World {
 }
 
 fn target_memory(setup: &Setup) -> usize {
-    setup.registers as usize * REGISTER_BYTES as usize + CAPSULE_MEMORY
+    setup.staging_buffers as usize * STAGING_BYTES as usize + CAPSULE_MEMORY
 }
 
 fn target_host(net: &mut Net, setup: &Setup, files: &[SimFile], seed: u64) -> TargetHost {
     let node = &mut net.nodes[TARGET];
-    let bytes = u64::from(setup.registers) * u64::from(REGISTER_BYTES);
+    let bytes = u64::from(setup.staging_buffers) * u64::from(STAGING_BYTES);
     let base = register(node, bytes, Access::LOCAL);
     let cqs = create_cqs(node, setup.cq_depth);
     let (depth, latency) = (setup.disk_depth, setup.disk_latency_ns);
     TargetHost {
-        target: Target::new(base.addr, setup.registers, cqs.send, cqs.recv, Kernels::PORTABLE),
-        registers_lkey: base.lkey,
+        target: Target::new(
+            base.addr,
+            setup.staging_buffers,
+            cqs.send,
+            cqs.recv,
+            Kernels::PORTABLE,
+        ),
+        staging_lkey: base.lkey,
         disk: SimDisk::new(files.to_vec(), depth, latency, seed),
         cqs,
         sessions: Vec::new(),
@@ -422,8 +428,8 @@ impl World {
         let bytes = u64::from(credits) * target::CREDIT_BYTES;
         let capsules = register(node, bytes, Access::LOCAL);
         let qpn = create_qp(node, host.cqs, WORK_PER_CREDIT * credits);
-        let registers_lkey = host.registers_lkey;
-        let memory = SessionMemory { registers_lkey, capsules, credits };
+        let staging_lkey = host.staging_lkey;
+        let memory = SessionMemory { staging_lkey, capsules, credits };
         let opened = host.target.open(now, &mut node.endpoint, qpn, sources, memory);
         opened.expect("the queue pair is new");
         let session = TargetSession { qpn, capsules, files, peer: None };
@@ -514,7 +520,7 @@ impl World {
         let mut device = Watched { endpoint: &mut node.endpoint, ledger: None, lie };
         let busy = target.poll(now, &mut device, &mut node.memory, disk);
         disk.lend_new(&mut node.memory);
-        assert!(target.free_registers() <= target.register_count());
+        assert!(target.free_buffers() <= target.buffer_count());
         while let Some((qpn, why)) = self.target.target.failed_session() {
             self.failures.push(why);
             let failed = self.target.sessions.iter().find(|session| session.qpn == qpn);
@@ -692,7 +698,7 @@ impl World {
     fn assert_nothing_held(&self) {
         let target = &self.target.target;
         assert_eq!(target.sessions(), 0);
-        assert_eq!(target.free_registers(), target.register_count(), "target registers leak");
+        assert_eq!(target.free_buffers(), target.buffer_count(), "target staging buffers leak");
     }
 
     /// Every stream ended without an error and delivered the bytes of the corpus.
@@ -704,8 +710,8 @@ impl World {
             assert_eq!(host.ring.batches_seen, batches, "reader {index}");
             assert!(host.ring.seen == expected, "reader {index}: other bytes were delivered");
             assert_eq!(host.ledger.outstanding(), 0, "reader {index} asked for too much");
-            let (free, all) = (host.reader.free_registers(), host.reader.register_count());
-            assert_eq!(free, all, "reader {index}: registers leak");
+            let (free, all) = (host.reader.free_buffers(), host.reader.buffer_count());
+            assert_eq!(free, all, "reader {index}: staging buffers leak");
         }
     }
 }

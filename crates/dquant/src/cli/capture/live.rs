@@ -70,7 +70,7 @@ struct Recorded {
     file: String,
     interface: String,
     packets: u64,
-    joined: u64,
+    coalesced: u64,
     unknown: u64,
     lost: u64,
     ended: Option<String>,
@@ -82,10 +82,10 @@ impl Report for Recorded {
 
 impl fmt::Display for Recorded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Recorded { file, interface, packets, joined, unknown, lost, .. } = self;
+        let Recorded { file, interface, packets, coalesced, unknown, lost, .. } = self;
         write!(f, "{file}: {packets} packets of {interface}")?;
-        if *joined > 0 {
-            write!(f, ", {joined} times several were one for the kernel")?;
+        if *coalesced > 0 {
+            write!(f, ", {coalesced} buffers coalesced by the kernel")?;
         }
         if *unknown > 0 {
             write!(f, ", {unknown} left out (unknown link or offload)")?;
@@ -120,7 +120,7 @@ impl Live {
             file: self.output.display().to_string(),
             interface: self.interface.clone(),
             packets: capture.records(),
-            joined: counters.joined,
+            coalesced: counters.coalesced,
             unknown: counters.unknown,
             lost: counters.overrun,
             ended: capture.ended().map(str::to_owned),

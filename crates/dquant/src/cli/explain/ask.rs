@@ -70,7 +70,7 @@ impl Endpoint {
         check_peer(&stream)?;
         let text = read(stream)?;
         if text.is_empty() {
-            let why = "it answers its own user and root only";
+            let why = "it replies only to its own user and root";
             return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
         let answer: Answer = serde_json::from_slice(&text)
@@ -101,7 +101,7 @@ fn connect(name: &str) -> io::Result<UnixStream> {
 }
 
 fn late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "it does not answer")
+    io::Error::new(ErrorKind::TimedOut, "it does not respond")
 }
 
 fn check_peer(stream: &UnixStream) -> io::Result<()> {
@@ -129,7 +129,7 @@ fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
             Err(error) => return Err(error),
         }
         if text.len() as u64 > MAX_DOCUMENT_BYTES {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
+            return Err(io::Error::new(ErrorKind::InvalidData, "its reply is too long"));
         }
     }
 }

@@ -149,7 +149,7 @@ pub(super) struct Waits {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Rtt {
-    pub(super) least_ns: Option<u64>,
+    pub(super) min_ns: Option<u64>,
     pub(super) smoothed_ns: Option<u64>,
     /// Samples below 1 us, below 2 us, below 4 us and so on.
     pub(super) histogram: Vec<u64>,

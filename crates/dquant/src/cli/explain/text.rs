@@ -18,27 +18,30 @@ const TRAFFIC: [&str; 4] = ["packets_sent", "bytes_sent", "packets_received", "b
 const USUAL: &[(&str, &str)] = &[
     ("acks_sent", "ACKs sent"),
     ("acks_received", "ACKs received"),
-    ("atomics", "atomics of the peer carried out"),
-    ("credit_probes", "packets sent without a credit, to ask for one"),
-    ("selective_acks_sent", "acknowledgements that tell single packets"),
-    ("early_packets", "packets placed before their turn"),
-    ("paced_packets", "packets held back for its rate, by congestion control"),
+    ("atomics", "atomics executed for the peer"),
+    ("credit_probes", "packets sent to probe for credits"),
+    ("selective_acks_sent", "SACKs sent"),
+    ("out_of_order_packets", "packets received out of order"),
+    ("paced_packets", "packets held back by congestion control"),
 ];
 
 /// All others: each of them is a loss, a wait, a refusal or a failure.
 const TROUBLES: &[(&str, &str)] = &[
-    ("retransmitted_packets", "packets sent again (retransmits)"),
-    ("timeouts", "timeouts without an answer"),
-    ("excused_timeouts", "timeouts while the peer's process, or this one, did not run"),
-    ("implied_naks", "answers found missing"),
-    ("selective_retransmits", "packets sent again, one by one (selective repeat)"),
-    ("packets_judged_lost", "packets taken for lost"),
-    ("spurious_retransmits", "packets taken for lost that had arrived"),
-    ("loss_probes", "packets sent again because nothing was heard"),
-    ("early_packets_forgotten", "packets before their turn, given up"),
-    ("retries_exceeded", "times given up after the last retry"),
-    ("rnr_retries_exceeded", "times given up after the last RNR retry"),
-    ("duplicate_acks", "ACKs for what was acknowledged"),
+    ("retransmitted_packets", "packets retransmitted"),
+    ("timeouts", "ACK timeouts"),
+    (
+        "stall_timeouts",
+        "ACK timeouts without a retry: the peer's process, or this one, was stopped",
+    ),
+    ("implied_naks", "implied NAKs: a READ or atomic response was missing"),
+    ("selective_retransmits", "packets and READ ranges retransmitted (selective repeat)"),
+    ("packets_marked_lost", "packets marked lost"),
+    ("spurious_retransmits", "packets retransmitted that had arrived"),
+    ("loss_probes", "packets retransmitted as probes, without an acknowledgement"),
+    ("out_of_order_packets_discarded", "out-of-order packets discarded"),
+    ("retries_exceeded", "times the retries ran out"),
+    ("rnr_retries_exceeded", "times the RNR retries ran out"),
+    ("duplicate_acks", "duplicate ACKs"),
     ("seq_naks_sent", "NAKs sent: packets missing here"),
     ("seq_naks_received", "NAKs received: packets missing at the peer"),
     ("rnr_naks_sent", "RNR NAKs sent: no receive posted here"),
@@ -47,34 +50,34 @@ const TROUBLES: &[(&str, &str)] = &[
     ("remote_access_naks_sent", "NAKs sent: access refused"),
     ("remote_operation_naks_sent", "NAKs sent: operation failed"),
     ("fatal_naks_received", "NAKs received that ended the connection"),
-    ("duplicates", "requests that had been carried out before"),
-    ("duplicate_reads", "READs carried out again for lost data"),
-    ("duplicate_atomics", "atomics that had been carried out before, answered again"),
-    ("stale_atomics", "atomics repeated too late to be answered"),
-    ("unmatched_duplicates", "duplicate READs and atomics that match nothing executed, dropped"),
-    ("out_of_sequence", "requests ahead of their turn, dropped"),
-    ("held_requests", "requests behind unanswered READs, asked for again"),
-    ("too_many_reads", "READs and atomics beyond what was agreed"),
+    ("duplicates", "duplicate requests"),
+    ("duplicate_reads", "duplicate READs, executed again"),
+    ("duplicate_atomics", "duplicate atomics, answered from the saved result"),
+    ("stale_atomics", "duplicate atomics too old to be answered"),
+    ("unmatched_duplicates", "duplicate READs and atomics that match no executed request, dropped"),
+    ("out_of_sequence", "requests ahead of the expected PSN, dropped"),
+    ("deferred_requests", "requests behind unanswered READs, dropped until later"),
+    ("too_many_reads", "READs and atomics beyond max_dest_rd_atomic"),
     ("unknown_qp", "packets for queue pairs that do not exist"),
     ("wrong_state", "packets that the state does not accept"),
     ("wrong_source", "packets from an address that is not the peer's"),
     ("bad_pkey", "packets of another partition"),
     ("bad_opcode", "packets of another service or out of order"),
-    ("bad_length", "packets of an impossible length"),
-    ("bad_psn", "answers to what was never sent"),
-    ("bad_key", "accesses refused: no such key"),
-    ("bad_pd", "accesses refused: another protection domain"),
-    ("bad_access", "accesses refused: not allowed"),
-    ("bad_bounds", "accesses refused: outside the region"),
-    ("misaligned_atomics", "atomics refused: not aligned to 8 bytes"),
-    ("bad_response", "answers that fit no request"),
-    ("broken_messages", "messages given up: a packet was missing"),
+    ("bad_length", "packets of an invalid length"),
+    ("bad_psn", "responses to a PSN that was never sent"),
+    ("bad_key", "protection errors: no such key"),
+    ("bad_pd", "protection errors: another protection domain"),
+    ("bad_access", "protection errors: access not allowed"),
+    ("bad_bounds", "protection errors: outside the region"),
+    ("misaligned_atomics", "atomics not aligned to 8 bytes"),
+    ("bad_response", "responses that match no request"),
+    ("broken_messages", "messages abandoned: a packet was missing"),
     ("orphan_packets", "packets of messages whose beginning is missing"),
     ("no_receive", "messages dropped: no receive posted"),
     ("bad_qkey", "datagrams with another Q_Key"),
     ("receive_too_small", "messages longer than their receive"),
     ("cq_overflows", "completions lost: queue full"),
-    ("qp_errors", "failures of the queue pair"),
+    ("qp_errors", "transitions to the error state"),
     ("send_queue_errors", "stops of the send queue after a failed send"),
     ("cnps_received", "congestion notifications (CNP) received"),
     ("cnps_sent", "congestion notifications (CNP) sent"),
@@ -91,18 +94,18 @@ pub(super) fn known_counters() -> impl Iterator<Item = &'static str> {
 const WIRE_ADVICE: &[(&str, &str)] = &[
     (
         "receive_buffer_overruns",
-        "packets came faster than they were taken, and the receive buffer was full (RC sends them \
-         again, UC and UD lose them): see `dquant doctor`, socket buffers",
+        "the receive buffer was full (RC retransmits the packets, UC and UD lose them): see `dquant \
+         doctor`, socket buffers",
     ),
-    ("bad_icrc", "packets arrive damaged, or something on the way rewrites them"),
+    ("bad_icrc", "packets arrive corrupted, or something on the path rewrites them"),
     ("not_sent_refused", "the kernel refuses to send: no route, or a firewall"),
     (
         "not_sent_to_stopped_process",
-        "packets for a process of this machine that does not read: it is stopped, or gets no CPU",
+        "packets for a local process that does not read: it is stopped, or gets no CPU time",
     ),
-    ("not_sent_too_long", "packets longer than the path carries: take a smaller MTU"),
+    ("not_sent_too_long", "packets longer than the path MTU: use a smaller MTU"),
     ("not_sent_buffer_full", "the send buffer stayed full: see `dquant doctor`, socket buffers"),
-    ("unparsable", "packets on the RoCE port that are no RoCE packets"),
+    ("unparsable", "malformed packets on the RoCE port"),
 ];
 
 /// The text without control sequences for a terminal.
@@ -220,7 +223,7 @@ fn flow(out: &mut String, flow: &Flow, state: &str) {
     let Flow { unacknowledged_psn, next_psn, expected_psn, .. } = flow;
     let ours = match unacknowledged_psn == next_psn {
         true => format!("all acknowledged before {next_psn:#08x}"),
-        false => format!("{unacknowledged_psn:#08x} unanswered, next to send {next_psn:#08x}"),
+        false => format!("{unacknowledged_psn:#08x} unacknowledged, next to send {next_psn:#08x}"),
     };
     fact(out, "PSN", format_args!("{ours}; expected from the peer {expected_psn:#08x}"));
     let credits = match &flow.credits {
@@ -245,17 +248,17 @@ fn timers(out: &mut String, qp: &QueuePair) {
     if let Some(retries) = qp.retry_count {
         let timeout = qp.timeout_ns.map_or("never".to_owned(), span);
         let rnr = match qp.rnr_retry {
-            Some(7) => "without end".to_owned(),
+            Some(7) => "unlimited".to_owned(),
             count => count.unwrap_or(0).to_string(),
         };
         fact(out, "settings", format_args!("timeout {timeout}, retries {retries}, for RNR {rnr}"));
     }
     if let Some(waits) = &qp.waits {
         let what = match waits.what.as_str() {
-            "answer" => "for an answer",
-            "receiver" => "for the peer to post receives",
-            "overdue answer" => "for an answer that is overdue",
-            "its rate" => "until its rate allows the next packet",
+            "ack" => "for an acknowledgement",
+            "rnr" => "for the peer to post receives",
+            "loss probe" => "for an acknowledgement, then a loss probe",
+            "pacing" => "until its rate allows the next packet",
             other => other,
         };
         let left =
@@ -285,7 +288,7 @@ fn counters(out: &mut String, counters: &Counters) {
     for (name, &value) in usual {
         line(out, format_args!("  {:>14} {}", Count(value), words(name)));
     }
-    let none = "none: nothing sent again, no timeout, no NAK, no RNR, no CNP, nothing refused";
+    let none = "none: no retransmission, no timeout, no NAK, no RNR, no CNP, nothing refused";
     fact(out, "troubles", if troubles.is_empty() { none } else { "" });
     out.truncate(out.trim_end().len());
     line(out, format_args!(""));
@@ -302,8 +305,8 @@ fn words(name: &str) -> String {
 /// Bars from the first to the last bucket that holds samples.
 fn histogram(out: &mut String, rtt: &Rtt) {
     let known = |ns: Option<u64>| ns.map_or("unknown".to_owned(), span);
-    let (least, smoothed) = (known(rtt.least_ns), known(rtt.smoothed_ns));
-    fact(out, "round trips", format_args!("smoothed {smoothed}, least {least}"));
+    let (min, smoothed) = (known(rtt.min_ns), known(rtt.smoothed_ns));
+    fact(out, "round trips", format_args!("smoothed {smoothed}, minimum {min}"));
     let most = rtt.histogram.iter().copied().max().unwrap_or(0);
     let first = rtt.histogram.iter().position(|&count| count > 0);
     let last = rtt.histogram.iter().rposition(|&count| count > 0);
@@ -338,17 +341,17 @@ fn span(ns: u64) -> String {
 /// The usual cause of a failure, and what to try.
 fn hint(error: &Failure) -> &'static str {
     match error.cause.as_str() {
-        "no_answer" if error.acknowledged_psn.is_none() => {
-            "the peer never answered: is its process running, does the address lead there (GID \
+        "no_response" if error.acknowledged_psn.is_none() => {
+            "the peer never responded: is its process running, does the address lead there (GID \
              index), may UDP port 4791 pass, are its queue pair number and first PSN the ones that \
              were exchanged?"
         }
-        "no_answer" => {
-            "the peer answered before: has its process ended, has its queue pair failed (explain \
+        "no_response" => {
+            "the peer responded before: has its process ended, has its queue pair failed (explain \
              it there), or does the path lose packets? A longer timeout helps a peer that is slow"
         }
-        "keeps_missing" => {
-            "the peer hears us and still misses packets: look for loss on the way (full buffers, \
+        "sequence_errors" => {
+            "the peer responds and still misses packets: look for loss on the path (full buffers, \
              an MTU too large for the path), or raise retry_cnt"
         }
         "receiver_not_ready" => {
@@ -369,7 +372,7 @@ fn hint(error: &Failure) -> &'static str {
              access, or protection domain"
         }
         "receive" => {
-            "a message was longer than the receive posted for it, or that was not writable"
+            "a message was longer than the receive posted for it, or the receive was not writable"
         }
         "cq_overrun" => {
             "make the completion queue as deep as the queues that complete into it, or poll more"
@@ -389,7 +392,7 @@ mod tests {
     fn failed() -> Failure {
         Failure {
             qpn: 0x10012,
-            cause: "no_answer".to_owned(),
+            cause: "no_response".to_owned(),
             text: "retry exceeded: 7 retries".to_owned(),
             acknowledged_psn: Some(5),
             age_ns: Some(3_200_000_000),
@@ -418,13 +421,13 @@ mod tests {
         let lines: Vec<&str> = out.lines().collect();
         assert_eq!(lines[0], "queue pair 0x10012 RC: ERROR (stopped)");
         assert_eq!(lines[1], "  last error   retry exceeded: 7 retries, 3.2 s ago");
-        assert!(lines[2].starts_with("  hint         the peer answered before"), "{out}");
+        assert!(lines[2].starts_with("  hint         the peer responded before"), "{out}");
         assert_eq!(lines[3], "  posted       sends 0, receives 500");
         assert_eq!(lines[4], "  payload      0 B out in 2,000 packets, 0 B in from 0 packets");
         assert_eq!(lines[5], "               3 ACKs sent");
         assert_eq!(lines[6], "  troubles");
         assert_eq!(lines[7], "               1 new thing");
-        assert_eq!(lines[8], "               7 timeouts without an answer");
+        assert_eq!(lines[8], "               7 ACK timeouts");
         assert_eq!(lines.len(), 9);
     }
 
@@ -433,7 +436,7 @@ mod tests {
         let counters = counted(&[("acks_sent", 3), ("packets_sent", 9), ("timeouts", 0)]);
         let mut out = String::new();
         queue_pair(&mut out, &QueuePair { counters, ..QueuePair::default() });
-        assert!(out.ends_with("3 ACKs sent\n  troubles     none: nothing sent again, no timeout, no NAK, no RNR, no CNP, nothing refused\n"), "{out}");
+        assert!(out.ends_with("3 ACKs sent\n  troubles     none: no retransmission, no timeout, no NAK, no RNR, no CNP, nothing refused\n"), "{out}");
     }
 
     #[test]
@@ -448,19 +451,19 @@ mod tests {
     #[test]
     fn a_peer_never_heard_of_gets_another_hint() {
         let silent = Failure { acknowledged_psn: None, ..failed() };
-        assert!(hint(&silent).contains("never answered"));
+        assert!(hint(&silent).contains("never responded"));
         assert_ne!(hint(&silent), hint(&failed()));
     }
 
     #[test]
     fn bars_span_the_samples_and_no_more() {
         let histogram = vec![0, 0, 1, 0, 80, 0];
-        let rtt = Rtt { smoothed_ns: Some(12_300), least_ns: Some(3_000), histogram };
+        let rtt = Rtt { smoothed_ns: Some(12_300), min_ns: Some(3_000), histogram };
         let mut out = String::new();
         super::histogram(&mut out, &rtt);
         let most = format!("              80 below  16.0 us  {}", "#".repeat(40));
         let wanted = [
-            "  round trips  smoothed 12.3 us, least 3.0 us",
+            "  round trips  smoothed 12.3 us, minimum 3.0 us",
             "               1 below   4.0 us  #",
             "               0 below   8.0 us",
             &most,

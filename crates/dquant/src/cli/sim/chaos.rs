@@ -208,7 +208,7 @@ struct ChaosReport {
     connections: u64,
     connections_broken: u64,
     packets: u64,
-    packets_sent_again: u64,
+    retransmitted_packets: u64,
     queue_drops: u64,
     harmless_damage: u64,
     faults: Vec<FaultLine>,
@@ -270,7 +270,7 @@ impl ChaosReport {
             connections: sum.connections,
             connections_broken: sum.broken,
             packets: sum.packets,
-            packets_sent_again: sum.retransmitted,
+            retransmitted_packets: sum.retransmitted,
             queue_drops: sum.queue_drops,
             harmless_damage: sum.harmless,
             faults: fault_lines(&sum),
@@ -361,9 +361,9 @@ impl ChaosReport {
         )?;
         writeln!(
             f,
-            "  packets     {} sent, {} of them again; {} dropped by full queues; {} forged",
+            "  packets     {} sent, {} of them retransmissions; {} dropped by full queues; {} forged",
             Count(self.packets),
-            Count(self.packets_sent_again),
+            Count(self.retransmitted_packets),
             Count(self.queue_drops),
             Count(self.packets_forged)
         )

@@ -49,7 +49,7 @@ pub(super) struct GoodputCommand {
 
     /// Simulated time to measure
     #[arg(long, default_value = "20ms", value_parser = units::duration)]
-    span: Duration,
+    duration: Duration,
 
     /// Source of chance
     #[arg(long, default_value_t = 1)]
@@ -69,7 +69,7 @@ impl GoodputCommand {
         console.report(&GoodputReport {
             gbit: self.gbit,
             delay_ns: self.delay.as_nanos(),
-            span_ns: self.span.as_nanos(),
+            duration_ns: self.duration.as_nanos(),
             seed: self.seed,
             modes,
         })?;
@@ -81,7 +81,7 @@ impl GoodputCommand {
         let config = GoodputConfig {
             link: LinkConfig::new(self.gbit * 1_000_000_000, self.delay),
             window_packets: self.window.unwrap_or(bare.window_packets),
-            span: self.span,
+            span: self.duration,
             seed: self.seed,
             ..bare
         };
@@ -109,7 +109,7 @@ fn name(reliability: Reliability) -> &'static str {
 struct GoodputReport {
     gbit: u64,
     delay_ns: u64,
-    span_ns: u64,
+    duration_ns: u64,
     seed: u64,
     modes: Vec<Mode>,
 }
@@ -144,14 +144,18 @@ impl Report for GoodputReport {
 
 impl fmt::Display for GoodputReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [delay, span] = [self.delay_ns, self.span_ns].map(Duration::from_nanos);
-        write!(f, "one stream of WRITEs, {} Gbit/s, {delay} each way, {span} measured", self.gbit)?;
+        let [delay, duration] = [self.delay_ns, self.duration_ns].map(Duration::from_nanos);
+        write!(
+            f,
+            "one stream of WRITEs, {} Gbit/s, {delay} each way, {duration} measured",
+            self.gbit
+        )?;
         for mode in &self.modes {
             write!(f, "\n{}, window {} packets", mode.name, mode.window_packets)?;
             write!(
                 f,
-                "\n  {:>8}{:>12}{:>14}{:>14}{:>10}",
-                "loss", "goodput", "of loss-free", "packets", "again"
+                "\n  {:>8}{:>12}{:>14}{:>14}{:>15}",
+                "loss", "goodput", "of loss-free", "packets", "retransmitted"
             )?;
             let clean = mode.points.first().map_or(1, |point| point.goodput_bps.max(1));
             for point in &mode.points {
@@ -167,5 +171,5 @@ fn write_point(f: &mut fmt::Formatter<'_>, point: &Point, clean: u64) -> fmt::Re
     let gbit = point.goodput_bps as f64 / 1e9;
     let share = point.goodput_bps as f64 * 100.0 / clean as f64;
     let Point { packets, retransmitted, .. } = point;
-    write!(f, "\n  {loss:>6.2} %{gbit:>7.1} Gb/s{share:>12.1} %{packets:>14}{retransmitted:>10}")
+    write!(f, "\n  {loss:>6.2} %{gbit:>7.1} Gb/s{share:>12.1} %{packets:>14}{retransmitted:>15}")
 }

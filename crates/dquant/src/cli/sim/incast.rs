@@ -94,11 +94,11 @@ struct IncastReport {
     gbit: u64,
     queue_peak_bytes: u64,
     queue_mean_bytes: u64,
-    queue_least_bytes: u64,
-    queue_most_bytes: u64,
+    queue_min_bytes: u64,
+    queue_max_bytes: u64,
     link_bps: u64,
     fair_share_bps: u64,
-    worst_off_fair_per_mille: u64,
+    max_unfairness_per_mille: u64,
     shares_bps: Vec<u64>,
     dropped: u64,
     marked: u64,
@@ -114,11 +114,11 @@ impl IncastReport {
             gbit: command.gbit,
             queue_peak_bytes: got.peak_bytes,
             queue_mean_bytes: got.mean_bytes,
-            queue_least_bytes: got.range_bytes.0,
-            queue_most_bytes: got.range_bytes.1,
+            queue_min_bytes: got.range_bytes.0,
+            queue_max_bytes: got.range_bytes.1,
             link_bps: got.wire_bps,
             fair_share_bps: got.fair_bps(),
-            worst_off_fair_per_mille: got.unfairness_per_mille(),
+            max_unfairness_per_mille: got.unfairness_per_mille(),
             shares_bps: got.shares_bps.clone(),
             dropped: got.dropped,
             marked: got.marked,
@@ -142,16 +142,16 @@ impl fmt::Display for IncastReport {
             "  queue       peak {:.0} kB, mean {:.1} kB, range {:.0} to {:.0} kB; {} dropped",
             kb(self.queue_peak_bytes),
             kb(self.queue_mean_bytes),
-            kb(self.queue_least_bytes),
-            kb(self.queue_most_bytes),
+            kb(self.queue_min_bytes),
+            kb(self.queue_max_bytes),
             self.dropped
         )?;
         writeln!(f, "  link        {:.2} Gb/s", gbit(self.link_bps))?;
         write!(
             f,
-            "  shares      fair {:.3} Gb/s, furthest off {:.1} %:",
+            "  shares      fair {:.3} Gb/s, largest deviation {:.1} %:",
             gbit(self.fair_share_bps),
-            self.worst_off_fair_per_mille as f64 / 10.0
+            self.max_unfairness_per_mille as f64 / 10.0
         )?;
         for &share in &self.shares_bps {
             write!(f, " {:.2}", gbit(share))?;

@@ -126,14 +126,17 @@ pub(super) trait ReceiveRecovery {
     fn owed_packets(&self, executor: &Executor, qpc: &QpContext) -> u32;
 
     /// Whether there are such responses.
-    fn has_answer(&self, executor: &Executor) -> bool;
+    fn has_response(&self, executor: &Executor) -> bool;
 
     /// Puts the pending acknowledgement into `cx.packet`, unless responses must precede it.
     fn poll_reply(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>);
 
     /// Puts the next response to a READ or an atomic into `cx.packet`.
-    fn poll_answer(&mut self, executor: &mut Executor, cx: &mut Scope<'_, '_>)
-    -> Result<(), Fatal>;
+    fn poll_response(
+        &mut self,
+        executor: &mut Executor,
+        cx: &mut Scope<'_, '_>,
+    ) -> Result<(), Fatal>;
 
     /// Drops the responses that the mode keeps.
     fn clear_answers(&mut self);

@@ -57,7 +57,7 @@ impl ReceiveRecovery for GoBackN {
         executor.resources.owed_packets()
     }
 
-    fn has_answer(&self, executor: &Executor) -> bool {
+    fn has_response(&self, executor: &Executor) -> bool {
         !executor.resources.is_empty()
     }
 
@@ -74,7 +74,7 @@ impl ReceiveRecovery for GoBackN {
         cx.emit(PacketHeaders::new(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
     }
 
-    fn poll_answer(
+    fn poll_response(
         &mut self,
         executor: &mut Executor,
         cx: &mut Scope<'_, '_>,
@@ -84,7 +84,7 @@ impl ReceiveRecovery for GoBackN {
             let read = match work {
                 Work::Read(read) => read,
                 Work::Atomic(Some(original)) => {
-                    executor.emit_atomic_answer(cx, psn, msn, original);
+                    executor.emit_atomic_response(cx, psn, msn, original);
                     return Ok(());
                 }
                 // The original value is not known yet.
@@ -159,7 +159,7 @@ fn handle_earlier(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Hea
             if cx.planted.is(Bug::AtomicRepeated) {
                 repeat_atomic(cx, headers);
             }
-            executor.answer_atomic_again(cx, headers, atomic);
+            executor.resend_atomic_response(cx, headers, atomic);
         }
         Ext::Reth(reth) if headers.bth().opcode.is_read_request() => {
             read_again(executor, cx, headers.bth().psn, reth);

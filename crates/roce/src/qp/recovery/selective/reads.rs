@@ -5,8 +5,8 @@
 //! each in rising order, except retransmitted ones; so a hole followed by more responses is a loss.
 //! Holes are requested as ranges, and requested again when a range has not arrived in time.
 //!
-//! Bounds: [`WINDOW`] responses after the first missing one are accepted; [`ASKS`] ranges of one READ
-//! may be outstanding, further holes wait. There are as many READs as the requester has in flight.
+//! Bounds: [`WINDOW`] responses after the first missing one are accepted; [`MAX_RANGE_REQUESTS`]
+//! ranges of one READ may be outstanding, further holes wait. There are as many READs as the requester has in flight.
 //! Their slots are allocated when the connection starts, or when the first READ beyond those begins:
 //! the program may raise the limit while the queue pair is connected.
 
@@ -21,7 +21,7 @@ use crate::wire::Psn;
 pub(crate) const WINDOW: u32 = 2048;
 
 /// Ranges of one READ that may be requested at the same time.
-const ASKS: usize = 16;
+const MAX_RANGE_REQUESTS: usize = 16;
 
 /// Responses behind a hole until it counts as a loss.
 const REORDER_RESPONSES: u32 = 3;
@@ -31,7 +31,7 @@ const MAX_BACKOFF: u32 = 10;
 
 /// Responses `first .. end` of a READ, to be requested again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct RangeRequest {
     pub(crate) first: u32,
     pub(crate) end: u32,
     /// When it was sent; `None` if it is still to be sent.
@@ -66,7 +66,7 @@ struct Reading {
     /// Responses were dropped because they were too far ahead.
     is_cut: bool,
     bits: Box<[u64; (WINDOW / 64) as usize]>,
-    asks: ArrayVec<Ask, ASKS>,
+    range_requests: ArrayVec<RangeRequest, MAX_RANGE_REQUESTS>,
 }
 
 impl Reading {
@@ -80,7 +80,7 @@ impl Reading {
             settled: 0,
             is_cut: false,
             bits: Box::new([0; (WINDOW / 64) as usize]),
-            asks: ArrayVec::new(),
+            range_requests: ArrayVec::new(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Reading {
         (self.first_missing, self.furthest, self.settled) = (0, 0, 0);
         self.is_cut = false;
         self.bits.fill(0);
-        self.asks.clear();
+        self.range_requests.clear();
     }
 
     fn is_complete(&self) -> bool {
@@ -143,18 +143,18 @@ impl Reading {
     /// any has.
     fn review(&mut self, expired: impl Fn(Time) -> bool) -> bool {
         let mut has_expired = false;
-        let mut asks = core::mem::take(&mut self.asks);
-        asks.retain(|ask| match self.hole(ask.first, ask.end) {
+        let mut range_requests = core::mem::take(&mut self.range_requests);
+        range_requests.retain(|range| match self.hole(range.first, range.end) {
             None => false,
             Some((first, _)) => {
-                if ask.sent_at.is_some_and(&expired) {
-                    (ask.first, ask.sent_at) = (first, None);
+                if range.sent_at.is_some_and(&expired) {
+                    (range.first, range.sent_at) = (first, None);
                     has_expired = true;
                 }
                 true
             }
         });
-        self.asks = asks;
+        self.range_requests = range_requests;
         has_expired
     }
 
@@ -166,33 +166,37 @@ impl Reading {
             false => (self.furthest, REORDER_RESPONSES),
         };
         self.settled = self.settled.max(self.first_missing);
-        while !self.asks.is_full()
+        while !self.range_requests.is_full()
             && let Some((first, end)) = self.hole(self.settled, limit)
             && end + behind <= limit
         {
-            self.asks.push(Ask { first, end, sent_at: None });
+            self.range_requests.push(RangeRequest { first, end, sent_at: None });
             self.settled = end;
         }
         if self.is_cut && self.first_missing == self.furthest {
             self.is_cut = false;
-            self.ask_rest();
+            self.request_rest();
         }
     }
 
     fn is_asked(&self, index: u32) -> bool {
-        self.asks.iter().any(|ask| ask.first <= index && index < ask.end)
+        self.range_requests.iter().any(|range| range.first <= index && index < range.end)
     }
 
-    fn ask_rest(&mut self) {
-        self.asks.clear();
-        self.asks.push(Ask { first: self.first_missing, end: self.total, sent_at: None });
+    fn request_rest(&mut self) {
+        self.range_requests.clear();
+        self.range_requests.push(RangeRequest {
+            first: self.first_missing,
+            end: self.total,
+            sent_at: None,
+        });
         self.settled = self.total;
     }
 }
 
 /// The READs of a queue pair that are not completed, oldest first.
 #[derive(Debug)]
-pub(crate) struct Readings {
+pub(crate) struct ReadTracker {
     /// A ring: `len` READs from `first` on.
     slots: Vec<Reading>,
     first: usize,
@@ -203,30 +207,30 @@ pub(crate) struct Readings {
     active_at: Time,
     backoff: u32,
     /// No outstanding range was requested before this time.
-    asked_from: Option<Time>,
+    oldest_request_at: Option<Time>,
     /// There may be ranges to request.
-    may_ask: bool,
+    may_request: bool,
 }
 
-impl Readings {
+impl ReadTracker {
     /// Room for `limit` READs.
-    pub(crate) fn new(limit: u32) -> Readings {
+    pub(crate) fn new(limit: u32) -> ReadTracker {
         let slots = core::iter::repeat_with(Reading::unused).take(limit as usize).collect();
-        Readings {
+        ReadTracker {
             slots,
             first: 0,
             len: 0,
             missing: 0,
             active_at: Time::ZERO,
             backoff: 0,
-            asked_from: None,
-            may_ask: false,
+            oldest_request_at: None,
+            may_request: false,
         }
     }
 
-    /// Whether [`next_ask`](Readings::next_ask) may return something.
-    pub(crate) fn may_ask(&self) -> bool {
-        self.may_ask
+    /// Whether [`next_range_request`](ReadTracker::next_range_request) may return something.
+    pub(crate) fn may_request(&self) -> bool {
+        self.may_request
     }
 
     /// Responses that are still to come.
@@ -316,7 +320,7 @@ impl Readings {
             }
         }
         self.at_mut(at).settle(false);
-        self.may_ask = true;
+        self.may_request = true;
     }
 
     /// A response that is [`Verdict::Beyond`] was dropped.
@@ -327,27 +331,29 @@ impl Readings {
     }
 
     /// The next range to request: PSN of its READ, and which responses.
-    pub(crate) fn next_ask(&mut self) -> Option<(Psn, Ask)> {
-        if !self.may_ask {
+    pub(crate) fn next_range_request(&mut self) -> Option<(Psn, RangeRequest)> {
+        if !self.may_request {
             return None;
         }
         let unsent = |at| {
             let reading: &Reading = self.at(at);
-            let ask = reading.asks.iter().find(|ask| ask.sent_at.is_none())?;
-            Some((reading.psn, *ask))
+            let range = reading.range_requests.iter().find(|range| range.sent_at.is_none())?;
+            Some((reading.psn, *range))
         };
         let found = (0..self.len).find_map(unsent);
-        self.may_ask = found.is_some();
+        self.may_request = found.is_some();
         found
     }
 
     /// The request for that range was sent.
-    pub(crate) fn ask_sent(&mut self, now: Time) {
+    pub(crate) fn range_request_sent(&mut self, now: Time) {
         self.active_at = now;
-        self.asked_from.get_or_insert(now);
+        self.oldest_request_at.get_or_insert(now);
         for at in 0..self.len {
-            if let Some(ask) = self.at_mut(at).asks.iter_mut().find(|ask| ask.sent_at.is_none()) {
-                ask.sent_at = Some(now);
+            if let Some(range) =
+                self.at_mut(at).range_requests.iter_mut().find(|range| range.sent_at.is_none())
+            {
+                range.sent_at = Some(now);
                 return;
             }
         }
@@ -366,30 +372,30 @@ impl Readings {
             has_expired |= self.at_mut(at).review(|sent_at| sent_at + timeout <= now);
         }
         if self.is_waiting(executed) && self.active_at + timeout <= now {
-            self.at_mut(0).ask_rest();
+            self.at_mut(0).request_rest();
             has_expired = true;
         }
         if has_expired {
             self.backoff += 1;
-            self.may_ask = true;
+            self.may_request = true;
         }
-        let asked = (0..self.len).flat_map(|at| self.at(at).asks.iter());
-        self.asked_from = asked.filter_map(|ask| ask.sent_at).min();
+        let ranges = (0..self.len).flat_map(|at| self.at(at).range_requests.iter());
+        self.oldest_request_at = ranges.filter_map(|range| range.sent_at).min();
     }
 
     /// The oldest READ misses responses and has not requested them.
     fn is_waiting(&self, executed: Psn) -> bool {
         self.len > 0 && {
             let front = self.at(0);
-            front.asks.is_empty() && !front.is_complete() && front.psn.is_before(executed)
+            front.range_requests.is_empty() && !front.is_complete() && front.psn.is_before(executed)
         }
     }
 
-    /// When [`handle_timeout`](Readings::handle_timeout) is due.
+    /// When [`handle_timeout`](ReadTracker::handle_timeout) is due.
     pub(crate) fn poll_timeout(&self, executed: Psn, timeout: Duration) -> Option<Time> {
         let timeout = self.backed_off(timeout);
         let idle = self.is_waiting(executed).then_some(self.active_at);
-        [self.asked_from, idle].into_iter().flatten().min().map(|since| since + timeout)
+        [self.oldest_request_at, idle].into_iter().flatten().min().map(|since| since + timeout)
     }
 }
 
@@ -404,124 +410,124 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_micros(50);
 
-    fn asks(readings: &mut Readings, now: Time) -> Vec<(u32, u32, u32)> {
+    fn range_requests(tracker: &mut ReadTracker, now: Time) -> Vec<(u32, u32, u32)> {
         let mut all = Vec::new();
-        while let Some((psn, ask)) = readings.next_ask() {
-            readings.ask_sent(now);
-            all.push((psn.get(), ask.first, ask.end));
+        while let Some((psn, range)) = tracker.next_range_request() {
+            tracker.range_request_sent(now);
+            all.push((psn.get(), range.first, range.end));
         }
         all
     }
 
     fn arrive(
-        readings: &mut Readings,
+        tracker: &mut ReadTracker,
         psn: u32,
         indexes: impl IntoIterator<Item = u32>,
         now: Time,
     ) {
         for index in indexes {
-            assert_eq!(readings.classify(Psn::new(psn), index), Verdict::New);
-            readings.accept(Psn::new(psn), index, now);
+            assert_eq!(tracker.classify(Psn::new(psn), index), Verdict::New);
+            tracker.accept(Psn::new(psn), index, now);
         }
     }
 
     #[test]
     fn more_reads_than_there_were_places_for_keep_their_order() {
         for (places, begun) in [(0, 3), (1, 2), (3, 7)] {
-            let mut readings = Readings::new(places);
+            let mut tracker = ReadTracker::new(places);
             let mut next = 0;
             // The ring does not begin with the first slot.
             for _ in 0..places / 2 {
-                readings.begin(Psn::new(next), 2, false, at(0));
-                arrive(&mut readings, next, 0..2, at(0));
-                readings.pop_front();
+                tracker.begin(Psn::new(next), 2, false, at(0));
+                arrive(&mut tracker, next, 0..2, at(0));
+                tracker.pop_front();
                 next += 1;
             }
             let all = next..next + begun;
             for psn in all.clone() {
-                readings.begin(Psn::new(psn), 2, false, at(0));
-                arrive(&mut readings, psn, 0..1, at(1));
+                tracker.begin(Psn::new(psn), 2, false, at(0));
+                arrive(&mut tracker, psn, 0..1, at(1));
             }
-            assert_eq!(readings.missing(), u64::from(begun));
+            assert_eq!(tracker.missing(), u64::from(begun));
             for psn in all {
-                assert!(!readings.is_front_complete());
-                assert_eq!(readings.classify(Psn::new(psn), 0), Verdict::Duplicate);
-                arrive(&mut readings, psn, 1..2, at(2));
-                assert!(readings.is_front_complete());
-                readings.pop_front();
+                assert!(!tracker.is_front_complete());
+                assert_eq!(tracker.classify(Psn::new(psn), 0), Verdict::Duplicate);
+                arrive(&mut tracker, psn, 1..2, at(2));
+                assert!(tracker.is_front_complete());
+                tracker.pop_front();
             }
-            assert!(readings.is_empty());
+            assert!(tracker.is_empty());
         }
     }
 
     #[test]
     fn a_hole_is_asked_for_once_three_later_responses_have_come() {
-        let mut readings = Readings::new(4);
-        readings.begin(Psn::new(7), 100, false, at(0));
-        arrive(&mut readings, 7, (0..10).chain(14..16), at(1));
-        assert_eq!(asks(&mut readings, at(1)), []);
-        arrive(&mut readings, 7, 16..17, at(2));
-        assert_eq!(asks(&mut readings, at(2)), [(7, 10, 14)]);
-        arrive(&mut readings, 7, 17..40, at(3));
-        assert_eq!(asks(&mut readings, at(3)), []);
+        let mut tracker = ReadTracker::new(4);
+        tracker.begin(Psn::new(7), 100, false, at(0));
+        arrive(&mut tracker, 7, (0..10).chain(14..16), at(1));
+        assert_eq!(range_requests(&mut tracker, at(1)), []);
+        arrive(&mut tracker, 7, 16..17, at(2));
+        assert_eq!(range_requests(&mut tracker, at(2)), [(7, 10, 14)]);
+        arrive(&mut tracker, 7, 17..40, at(3));
+        assert_eq!(range_requests(&mut tracker, at(3)), []);
         // Part of it arrives; the rest is requested again after the timeout.
-        arrive(&mut readings, 7, [10, 13], at(4));
-        assert_eq!(readings.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
-        readings.handle_timeout(Psn::new(8), TIMEOUT, at(52));
-        assert_eq!(asks(&mut readings, at(52)), [(7, 11, 14)]);
-        assert_eq!(readings.classify(Psn::new(7), 13), Verdict::Duplicate);
-        assert_eq!(readings.classify(Psn::new(7), 100), Verdict::Unknown);
-        assert_eq!(readings.classify(Psn::new(8), 1), Verdict::Unknown);
-        arrive(&mut readings, 7, (11..13).chain(40..100), at(60));
-        assert!(readings.is_front_complete());
+        arrive(&mut tracker, 7, [10, 13], at(4));
+        assert_eq!(tracker.poll_timeout(Psn::new(8), TIMEOUT), Some(at(52)));
+        tracker.handle_timeout(Psn::new(8), TIMEOUT, at(52));
+        assert_eq!(range_requests(&mut tracker, at(52)), [(7, 11, 14)]);
+        assert_eq!(tracker.classify(Psn::new(7), 13), Verdict::Duplicate);
+        assert_eq!(tracker.classify(Psn::new(7), 100), Verdict::Unknown);
+        assert_eq!(tracker.classify(Psn::new(8), 1), Verdict::Unknown);
+        arrive(&mut tracker, 7, (11..13).chain(40..100), at(60));
+        assert!(tracker.is_front_complete());
     }
 
     #[test]
     fn responses_of_a_later_read_prove_that_the_end_of_an_earlier_one_was_lost() {
-        let mut readings = Readings::new(2);
-        readings.begin(Psn::new(0xff_ffff), 5, false, at(0));
-        readings.begin(Psn::new(0), 1, false, at(0));
-        arrive(&mut readings, 0xff_ffff, 0..3, at(1));
-        assert_eq!(asks(&mut readings, at(1)), []);
-        arrive(&mut readings, 0, 0..1, at(2));
-        assert_eq!(asks(&mut readings, at(2)), [(0xff_ffff, 3, 5)]);
-        assert!(!readings.is_front_complete());
-        arrive(&mut readings, 0xff_ffff, 3..5, at(3));
-        assert!(readings.is_front_complete());
-        readings.pop_front();
-        assert!(readings.is_front_complete());
+        let mut tracker = ReadTracker::new(2);
+        tracker.begin(Psn::new(0xff_ffff), 5, false, at(0));
+        tracker.begin(Psn::new(0), 1, false, at(0));
+        arrive(&mut tracker, 0xff_ffff, 0..3, at(1));
+        assert_eq!(range_requests(&mut tracker, at(1)), []);
+        arrive(&mut tracker, 0, 0..1, at(2));
+        assert_eq!(range_requests(&mut tracker, at(2)), [(0xff_ffff, 3, 5)]);
+        assert!(!tracker.is_front_complete());
+        arrive(&mut tracker, 0xff_ffff, 3..5, at(3));
+        assert!(tracker.is_front_complete());
+        tracker.pop_front();
+        assert!(tracker.is_front_complete());
     }
 
     #[test]
     fn a_standstill_is_noticed_once_the_read_was_executed_and_patience_doubles() {
-        let mut readings = Readings::new(1);
-        readings.begin(Psn::new(3), 8, false, at(10));
-        assert_eq!(readings.poll_timeout(Psn::new(3), TIMEOUT), None);
-        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(60)));
-        readings.handle_timeout(Psn::new(4), TIMEOUT, at(59));
-        assert_eq!(asks(&mut readings, at(59)), []);
-        readings.handle_timeout(Psn::new(4), TIMEOUT, at(60));
-        assert_eq!(asks(&mut readings, at(60)), [(3, 0, 8)]);
-        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(160)));
-        readings.handle_timeout(Psn::new(4), TIMEOUT, at(160));
-        assert_eq!(asks(&mut readings, at(160)), [(3, 0, 8)]);
-        assert_eq!(readings.poll_timeout(Psn::new(4), TIMEOUT), Some(at(360)));
-        arrive(&mut readings, 3, 0..1, at(170));
-        readings.handle_timeout(Psn::new(4), TIMEOUT, at(210));
-        assert_eq!(asks(&mut readings, at(210)), [(3, 1, 8)]);
+        let mut tracker = ReadTracker::new(1);
+        tracker.begin(Psn::new(3), 8, false, at(10));
+        assert_eq!(tracker.poll_timeout(Psn::new(3), TIMEOUT), None);
+        assert_eq!(tracker.poll_timeout(Psn::new(4), TIMEOUT), Some(at(60)));
+        tracker.handle_timeout(Psn::new(4), TIMEOUT, at(59));
+        assert_eq!(range_requests(&mut tracker, at(59)), []);
+        tracker.handle_timeout(Psn::new(4), TIMEOUT, at(60));
+        assert_eq!(range_requests(&mut tracker, at(60)), [(3, 0, 8)]);
+        assert_eq!(tracker.poll_timeout(Psn::new(4), TIMEOUT), Some(at(160)));
+        tracker.handle_timeout(Psn::new(4), TIMEOUT, at(160));
+        assert_eq!(range_requests(&mut tracker, at(160)), [(3, 0, 8)]);
+        assert_eq!(tracker.poll_timeout(Psn::new(4), TIMEOUT), Some(at(360)));
+        arrive(&mut tracker, 3, 0..1, at(170));
+        tracker.handle_timeout(Psn::new(4), TIMEOUT, at(210));
+        assert_eq!(range_requests(&mut tracker, at(210)), [(3, 1, 8)]);
     }
 
     #[test]
     fn a_stream_that_ran_too_far_ahead_is_asked_for_from_there() {
-        let mut readings = Readings::new(1);
+        let mut tracker = ReadTracker::new(1);
         let total = 1 << 23;
-        readings.begin(Psn::new(0), total, false, at(0));
-        arrive(&mut readings, 0, 1..WINDOW, at(1));
-        assert_eq!(asks(&mut readings, at(1)), [(0, 0, 1)]);
-        assert_eq!(readings.classify(Psn::new(0), WINDOW), Verdict::Beyond);
-        readings.cut(Psn::new(0));
-        arrive(&mut readings, 0, 0..1, at(2));
-        assert_eq!(asks(&mut readings, at(2)), [(0, WINDOW, total)]);
+        tracker.begin(Psn::new(0), total, false, at(0));
+        arrive(&mut tracker, 0, 1..WINDOW, at(1));
+        assert_eq!(range_requests(&mut tracker, at(1)), [(0, 0, 1)]);
+        assert_eq!(tracker.classify(Psn::new(0), WINDOW), Verdict::Beyond);
+        tracker.cut(Psn::new(0));
+        arrive(&mut tracker, 0, 0..1, at(2));
+        assert_eq!(range_requests(&mut tracker, at(2)), [(0, WINDOW, total)]);
     }
 
     /// Every response is accepted exactly once under any order, duplication and loss; and as long as
@@ -533,11 +539,11 @@ mod tests {
             let mut below = move |end: u32| rng.next_u32() % end;
             let reads = 1 + below(5);
             let totals: Vec<u32> = (0..reads).map(|_| 1 + below(400)).collect();
-            let mut readings = Readings::new(reads);
+            let mut tracker = ReadTracker::new(reads);
             let mut missing: Vec<Vec<bool>> = Vec::new();
             let mut stream = Vec::new();
             for (read, &total) in totals.iter().enumerate() {
-                readings.begin(Psn::new(read as u32), total, false, at(0));
+                tracker.begin(Psn::new(read as u32), total, false, at(0));
                 missing.push(alloc::vec![true; total as usize]);
                 stream.extend((0..total).map(|index| (read as u32, index)));
             }
@@ -551,27 +557,27 @@ mod tests {
                         let slot = &mut missing[read as usize][index as usize];
                         let wanted = if *slot { Verdict::New } else { Verdict::Duplicate };
                         let psn = Psn::new(read);
-                        assert_eq!(readings.classify(psn, index), wanted, "seed {seed}");
+                        assert_eq!(tracker.classify(psn, index), wanted, "seed {seed}");
                         if *slot {
-                            readings.accept(psn, index, at(now));
+                            tracker.accept(psn, index, at(now));
                             *slot = false;
                         }
                     }
                 }
                 now += 60;
-                readings.handle_timeout(Psn::new(reads), TIMEOUT, at(now));
-                for (read, first, end) in asks(&mut readings, at(now)) {
+                tracker.handle_timeout(Psn::new(reads), TIMEOUT, at(now));
+                for (read, first, end) in range_requests(&mut tracker, at(now)) {
                     stream.extend((first..end).map(|index| (read, index)));
                 }
-                while readings.is_front_complete() {
-                    readings.pop_front();
-                    let done = reads as usize - readings.len() as usize - 1;
+                while tracker.is_front_complete() {
+                    tracker.pop_front();
+                    let done = reads as usize - tracker.len() as usize - 1;
                     assert!(missing[done].iter().all(|is_missing| !is_missing), "seed {seed}");
                 }
                 rounds += 1;
                 assert!(rounds < 1_000, "seed {seed}: nothing is asked for any more");
             }
-            assert!(readings.is_empty() && readings.missing() == 0, "seed {seed}");
+            assert!(tracker.is_empty() && tracker.missing() == 0, "seed {seed}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! is missing.
 //!
 //! The cursor of [`Requests`] never goes back here; the [`Scoreboard`] (request packets) and the
-//! [`Readings`] (responses) choose the retransmissions.
+//! [`ReadTracker`] (responses) choose the retransmissions.
 //!
 //! Timers, all behind one deadline:
 //! - *verbs*: nothing was received for the local ACK timeout. Only this counts as a retry, so a
@@ -14,7 +14,7 @@
 
 use super::super::SendRecovery;
 use super::arrivals::horizon;
-use super::reads::{Ask, Readings, Verdict};
+use super::reads::{RangeRequest, ReadTracker, Verdict};
 use super::scoreboard::Scoreboard;
 use crate::congestion::rtt::RttEstimator;
 use crate::planted::Bug;
@@ -40,7 +40,7 @@ const MAX_BACKOFF: u32 = 12;
 #[derive(Debug)]
 pub(in crate::qp) struct Selective {
     board: Scoreboard,
-    readings: Readings,
+    reads: ReadTracker,
     /// Most packets in flight.
     window: u32,
     /// The local ACK timeout.
@@ -63,11 +63,11 @@ impl SendRecovery for Selective {
     /// Responses count towards the window, too, or the peer would fill a queue on the path in which
     /// retransmissions have to wait.
     fn may_await(&self) -> bool {
-        self.readings.missing() < self.window.into()
+        self.reads.missing() < self.window.into()
     }
 
     fn missing_responses(&self, _: &Requests, _: &Request) -> u64 {
-        self.readings.missing()
+        self.reads.missing()
     }
 
     /// Packets after a READ or atomic must not be placed before that is executed.
@@ -84,16 +84,16 @@ impl SendRecovery for Selective {
         if !self.is_waiting() {
             self.heard(cx.now);
         }
-        let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.readings.is_full();
+        let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.reads.is_full();
         if request.awaits_response() && !forgets {
             let (psn, is_prompt) = (request.first_psn, request.is_atomic());
-            self.readings.begin(psn, cx.qpc.packets(request.len), is_prompt, cx.now);
+            self.reads.begin(psn, cx.qpc.packets(request.len), is_prompt, cx.now);
         }
         self.board.sent_first(cx.now);
     }
 
     fn has_retransmission(&self) -> bool {
-        self.board.has_lost() || self.readings.may_ask()
+        self.board.has_lost() || self.reads.may_request()
     }
 
     fn poll_retransmission(
@@ -102,25 +102,25 @@ impl SendRecovery for Selective {
         cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
         let lost = self.board.next_lost();
-        let ask = if lost.is_none() { self.readings.next_ask() } else { None };
-        let Some(psn) = lost.or(ask.map(|(psn, _)| psn)) else {
+        let range = if lost.is_none() { self.reads.next_range_request() } else { None };
+        let Some(psn) = lost.or(range.map(|(psn, _)| psn)) else {
             return Ok(());
         };
         let index = requests.index_of(psn).unwrap_or(0);
         let request = &requests.queue[index];
-        let built = match ask {
+        let built = match range {
             None => {
                 let packet = psn.distance_from(request.first_psn) as u32;
                 let ordered = self.is_ordered(requests);
                 let built = request.packet(packet, cx, true);
                 built.map(|(header, len)| (PacketHeaders { ordered, ..header }, len))
             }
-            Some((_, ask)) => ask_again(request, psn, ask, cx),
+            Some((_, range)) => range_request_packet(request, psn, range, cx),
         };
         let (header, len) = built.map_err(|status| Fault { index, status })?;
         match lost {
             Some(psn) => self.board.retransmitted(psn, cx.now),
-            None => self.readings.ask_sent(cx.now),
+            None => self.reads.range_request_sent(cx.now),
         }
         cx.count(|c| &mut c.retransmitted_packets);
         cx.count(|c| &mut c.selective_retransmits);
@@ -191,7 +191,7 @@ impl SendRecovery for Selective {
         let others = [
             self.probe_time(rtt),
             self.board.loss_time(reorder_timeout(rtt)),
-            self.readings.poll_timeout(self.board.una(), self.answer_timeout(rtt)),
+            self.reads.poll_timeout(self.board.una(), self.response_timeout(rtt)),
         ];
         let probe = others.into_iter().flatten().min().map(|at| (at, TimeoutReason::LossProbe));
         let verbs = self.ack_deadline().map(|at| (at, TimeoutReason::AckTimeout));
@@ -207,19 +207,19 @@ impl SendRecovery for Selective {
             requests.spend_retry()?;
             requests.progress.has_timed_out = true;
             cx.count(|c| &mut c.timeouts);
-            self.board.lose_all();
-            self.readings.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
+            self.board.mark_all_lost();
+            self.reads.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
             self.quiet_since = cx.now;
             return Ok(());
         }
         let rtt = &requests.rtt.estimator;
         let lost = self.board.mark_lost(cx.now, reorder_timeout(rtt));
-        cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+        cx.add(lost.into(), |c| &mut c.packets_marked_lost);
         requests.progress.lost += lost;
-        let timeout = self.answer_timeout(rtt);
-        self.readings.handle_timeout(self.board.una(), timeout, cx.now);
+        let timeout = self.response_timeout(rtt);
+        self.reads.handle_timeout(self.board.una(), timeout, cx.now);
         if lost == 0 && self.probe_time(rtt).is_some_and(|at| at <= cx.now) {
-            self.board.lose_latest();
+            self.board.mark_latest_lost();
             self.backoff += 1;
             self.probed_at = cx.now;
             cx.count(|c| &mut c.loss_probes);
@@ -237,7 +237,7 @@ impl Selective {
         Selective {
             board: Scoreboard::new(first_psn, horizon(qpc.peer.window_packets)),
             window: qpc.peer.window_packets,
-            readings: Readings::new(qpc.peer.max_rd_atomic.into()),
+            reads: ReadTracker::new(qpc.peer.max_rd_atomic.into()),
             timeout: ack_timeout(qpc.peer.timeout),
             quiet_since: Time::ZERO,
             backoff: 0,
@@ -246,7 +246,7 @@ impl Selective {
     }
 
     fn is_waiting(&self) -> bool {
-        !self.board.is_empty() || !self.readings.is_empty()
+        !self.board.is_empty() || !self.reads.is_empty()
     }
 
     fn heard(&mut self, now: Time) {
@@ -255,7 +255,7 @@ impl Selective {
     }
 
     /// How long to wait for a READ response before it is requested again.
-    fn answer_timeout(&self, rtt: &RttEstimator) -> Duration {
+    fn response_timeout(&self, rtt: &RttEstimator) -> Duration {
         self.capped(rtt.timeout(LEAST_TIMEOUT).unwrap_or(FIRST_TIMEOUT))
     }
 
@@ -266,7 +266,8 @@ impl Selective {
 
     fn probe_time(&self, rtt: &RttEstimator) -> Option<Time> {
         let since = self.board.latest_sent().unwrap_or(self.quiet_since).max(self.probed_at);
-        let interval = self.capped(self.answer_timeout(rtt) * (1 << self.backoff.min(MAX_BACKOFF)));
+        let interval =
+            self.capped(self.response_timeout(rtt) * (1 << self.backoff.min(MAX_BACKOFF)));
         (!self.board.is_empty()).then_some(since.max(self.quiet_since) + interval)
     }
 
@@ -295,7 +296,7 @@ impl Selective {
             Syndrome::SequenceError => {
                 cx.count(|c| &mut c.seq_naks_received);
                 self.settle(requests, cx, psn, None)?;
-                self.board.lose_one(psn);
+                self.board.mark_one_lost(psn);
                 return Ok(());
             }
             Syndrome::RnrNak { timer } => {
@@ -303,7 +304,7 @@ impl Selective {
                 requests.note_no_credit(aeth);
                 self.settle(requests, cx, psn, None)?;
                 if psn == requests.una && requests.wait_for_receiver(cx, timer)? {
-                    self.board.lose_one(psn);
+                    self.board.mark_one_lost(psn);
                 }
                 return Ok(());
             }
@@ -332,20 +333,20 @@ impl Selective {
         una: Psn,
         sack: Option<&Sack>,
     ) -> Result<(), Fault> {
-        let news = self.board.handle_ack(una, sack, cx.now);
-        if let Some(rtt) = news.rtt {
+        let summary = self.board.handle_ack(una, sack, cx.now);
+        if let Some(rtt) = summary.rtt {
             requests.sample_rtt(rtt);
         }
-        requests.progress.acknowledged += news.delivered;
-        cx.add(news.spurious.into(), |c| &mut c.spurious_retransmits);
+        requests.progress.acknowledged += summary.delivered;
+        cx.add(summary.spurious.into(), |c| &mut c.spurious_retransmits);
         // While more SACKs follow, packets not reported may have arrived.
         if sack.is_none_or(|sack| !sack.more) {
             let lost = self.board.mark_lost(cx.now, reorder_timeout(&requests.rtt.estimator));
-            cx.add(lost.into(), |c| &mut c.packets_judged_lost);
+            cx.add(lost.into(), |c| &mut c.packets_marked_lost);
             requests.progress.lost += lost;
         }
         let una = self.board.una();
-        if news.delivered == 0 && una == requests.una {
+        if summary.delivered == 0 && una == requests.una {
             cx.count(|c| &mut c.duplicate_acks);
             return Ok(());
         }
@@ -367,7 +368,7 @@ impl Selective {
         while let Some(front) = requests.queue.front().filter(|front| self.is_done(requests, front))
         {
             if front.awaits_response() {
-                self.readings.pop_front();
+                self.reads.pop_front();
             }
             requests.complete_front(cx);
         }
@@ -378,7 +379,7 @@ impl Selective {
         match () {
             () if requests.next == 0 => false,
             () if front.is_local() => front.is_executed,
-            () if front.awaits_response() => self.readings.is_front_complete(),
+            () if front.awaits_response() => self.reads.is_front_complete(),
             () => front.last_psn().is_before(requests.una),
         }
     }
@@ -405,7 +406,7 @@ impl Selective {
             return Ok(());
         };
         let number = response.offset / cx.qpc.mtu;
-        match self.readings.classify(psn, number) {
+        match self.reads.classify(psn, number) {
             Verdict::New => {}
             Verdict::Unknown => return Err(bad_response(cx)),
             Verdict::Duplicate => {
@@ -413,7 +414,7 @@ impl Selective {
                 return Ok(());
             }
             Verdict::Beyond => {
-                self.readings.cut(psn);
+                self.reads.cut(psn);
                 return Ok(());
             }
         }
@@ -421,7 +422,7 @@ impl Selective {
             return Err(bad_response(cx));
         }
         requests.place_response(cx, index, response)?;
-        self.readings.accept(psn, number, cx.now);
+        self.reads.accept(psn, number, cx.now);
         self.heard(cx.now);
         requests.restore_retries(cx.qpc);
         self.complete_ready(requests, cx)
@@ -436,17 +437,17 @@ fn reorder_timeout(rtt: &RttEstimator) -> Duration {
 }
 
 /// A request for the missing responses of a READ, or for the result of an atomic.
-fn ask_again(
+fn range_request_packet(
     request: &Request,
     psn: Psn,
-    ask: Ask,
+    range: RangeRequest,
     cx: &mut Scope<'_, '_>,
 ) -> Result<(PacketHeaders, u32), WcStatus> {
     let SendOp::Read { remote_addr, rkey } = request.wr.op else {
         return request.packet(0, cx, true);
     };
-    let offset = ask.first * cx.qpc.mtu;
-    let end = (u64::from(ask.end) * u64::from(cx.qpc.mtu)).min(request.len.into());
+    let offset = range.first * cx.qpc.mtu;
+    let end = (u64::from(range.end) * u64::from(cx.qpc.mtu)).min(request.len.into());
     let addr = remote_addr.wrapping_add(offset.into());
     let reth = Reth { addr, rkey, len: end as u32 - offset };
     let ext = Ext::RethSreth(reth, Sreth { sequence: 0, offset });

@@ -186,12 +186,12 @@ impl ReceiveRecovery for Selective {
         reads.fold(executor.resources.owed_packets(), u32::saturating_add)
     }
 
-    fn has_answer(&self, executor: &Executor) -> bool {
+    fn has_response(&self, executor: &Executor) -> bool {
         !executor.resources.is_empty() || self.owes_read(executor)
     }
 
     /// Lost responses go first.
-    fn poll_answer(
+    fn poll_response(
         &mut self,
         executor: &mut Executor,
         cx: &mut Scope<'_, '_>,
@@ -199,7 +199,7 @@ impl ReceiveRecovery for Selective {
         if let Some(&Job { psn, msn, work: Work::Atomic(Some(value)), .. }) =
             executor.resources.front()
         {
-            executor.emit_atomic_answer(cx, psn, msn, value);
+            executor.emit_atomic_response(cx, psn, msn, value);
             return Ok(());
         }
         while let Some(read) = self.retransmissions.front_mut() {
@@ -413,7 +413,7 @@ impl Selective {
         }
         match self.place_out_of_order(executor, cx, packet) {
             Ok(()) => self.keep_out_of_order(executor, cx, packet),
-            Err(Refused::Fatal(fatal)) if !cx.planted.is(Bug::EarlyKeyFree) => {
+            Err(Refused::Fatal(fatal)) if !cx.planted.is(Bug::OutOfOrderKeyFree) => {
                 executor.refuse_expected(fatal.nak);
                 self.refused = Some(psn);
                 return Err(fatal);
@@ -434,7 +434,7 @@ impl Selective {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) {
-        cx.count(|c| &mut c.early_packets);
+        cx.count(|c| &mut c.out_of_order_packets);
         let (psn, expected, footprint) =
             (packet.headers.bth().psn, executor.expected, Footprint::of(cx.pieces));
         self.forget_overlapping(cx, expected, psn, footprint);
@@ -457,13 +457,16 @@ impl Selective {
         psn: Psn,
         footprint: Footprint,
     ) {
-        if self.arrivals.is_empty() || footprint.low == footprint.high {
+        if self.arrivals.is_empty()
+            || footprint.low == footprint.high
+            || cx.planted.is(Bug::OverlapIgnored)
+        {
             return;
         }
         let conflicts = |kept: &OutOfOrder| kept.footprint.overlaps(footprint);
         let forgotten = self.arrivals.forget_after(expected, psn, conflicts);
         self.has_forgotten |= forgotten > 0;
-        cx.add(forgotten.into(), |c| &mut c.early_packets_forgotten);
+        cx.add(forgotten.into(), |c| &mut c.out_of_order_packets_discarded);
     }
 
     /// Makes the next acknowledgement report the packet `about`.
@@ -513,7 +516,7 @@ impl Selective {
         let psn = headers.bth().psn;
         match *headers.ext() {
             Ext::AtomicEth(atomic) => {
-                executor.answer_atomic_again(cx, headers, &atomic);
+                executor.resend_atomic_response(cx, headers, &atomic);
                 self.request_sack(executor, psn);
             }
             Ext::RethSreth(reth, Sreth { offset, .. }) => {

@@ -63,7 +63,7 @@ const UNUSED: Packet = Packet {
 
 /// The result of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct AckSummary {
     /// Packets newly known to have arrived.
     pub(crate) delivered: u32,
     /// The round-trip time of the latest of them that was sent only once.
@@ -95,7 +95,7 @@ pub(crate) struct Scoreboard {
     reorder_packets: u32,
     /// The latest round-trip time of a packet that was sent only once.
     recent_rtt: Option<Duration>,
-    least_rtt: Option<Duration>,
+    min_rtt: Option<Duration>,
 }
 
 impl Scoreboard {
@@ -116,7 +116,7 @@ impl Scoreboard {
             serial: None,
             reorder_packets: REORDER_PACKETS,
             recent_rtt: None,
-            least_rtt: None,
+            min_rtt: None,
         }
     }
 
@@ -228,22 +228,22 @@ impl Scoreboard {
     // ---- acknowledgements ----------------------------------------------------------------------
 
     /// Everything before `una` has arrived, and of the packets after that those in `sack`.
-    pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> News {
-        let mut tally = Tally { now, news: News::default(), timed: None };
+    pub(crate) fn handle_ack(&mut self, una: Psn, sack: Option<&Sack>, now: Time) -> AckSummary {
+        let mut tally = Tally { now, summary: AckSummary::default(), timed: None };
         self.acknowledge(una, &mut tally);
         if let Some(sack) = sack.filter(|sack| self.is_latest(sack.serial)) {
             self.serial = Some(sack.serial);
             self.take_bits(sack, &mut tally);
         }
         self.take_back_first();
-        if let Some(rtt) = tally.news.rtt {
+        if let Some(rtt) = tally.summary.rtt {
             self.recent_rtt = Some(rtt);
-            self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
+            self.min_rtt = Some(self.min_rtt.map_or(rtt, |least| least.min(rtt)));
         }
-        if tally.news.reordered > 0 {
+        if tally.summary.reordered > 0 {
             self.reorder_packets = (self.reorder_packets * 2).min(MAX_REORDER_PACKETS);
         }
-        tally.news
+        tally.summary
     }
 
     fn is_latest(&self, serial: u32) -> bool {
@@ -286,7 +286,7 @@ impl Scoreboard {
     /// marked by order, an earlier transmission may still have been queued in the network; queues grow
     /// and shrink, but not by much within a round trip. If it was overdue, that one is long gone.
     fn is_too_soon(&self, packet: &Packet, now: Time) -> bool {
-        let usual = if packet.marked_by_order { self.recent_rtt } else { self.least_rtt };
+        let usual = if packet.marked_by_order { self.recent_rtt } else { self.min_rtt };
         let usual = usual.map_or(0, |rtt| rtt.as_nanos());
         packet.is_retransmitted && (now - packet.sent_at).as_nanos() < usual - usual / 8
     }
@@ -368,14 +368,14 @@ impl Scoreboard {
     }
 
     /// Marks everything in flight lost.
-    pub(crate) fn lose_all(&mut self) {
+    pub(crate) fn mark_all_lost(&mut self) {
         while self.oldest != NONE {
             self.lose(self.oldest);
         }
     }
 
     /// Marks `psn` lost: the receiver was not ready for it.
-    pub(crate) fn lose_one(&mut self, psn: Psn) {
+    pub(crate) fn mark_one_lost(&mut self, psn: Psn) {
         let slot = self.slot(psn);
         if !self.contains(psn) {
             return;
@@ -388,7 +388,7 @@ impl Scoreboard {
     }
 
     /// Marks the packet in flight that was sent last: retransmitted, it requests a SACK of everything.
-    pub(crate) fn lose_latest(&mut self) {
+    pub(crate) fn mark_latest_lost(&mut self) {
         if self.latest != NONE {
             self.lose(self.latest);
         }
@@ -403,7 +403,7 @@ impl Scoreboard {
 /// Findings while an acknowledgement is processed.
 struct Tally {
     now: Time,
-    news: News,
+    summary: AckSummary,
     /// Transmission number of the packet that the RTT sample is from.
     timed: Option<u64>,
 }
@@ -411,16 +411,16 @@ struct Tally {
 impl Tally {
     /// `is_late`: an earlier transmission arrived, not the latest.
     fn count(&mut self, packet: &Packet, is_late: bool) {
-        self.news.delivered += 1;
-        self.news.spurious += u32::from(is_late);
-        self.news.reordered += u32::from(is_late && packet.marked_by_order);
+        self.summary.delivered += 1;
+        self.summary.spurious += u32::from(is_late);
+        self.summary.reordered += u32::from(is_late && packet.marked_by_order);
         let rtt = self.now - packet.sent_at;
         if is_late || packet.is_retransmitted {
             return;
         }
         if self.timed.is_none_or(|order| order < packet.order) {
             self.timed = Some(packet.order);
-            self.news.rtt = Some(rtt);
+            self.summary.rtt = Some(rtt);
         }
     }
 }
@@ -450,8 +450,8 @@ mod tests {
     #[test]
     fn a_hole_is_lost_after_three_later_transmissions() {
         let mut board = sent(0, 10);
-        let news = board.handle_ack(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
-        assert_eq!((news.delivered, news.rtt), (4, Some(Duration::from_micros(26))));
+        let summary = board.handle_ack(Psn::new(2), Some(&sack(1, 2, 0b110)), at(30));
+        assert_eq!((summary.delivered, summary.rtt), (4, Some(Duration::from_micros(26))));
         assert_eq!(board.mark_lost(at(30), REORDER_TIMEOUT), 0);
         board.handle_ack(Psn::new(2), Some(&sack(2, 2, 0b1110)), at(31));
         assert_eq!(board.mark_lost(at(31), REORDER_TIMEOUT), 1);
@@ -492,16 +492,16 @@ mod tests {
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b1000)), at(30));
         assert_eq!(board.mark_lost(at(30), REORDER_TIMEOUT), 1);
         // The packet arrives without having been retransmitted.
-        let news = board.handle_ack(Psn::new(1), None, at(31));
-        assert_eq!((news.spurious, news.rtt), (1, None));
+        let summary = board.handle_ack(Psn::new(1), None, at(31));
+        assert_eq!((summary.spurious, summary.rtt), (1, None));
         board.handle_ack(Psn::new(1), Some(&sack(2, 1, 0b1_0000)), at(32));
         assert_eq!(board.mark_lost(at(32), REORDER_TIMEOUT), 0);
         // A retransmission acknowledged faster than any packet before was spurious, too.
         board.handle_ack(Psn::new(1), Some(&sack(3, 1, 0b100_0000)), at(33));
         assert_eq!(board.mark_lost(at(33), REORDER_TIMEOUT), 1);
         board.retransmitted(Psn::new(1), at(34));
-        let news = board.handle_ack(Psn::new(2), None, at(35));
-        assert_eq!((news.spurious, news.rtt), (1, None));
+        let summary = board.handle_ack(Psn::new(2), None, at(35));
+        assert_eq!((summary.spurious, summary.rtt), (1, None));
     }
 
     #[test]
@@ -524,11 +524,11 @@ mod tests {
     fn everything_can_be_given_up_for_lost() {
         let mut board = sent(100, 4);
         board.handle_ack(Psn::new(100), Some(&sack(1, 100, 0b10)), at(5));
-        board.lose_latest();
+        board.mark_latest_lost();
         assert_eq!(board.next_lost(), Some(Psn::new(103)));
-        board.lose_one(Psn::new(101));
+        board.mark_one_lost(Psn::new(101));
         assert_eq!(board.next_lost(), Some(Psn::new(101)));
-        board.lose_all();
+        board.mark_all_lost();
         assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
         assert_eq!((board.latest_sent(), board.loss_time(REORDER_TIMEOUT)), (None, None));
         board.handle_ack(Psn::new(104), None, at(6));
@@ -554,7 +554,7 @@ mod tests {
         newest: Option<(u64, Time)>,
         serial: u32,
         recent_rtt: Duration,
-        least_rtt: Option<Duration>,
+        min_rtt: Option<Duration>,
         /// Transmission number and round-trip time of the sample of this acknowledgement.
         sample: Option<(u64, Duration)>,
     }
@@ -569,7 +569,7 @@ mod tests {
                 newest: None,
                 serial: 0,
                 recent_rtt: Duration::ZERO,
-                least_rtt: None,
+                min_rtt: None,
                 sample: None,
             }
         }
@@ -584,7 +584,7 @@ mod tests {
             let rtt = now - packet.sent_at;
             let usual = match packet.marked_by_order {
                 true => self.recent_rtt.as_nanos(),
-                false => self.least_rtt.unwrap_or_default().as_nanos(),
+                false => self.min_rtt.unwrap_or_default().as_nanos(),
             };
             let least = usual - usual / 8;
             if was_lost || (packet.is_retransmitted && rtt.as_nanos() < least) {
@@ -605,7 +605,7 @@ mod tests {
             }
             if let Some((_, rtt)) = self.sample {
                 self.recent_rtt = rtt;
-                self.least_rtt = Some(self.least_rtt.map_or(rtt, |least| least.min(rtt)));
+                self.min_rtt = Some(self.min_rtt.map_or(rtt, |least| least.min(rtt)));
             }
             if let Some(packet) = self.packets.get_mut(self.una)
                 && packet.state == State::Delivered
