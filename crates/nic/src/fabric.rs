@@ -62,9 +62,7 @@ pub trait Fabric {
     fn prepare_sleep(&mut self) -> bool;
 
     /// The next trouble of the device since the last call.
-    fn poll_trouble(&mut self) -> Option<Trouble> {
-        None
-    }
+    fn poll_trouble(&mut self) -> Option<Trouble>;
 
     /// The address at which peers reach this device.
     fn local(&self) -> SocketAddr;
@@ -146,6 +144,10 @@ impl Fabric for Software {
 
     fn prepare_sleep(&mut self) -> bool {
         true
+    }
+
+    fn poll_trouble(&mut self) -> Option<Trouble> {
+        None
     }
 
     fn local(&self) -> SocketAddr {
