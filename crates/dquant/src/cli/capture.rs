@@ -41,7 +41,7 @@ enum Verb {
 /// Decode every RoCEv2 packet, verify its ICRC, encode it again and compare
 ///
 /// Counts packets by opcode and lists every difference with the packet's number as Wireshark
-/// counts. Ends with 1 when there is any, or when the file breaks off. Reads classic pcap of
+/// counts. Ends with 1 when there is any, or when the file is truncated. Reads classic pcap of
 /// Ethernet, raw IP and Linux cooked links.
 #[derive(Debug, Args)]
 #[command(

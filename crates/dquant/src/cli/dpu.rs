@@ -40,7 +40,7 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     control: String,
 
-    /// Registered memory for blocks on their way
+    /// Registered memory for blocks in flight
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = units::size_bytes)]
     memory: u64,
 

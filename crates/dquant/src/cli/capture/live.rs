@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
     verbatim_doc_comment,
     after_help = "\
 tshark knows RoCE by port 4791, and has to be told of the ports between processes of one machine
-that cannot share it; its guess that every SEND carries RPC is wrong, and off.
+that cannot share it. Disable its RPC-over-RDMA heuristic, which misreads every SEND.
 
 Examples:
   dquant capture live --interface any -o run.pcap

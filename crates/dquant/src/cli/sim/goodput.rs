@@ -51,7 +51,7 @@ pub(super) struct GoodputCommand {
     #[arg(long, default_value = "20ms", value_parser = units::duration)]
     duration: Duration,
 
-    /// Source of chance
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

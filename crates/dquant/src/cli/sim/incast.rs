@@ -53,7 +53,7 @@ pub(super) struct IncastCommand {
     #[arg(long)]
     no_long_flow: bool,
 
-    /// Source of chance
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
