@@ -86,7 +86,10 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
-    /// RDMA device of a libibverbs to use instead of the software device
+    /// Run on this RDMA device (`ibv_devices` lists them)
+    ///
+    /// Its library is found like any shared library, or by --verbs-library. On one machine, this
+    /// daemon and one without --device need different addresses: give that one --roce.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"])]
     device: Option<String>,
 

@@ -14,9 +14,10 @@ use engine::control::CONTROL_PORT;
 use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
 
-/// Show the state and the counters of a storage target or a DPU.
+/// Show the state and the counters of a storage target or a DPU
 ///
-/// Counters at zero are omitted; --json includes them.
+/// Counters at zero are omitted; --json includes them. A daemon that was started with --device has
+/// no roce.* and udp.* counters; on the library of dquant, `dquant explain PID` shows them.
 ///
 /// Times of the engine (engine.longest_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]
@@ -73,7 +74,12 @@ impl Report for DaemonStatus {
 impl fmt::Display for DaemonStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DaemonStatus { role, version, control, roce, sessions, .. } = self;
-        writeln!(f, "{role} {version}: control {control}, RoCE {roce}, {sessions} open")?;
+        let what = if role == "dpu" { "stream" } else { "session" };
+        let plural = if *sessions == 1 { "" } else { "s" };
+        writeln!(
+            f,
+            "{role} {version}: control {control}, RoCE {roce}, {sessions} {what}{plural}"
+        )?;
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (user, system) = (seconds(self.cpu_user_ns), seconds(self.cpu_system_ns));
         writeln!(f, "  CPU          {user:.2} s user, {system:.2} s system")?;

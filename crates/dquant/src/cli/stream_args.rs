@@ -49,6 +49,9 @@ pub(super) struct StreamArgs {
     slot_size: u64,
 
     /// Without offload: address of this process's RoCE endpoint
+    ///
+    /// A target that was started with --device reaches only port 4791: give this process an
+    /// address of its own, whose port is then 4791.
     #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
