@@ -14,7 +14,7 @@ use roce::wire::capture::{self, CaptureError, CaptureReport};
 use serde::Serialize;
 
 use super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, INPUT_HINT};
 use crate::units::Bytes;
 
 /// The largest capture that is read; a check holds the whole file in memory.
@@ -87,7 +87,7 @@ impl Check {
 
 fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     let unreadable = |error: std::io::Error| {
-        CliError::because(format_args!("cannot read {}", path.display()), &error)
+        CliError::because(format_args!("cannot read {}", path.display()), &error).hint(INPUT_HINT)
     };
     let too_long = |what| {
         let (path, most) = (path.display(), Bytes(MAX_CAPTURE_BYTES));

@@ -65,7 +65,9 @@ fn explain(error: InspectError) -> CliError {
         InspectError::Dataset { source: DatasetError::Ragged { .. }, .. } => {
             "the file is of another type, or incomplete"
         }
-        InspectError::Dataset { .. } => "the file is damaged or incomplete: write it again",
+        InspectError::Dataset { .. } => {
+            "token files are flat, .npy of integers, or Megatron .bin + .idx; this one may be incomplete"
+        }
         InspectError::Io { .. } | InspectError::NotAFile { .. } => INPUT_HINT,
     };
     CliError::usage(&error).caused_by(&error).hint(hint)

@@ -76,10 +76,7 @@ impl fmt::Display for DaemonStatus {
         let DaemonStatus { role, version, control, roce, sessions, .. } = self;
         let what = if role == "dpu" { "stream" } else { "session" };
         let plural = if *sessions == 1 { "" } else { "s" };
-        writeln!(
-            f,
-            "{role} {version}: control {control}, RoCE {roce}, {sessions} {what}{plural}"
-        )?;
+        writeln!(f, "{role} {version}: control {control}, RoCE {roce}, {sessions} {what}{plural}")?;
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (user, system) = (seconds(self.cpu_user_ns), seconds(self.cpu_system_ns));
         writeln!(f, "  CPU          {user:.2} s user, {system:.2} s system")?;

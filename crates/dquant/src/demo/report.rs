@@ -281,7 +281,10 @@ impl fmt::Display for Summary {
         table(f, &columns)?;
         let Figures { stream_hash, stream_hash_batches, .. } = &self.figures;
         if columns.iter().any(|run| run.verified_batches > run.batches) {
-            writeln!(f, "batches: delivered since the clock started; verified ones include the warm-up")?;
+            writeln!(
+                f,
+                "batches: delivered since the clock started; verified ones include the warm-up"
+            )?;
         }
         writeln!(f)?;
         if *stream_hash_batches > 0 {
