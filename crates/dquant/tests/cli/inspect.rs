@@ -105,7 +105,7 @@ fn either_half_of_a_megatron_pair_will_do() {
     folder.write("b.idx", megatron_index(&[2, 3]));
     folder.run(&["inspect", "b.idx"]).failed(2, "b.bin", "exists");
     folder.write("b.bin", u16s(&[1, 2, 3, 4]));
-    folder.run(&["inspect", "b.bin"]).failed(2, "b.idx", "exists");
+    folder.run(&["inspect", "b.bin"]).failed(2, "b.idx", "incomplete");
 }
 
 #[test]
