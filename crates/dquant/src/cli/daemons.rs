@@ -90,7 +90,7 @@ pub(super) struct WireArgs {
     ///
     /// Its library is found like any shared library, or by --verbs-library. On one machine, this
     /// daemon and one without --device need different addresses: give that one --roce.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"], verbatim_doc_comment)]
     device: Option<String>,
 
     /// The libibverbs that has the device

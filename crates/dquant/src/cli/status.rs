@@ -21,11 +21,14 @@ use engine::control::status::daemon_status;
 ///
 /// Times of the engine (engine.longest_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   dquant status --token-file token
   dquant status --control 10.0.0.5:4790
-  dquant status --control 127.0.0.1:4792 --json | jq '.counters[\"dpu.memory_free_bytes\"]'")]
+  dquant status --control 127.0.0.1:4792 --json | jq '.counters[\"dpu.memory_free_bytes\"]'"
+)]
 pub(super) struct StatusCommand {
     /// Control address of the daemon
     #[arg(long, value_name = "HOST[:PORT]", default_value_t = format!("127.0.0.1:{CONTROL_PORT}"))]

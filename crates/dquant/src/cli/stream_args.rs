@@ -52,7 +52,7 @@ pub(super) struct StreamArgs {
     ///
     /// A target that was started with --device reaches only port 4791: give this process an
     /// address of its own, whose port is then 4791.
-    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
+    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address, verbatim_doc_comment)]
     roce: Option<SocketAddr>,
 
     /// Without offload: registered memory
