@@ -471,8 +471,7 @@ fn send_burst<W: Wire, M: Memory>(
     let sent = frames.len();
     if sent > 0 {
         wire.send(now, &frames, memory);
-        drop(frames);
-        endpoint.end_grant();
     }
+    endpoint.end_grant();
     sent
 }
