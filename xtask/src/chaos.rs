@@ -10,18 +10,18 @@ use crate::workspace::cargo;
 
 pub(crate) const COMMAND: Command = Command {
     name: "chaos",
-    summary: "Thousands of seeds of the simulation, and every planted mistake found",
+    summary: "Thousands of seeds of the simulation, and every planted bug found",
     help: "\
 Usage: cargo xtask chaos [--seeds FIRST..END]
 
 Runs the transport in virtual time through these seeds: random programs, random faults, every completion and byte
-checked. Then plants known mistakes one at a time and counts the seeds until each is found. docs/simulation.md says what
+checked. Then plants known bugs one at a time and counts the seeds until each is found. docs/simulation.md says what
 is checked. A seed that fails is printed with the command that replays it.
 
 Options:
   --seeds FIRST..END   seeds of the first part [default: 0..4000]
 
-Exit code: 0 nothing found and every mistake found, 1 otherwise, 2 usage or environment.
+Exit code: 0 nothing found and every planted bug found, 1 otherwise, 2 usage or environment.
 
 Examples:
   cargo xtask chaos                       about two minutes

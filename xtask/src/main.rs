@@ -15,6 +15,7 @@ mod floors;
 mod fuzz;
 mod layers;
 mod miri;
+mod names;
 mod no_os;
 mod scan;
 mod shell;

@@ -12,7 +12,7 @@ use crate::workspace::{self, root};
 
 pub(crate) const COMMAND: Command = Command {
     name: "miri",
-    summary: "Undefined behaviour, looked for by interpreting what needs no operating system",
+    summary: "Runs tests under Miri",
     help: "\
 Usage: cargo xtask miri [PART…]
 

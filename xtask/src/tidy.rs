@@ -1,4 +1,4 @@
-//! House rules that the compiler does not check: module headers, no stray words.
+//! House rules that the compiler does not check: module headers, no stray words, names in documents.
 //!
 //! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
 //! clippy can check is left to them.
@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::check::Outcome;
+use crate::names::Names;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
 
@@ -28,7 +29,7 @@ const STRAY_WORDS: &[(&str, &str)] = &[
 ];
 
 pub(crate) fn check() -> Result<Outcome, Failure> {
-    let mut complaints = Vec::new();
+    let (mut complaints, mut names, mut documents) = (Vec::new(), Names::default(), Vec::new());
     for path in workspace::files()? {
         let Some(extension) = path.extension().and_then(|name| name.to_str()) else {
             continue;
@@ -41,7 +42,13 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
             continue;
         };
         complaints.extend(judge(&path, extension, &text));
+        match extension {
+            "rs" | "py" => names.add(&text),
+            "md" if quotes_sources(&path) => documents.push((path, text)),
+            _ => {}
+        }
     }
+    complaints.extend(documents.iter().flat_map(|(path, text)| names.missing(path, text)));
     for complaint in &complaints {
         eprintln!("    {complaint}");
     }
@@ -49,6 +56,11 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
         0 => Ok(Outcome::Passed),
         n => Err(Failure::check(format!("{n} breaches of the house rules"))),
     }
+}
+
+/// Whether the document is about the sources as they are, unlike a change log.
+fn quotes_sources(path: &Path) -> bool {
+    path.starts_with("docs") || path == "SECURITY.md" || path == "ARCHITECTURE.md"
 }
 
 fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {

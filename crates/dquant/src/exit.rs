@@ -153,6 +153,12 @@ fn exit_of(error: &client::Error) -> Exit {
     }
 }
 
+/// What helps when an output cannot be written.
+pub(crate) const OUTPUT_HINT: &str = "name a file in a folder that exists and is writable";
+
+/// What helps when an input cannot be read.
+pub(crate) const INPUT_HINT: &str = "name a file that exists and that this user may read";
+
 const START_AGAIN: &str = "start it again and open the stream at the batch you need";
 
 /// What helps against an error of the client library, in terms of the command line.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
+use nic::loaded::LoadError;
 use prost::Message;
 use roce::verbs::WcStatus;
 use roce::wire::ROCE_PORT;
@@ -216,6 +217,12 @@ pub fn engine_error(error: EngineError) -> Error {
         EngineError::Limit { what: "streams", .. } => {
             usage.hint("close another stream, or start a second `dquant dpu` on another socket")
         }
+        EngineError::Load { source: LoadError::NoDevice { .. }, .. } => {
+            usage.hint("name one of its devices, or another library with --verbs-library")
+        }
+        EngineError::Load { .. } => usage.hint(
+            "name dquant's library: `--verbs-library PATH/libibverbs.so`, or `dquant run -- dquant serve …`",
+        ),
         EngineError::Udp(error) => match error.hint() {
             Some(hint) => usage.hint(hint),
             None => usage,

@@ -2,7 +2,7 @@
 //!
 //! A [`Wire`] carries whole RoCE packets: it handles IP, UDP and the ICRC, because the ICRC covers IP
 //! fields that only the wire has. A [`Memory`] turns the addresses in work requests into bytes.
-//! [`drain`] is the only code that uses both (C1): real drivers and simulated ones call it, so even the
+//! [`turn`] is the only code that uses both (C1): real drivers and simulated ones call it, so even the
 //! order of calls is shared.
 
 use alloc::vec::Vec;

@@ -35,7 +35,7 @@ pub struct GoodputConfig {
     pub warm_up: Duration,
     /// Time measured.
     pub span: Duration,
-    /// Source of chance.
+    /// Random seed.
     pub seed: u64,
 }
 

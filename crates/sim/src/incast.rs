@@ -36,7 +36,7 @@ pub struct IncastConfig {
     pub settle: Duration,
     /// How long shares are compared.
     pub span: Duration,
-    /// Source of chance.
+    /// Random seed.
     pub seed: u64,
 }
 

@@ -14,7 +14,7 @@ use roce::wire::capture::{self, CaptureError, CaptureReport};
 use serde::Serialize;
 
 use super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, INPUT_HINT};
 use crate::units::Bytes;
 
 /// The largest capture that is read; a check holds the whole file in memory.
@@ -41,7 +41,7 @@ enum Verb {
 /// Decode every RoCEv2 packet, verify its ICRC, encode it again and compare
 ///
 /// Counts packets by opcode and lists every difference with the packet's number as Wireshark
-/// counts. Ends with 1 when there is any, or when the file breaks off. Reads classic pcap of
+/// counts. Ends with 1 when there is any, or when the file is truncated. Reads classic pcap of
 /// Ethernet, raw IP and Linux cooked links.
 #[derive(Debug, Args)]
 #[command(
@@ -87,7 +87,7 @@ impl Check {
 
 fn read(path: &Path) -> Result<Vec<u8>, CliError> {
     let unreadable = |error: std::io::Error| {
-        CliError::because(format_args!("cannot read {}", path.display()), &error)
+        CliError::because(format_args!("cannot read {}", path.display()), &error).hint(INPUT_HINT)
     };
     let too_long = |what| {
         let (path, most) = (path.display(), Bytes(MAX_CAPTURE_BYTES));

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::daemons::span;
 use super::stream_args::StreamArgs;
 use super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, OUTPUT_HINT};
 use client::{Options, Stream};
 
 /// How often `--wait` checks whether the daemons are there.
@@ -116,7 +116,7 @@ impl Cat {
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {
-                let failed = |error: io::Error| CliError::because(path.display(), &error);
+                let failed = |error: io::Error| unwritable(path, &error);
                 copy(&mut stream, &mut LateFile { path, file: None }, failed)?
             }
             None => {
@@ -146,6 +146,14 @@ impl Cat {
                 opened => return opened,
             }
         }
+    }
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> CliError {
+    let failed = CliError::because(format_args!("cannot write {}", path.display()), error);
+    match error.kind() {
+        io::ErrorKind::StorageFull => failed.hint("free some space, or choose another --output"),
+        _ => failed.hint(OUTPUT_HINT),
     }
 }
 

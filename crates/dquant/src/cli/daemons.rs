@@ -86,8 +86,11 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
     roce: Option<SocketAddr>,
 
-    /// RDMA device of a libibverbs to use instead of the software device
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"])]
+    /// Run on this RDMA device (`ibv_devices` lists them)
+    ///
+    /// Its library is found like any shared library, or by --verbs-library. On one machine, this
+    /// daemon and one without --device need different addresses: give that one --roce.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["roce", "loss"], verbatim_doc_comment)]
     device: Option<String>,
 
     /// The libibverbs that has the device

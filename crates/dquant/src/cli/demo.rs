@@ -69,7 +69,7 @@ pub(super) struct Demo {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
     seconds: Duration,
 
-    /// Deliver exactly so many batches instead
+    /// Deliver exactly this many batches instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
 

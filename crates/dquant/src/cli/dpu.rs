@@ -25,7 +25,8 @@ Examples:
   dquant dpu --roce 10.0.0.7:4791 --token-file token
   dquant dpu --roce 127.0.0.2:4791 --token-file token    beside a target on this machine
   dquant dpu --socket /run/dquant/dpu.sock --roce 10.0.0.7:4791 --memory 256MiB
-  dquant dpu --control 127.0.0.1:0 --json                any free port for the control plane"
+  dquant dpu --control 127.0.0.1:0 --json                any free port for the control plane
+  dquant run -- dquant dpu --device dq_eth0 --token-file token    on a device of dquant's libibverbs"
 )]
 pub(super) struct DpuCommand {
     /// Local socket [default: $XDG_RUNTIME_DIR/dquant-dpu.sock]
@@ -40,7 +41,7 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     control: String,
 
-    /// Registered memory for blocks on their way
+    /// Registered memory for blocks in flight
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = units::size_bytes)]
     memory: u64,
 

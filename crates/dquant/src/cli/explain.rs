@@ -24,9 +24,9 @@ use document::Document;
 ///
 /// For programs started with `dquant run`: which path their packets take and why, every queue pair
 /// with state, peer, packet numbers, timers and counters, and the last error with packet, peer and
-/// cause. Without PID it lists the programs that can be asked: those of this user (all for root) in
-/// this network namespace. A program that has ended cannot be asked any more. The daemons of dquant
-/// itself answer `dquant status`.
+/// cause. Without PID it lists the programs that can be queried: those of this user (all for root)
+/// in this network namespace. A program that has ended cannot be queried any more. The daemons of
+/// dquant answer `dquant status`; those started with --device on this library appear here too.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -10,7 +10,7 @@ use xio::dataset::{DatasetError, Dtype, Format};
 use xio::kernel::Scan;
 
 use super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, INPUT_HINT};
 use crate::inspect::{InspectError, TokenSource};
 use crate::units::{Bytes, Count};
 
@@ -65,9 +65,12 @@ fn explain(error: InspectError) -> CliError {
         InspectError::Dataset { source: DatasetError::Ragged { .. }, .. } => {
             "the file is of another type, or incomplete"
         }
-        _ => return CliError::from_cause(error),
+        InspectError::Dataset { .. } => {
+            "token files are flat, .npy of integers, or Megatron .bin + .idx; this one may be incomplete"
+        }
+        InspectError::Io { .. } | InspectError::NotAFile { .. } => INPUT_HINT,
     };
-    CliError::usage(&error).hint(hint)
+    CliError::usage(&error).caused_by(&error).hint(hint)
 }
 
 /// The result: what the file holds.

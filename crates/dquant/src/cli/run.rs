@@ -24,7 +24,7 @@ use nic::interfaces::interfaces;
 use rustix::fs::{Access, access};
 
 use super::Console;
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
 /// Path of the library, if not beside this program.
 const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
@@ -144,7 +144,7 @@ fn devices(list: &str) -> Result<String, CliError> {
 /// The file as an absolute path, in a folder that can be written.
 fn capture(file: &Path) -> Result<PathBuf, CliError> {
     let unwritable = |error: io::Error| {
-        CliError::because(format_args!("cannot write {}", file.display()), &error)
+        CliError::because(format_args!("cannot write {}", file.display()), &error).hint(OUTPUT_HINT)
     };
     let path = std::path::absolute(file).map_err(unwritable)?;
     let folder = path.parent().unwrap_or(Path::new("/"));

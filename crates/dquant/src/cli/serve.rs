@@ -22,7 +22,8 @@ use engine::daemon::{self, ServeConfig};
 Examples:
   dquant serve --root /data/tokens --token-file token
   dquant serve --root /data --control 10.0.0.5:4790 --token-file token
-  dquant serve --root . --io buffered --json     read through the page cache"
+  dquant serve --root . --io buffered --json     read through the page cache
+  dquant serve --root /data --control 10.0.0.5 --device mlx5_0 --token-file token    on an adapter"
 )]
 pub(super) struct Serve {
     /// Folder to export; may be given more than once

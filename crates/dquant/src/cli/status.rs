@@ -14,17 +14,21 @@ use engine::control::CONTROL_PORT;
 use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
 
-/// Show the state and the counters of a storage target or a DPU.
+/// Show the state and the counters of a storage target or a DPU
 ///
-/// Counters at zero are omitted; --json includes them.
+/// Counters at zero are omitted; --json includes them. A daemon that was started with --device has
+/// no roce.* and udp.* counters; on the library of dquant, `dquant explain PID` shows them.
 ///
 /// Times of the engine (engine.longest_us.*) are wall time: the scheduler's share is in them.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   dquant status --token-file token
   dquant status --control 10.0.0.5:4790
-  dquant status --control 127.0.0.1:4792 --json | jq '.counters[\"dpu.memory_free_bytes\"]'")]
+  dquant status --control 127.0.0.1:4792 --json | jq '.counters[\"dpu.memory_free_bytes\"]'"
+)]
 pub(super) struct StatusCommand {
     /// Control address of the daemon
     #[arg(long, value_name = "HOST[:PORT]", default_value_t = format!("127.0.0.1:{CONTROL_PORT}"))]
@@ -73,7 +77,9 @@ impl Report for DaemonStatus {
 impl fmt::Display for DaemonStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DaemonStatus { role, version, control, roce, sessions, .. } = self;
-        writeln!(f, "{role} {version}: control {control}, RoCE {roce}, {sessions} open")?;
+        let what = if role == "dpu" { "stream" } else { "session" };
+        let plural = if *sessions == 1 { "" } else { "s" };
+        writeln!(f, "{role} {version}: control {control}, RoCE {roce}, {sessions} {what}{plural}")?;
         let seconds = |ns: u64| ns as f64 / 1e9;
         let (user, system) = (seconds(self.cpu_user_ns), seconds(self.cpu_system_ns));
         writeln!(f, "  CPU          {user:.2} s user, {system:.2} s system")?;

@@ -49,7 +49,10 @@ pub(super) struct StreamArgs {
     slot_size: u64,
 
     /// Without offload: address of this process's RoCE endpoint
-    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address)]
+    ///
+    /// A target that was started with --device reaches only port 4791: give this process an
+    /// address of its own, whose port is then 4791.
+    #[arg(long, value_name = "IP[:PORT]", value_parser = roce_address, verbatim_doc_comment)]
     roce: Option<SocketAddr>,
 
     /// Without offload: registered memory

@@ -155,7 +155,15 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::Io { action: "create", .. } => CliError::usage(&error)
             .caused_by(&error)
             .hint("the folder of the output must exist and be writable"),
-        _ => CliError::usage(&error).caused_by(&error),
+        TokenizeError::Io { action: "write", .. } => {
+            CliError::usage(&error).caused_by(&error).hint("is there space on the output's disk?")
+        }
+        TokenizeError::Io { .. } | TokenizeError::NotAFile { .. } => CliError::usage(&error)
+            .caused_by(&error)
+            .hint("name files and folders that exist and that this user may read"),
+        TokenizeError::Encoding { .. } | TokenizeError::EncoderStopped { .. } => {
+            CliError::usage(&error).hint("this is a bug: report it with the command line")
+        }
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Config {
     pub verify: Verify,
     /// Length of the measured part.
     pub seconds: Duration,
-    /// Deliver exactly so many batches instead of running for a time.
+    /// Deliver exactly this many batches instead of running for a time.
     pub batches: Option<u64>,
     /// Seed of corpora, order and losses.
     pub seed: u64,

@@ -280,6 +280,12 @@ impl fmt::Display for Summary {
             [&self.figures].into_iter().chain(&self.without_offload).collect();
         table(f, &columns)?;
         let Figures { stream_hash, stream_hash_batches, .. } = &self.figures;
+        if columns.iter().any(|run| run.verified_batches > run.batches) {
+            writeln!(
+                f,
+                "batches: delivered since the clock started; verified ones include the warm-up"
+            )?;
+        }
         writeln!(f)?;
         if *stream_hash_batches > 0 {
             writeln!(f, "hash of the first {stream_hash_batches} batches: {stream_hash}")?;

@@ -228,7 +228,7 @@ fn a_live_capture_says_what_it_cannot_do() {
     folder.run(&args).failed(2, "there is no interface nowhere", "lo");
     if PacketTap::open(None).is_ok() {
         let args = ["capture", "live", "--interface", "lo", "-o", "no/such/folder.pcap"];
-        folder.run(&args).failed(2, "cannot write no/such/folder.pcap", "");
+        folder.run(&args).failed(2, "cannot write no/such/folder.pcap", "writable");
     } else {
         let args = ["capture", "live", "--interface", "lo", "-o", "live.pcap"];
         folder.run(&args).failed(2, "cannot listen", "setcap");

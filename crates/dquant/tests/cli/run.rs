@@ -23,9 +23,9 @@ fn what_cannot_work_is_refused_before_the_program_starts() {
     for (args, error, hint) in [
         (&["--devices", "nowhere"][..], "interface \"nowhere\" does not exist", "lo"),
         (&["--devices", ","], "names no interface", "lo"),
-        (&["--capture", "no/folder.pcap"], "cannot write no/folder.pcap", ""),
-        (&["--capture", "file/x.pcap"], "cannot write file/x.pcap", ""),
-        (&["--capture", "."], "cannot write .: Is a directory", ""),
+        (&["--capture", "no/folder.pcap"], "cannot write no/folder.pcap", "writable"),
+        (&["--capture", "file/x.pcap"], "cannot write file/x.pcap", "writable"),
+        (&["--capture", "."], "cannot write .: Is a directory", "writable"),
     ] {
         folder.run(&[&["run"], args, &["--", "true"]].concat()).failed(2, error, hint);
     }

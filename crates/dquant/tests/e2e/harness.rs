@@ -271,7 +271,10 @@ impl Daemon {
     /// All its counters.
     pub(crate) fn status(&self, world: &World) -> Status {
         let ran = world.run(&["status", "--json", "--control", self.control()]).good();
-        let report = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+        let report: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+        for name in report["counters"].as_object().expect("counters by name").keys() {
+            assert!(is_documented(name), "docs/status.md does not explain {name}");
+        }
         Status(report)
     }
 
@@ -494,4 +497,25 @@ impl Ran {
         assert!(hints.contains(hint) && !hints.is_empty(), "no hint {hint:?} in {}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
     }
+}
+
+/// Whether docs/status.md has the counter in a row of a table: as `a.b.c`, or as `.c`, `.b.c` or `c` where the
+/// row or the section's title begins the name.
+fn is_documented(counter: &str) -> bool {
+    // The document explains `longest_us` and says that `recent_us` is the same.
+    let counter = &counter.replace("recent_us", "longest_us");
+    let mut title = "";
+    include_str!("../../../../docs/status.md").lines().any(|line| {
+        if line.starts_with('#') {
+            title = line;
+        }
+        let splits = || counter.match_indices('.').map(|(at, _)| counter.split_at(at));
+        let is_short = |(stem, rest): (&str, &str)| {
+            let begins = |text: &str| text.contains(&format!("`{stem}."));
+            let ends =
+                line.contains(&format!("`{rest}`")) || line.contains(&format!("`{}`", &rest[1..]));
+            ends && (begins(line) || begins(title))
+        };
+        line.starts_with('|') && (line.contains(&format!("`{counter}`")) || splits().any(is_short))
+    })
 }

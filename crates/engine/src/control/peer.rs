@@ -123,12 +123,23 @@ impl Peer {
                 .hint("give the daemon's token with --token, --token-file or DQUANT_TOKEN"),
             _ => Error::invalid(text),
         };
+        let foreign = is_foreign(status).then_some(FOREIGN_HINT);
         let error = if is_transient(status.code()) { error.transient() } else { error };
-        match hint {
+        match hint.or(foreign) {
             Some(hint) => error.hint(hint),
             None => error,
         }
     }
+}
+
+const FOREIGN_HINT: &str =
+    "something other than dquant answers at this port: name the control port of a daemon";
+
+/// Whether the reply came from something other than gRPC: a server of HTTP/2, or one of HTTP/1, whose
+/// reply is no frame.
+fn is_foreign(status: &Status) -> bool {
+    status.message().starts_with("grpc-status header missing")
+        || root_cause(status).contains("frame with invalid size")
 }
 
 /// Whether a refusal may be temporary: the daemon lacked a resource or had a failure of its own. A
@@ -193,5 +204,8 @@ mod tests {
             assert_eq!((error.kind(), error.is_transient()), (kind, transient), "{code:?}");
             assert_eq!(error.parts().1.as_deref(), Some("wait"), "{code:?}");
         }
+        let not_grpc = "grpc-status header missing, mapped from HTTP status code 404";
+        let error = peer.refused(&Status::new(Code::Unimplemented, not_grpc));
+        assert_eq!(error.parts().1.as_deref(), Some(FOREIGN_HINT));
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nic::clock;
+use nic::loaded::OTHER_PORT;
 use roce::endpoint::Reliability;
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, VerbsError};
 use roce::wire::Psn;
 use tokio::sync::oneshot;
 use tokio_stream::Stream;
@@ -212,10 +213,17 @@ fn log_refusal(what: &str, from: &str, status: &Status) {
     log::refusal(format_args!("{what} refused for {from}: {why}"));
 }
 
+/// For a client, whose port is not the one of RoCE because another process has that.
+const OTHER_PORT_HINT: &str = "the target runs on an RDMA device, which reaches port 4791 only: \
+    give the stream's process (`cat --offload false`, or the DPU) an address of its own: --roce IP";
+
 fn engine_status(error: EngineError) -> Status {
     match error {
         EngineError::Limit { .. } | EngineError::Pool(_) => {
             Status::resource_exhausted(error.to_string())
+        }
+        EngineError::Verbs(VerbsError::Unsupported(OTHER_PORT)) => {
+            Status::internal(format!("{error}\n{OTHER_PORT_HINT}"))
         }
         other => Status::internal(with_limit_hint(&other, "\n")),
     }

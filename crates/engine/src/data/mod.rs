@@ -71,8 +71,13 @@ pub enum EngineError {
     #[error(transparent)]
     Udp(#[from] nic::udp::UdpError),
     /// The library of a device.
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    #[error("{library}: {source}")]
+    Load {
+        /// The library, as it was named.
+        library: String,
+        /// What is wrong.
+        source: LoadError,
+    },
     /// The disk.
     #[error(transparent)]
     Disk(#[from] host::disk::DiskError),
@@ -189,8 +194,10 @@ impl Host<Software> {
 impl Host<Loaded> {
     /// The device of a library.
     fn loaded(config: &HostConfig, choice: &DeviceChoice) -> Result<Host<Loaded>, EngineError> {
-        let library = Library::load(&choice.library)?;
-        let device = LoadedDevice::open(&library, &choice.name)?;
+        let library = Library::load(&choice.library);
+        let device = library.and_then(|library| LoadedDevice::open(&library, &choice.name));
+        let name = || choice.library.display().to_string();
+        let device = device.map_err(|source| EngineError::Load { library: name(), source })?;
         let fabric = Loaded::new(device, Pool::new(config.memory)?);
         Ok(Host { fabric, psns: InitialPsns::new(config.seed), now: clock::now() })
     }

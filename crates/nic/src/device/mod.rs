@@ -401,7 +401,7 @@ impl fmt::Display for DeviceWire {
         let (shared, own) = (self.config.port, process_port(self.slot));
         write!(
             f,
-            "process {} of its machine: UDP ports {shared} (shared) and {own} (own)",
+            "slot {} of this machine: UDP ports {shared} (shared) and {own} (own)",
             self.slot
         )?;
         for (ip, why) in self.why_not_shared() {

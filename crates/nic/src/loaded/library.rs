@@ -14,7 +14,7 @@ use crate::abi::*;
 /// The name under which the dynamic linker finds the system's library.
 pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
 
-/// Why there is no device.
+/// Why there is no device. The caller names the library.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// The dynamic linker did not load it.
@@ -32,11 +32,11 @@ pub enum LoadError {
         operation: &'static str,
     },
     /// It has no device of this name.
-    #[error("there is no device {wanted}; the library has: {found}")]
+    #[error("there is no device {wanted}; the library has {found}")]
     NoDevice {
         /// The requested name.
         wanted: String,
-        /// The available names, separated by blanks.
+        /// The available names, separated by blanks, or "none".
         found: String,
     },
     /// A call that opens the device failed.
@@ -184,7 +184,8 @@ impl Library {
         self.with_devices(|list| {
             let Some(&device) = list.iter().find(|&&device| self.name_of(device) == wanted) else {
                 let names: Vec<_> = list.iter().map(|&device| self.name_of(device)).collect();
-                return Err(LoadError::NoDevice { wanted: wanted.into(), found: names.join(" ") });
+                let found = if names.is_empty() { "none".into() } else { names.join(" ") };
+                return Err(LoadError::NoDevice { wanted: wanted.into(), found });
             };
             // SAFETY: a device of a list that was not freed yet.
             let context = unsafe { (self.functions.open_device)(device) };
@@ -225,13 +226,16 @@ fn symbol(
     if symbol.is_null() { Err(LoadError::Symbol(name)) } else { Ok(symbol) }
 }
 
+/// The dynamic linker's message, without the path at its beginning.
 fn last_linker_error(path: &Path) -> String {
     // SAFETY: takes nothing; what it returns holds until this thread's next call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return format!("{} cannot be loaded", path.display());
+        return "it cannot be loaded".into();
     }
     // SAFETY: not null, so a text that ends with zero.
     let text = unsafe { CStr::from_ptr(text) };
-    OsStr::from_bytes(text.to_bytes()).to_string_lossy().into_owned()
+    let text = OsStr::from_bytes(text.to_bytes()).to_string_lossy();
+    let prefix = format!("{}: ", path.display());
+    text.strip_prefix(&prefix).unwrap_or(&text).to_owned()
 }

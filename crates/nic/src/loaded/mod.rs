@@ -37,6 +37,7 @@ use crate::abi::*;
 use crate::fabric::Trouble;
 pub use fabric::Loaded;
 pub use library::{DEFAULT_LIBRARY, Library, LoadError};
+pub use translate::OTHER_PORT;
 use translate::{Gid, PORT, last_refused, refused};
 
 /// Entries looked at in the port's table of addresses.

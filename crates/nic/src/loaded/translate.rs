@@ -78,10 +78,13 @@ pub(super) fn ip_of(gid: ibv_gid) -> IpAddr {
     IpAddr::from(unsafe { gid.raw }).to_canonical()
 }
 
+/// What no loaded device has.
+pub const OTHER_PORT: &str = "UDP port other than 4791";
+
 /// The address vector of a peer, from the address that the path names, or the first of its family.
 pub(super) fn address(gids: &[Gid], path: &Path) -> Result<ibv_ah_attr, VerbsError> {
     if path.remote.port() != ROCE_PORT {
-        return Err(VerbsError::Unsupported("UDP port other than 4791"));
+        return Err(VerbsError::Unsupported(OTHER_PORT));
     }
     let remote = path.remote.ip().to_canonical();
     let fits = |gid: &&Gid| gid.ip.is_ipv4() == remote.is_ipv4();

@@ -18,7 +18,7 @@ use roce::{Duration, Time};
 use serde::Serialize;
 
 use crate::cli::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, OUTPUT_HINT};
 use crate::units;
 
 /// Longest sleep: recorded packets reach the file soon, and the end is noticed in time.
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
     verbatim_doc_comment,
     after_help = "\
 tshark knows RoCE by port 4791, and has to be told of the ports between processes of one machine
-that cannot share it; its guess that every SEND carries RPC is wrong, and off.
+that cannot share it. Disable its RPC-over-RDMA heuristic, which misreads every SEND.
 
 Examples:
   dquant capture live --interface any -o run.pcap
@@ -190,7 +190,7 @@ fn refused(error: io::Error) -> CliError {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CliError {
-    CliError::because(format_args!("cannot write {}", path.display()), error)
+    CliError::because(format_args!("cannot write {}", path.display()), error).hint(OUTPUT_HINT)
 }
 
 /// From here on a signal ends the recording and not the process.

@@ -51,7 +51,7 @@ pub(super) struct GoodputCommand {
     #[arg(long, default_value = "20ms", value_parser = units::duration)]
     duration: Duration,
 
-    /// Source of chance
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -161,10 +161,17 @@ impl fmt::Display for GoodputReport {
             for point in &mode.points {
                 write_point(f, point, clean)?;
             }
+            if mode.points.iter().any(|point| point.goodput_bps > clean) {
+                write!(f, "\n{ABOVE_LOSS_FREE}")?;
+            }
         }
         Ok(())
     }
 }
+
+const ABOVE_LOSS_FREE: &str = "\
+  above 100 %: the window, not the link, limits the loss-free rate, and acknowledgements that losses
+  provoke open the window sooner; compare with a larger --window";
 
 fn write_point(f: &mut fmt::Formatter<'_>, point: &Point, clean: u64) -> fmt::Result {
     let loss = f64::from(point.loss_ppm) / 10_000.0;

@@ -53,7 +53,7 @@ pub(super) struct IncastCommand {
     #[arg(long)]
     no_long_flow: bool,
 
-    /// Source of chance
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -90,7 +90,9 @@ const REFERENCE: &str = "\
 #[derive(Debug, Serialize)]
 struct IncastReport {
     congestion_control: String,
-    senders: usize,
+    senders: u32,
+    /// Whether one more stream was there before.
+    long_flow: bool,
     gbit: u64,
     queue_peak_bytes: u64,
     queue_mean_bytes: u64,
@@ -110,7 +112,8 @@ impl IncastReport {
     fn new(command: &IncastCommand, got: &Incast) -> IncastReport {
         IncastReport {
             congestion_control: command.cc.clone(),
-            senders: got.shares_bps.len(),
+            senders: command.senders,
+            long_flow: !command.no_long_flow,
             gbit: command.gbit,
             queue_peak_bytes: got.peak_bytes,
             queue_mean_bytes: got.mean_bytes,
@@ -136,7 +139,9 @@ impl fmt::Display for IncastReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gbit = |bps: u64| bps as f64 / 1e9;
         let kb = |bytes: u64| bytes as f64 / 1e3;
-        writeln!(f, "{} senders, {} Gbit/s, {}", self.senders, self.gbit, self.congestion_control)?;
+        let long_flow = if self.long_flow { " and 1 long flow" } else { "" };
+        let IncastReport { senders, gbit: rate, congestion_control, .. } = self;
+        writeln!(f, "{senders} senders{long_flow}, {rate} Gbit/s, {congestion_control}")?;
         writeln!(
             f,
             "  queue       peak {:.0} kB, mean {:.1} kB, range {:.0} to {:.0} kB; {} dropped",
