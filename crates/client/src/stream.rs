@@ -91,18 +91,38 @@ impl Stream {
     /// When the stream failed, and when its DPU died.
     pub fn next_view(&mut self) -> Result<Option<Batch>, Error> {
         loop {
+            match self.next_view_within(LOOK_EVERY)? {
+                Next::Batch(batch) => return Ok(Some(batch)),
+                Next::End => return Ok(None),
+                Next::Pending | Next::SlotsHeld { .. } => {}
+            }
+        }
+    }
+
+    /// As [`Stream::next_view`], but waits at most `limit` for each slot; with `limit` zero it does not
+    /// sleep. For callers that have other events to check, and that must not wait for themselves.
+    ///
+    /// # Errors
+    /// As [`Stream::next_view`].
+    pub fn next_view_within(&mut self, limit: Duration) -> Result<Next, Error> {
+        loop {
             if let Some(view) = self.slot.as_mut().and_then(Iterator::next) {
                 self.next_batch = view.number() + 1;
-                return Ok(Some(Batch(view)));
+                return Ok(Next::Batch(Batch(view)));
             }
             self.slot = None;
-            match self.consumer.next(LOOK_EVERY) {
+            match self.consumer.next(limit) {
                 Ok(Some(slot)) => self.slot = Some(slot.batches()),
-                Ok(None) => return Ok(None),
-                Err(RingError::TimedOut { .. }) => {}
+                Ok(None) => return Ok(Next::End),
+                Err(RingError::TimedOut { .. }) => return Ok(self.nothing_yet()),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    fn nothing_yet(&self) -> Next {
+        let slots = self.consumer.geometry().slots();
+        if self.consumer.held_slots() == slots { Next::SlotsHeld { slots } } else { Next::Pending }
     }
 
     /// What the stream did so far.
@@ -120,6 +140,23 @@ impl Stream {
 
 fn server(is_local: bool) -> Server {
     if is_local { Server::OwnEngine } else { Server::Daemon }
+}
+
+/// What [`Stream::next_view_within`] found.
+#[derive(Debug)]
+pub enum Next {
+    /// The next batch.
+    Batch(Batch),
+    /// The stream has ended, and every batch was delivered.
+    End,
+    /// Nothing came within the limit; call again.
+    Pending,
+    /// Nothing came within the limit, and nothing will until a batch is dropped: the views of this
+    /// process hold every slot.
+    SlotsHeld {
+        /// Slots of the ring.
+        slots: u32,
+    },
 }
 
 /// Iterator over the batches of a stream; ends after an error.
