@@ -16,6 +16,7 @@ mod fuzz;
 mod layers;
 mod miri;
 mod no_os;
+mod python;
 mod scan;
 mod shell;
 mod test;
@@ -46,6 +47,7 @@ const COMMANDS: &[Command] = &[
     fuzz::COMMAND,
     coverage::COMMAND,
     miri::COMMAND,
+    python::COMMAND,
 ];
 
 fn main() -> ExitCode {

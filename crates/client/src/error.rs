@@ -196,7 +196,9 @@ impl Error {
             Error::Url { .. } => {
                 "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web"
             }
-            Error::Plan { hint, .. } => hint.as_deref().unwrap_or("`dquant cat --help` shows plans"),
+            Error::Plan { hint, .. } => {
+                hint.as_deref().unwrap_or("`dquant cat --help` shows plans")
+            }
             Error::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
             Error::NoDaemon { .. } => {
                 "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
