@@ -109,6 +109,9 @@ class Waiting(World):
     """A stream whose next batch does not come: its DPU is stopped."""
 
     def setUp(self):
+        # A program that a shell started in the background ignores the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         self.stopped = self.start_dpu()
         self.waiting = self.stream(dpu=self.stopped.ready["socket"])
         next(self.waiting)

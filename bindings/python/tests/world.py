@@ -87,7 +87,8 @@ class World(unittest.TestCase):
         big.tofile(os.path.join(root, "big.bin"))
         cls.root = root
         ip = fresh_ip()
-        args = ["serve", "--json", "--quiet", "--root", root, "--roce", f"{ip}:4791", "--control", f"{ip}:0"]
+        args = ["serve", "--json", "--quiet", "--die-with-parent", "--root", root]
+        args += ["--roce", f"{ip}:4791", "--control", f"{ip}:0"]
         target = Daemon(cls, args)
         cls.addClassCleanup(target.kill)
         cls.control = target.ready["control"]
@@ -100,7 +101,8 @@ class World(unittest.TestCase):
         """A DPU of its own."""
         ip = fresh_ip()
         socket = os.path.join(cls.folder, f"{ip}.sock")
-        args = ["dpu", "--json", "--quiet", "--socket", socket, "--roce", f"{ip}:4791", "--control", f"{ip}:0"]
+        args = ["dpu", "--json", "--quiet", "--die-with-parent", "--socket", socket]
+        args += ["--roce", f"{ip}:4791", "--control", f"{ip}:0"]
         dpu = Daemon(cls, args)
         cls.addClassCleanup(dpu.kill)
         return dpu

@@ -202,6 +202,8 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use host::ring::{Producer, RingConfig, SlotMeta};
+
     use super::*;
 
     /// A client refused by a full DPU gets the DPU's message, whether its request was under way or not.
@@ -218,5 +220,40 @@ mod tests {
             let refused = Stream::begin(ours, None, &request).expect_err("no ring came");
             assert_eq!(refused.to_string(), "no room today");
         }
+    }
+
+    /// Waiting within a limit tells a late batch from one that cannot come, and goes on after both.
+    #[test]
+    fn a_reader_that_holds_every_slot_is_told() {
+        let (ours, theirs) = Connection::pair().expect("a pair of sockets");
+        let config = RingConfig { slots: 2, slot_bytes: 4096 };
+        let (mut producer, fds) = Producer::create(config).expect("a ring");
+        let result = Some(open_reply::Result::Opened(Opened::default()));
+        let reply = OpenReply { result }.encode_to_vec();
+        theirs.send(&reply, &fds.to_pass()).expect("there is room");
+        let request = OpenRequest { slots: 2, ..OpenRequest::default() };
+        let mut stream = Stream::begin(ours, None, &request).expect("a ring came");
+        let mut publish = |number| {
+            let slot = producer.free_slot().expect("a slot is free");
+            let meta = SlotMeta {
+                bytes: 64,
+                first_batch: number,
+                batch_count: 2,
+                batch_bytes: 32,
+                crc32c: None,
+            };
+            producer.publish(slot, meta).expect("the slot was free");
+        };
+        let mut next = || stream.next_view_within(Duration::ZERO).expect("no failure");
+        assert!(matches!(next(), Next::Pending));
+        publish(0);
+        publish(2);
+        let kept: Vec<Next> = (0..4).map(|_| next()).collect();
+        assert!(kept.iter().all(|found| matches!(found, Next::Batch(_))));
+        assert!(matches!(next(), Next::SlotsHeld { slots: 2 }));
+        drop(kept);
+        assert!(matches!(next(), Next::Pending));
+        publish(4);
+        assert!(matches!(next(), Next::Batch(batch) if batch.number() == 4));
     }
 }
