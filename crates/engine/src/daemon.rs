@@ -28,9 +28,9 @@ use crate::control::proto::target_server::TargetServer;
 use crate::control::proto::{StatusReply, StatusRequest};
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
-use crate::data::HostConfig;
 use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
+use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
 use crate::log;
 use crate::runtime;
@@ -141,14 +141,18 @@ async fn asked_to_end(signals: &mut EndSignals) {
     log::line(format_args!("stopping on {}", signals.received().await));
 }
 
-/// Resolves when the engine's thread has ended without being asked to: it has panicked, and the service
-/// manager should restart a daemon that can only report this.
-async fn engine_died(has_stopped: impl Fn() -> bool) -> Error {
+/// Resolves when the engine's thread has ended without being asked to: its device is gone, or it has panicked.
+/// The service manager should restart a daemon that can only report this.
+async fn engine_died<C>(commands: &Commands<C>, has_stopped: impl Fn() -> bool) -> Error {
     while !has_stopped() {
         tokio::time::sleep(ENGINE_LOOK).await;
     }
-    Error::invalid("the engine stopped unexpectedly")
-        .hint("report a bug, with the output above this line")
+    match commands.failure() {
+        Some(why) => Error::invalid(why)
+            .hint("restart the daemon once the device works; the kernel's log may say more"),
+        None => Error::invalid("the engine stopped unexpectedly")
+            .hint("report a bug, with the output above this line"),
+    }
 }
 
 /// Runs a storage target until it is asked to end. `ready` receives its addresses.
@@ -187,7 +191,7 @@ pub fn serve<E: From<Error>>(
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),
-            error = engine_died(|| engine.thread.is_finished()) => Err(error.into()),
+            error = engine_died(&engine.commands, || engine.thread.is_finished()) => Err(error.into()),
         }
     });
     engine.commands.stop();
@@ -274,7 +278,7 @@ pub fn run_dpu<E: From<Error>>(
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),
-            error = engine_died(|| engine.has_stopped()) => Err(error.into()),
+            error = engine_died(&engine.commands, || engine.has_stopped()) => Err(error.into()),
         }
     });
     stop.store(true, Ordering::Relaxed);

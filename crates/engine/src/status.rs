@@ -76,7 +76,7 @@ impl Counters {
 }
 
 /// A reader's counters with their names.
-pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
     // Without `..`, here and below: a new counter must be given a name.
     let ReaderCounters {
         batches,
@@ -86,6 +86,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
         narrowed_blocks,
         corrupt_blocks,
         bad_responses,
+        bad_completions,
         retried_requests,
         lost_connections,
         waits_for_data,
@@ -99,6 +100,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 11] {
         ("stream.narrowed_blocks", narrowed_blocks),
         ("stream.corrupt_blocks", corrupt_blocks),
         ("stream.bad_responses", bad_responses),
+        ("stream.bad_completions", bad_completions),
         ("stream.retried_requests", retried_requests),
         ("stream.lost_connections", lost_connections),
         ("stream.waits_for_data", waits_for_data),
@@ -155,7 +157,7 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 8] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 9] {
     let TargetCounters {
         done,
         source_bytes,
@@ -166,6 +168,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         storage_errors,
         refused: _,
         failed_work_requests,
+        bad_completions,
     } = *counters;
     [
         ("target.requests_done", done),
@@ -176,6 +179,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
         ("target.failed_work_requests", failed_work_requests),
+        ("target.bad_completions", bad_completions),
     ]
 }
 
@@ -216,10 +220,10 @@ mod tests {
         let reader = ReaderCounters { batches: 2, ..Default::default() };
         let ring = ProducerCounters { slots: 3, ..Default::default() };
         let mut sum = Counters::of_stream(&Default::default(), &Default::default());
-        assert_eq!(sum.0.len(), 19);
+        assert_eq!(sum.0.len(), 20);
         (0..2).for_each(|_| sum.add(&Counters::of_stream(&reader, &ring)));
         assert_eq!((sum.get("stream.batches"), sum.get("ring.slots")), (4, 6));
-        assert_eq!(sum.0.len(), 19);
+        assert_eq!(sum.0.len(), 20);
     }
 
     /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not here:

@@ -19,6 +19,15 @@ use crate::pool::{Pool, PoolError};
 use crate::ready::ReadySet;
 use crate::udp::{UdpConfig, UdpError, UdpWire};
 
+/// What an operator should know about a device; each is reported once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It serves less well than it should.
+    Degraded(String),
+    /// It can no longer be used: nothing posted to it completes.
+    Gone(String),
+}
+
 /// A device with its memory.
 pub trait Fabric {
     /// The device.
@@ -51,6 +60,9 @@ pub trait Fabric {
 
     /// Called before a sleep. `false`: something may have arrived meanwhile, take another turn first.
     fn prepare_sleep(&mut self) -> bool;
+
+    /// The next trouble of the device since the last call.
+    fn poll_trouble(&mut self) -> Option<Trouble>;
 
     /// The address at which peers reach this device.
     fn local(&self) -> SocketAddr;
@@ -132,6 +144,10 @@ impl Fabric for Software {
 
     fn prepare_sleep(&mut self) -> bool {
         true
+    }
+
+    fn poll_trouble(&mut self) -> Option<Trouble> {
+        None
     }
 
     fn local(&self) -> SocketAddr {

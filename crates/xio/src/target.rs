@@ -32,6 +32,7 @@ use roce::verbs::{
     WcStatus,
 };
 use roce::world::Staging;
+use thiserror::Error;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
 use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
@@ -103,6 +104,22 @@ pub struct TargetCounters {
     pub refused: [u64; Refusal::ALL.len()],
     /// Work requests that ended in error (the session's queue pair failed).
     pub failed_work_requests: u64,
+    /// Completions that no outstanding work request of the session can have.
+    pub bad_completions: u64,
+}
+
+/// Why a session failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SessionFailure {
+    /// A work request was refused or ended in error.
+    #[error("its queue pair failed")]
+    QueuePair,
+    /// The device cannot be trusted with this session's memory any more.
+    #[error("the device completed a work request that is not outstanding")]
+    BadCompletion,
+    /// The completion queue of all sessions cannot be read.
+    #[error("the device cannot read its completions: {0}")]
+    Completions(VerbsError),
 }
 
 /// Totals of a session.
@@ -122,6 +139,17 @@ enum State {
     /// Reading for a session that was closed: freed when the read completes.
     Orphan,
     Sending(Qpn),
+}
+
+/// State of a slot: who may touch its two capsules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// Its receive is posted.
+    Receiving,
+    /// A request is in it, and no response was sent.
+    Serving,
+    /// Its response is sent, together with the data in this buffer or [`NO_BUFFER`].
+    Sending(u32),
 }
 
 /// An admitted request.
@@ -162,6 +190,7 @@ enum Turn {
 struct Session {
     sources: Vec<Source>,
     memory: SessionMemory,
+    slots: Vec<Slot>,
     next_seq: u64,
     /// Requests without a buffer.
     pending: VecDeque<Job>,
@@ -169,7 +198,7 @@ struct Session {
     buffers: u32,
     /// Requests received and not responded to.
     outstanding: u32,
-    failed: bool,
+    failed: Option<SessionFailure>,
     served: Served,
 }
 
@@ -241,7 +270,7 @@ pub struct Target {
     /// Open sessions that hold no buffer.
     without_buffers: usize,
     /// Sessions that failed and were not reported yet.
-    failed: VecDeque<Qpn>,
+    failed: VecDeque<(Qpn, SessionFailure)>,
     send_cq: CqId,
     recv_cq: CqId,
     kernels: Kernels,
@@ -311,11 +340,12 @@ impl Target {
         let session = Session {
             sources,
             memory,
+            slots: (0..credits * SLOTS_PER_CREDIT).map(|_| Slot::Receiving).collect(),
             next_seq: 1,
             pending,
             buffers: 0,
             outstanding: 0,
-            failed: false,
+            failed: None,
             served: Served::default(),
         };
         for slot in 0..credits * SLOTS_PER_CREDIT {
@@ -340,7 +370,7 @@ impl Target {
         };
         self.without_buffers -= usize::from(session.buffers == 0);
         self.turns.retain(|turn| *turn != qpn);
-        self.failed.retain(|failed| *failed != qpn);
+        self.failed.retain(|(failed, _)| *failed != qpn);
         for index in 0..self.buffers.len() {
             match self.buffers[index] {
                 State::Reading(job) if job.qpn == qpn => self.buffers[index] = State::Orphan,
@@ -350,9 +380,9 @@ impl Target {
         }
     }
 
-    /// A session whose queue pair failed since the last call. The caller closes it and notifies the
-    /// reader: a reader that only waits for responses sends nothing, so its transport does not notice.
-    pub fn failed_session(&mut self) -> Option<Qpn> {
+    /// A session that failed since the last call, and why. The caller closes it and notifies the reader: a
+    /// reader that only waits for responses sends nothing, so its transport does not notice.
+    pub fn failed_session(&mut self) -> Option<(Qpn, SessionFailure)> {
         self.failed.pop_front()
     }
 
@@ -376,7 +406,8 @@ impl Target {
         busy
     }
 
-    /// Handles the completions of a queue, a bounded number of them; returns whether there were any.
+    /// Handles the completions of a queue, a bounded number of them; returns whether there were any. All
+    /// sessions share the queue, so one that cannot be read ends them.
     fn take_completions<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
@@ -386,10 +417,16 @@ impl Target {
         let mut busy = false;
         for _ in 0..BATCHES_PER_POLL {
             let mut batch = ArrayVec::<Completion, COMPLETIONS_PER_BATCH>::new();
-            // A queue that cannot be read returns nothing; its queue pairs fail separately.
-            let _ = io.device.poll_cq(cq, &mut batch);
+            let polled = io.device.poll_cq(cq, &mut batch);
             busy |= !batch.is_empty();
             batch.iter().for_each(|done| handle(self, io, done));
+            if let Err(error) = polled {
+                let open =
+                    |(qpn, session): (&Qpn, &Session)| session.failed.is_none().then_some(*qpn);
+                let open: Vec<_> = self.sessions.iter().filter_map(open).collect();
+                busy |= !open.is_empty();
+                open.into_iter().for_each(|qpn| self.fail(qpn, SessionFailure::Completions(error)));
+            }
             if !batch.is_full() {
                 break;
             }
@@ -399,22 +436,27 @@ impl Target {
 
     fn handle_sent<D: Device, M>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
         if done.status != WcStatus::Success {
-            self.fail(done.qpn);
-        }
-        if done.wr_id == DATA_WRITE {
-            return;
-        }
-        let (slot, buffer) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
-        if let Some(State::Sending(owner)) = self.buffers.get(buffer as usize)
-            && *owner == done.qpn
-        {
-            self.release(buffer, Some(done.qpn));
+            self.fail(done.qpn, SessionFailure::QueuePair);
         }
         let Some(session) = self.sessions.get_mut(&done.qpn) else {
             return;
         };
+        if done.wr_id == DATA_WRITE {
+            return;
+        }
+        let (slot, buffer) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
+        let Some(state) = session.slots.get_mut(slot as usize) else {
+            return self.fail(done.qpn, SessionFailure::BadCompletion);
+        };
+        if *state != Slot::Sending(buffer) {
+            return self.fail(done.qpn, SessionFailure::BadCompletion);
+        }
+        *state = Slot::Receiving;
+        let receive = session.receive(slot);
+        if buffer != NO_BUFFER {
+            self.release(buffer, Some(done.qpn));
+        }
         if done.status == WcStatus::Success {
-            let receive = session.receive(slot);
             let posted = io.device.post_recv(io.now, done.qpn, &[receive]);
             self.check(done.qpn, posted);
         }
@@ -425,10 +467,15 @@ impl Target {
             return;
         };
         if done.status != WcStatus::Success {
-            return self.fail(done.qpn);
+            return self.fail(done.qpn, SessionFailure::QueuePair);
         }
-        if session.failed {
+        if session.failed.is_some() {
             return;
+        }
+        let place = usize::try_from(done.wr_id).ok();
+        match place.and_then(|place| session.slots.get_mut(place)) {
+            Some(state @ Slot::Receiving) => *state = Slot::Serving,
+            _ => return self.fail(done.qpn, SessionFailure::BadCompletion),
         }
         let slot = done.wr_id as u32;
         session.outstanding += 1;
@@ -494,7 +541,7 @@ impl Target {
         match self.buffers.get(buffer as usize) {
             Some(State::Reading(job)) => {
                 let job = *job;
-                if self.sessions.get(&job.qpn).is_none_or(|session| session.failed) {
+                if self.sessions.get(&job.qpn).is_none_or(|session| session.failed.is_some()) {
                     return self.release(buffer, Some(job.qpn));
                 }
                 let mut outcome = self.run_stages(io.memory, buffer, &job, done.result);
@@ -656,6 +703,9 @@ impl Target {
             solicited: true,
             ..SendWr::default()
         };
+        if let Some(state) = session.slots.get_mut(slot as usize) {
+            *state = Slot::Sending(buffer);
+        }
         let posted = io.device.post_send(io.now, qpn, &[wr]);
         self.check(qpn, posted);
     }
@@ -663,20 +713,24 @@ impl Target {
     /// Whether a work request was accepted. A session that cannot post has failed.
     fn check(&mut self, qpn: Qpn, posted: Result<(), PostError>) -> bool {
         if posted.is_err() {
-            self.fail(qpn);
+            self.fail(qpn, SessionFailure::QueuePair);
         }
         posted.is_ok()
     }
 
-    /// Counts failed work and drops the pending requests of the session.
-    fn fail(&mut self, qpn: Qpn) {
-        self.counters.failed_work_requests += 1;
+    /// Counts the failure and drops the pending requests of the session.
+    fn fail(&mut self, qpn: Qpn, why: SessionFailure) {
+        match why {
+            SessionFailure::QueuePair => self.counters.failed_work_requests += 1,
+            SessionFailure::BadCompletion => self.counters.bad_completions += 1,
+            SessionFailure::Completions(_) => {}
+        }
         if let Some(session) = self.sessions.get_mut(&qpn)
-            && !session.failed
+            && session.failed.is_none()
         {
-            session.failed = true;
+            session.failed = Some(why);
             session.pending.clear();
-            self.failed.push_back(qpn);
+            self.failed.push_back((qpn, why));
         }
     }
 

@@ -31,7 +31,7 @@ use super::stages;
 use super::status::Reports;
 use crate::Error;
 use crate::catalog::{Catalog, Found};
-use crate::data::target::{Command, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
 use crate::error::with_limit_hint;
 use crate::log;
@@ -161,27 +161,28 @@ struct Open {
     name: String,
     begun: Instant,
     /// Resolves when the engine has ended the session.
-    ended: oneshot::Receiver<Served>,
+    ended: oneshot::Receiver<Ended>,
     guard: Guard,
 }
 
 impl Open {
-    /// Waits until the reader closes its stream (`closed`) or the queue pair fails, then ends the session and
+    /// Waits until the reader closes its stream (`closed`) or the session fails, then ends the session and
     /// logs it.
     async fn last(mut self, closed: impl Future<Output = ()>) {
         // A reader that only waits for data does not notice that our queue pair failed, unless the control
         // stream ends on our side.
-        let (why, served) = tokio::select! {
-            () = closed => ("closed by the reader", None),
-            served = &mut self.ended => ("its queue pair failed", Some(served)),
+        let ended = tokio::select! {
+            () = closed => None,
+            ended = &mut self.ended => Some(ended),
         };
         drop(self.guard);
-        let served = match served {
-            Some(served) => served,
+        let ended = match ended {
+            Some(ended) => ended,
             None => self.ended.await,
         };
         // An engine that has stopped has logged its sessions.
-        let Ok(Served { requests, bytes }) = served else { return };
+        let Ok(Ended { failure, served: Served { requests, bytes } }) = ended else { return };
+        let why = failure.map_or("closed by the reader".into(), |failure| failure.to_string());
         let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
         log::line(format_args!(
             "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"

@@ -212,7 +212,9 @@ impl DpuEngine {
         }
     }
 
-    fn start_on<F: Fabric + Send + 'static>(host: Host<F>) -> Result<DpuEngine, EngineError> {
+    pub(super) fn start_on<F: Fabric + Send + 'static>(
+        host: Host<F>,
+    ) -> Result<DpuEngine, EngineError> {
         let notes = host.notes();
         let roce = host.fabric.local();
         let driver = host.driver()?;
@@ -271,8 +273,10 @@ impl<F: Fabric> Application for Engine<F> {
             let Engine { host, streams, .. } = self;
             streams.iter_mut().for_each(|stream| stream.drop_failed(host));
         }
-        if self.commands.is_stopped() {
-            self.stop();
+        let gone = self.host.take_trouble();
+        if gone.is_some() || self.commands.is_stopped() {
+            self.stop(gone.as_deref());
+            self.commands.set_failure(gone);
             return Turn::Stop;
         }
         // Also under full load: streams must open and close then, too.
@@ -296,14 +300,13 @@ impl<F: Fabric> Application for Engine<F> {
 
 impl<F: Fabric> Engine<F> {
     /// Ends every stream with a reason that its client finds in the ring.
-    fn stop(&mut self) {
+    fn stop(&mut self, gone: Option<&str>) {
+        let why = gone.unwrap_or("the DPU stops");
         for stream in &mut self.streams {
-            stream.sink.stop();
+            stream.sink.stop(gone.unwrap_or("the DPU daemon was stopped"));
             let (id, counters) = (stream.id, stream.reader.counters());
             let (batches, bytes) = (counters.batches, stream.sink.counters().bytes);
-            log::line(format_args!(
-                "stream {id} ends, the DPU stops: {batches} batches, {bytes} bytes"
-            ));
+            log::line(format_args!("stream {id} ends, {why}: {batches} batches, {bytes} bytes"));
         }
     }
 

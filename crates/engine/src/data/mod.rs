@@ -20,13 +20,13 @@ mod turns;
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 
 use nic::clock;
 use nic::driver::{Driver, Turn};
-use nic::fabric::{Fabric, Software, SoftwareError};
+use nic::fabric::{Fabric, Software, SoftwareError, Trouble};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::{Pages, Pool, PoolRange};
 use nic::waiter::Waker;
@@ -41,6 +41,8 @@ use thiserror::Error;
 use disposer::Disposer;
 pub use signals::Signals;
 use turns::{Turns, Work};
+
+use crate::log;
 
 /// How long an engine polls without work before it sleeps.
 const SPIN: Duration = Duration::from_micros(5);
@@ -311,6 +313,20 @@ impl<F: Fabric> Host<F> {
         Ok(device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?)
     }
 
+    /// Logs the device's troubles. Returns why it can no longer be used, if that is so.
+    fn take_trouble(&mut self) -> Option<String> {
+        while let Some(trouble) = self.fabric.poll_trouble() {
+            match trouble {
+                Trouble::Degraded(what) => log::line(what),
+                Trouble::Gone(why) => {
+                    log::line(&why);
+                    return Some(why);
+                }
+            }
+        }
+        None
+    }
+
     /// What the driver does after a turn that was `busy` or not.
     fn next_turn(&self, busy: bool) -> Turn {
         if busy { Turn::Busy } else { Turn::Idle(self.fabric.next_wakeup()) }
@@ -331,6 +347,7 @@ pub struct Commands<C> {
     queue: SyncSender<C>,
     waker: Waker,
     stop: Arc<AtomicBool>,
+    failure: Arc<OnceLock<String>>,
 }
 
 /// The engine's end of its commands.
@@ -338,12 +355,21 @@ pub struct Commands<C> {
 pub(crate) struct Inbox<C> {
     queue: Receiver<C>,
     stop: Arc<AtomicBool>,
+    failure: Arc<OnceLock<String>>,
 }
 
 impl<C> Inbox<C> {
     /// A command, if there is one.
     pub(crate) fn take(&self) -> Option<C> {
         self.queue.try_recv().ok()
+    }
+
+    /// Notes why the engine ends by itself, if it does.
+    fn set_failure(&self, why: Option<String>) {
+        if let Some(why) = why {
+            // It ends once.
+            let _ = self.failure.set(why);
+        }
     }
 
     /// Whether the engine is to end.
@@ -354,8 +380,9 @@ impl<C> Inbox<C> {
 
 impl<C> Clone for Commands<C> {
     fn clone(&self) -> Commands<C> {
-        let (queue, waker, stop) = (self.queue.clone(), self.waker.clone(), Arc::clone(&self.stop));
-        Commands { queue, waker, stop }
+        let Commands { queue, waker, stop, failure } = self;
+        let (stop, failure) = (Arc::clone(stop), Arc::clone(failure));
+        Commands { queue: queue.clone(), waker: waker.clone(), stop, failure }
     }
 }
 
@@ -363,8 +390,9 @@ impl<C> Commands<C> {
     pub(crate) fn new(waker: Waker) -> (Commands<C>, Inbox<C>) {
         let (queue, receiver) = sync_channel(COMMAND_QUEUE);
         let stop = Arc::new(AtomicBool::new(false));
-        let commands = Commands { queue, waker, stop: Arc::clone(&stop) };
-        (commands, Inbox { queue: receiver, stop })
+        let failure = Arc::new(OnceLock::new());
+        let inbox = Inbox { queue: receiver, stop: stop.clone(), failure: failure.clone() };
+        (Commands { queue, waker, stop, failure }, inbox)
     }
 
     /// Signals to the engine for one stream or session, passed with the command that opens it.
@@ -381,6 +409,11 @@ impl<C> Commands<C> {
     /// Whether the engine was asked to end.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    /// Why the engine has ended without being asked to, as far as it knows.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Queues a command, unless the queue is full.

@@ -68,9 +68,9 @@ impl RingSink {
         self.loss = why;
     }
 
-    /// Stops the stream because the DPU stops. A stream that has ended keeps its end.
-    pub(crate) fn stop(&mut self) {
-        self.producer.fail(codes::STOPPED, "the DPU daemon was stopped");
+    /// Stops the stream because the engine stops. A stream that has ended keeps its end.
+    pub(crate) fn stop(&mut self, why: &str) {
+        self.producer.fail(codes::STOPPED, why);
     }
 
     /// Why the stream ended early, if it did.
@@ -124,6 +124,7 @@ impl RingSink {
                     self.loss
                 )
             }
+            StreamError::Device(_) => error.to_string(),
         }
     }
 }
@@ -161,6 +162,7 @@ impl Sink for RingSink {
     fn fail(&mut self, error: &StreamError) {
         let code = match error {
             StreamError::Lost { .. } => codes::PEER,
+            StreamError::Device(_) => codes::STOPPED,
             StreamError::Overflow { .. } => codes::DATA,
             _ => codes::STORAGE,
         };

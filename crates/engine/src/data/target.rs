@@ -17,7 +17,8 @@ use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, STAGING_BYTES, Served, SessionMemory, Source, Target, WORK_PER_CREDIT,
+    CREDIT_BYTES, IO_ALIGN, STAGING_BYTES, Served, SessionFailure, SessionMemory, Source, Target,
+    WORK_PER_CREDIT,
 };
 
 use super::{
@@ -58,10 +59,19 @@ pub struct SessionSpec {
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
     pub credits: u32,
-    /// Notified when the session ends, also when its queue pair has failed.
-    pub ended: oneshot::Sender<Served>,
+    /// Notified when the session ends.
+    pub ended: oneshot::Sender<Ended>,
     /// Flags that the engine checks for the session's end.
     pub signals: Signals,
+}
+
+/// The end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why it failed, if it did.
+    pub failure: Option<SessionFailure>,
+    /// Its totals.
+    pub served: Served,
 }
 
 /// Commands of the control plane.
@@ -135,7 +145,7 @@ struct Session {
     domain: Domain,
     files: Vec<FileId>,
     signals: Signals,
-    ended: oneshot::Sender<Served>,
+    ended: oneshot::Sender<Ended>,
 }
 
 struct Engine<F> {
@@ -169,7 +179,7 @@ impl TargetEngine {
         }
     }
 
-    fn start_on<F: Fabric + Send + 'static>(
+    pub(super) fn start_on<F: Fabric + Send + 'static>(
         mut host: Host<F>,
         count: u32,
     ) -> Result<TargetEngine, EngineError> {
@@ -229,8 +239,10 @@ impl<F: Fabric> Application for Engine<F> {
             worked
         });
         self.turns.spent(Work::Packets);
-        if self.commands.is_stopped() {
-            self.stop();
+        let gone = self.host.take_trouble();
+        if gone.is_some() || self.commands.is_stopped() {
+            self.stop(gone.as_deref().unwrap_or("the target stops"));
+            self.commands.set_failure(gone);
             return Turn::Stop;
         }
         // Also under full load: sessions must open and close then, too.
@@ -252,11 +264,11 @@ impl<F: Fabric> Application for Engine<F> {
 }
 
 impl<F: Fabric> Engine<F> {
-    fn stop(&self) {
+    fn stop(&self, why: &str) {
         for Session { qpn, .. } in &self.sessions {
             let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
             log::line(format_args!(
-                "session {:#x} ends: the target stops; {requests} blocks, {bytes} bytes",
+                "session {:#x} ends: {why}; {requests} blocks, {bytes} bytes",
                 qpn.get()
             ));
         }
@@ -265,11 +277,12 @@ impl<F: Fabric> Engine<F> {
     /// Ends a session that failed or that its reader abandoned; whether there was one.
     fn close_one(&mut self) -> bool {
         let given_up = |session: &&Session| session.signals.is_raised();
-        let given_up = || self.sessions.iter().find(given_up).map(|session| session.qpn);
-        let Some(qpn) = self.target.failed_session().or_else(given_up) else {
+        let given_up = || self.sessions.iter().find(given_up).map(|session| (session.qpn, None));
+        let failed = self.target.failed_session().map(|(qpn, why)| (qpn, Some(why)));
+        let Some((qpn, failure)) = failed.or_else(given_up) else {
             return false;
         };
-        self.close(qpn);
+        self.close(qpn, failure);
         self.turns.spent(Work::Close);
         true
     }
@@ -284,7 +297,7 @@ impl<F: Fabric> Engine<F> {
                 let opened = self.open(spec);
                 // The receiver of the reply closes the session; if there is none, we do.
                 if let Err(SendError(Ok(address))) = reply.send(opened) {
-                    self.close(address.qpn);
+                    self.close(address.qpn, None);
                 }
                 Work::Open
             }
@@ -316,7 +329,7 @@ impl<F: Fabric> Engine<F> {
         let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu));
         self.sessions.push(session);
         if let Err(error) = begun {
-            self.close(address.qpn);
+            self.close(address.qpn, None);
             return Err(Refused::new(error, ()));
         }
         Ok(address)
@@ -367,7 +380,7 @@ impl<F: Fabric> Engine<F> {
         Ok(self.target.open(*now, fabric.device(), session.qpn, sources, memory)?)
     }
 
-    fn close(&mut self, qpn: Qpn) {
+    fn close(&mut self, qpn: Qpn, failure: Option<SessionFailure>) {
         let Some(index) = self.sessions.iter().position(|session| session.qpn == qpn) else {
             return;
         };
@@ -375,7 +388,7 @@ impl<F: Fabric> Engine<F> {
         let served = self.target.served(qpn).unwrap_or_default();
         self.target.close(qpn);
         // Nobody listens if the control call has ended.
-        let _ = session.ended.send(served);
+        let _ = session.ended.send(Ended { failure, served });
         self.host.destroy_qp(qpn);
         session.domain.close(&mut self.host);
         self.leaving.extend(session.files);

@@ -198,3 +198,95 @@ fn a_caller_waits_for_room_in_a_full_queue() {
     let ended = call.join().expect("no panic");
     assert!(matches!(ended, Err(EngineError::Unavailable("has stopped"))), "{ended:?}");
 }
+
+/// A device that fails as soon as it is told to.
+struct Failing {
+    device: Software,
+    has_failed: Arc<AtomicBool>,
+}
+
+const GONE: &str = "device fake0 has failed";
+
+impl Fabric for Failing {
+    type Device = <Software as Fabric>::Device;
+
+    fn device(&mut self) -> &mut Self::Device {
+        self.device.device()
+    }
+
+    fn memory(&self) -> &Pool {
+        self.device.memory()
+    }
+
+    fn memory_mut(&mut self) -> &mut Pool {
+        self.device.memory_mut()
+    }
+
+    fn turn(
+        &mut self,
+        now: Time,
+        work: impl FnOnce(&mut Self::Device, &mut Pool) -> bool,
+    ) -> Progress {
+        self.device.turn(now, work)
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        self.device.next_wakeup()
+    }
+
+    fn watch(&self, watched: &nic::ready::ReadySet) -> std::io::Result<()> {
+        self.device.watch(watched)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.device.prepare_sleep()
+    }
+
+    fn poll_trouble(&mut self) -> Option<Trouble> {
+        let has_failed = self.has_failed.load(Ordering::Relaxed);
+        has_failed.then(|| Trouble::Gone(GONE.into()))
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.device.local()
+    }
+
+    fn reliability(&self) -> Reliability {
+        self.device.reliability()
+    }
+
+    fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {
+        self.device.counters(tell);
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.device.notes()
+    }
+}
+
+fn failing() -> (Host<Failing>, Arc<AtomicBool>) {
+    let Host { fabric: device, psns, now } = Host::software(&config()).expect("loopback");
+    let has_failed = Arc::new(AtomicBool::new(false));
+    let fabric = Failing { device, has_failed: Arc::clone(&has_failed) };
+    (Host { fabric, psns, now }, has_failed)
+}
+
+#[test]
+fn a_device_that_is_gone_ends_streams_and_engines_with_that_reason() {
+    let (host, has_failed) = failing();
+    let engine = DpuEngine::start_on(host).expect("it works so far");
+    let rings = RingBudget::new(RING_BYTES);
+    let mut stream = open(&engine, &rings);
+    assert_eq!(engine.commands.failure(), None);
+    has_failed.store(true, Ordering::Relaxed);
+    let end = stream.consumer.next(Duration::from_secs(30)).expect_err("nothing was delivered");
+    assert!(end.to_string().contains(GONE), "{end}");
+    eventually("the end of the engine", || engine.has_stopped());
+    assert_eq!(engine.commands.failure(), Some(GONE));
+
+    let (host, has_failed) = failing();
+    let engine = TargetEngine::start_on(host, 2).expect("it works so far");
+    has_failed.store(true, Ordering::Relaxed);
+    eventually("the end of the engine", || engine.thread.is_finished());
+    assert_eq!(engine.commands.failure(), Some(GONE));
+}

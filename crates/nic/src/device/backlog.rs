@@ -438,7 +438,8 @@ mod tests {
         if kernel("a_process_is_stalled_while_its_buffer_does_not_empty").is_none() {
             return;
         }
-        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        // No other test has this address, so none takes the port once it is free.
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.9.4.1:0").expect("loopback"));
         let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
         let mut backlog = Backlog::new();
         assert!(!backlog.is_stalled(local, remote), "there is nothing to read");

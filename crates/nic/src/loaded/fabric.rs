@@ -3,16 +3,23 @@
 use std::io;
 use std::net::SocketAddr;
 
-use roce::Time;
 use roce::device::Device;
 use roce::endpoint::Reliability;
 use roce::verbs::CqId;
 use roce::world::Progress;
+use roce::{Duration, Time};
 
 use super::LoadedDevice;
-use crate::fabric::Fabric;
+use crate::clock;
+use crate::fabric::{Fabric, Trouble};
 use crate::pool::Pool;
 use crate::ready::ReadySet;
+
+/// Notifications and events taken in one turn, which the engine's commands wait for.
+const EVENTS_PER_TURN: usize = 256;
+
+/// Sleep while completions are not announced, because a queue cannot be armed.
+const UNARMED_SLEEP: Duration = Duration::from_millis(1);
 
 /// A device behind a verbs library, with its memory.
 #[derive(Debug)]
@@ -20,12 +27,14 @@ pub struct Loaded {
     device: LoadedDevice,
     memory: Pool,
     notifications: u64,
+    /// Whether some completion queue could not be armed at the last try.
+    is_unarmed: bool,
 }
 
 impl Loaded {
     /// A device and the memory that is registered with it.
     pub fn new(device: LoadedDevice, memory: Pool) -> Loaded {
-        Loaded { device, memory, notifications: 0 }
+        Loaded { device, memory, notifications: 0, is_unarmed: false }
     }
 }
 
@@ -51,19 +60,24 @@ impl Fabric for Loaded {
         work: impl FnOnce(&mut LoadedDevice, &mut Pool) -> bool,
     ) -> Progress {
         let mut received = 0;
-        while let Some(cq) = self.device.poll_notified() {
+        for _ in 0..EVENTS_PER_TURN {
+            let Some(cq) = self.device.poll_notified() else { break };
             self.device.armed.remove(&cq);
             received += 1;
         }
         self.notifications += received as u64;
         // A queue pair that failed also flushes its work requests, and engines act on those completions.
-        while self.device.poll_event().is_some() {}
+        for _ in 0..EVENTS_PER_TURN {
+            if self.device.poll_event().is_none() {
+                break;
+            }
+        }
         let worked = work(&mut self.device, &mut self.memory);
         Progress { received, sent: 0, worked }
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        None
+        self.is_unarmed.then(|| clock::now() + UNARMED_SLEEP)
     }
 
     fn watch(&self, watched: &ReadySet) -> io::Result<()> {
@@ -71,16 +85,26 @@ impl Fabric for Loaded {
     }
 
     /// Arms the completion queues that are not armed. Earlier completions are not announced, so a turn
-    /// follows.
+    /// follows, as it does when arming begins to fail: the sleep after it is short.
     fn prepare_sleep(&mut self) -> bool {
         let not_armed = |cq: &CqId| !self.device.armed.contains(cq);
         let queues: Vec<_> = self.device.queues().filter(not_armed).collect();
+        let was_unarmed = std::mem::take(&mut self.is_unarmed);
+        let mut has_armed = false;
         for &cq in &queues {
-            if self.device.req_notify(cq, false).is_ok() {
-                self.device.armed.insert(cq);
+            match self.device.req_notify(cq, false) {
+                Ok(()) => has_armed |= self.device.armed.insert(cq),
+                Err(error) => {
+                    self.is_unarmed = true;
+                    self.device.note_degraded("ibv_req_notify_cq", &error);
+                }
             }
         }
-        queues.is_empty()
+        !has_armed && (was_unarmed || !self.is_unarmed)
+    }
+
+    fn poll_trouble(&mut self) -> Option<Trouble> {
+        self.device.troubles.pop_front()
     }
 
     fn local(&self) -> SocketAddr {

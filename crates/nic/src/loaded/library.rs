@@ -23,6 +23,14 @@ pub enum LoadError {
     /// It is not a verbs library, or too old.
     #[error("the library does not export {0}")]
     Symbol(&'static str),
+    /// The opened device lacks an operation that is called through its context.
+    #[error("device {device} has no operation {operation}")]
+    Operation {
+        /// The device.
+        device: String,
+        /// The entry of `context->ops`.
+        operation: &'static str,
+    },
     /// It has no device of this name.
     #[error("there is no device {wanted}; the library has: {found}")]
     NoDevice {
@@ -75,6 +83,23 @@ macro_rules! functions {
                         }
                     },
                 )+ })
+            }
+
+            /// Functions of which none can be called, for a fake to replace those that it has.
+            #[cfg(test)]
+            pub(super) fn absent() -> Functions {
+                extern "C" fn absent() {
+                    std::process::abort();
+                }
+                Functions { $(
+                    // SAFETY: whatever arguments it is called with, it does not return.
+                    $name: unsafe {
+                        std::mem::transmute::<
+                            extern "C" fn(),
+                            unsafe extern "C" fn($($arg),*) $(-> $out)?,
+                        >(absent)
+                    },
+                )+ }
             }
         }
     };

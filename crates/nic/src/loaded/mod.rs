@@ -34,6 +34,7 @@ use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
 use crate::abi::*;
+use crate::fabric::Trouble;
 pub use fabric::Loaded;
 pub use library::{DEFAULT_LIBRARY, Library, LoadError};
 use translate::{Gid, PORT, last_refused, refused};
@@ -43,6 +44,10 @@ const POST_BATCH: usize = 16;
 
 /// Completions taken from the library in one call.
 const POLL_BATCH: usize = 16;
+
+/// Notifications and events taken from the library in one call. A library may report without end, and the
+/// descriptors stay readable until all are taken.
+const EVENT_BATCH: usize = 16;
 
 /// Value of `abi_compat` in libraries with extended calls.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -106,6 +111,10 @@ pub struct LoadedDevice {
     notified: VecDeque<CqId>,
     /// Queues that the fabric has armed and that have not been notified since.
     armed: HashSet<CqId>,
+    /// Not yet reported; bounded by the calls in `reported`.
+    troubles: VecDeque<Trouble>,
+    /// The calls whose trouble was reported.
+    reported: Vec<&'static str>,
 }
 
 // SAFETY: the objects behind the pointers belong to the library, which allows calls from any thread. Nobody
@@ -116,9 +125,18 @@ impl LoadedDevice {
     /// Opens the device of this name.
     ///
     /// # Errors
-    /// When the library has no such device, it cannot be opened, or has no address for RoCEv2.
+    /// When the library has no such device, it cannot be opened, lacks an operation, or has no address for
+    /// RoCEv2.
     pub fn open(library: &Library, name: &str) -> Result<LoadedDevice, LoadError> {
-        let context = library.open(name)?;
+        LoadedDevice::adopt(library, name, library.open(name)?)
+    }
+
+    /// The device of a context that this library has opened.
+    fn adopt(
+        library: &Library,
+        name: &str,
+        context: *mut ibv_context,
+    ) -> Result<LoadedDevice, LoadError> {
         let functions = library.functions;
         // SAFETY: the context is open.
         let channel = unsafe { (functions.create_comp_channel)(context) };
@@ -139,10 +157,13 @@ impl LoadedDevice {
             regions: HashMap::new(),
             notified: VecDeque::new(),
             armed: HashSet::new(),
+            troubles: VecDeque::new(),
+            reported: Vec::new(),
         };
         if channel.is_null() {
             return Err(LoadError::last("ibv_create_comp_channel"));
         }
+        device.check_operations()?;
         device.raw_fds().into_iter().try_for_each(never_wait)?;
         device.gids = device.find_gids()?;
         device.max_sge = device.find_max_sge()?;
@@ -270,6 +291,70 @@ impl LoadedDevice {
         unsafe { &(*self.context).ops }
     }
 
+    /// Refuses a device on which engines would wait for ever. Operations of shared receive queues and windows
+    /// may be missing.
+    fn check_operations(&self) -> Result<(), LoadError> {
+        let ops = self.ops();
+        let needed = [
+            ("poll_cq", ops.poll_cq.is_some()),
+            ("req_notify_cq", ops.req_notify_cq.is_some()),
+            ("post_send", ops.post_send.is_some()),
+            ("post_recv", ops.post_recv.is_some()),
+        ];
+        match needed.into_iter().find(|(_, is_there)| !is_there) {
+            Some((operation, _)) => {
+                Err(LoadError::Operation { device: self.name.clone(), operation })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that a call failed, the first time that it does.
+    fn note_degraded(&mut self, call: &'static str, error: &VerbsError) {
+        if !self.reported.contains(&call) {
+            self.reported.push(call);
+            self.troubles.push_back(Trouble::Degraded(format!("device {}: {error}", self.name)));
+        }
+    }
+
+    /// Notes that the device cannot be used any more.
+    fn note_gone(&mut self) {
+        const EVENT: &str = "IBV_EVENT_DEVICE_FATAL";
+        if !self.reported.contains(&EVENT) {
+            self.reported.push(EVENT);
+            let why = format!("device {} has failed: its library reports {EVENT}", self.name);
+            self.troubles.push_back(Trouble::Gone(why));
+        }
+    }
+
+    /// An event as the device trait reports it. None for one of no object of ours: its pointers are compared
+    /// with ours, not followed.
+    fn describe(&self, event: &ibv_async_event) -> Option<AsyncEvent> {
+        // SAFETY: whatever the event is about, the union holds the bytes of a pointer.
+        let (qp, cq, srq) = unsafe { (event.element.qp, event.element.cq, event.element.srq) };
+        let about_qp = |make: fn(Qpn) -> AsyncEvent| {
+            let found = self.qps.iter().find(|(_, known)| known.c == qp);
+            found.map(|(number, _)| make(Qpn::new(*number)))
+        };
+        match event.event_type {
+            IBV_EVENT_QP_FATAL => about_qp(AsyncEvent::QpFatal),
+            IBV_EVENT_QP_REQ_ERR => about_qp(AsyncEvent::QpRequestError),
+            IBV_EVENT_QP_ACCESS_ERR => about_qp(AsyncEvent::QpAccessError),
+            IBV_EVENT_COMM_EST => about_qp(AsyncEvent::CommunicationEstablished),
+            IBV_EVENT_SQ_DRAINED => about_qp(AsyncEvent::SendQueueDrained),
+            IBV_EVENT_QP_LAST_WQE_REACHED => about_qp(AsyncEvent::LastWqeReached),
+            IBV_EVENT_SRQ_LIMIT_REACHED => {
+                let found = self.srqs.objects.iter().find(|(_, (known, _))| *known == srq);
+                found.map(|(id, _)| AsyncEvent::SrqLimitReached(SrqId(*id)))
+            }
+            IBV_EVENT_CQ_ERR => {
+                let found = self.cqs.objects.iter().find(|(_, known)| **known == cq);
+                found.map(|(id, _)| AsyncEvent::CqError(CqId(*id)))
+            }
+            _ => None,
+        }
+    }
+
     /// A send work request in C's terms, but for its list of memory and its successor.
     fn send_wr(&self, wr: &SendWr, transport: Transport) -> Result<ibv_send_wr, VerbsError> {
         // SAFETY: numbers and pointers, for which zero is a value.
@@ -325,10 +410,7 @@ impl LoadedDevice {
             let mut bad = ptr::null_mut();
             match post(first, &raw mut bad) {
                 0 => {}
-                errno => {
-                    let place = (bad.addr().wrapping_sub(first.addr())) / size_of::<ibv_recv_wr>();
-                    return Err((batch * POST_BATCH + place.min(wrs.len()), errno));
-                }
+                errno => return Err((batch * POST_BATCH + accepted(&chain, bad), errno)),
             }
         }
         Ok(())
@@ -351,6 +433,12 @@ impl LoadedDevice {
 }
 
 type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
+
+/// The place of the rejected work request in its chain. A library that rejects none of the chain has not said
+/// how many it accepted: none are assumed.
+fn accepted<T>(chain: &[T], rejected: *mut T) -> usize {
+    chain.iter().position(|wr| ptr::eq(wr, rejected)).unwrap_or(0)
+}
 
 /// A list of memory in C's terms.
 fn list(sges: &[roce::verbs::Sge]) -> ArrayVec<ibv_sge, MAX_SGE> {
@@ -451,7 +539,12 @@ impl Device for LoadedDevice {
             let wanted = into.remaining_capacity().min(POLL_BATCH);
             // SAFETY: living objects; the function fills at most as many as it is told.
             let count = unsafe { poll(c, wanted as c_int, batch.as_mut_ptr()) };
-            let count = usize::try_from(count).map_err(|_| last_refused("ibv_poll_cq"))?;
+            let polled = match usize::try_from(count) {
+                Ok(count) if count <= wanted => Ok(count),
+                Ok(_) => Err(refused("ibv_poll_cq", libc::EOVERFLOW)),
+                Err(_) => Err(last_refused("ibv_poll_cq")),
+            };
+            let count = polled.inspect_err(|error| self.note_degraded("ibv_poll_cq", error))?;
             let taken = batch.iter().take(count).map(|wc| {
                 let transport = self.qps.get(&wc.qp_num).map(|qp| qp.transport);
                 translate::completion(wc, transport)
@@ -472,7 +565,7 @@ impl Device for LoadedDevice {
     }
 
     fn poll_notified(&mut self) -> Option<CqId> {
-        loop {
+        for _ in 0..EVENT_BATCH {
             let (mut cq, mut name) = (ptr::null_mut(), ptr::null_mut());
             let functions = &self.library.functions;
             // SAFETY: living objects; the channel's descriptor does not wait.
@@ -484,7 +577,7 @@ impl Device for LoadedDevice {
             // SAFETY: the queue of an event that was not acknowledged yet, so it is not destroyed.
             unsafe { (functions.ack_cq_events)(cq, 1) };
             let cq = CqId(name.addr() as u32);
-            if !self.notified.contains(&cq) {
+            if self.cqs.get(cq.0).is_some() && !self.notified.contains(&cq) {
                 self.notified.push_back(cq);
             }
         }
@@ -748,8 +841,7 @@ impl Device for LoadedDevice {
             // SAFETY: living objects; a chain of work requests that ends with a null pointer.
             let errno = if chain.is_empty() { 0 } else { unsafe { post(c, first, &raw mut bad) } };
             if errno != 0 {
-                let place = bad.addr().wrapping_sub(first.addr()) / size_of::<ibv_send_wr>();
-                let accepted = before + place.min(chain.len());
+                let accepted = before + accepted(&chain, bad);
                 return Err(PostError { accepted, error: self.post_refused(qpn, 0, errno) });
             }
             unfit?;
@@ -783,53 +875,26 @@ impl Device for LoadedDevice {
     }
 
     fn poll_event(&mut self) -> Option<AsyncEvent> {
-        let functions = &self.library.functions;
-        loop {
+        let functions = self.library.functions;
+        for _ in 0..EVENT_BATCH {
             // SAFETY: numbers and pointers, for which zero is a value.
             let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
             // SAFETY: living objects; the context's descriptor does not wait.
             if unsafe { (functions.get_async_event)(self.context, &raw mut event) } != 0 {
                 return None;
             }
-            // SAFETY: an event whose object is not destroyed before it is acknowledged.
-            let told = unsafe { describe(&event) };
+            let told = self.describe(&event);
             // SAFETY: an event that was just taken.
             unsafe { (functions.ack_async_event)(&raw mut event) };
+            if event.event_type == IBV_EVENT_DEVICE_FATAL {
+                self.note_gone();
+            }
             // Events of ports and of the device have no counterpart here.
             if told.is_some() {
                 return told;
             }
         }
-    }
-}
-
-/// An event as the device trait reports it.
-///
-/// # Safety
-/// The event was not acknowledged, and is one of our objects' or of the device.
-unsafe fn describe(event: &ibv_async_event) -> Option<AsyncEvent> {
-    let about_qp = |make: fn(Qpn) -> AsyncEvent| {
-        // SAFETY: events of these kinds name a queue pair, which lives, as the caller says.
-        Some(make(Qpn::new(unsafe { (*event.element.qp).qp_num })))
-    };
-    match event.event_type {
-        IBV_EVENT_QP_FATAL => about_qp(AsyncEvent::QpFatal),
-        IBV_EVENT_QP_REQ_ERR => about_qp(AsyncEvent::QpRequestError),
-        IBV_EVENT_QP_ACCESS_ERR => about_qp(AsyncEvent::QpAccessError),
-        IBV_EVENT_COMM_EST => about_qp(AsyncEvent::CommunicationEstablished),
-        IBV_EVENT_SQ_DRAINED => about_qp(AsyncEvent::SendQueueDrained),
-        IBV_EVENT_QP_LAST_WQE_REACHED => about_qp(AsyncEvent::LastWqeReached),
-        IBV_EVENT_SRQ_LIMIT_REACHED => {
-            // SAFETY: as above; its context is the number that it was made with.
-            let name = unsafe { (*event.element.srq).srq_context };
-            Some(AsyncEvent::SrqLimitReached(SrqId(name.addr() as u32)))
-        }
-        IBV_EVENT_CQ_ERR => {
-            // SAFETY: as above.
-            let name = unsafe { (*event.element.cq).cq_context };
-            Some(AsyncEvent::CqError(CqId(name.addr() as u32)))
-        }
-        _ => None,
+        None
     }
 }
 
@@ -868,3 +933,6 @@ impl Drop for LoadedDevice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,8 @@ pub mod fixed;
 pub mod pacer;
 pub mod rtt;
 
+use core::num::NonZeroU32;
+
 use crate::time::{Duration, Time};
 pub use dcqcn::{Dcqcn, DcqcnParams};
 use fixed::FixedRate;
@@ -57,8 +59,9 @@ pub enum Event {
 pub struct Limits {
     /// Bits per second, IP and UDP headers included.
     pub rate_bps: Option<u64>,
-    /// Request packets in flight, in addition to the queue pair's own window. At least 1.
-    pub window_packets: Option<u32>,
+    /// Request packets in flight, in addition to the queue pair's own window. A window of 0 would stop the
+    /// queue pair for ever: nothing in flight, so no event could open it.
+    pub window_packets: Option<NonZeroU32>,
 }
 
 /// A congestion control algorithm, for one queue pair. Time never goes backwards from call to call.

@@ -5,6 +5,8 @@
 //! the peer, the controller gets the peer's notifications and the progress of sent packets, and its
 //! rate paces requests and READ responses. Acknowledgements and notifications are never delayed.
 
+use core::num::NonZeroU32;
+
 use super::context::QpContext;
 use super::requests::Progress;
 use super::{Context, TimeoutReason};
@@ -60,7 +62,7 @@ impl Congestion {
 
     /// Request packets that may be in flight; `None` for the queue pair's own window.
     pub(super) fn window_packets(&self) -> Option<u32> {
-        self.controller.limits().window_packets
+        self.controller.limits().window_packets.map(NonZeroU32::get)
     }
 
     // ---- notifications -------------------------------------------------------------------------

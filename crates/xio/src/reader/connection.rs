@@ -48,6 +48,8 @@ pub(super) struct BlockRef {
 pub(super) enum Response {
     To(BlockRef, Outcome),
     Bad,
+    /// The device completed a receive that is not posted.
+    Impossible,
     Lost,
 }
 
@@ -204,18 +206,23 @@ impl Connection {
         true
     }
 
-    pub(super) fn handle_sent(&mut self, done: &Completion) {
-        let Some(open) = &mut self.0 else { return };
+    /// Whether the completion can be one of a request: of any other, the connection is lost.
+    pub(super) fn handle_sent(&mut self, done: &Completion) -> bool {
+        let Some(open) = &mut self.0 else { return true };
         if done.status != WcStatus::Success {
             open.lost.get_or_insert(done.status);
-            return;
+            return true;
         }
-        let slot = done.wr_id as u32;
-        match open.slots.get_mut(slot as usize) {
-            Some(Slot::Waiting { sent, .. }) => *sent = true,
-            Some(Slot::Responded) => open.release(slot),
-            _ => {}
+        let place = usize::try_from(done.wr_id).ok();
+        match place.and_then(|place| open.slots.get_mut(place)) {
+            Some(Slot::Waiting { sent: sent @ false, .. }) => *sent = true,
+            Some(Slot::Responded) => open.release(done.wr_id as u32),
+            _ => {
+                open.lost.get_or_insert(WcStatus::LocalQpError);
+                return false;
+            }
         }
+        true
     }
 
     pub(super) fn handle_response<D: Device, M: Staging>(
@@ -230,6 +237,11 @@ impl Connection {
         if done.status != WcStatus::Success {
             open.lost.get_or_insert(done.status);
             return Response::Lost;
+        }
+        // Every receive is posted again at once, so each of them may complete.
+        if done.wr_id >= u64::from(open.memory.credits) {
+            open.lost.get_or_insert(WcStatus::LocalQpError);
+            return Response::Impossible;
         }
         let buffer = done.wr_id as u32;
         let addr = open.request_addr(buffer) + CAPSULE_BYTES as u64;

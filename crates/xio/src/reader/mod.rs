@@ -212,6 +212,9 @@ pub enum StreamError {
         /// Which connection.
         connection: u32,
     },
+    /// Our device cannot read a completion queue of the stream.
+    #[error("our device cannot read its completions: {0}")]
+    Device(VerbsError),
 }
 
 /// Counters of a reader.
@@ -231,6 +234,8 @@ pub struct ReaderCounters {
     pub corrupt_blocks: u64,
     /// Responses refused: undecodable, or matching no request of ours.
     pub bad_responses: u64,
+    /// Completions of our device that no outstanding work request can have.
+    pub bad_completions: u64,
     /// Requests sent again after a lost connection.
     pub retried_requests: u64,
     /// Connections lost.
@@ -450,7 +455,13 @@ impl Reader {
             return false;
         }
         let io = &mut Io { now, device, memory };
-        let mut busy = self.take_completions(io);
+        let mut busy = match self.take_completions(io) {
+            Ok(busy) => busy,
+            Err(error) => {
+                self.end_with(sink, &StreamError::Device(error));
+                return true;
+            }
+        };
         busy |= self.send_requests(io);
         busy |= self.copy(io.memory, sink);
         // Copying frees buffers, and reaches samples that have to be requested one by one.
@@ -458,16 +469,21 @@ impl Reader {
         busy
     }
 
-    fn take_completions<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>) -> bool {
+    /// Whether there were any.
+    fn take_completions<D: Device, M: Staging>(
+        &mut self,
+        io: &mut Io<'_, D, M>,
+    ) -> Result<bool, VerbsError> {
         let mut busy = false;
         loop {
             let mut sent = ArrayVec::<_, SENT_PER_BATCH>::new();
-            // A queue that cannot be read returns nothing; its queue pairs fail separately.
-            let _ = io.device.poll_cq(self.send_cq, &mut sent);
+            io.device.poll_cq(self.send_cq, &mut sent)?;
             busy |= !sent.is_empty();
             for done in &sent {
-                if let Some(index) = self.connection_of(done.qpn) {
-                    self.connections[index].handle_sent(done);
+                if let Some(index) = self.connection_of(done.qpn)
+                    && !self.connections[index].handle_sent(done)
+                {
+                    self.counters.bad_completions += 1;
                 }
             }
             if !sent.is_full() {
@@ -476,10 +492,10 @@ impl Reader {
         }
         // A response may bring a block for our stages: one at a time.
         let mut response = ArrayVec::<_, 1>::new();
-        let _ = io.device.poll_cq(self.recv_cq, &mut response);
+        io.device.poll_cq(self.recv_cq, &mut response)?;
         busy |= !response.is_empty();
         response.iter().for_each(|done| self.take_response(io, done));
-        busy
+        Ok(busy)
     }
 
     fn take_response<D: Device, M: Staging>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
@@ -489,6 +505,7 @@ impl Reader {
         match self.connections[index].handle_response(io, done, self.kernels.crc32c) {
             Response::To(block_ref, outcome) => self.settle(io.memory, index, &block_ref, outcome),
             Response::Bad => self.counters.bad_responses += 1,
+            Response::Impossible => self.counters.bad_completions += 1,
             Response::Lost => {}
         }
     }

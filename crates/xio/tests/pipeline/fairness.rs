@@ -143,6 +143,7 @@ fn completions_of_all_sessions_fit() {
     let TargetHost { target, disk, .. } = &mut world.target;
     while target.poll(now, &mut node.endpoint, &mut node.memory, disk) {}
     failed.extend(std::iter::from_fn(|| world.target.target.failed_session()));
+    let failed: Vec<_> = failed.into_iter().map(|(qpn, _)| qpn).collect();
     assert_eq!(failed, world.target.session_qpns());
     world.tear_down();
 }

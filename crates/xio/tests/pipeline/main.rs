@@ -13,6 +13,7 @@ mod faults;
 mod hostile_reader;
 mod hostile_target;
 mod ledger;
+mod lying_device;
 mod net;
 mod raw;
 mod ring;

@@ -16,11 +16,13 @@ use xio::reader::{
     self, ConnectionMemory, Delivery, Reader, ReaderCounters, ReaderResources, ReaderSetup,
     ReaderSource,
 };
-use xio::target::{self, STAGING_BYTES, SessionMemory, Source, Target, WORK_PER_CREDIT};
+use xio::target::{
+    self, STAGING_BYTES, SessionFailure, SessionMemory, Source, Target, WORK_PER_CREDIT,
+};
 
 use super::corpus::Corpus;
 use super::disk::{SimDisk, SimFile};
-use super::ledger::{Ledger, Watched};
+use super::ledger::{Ledger, Lie, Watched};
 use super::net::{CQ_DEPTH, Cqs, Net, create_cqs, create_qp, earliest, register};
 use super::raw::{Fake, Raw};
 use super::ring::{End, HostRing};
@@ -218,6 +220,10 @@ pub(crate) struct World {
     pub(crate) kills: u64,
     /// Serves the readers instead of the target.
     pub(crate) fake: Option<Fake>,
+    /// What the device of a node says that is not true.
+    pub(crate) lies: [Option<Lie>; 2],
+    /// Why the target ended sessions.
+    pub(crate) failures: Vec<SessionFailure>,
     setup: Setup,
     corpus: Corpus,
     files: Vec<SimFile>,
@@ -306,6 +312,8 @@ impl World {
             readers: Vec::new(),
             kills: 0,
             fake,
+            lies: [None, None],
+            failures: Vec::new(),
             setup: setup.clone(),
             corpus: corpus.clone(),
             files,
@@ -375,8 +383,11 @@ impl World {
         let ours = create_qp(node, host.cqs, credits);
         self.net.connect([theirs, ours], self.setup.mtu);
         let now = self.net.now();
-        let mut watched =
-            Watched { endpoint: &mut self.net.nodes[READER].endpoint, ledger: &mut host.ledger };
+        let mut watched = Watched {
+            endpoint: &mut self.net.nodes[READER].endpoint,
+            ledger: Some(&mut host.ledger),
+            lie: None,
+        };
         let memory = ConnectionMemory { capsules: region, credits };
         let connected = host.reader.connect(now, &mut watched, connection, ours, memory);
         connected.expect("the queue pair is new");
@@ -505,10 +516,13 @@ impl World {
         let now = self.net.now();
         let node = &mut self.net.nodes[TARGET];
         disk.land(now, &mut node.memory);
-        let busy = target.poll(now, &mut node.endpoint, &mut node.memory, disk);
+        let lie = self.lies[TARGET].as_mut();
+        let mut device = Watched { endpoint: &mut node.endpoint, ledger: None, lie };
+        let busy = target.poll(now, &mut device, &mut node.memory, disk);
         disk.lend_new(&mut node.memory);
         assert!(target.free_buffers() <= target.buffer_count());
-        while let Some(qpn) = self.target.target.failed_session() {
+        while let Some((qpn, why)) = self.target.target.failed_session() {
+            self.failures.push(why);
             let failed = self.target.sessions.iter().find(|session| session.qpn == qpn);
             let peer = failed.expect("the session is open").peer;
             self.close_session(qpn);
@@ -526,7 +540,8 @@ impl World {
     fn poll_reader(&mut self, index: usize) -> bool {
         let (now, host) = (self.net.now(), &mut self.readers[index]);
         let node = &mut self.net.nodes[READER];
-        let mut watched = Watched { endpoint: &mut node.endpoint, ledger: &mut host.ledger };
+        let (ledger, lie) = (Some(&mut host.ledger), self.lies[READER].as_mut());
+        let mut watched = Watched { endpoint: &mut node.endpoint, ledger, lie };
         let before = *host.reader.counters();
         let busy = host.reader.poll(now, &mut watched, &mut node.memory, &mut host.ring);
         // A fake target's claims about what it sent prove nothing.
