@@ -5,7 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`source`] | an open stream as all classes share it: waiting without the GIL, signals, forks, closing |
-//! | [`stream`], [`file`] | the classes `Stream` and `File`, and `open` |
+//! | [`stream`], [`mod@file`] | the classes `Stream` and `File`, and `open` |
 //! | [`batch`] | the class `Batch`: the buffer protocol over a slot of the ring |
 //! | [`options`] | keyword arguments |
 //! | [`errors`] | errors of `client` as exceptions |
@@ -13,7 +13,7 @@
 //!
 //! Exceptions and records are written in Python (`python/dquant/`); types and signatures for checkers are in
 //! `python/dquant/_native.pyi`. Unsafe code is allowed for the buffer protocol only: in [`batch`], and in
-//! [`file`] where a batch is copied into a caller's buffer.
+//! [`mod@file`] where a batch is copied into a caller's buffer.
 
 use pyo3::prelude::*;
 
