@@ -45,6 +45,7 @@ const LAYERS: &[Layer] = &[
         tests_may_use: &[],
         pure: false,
     },
+    Layer { name: "dquant-python", may_use: &["client"], tests_may_use: &[], pure: false },
     Layer { name: "fuzz", may_use: &["roce", "sim"], tests_may_use: &[], pure: false },
     Layer { name: "xtask", may_use: &[], tests_may_use: &[], pure: false },
 ];

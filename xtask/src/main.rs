@@ -17,6 +17,7 @@ mod layers;
 mod miri;
 mod names;
 mod no_os;
+mod python;
 mod scan;
 mod shell;
 mod test;
@@ -47,6 +48,7 @@ const COMMANDS: &[Command] = &[
     fuzz::COMMAND,
     coverage::COMMAND,
     miri::COMMAND,
+    python::COMMAND,
 ];
 
 fn main() -> ExitCode {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use host::attach::AttachError;
+use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
 use host::ring::{RingError, codes};
 use thiserror::Error;
 
@@ -145,7 +146,7 @@ impl fmt::Display for Server {
     }
 }
 
-/// Why a DPU or target did not serve a request.
+/// What kind of failure an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The request ran and a check failed.
@@ -169,7 +170,63 @@ pub enum Fault {
     Stopped,
 }
 
+const START_AGAIN: &str = "start it again and open the stream at the batch you need";
+
 impl Error {
+    /// What kind of failure it is.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Error::Refused { reason, .. } => *reason,
+            Error::Stream { fault: Fault::Data | Fault::Storage, .. } => Reason::CheckFailed,
+            Error::NoDaemon { .. }
+            | Error::Closed { .. }
+            | Error::NoResponse { .. }
+            | Error::DaemonDied
+            | Error::Stream { fault: Fault::Target | Fault::Stopped, .. } => Reason::Unreachable,
+            _ => Reason::Invalid,
+        }
+    }
+
+    /// The next thing to try, in terms of the command line, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        if lacks_descriptors(self) {
+            return Some(DESCRIPTORS_HINT.to_owned());
+        }
+        let hint = match self {
+            Error::Url { .. } => {
+                "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web"
+            }
+            Error::Plan { hint, .. } => {
+                hint.as_deref().unwrap_or("`dquant cat --help` shows plans")
+            }
+            Error::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
+            Error::NoDaemon { .. } => {
+                "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
+            }
+            Error::Denied { .. } => {
+                "only its owner and root may use it: run as one of them, or start a DPU of your own"
+            }
+            Error::Connect(_) => {
+                "name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"
+            }
+            Error::ForeignDaemon { .. } => {
+                "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
+            }
+            Error::Refused { hint, .. } => return hint.clone(),
+            Error::Stream { fault: Fault::Data, .. } => {
+                "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
+            }
+            Error::Stream { fault: Fault::Storage, .. } => "check the file on the target's machine",
+            Error::Stream { fault: Fault::Target, .. } => {
+                "start the target again; a longer wait is --reconnect"
+            }
+            Error::Stream { fault: Fault::Stopped, .. } | Error::DaemonDied => START_AGAIN,
+            Error::SmallBuffer { .. } => "read at least one batch at a time",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+
     /// No reply came over the local socket.
     pub(crate) fn lost(server: Server, source: AttachError) -> Error {
         match source {

@@ -43,7 +43,7 @@ pub use error::{Error, Fault, Reason, Server};
 pub use file::{File, read};
 pub use proto::{DatasetInfo, Opened, StreamStatus};
 use proto::{DatasetRef, OpenRequest};
-pub use stream::{Batch, Batches, Stream};
+pub use stream::{Batch, Batches, Next, Stream};
 use url::Url;
 
 #[cfg(feature = "in-process")]

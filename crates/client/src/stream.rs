@@ -91,18 +91,38 @@ impl Stream {
     /// When the stream failed, and when its DPU died.
     pub fn next_view(&mut self) -> Result<Option<Batch>, Error> {
         loop {
+            match self.next_view_within(LOOK_EVERY)? {
+                Next::Batch(batch) => return Ok(Some(batch)),
+                Next::End => return Ok(None),
+                Next::Pending | Next::SlotsHeld { .. } => {}
+            }
+        }
+    }
+
+    /// As [`Stream::next_view`], but waits at most `limit` for each slot; with `limit` zero it does not
+    /// sleep. For callers that have other events to check, and that must not wait for themselves.
+    ///
+    /// # Errors
+    /// As [`Stream::next_view`].
+    pub fn next_view_within(&mut self, limit: Duration) -> Result<Next, Error> {
+        loop {
             if let Some(view) = self.slot.as_mut().and_then(Iterator::next) {
                 self.next_batch = view.number() + 1;
-                return Ok(Some(Batch(view)));
+                return Ok(Next::Batch(Batch(view)));
             }
             self.slot = None;
-            match self.consumer.next(LOOK_EVERY) {
+            match self.consumer.next(limit) {
                 Ok(Some(slot)) => self.slot = Some(slot.batches()),
-                Ok(None) => return Ok(None),
-                Err(RingError::TimedOut { .. }) => {}
+                Ok(None) => return Ok(Next::End),
+                Err(RingError::TimedOut { .. }) => return Ok(self.nothing_yet()),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    fn nothing_yet(&self) -> Next {
+        let slots = self.consumer.geometry().slots();
+        if self.consumer.held_slots() == slots { Next::SlotsHeld { slots } } else { Next::Pending }
     }
 
     /// What the stream did so far.
@@ -120,6 +140,23 @@ impl Stream {
 
 fn server(is_local: bool) -> Server {
     if is_local { Server::OwnEngine } else { Server::Daemon }
+}
+
+/// What [`Stream::next_view_within`] found.
+#[derive(Debug)]
+pub enum Next {
+    /// The next batch.
+    Batch(Batch),
+    /// The stream has ended, and every batch was delivered.
+    End,
+    /// Nothing came within the limit; call again.
+    Pending,
+    /// Nothing came within the limit, and nothing will until a batch is dropped: the views of this
+    /// process hold every slot.
+    SlotsHeld {
+        /// Slots of the ring.
+        slots: u32,
+    },
 }
 
 /// Iterator over the batches of a stream; ends after an error.
@@ -165,6 +202,8 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use host::ring::{Producer, RingConfig, SlotMeta};
+
     use super::*;
 
     /// A client refused by a full DPU gets the DPU's message, whether its request was under way or not.
@@ -181,5 +220,40 @@ mod tests {
             let refused = Stream::begin(ours, None, &request).expect_err("no ring came");
             assert_eq!(refused.to_string(), "no room today");
         }
+    }
+
+    /// Waiting within a limit tells a late batch from one that cannot come, and goes on after both.
+    #[test]
+    fn a_reader_that_holds_every_slot_is_told() {
+        let (ours, theirs) = Connection::pair().expect("a pair of sockets");
+        let config = RingConfig { slots: 2, slot_bytes: 4096 };
+        let (mut producer, fds) = Producer::create(config).expect("a ring");
+        let result = Some(open_reply::Result::Opened(Opened::default()));
+        let reply = OpenReply { result }.encode_to_vec();
+        theirs.send(&reply, &fds.to_pass()).expect("there is room");
+        let request = OpenRequest { slots: 2, ..OpenRequest::default() };
+        let mut stream = Stream::begin(ours, None, &request).expect("a ring came");
+        let mut publish = |number| {
+            let slot = producer.free_slot().expect("a slot is free");
+            let meta = SlotMeta {
+                bytes: 64,
+                first_batch: number,
+                batch_count: 2,
+                batch_bytes: 32,
+                crc32c: None,
+            };
+            producer.publish(slot, meta).expect("the slot was free");
+        };
+        let mut next = || stream.next_view_within(Duration::ZERO).expect("no failure");
+        assert!(matches!(next(), Next::Pending));
+        publish(0);
+        publish(2);
+        let kept: Vec<Next> = (0..4).map(|_| next()).collect();
+        assert!(kept.iter().all(|found| matches!(found, Next::Batch(_))));
+        assert!(matches!(next(), Next::SlotsHeld { slots: 2 }));
+        drop(kept);
+        assert!(matches!(next(), Next::Pending));
+        publish(4);
+        assert!(matches!(next(), Next::Batch(batch) if batch.number() == 4));
     }
 }

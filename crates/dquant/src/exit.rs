@@ -7,7 +7,7 @@
 use std::error::Error as Cause;
 use std::{fmt, io};
 
-use client::{Fault, Reason};
+use client::Reason;
 use engine::error::{DESCRIPTORS_HINT, Kind, lacks_descriptors, split_hint};
 use engine::signals::{self, EndSignal};
 
@@ -130,26 +130,12 @@ impl From<engine::Error> for CliError {
 
 impl From<client::Error> for CliError {
     fn from(error: client::Error) -> CliError {
-        let failed = CliError::failed(exit_of(&error), &error).caused_by(&error);
-        match hint_for(&error) {
-            Some(hint) => failed.hint(hint),
-            None => failed,
-        }
-    }
-}
-
-fn exit_of(error: &client::Error) -> Exit {
-    use client::Error as E;
-    match error {
-        E::Refused { reason: Reason::CheckFailed, .. }
-        | E::Stream { fault: Fault::Data | Fault::Storage, .. } => Exit::CheckFailed,
-        E::NoDaemon { .. }
-        | E::Closed { .. }
-        | E::NoResponse { .. }
-        | E::DaemonDied
-        | E::Refused { reason: Reason::Unreachable, .. }
-        | E::Stream { fault: Fault::Target | Fault::Stopped, .. } => Exit::PeerUnreachable,
-        _ => Exit::Usage,
+        let exit = match error.reason() {
+            Reason::CheckFailed => Exit::CheckFailed,
+            Reason::Invalid => Exit::Usage,
+            Reason::Unreachable => Exit::PeerUnreachable,
+        };
+        CliError::Failed { message: error.to_string(), hint: error.hint(), exit }
     }
 }
 
@@ -158,43 +144,6 @@ pub(crate) const OUTPUT_HINT: &str = "name a file in a folder that exists and is
 
 /// What helps when an input cannot be read.
 pub(crate) const INPUT_HINT: &str = "name a file that exists and that this user may read";
-
-const START_AGAIN: &str = "start it again and open the stream at the batch you need";
-
-/// What helps against an error of the client library, in terms of the command line.
-fn hint_for(error: &client::Error) -> Option<&str> {
-    use client::Error as E;
-    Some(match error {
-        E::Url { .. } => {
-            "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web"
-        }
-        E::Plan { hint, .. } => hint.as_deref().unwrap_or("`dquant cat --help` shows plans"),
-        E::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
-        E::NoDaemon { .. } => {
-            "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
-        }
-        E::Denied { .. } => {
-            "only its owner and root may use it: run as one of them, or start a DPU of your own"
-        }
-        E::Connect(_) => {
-            "name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"
-        }
-        E::ForeignDaemon { .. } => {
-            "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
-        }
-        E::Refused { hint, .. } => return hint.as_deref(),
-        E::Stream { fault: Fault::Data, .. } => {
-            "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
-        }
-        E::Stream { fault: Fault::Storage, .. } => "check the file on the target's machine",
-        E::Stream { fault: Fault::Target, .. } => {
-            "start the target again; a longer wait is --reconnect"
-        }
-        E::Stream { fault: Fault::Stopped, .. } | E::DaemonDied => START_AGAIN,
-        E::SmallBuffer { .. } => "read at least one batch at a time",
-        _ => return None,
-    })
-}
 
 /// Cleans up when a signal ends this process, and ends it with the code that shells show for that signal.
 ///

@@ -6,9 +6,9 @@
 //! callers are enums of their own ([`EngineError`](crate::data::EngineError)).
 
 use std::error::Error as Cause;
-use std::{fmt, io};
+use std::fmt;
 
-use rustix::io::Errno;
+pub use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
 use thiserror::Error;
 
 /// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur here.
@@ -32,16 +32,6 @@ pub struct Error {
     kind: Kind,
     /// Whether a retry may succeed a little later.
     transient: bool,
-}
-
-/// What helps against a lack of descriptors. No other hint replaces it.
-pub const DESCRIPTORS_HINT: &str = "raise the open-file limit of the process that reports this: `ulimit -n`, or LimitNOFILE= of its service";
-
-/// Whether the system refused for lack of descriptors: `cause`, or what caused it.
-pub fn lacks_descriptors(cause: &(dyn Cause + 'static)) -> bool {
-    let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-    let errno = code.map(Errno::from_raw_os_error).or(cause.downcast_ref().copied());
-    errno == Some(Errno::MFILE) || cause.source().is_some_and(lacks_descriptors)
 }
 
 /// The system's message, followed by `separator` and the hint where descriptors are lacking.
@@ -125,6 +115,10 @@ impl Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]

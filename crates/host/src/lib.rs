@@ -5,6 +5,7 @@
 //! | [`disk`], [`root`] | io_uring reads; files opened below exported folders only |
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor |
+//! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //!
 //! A trainer needs only `ring` and `attach`, so networking does not belong here: sockets and registered
 //! memory are in `nic`, and a disk receives the address of the memory to fill. Decisions about datasets,
@@ -12,6 +13,7 @@
 //! Unsafe code is allowed; every block states why it is sound.
 
 pub mod attach;
+pub mod descriptors;
 pub mod disk;
 pub mod kernels;
 pub mod ring;

@@ -134,6 +134,13 @@ impl Consumer {
         self.ring.geometry
     }
 
+    /// Slots with a living view. While all are held the producer has none to fill, so nothing arrives
+    /// until a view is dropped.
+    pub fn held_slots(&self) -> u32 {
+        let held = self.ring.held.iter().filter(|held| held.load(Ordering::Relaxed));
+        held.count() as u32
+    }
+
     /// The counters of the consumer.
     pub fn counters(&self) -> ConsumerCounters {
         let credit_signals = self.ring.credit_signals.load(Ordering::Relaxed);

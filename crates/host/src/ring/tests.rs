@@ -255,6 +255,23 @@ fn a_batch_keeps_its_slot_and_the_mapping() {
 }
 
 #[test]
+fn slots_with_views_are_counted_as_held() {
+    let (mut producer, mut consumer, _life) = ring(2, 4096);
+    publish_u64(&mut producer, 1);
+    publish_u64(&mut producer, 2);
+    assert_eq!(consumer.held_slots(), 0, "published is not held");
+    let first = consumer.next(LONG).unwrap().unwrap();
+    let batch = first.batches().next().unwrap();
+    let second = consumer.next(LONG).unwrap().unwrap();
+    assert_eq!(consumer.held_slots(), 2);
+    assert!(consumer.next(Duration::ZERO).unwrap_err().is_timeout());
+    drop((first, second));
+    assert_eq!(consumer.held_slots(), 1, "a batch holds its slot");
+    drop(batch);
+    assert_eq!(consumer.held_slots(), 0);
+}
+
+#[test]
 fn endings_come_after_the_slots() {
     let (mut producer, mut consumer, _life) = ring(2, 4096);
     publish_u64(&mut producer, 7);

@@ -1,0 +1,43 @@
+"""Training batches from Dquant: blended, shuffled and narrowed beside the data, read in place.
+
+    import dquant
+
+    plan = "window(2048) | shuffle(7) | narrow(u16) | batch(32)"
+    with dquant.Stream("dq://127.0.0.1/web", plan, batches=100) as stream:
+        for batch in stream:
+            tokens = batch.numpy()  # uint16 [32, 2048], a read-only view, no copy
+            ...
+            del tokens
+
+`Stream` iterates over batches, `open` returns a file that copies them. With `offload=True` the DPU daemon of this
+machine does the work; without it the same engine runs in threads of this process. The batches are the same to the
+byte. Every exception is a `dquant.Error` with a message and a hint.
+"""
+
+from ._errors import (
+    Error,
+    ForkError,
+    InvalidError,
+    SlotsHeldError,
+    StateError,
+    StreamError,
+    UnreachableError,
+)
+from ._native import Batch, File, Stream, open
+from ._records import Dataset, Opened
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Error",
+    "File",
+    "ForkError",
+    "InvalidError",
+    "Opened",
+    "SlotsHeldError",
+    "StateError",
+    "Stream",
+    "StreamError",
+    "UnreachableError",
+    "open",
+]

@@ -1,0 +1,35 @@
+"""What a stream reports about itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset of a stream, as its target describes it."""
+
+    name: str
+    """Path below the target's root."""
+    format: str
+    """Format of the file: flat, npy or megatron."""
+    dtype: str
+    """Type of its tokens, in the notation of the option `dtype`: u16, u32."""
+    tokens: int
+    """Number of its tokens."""
+    data_offset: int
+    """Offset of the first token in the file, in bytes."""
+    fingerprint: int
+    """Changes when the file is replaced or written."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What was opened."""
+
+    plan: str
+    """The plan in its canonical form, with the seed filled in."""
+    dtype: str
+    """Type of the tokens of a batch, by its name in numpy: uint16 or uint32."""
+    shape: tuple[int, int]
+    """Samples of a batch, and tokens of a sample."""
+    datasets: tuple[Dataset, ...]
+    """The datasets, in the order of the plan."""
