@@ -340,27 +340,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// PSN of the first request that the queue pair will send: the peer's `remote_psn`.
-    pub fn initial_psn(&self, qpn: Qpn) -> Result<Psn, VerbsError> {
-        self.entry(qpn).map(|entry| entry.qp.first_psn())
-    }
-
-    /// Replaces the initial PSN that was drawn at creation. Only before the queue pair is connected.
-    pub fn set_initial_psn(&mut self, qpn: Qpn, psn: Psn) -> Result<(), VerbsError> {
-        let slot = self.slot(qpn)?;
-        self.qps.at_mut(slot).ok_or(no_qp(qpn))?.qp.set_first_psn(psn)
-    }
-
-    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step. The peer may do everything its
-    /// keys allow. Not for UD.
-    ///
-    /// # Errors
-    /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then.
-    pub fn connect(&mut self, now: Time, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
-        let mtu = self.config.mtu;
-        self.on_qp(now, qpn, |qp, cx| qp.connect(cx, peer, mtu))
-    }
-
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
     ///
     /// Going to RESET discards all work without completions, and unpolled completions, as
@@ -384,14 +363,6 @@ impl Endpoint {
     /// The attributes of a queue pair, its state among them.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
         self.entry(qpn).map(|entry| entry.qp.query())
-    }
-
-    /// Moves a queue pair to the error state: its work requests complete as flushed.
-    pub fn modify_to_error(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| {
-            qp.fail(cx);
-            Ok(())
-        })
     }
 
     /// Whether all these requests would be accepted if posted now, one after the other: for callers

@@ -338,11 +338,6 @@ impl Qp {
         self.srq
     }
 
-    /// PSN of the first request.
-    pub(crate) fn first_psn(&self) -> Psn {
-        self.first_psn
-    }
-
     fn expect_state(&self, allowed: &[QpState]) -> Result<(), VerbsError> {
         let (qpn, state) = (self.qpc.qpn.get(), self.state);
         let wrong = VerbsError::WrongState { qpn, state: state.name() };
@@ -354,37 +349,6 @@ impl Qp {
     }
 
     // ---- states --------------------------------------------------------------------------------
-
-    /// Sets the PSN of the first request, instead of the one drawn at creation.
-    pub(crate) fn set_first_psn(&mut self, psn: Psn) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Reset])?;
-        self.first_psn = psn;
-        Ok(())
-    }
-
-    /// RESET to RTS.
-    pub(crate) fn connect(
-        &mut self,
-        cx: &mut Context<'_>,
-        peer: &Connect,
-        port_mtu: Mtu,
-    ) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Reset])?;
-        if self.qpc.transport == Transport::Ud {
-            return Err(self.invalid("datagram queue pairs have no peer"));
-        }
-        let before = self.qpc;
-        let all = QpAttr { sq_psn: self.first_psn, ..QpAttr::of(peer) };
-        let done = [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().try_for_each(|state| {
-            let rule = transition::rule(self.qpc.transport, self.state, state);
-            let (needs, _) = rule.unwrap_or_default();
-            self.modify(cx, &QpAttr { state, mask: needs | AttrMask::STATE, ..all }, port_mtu)
-        });
-        if done.is_err() {
-            (self.state, self.qpc) = (QpState::Reset, before);
-        }
-        done
-    }
 
     /// Changes state and attributes; does nothing if that is not legal.
     pub(crate) fn modify(
@@ -543,7 +507,7 @@ impl Qp {
     // ---- failures ------------------------------------------------------------------------------
 
     /// Stops the queue pair and flushes its work requests; nothing more is sent.
-    pub(crate) fn fail(&mut self, cx: &mut Context<'_>) {
+    fn fail(&mut self, cx: &mut Context<'_>) {
         self.record_peer_failure(cx, Cause::Program, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }
