@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 
 use crate::memory::sg::{Placement, Placements};
 use crate::time::Time;
-use crate::verbs::{Ecn, Path, Qpn};
+use crate::verbs::{Ecn, Path, Qpn, Transport};
 use crate::wire::{Headers, MAX_HEADER_BYTES};
 
 /// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
@@ -136,11 +136,19 @@ pub trait Wire {
     /// The wire counts and drops packets that do not parse or whose ICRC is wrong.
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
 
-    /// How many of `packets` packets on this path to the queue pair `dest` can be sent now without
-    /// loss, as far as the wire knows. Admitted packets count as in flight until the next `send`. After
-    /// 0, query again at [`next_wakeup`](Wire::next_wakeup). A wire without knowledge of its receivers
-    /// admits all.
-    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize;
+    /// How many of `packets` packets on this path to the queue pair `dest` may be sent now: those that
+    /// the receiver has room for, as far as the wire knows. Admitted packets that are not sent by the
+    /// next `send` or `receive` lapse. After 0, query again at [`next_wakeup`](Wire::next_wakeup). A
+    /// wire without knowledge of its receivers admits all. Datagrams do not wait for a receiver that has
+    /// stopped: they are admitted, and lost.
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        packets: usize,
+    ) -> usize;
 
     /// When a destination that admitted nothing may do so again: nothing else wakes its senders.
     fn next_wakeup(&self) -> Option<Time>;

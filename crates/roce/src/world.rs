@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 
 use crate::endpoint::{Endpoint, Insert, Placement, Transmit};
 use crate::time::Time;
-use crate::verbs::{MULTICAST_QPN, Qpn};
+use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
 
 pub use crate::io::{
     AtomicOp, BURST_PACKETS, Memory, MemoryKind, NoMemory, Origin, Payload, RxFrame, Staging,
@@ -167,7 +167,9 @@ fn send_gathered<W: Wire, M: Memory>(
 ) -> usize {
     let mut sent = 0;
     while sent < MAX_SENT && endpoint.outbox.len() > 0 {
-        let chosen = endpoint.outbox.choose(&mut |path, dest| wire.admits(now, path, dest, 1) > 0);
+        let chosen = endpoint
+            .outbox
+            .choose(&mut |path, dest| wire.admits(now, path, dest, Transport::Rc, 1) > 0);
         if chosen == 0 {
             break;
         }
@@ -186,7 +188,8 @@ fn send_burst<W: Wire, M: Memory>(
     now: Time,
 ) -> usize {
     let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
-    let mut admits = |path: &Path, dest, packets| wire.admits(now, path, dest, packets);
+    let mut admits =
+        |path: &Path, dest, service, packets| wire.admits(now, path, dest, service, packets);
     while !frames.is_full()
         && let Some(transmit) = endpoint.poll_admitted(now, &mut admits)
     {
@@ -201,8 +204,7 @@ fn send_burst<W: Wire, M: Memory>(
     let sent = frames.len();
     if sent > 0 {
         wire.send(now, &frames, memory);
-        drop(frames);
-        endpoint.end_grant();
     }
+    endpoint.end_grant();
     sent
 }
