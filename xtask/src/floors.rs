@@ -260,6 +260,32 @@ mod tests {
     }
 
     #[test]
+    fn the_table_lists_a_floor_above_all_that_it_may_use() {
+        for (src, floors) in FLOORS {
+            for (height, floor) in floors.iter().enumerate() {
+                let higher = floors[height..].iter().find(|one| floor.may_use.contains(&one.name));
+                assert!(
+                    higher.is_none(),
+                    "{src}: {} is below {}",
+                    floor.name,
+                    higher.unwrap().name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_module_of_roce_has_a_floor() {
+        let source = fs::read_to_string(root().join("crates/roce/src/lib.rs")).unwrap();
+        let (_, floors) = FLOORS.iter().find(|(src, _)| *src == "crates/roce/src").unwrap();
+        for line in source.lines() {
+            let module = line.trim_start_matches("pub ").strip_prefix("mod ");
+            let Some(module) = module.and_then(|rest| rest.strip_suffix(';')) else { continue };
+            assert!(floors.iter().any(|floor| floor.name == module), "{module} has no floor");
+        }
+    }
+
+    #[test]
     fn files_of_other_modules_are_not_looked_at() {
         assert_eq!(depth_in(&MIDDLE, Path::new("middles/x.rs")), None);
         assert_eq!(depth_in(&MIDDLE, Path::new("middle/x.json")), None);
