@@ -6,16 +6,18 @@
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor |
 //!
-//! A trainer needs only `ring` and `attach`, so networking does not belong here: sockets and registered
+//! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`, and networking does not belong here: sockets and registered
 //! memory are in `nic`, and a disk receives the address of the memory to fill. Decisions about datasets,
 //! plans and blocks are in `xio`, which sees the machine through the traits that these modules implement.
 //! Unsafe code is allowed; every block states why it is sound.
 
 pub mod attach;
+#[cfg(feature = "disk")]
 pub mod disk;
 pub mod kernels;
 pub mod ring;
+#[cfg(feature = "disk")]
 pub mod root;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "disk"))]
 mod scratch;

@@ -1,9 +1,9 @@
 //! The upper seam: an RDMA device as programs see it.
 //!
 //! [`Device`] is implemented by the software [`Endpoint`](crate::endpoint::Endpoint) and by hardware
-//! NICs behind a verbs library.
-//! State machines and tools above this crate are written against it and never see a packet. Calls that
-//! need the time take it as an argument; nothing here blocks or returns memory.
+//! NICs behind a verbs library. State machines and tools above this crate are written against it and
+//! never see a packet. Calls that need the time take it as an argument; nothing here blocks or returns
+//! memory.
 //!
 //! Protocol and packets may not enter.
 
