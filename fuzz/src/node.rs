@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::{Deref, DerefMut};
 
 use roce::Time;
+use roce::device;
 use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, EndpointConfig, QpAttr, QpConfig, QpState, SrqConfig,
 };
@@ -297,7 +298,7 @@ impl Host<'_> {
             return;
         };
         if service.transport != Transport::Ud {
-            let _ = self.node.endpoint.connect(self.now, qpn, peer);
+            let _ = device::connect(&mut self.node.endpoint, self.now, qpn, peer);
             return;
         }
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

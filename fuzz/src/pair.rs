@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use roce::Duration;
-use roce::endpoint::{AttrMask, Connect, Mtu, QpState, Reliability};
+use roce::endpoint::{AttrMask, Connect, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{
     Access, Datagram, MULTICAST_QPN, MemoryRegion, SendOp, SendWr, SgList, Sge, Transport,
     WindowBinding,
@@ -115,18 +115,18 @@ impl World {
 
     fn connect_both(&mut self, slot: usize) {
         let first_psn = pick(self.connect.b, &[0, 0xff_fffe, 0x7f_ffff, 0x80_0000]);
-        for own in 0..2 {
-            let host = self.host(own);
-            if let Some(qpn) = host.slots[slot].qpn {
-                // Refused if it is connected already.
-                let _ = host.node.endpoint.set_initial_psn(qpn, Psn::new(first_psn));
-            }
-        }
-        (0..2).for_each(|own| self.connect_one(own, slot));
+        (0..2).for_each(|own| self.connect_one(own, slot, Some(Psn::new(first_psn))));
     }
 
-    fn connect_one(&mut self, own: usize, slot: usize) {
-        let Some(connect) = self.connection(own, slot) else {
+    /// PSN of the first request: `chosen` before the queue pair is connected.
+    fn first_psn(&self, node: usize, slot: usize, chosen: Option<Psn>) -> Option<Psn> {
+        let qpn = self.programs[node].slots[slot].qpn?;
+        let attr = self.fabric.node(node as u32).endpoint.query_qp(qpn).expect("it exists");
+        Some(chosen.filter(|_| attr.state == QpState::Reset).unwrap_or(attr.sq_psn))
+    }
+
+    fn connect_one(&mut self, own: usize, slot: usize, first_psn: Option<Psn>) {
+        let Some(connect) = self.connection(own, slot, first_psn) else {
             return;
         };
         self.seen[own][slot].0 = connect.remote_psn.minus(1);
@@ -134,10 +134,11 @@ impl World {
     }
 
     /// How to reach the peer of a slot, if it has one.
-    fn connection(&self, own: usize, slot: usize) -> Option<Connect> {
+    fn connection(&self, own: usize, slot: usize, first_psn: Option<Psn>) -> Option<Connect> {
         let peer = self.fabric.node(1 - own as u32);
         let qpn = self.programs[1 - own].slots[slot].qpn?;
-        let remote_psn = peer.endpoint.initial_psn(qpn).expect("it exists");
+        let remote_psn = self.first_psn(1 - own, slot, first_psn)?;
+        let local_psn = self.first_psn(own, slot, first_psn)?;
         let Record { verb, b, c, d, e, .. } = self.connect;
         Some(Connect {
             mtu: pick(b >> 2, &[Mtu::M256, Mtu::M256, Mtu::M512, Mtu::M1024]),
@@ -152,6 +153,7 @@ impl World {
                 0 => Reliability::GoBackN,
                 _ => Reliability::Selective,
             },
+            local_psn,
             ..Connect::new(peer.path(), qpn, remote_psn)
         })
     }
@@ -423,14 +425,17 @@ impl World {
             0 => {
                 let host = self.host(own);
                 if let Some(qpn) = host.slots[slot].qpn {
-                    host.node.endpoint.modify_to_error(host.now, qpn).expect("it exists");
+                    host.node
+                        .endpoint
+                        .modify_qp(host.now, qpn, &QpAttr::to(QpState::Error))
+                        .expect("it exists");
                 }
             }
             1 => self.host(own).destroy_qp(slot),
             2 => self.host(own).create_qp(slot),
             3 => {
                 self.tainted[slot] = true;
-                self.connect_one(own, slot);
+                self.connect_one(own, slot, None);
             }
             _ => {
                 (0..2).for_each(|node| self.host(node).destroy_qp(slot));
@@ -464,7 +469,7 @@ impl World {
             QpState::Sqe,
             QpState::Error,
         ];
-        let Some(connect) = self.connection(own, slot) else {
+        let Some(connect) = self.connection(own, slot, None) else {
             return;
         };
         let transport = self.programs[own].slots[slot].service.transport;

@@ -7,7 +7,7 @@
 //! receiver drops everything else.
 
 use roce::Duration;
-use roce::endpoint::{Connect, Mtu, QpState, Reliability};
+use roce::endpoint::{Connect, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{SendOp, SendWr, SgList, Sge};
 use roce::wire::{BTH_BYTES, ICRC_BYTES, Psn};
 use roce::world::Ecn;
@@ -66,14 +66,14 @@ impl Victim {
         let mut victim = Victim { fabric, program, expected };
         for slot in 0..SLOTS {
             let mut host = victim.host();
-            if let Some(qpn) = host.slots[slot].qpn {
+            if host.slots[slot].qpn.is_some() {
                 let peer = roce::verbs::Qpn::new(PEER_QPN);
                 let connect = Connect {
                     mtu: Mtu::M256,
                     reliability,
+                    local_psn: Psn::new(FIRST_PSN),
                     ..Connect::new(remote, peer, Psn::new(FIRST_PSN))
                 };
-                host.node.endpoint.set_initial_psn(qpn, Psn::new(FIRST_PSN)).expect("in RESET");
                 host.connect(slot, &connect);
             }
         }
@@ -171,7 +171,10 @@ impl Victim {
         host.poll_all();
         for slot in 0..SLOTS {
             if let Some(qpn) = host.slots[slot].qpn {
-                host.node.endpoint.modify_to_error(host.now, qpn).expect("it exists");
+                host.node
+                    .endpoint
+                    .modify_qp(host.now, qpn, &QpAttr::to(QpState::Error))
+                    .expect("it exists");
                 assert_eq!(host.state(slot), Some(QpState::Error));
                 host.poll_all();
                 let ledger = &host.node.memory.guard.ledger;

@@ -25,8 +25,65 @@ const FLOORS: &[(&str, &[Floor])] = &[
     (
         "crates/roce/src",
         &[
+            Floor { name: "time", may_use: &[] },
+            Floor { name: "counters", may_use: &[] },
+            Floor { name: "rng", may_use: &[] },
+            Floor { name: "slab", may_use: &["rng"] },
+            Floor { name: "deadlines", may_use: &["rng", "time"] },
             Floor { name: "wire", may_use: &[] },
+            Floor { name: "planted", may_use: &["wire"] },
             Floor { name: "congestion", may_use: &["time", "wire"] },
+            Floor { name: "verbs", may_use: &["rng", "time", "wire", "congestion"] },
+            Floor { name: "memory", may_use: &["planted", "rng", "slab", "verbs"] },
+            Floor { name: "io", may_use: &["time", "wire", "verbs", "memory"] },
+            Floor { name: "multicast", may_use: &["verbs"] },
+            Floor { name: "events", may_use: &["verbs"] },
+            Floor { name: "srq", may_use: &["rng", "slab", "verbs", "memory", "events"] },
+            Floor { name: "cq", may_use: &["planted", "rng", "slab", "verbs", "srq"] },
+            Floor { name: "report", may_use: &["counters", "time", "wire", "congestion", "verbs"] },
+            Floor {
+                name: "qp",
+                may_use: &[
+                    "counters",
+                    "planted",
+                    "rng",
+                    "time",
+                    "wire",
+                    "congestion",
+                    "verbs",
+                    "memory",
+                    "io",
+                    "events",
+                    "srq",
+                    "cq",
+                    "report",
+                ],
+            },
+            Floor { name: "outbox", may_use: &["wire", "verbs", "io", "qp"] },
+            Floor {
+                name: "endpoint",
+                may_use: &[
+                    "counters",
+                    "deadlines",
+                    "planted",
+                    "rng",
+                    "slab",
+                    "time",
+                    "wire",
+                    "congestion",
+                    "verbs",
+                    "memory",
+                    "io",
+                    "multicast",
+                    "events",
+                    "srq",
+                    "cq",
+                    "report",
+                    "qp",
+                    "outbox",
+                ],
+            },
+            Floor { name: "world", may_use: &["time", "wire", "verbs", "io", "endpoint"] },
         ],
     ),
     (
@@ -200,6 +257,32 @@ mod tests {
         assert_eq!(judged("middle/x.rs", "use super::super::high;").len(), 1);
         assert_eq!(judged("middle/mod.rs", "use super::high;").len(), 1);
         assert_eq!(judged("middle/x.rs", "mod m { fn f() { super::super::super::g() } }").len(), 1);
+    }
+
+    #[test]
+    fn the_table_lists_a_floor_above_all_that_it_may_use() {
+        for (src, floors) in FLOORS {
+            for (height, floor) in floors.iter().enumerate() {
+                let higher = floors[height..].iter().find(|one| floor.may_use.contains(&one.name));
+                assert!(
+                    higher.is_none(),
+                    "{src}: {} is below {}",
+                    floor.name,
+                    higher.unwrap().name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_module_of_roce_has_a_floor() {
+        let source = fs::read_to_string(root().join("crates/roce/src/lib.rs")).unwrap();
+        let (_, floors) = FLOORS.iter().find(|(src, _)| *src == "crates/roce/src").unwrap();
+        for line in source.lines() {
+            let module = line.trim_start_matches("pub ").strip_prefix("mod ");
+            let Some(module) = module.and_then(|rest| rest.strip_suffix(';')) else { continue };
+            assert!(floors.iter().any(|floor| floor.name == module), "{module} has no floor");
+        }
     }
 
     #[test]

@@ -7,17 +7,19 @@
 //! | [`kernels`] | the per-byte kernels for this processor |
 //! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //!
-//! A trainer needs only `ring` and `attach`, so networking does not belong here: sockets and registered
-//! memory are in `nic`, and a disk receives the address of the memory to fill. Decisions about datasets,
-//! plans and blocks are in `xio`, which sees the machine through the traits that these modules implement.
-//! Unsafe code is allowed; every block states why it is sound.
+//! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
+//! not belong here: sockets and registered memory are in `nic`, and a disk receives the address of the memory
+//! to fill. Decisions about datasets, plans and blocks are in `xio`, which sees the machine through the traits
+//! that these modules implement. Unsafe code is allowed; every block states why it is sound.
 
 pub mod attach;
 pub mod descriptors;
+#[cfg(feature = "disk")]
 pub mod disk;
 pub mod kernels;
 pub mod ring;
+#[cfg(feature = "disk")]
 pub mod root;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "disk"))]
 mod scratch;

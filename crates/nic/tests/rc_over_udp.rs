@@ -10,6 +10,7 @@ use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waiter;
 use roce::Duration;
+use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcOpcode,
@@ -49,9 +50,11 @@ impl Host {
     fn connect(&mut self, peer: &Host) {
         let remote = peer.wire.inner().local();
         let path = Path { dscp: 26, ..Path::new(remote) };
-        let psn = peer.endpoint.initial_psn(peer.qpn).expect("qp");
-        let attributes = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, psn) };
-        self.endpoint.connect(clock::now(), self.qpn, &attributes).expect("connect");
+        let psn = peer.endpoint.query_qp(peer.qpn).expect("qp").sq_psn;
+        let local_psn = self.endpoint.query_qp(self.qpn).expect("qp").sq_psn;
+        let connect = Connect::new(path, peer.qpn, psn);
+        let connect = Connect { mtu: Mtu::M4096, local_psn, ..connect };
+        device::connect(&mut self.endpoint, clock::now(), self.qpn, &connect).expect("connect");
     }
 
     fn range(&mut self, len: u64) -> PoolRange {

@@ -13,6 +13,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, Sge};
 use roce::world::{Origin, Path};
@@ -43,9 +44,11 @@ impl Side {
 
     fn connect(&mut self, peer: &Side) {
         let path = Path::new(peer.address);
-        let remote_psn = peer.endpoint.initial_psn(peer.qpn).unwrap();
-        let connect = Connect { mtu: Mtu::M4096, ..Connect::new(path, peer.qpn, remote_psn) };
-        self.endpoint.connect(Time::ZERO, self.qpn, &connect).unwrap();
+        let remote_psn = peer.endpoint.query_qp(peer.qpn).unwrap().sq_psn;
+        let local_psn = self.endpoint.query_qp(self.qpn).unwrap().sq_psn;
+        let connect = Connect::new(path, peer.qpn, remote_psn);
+        let connect = Connect { mtu: Mtu::M4096, local_psn, ..connect };
+        device::connect(&mut self.endpoint, Time::ZERO, self.qpn, &connect).unwrap();
     }
 }
 

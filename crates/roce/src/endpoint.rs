@@ -8,14 +8,16 @@
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
 //! Nothing is allocated after a queue pair has been created and connected.
 
+mod device;
+
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
-use crate::device::InitialPsns;
 use crate::events::EventQueue;
+use crate::io::Origin;
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
@@ -29,21 +31,23 @@ use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::Time;
+use crate::verbs::device::InitialPsns;
 use crate::verbs::{
-    Access, Completion, CqId, GRH_BYTES, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
+    Access, Completion, CqId, MemoryRegion, Path, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
     Transport, VerbsError, WindowBinding, WindowId,
 };
 use crate::wire::{Headers, Psn};
-use crate::world::{AtomicOp, Origin, Path};
 
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
-pub use crate::events::AsyncEvent;
 pub use crate::memory::sg::{Placement, Placements};
-pub use crate::qp::TimeoutReason;
 pub use crate::qp::context::Transmit;
-pub use crate::qp::transition::MAX_RD_ATOMIC;
-pub use crate::verbs::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
+pub use crate::qp::delivery::{AtomicJob, Delivery, Insert};
+pub use crate::report::TimeoutReason;
+pub use crate::verbs::transition::MAX_RD_ATOMIC;
+pub use crate::verbs::{
+    AsyncEvent, AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability, SrqConfig,
+};
 
 /// Bits of a queue pair number.
 const QPN_BITS: u32 = 24;
@@ -98,59 +102,6 @@ impl Default for EndpointConfig {
 /// Returns how many of this number of packets of a service the wire admits on a path to a queue pair.
 pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, Transport, usize) -> usize + 'a;
 
-/// What to do with a packet that arrived.
-#[derive(Clone, Debug, Default)]
-pub struct Delivery {
-    /// Where `insert` and the packet's payload are placed, one after the other, in order. Empty if
-    /// there is nothing to place.
-    pub pieces: Placements,
-    /// What precedes the payload, or replaces the placement.
-    pub insert: Insert,
-    /// If not 0: the packet is a request behind READs with this many responses still to be sent, and
-    /// was not processed yet. [`world::drain`](crate::world::drain) gathers these responses if they are
-    /// few, and then passes the packet to [`handle_held`](Endpoint::handle_held).
-    pub owed_packets: u32,
-}
-
-/// Bytes to place that are not in a payload, or an atomic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Insert {
-    /// Nothing.
-    #[default]
-    None,
-    /// The former value of an atomic of ours: 8 bytes in host byte order.
-    Value(u64),
-    /// The route header in front of a datagram.
-    RouteHeader([u8; GRH_BYTES as usize]),
-    /// The peer's atomic: execute it and pass the original value to [`Endpoint::complete_atomic`]
-    /// before any other call.
-    Atomic(AtomicJob),
-}
-
-/// An atomic on memory of ours, all checks passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtomicJob {
-    /// The word, 8-byte aligned, in registered memory.
-    pub addr: u64,
-    /// What to do.
-    pub op: AtomicOp,
-    /// The responder's queue pair.
-    pub qpn: Qpn,
-    /// PSN of the request.
-    pub psn: Psn,
-}
-
-/// Sizes of a shared receive queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqConfig {
-    /// Protection domain.
-    pub pd: PdId,
-    /// Most receives posted and not taken.
-    pub max_wr: u32,
-    /// An event is made when fewer receives than this are left; 0 for never.
-    pub limit: u32,
-}
-
 #[derive(Debug)]
 struct QpEntry {
     qp: Qp,
@@ -166,7 +117,7 @@ struct QpEntry {
 /// In: [`handle_packet`](Endpoint::handle_packet) for each packet that arrived,
 /// [`handle_timeout`](Endpoint::handle_timeout) at the time that
 /// [`poll_timeout`](Endpoint::poll_timeout) returned, and the verbs
-/// ([`Device`](crate::device::Device)) at any time. Time never goes backwards from call to call.
+/// ([`Device`](crate::verbs::device::Device)) at any time. Time never goes backwards from call to call.
 ///
 /// Out: after any of these, [`poll_transmit`](Endpoint::poll_transmit) until it returns `None`; then
 /// `poll_timeout` for the next deadline, and [`poll_cq`](Endpoint::poll_cq) for completions.
@@ -340,27 +291,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// PSN of the first request that the queue pair will send: the peer's `remote_psn`.
-    pub fn initial_psn(&self, qpn: Qpn) -> Result<Psn, VerbsError> {
-        self.entry(qpn).map(|entry| entry.qp.first_psn())
-    }
-
-    /// Replaces the initial PSN that was drawn at creation. Only before the queue pair is connected.
-    pub fn set_initial_psn(&mut self, qpn: Qpn, psn: Psn) -> Result<(), VerbsError> {
-        let slot = self.slot(qpn)?;
-        self.qps.at_mut(slot).ok_or(no_qp(qpn))?.qp.set_first_psn(psn)
-    }
-
-    /// Connects a queue pair: RESET to INIT, RTR and RTS in one step. The peer may do everything its
-    /// keys allow. Not for UD.
-    ///
-    /// # Errors
-    /// Those of [`modify_qp`](Endpoint::modify_qp); it is in RESET then.
-    pub fn connect(&mut self, now: Time, qpn: Qpn, peer: &Connect) -> Result<(), VerbsError> {
-        let mtu = self.config.mtu;
-        self.on_qp(now, qpn, |qp, cx| qp.connect(cx, peer, mtu))
-    }
-
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
     ///
     /// Going to RESET discards all work without completions, and unpolled completions, as
@@ -384,14 +314,6 @@ impl Endpoint {
     /// The attributes of a queue pair, its state among them.
     pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, VerbsError> {
         self.entry(qpn).map(|entry| entry.qp.query())
-    }
-
-    /// Moves a queue pair to the error state: its work requests complete as flushed.
-    pub fn modify_to_error(&mut self, now: Time, qpn: Qpn) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| {
-            qp.fail(cx);
-            Ok(())
-        })
     }
 
     /// Whether all these requests would be accepted if posted now, one after the other: for callers
@@ -822,12 +744,12 @@ impl Endpoint {
         self.regions.deregister(lkey)
     }
 
-    /// Queues a send work request: one of a batch of [`Device::post_send`](crate::device::Device).
+    /// Queues a send work request: one of a batch of [`Device::post_send`](crate::verbs::device::Device).
     pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
     }
 
-    /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::device::Device).
+    /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
     }

@@ -6,43 +6,7 @@
 
 use alloc::collections::{BTreeSet, VecDeque};
 
-use crate::verbs::{CqId, Qpn, SrqId};
-
-/// Something that happened to an object rather than to a work request (IBA 11.6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AsyncEvent {
-    /// A queue pair failed without a work request to report it, or its completion queue overran.
-    QpFatal(Qpn),
-    /// An illegal request arrived.
-    QpRequestError(Qpn),
-    /// A request arrived without the right to access its target.
-    QpAccessError(Qpn),
-    /// A packet arrived on a queue pair in RTR.
-    CommunicationEstablished(Qpn),
-    /// A queue pair in SQD has nothing outstanding any more.
-    SendQueueDrained(Qpn),
-    /// A queue pair with a shared receive queue failed, and takes no more receives from it.
-    LastWqeReached(Qpn),
-    /// A shared receive queue fell below its limit.
-    SrqLimitReached(SrqId),
-    /// A completion queue overran.
-    CqError(CqId),
-}
-
-impl AsyncEvent {
-    /// The queue pair of the event, if it has one.
-    pub const fn qpn(self) -> Option<Qpn> {
-        match self {
-            AsyncEvent::QpFatal(qpn)
-            | AsyncEvent::QpRequestError(qpn)
-            | AsyncEvent::QpAccessError(qpn)
-            | AsyncEvent::CommunicationEstablished(qpn)
-            | AsyncEvent::SendQueueDrained(qpn)
-            | AsyncEvent::LastWqeReached(qpn) => Some(qpn),
-            AsyncEvent::SrqLimitReached(_) | AsyncEvent::CqError(_) => None,
-        }
-    }
-}
+use crate::verbs::AsyncEvent;
 
 /// Events in the order in which they happened.
 #[derive(Debug, Default)]
@@ -89,6 +53,7 @@ fn identity(event: AsyncEvent) -> (u8, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{CqId, Qpn, SrqId};
 
     #[test]
     fn the_same_event_waits_once_and_may_come_again() {

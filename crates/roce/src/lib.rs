@@ -8,14 +8,17 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
-//! | [`verbs`] | objects, work requests, completions and the other types of the verbs |
-//! | [`device`] | the [`device::Device`] trait that programs use |
-//! | [`world`] | the [`world::Wire`] and [`world::Memory`] seams and the drain loop between them |
-//! | `memory` | regions, windows, scatter/gather lists: the check of every access |
-//! | `qp` | queue pairs: states, the three services, loss recovery |
 //! | [`congestion`] | congestion control: controllers, pacing, round-trip times |
+//! | [`verbs`] | objects, work requests, completions, attributes, and the [`device::Device`] trait that programs use |
+//! | `memory` | regions, windows, scatter/gather lists: the check of every access |
+//! | `io` | the [`world::Wire`] and [`world::Memory`] seams |
+//! | `events`, `srq`, `cq` | the queues that queue pairs share |
 //! | [`report`] | the state of queue pairs, and why they failed |
+//! | `qp` | queue pairs: the three services, loss recovery |
 //! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
+//! | [`world`] | the loop between an endpoint, its wire and its memory |
+//!
+//! A module uses only those above it; `cargo xtask check layers` enforces it.
 //!
 //! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification, volume 1.
 #![no_std]
@@ -30,9 +33,9 @@ pub mod congestion;
 mod counters;
 mod cq;
 mod deadlines;
-pub mod device;
 pub mod endpoint;
 mod events;
+mod io;
 mod memory;
 mod multicast;
 mod outbox;
@@ -48,3 +51,4 @@ pub mod wire;
 pub mod world;
 
 pub use time::{Duration, Time};
+pub use verbs::device;

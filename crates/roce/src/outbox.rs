@@ -15,11 +15,11 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 
-use crate::endpoint::Transmit;
+use crate::io::{BURST_PACKETS, Memory, Payload, TxFrame, gather};
 use crate::qp::HELD_RESPONSES;
-use crate::verbs::Qpn;
+use crate::qp::context::Transmit;
+use crate::verbs::{Path, Qpn};
 use crate::wire::Headers;
-use crate::world::{BURST_PACKETS, Memory, Path, Payload, TxFrame, gather};
 
 /// Most packets of one queue pair: the number of responses behind which our requester still sends
 /// requests.

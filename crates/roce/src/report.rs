@@ -13,10 +13,22 @@ use core::net::IpAddr;
 
 use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
-use crate::qp::TimeoutReason;
 use crate::time::Time;
 use crate::verbs::{QpAttr, Qpn, Transport, WcStatus};
 use crate::wire::{Psn, Syndrome};
+
+/// The reason of a queue pair's deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TimeoutReason {
+    /// Requests are unacknowledged: they are retransmitted.
+    AckTimeout,
+    /// The peer had no receive posted: sending resumes.
+    RnrWait,
+    /// Selective repeat: an acknowledgement or a response is overdue.
+    LossProbe,
+    /// Congestion control: the next packet may be sent.
+    Pacing,
+}
 
 /// Why a queue pair stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,13 +11,11 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::endpoint::SrqConfig;
-use crate::events::AsyncEvent;
 use crate::events::EventQueue;
 use crate::memory::sg;
 use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
-use crate::verbs::{PdId, RecvWr, SrqId, VerbsError};
+use crate::verbs::{AsyncEvent, PdId, RecvWr, SrqConfig, SrqId, VerbsError};
 
 /// Most shared receive queues of an endpoint.
 const MAX_SRQS: u32 = 1 << 16;

@@ -6,6 +6,7 @@
 use alloc::vec::Vec;
 
 use roce::Time;
+use roce::device;
 use roce::endpoint::{Connect, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, VerbsError, WcStatus};
 
@@ -68,10 +69,13 @@ impl Stream {
         let (_, peer_qpn, remote) = end(fabric, to, message_bytes)?;
         for (own, own_qpn, peer, peer_qpn) in [(from, qpn, to, peer_qpn), (to, peer_qpn, from, qpn)]
         {
-            let psn = fabric.node(peer).endpoint.initial_psn(peer_qpn)?;
-            let mut connect = Connect::new(fabric.path_to(peer), peer_qpn, psn);
+            let psn = fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
+            let connect = Connect::new(fabric.path_to(peer), peer_qpn, psn);
+            let endpoint = &mut fabric.node_mut(own).endpoint;
+            let local_psn = endpoint.query_qp(own_qpn)?.sq_psn;
+            let mut connect = Connect { local_psn, ..connect };
             adjust(&mut connect);
-            fabric.node_mut(own).endpoint.connect(now, own_qpn, &connect)?;
+            device::connect(endpoint, now, own_qpn, &connect)?;
         }
         Ok(Stream { from, to, qpn, peer_qpn, cq, local, remote, outstanding: 0 })
     }

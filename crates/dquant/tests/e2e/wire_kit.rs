@@ -6,6 +6,7 @@ use engine::control::proto::QueuePair;
 use nic::clock;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
+use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus,
@@ -137,7 +138,7 @@ impl Rogue {
         QueuePair {
             address: self.wire.local().to_string(),
             qpn: self.qpn.get(),
-            psn: self.endpoint.initial_psn(self.qpn).expect("it exists").get(),
+            psn: self.endpoint.query_qp(self.qpn).expect("it exists").sq_psn.get(),
             mtu: 4096,
             selective_repeat: false,
         }
@@ -155,8 +156,9 @@ impl Rogue {
         let remote = peer.address.parse().expect("an address");
         let path = Path::new(remote);
         let to = Connect::new(path, Qpn::new(peer.qpn), Psn::new(peer.psn));
-        let to = Connect { mtu: Mtu::M4096, timeout: 13, ..to };
-        self.endpoint.connect(clock::now(), self.qpn, &to).expect("it is new");
+        let local_psn = self.endpoint.query_qp(self.qpn).expect("it exists").sq_psn;
+        let to = Connect { mtu: Mtu::M4096, timeout: 13, local_psn, ..to };
+        device::connect(&mut self.endpoint, clock::now(), self.qpn, &to).expect("it is new");
     }
 
     fn sge(&self, place: u64, len: u32) -> SgList {

@@ -578,6 +578,7 @@ fn a_daemon_on_this_machine_is_reached_whatever_its_queue_pair_number() {
 }
 
 mod many_small {
+    use roce::device;
     use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
     use roce::verbs::{Access, SendOp, SendWr, SgList, Sge};
     use roce::world::{self, AtomicOp, MemoryKind};
@@ -612,7 +613,7 @@ mod many_small {
             let qp = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).expect("room");
             let to = Connect::new(path_to(address), Qpn::new(qpn(slot)), Psn::default());
             let peer = Connect { mtu: Mtu::M4096, timeout: 0, window_packets: 1 << 16, ..to };
-            endpoint.connect(now, qp, &peer).expect("room");
+            device::connect(endpoint, now, qp, &peer).expect("room");
             let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
             let op = SendOp::Write { remote_addr: 0, rkey: 1 };
             endpoint.post_send(now, qp, SendWr { op, sges, ..SendWr::default() }).expect("room");

@@ -14,8 +14,8 @@ use crate::congestion::pacer::{NotificationPoint, Pacer};
 use crate::congestion::{AnyController, Controller, Event};
 use crate::planted::{Bug, Planted};
 use crate::time::{Duration, Time};
+use crate::verbs::{Ecn, Path};
 use crate::wire::{ICRC_BYTES, Operation};
-use crate::world::{Ecn, Path};
 
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;

@@ -4,9 +4,8 @@
 use arrayvec::ArrayVec;
 
 use crate::memory::sg::Placement;
-use crate::verbs::{Access, Connect, CqId, MAX_SGE, PdId, Qpn, Reliability, Transport};
+use crate::verbs::{Access, Connect, CqId, MAX_SGE, Path, PdId, Qpn, Reliability, Transport};
 use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Service};
-use crate::world::Path;
 
 /// A packet to send: headers, and the location of its payload.
 ///

@@ -14,6 +14,7 @@
 //! for every packet (C3).
 
 use super::context::{PacketHeaders, QpContext};
+use super::delivery::{AtomicJob, Insert};
 use super::inbound::{
     Inbound, Message, Violation, bad_length, bad_opcode, check_enabled, check_remote, invalid,
     range_of,
@@ -21,13 +22,12 @@ use super::inbound::{
 use super::recv_queue::RecvQueue;
 use super::resources::{PeerRequest, Resources};
 use super::{RxPacket, Scope};
-use crate::endpoint::{AtomicJob, Insert};
+use crate::io::AtomicOp;
 use crate::memory::region::{AccessKind, Range};
 use crate::planted::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
-use crate::world::AtomicOp;
 
 /// The acknowledgement to be sent.
 #[derive(Clone, Copy, Debug)]

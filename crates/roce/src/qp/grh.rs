@@ -7,9 +7,9 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::verbs::GRH_BYTES;
+use crate::io::Origin;
+use crate::verbs::{Ecn, GRH_BYTES};
 use crate::wire::{Headers, ICRC_BYTES};
-use crate::world::{Ecn, Origin};
 
 const UDP_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;

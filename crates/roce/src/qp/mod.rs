@@ -2,7 +2,7 @@
 //!
 //! Each service handles packets in its own module ([`rc`], [`uc`], [`ud`]). This module has what they
 //! share: the state (IBA 10.3.1), which decides what may be posted and received, and the handling of
-//! failures. [`transition`] checks the state transitions.
+//! failures. [`transition`] has the legal state transitions.
 //!
 //! | state | receives | arriving packets | sends |
 //! |---|---|---|---|
@@ -21,6 +21,7 @@
 mod codes;
 mod congestion;
 pub(crate) mod context;
+pub(crate) mod delivery;
 mod executor;
 mod grh;
 mod inbound;
@@ -34,7 +35,6 @@ mod requests;
 mod resources;
 mod responder;
 mod send_queue;
-pub(crate) mod transition;
 mod uc;
 mod ud;
 
@@ -44,22 +44,23 @@ use core::ops::{Deref, DerefMut};
 use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
-use crate::endpoint::Insert;
-use crate::events::{AsyncEvent, EventQueue};
+use crate::events::EventQueue;
+use crate::io::Origin;
 use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
 use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
-use crate::report::{Cause, LastError};
+use crate::report::{Cause, LastError, TimeoutReason};
 use crate::srq::{Receive, SrqSlot, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
-    Access, AttrMask, Completion, Connect, CqId, MAX_MESSAGE_BYTES, Mtu, PdId, QpAttr, QpConfig,
-    QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport, VerbsError, WcOpcode, WcStatus,
+    Access, AsyncEvent, AttrMask, Completion, Connect, CqId, Ecn, MAX_MESSAGE_BYTES, Mtu, Path,
+    PdId, QpAttr, QpConfig, QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport,
+    VerbsError, WcOpcode, WcStatus, transition,
 };
 use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
-use crate::world::{Ecn, Origin, Path};
 use congestion::Congestion;
 use context::{PacketHeaders, QpContext};
+use delivery::Insert;
 use executor::Fatal;
 use rc::{Failure, Rc};
 use recv_queue::RecvQueue;
@@ -71,24 +72,11 @@ use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
 
-/// The reason of a queue pair's deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TimeoutReason {
-    /// Requests are unacknowledged: they are retransmitted.
-    AckTimeout,
-    /// The peer had no receive posted: sending resumes.
-    RnrWait,
-    /// Selective repeat: an acknowledgement or a response is overdue.
-    LossProbe,
-    /// Congestion control: the next packet may be sent.
-    Pacing,
-}
-
 /// Most responses that READs may still miss when a request behind them is sent. Our responder gathers
 /// that many; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
-/// Whether the peer at this path and queue pair number is stalled ([`crate::world::Wire`]).
+/// Whether the peer at this path and queue pair number is stalled ([`Wire`](crate::io::Wire)).
 pub(crate) type IsStalled<'a> = dyn FnMut(&Path, Qpn) -> bool + 'a;
 
 /// The rest of the endpoint, for a queue pair handling one event.
@@ -107,7 +95,7 @@ pub(crate) struct Context<'a> {
     pub(crate) pieces: &'a mut Placements,
     /// What is placed before that payload, or executed instead.
     pub(crate) insert: &'a mut Insert,
-    /// See [`Delivery::owed_packets`](crate::endpoint::Delivery).
+    /// See [`Delivery::owed_packets`](delivery::Delivery).
     pub(crate) owed_packets: &'a mut u32,
     /// The packet that was built, and its path; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
@@ -338,11 +326,6 @@ impl Qp {
         self.srq
     }
 
-    /// PSN of the first request.
-    pub(crate) fn first_psn(&self) -> Psn {
-        self.first_psn
-    }
-
     fn expect_state(&self, allowed: &[QpState]) -> Result<(), VerbsError> {
         let (qpn, state) = (self.qpc.qpn.get(), self.state);
         let wrong = VerbsError::WrongState { qpn, state: state.name() };
@@ -354,37 +337,6 @@ impl Qp {
     }
 
     // ---- states --------------------------------------------------------------------------------
-
-    /// Sets the PSN of the first request, instead of the one drawn at creation.
-    pub(crate) fn set_first_psn(&mut self, psn: Psn) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Reset])?;
-        self.first_psn = psn;
-        Ok(())
-    }
-
-    /// RESET to RTS.
-    pub(crate) fn connect(
-        &mut self,
-        cx: &mut Context<'_>,
-        peer: &Connect,
-        port_mtu: Mtu,
-    ) -> Result<(), VerbsError> {
-        self.expect_state(&[QpState::Reset])?;
-        if self.qpc.transport == Transport::Ud {
-            return Err(self.invalid("datagram queue pairs have no peer"));
-        }
-        let before = self.qpc;
-        let all = QpAttr { sq_psn: self.first_psn, ..QpAttr::of(peer) };
-        let done = [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().try_for_each(|state| {
-            let rule = transition::rule(self.qpc.transport, self.state, state);
-            let (needs, _) = rule.unwrap_or_default();
-            self.modify(cx, &QpAttr { state, mask: needs | AttrMask::STATE, ..all }, port_mtu)
-        });
-        if done.is_err() {
-            (self.state, self.qpc) = (QpState::Reset, before);
-        }
-        done
-    }
 
     /// Changes state and attributes; does nothing if that is not legal.
     pub(crate) fn modify(
@@ -543,7 +495,7 @@ impl Qp {
     // ---- failures ------------------------------------------------------------------------------
 
     /// Stops the queue pair and flushes its work requests; nothing more is sent.
-    pub(crate) fn fail(&mut self, cx: &mut Context<'_>) {
+    fn fail(&mut self, cx: &mut Context<'_>) {
         self.record_peer_failure(cx, Cause::Program, None);
         self.enter_error(cx, None, WcStatus::WrFlushError, false);
     }

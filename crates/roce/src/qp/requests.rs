@@ -28,11 +28,11 @@ use alloc::collections::VecDeque;
 
 use super::codes::{NO_CREDITS, credit_count, rnr_delay};
 use super::context::{PacketHeaders, QpContext};
+use super::delivery::Insert;
 use super::recovery::SendRecovery;
 use super::request::{self, ATOMIC_BYTES, Request};
 use super::{HELD_RESPONSES, Scope};
 use crate::congestion::rtt::RttMeter;
-use crate::endpoint::Insert;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;

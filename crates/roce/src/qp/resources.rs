@@ -13,9 +13,9 @@
 use alloc::collections::VecDeque;
 
 use super::context::QpContext;
+use crate::io::AtomicOp;
 use crate::memory::region::Range;
 use crate::wire::{Psn, Reth};
-use crate::world::AtomicOp;
 
 /// A response to send.
 #[derive(Debug)]

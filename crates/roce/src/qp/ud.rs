@@ -7,18 +7,18 @@
 //! writable ends the queue pair.
 
 use super::context::{PacketHeaders, QpContext};
+use super::delivery::Insert;
 use super::grh::route_header;
 use super::recv_queue::RecvQueue;
 use super::send_queue::SendQueue;
 use super::{RxPacket, Scope};
-use crate::endpoint::Insert;
+use crate::io::Origin;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
 use crate::planted::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{Completion, Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Deth, Ext, Opcode};
-use crate::world::Origin;
 
 /// A request's queue key with this bit set stands for the sender's own (IBA 10.2.5).
 const OWN_QKEY_BIT: u32 = 1 << 31;

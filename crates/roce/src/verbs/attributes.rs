@@ -1,13 +1,12 @@
 //! Queue pair attributes of the verbs: what `modify_qp` sets and `query_qp` returns.
 //!
-//! Plain values only. `qp/transition.rs` decides which of them a transition needs and allows.
+//! Plain values only. [`transition`](super::transition) decides which of them a transition needs and allows.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::{Access, CqId, PdId, SrqId, Transport};
+use super::{Access, CqId, Path, PdId, SrqId, Transport};
 use crate::congestion::CongestionControl;
 use crate::wire::{Psn, Qpn, ROCE_PORT};
-use crate::world::Path;
 
 pub use mask::AttrMask;
 
@@ -77,6 +76,17 @@ impl QpConfig {
             srq: None,
         }
     }
+}
+
+/// Sizes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqConfig {
+    /// Protection domain.
+    pub pd: PdId,
+    /// Most receives posted and not taken.
+    pub max_wr: u32,
+    /// An event is made when fewer receives than this are left; 0 for never.
+    pub limit: u32,
 }
 
 /// Path MTU: payload bytes of a full packet.

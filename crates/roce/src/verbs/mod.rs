@@ -4,23 +4,31 @@
 //! |---|---|
 //! | `ids` | identifiers of objects |
 //! | `attributes` | attributes that queue pairs are created, connected and modified with |
+//! | `transition` | the legal state transitions of a queue pair, and their attributes |
+//! | `path` | the way to a peer |
 //! | `error` | why a verb was refused |
+//! | `event` | asynchronous events |
+//! | [`device`] | the trait that programs use |
 //! | here | work requests and completions |
 //!
-//! Names are those of the InfiniBand verbs. A [`Device`](crate::device::Device) implements them.
+//! Names are those of the InfiniBand verbs. A [`Device`](device::Device) implements them.
 
-pub(crate) mod attributes;
+mod attributes;
+pub mod device;
 mod error;
+mod event;
 mod ids;
+mod path;
+pub(crate) mod transition;
 
 use arrayvec::ArrayVec;
 
-use crate::world::Path;
-
 pub use crate::wire::Qpn;
-pub use attributes::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability};
+pub use attributes::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability, SrqConfig};
 pub use error::VerbsError;
+pub use event::AsyncEvent;
 pub use ids::{CqId, PdId, SrqId, WindowId};
+pub use path::{Ecn, Path};
 
 /// Most scatter/gather elements one work request may carry.
 pub const MAX_SGE: usize = 8;

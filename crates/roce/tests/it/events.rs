@@ -215,7 +215,7 @@ fn arming_with_completions_waiting_notifies_at_once() {
         assert_eq!(pair.notified(), [], "it was polled");
         pair.arm(cq, false);
         pair.receives(1);
-        pair.fabric.endpoint(b).modify_to_error(Time::ZERO, b.qpn).unwrap();
+        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: a failed one");
     }
 }
@@ -256,7 +256,7 @@ fn solicited_only_waits_for_what_is_solicited_or_wrong() {
             pair.fabric.received_by(b).iter().map(|done| done.solicited).collect();
         assert_eq!(solicited, [false, true]);
         pair.arm(cq, true);
-        pair.fabric.endpoint(b).modify_to_error(Time::ZERO, b.qpn).unwrap();
+        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: flushed");
     }
 }

@@ -8,6 +8,7 @@ use std::ops::{Deref, DerefMut};
 
 use roce::Duration;
 use roce::Time;
+use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, QpConfig};
 use roce::verbs::{Completion, CqId, Qpn, SrqId};
 use roce::wire::Headers;
@@ -165,10 +166,13 @@ impl Fabric {
     pub(crate) fn connect(&mut self, a: End, b: End, adjust: impl Fn(&mut Connect)) {
         for (own, peer) in [(a, b), (b, a)] {
             let remote = &self.nodes[peer.node];
-            let remote_psn = remote.endpoint.initial_psn(peer.qpn).unwrap();
-            let mut connect = Connect::new(remote.path(), peer.qpn, remote_psn);
+            let remote_psn = remote.endpoint.query_qp(peer.qpn).unwrap().sq_psn;
+            let connect = Connect::new(remote.path(), peer.qpn, remote_psn);
+            let endpoint = &mut self.nodes[own.node].endpoint;
+            let local_psn = endpoint.query_qp(own.qpn).unwrap().sq_psn;
+            let mut connect = Connect { local_psn, ..connect };
             adjust(&mut connect);
-            self.nodes[own.node].endpoint.connect(Time::ZERO, own.qpn, &connect).unwrap();
+            device::connect(endpoint, Time::ZERO, own.qpn, &connect).unwrap();
         }
     }
 

@@ -123,7 +123,7 @@ impl Pair {
     }
 
     pub(crate) fn first_psn(&self) -> Psn {
-        self.fabric.nodes[0].endpoint.initial_psn(self.a.qpn).unwrap()
+        self.fabric.nodes[0].endpoint.query_qp(self.a.qpn).unwrap().sq_psn
     }
 
     /// Drops the packets selected by `lose`, which also gets the number of its call.

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::Psn;
@@ -64,7 +65,7 @@ fn sender(addresses: &[&str], packets: u32) -> (Endpoint, Vec<Qpn>) {
         let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
         let path = Path::new(address.parse().unwrap());
         let peer = Connect { mtu: Mtu::M4096, ..Connect::new(path, Qpn::new(9), Psn::default()) };
-        endpoint.connect(Time::ZERO, qpn, &peer).unwrap();
+        device::connect(&mut endpoint, Time::ZERO, qpn, &peer).unwrap();
         let len = packets * 4096;
         let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
         let op = SendOp::Write { remote_addr: 0, rkey: 1 };
@@ -171,7 +172,7 @@ fn a_grant_ends_with_the_burst_that_it_was_for() {
         let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
         let to = Connect::new(Path::new(FAST.parse().unwrap()), Qpn::new(9), Psn::default());
         let peer = Connect { mtu: Mtu::M4096, window_packets: 4096, ..to };
-        endpoint.connect(Time::ZERO, qpn, &peer).unwrap();
+        device::connect(&mut endpoint, Time::ZERO, qpn, &peer).unwrap();
         let sges = SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }]);
         let op = SendOp::Write { remote_addr: 0, rkey: 1 };
         endpoint.post_send(Time::ZERO, qpn, SendWr { op, sges, ..SendWr::default() }).unwrap();

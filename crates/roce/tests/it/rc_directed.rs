@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use roce::device;
 use roce::endpoint::{
-    Connect, Counters, Endpoint, EndpointConfig, Mtu, Placements, QpConfig, QpState, Reliability,
-    TimeoutReason,
+    Connect, Counters, Endpoint, EndpointConfig, Mtu, Placements, QpAttr, QpConfig, QpState,
+    Reliability, TimeoutReason,
 };
 use roce::verbs::{
     Access, MAX_MESSAGE_BYTES, PdId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError,
@@ -115,8 +116,14 @@ fn psns_wrap_in_the_middle_of_a_message() {
     let regions = [0, 1]
         .map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
     let (a, b) = (fabric.create_end(0, 64, 256), fabric.create_end(1, 64, 256));
-    fabric.nodes[0].endpoint.set_initial_psn(a.qpn, Psn::new(0xff_fffe)).unwrap();
-    fabric.connect(a, b, |connect| connect.mtu = Mtu::M256);
+    let first = Psn::new(0xff_fffe);
+    fabric.connect(a, b, |connect| {
+        connect.mtu = Mtu::M256;
+        match connect.dest_qp == b.qpn {
+            true => connect.local_psn = first,
+            false => connect.remote_psn = first,
+        }
+    });
     let mut pair = Pair { fabric, a, b, regions };
     pair.lose(|asked, _| asked == 3);
     pair.write(1, 0, 256 * 5);
@@ -901,8 +908,14 @@ fn the_error_state_flushes_what_was_and_what_comes() {
     pair.read(2, 10);
     pair.fabric.settle();
     let (a, b) = (pair.a, pair.b);
-    pair.fabric.nodes[0].endpoint.modify_to_error(Time::ZERO, a.qpn).unwrap();
-    pair.fabric.nodes[1].endpoint.modify_to_error(Time::ZERO, b.qpn).unwrap();
+    pair.fabric.nodes[0]
+        .endpoint
+        .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Error))
+        .unwrap();
+    pair.fabric.nodes[1]
+        .endpoint
+        .modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error))
+        .unwrap();
     pair.write(3, 0, 10);
     pair.receive(9, 10);
     let (sent, received) = pair.run();
@@ -953,8 +966,8 @@ fn sends_are_refused_too_early_too_long_or_too_many() {
     assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(0)), Err(early));
     let path = Fabric::new(&FabricConfig::default()).nodes[0].path();
     let connect = Connect::new(path, Qpn::new(5), Psn::new(0));
-    endpoint.connect(Time::ZERO, qpn, &connect).unwrap();
-    assert!(endpoint.connect(Time::ZERO, qpn, &connect).is_err());
+    device::connect(&mut endpoint, Time::ZERO, qpn, &connect).unwrap();
+    assert!(device::connect(&mut endpoint, Time::ZERO, qpn, &connect).is_err());
     let too_long = VerbsError::TooLong(2 * MAX_MESSAGE_BYTES);
     assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(2)), Err(too_long));
     endpoint.post_send(Time::ZERO, qpn, wr(1)).unwrap();
@@ -1059,7 +1072,7 @@ fn strangers_are_dropped_and_counted_by_reason() {
     let mut lone = Lone::new();
     let (b, opcode) = (lone.pair.b.qpn, Opcode::RcSendOnly);
     let stranger = Qpn::new(b.get() ^ 0x80_0000);
-    let unsent = lone.pair.fabric.nodes[1].endpoint.initial_psn(b).unwrap();
+    let unsent = lone.pair.fabric.nodes[1].endpoint.query_qp(b).unwrap().sq_psn;
     let drops = [
         lone.custom(opcode, Ext::None, 10, |bth| bth.dest_qp = stranger),
         lone.custom(opcode, Ext::None, 10, |bth| bth.pkey = 0x1234),

@@ -167,7 +167,7 @@ impl Victim {
             assert!(was == is || may_change, "seed {seed}: {addr:#x} was written");
         }
         let end = self.end;
-        self.endpoint().modify_to_error(Time::ZERO, end.qpn).unwrap();
+        self.endpoint().modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Error)).unwrap();
         let done = self.fabric.sent_by(end).len() + self.fabric.received_by(end).len();
         assert_eq!(done, self.posted, "seed {seed}: work requests without completions");
     }
@@ -205,7 +205,7 @@ impl Victim {
 
     /// A SACK of packets near our own, or far from them.
     fn sack(&self, draw: &mut Chance) -> Sack {
-        let own = self.fabric.nodes[1].endpoint.initial_psn(self.end.qpn).unwrap();
+        let own = self.fabric.nodes[1].endpoint.query_qp(self.end.qpn).unwrap().sq_psn;
         let start =
             draw.pick(&[own, own.plus(3), own.minus(100), Psn::new(draw.clone().word() as u32)]);
         let bits = u128::from(draw.word()) << 64 | u128::from(draw.word());
@@ -345,8 +345,8 @@ fn packets_made_up_from_nothing_do_no_harm() {
         let mut victim = Victim::new(seed, &mut draw);
         let source = victim.fabric.nodes[0].path().remote;
         let (peer, end) = (victim.peer.qpn, victim.end.qpn);
-        let mut expected = victim.fabric.nodes[0].endpoint.initial_psn(peer).unwrap();
-        let own = victim.endpoint().initial_psn(end).unwrap();
+        let mut expected = victim.fabric.nodes[0].endpoint.query_qp(peer).unwrap().sq_psn;
+        let own = victim.endpoint().query_qp(end).unwrap().sq_psn;
         let mut now = Time::ZERO;
         victim.listen(now);
         for _ in 0..60 {

@@ -612,7 +612,10 @@ fn the_receive_in_progress_is_flushed_first() {
     pair.send(1, 600);
     pair.fabric.settle();
     pair.fabric.advance();
-    pair.fabric.nodes[1].endpoint.modify_to_error(Time::ZERO, pair.b.qpn).unwrap();
+    pair.fabric.nodes[1]
+        .endpoint
+        .modify_qp(Time::ZERO, pair.b.qpn, &QpAttr::to(QpState::Error))
+        .unwrap();
     let ends: Vec<_> =
         pair.fabric.received_by(pair.b).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(ends, [(0, WrFlushError), (1, WrFlushError), (2, WrFlushError)]);

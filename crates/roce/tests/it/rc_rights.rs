@@ -395,7 +395,7 @@ impl Shared {
     /// An out-of-order SEND of the hostile peer, for its `index`-th receive from now on.
     fn out_of_order_send(&mut self, ahead: u32, index: u32) -> bool {
         let (peer, end) = self.hostile;
-        let first = self.fabric.nodes[0].endpoint.initial_psn(peer.qpn).unwrap();
+        let first = self.fabric.nodes[0].endpoint.query_qp(peer.qpn).unwrap().sq_psn;
         let bth = Bth { opcode: Opcode::SrSendOnly, psn: first.plus(ahead), ..bth_to(end.qpn) };
         let ext = Ext::Sreth(Sreth { sequence: index, offset: 0 });
         let headers = Headers::new(bth, ext).unwrap();
@@ -456,7 +456,7 @@ fn receives_that_were_taken_for_nothing_go_back_in_order() {
 }
 
 fn to_error(endpoint: &mut Endpoint, qpn: Qpn) {
-    endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
+    endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Error)).unwrap();
 }
 
 fn to_reset(endpoint: &mut Endpoint, qpn: Qpn) {

@@ -1,7 +1,7 @@
 //! Reports of a queue pair, and why it failed: packet, peer and cause.
 
 use roce::Time;
-use roce::endpoint::{MAX_PAST_ERRORS, QpState};
+use roce::endpoint::{MAX_PAST_ERRORS, QpAttr, QpState};
 use roce::report::{Cause, Credits, LastError, Peer, QpReport};
 use roce::verbs::{SendOp, Transport, WcStatus};
 use roce::wire::Syndrome;
@@ -119,7 +119,7 @@ fn a_program_that_stops_its_queue_pair_is_no_riddle() {
     let qpn = pair.a.qpn;
     let endpoint = &mut pair.fabric.nodes[0].endpoint;
     assert_eq!(endpoint.last_error(qpn), None);
-    endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
+    endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Error)).unwrap();
     assert_eq!(endpoint.last_error(qpn).unwrap().cause, Cause::Program);
     endpoint.destroy_qp(Time::ZERO, qpn).unwrap();
     assert_eq!(endpoint.past_errors().count(), 0);

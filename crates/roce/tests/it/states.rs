@@ -3,6 +3,7 @@
 //! The table here is written by hand in another form than the crate's, attribute by attribute as in a
 //! manual; the two have to agree on every transition, transport and attribute.
 
+use roce::device;
 use roce::endpoint::{
     AsyncEvent, AttrMask, Connect, Endpoint, EndpointConfig, Mtu, QpAttr, QpConfig, QpState,
     Reliability,
@@ -123,7 +124,7 @@ impl Lone {
         match state {
             Reset => {}
             Init | Rtr | Rts => bring_to(endpoint, qpn, transport, &base, state),
-            Error => endpoint.modify_to_error(Time::ZERO, qpn).unwrap(),
+            Error => endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(Error)).unwrap(),
             Sqd | Sqe => bring_to(endpoint, qpn, transport, &base, Rts),
         }
         if state == Sqd {
@@ -284,7 +285,6 @@ fn attributes_can_be_asked_for() {
         let now = lone.endpoint().query_qp(qpn).unwrap();
         assert_eq!((now.state, now.cur_state, now.port), (Rts, Rts, 1));
         assert_eq!(now.sq_psn, lone.base.sq_psn);
-        assert_eq!(lone.endpoint().initial_psn(qpn), Ok(lone.base.sq_psn));
         if transport == Transport::Ud {
             assert_eq!(now.qkey, QKEY);
         } else {
@@ -299,20 +299,34 @@ fn attributes_can_be_asked_for() {
 }
 
 #[test]
-fn a_connect_that_is_refused_leaves_reset() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let end = fabric.create(0, Transport::Rc, None);
-    let mut connect = Connect::new(fabric.nodes[1].path(), end.qpn, Psn::new(1));
-    connect.retry_count = 8;
-    let endpoint = fabric.endpoint(end);
-    let before = endpoint.query_qp(end.qpn);
-    assert!(matches!(
-        endpoint.connect(Time::ZERO, end.qpn, &connect),
-        Err(VerbsError::Invalid { .. })
-    ));
-    assert_eq!(endpoint.query_qp(end.qpn), before);
-    connect.retry_count = 7;
-    endpoint.connect(Time::ZERO, end.qpn, &connect).unwrap();
+fn a_connect_that_is_refused_leaves_a_queue_pair_in_reset_that_works() {
+    // An address is checked on the way to RTR, the retry counter on the way to RTS.
+    let refusals: [fn(&mut Connect); 2] = [
+        |connect| connect.path.remote.set_ip([224, 0, 0, 1].into()),
+        |connect| connect.retry_count = 8,
+    ];
+    for (refusal, is_initialized) in
+        refusals.into_iter().flat_map(|refusal| [(refusal, false), (refusal, true)])
+    {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let [a, b] = [0, 1].map(|node| fabric.create(node, Transport::Rc, None));
+        let good = Connect::new(fabric.nodes[1].path(), b.qpn, Psn::new(1));
+        let mut bad = good;
+        refusal(&mut bad);
+        let endpoint = fabric.endpoint(a);
+        if is_initialized {
+            device::initialize(endpoint, Time::ZERO, a.qpn).unwrap();
+        }
+        let refused = device::connect(endpoint, Time::ZERO, a.qpn, &bad);
+        assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{refused:?}");
+        assert_eq!(endpoint.qp_state(a.qpn), Some(Reset));
+        fabric.connect(a, b, |_| {});
+        fabric.post_recv(b, recv(1, SgList::new()));
+        fabric.post_send(a, send(2, SendOp::Send, SgList::new()));
+        fabric.run(100);
+        assert_eq!(brief(&fabric.sent_by(a)), [(2, Success)]);
+        assert_eq!(brief(&fabric.received_by(b)), [(1, Success)]);
+    }
 }
 
 // ---- what states allow -------------------------------------------------------------------------
@@ -394,7 +408,7 @@ fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
     let config = QpConfig { transport, ..QpConfig::rc(*pd, cq, 8, 8) };
     let qpns = [0, 1].map(|_| endpoint.create_qp(config).unwrap());
     for qpn in qpns {
-        endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
+        endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(Error)).unwrap();
     }
     for wr_id in 0..6 {
         let qpn = qpns[wr_id as usize % 2];
@@ -438,7 +452,7 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
     for qpn in [first, second] {
         endpoint.post_recv(Time::ZERO, qpn, recv(1, SgList::new())).unwrap();
         endpoint.post_recv(Time::ZERO, qpn, recv(2, SgList::new())).unwrap();
-        endpoint.modify_to_error(Time::ZERO, qpn).unwrap();
+        endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(Error)).unwrap();
     }
     assert_eq!(endpoint.cq_overrun(cq), Some(true));
     endpoint.destroy_qp(Time::ZERO, first).unwrap();

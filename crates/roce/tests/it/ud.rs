@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use roce::Time;
+use roce::device;
 use roce::endpoint::{AttrMask, Connect, Counters, EndpointConfig, Insert, Mtu, QpAttr, QpState};
 use roce::verbs::{
     Completion, Datagram, GRH_BYTES, MULTICAST_QPN, MemoryRegion, Qpn, SendOp, SendWr, SgList, Sge,
@@ -223,7 +224,7 @@ fn what_datagrams_cannot_do_is_refused() {
     assert_eq!(brief(&party.fabric.sent_by(a)), [(1, Success)]);
     let connect = Connect::new(to.ah.path, to.dest_qp, first_psn(a.qpn));
     let fresh = party.fabric.create(0, Transport::Ud, None);
-    let done = party.fabric.endpoint(fresh).connect(Time::ZERO, fresh.qpn, &connect);
+    let done = device::connect(party.fabric.endpoint(fresh), Time::ZERO, fresh.qpn, &connect);
     assert!(matches!(done, Err(VerbsError::Invalid { .. })));
 }
 

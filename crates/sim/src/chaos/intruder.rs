@@ -16,7 +16,8 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use roce::endpoint::{Connect, QpConfig, Reliability};
+use roce::device;
+use roce::endpoint::{Connect, QpAttr, QpConfig, QpState, Reliability};
 use roce::verbs::{Access, CqId, Qpn, VerbsError, WcStatus};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Reth, Sreth};
 
@@ -171,7 +172,8 @@ impl Run {
         let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
         let cq = endpoint.create_cq(2 + depth)?;
         let qpn = endpoint.create_qp(QpConfig { srq, ..QpConfig::rc(pd, cq, 1, 1) })?;
-        endpoint.connect(now, qpn, &connect)?;
+        let connect = Connect { local_psn: endpoint.query_qp(qpn)?.sq_psn, ..connect };
+        device::connect(endpoint, now, qpn, &connect)?;
         endpoint.modify_qp(now, qpn, &rights::attributes(access))?;
         Ok(Intruder {
             node,
@@ -226,7 +228,7 @@ impl Run {
             }
             self.intruders[index].is_gone = true;
             let endpoint = &mut self.fabric.node_mut(victim).endpoint;
-            let stopped = endpoint.modify_to_error(now, qpn);
+            let stopped = endpoint.modify_qp(now, qpn, &QpAttr::to(QpState::Error));
             stopped.map_err(|error| format!("intruder: {error}"))?;
             self.take_flushed(victim, cq)?;
             let endpoint = &mut self.fabric.node_mut(victim).endpoint;

@@ -6,7 +6,7 @@ use core::mem;
 
 use roce::Time;
 use roce::device;
-use roce::endpoint::{Endpoint, QpConfig, QpState};
+use roce::endpoint::{Connect, Endpoint, QpAttr, QpConfig, QpState};
 use roce::verbs::{Transport, VerbsError};
 use roce::wire::Psn;
 use roce::world::AtomicOp;
@@ -126,15 +126,14 @@ impl Run {
         let recv_cq = if one_cq { send_cq } else { endpoint.create_cq(depth + extra)? };
         let rc = QpConfig::rc(pd, send_cq, depth, depth);
         let qpn = endpoint.create_qp(QpConfig { transport, recv_cq, srq, ..rc })?;
-        if near_wrap {
-            endpoint.set_initial_psn(qpn, Psn::new(psn as u32))?;
-        }
+        let drawn = endpoint.query_qp(qpn)?.sq_psn;
+        let first_psn = if near_wrap { Psn::new(psn as u32) } else { drawn };
         let shares = srq.is_some();
         let windows = [self.new_window(node)?, self.new_window(node)?];
         let max_rd_atomic = self.pairs[at.pair].params.max_rd_atomic;
         let (access, nap) = (self.draw_access(), self.draw_nap());
         let bare = Side::new(node, qpn, [send_cq, recv_cq], windows);
-        Ok(Side { shares, qkey, max_rd_atomic, access, nap, ..bare })
+        Ok(Side { first_psn, shares, qkey, max_rd_atomic, access, nap, ..bare })
     }
 
     fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
@@ -143,15 +142,14 @@ impl Run {
             let (own, peer) = (&sides[side], &sides[1 - side]);
             if self.pairs[pair].params.transport == Transport::Ud {
                 let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
-                let sq_psn = endpoint.initial_psn(own.qpn)?;
-                device::start_datagrams(endpoint, now, own.qpn, own.qkey, sq_psn)?;
+                device::start_datagrams(endpoint, now, own.qpn, own.qkey, own.first_psn)?;
                 continue;
             }
             let path = self.fabric.path_to(peer.node);
-            let psn = self.fabric.node(peer.node).endpoint.initial_psn(peer.qpn)?;
-            let connect = self.pairs[pair].params.connect(path, peer.qpn, psn);
+            let connect = self.pairs[pair].params.connect(path, peer.qpn, peer.first_psn);
+            let connect = Connect { local_psn: own.first_psn, ..connect };
             let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
-            endpoint.connect(now, own.qpn, &connect)?;
+            device::connect(endpoint, now, own.qpn, &connect)?;
             endpoint.modify_qp(now, own.qpn, &rights::attributes(own.access))?;
         }
         Ok(())
@@ -250,8 +248,9 @@ impl Run {
         let side = self.side(at)?;
         let (node, qpn) = (side.node, side.qpn);
         let now = self.fabric.now();
-        let stopped = self.fabric.node_mut(node).endpoint.modify_to_error(now, qpn);
-        stopped.map_err(|error| format!("modify_to_error: {error}"))
+        let to_error = QpAttr::to(QpState::Error);
+        let stopped = self.fabric.node_mut(node).endpoint.modify_qp(now, qpn, &to_error);
+        stopped.map_err(|error| format!("modify to ERROR: {error}"))
     }
 
     /// No more changes are possible: checks what was left open.

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use roce::Time;
 use roce::endpoint::QpState;
 use roce::verbs::{Access, CqId, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
+use roce::wire::Psn;
 use roce::world::AtomicOp;
 
 use super::scenario::Params;
@@ -134,6 +135,8 @@ pub(super) struct Side {
     pub(super) qpn: Qpn,
     pub(super) send_cq: CqId,
     pub(super) recv_cq: CqId,
+    /// PSN of its first request.
+    pub(super) first_psn: Psn,
     /// Receives come from the node's shared queue.
     pub(super) shares: bool,
     /// The peer's rights on the queue pair.
@@ -184,6 +187,7 @@ impl Side {
         windows: [Window; WINDOWS],
     ) -> Side {
         Side {
+            first_psn: Psn::new(0),
             shares: false,
             access: Access::ALL,
             max_rd_atomic: 0,

@@ -8,6 +8,7 @@ use std::fmt;
 
 use roce::Duration;
 use roce::Time;
+use roce::device;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
 use sim::fabric::{Body, Fabric, FabricConfig};
@@ -78,13 +79,15 @@ fn ends(case: &Case) -> Ends {
         (qpn, cq, Sge { addr: region.addr, len: MESSAGE_BYTES, lkey: region.lkey }, region.rkey)
     });
     for (own, peer) in [(0, 1), (1, 0)] {
-        let psn = fabric.node(peer).endpoint.initial_psn(made[peer as usize].0).unwrap();
+        let psn = fabric.node(peer).endpoint.query_qp(made[peer as usize].0).unwrap().sq_psn;
         let plain = Connect::new(fabric.path_to(peer), made[peer as usize].0, psn);
         let mode = if case.is_selective { plain.selective() } else { plain };
         let window_packets = case.window_packets;
         // 4 ms: longer than 16 MiB take, which a READ of go-back-N may have to wait for.
-        let connect = Connect { mtu: case.mtu, window_packets, timeout: 10, ..mode };
-        fabric.node_mut(own).endpoint.connect(Time::ZERO, made[own as usize].0, &connect).unwrap();
+        let (endpoint, qpn) = (&mut fabric.node_mut(own).endpoint, made[own as usize].0);
+        let local_psn = endpoint.query_qp(qpn).unwrap().sq_psn;
+        let connect = Connect { mtu: case.mtu, window_packets, timeout: 10, local_psn, ..mode };
+        device::connect(endpoint, Time::ZERO, qpn, &connect).unwrap();
     }
     Ends {
         fabric,

@@ -1,6 +1,7 @@
 //! Sessions share a target: none starves, whatever the others do.
 
 use roce::Time;
+use roce::endpoint::{QpAttr, QpState};
 use xio::capsule::Outcome;
 use xio::disk::{Disk, DiskDone, DiskRead, FileId};
 
@@ -134,7 +135,7 @@ fn completions_of_all_sessions_fit() {
     let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
     for qpn in world.target.session_qpns() {
-        node.endpoint.modify_to_error(now, qpn).unwrap();
+        node.endpoint.modify_qp(now, qpn, &QpAttr::to(QpState::Error)).unwrap();
     }
     for cq in [world.target.cqs.send, world.target.cqs.recv] {
         assert_eq!(node.endpoint.cq_overrun(cq), Some(false));

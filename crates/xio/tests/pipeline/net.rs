@@ -6,6 +6,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
 use roce::{Duration, Time};
@@ -97,12 +98,13 @@ impl Net {
         let now = self.now();
         for (own, peer) in [(0, 1), (1, 0)] {
             let node = &self.nodes[peer];
-            let psn = node.endpoint.initial_psn(ends[peer]).expect("the queue pair exists");
+            let psn = node.endpoint.query_qp(ends[peer]).expect("the queue pair exists").sq_psn;
             let rnr_retry = self.rnr_retry;
             let connect = Connect::new(node.path(), ends[peer], psn);
-            let connect = Connect { mtu, timeout: 8, rnr_retry, ..connect };
             let endpoint = &mut self.nodes[own].endpoint;
-            endpoint.connect(now, ends[own], &connect).expect("the queue pair is new");
+            let local_psn = endpoint.query_qp(ends[own]).expect("it exists").sq_psn;
+            let connect = Connect { mtu, timeout: 8, rnr_retry, local_psn, ..connect };
+            device::connect(endpoint, now, ends[own], &connect).expect("the queue pair is new");
         }
     }
 

@@ -4,7 +4,7 @@
 //! queue pairs, connects them, detects lost ones, and creates new ones. Messages of the control plane
 //! take a while, so the two sides learn of a loss at different times.
 
-use roce::endpoint::Mtu;
+use roce::endpoint::{Mtu, QpAttr, QpState};
 use roce::verbs::{Access, MemoryRegion, Qpn};
 use roce::{Duration, Time};
 use sim::chance::Chance;
@@ -653,13 +653,13 @@ impl World {
             (Kill::ReaderQp, Some(line)) => {
                 let now = self.net.now();
                 let endpoint = &mut self.net.nodes[READER].endpoint;
-                endpoint.modify_to_error(now, line.qpn).expect("it exists");
+                endpoint.modify_qp(now, line.qpn, &QpAttr::to(QpState::Error)).expect("it exists");
             }
             (Kill::TargetQp, Some(line)) => {
                 // The target may have closed the session before.
                 let now = self.net.now();
                 let endpoint = &mut self.net.nodes[TARGET].endpoint;
-                let _ = endpoint.modify_to_error(now, line.target_qpn);
+                let _ = endpoint.modify_qp(now, line.target_qpn, &QpAttr::to(QpState::Error));
             }
             (Kill::Control, Some(line)) => {
                 self.later(3_000_000, Notice::Close(line.target_qpn));

@@ -7,10 +7,10 @@
 //! | later | a packet was lost: one NAK, then silence until the expected packet arrives |
 
 use super::super::ReceiveRecovery;
-use crate::endpoint::{AtomicJob, Insert};
 use crate::memory::region::AccessKind;
 use crate::planted::Bug;
 use crate::qp::context::{PacketHeaders, QpContext};
+use crate::qp::delivery::{AtomicJob, Insert};
 use crate::qp::executor::{Executed, Executor, Fatal, Turn, job_limit, operation, word_of};
 use crate::qp::inbound::{check_remote, put_piece, range_of};
 use crate::qp::resources::{Job, ReadWork, Work};

@@ -11,12 +11,12 @@
 //! continues, and alternate paths (with their migration state), which do not exist on Ethernet, are
 //! refused by value rather than ignored.
 //!
-//! Only checks are here; the effects of a transition are in [`qp`](super).
+//! Only checks are here; the effects of a transition are in `qp`.
 
 use core::net::IpAddr;
 
-use crate::verbs::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-use crate::verbs::{AttrMask, Mtu, QpAttr, Transport};
+use super::QpState::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use super::{AttrMask, Mtu, QpAttr, Transport};
 
 /// Most READs and atomics in flight, or served concurrently, on one queue pair.
 pub const MAX_RD_ATOMIC: u8 = 128;
@@ -116,7 +116,7 @@ pub(crate) fn rule(
 }
 
 /// Checks that the transition is legal with exactly the attributes of `mask`.
-pub(super) fn check(
+pub(crate) fn check(
     transport: Transport,
     from: QpState,
     to: QpState,
@@ -181,7 +181,7 @@ fn complaint(about: AttrMask) -> (&'static str, &'static str) {
 }
 
 /// Checks the value of every attribute that is set; `port_mtu` bounds the path MTU.
-pub(super) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static str> {
+pub(crate) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static str> {
     let is_bad = [
         (AttrMask::PKEY_INDEX, attr.pkey_index != 0, "the partition key index is not 0"),
         (AttrMask::PORT, attr.port != 1, "the port is not 1"),
