@@ -13,6 +13,7 @@ use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
 use prost::Message;
 use roce::verbs::WcStatus;
+use roce::wire::ROCE_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -344,7 +345,7 @@ impl Keeper {
         let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
         let request = SessionRequest {
             datasets: self.request.datasets.clone(),
-            reader: Some(queue_pair(&ours, self.mtu().await)),
+            reader: Some(queue_pair(&ours, self.mtu().await.min(ours.mtu))),
             credits: crate::data::target::MAX_CREDITS,
             stages: self.stages.clone(),
         };
@@ -443,7 +444,14 @@ impl Keeper {
     /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
     /// refused for a permanent reason.
     async fn reconnect(&mut self, limit: &mut ReconnectLimit) -> Option<Session> {
-        let useless = format!("target {} accepts connections, and all fail", self.request.target);
+        let target = &self.request.target;
+        let useless = match limit.arrived_bytes {
+            0 => format!(
+                "target {target} accepts control connections, but nothing arrives over RoCE: \
+                 a firewall may block UDP port {ROCE_PORT}"
+            ),
+            _ => format!("target {target} accepts control connections, but RoCE connections fail"),
+        };
         let mut error = Error::unreachable(useless);
         while !limit.is_over() {
             limit.pause().await;

@@ -67,6 +67,9 @@ pub trait Fabric {
     /// The address at which peers reach this device.
     fn local(&self) -> SocketAddr;
 
+    /// The largest path MTU of its port, in payload bytes.
+    fn largest_mtu(&self) -> u32;
+
     /// The best loss recovery that this device supports.
     fn reliability(&self) -> Reliability;
 
@@ -148,6 +151,11 @@ impl Fabric for Software {
 
     fn poll_trouble(&mut self) -> Option<Trouble> {
         None
+    }
+
+    /// The kernel knows the path's: a software endpoint has no port of its own.
+    fn largest_mtu(&self) -> u32 {
+        4096
     }
 
     fn local(&self) -> SocketAddr {

@@ -7,7 +7,7 @@
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use roce::Time;
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, Transport};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 
 /// A million: probabilities are given in parts of it.
@@ -64,8 +64,15 @@ impl<W: Wire> Wire for LossyWire<W> {
         arrived - (*dropped - before) as usize
     }
 
-    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize {
-        self.inner.admits(now, path, dest, packets)
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        packets: usize,
+    ) -> usize {
+        self.inner.admits(now, path, dest, service, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
@@ -94,7 +101,14 @@ mod tests {
     impl Wire for Source {
         fn send(&mut self, _now: Time, _frames: &[TxFrame<'_>], _memory: &dyn Memory) {}
 
-        fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, _packets: usize) -> usize {
+        fn admits(
+            &mut self,
+            _now: Time,
+            _path: &Path,
+            _dest: Qpn,
+            _service: Transport,
+            _packets: usize,
+        ) -> usize {
             3
         }
 
@@ -116,7 +130,7 @@ mod tests {
     fn back_pressure_passes_through() {
         let mut wire = LossyWire::new(Source, 10_000, 1);
         let (path, dest) = (Path::new(SocketAddr::from(([127, 0, 0, 1], 4791))), Qpn::new(2));
-        assert_eq!(wire.admits(Time::ZERO, &path, dest, 32), 3);
+        assert_eq!(wire.admits(Time::ZERO, &path, dest, Transport::Rc, 32), 3);
         assert_eq!(wire.next_wakeup(), Some(Time::from_nanos(7)));
         assert!(wire.is_stalled(&path, dest));
     }

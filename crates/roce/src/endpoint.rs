@@ -93,8 +93,8 @@ impl Default for EndpointConfig {
     }
 }
 
-/// Returns how many of this number of packets the wire admits on a path to a queue pair.
-pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, usize) -> usize + 'a;
+/// Returns how many of this number of packets of a service the wire admits on a path to a queue pair.
+pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, Transport, usize) -> usize + 'a;
 
 /// What to do with a packet that arrived.
 #[derive(Clone, Debug, Default)]
@@ -682,7 +682,7 @@ impl Endpoint {
 
     /// The next packet to send, to any destination. Queue pairs take turns and send in bursts.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
-        self.poll_admitted(now, &mut |_, _, packets| packets)
+        self.poll_admitted(now, &mut |_, _, _, packets| packets)
     }
 
     /// The next packet to a destination that admits it. Queue pairs whose destinations admit nothing
@@ -730,10 +730,11 @@ impl Endpoint {
         };
         let waits_behind_own = self.outbox.len() > 0 && self.outbox.holds(qp.qpn());
         let wanted = self.ask_for.min(self.turn_left);
-        self.granted =
-            if waits_behind_own { 0 } else { admits(&path, dest, wanted as usize) as u32 };
+        let service = qp.transport();
+        let mut ask = || admits(&path, dest, service, wanted as usize) as u32;
+        self.granted = if waits_behind_own { 0 } else { ask() };
         // Each datagram may have its own destination.
-        self.ask_for = if qp.transport() == Transport::Ud { 1 } else { 2 * wanted };
+        self.ask_for = if service == Transport::Ud { 1 } else { 2 * wanted };
         if self.granted == 0 {
             self.turn_left = 0;
         }

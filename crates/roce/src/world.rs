@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 
 use crate::endpoint::{Endpoint, Insert, Placement, Placements, Transmit};
 use crate::time::Time;
-use crate::verbs::{MULTICAST_QPN, Qpn};
+use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
 use crate::wire::Headers;
 
 pub use crate::wire::MAX_HEADER_BYTES;
@@ -174,11 +174,19 @@ pub trait Wire {
     /// The wire counts and drops packets that do not parse or whose ICRC is wrong.
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
 
-    /// How many of `packets` packets on this path to the queue pair `dest` can be sent now without
-    /// loss, as far as the wire knows. Admitted packets count as in flight until the next `send`. After
-    /// 0, query again at [`next_wakeup`](Wire::next_wakeup). A wire without knowledge of its receivers
-    /// admits all.
-    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize;
+    /// How many of `packets` packets on this path to the queue pair `dest` may be sent now: those that
+    /// the receiver has room for, as far as the wire knows. Admitted packets that are not sent by the
+    /// next `send` or `receive` lapse. After 0, query again at [`next_wakeup`](Wire::next_wakeup). A
+    /// wire without knowledge of its receivers admits all. Datagrams do not wait for a receiver that has
+    /// stopped: they are admitted, and lost.
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        packets: usize,
+    ) -> usize;
 
     /// When a destination that admitted nothing may do so again: nothing else wakes its senders.
     fn next_wakeup(&self) -> Option<Time>;
@@ -437,7 +445,9 @@ fn send_gathered<W: Wire, M: Memory>(
 ) -> usize {
     let mut sent = 0;
     while sent < MAX_SENT && endpoint.outbox.len() > 0 {
-        let chosen = endpoint.outbox.choose(&mut |path, dest| wire.admits(now, path, dest, 1) > 0);
+        let chosen = endpoint
+            .outbox
+            .choose(&mut |path, dest| wire.admits(now, path, dest, Transport::Rc, 1) > 0);
         if chosen == 0 {
             break;
         }
@@ -456,7 +466,8 @@ fn send_burst<W: Wire, M: Memory>(
     now: Time,
 ) -> usize {
     let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
-    let mut admits = |path: &Path, dest, packets| wire.admits(now, path, dest, packets);
+    let mut admits =
+        |path: &Path, dest, service, packets| wire.admits(now, path, dest, service, packets);
     while !frames.is_full()
         && let Some(transmit) = endpoint.poll_admitted(now, &mut admits)
     {
@@ -471,8 +482,7 @@ fn send_burst<W: Wire, M: Memory>(
     let sent = frames.len();
     if sent > 0 {
         wire.send(now, &frames, memory);
-        drop(frames);
-        endpoint.end_grant();
     }
+    endpoint.end_grant();
     sent
 }

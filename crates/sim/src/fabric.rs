@@ -426,6 +426,11 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
+    /// Whether all cables of a node are plugged in.
+    pub fn has_cable(&self, node: u32) -> bool {
+        self.links.iter().all(|link| link.is_up || link.end != Vertex::Node(node))
+    }
+
     // ---- restarting ----------------------------------------------------------------------------
 
     /// A node loses all state: queue pairs, regions, queued packets. The caller supplies new memory.

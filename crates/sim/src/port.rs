@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use roce::Time;
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, Transport};
 use roce::wire::icrc;
 use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
@@ -237,7 +237,14 @@ impl Wire for Port {
         count
     }
 
-    fn admits(&mut self, now: Time, path: &Path, _dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
         let (ip, counts) = (path.remote.ip(), &mut self.effects);
         self.gate.as_mut().map_or(packets, |gate| gate.admits(now, ip, packets, counts))
     }

@@ -82,10 +82,9 @@ impl TargetService {
         call: &Held,
     ) -> Result<(SessionReply, Open), Status> {
         let reader = first.reader.ok_or_else(|| Status::invalid_argument("no queue pair given"))?;
-        let offered = reader.mtu;
         let reader = qp_address(&reader, self.roce).map_err(Status::invalid_argument)?;
         let ours = mtu_towards(self.roce.ip(), reader.address);
-        let mtu = path_mtu(ours, offered)
+        let mtu = path_mtu(ours, reader.mtu)
             .ok_or_else(|| Status::invalid_argument("path MTU below 256 bytes"))?;
         let credits = first.credits.clamp(1, MAX_CREDITS);
         let (lists, wanted) = (first.stages.len(), first.datasets.len());
@@ -113,8 +112,8 @@ impl TargetService {
         let signals = self.commands.signals();
         let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
         let (ours, guard) = self.open(spec, call.clone()).await?;
-        let target = Some(queue_pair(&ours, mtu.bytes()));
-        let mtu = mtu.bytes();
+        let mtu = ours.mtu;
+        let target = Some(queue_pair(&ours, mtu));
         let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
         log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
         let open = Open { name, begun: Instant::now(), ended, guard };
@@ -338,7 +337,7 @@ pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, St
         false => Reliability::GoBackN,
     };
     let (qpn, psn) = (Qpn::new(message.qpn), Psn::new(message.psn));
-    Ok(QpAddress { address, qpn, psn, reliability })
+    Ok(QpAddress { address, qpn, psn, reliability, mtu: message.mtu })
 }
 
 /// An open session with a target; dropping it ends the session.

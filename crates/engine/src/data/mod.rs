@@ -141,6 +141,8 @@ pub struct QpAddress {
     pub psn: Psn,
     /// Its loss recovery. A reader offers what it supports, and uses what the target replies.
     pub reliability: Reliability,
+    /// Largest path MTU that it can have, in payload bytes.
+    pub mtu: u32,
 }
 
 /// A device behind a library of the verbs.
@@ -290,7 +292,8 @@ impl<F: Fabric> Host<F> {
             return Err(error.into());
         }
         let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
-        Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability })
+        let mtu = self.fabric.largest_mtu();
+        Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability, mtu })
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) {

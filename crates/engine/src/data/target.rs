@@ -23,7 +23,7 @@ use xio::target::{
 
 use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
-    Turns, Work,
+    Turns, Work, path_mtu,
 };
 use crate::log;
 use crate::status::{self, Counters};
@@ -310,7 +310,8 @@ impl<F: Fabric> Engine<F> {
         true
     }
 
-    /// On refusal the request is returned, so that its creator frees it.
+    /// Returns our end, with the path MTU in use. On refusal the request is returned, so that its creator
+    /// frees it.
     fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, Refused> {
         let (domain, address) = match self.queue_pair_for(&spec) {
             Ok(made) => made,
@@ -322,8 +323,9 @@ impl<F: Fabric> Engine<F> {
             Reliability::Selective => reader.reliability,
             Reliability::GoBackN => Reliability::GoBackN,
         };
-        let (address, reader) =
-            (QpAddress { reliability, ..address }, QpAddress { reliability, ..reader });
+        let mtu = path_mtu(address.mtu, mtu.bytes()).unwrap_or(Mtu::M256);
+        let address = QpAddress { reliability, mtu: mtu.bytes(), ..address };
+        let reader = QpAddress { reliability, ..reader };
         let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu));

@@ -139,27 +139,38 @@ fn streams_are_not_bounded_by_what_one_sleep_watches() {
     assert_eq!(status().get("dpu.memory_free_bytes"), free_bytes);
 }
 
-#[test]
-fn a_full_queue_loses_no_end_of_a_session() {
-    let engine = TargetEngine::start(config(), 2).expect("loopback");
+/// Opens a session without datasets. Returns the target's end, what is told when it ends, and what ends it.
+fn open_session(
+    engine: &TargetEngine,
+    mtu: Mtu,
+) -> (QpAddress, tokio::sync::oneshot::Receiver<target::Ended>, Signals) {
     let reader = QpAddress {
         address: SocketAddr::from(([127, 0, 0, 1], 9)),
         qpn: Qpn::new(77),
         psn: Psn::new(1),
         reliability: Reliability::Selective,
+        mtu: mtu.bytes(),
     };
-    let (ended, mut over) = tokio::sync::oneshot::channel();
+    let (ended, over) = tokio::sync::oneshot::channel();
     let signals = engine.commands.signals();
-    let spec = SessionSpec {
-        sources: Vec::new(),
-        reader,
-        mtu: Mtu::M1024,
-        credits: 4,
-        ended,
-        signals: signals.clone(),
-    };
+    let held = signals.clone();
+    let spec = SessionSpec { sources: Vec::new(), reader, mtu, credits: 4, ended, signals };
     let opened = engine.commands.call(|reply| target::Command::Open(spec, reply));
-    opened.expect("it runs").expect("there is room");
+    (opened.expect("it runs").expect("there is room"), over, held)
+}
+
+#[test]
+fn a_session_has_no_larger_mtu_than_the_port_of_its_device() {
+    let (host, _) = failing();
+    let engine = TargetEngine::start_on(host, 2).expect("it works so far");
+    let mtus = [Mtu::M4096, Mtu::M512].map(|mtu| open_session(&engine, mtu).0.mtu);
+    assert_eq!(mtus, [1024, 512]);
+}
+
+#[test]
+fn a_full_queue_loses_no_end_of_a_session() {
+    let engine = TargetEngine::start(config(), 2).expect("loopback");
+    let (_, mut over, signals) = open_session(&engine, Mtu::M1024);
     let stalled = stall(&engine.commands, target::Command::Status);
     signals.close();
     assert!(over.try_recv().is_err());
@@ -245,6 +256,10 @@ impl Fabric for Failing {
     fn poll_trouble(&mut self) -> Option<Trouble> {
         let has_failed = self.has_failed.load(Ordering::Relaxed);
         has_failed.then(|| Trouble::Gone(GONE.into()))
+    }
+
+    fn largest_mtu(&self) -> u32 {
+        1024
     }
 
     fn local(&self) -> SocketAddr {

@@ -11,10 +11,12 @@
 //! on building packets that reach nobody. Each process is tracked separately: a stopped one slows only those
 //! that send to it.
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use roce::verbs::Transport;
 use roce::{Duration, Time};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 use rustix::net::{recv, send, socket_with};
@@ -58,7 +60,7 @@ pub(super) struct Backlog {
     /// The last burst of this turn left out packets for a process that reads: the next one may follow.
     is_crowded: bool,
     /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
-    unread: Vec<(SocketAddr, u64)>,
+    unread: Vec<(SocketAddr, SocketAddr, u64)>,
     /// Times that sending to a process stopped.
     pub(super) backpressure_waits: u64,
 }
@@ -184,6 +186,7 @@ impl Backlog {
         now: Time,
         local: SocketAddr,
         remote: SocketAddr,
+        service: Transport,
         packets: usize,
     ) -> usize {
         let Ok(kernel) = &self.kernel else {
@@ -193,8 +196,11 @@ impl Backlog {
         (self.last, self.now) = (at, now);
         let peer = &mut self.peers[at];
         if peer.look_at().is_some_and(|at| at <= now) {
+            let Ok(level) = kernel.ask(local, remote) else {
+                return packets;
+            };
             let was_open = peer.flow == Flow::Open;
-            peer.follow(now, kernel.look(local, remote));
+            peer.follow(now, level);
             self.backpressure_waits +=
                 u64::from(was_open && matches!(peer.flow, Flow::Held { .. }));
         }
@@ -206,6 +212,8 @@ impl Backlog {
             }
             Flow::Held { .. } => 0,
             Flow::Absent { .. } => packets,
+            // One queue pair may send to many: it does not wait for those who have stopped.
+            Flow::Lost { .. } if service == Transport::Ud => packets,
             Flow::Lost { allowance, .. } => {
                 let lost = packets.min(*allowance);
                 *allowance -= lost;
@@ -269,15 +277,16 @@ impl Backlog {
     /// an unresponsive queue pair of it is not masked for long.
     pub(super) fn is_stalled(&mut self, local: SocketAddr, remote: SocketAddr) -> bool {
         let kernel = self.kernel.as_ref().ok();
-        let level = kernel.and_then(|kernel| kernel.look(local, remote));
+        let level = kernel.and_then(|kernel| kernel.ask(local, remote).ok().flatten());
         let unread = level.map_or(0, |level| level.used);
-        let known = self.unread.iter().position(|&(peer, _)| peer == remote);
-        let before = known.map_or(0, |at| self.unread.remove(at).1);
+        let is_it = |&(from, to, _): &(SocketAddr, SocketAddr, u64)| (from, to) == (local, remote);
+        let known = self.unread.iter().position(is_it);
+        let before = known.map_or(0, |at| self.unread.remove(at).2);
         if unread > 0 {
             if self.unread.len() == MAX_PEERS {
                 self.unread.remove(0);
             }
-            self.unread.push((remote, unread));
+            self.unread.push((local, remote, unread));
         }
         unread > 0 && unread >= before
     }
@@ -300,7 +309,11 @@ fn find(peers: &mut Vec<Peer>, guess: usize, local: SocketAddr, remote: SocketAd
 
 /// Socket diagnostics of the kernel, by netlink.
 #[derive(Debug)]
-struct SockDiag(OwnedFd);
+struct SockDiag {
+    fd: OwnedFd,
+    /// Number of the last query, which its reply repeats.
+    sequence: Cell<u32>,
+}
 
 /// Numbers of `linux/netlink.h`, `linux/sock_diag.h` and `linux/inet_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -318,7 +331,8 @@ impl SockDiag {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd =
             socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG));
-        let diag = fd.map(SockDiag).map_err(|errno| refusal(&errno.into()))?;
+        let fd = fd.map_err(|errno| refusal(&errno.into()))?;
+        let diag = SockDiag { fd, sequence: Cell::new(0) };
         let probe = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0));
         let answers = probe.and_then(|probe| {
             let at = probe.local_addr()?;
@@ -331,17 +345,23 @@ impl SockDiag {
         }
     }
 
-    /// Occupancy of the buffer of the socket at `remote`; `None` when there is no such socket or no reply.
-    fn look(&self, local: SocketAddr, remote: SocketAddr) -> Option<Level> {
-        self.ask(local, remote).ok().flatten()
-    }
-
+    /// Occupancy of the buffer of the socket at `remote`; `None` when there is no such socket.
+    ///
+    /// # Errors
+    /// When the kernel does not reply.
     fn ask(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Level>> {
-        send(&self.0, &request(local, remote), SendFlags::empty())?;
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        send(&self.fd, &request(sequence, local, remote), SendFlags::empty())?;
         let mut answer = [0_u8; 512];
-        // The kernel has replied by the time that `send` returns.
-        let (len, _) = recv(&self.0, &mut answer[..], RecvFlags::DONTWAIT)?;
-        Ok(level(&answer[..len.min(512)]))
+        // The kernel has replied by the time that `send` returns. Replies to queries that were given up
+        // may come before.
+        loop {
+            let (len, _) = recv(&self.fd, &mut answer[..], RecvFlags::DONTWAIT)?;
+            if answer[8..12] == sequence.to_ne_bytes() {
+                return Ok(level(&answer[..len.min(512)]));
+            }
+        }
     }
 }
 
@@ -350,12 +370,13 @@ fn refusal(error: &io::Error) -> String {
 }
 
 /// A query for the memory of the socket that receives datagrams from `local` to `remote`.
-fn request(local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
+fn request(sequence: u32, local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
     put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
     put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     put(6, &NLM_F_REQUEST.to_ne_bytes());
+    put(8, &sequence.to_ne_bytes());
     let family = if remote.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     put(16, &[family as u8, libc::IPPROTO_UDP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
     put(20, &u32::MAX.to_ne_bytes());
@@ -422,14 +443,14 @@ mod tests {
             let from = UdpSocket::bind(address).expect("loopback");
             let (local, remote) =
                 (from.local_addr().expect("bound"), to.local_addr().expect("bound"));
-            let empty = kernel.look(local, remote).expect("there is one");
+            let empty = kernel.ask(local, remote).expect("a reply").expect("there is one");
             assert_eq!(empty.used, 0);
             assert!(empty.limit > 0);
             from.send_to(&[0; 1000], remote).expect("loopback");
-            let filled = kernel.look(local, remote).expect("there is one");
+            let filled = kernel.ask(local, remote).expect("a reply").expect("there is one");
             assert!((1000..=taken(1, 1000)).contains(&filled.used), "{filled:?}");
             drop(to);
-            assert_eq!(kernel.look(local, remote), None);
+            assert_eq!(kernel.ask(local, remote).expect("a reply"), None);
         }
     }
 
@@ -469,7 +490,7 @@ mod tests {
         let mut backlog = Backlog::new();
         let mut now = Time::ZERO;
         let mut filled = 0;
-        while backlog.admits(now, local, remote, 8) > 0 {
+        while backlog.admits(now, local, remote, Transport::Uc, 8) > 0 {
             from.send_to(&[0; 1000], remote).expect("loopback");
             backlog.sent(local, remote, 1, 1000);
             backlog.next_burst();
@@ -478,22 +499,24 @@ mod tests {
         assert_eq!(backlog.next_look(), Some(now + LOOK_AGAIN));
         now += PATIENCE;
         for _ in 0..3 {
-            let lost: Vec<usize> =
-                (0..4).map(|_| backlog.admits(now, local, remote, LOST_PER_LOOK - 1)).collect();
+            let lost: Vec<usize> = (0..4)
+                .map(|_| backlog.admits(now, local, remote, Transport::Uc, LOST_PER_LOOK - 1))
+                .collect();
             assert_eq!(lost, [LOST_PER_LOOK - 1, 1, 0, 0]);
             assert!(backlog.loses(local, remote));
+            assert_eq!(backlog.admits(now, local, remote, Transport::Ud, 99), 99);
             now += LOOK_AT_STOPPED;
             assert_eq!(backlog.next_look(), Some(now));
         }
         // Nobody sends to it meanwhile: a query that is overdue wakes nobody.
         let other = UdpSocket::bind("127.0.0.1:0").expect("loopback");
         let elsewhere = other.local_addr().expect("bound");
-        assert_eq!(backlog.admits(now, local, elsewhere, 1), 1);
+        assert_eq!(backlog.admits(now, local, elsewhere, Transport::Uc, 1), 1);
         assert_eq!(backlog.next_look(), None);
         for _ in 0..filled {
             to.recv(&mut [0; 1000]).expect("it was sent");
         }
-        assert!(backlog.admits(now, local, remote, 1) > 0);
+        assert!(backlog.admits(now, local, remote, Transport::Uc, 1) > 0);
         assert!(!backlog.loses(local, remote), "it reads again");
     }
 

@@ -40,7 +40,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Time;
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, Transport};
 use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 
@@ -337,7 +337,14 @@ impl Wire for DeviceWire {
     }
 
     /// As many as fit the buffer of a local process; no limit for other destinations.
-    fn admits(&mut self, now: Time, path: &Path, dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        packets: usize,
+    ) -> usize {
         let DeviceWire { config, ports, locality, backlog, counters, .. } = self;
         let Some(socket) = ports.sending(path.source) else {
             return packets;
@@ -346,7 +353,7 @@ impl Wire for DeviceWire {
         let Some(owner) = departure.process(path.remote, slot(dest)) else {
             return packets;
         };
-        let admitted = backlog.admits(now, socket.local, owner, packets);
+        let admitted = backlog.admits(now, socket.local, owner, service, packets);
         counters.sharing.backpressure_waits = backlog.backpressure_waits;
         admitted
     }

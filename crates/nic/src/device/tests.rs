@@ -4,7 +4,7 @@
 use std::net::UdpSocket;
 
 use roce::Duration;
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, Transport};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, icrc};
 use roce::world::{Ecn, NoMemory, Origin, Path, Payload};
 
@@ -429,7 +429,7 @@ fn send_as_there_is_room(wire: &mut DeviceWire, to: u8, address: &str, limit: us
     let mut sent = 0;
     while sent < limit {
         let (path, wanted) = (path_to(address), 16.min(limit - sent));
-        let room = wire.admits(clock::now(), &path, Qpn::new(qpn(to)), wanted);
+        let room = wire.admits(clock::now(), &path, Qpn::new(qpn(to)), Transport::Rc, wanted);
         if room == 0 {
             break;
         }
@@ -514,8 +514,8 @@ fn a_full_receive_buffer_slows_nobody_else() {
     // Within one pause: what reaches `reads` now did not wait for the pause to end.
     while send_as_there_is_room(&mut a, stopped.slot(), address, 4_000) > 0 {}
     let (path, full) = (path_to(address), Qpn::new(qpn(stopped.slot())));
-    assert_eq!(a.admits(clock::now(), &path, full, 1), 0);
-    while a.admits(clock::now(), &path, full, 1) == 0 && rounds < 100 {
+    assert_eq!(a.admits(clock::now(), &path, full, Transport::Rc, 1), 0);
+    while a.admits(clock::now(), &path, full, Transport::Rc, 1) == 0 && rounds < 100 {
         assert_eq!(send_as_there_is_room(&mut a, reads.slot(), address, 16), 16, "{rounds}");
         assert_eq!(collect(&mut reads, 16).len(), 16);
         rounds += 1;
@@ -533,12 +533,12 @@ fn what_was_admitted_and_not_sent_is_not_held_against_anybody() {
     };
     let (path, to) = (path_to(address), Qpn::new(qpn(b.slot())));
     let now = clock::now();
-    let all = a.admits(now, &path, to, usize::MAX);
+    let all = a.admits(now, &path, to, Transport::Rc, usize::MAX);
     assert!(all > 0);
-    assert_eq!(a.admits(now, &path, to, 1), 0, "all there is was admitted");
+    assert_eq!(a.admits(now, &path, to, Transport::Rc, 1), 0, "all there is was admitted");
     // A queue pair whose turn came had nothing to send.
     a.receive(clock::now(), &mut |_| {});
-    assert_eq!(a.admits(clock::now(), &path, to, all), all);
+    assert_eq!(a.admits(clock::now(), &path, to, Transport::Rc, all), all);
 }
 
 #[test]
@@ -568,7 +568,7 @@ fn a_daemon_on_this_machine_is_reached_whatever_its_queue_pair_number() {
     let mut reached = 0;
     for slot in 0..=255 {
         let dest = Qpn::new(qpn(slot));
-        assert_eq!(wire.admits(clock::now(), &path, dest, 1), 1);
+        assert_eq!(wire.admits(clock::now(), &path, dest, Transport::Rc, 1), 1);
         wire.send(clock::now(), &[frame(path, qpn(slot), 0, b"daemon")], &NoMemory);
         let waiter = Waiter::new().expect("eventfd");
         waiter.wait(&[daemon.fd()], Some(Duration::from_millis(50))).expect("poll");

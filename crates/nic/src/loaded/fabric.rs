@@ -107,6 +107,10 @@ impl Fabric for Loaded {
         self.device.troubles.pop_front()
     }
 
+    fn largest_mtu(&self) -> u32 {
+        self.device.largest_mtu
+    }
+
     fn local(&self) -> SocketAddr {
         self.device.local()
     }

@@ -39,6 +39,9 @@ pub use fabric::Loaded;
 pub use library::{DEFAULT_LIBRARY, Library, LoadError};
 use translate::{Gid, PORT, last_refused, refused};
 
+/// Entries looked at in the port's table of addresses.
+const MAX_GIDS: u32 = 256;
+
 /// Work requests handed to the library in one call.
 const POST_BATCH: usize = 16;
 
@@ -100,6 +103,8 @@ pub struct LoadedDevice {
     channel: *mut ibv_comp_channel,
     gids: Vec<Gid>,
     max_sge: u32,
+    /// Payload bytes.
+    largest_mtu: u32,
     pds: Table<*mut ibv_pd>,
     cqs: Table<*mut ibv_cq>,
     srqs: Table<(*mut ibv_srq, PdId)>,
@@ -148,6 +153,7 @@ impl LoadedDevice {
             channel,
             gids: Vec::new(),
             max_sge: 0,
+            largest_mtu: 0,
             pds: Table::new(),
             cqs: Table::new(),
             srqs: Table::new(),
@@ -165,7 +171,9 @@ impl LoadedDevice {
         }
         device.check_operations()?;
         device.raw_fds().into_iter().try_for_each(never_wait)?;
-        device.gids = device.find_gids()?;
+        let port = device.port()?;
+        device.gids = device.find_gids(&port)?;
+        device.largest_mtu = translate::mtu_of(port.active_mtu).bytes();
         device.max_sge = device.find_max_sge()?;
         Ok(device)
     }
@@ -202,8 +210,7 @@ impl LoadedDevice {
         }
     }
 
-    /// The length of the port's table of addresses.
-    fn gid_count(&self) -> Result<u32, LoadError> {
+    fn port(&self) -> Result<ibv_port_attr, LoadError> {
         // SAFETY: numbers only, for which zero is a value.
         let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
         let result = match self.extended_query_port() {
@@ -217,7 +224,7 @@ impl LoadedDevice {
             },
         };
         match result {
-            0 => Ok(u32::try_from(attr.gid_tbl_len).unwrap_or(0).min(1 << 8)),
+            0 => Ok(attr),
             _ => Err(LoadError::last("ibv_query_port")),
         }
     }
@@ -242,9 +249,10 @@ impl LoadedDevice {
     }
 
     /// The addresses that RoCEv2 packets can be sent from, IPv4 first, link-local ones last.
-    fn find_gids(&self) -> Result<Vec<Gid>, LoadError> {
+    fn find_gids(&self, port: &ibv_port_attr) -> Result<Vec<Gid>, LoadError> {
         let mut gids = Vec::new();
-        for index in 0..self.gid_count()? {
+        let entries = u32::try_from(port.gid_tbl_len).unwrap_or(0).min(MAX_GIDS);
+        for index in 0..entries {
             // SAFETY: numbers only, for which zero is a value.
             let mut entry: ibv_gid_entry = unsafe { std::mem::zeroed() };
             let size = size_of::<ibv_gid_entry>();

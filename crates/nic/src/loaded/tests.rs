@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
+use roce::endpoint::Mtu;
 use roce::verbs::WcStatus;
 
 use super::library::Functions;
@@ -62,7 +63,7 @@ extern "C" fn query_device(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_in
 
 extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the caller's structure.
-    unsafe { (*attr).gid_tbl_len = 1 };
+    unsafe { ((*attr).gid_tbl_len, (*attr).active_mtu) = (1, Mtu::M1024 as u32 + 1) };
     0
 }
 
@@ -282,4 +283,10 @@ fn a_refused_batch_without_the_rejected_request_counts_as_not_accepted() {
     for refused in [sent, received] {
         assert_eq!(refused.expect_err("it refuses all").accepted, 0);
     }
+}
+
+#[test]
+fn the_largest_mtu_is_that_of_the_port() {
+    let (_, loaded, _) = loaded();
+    assert_eq!(loaded.largest_mtu(), 1024);
 }

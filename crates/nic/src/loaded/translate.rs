@@ -162,6 +162,11 @@ pub(super) fn attributes(gids: &[Gid], attr: &QpAttr) -> Result<ibv_qp_attr, Ver
     Ok(out)
 }
 
+/// A path MTU by its number in C, the smallest for unknown ones.
+pub(super) fn mtu_of(number: u32) -> Mtu {
+    Mtu::ALL.get((number as usize).wrapping_sub(1)).copied().unwrap_or(Mtu::M256)
+}
+
 /// Attributes as the device reports them. Those without a counterpart in C keep their defaults.
 pub(super) fn attributes_of(gids: &[Gid], from: &ibv_qp_attr) -> QpAttr {
     let state = |number: u32| STATES.get(number as usize).copied().unwrap_or(QpState::Error);
@@ -174,7 +179,7 @@ pub(super) fn attributes_of(gids: &[Gid], from: &ibv_qp_attr) -> QpAttr {
         port: from.port_num,
         qkey: from.qkey,
         path: path_of(gids, &from.ah_attr),
-        mtu: Mtu::ALL.get((from.path_mtu as usize).wrapping_sub(1)).copied().unwrap_or(Mtu::M256),
+        mtu: mtu_of(from.path_mtu),
         timeout: from.timeout,
         retry_count: from.retry_cnt,
         rnr_retry: from.rnr_retry,

@@ -28,7 +28,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use roce::verbs::Qpn;
+use roce::verbs::{Qpn, Transport};
 use roce::wire::ROCE_PORT;
 use roce::wire::icrc::Pseudo;
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
@@ -285,7 +285,14 @@ impl Wire for UdpWire {
     }
 
     /// Receive buffers are not queried: packets that do not fit are lost and retransmitted.
-    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        _now: Time,
+        _path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
         packets
     }
 

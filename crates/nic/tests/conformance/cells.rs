@@ -1,5 +1,7 @@
 //! The cells: behaviour that every device has in common, written once.
 
+use std::net::Ipv4Addr;
+
 use arrayvec::ArrayVec;
 use roce::device::Device;
 use roce::endpoint::{AsyncEvent, AttrMask, Connect, QpAttr, QpState};
@@ -52,6 +54,7 @@ pub(crate) fn all<R: Rig>() -> Vec<Named<R>> {
         ("ud: send", |rig| datagram(rig, None)),
         ("ud: send with immediate", |rig| datagram(rig, Some(0xa1b2_c3d4))),
         ("ud: wrong queue key", wrong_qkey),
+        ("ud: membership of a multicast group", membership),
         ("ud: flush", |rig| flush(rig, Transport::Ud)),
         ("objects in use stay", in_use),
     ]
@@ -488,6 +491,23 @@ fn wrong_qkey<R: Rig>(rig: &mut R) -> Cell {
     let done = pair.expect_received(1, WcStatus::Success)?;
     ensure_eq!(done.byte_len, 9 + GRH_BYTES, "which datagram came");
     pair.device(0).destroy_ah(right.ah)?;
+    pair.close()
+}
+
+/// Delivery to groups is tested with the wires (`device::tests`): it needs a port that has joined.
+fn membership<R: Rig>(rig: &mut R) -> Cell {
+    let group = Ipv4Addr::new(239, 8, 0, 1).into();
+    let mut pair = Pair::new(rig, Setup::of(Transport::Ud))?;
+    let qpn = pair.qpns[0];
+    pair.device(0).attach_multicast(qpn, group)?;
+    pair.device(0).detach_multicast(qpn, group)?;
+    ensure!(pair.device(0).detach_multicast(qpn, group).is_err(), "left a group twice");
+    let host = Ipv4Addr::LOCALHOST.into();
+    ensure!(pair.device(0).attach_multicast(qpn, host).is_err(), "joined a host's address");
+    pair.close()?;
+    let mut pair = Pair::new(rig, Setup::of(Transport::Rc))?;
+    let qpn = pair.qpns[0];
+    ensure!(pair.device(0).attach_multicast(qpn, group).is_err(), "joined by a connection");
     pair.close()
 }
 

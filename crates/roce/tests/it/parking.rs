@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::Psn;
 use roce::world::{self, Memory, NoMemory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
@@ -27,7 +27,14 @@ impl Wire for Gate {
         0
     }
 
-    fn admits(&mut self, now: Time, path: &Path, _dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
         if path.remote != self.slow {
             return packets;
         }
@@ -134,7 +141,14 @@ impl Wire for Shuts {
         0
     }
 
-    fn admits(&mut self, now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        now: Time,
+        _path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
         if self.sent == 0 || now >= self.opens_at { packets } else { 0 }
     }
 

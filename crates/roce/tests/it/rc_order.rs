@@ -7,7 +7,7 @@ use roce::Time;
 use roce::congestion::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::{Bth, Headers, Opcode};
 use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
@@ -282,7 +282,14 @@ impl Wire for Source {
         self.sent += frames.iter().filter(|frame| !frame.payload.is_empty()).count();
     }
 
-    fn admits(&mut self, _now: Time, _path: &Path, _dest: Qpn, packets: usize) -> usize {
+    fn admits(
+        &mut self,
+        _now: Time,
+        _path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
         packets
     }
 

@@ -89,10 +89,11 @@ impl Run {
         let sides = self.create_sides(pair).map_err(|error| format!("create: {error}"))?;
         self.join(pair, &sides).map_err(|error| format!("connect: {error}"))?;
         let entry = &mut self.pairs[pair];
+        // An outage that has already begun may last longer than all retries.
+        entry.is_excused = !entry.nodes.iter().all(|&node| self.fabric.has_cable(node));
         entry.sides = Some(sides);
         entry.state = PairState::Up;
         entry.epoch += 1;
-        entry.is_excused = false;
         entry.is_retired = false;
         let epoch = entry.epoch;
         self.summary.connections += 1;
