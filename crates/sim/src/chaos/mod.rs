@@ -298,7 +298,10 @@ impl Run {
                 return Err(format!("{trespass}"));
             }
             ensure!(node.refused_intact() == 0, "an intact packet was refused");
-            ensure!(node.unadmitted() == 0, "a packet was sent that its destination had not admitted");
+            ensure!(
+                node.unadmitted() == 0,
+                "a packet was sent that its destination had not admitted"
+            );
             ensure!(node.neglected() == 0, "packets wait for a destination that refuses nothing");
         }
         Ok(())
