@@ -22,9 +22,7 @@ use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
-#[cfg(feature = "planted-bugs")]
-use crate::planted::Bug;
-use crate::planted::Planted;
+use crate::planted::{Bug, Planted};
 use crate::qp::{Context, IsStalled, Qp};
 use crate::report::{Cause, LastError, QpReport};
 use crate::rng::Rng;
@@ -667,13 +665,17 @@ impl Endpoint {
 
     /// Packets admitted and not made yet are admitted no longer: the wire has sent a burst.
     pub(crate) fn end_grant(&mut self) {
-        (self.granted, self.ask_for) = (0, 1);
+        if !self.planted.is(Bug::GrantKept) {
+            (self.granted, self.ask_for) = (0, 1);
+        }
     }
 
     /// Returns parked queue pairs to the ready queue, if it is time to query the wire.
     pub(crate) fn unpark(&mut self, now: Time) {
         if self.parked_until.is_none_or(|at| at <= now) {
-            self.ready.extend(self.parked.drain(..));
+            let forgets = self.planted.is(Bug::ParkedForgotten);
+            let returning = if forgets { 1 } else { self.parked.len() };
+            self.ready.extend(self.parked.drain(..).take(returning));
             self.parked_until = None;
         }
     }
@@ -683,6 +685,14 @@ impl Endpoint {
     pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
         let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
         self.parked_until = is_waiting.then(|| at.unwrap_or(now));
+    }
+
+    /// The next destination of every queue pair that has something to send and is waiting for its turn or
+    /// for the wire.
+    pub fn waiting_paths(&self) -> impl Iterator<Item = Path> {
+        let waiting = self.ready.iter().chain(&self.parked).filter_map(|&slot| self.qps.at(slot));
+        let waiting = waiting.filter(|entry| entry.qp.wants_to_send());
+        waiting.filter_map(|entry| entry.qp.next_destination()).map(|(path, _)| path)
     }
 
     /// When to query the wire for parked queue pairs again.

@@ -83,13 +83,16 @@ impl Outbox {
     }
 
     /// Chooses the packets to send now, at most a burst, and returns how many. `admits` is called for
-    /// each path and destination queue pair, oldest packet first.
+    /// each path and destination queue pair, oldest packet first. Behind a packet that was refused, no
+    /// other of its queue pair leaves, though its destination may have made room meanwhile.
     pub(crate) fn choose(&mut self, admits: &mut dyn FnMut(&Path, Qpn) -> bool) -> usize {
-        let mut chosen = 0;
+        let (mut chosen, mut refused) = (0, Vec::new());
         for packet in &mut self.packets {
-            let Gathered { path, headers, .. } = packet;
-            packet.leaves = chosen < BURST_PACKETS && admits(path, headers.bth().dest_qp);
+            let Gathered { qpn, path, headers, .. } = packet;
+            let is_held = chosen == BURST_PACKETS || refused.contains(qpn);
+            packet.leaves = !is_held && admits(path, headers.bth().dest_qp);
             chosen += usize::from(packet.leaves);
+            refused.extend((!is_held && !packet.leaves).then_some(packet.qpn));
         }
         chosen
     }

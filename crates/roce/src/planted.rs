@@ -72,11 +72,15 @@ pub enum Bug {
     InvalidateTooMuch,
     /// UC accepts nothing more once a packet was missing.
     GapForever,
+    /// Of the queue pairs parked by back-pressure, only one returns to the ready queue.
+    ParkedForgotten,
+    /// Packets admitted for one burst and not sent in it are sent in the next.
+    GrantKept,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 30] = [
+    pub const ALL: [Bug; 32] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -107,6 +111,8 @@ impl Bug {
         Bug::OverlapIgnored,
         Bug::InvalidateTooMuch,
         Bug::GapForever,
+        Bug::ParkedForgotten,
+        Bug::GrantKept,
     ];
 }
 

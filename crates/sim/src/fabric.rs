@@ -37,6 +37,7 @@ pub use crate::packet::Packet;
 use crate::packet::{Addressing, GROUP, Marks};
 pub use crate::port::Body;
 use crate::port::Port;
+use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 pub use node::Node;
@@ -399,6 +400,13 @@ impl<M: NodeMemory> Fabric<M> {
         self.links.iter_mut().map(|link| link.stats(now).dropped).sum()
     }
 
+    /// Makes every destination exert back-pressure on every node, or none.
+    pub fn set_pressure(&mut self, pressure: Option<Pressure>) {
+        for (index, node) in (0..).zip(&mut self.nodes) {
+            node.port.gate = pressure.map(|pressure| Gate::new(pressure, index));
+        }
+    }
+
     /// Sets the size of every queue.
     pub fn set_queue_bytes(&mut self, bytes: u64) {
         self.links.iter_mut().for_each(|link| link.config.queue_bytes = bytes);
@@ -469,20 +477,20 @@ impl<M: NodeMemory> Fabric<M> {
     /// When the next event is due, without deadlines that an endpoint has postponed or cancelled.
     pub fn next_at(&mut self) -> Option<Time> {
         if self.holds {
-            let deadlines = self.nodes.iter().filter_map(|node| node.endpoint.poll_timeout());
-            let deadlines = deadlines.map(|(at, _)| at.max(self.now));
+            let deadlines = self.nodes.iter().filter_map(|node| world::next_wakeup(&node.endpoint));
+            let deadlines = deadlines.map(|at| at.max(self.now));
             return deadlines.chain(self.events.next_at()).min();
         }
         while let Some((at, &Event::Deadline(node))) = self.events.peek() {
             let entry = &mut self.nodes[node as usize];
-            let due = entry.endpoint.poll_timeout().filter(|_| !entry.is_stopped);
+            let due = world::next_wakeup(&entry.endpoint).filter(|_| !entry.is_stopped);
             let is_set = entry.timer == Some(at);
-            if is_set && due.is_some_and(|(due, _)| due <= at) {
+            if is_set && due.is_some_and(|due| due <= at) {
                 break;
             }
             self.events.pop_due(at);
             if is_set {
-                entry.timer = due.map(|(due, _)| due);
+                entry.timer = due;
                 entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));
             }
         }
@@ -589,9 +597,11 @@ impl<M: NodeMemory> Fabric<M> {
             let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
             let progress = world::drain(endpoint, port, memory, self.now);
             is_busy |= !progress.is_idle();
-            let ended_by_short_burst =
-                !progress.sent.is_multiple_of(BURST_PACKETS) || progress.sent == 0;
-            let is_done = port.inbox.is_empty() && ended_by_short_burst;
+            // Fewer packets than a burst: nothing more can be sent now.
+            let is_done = port.inbox.is_empty() && progress.sent < BURST_PACKETS;
+            if let Some(gate) = port.gate.as_mut().filter(|_| is_done) {
+                gate.judge(endpoint, self.now, &mut port.effects);
+            }
             if !self.holds {
                 self.release(node, |_, _| {});
             }
@@ -658,7 +668,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     fn set_timer(&mut self, node: u32) {
         let entry = &mut self.nodes[node as usize];
-        let Some((due, _)) = entry.endpoint.poll_timeout() else {
+        let Some(due) = world::next_wakeup(&entry.endpoint) else {
             return;
         };
         let due = due.max(self.now);

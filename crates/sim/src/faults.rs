@@ -13,6 +13,7 @@
 //! | stray | a copy with a sequence number out of range, ICRC right | it reached a queue pair that was there |
 //! | flap | a link is down for a while | a packet was lost to it |
 //! | restart | a node loses all state | a peer had work outstanding towards it |
+//! | back-pressure | a destination admits no packets for a while | a queue pair with packets for it was parked |
 
 use core::fmt;
 
@@ -31,11 +32,12 @@ pub enum Fault {
     Stray,
     Flap,
     Restart,
+    BackPressure,
 }
 
 impl Fault {
     /// Every kind, those of single packets first.
-    pub const ALL: [Fault; 9] = [
+    pub const ALL: [Fault; 10] = [
         Fault::Loss,
         Fault::Duplicate,
         Fault::Reorder,
@@ -45,6 +47,7 @@ impl Fault {
         Fault::Stray,
         Fault::Flap,
         Fault::Restart,
+        Fault::BackPressure,
     ];
 
     /// The number of kinds for single packets: the first ones of [`ALL`](Fault::ALL).
@@ -62,6 +65,7 @@ impl Fault {
             Fault::Stray => "stray",
             Fault::Flap => "flap",
             Fault::Restart => "restart",
+            Fault::BackPressure => "back-pressure",
         }
     }
 }

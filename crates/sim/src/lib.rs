@@ -38,6 +38,7 @@ pub mod link;
 pub mod memory;
 mod packet;
 mod port;
+pub mod pressure;
 mod streams;
 
 pub use streams::StreamError;

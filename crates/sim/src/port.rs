@@ -13,6 +13,7 @@ use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
 use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
 use crate::packet::{Addressing, Marks, Packet};
+use crate::pressure::Gate;
 
 /// Payload of phantom packets.
 pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
@@ -58,6 +59,8 @@ pub(crate) struct Port {
     accepted: u64,
     /// The node that leaves its packets unread.
     pub(crate) stalled: Option<IpAddr>,
+    /// Back-pressure, if its destinations exert any.
+    pub(crate) gate: Option<Gate>,
     /// Queue pairs whose packets are kept when they are sent, and the packets.
     pub(crate) taps: Vec<u32>,
     pub(crate) tapped: Vec<Vec<u8>>,
@@ -82,6 +85,7 @@ impl Port {
             corrupt_every: 0,
             accepted: 0,
             stalled: None,
+            gate: None,
             taps: Vec::new(),
             tapped: Vec::new(),
         }
@@ -197,11 +201,20 @@ impl Port {
             self.spare.push(buffer);
         }
     }
+
+    fn lapse(&mut self) {
+        if let Some(gate) = &mut self.gate {
+            gate.lapse();
+        }
+    }
 }
 
 impl Wire for Port {
     fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
+            if let Some(gate) = &mut self.gate {
+                gate.sends(frame.path.remote.ip());
+            }
             let packet = self.packet(frame, memory);
             self.note_sent(&packet);
             if self.taps.contains(&packet.dest_qpn()) {
@@ -209,9 +222,11 @@ impl Wire for Port {
             }
             self.outbox.push(packet);
         }
+        self.lapse();
     }
 
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.lapse();
         let count = self.batch.min(self.inbox.len());
         for _ in 0..count {
             if let Some(packet) = self.inbox.pop_front() {
@@ -224,17 +239,18 @@ impl Wire for Port {
 
     fn admits(
         &mut self,
-        _now: Time,
-        _path: &Path,
+        now: Time,
+        path: &Path,
         _dest: Qpn,
         _service: Transport,
         packets: usize,
     ) -> usize {
-        packets
+        let (ip, counts) = (path.remote.ip(), &mut self.effects);
+        self.gate.as_mut().map_or(packets, |gate| gate.admits(now, ip, packets, counts))
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        None
+        self.gate.as_ref()?.next_wakeup(self.now)
     }
 
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {

@@ -11,13 +11,15 @@ pub struct NotificationPoint {
 }
 
 impl NotificationPoint {
-    /// A marked packet arrived. Returns whether to notify the sender now: at most once per `interval`.
-    pub fn marked(&mut self, now: Time, interval: Duration) -> bool {
-        let due = self.last.is_none_or(|last| now - last >= interval);
-        if due {
-            self.last = Some(now);
-        }
-        due
+    /// A marked packet arrived. Returns whether to notify the sender: `interval` has passed since the last
+    /// notification.
+    pub fn marked(&self, now: Time, interval: Duration) -> bool {
+        self.last.is_none_or(|last| now - last >= interval)
+    }
+
+    /// A notification leaves now, which may be later than it became due.
+    pub fn notified(&mut self, now: Time) {
+        self.last = Some(now);
     }
 }
 
@@ -66,9 +68,16 @@ mod tests {
     fn notifications_keep_their_distance() {
         let mut point = NotificationPoint::default();
         let interval = Duration::from_micros(50);
-        let told = (0..1_000).filter(|&us| point.marked(at(us), interval)).count();
+        let mut tells = |now, interval| {
+            let tells = point.marked(now, interval);
+            if tells {
+                point.notified(now);
+            }
+            tells
+        };
+        let told = (0..1_000).filter(|&us| tells(at(us), interval)).count();
         assert_eq!(told, 20);
-        assert!(point.marked(at(1_000), Duration::ZERO) && point.marked(at(1_000), Duration::ZERO));
+        assert!(tells(at(1_000), Duration::ZERO) && tells(at(1_000), Duration::ZERO));
     }
 
     #[test]

@@ -99,6 +99,7 @@ impl Congestion {
     /// Puts the notification that is due into `cx.packet`, if one is.
     pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>, qpc: &QpContext) {
         if core::mem::take(&mut self.cnp_due) {
+            self.point.notified(cx.now);
             cx.count(|c| &mut c.cnps_sent);
             let path = Path { dscp: CNP_DSCP, ecn: Ecn::NotEct, ..qpc.peer.path };
             *cx.packet = Some((path, qpc.notification()));

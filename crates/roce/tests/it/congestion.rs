@@ -112,6 +112,23 @@ fn marked_packets_are_answered_by_notifications_at_their_interval() {
     assert_eq!(counters.ecn_marked, packets.len().div_ceil(2) as u64);
 }
 
+/// The interval counts from when a notification leaves, which back-pressure may delay.
+#[test]
+fn a_notification_that_leaves_late_delays_the_next() {
+    let mut pair = pair(CongestionControl::Off);
+    pair.write();
+    let packets = pair.sent(0, at(0));
+    let mut notified = Vec::new();
+    for (packet, us) in packets.iter().zip([1_000, 1_040, 1_050, 1_089, 1_090]) {
+        pair.deliver(1, at(us), packet, Ecn::Ce);
+        // The first waits until the second arrives.
+        if us > 1_000 {
+            notified.extend(pair.sent(1, at(us)).iter().filter(|cnp| is_cnp(cnp)).map(|_| us));
+        }
+    }
+    assert_eq!(notified, [1_040, 1_090]);
+}
+
 /// A fixed rate, exact to the packet: for the duration of a message, and for the time of the next one.
 #[test]
 fn packets_leave_at_the_rate_and_no_sooner() {

@@ -6,9 +6,13 @@ use std::net::SocketAddr;
 use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
-use roce::wire::Psn;
-use roce::world::{self, Memory, NoMemory, Path, RxFrame, TxFrame, Wire};
+use roce::wire::{Bth, Ext, Headers, Opcode, Psn, Reth};
+use roce::world::{
+    self, AtomicOp, Memory, MemoryKind, NoMemory, Origin, Path, RxFrame, TxFrame, Wire,
+};
 use roce::{Duration, Time};
+
+use crate::pair::bth_to;
 
 /// A wire that admits nothing to one address before a time, and two packets at a time afterwards.
 struct Gate {
@@ -181,4 +185,91 @@ fn a_grant_ends_with_the_burst_that_it_was_for() {
     let mut wire = Shuts { opens_at: Time::ZERO + Duration::from_millis(100), sent: 0 };
     drain(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!(wire.sent, world::BURST_PACKETS);
+}
+
+/// A wire with packets to receive, that refuses the first packets it is asked for.
+struct Fickle {
+    arriving: Vec<(Headers, usize)>,
+    refusals: u32,
+    /// Opcodes.
+    sent: Vec<u8>,
+}
+
+impl Wire for Fickle {
+    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], _memory: &dyn Memory) {
+        self.sent.extend(frames.iter().map(|frame| frame.header[0]));
+    }
+
+    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let source: SocketAddr = FAST.parse().unwrap();
+        let origin = Origin::new(source, source.ip());
+        let arriving = std::mem::take(&mut self.arriving);
+        for &(headers, len) in &arriving {
+            sink(&RxFrame { origin, headers, payload: &[0; 8][..len] });
+        }
+        arriving.len()
+    }
+
+    fn admits(
+        &mut self,
+        _now: Time,
+        _path: &Path,
+        _dest: Qpn,
+        _service: Transport,
+        packets: usize,
+    ) -> usize {
+        let refuses = self.refusals > 0;
+        self.refusals = self.refusals.saturating_sub(1);
+        if refuses { 0 } else { packets }
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        None
+    }
+
+    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+        false
+    }
+}
+
+struct Zeros;
+
+impl Memory for Zeros {
+    fn gather(&self, _addr: u64, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn scatter(&mut self, _addr: u64, _from: &[u8]) {}
+
+    fn atomic(&mut self, _addr: u64, _op: AtomicOp) -> u64 {
+        0
+    }
+
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Phantom
+    }
+}
+
+/// The destination makes room right after it has refused a packet, so each later question would be
+/// granted.
+#[test]
+fn nothing_overtakes_the_gathered_responses_of_its_own_queue_pair() {
+    let mut endpoint = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
+    let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).unwrap());
+    let region = endpoint.register(pd, 1 << 20, 1 << 20, Access::ALL).unwrap();
+    let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
+    let to = Connect::new(Path::new(FAST.parse().unwrap()), Qpn::new(9), Psn::default());
+    endpoint.connect(Time::ZERO, qpn, &Connect { mtu: Mtu::M4096, ..to }).unwrap();
+    let packet = |opcode, psn, len| {
+        let bth = Bth { opcode, psn: Psn::new(psn), ack_req: true, ..bth_to(qpn) };
+        Headers::new(bth, Ext::Reth(Reth { addr: region.addr, rkey: region.rkey, len })).unwrap()
+    };
+    let read = packet(Opcode::RcReadRequest, 0, 3 * 4096);
+    let arriving = vec![(read, 0), (packet(Opcode::RcWriteOnly, 3, 8), 8)];
+    let mut wire = Fickle { arriving, refusals: 1, sent: Vec::new() };
+    world::drain(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO);
+    assert_eq!(wire.sent, [], "the first response was refused");
+    world::drain(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO);
+    let (first, middle, last, acknowledgement) = (13, 14, 15, 17);
+    assert_eq!(wire.sent, [first, middle, last, acknowledgement]);
 }

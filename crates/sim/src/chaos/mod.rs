@@ -201,6 +201,7 @@ impl Run {
         let mut fabric = Fabric::new(&scenario.fabric, arena);
         fabric.record();
         fabric.mix = scenario.mix;
+        fabric.set_pressure(scenario.pressure);
         let secret = match options.sabotage {
             Sabotage::Loss => Some(Fault::Loss),
             Sabotage::Reorder => Some(Fault::Reorder),
@@ -209,6 +210,7 @@ impl Run {
         if let Some(fault) = secret {
             fabric.mix = FaultMix::NONE.with(fault, 40_000);
             (scenario.mix, scenario.strikes) = (FaultMix::NONE, Vec::new());
+            fabric.set_pressure(None);
         }
         let pairs = scenario.pairs.iter().map(|plan| Pair::new(plan.nodes, plan.params.clone()));
         let pairs = pairs.collect();
@@ -296,6 +298,11 @@ impl Run {
                 return Err(format!("{trespass}"));
             }
             ensure!(node.refused_intact() == 0, "an intact packet was refused");
+            ensure!(
+                node.unadmitted() == 0,
+                "a packet was sent that its destination had not admitted"
+            );
+            ensure!(node.neglected() == 0, "packets wait for a destination that refuses nothing");
         }
         Ok(())
     }
@@ -374,6 +381,7 @@ impl Run {
         self.resume_all()?;
         self.ask_for_the_last()?;
         self.fabric.mix = FaultMix::NONE;
+        self.fabric.set_pressure(None);
         self.fabric.set_queue_bytes(1 << 40);
         for node in 0..self.fabric.len() {
             self.fabric.set_cable(node, true);

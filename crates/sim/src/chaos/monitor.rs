@@ -6,7 +6,8 @@
 //! - no more request packets are unacknowledged than the window allows; in selective repeat, packets
 //!   reported in a SACK do not count, and the oldest unacknowledged packet is at most four windows
 //!   back;
-//! - an acknowledgement grants no more credits than receives are posted (IBA 9.7.7.2);
+//! - an acknowledgement grants no more credits than receives were posted, less those that the messages
+//!   up to its MSN have taken (IBA 9.7.7.2);
 //! - a queue pair keeps the minimum interval between its congestion notifications.
 //!
 //! The first two rules follow the requester's view, in both modes: a READ of n responses is one request
@@ -296,13 +297,25 @@ fn demand(headers: &Headers, pair: &Pair) -> (u32, Await) {
     (psns, Await::Responses(responses))
 }
 
+/// Credits count from the MSN beside them: the requester may send that many messages after the one with
+/// this number (IBA 9.7.7.2). A packet that back-pressure holds may leave after later messages have taken
+/// receives, so those posted when it leaves say nothing about its credits.
 fn see_credits(sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
-    let (Some(credits), Some((_, own))) = (promised(&sighting.headers), sender(sighting, pairs))
+    let Some((pair, own)) = sender(sighting, pairs) else {
+        return Ok(());
+    };
+    let (Some(aeth), Some(credits)) = (sighting.headers.ext().aeth(), promised(&sighting.headers))
     else {
         return Ok(());
     };
-    let posted = own.receives.len() as u64;
-    ensure!(credits <= posted, "{credits} receives promised, {posted} posted");
+    let mut sides = pair.sides.iter().flatten();
+    let peer = sides.find(|side| side.qpn != own.qpn || side.node != own.node);
+    let requests = peer.map_or(&[][..], |peer| &peer.taken_after);
+    let msn = aeth.msn as usize;
+    ensure!(msn <= requests.len(), "MSN {msn} of {} requests", requests.len());
+    let taken = msn.checked_sub(1).map_or(0, |last| requests[last]);
+    let left = own.receives_posted.saturating_sub(taken);
+    ensure!(credits <= left, "{credits} receives promised from MSN {msn} on, {left} posted");
     Ok(())
 }
 

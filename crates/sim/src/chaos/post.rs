@@ -94,6 +94,7 @@ impl Run {
         let wr_id = self.fresh_id(true);
         let side = self.side_mut(at)?;
         let qpn = side.qpn;
+        side.receives_posted += 1;
         side.receives.push_back(PostedReceive { wr_id, sges: sges.clone(), capacity });
         self.summary.receives += 1;
         let now = self.fabric.now();
@@ -177,6 +178,10 @@ impl Run {
         let wr_id = self.fresh_id(false);
         let side = self.side_mut(at)?;
         side.posted += 1;
+        if !matches!(op, SendOp::BindWindow(_) | SendOp::LocalInvalidate(_)) {
+            let before = side.taken_after.last().copied().unwrap_or(0);
+            side.taken_after.push(before + u64::from(message.is_some()));
+        }
         side.sends.push_back(PostedSend {
             wr_id,
             signaled,

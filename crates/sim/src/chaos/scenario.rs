@@ -17,6 +17,7 @@ use crate::fabric::FabricConfig;
 use crate::faults::FaultMix;
 use crate::graph::Graph;
 use crate::link::{LinkConfig, Marking};
+use crate::pressure::Pressure;
 
 use super::Options;
 
@@ -201,6 +202,8 @@ pub(super) struct Scenario {
     /// From a node to the network.
     pub(super) link: LinkConfig,
     pub(super) mix: FaultMix,
+    /// Back-pressure until the faults stop.
+    pub(super) pressure: Option<Pressure>,
     /// Faults so frequent and retries so few that connections may break.
     pub(super) is_harsh: bool,
     /// Sends to be posted before the faults stop.
@@ -226,17 +229,19 @@ impl Scenario {
         let is_large = chance.per_mille(150);
         let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
         let count = chance.between(1, if is_large { 2 } else { 4 });
-        let (fabric, link) = draw_fabric(nodes, seed, chance);
+        let (mut fabric, link) = draw_fabric(nodes, seed, chance);
         let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, link.rate_bps, chance));
         let pairs: Vec<PairPlan> = pairs.collect();
         let misbehaves = chance.per_mille(250);
         let habits = Habits::draw(&mut Chance::new(!seed));
-        let pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
+        let mut pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
+        let pressure = draw_pressure(&mut fabric, &mut pairs, &mut Chance::new(seed ^ PRESSURE));
         let max_len = if is_large { 65_536 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
             link,
             mix: FaultMix::draw(chance, if is_harsh { 8 } else { 1 }),
+            pressure,
             is_harsh,
             budget,
             max_len,
@@ -298,6 +303,34 @@ fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, Lin
         ..FabricConfig::new(graph, seed)
     };
     (config, uplink)
+}
+
+/// Sets the stream of back-pressure apart from the others of a seed.
+const PRESSURE: u64 = 0x7072_6573_7375_7265;
+
+/// Back-pressure in some seeds. In half of these, whole bursts pile up behind it, and end in the middle of
+/// a queue pair's turn.
+fn draw_pressure(
+    fabric: &mut FabricConfig,
+    pairs: &mut [PairPlan],
+    chance: &mut Chance,
+) -> Option<Pressure> {
+    if !chance.per_mille(400) {
+        return None;
+    }
+    let piles_up = chance.per_mille(500);
+    if piles_up {
+        fabric.endpoint.burst_packets = 24;
+        for PairPlan { params, .. } in pairs {
+            (params.window_packets, params.mtu) = (256, Mtu::M256);
+        }
+    }
+    Some(Pressure {
+        most_packets: chance.pick(if piles_up { &[64, 1_000] } else { &[2, 8, 64, 1_000] }),
+        longest_ns: chance.pick(&[1_000, 5_000, 20_000]),
+        refusals: chance.pick(&[20, 200]),
+        seed: chance.word(),
+    })
 }
 
 fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> PairPlan {

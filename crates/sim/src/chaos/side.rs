@@ -158,6 +158,10 @@ pub(super) struct Side {
     pub(super) last_wqe: bool,
     pub(super) sends: VecDeque<PostedSend>,
     pub(super) receives: VecDeque<PostedReceive>,
+    /// Own receives posted since the connection was made.
+    pub(super) receives_posted: u64,
+    /// For each request posted for the peer: the receives of the peer that it and those before it take.
+    pub(super) taken_after: Vec<u64>,
     pub(super) announced: VecDeque<Announced>,
     /// Messages expected by this side.
     pub(super) messages: u64,
@@ -204,6 +208,8 @@ impl Side {
             recv_cq,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
+            receives_posted: 0,
+            taken_after: Vec::new(),
             announced: VecDeque::new(),
             messages: 0,
             fails_at: None,

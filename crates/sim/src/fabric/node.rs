@@ -124,6 +124,16 @@ impl<M: NodeMemory> Node<M> {
         self.port.refused_intact
     }
 
+    /// Packets sent although their destination had not admitted them: always a bug.
+    pub fn unadmitted(&self) -> u64 {
+        self.port.gate.as_ref().map_or(0, |gate| gate.unadmitted)
+    }
+
+    /// How often it came to rest with packets for a destination that did not refuse them: always a bug.
+    pub fn neglected(&self) -> u64 {
+        self.port.gate.as_ref().map_or(0, |gate| gate.neglected)
+    }
+
     /// Damaged packets accepted because the ICRC does not cover the damage.
     pub fn harmless_damage(&self) -> u64 {
         self.port.harmless

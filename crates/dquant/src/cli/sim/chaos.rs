@@ -22,9 +22,9 @@ use crate::units::Count;
 /// Run random programs under random faults, and check every completion and every byte
 ///
 /// A seed draws machines, links, connections, programs and a mix of faults: loss, duplicates,
-/// reordering, delay, bit flips, truncation, strays, link flaps, restarts. Then everything heals,
-/// and what is outstanding has to finish within a bound. A seed always gives the same run; one that
-/// fails is named with the command that replays it, and the exit code is 1.
+/// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. Then
+/// everything heals, and what is outstanding has to finish within a bound. A seed always gives the
+/// same run; one that fails is named with the command that replays it, and the exit code is 1.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -308,9 +308,9 @@ impl fmt::Display for ChaosReport {
         let verdict = if self.failed == 0 { "all good" } else { "FAILED" };
         writeln!(f, "{} seeds, {} failed: {verdict}", Count(self.seeds), Count(self.failed))?;
         self.write_work(f)?;
-        writeln!(f, "  {:<12}{:>12}{:>12}", "fault", "injected", "effective")?;
+        writeln!(f, "  {:<14}{:>10}{:>12}", "fault", "injected", "effective")?;
         for FaultLine { kind, injected, effective } in &self.faults {
-            writeln!(f, "  {kind:<12}{:>12}{:>12}", Count(*injected), Count(*effective))?;
+            writeln!(f, "  {kind:<14}{:>10}{:>12}", Count(*injected), Count(*effective))?;
         }
         let Recovery { median_ns, p99_ns, max_ns, closest_to_bound_per_mille } = self.recovery;
         let ns = roce::Duration::from_nanos;
