@@ -259,7 +259,8 @@ fn nothing_overtakes_the_gathered_responses_of_its_own_queue_pair() {
     let region = endpoint.register(pd, 1 << 20, 1 << 20, Access::ALL).unwrap();
     let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap();
     let to = Connect::new(Path::new(FAST.parse().unwrap()), Qpn::new(9), Psn::default());
-    endpoint.connect(Time::ZERO, qpn, &Connect { mtu: Mtu::M4096, ..to }).unwrap();
+    let peer = Connect { mtu: Mtu::M4096, ..to };
+    device::connect(&mut endpoint, Time::ZERO, qpn, &peer).unwrap();
     let packet = |opcode, psn, len| {
         let bth = Bth { opcode, psn: Psn::new(psn), ack_req: true, ..bth_to(qpn) };
         Headers::new(bth, Ext::Reth(Reth { addr: region.addr, rkey: region.rkey, len })).unwrap()
