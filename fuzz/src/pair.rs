@@ -616,8 +616,15 @@ impl World {
             let ledger = &self.fabric.nodes[from].memory.guard.ledger;
             let in_vain = ledger.is_exhausted(source);
             assert!(!(self.calm && in_vain && answers), "{source:?} was not answered");
-            if service.transport == Transport::Rc && !self.tainted[slot] && !overrun {
-                ledger.judge_heard(source, &self.programs[to].heard);
+            if service.transport != Transport::Rc || self.tainted[slot] || overrun {
+                continue;
+            }
+            let heard = &self.programs[to].heard;
+            ledger.judge_heard(source, heard);
+            // A destroyed queue pair takes along the completions that were not polled.
+            let attr = self.fabric.node(from as u32).endpoint.query_qp(source).ok();
+            if self.programs[to].slots[slot].qpn == attr.map(|attr| attr.dest_qp) {
+                ledger.judge_missing(source, heard);
             }
         }
     }
