@@ -221,7 +221,7 @@ fn a_target_whose_connections_all_fail_is_given_up() {
     // Sessions are granted, but nothing is at the queue pair.
     let fake = FakeTarget::start(&runtime, Lies::default());
     let ran = Cat::through(&world, &dpu, &fake.url("web"), ARGS).finish();
-    ran.failed(3, &["target", &fake.control, "all fail"], "--reconnect");
+    ran.failed(3, &["target", &fake.control, "nothing arrives over RoCE"], "--reconnect");
     assert!((2..30).contains(&fake.sessions()), "{}", fake.sessions());
 }
 
