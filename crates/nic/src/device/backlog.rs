@@ -4,7 +4,8 @@
 //! sender does not notice. A hardware adapter that loops packets back stalls instead, and programs on
 //! unreliable connections depend on it. Any process may query the socket-buffer occupancy of the UDP sockets
 //! in its network namespace (`sock_diag(7)`), so it is queried whenever another quarter of a buffer may have
-//! been filled. Nothing is sent to a process whose buffer is half full (the kernel accounts for reads in portions of a quarter). When it has read nothing for [`PATIENCE`],
+//! been filled. Nothing is sent to a process that has [`MOST_UNREAD`] bytes to read, or whose buffer is half
+//! full (the kernel accounts for reads in portions of a quarter). When it has read nothing for [`PATIENCE`],
 //! it counts as stopped, and packets for it are lost as on a link until it reads again. They are lost at
 //! a bounded rate ([`LOST_PER_LOOK`]): without one, a sender on an unreliable connection would spend its thread
 //! on building packets that reach nobody. Each process is tracked separately: a stopped one slows only those
@@ -35,6 +36,11 @@ const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
 
 /// Packets that may be lost between two such queries: 64 MB/s with 4 KiB packets.
 const LOST_PER_LOOK: usize = 16;
+
+/// Bytes that a process may leave unread, in the kernel's accounting, before packets for it wait. Filling the
+/// buffer of a stopped process takes time from all other peers, so it is not filled; a process that reads
+/// needs no more than the traffic of its longest pause.
+const MOST_UNREAD: u64 = 4 << 20;
 
 /// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes in a
 /// block of the next power of two.
@@ -113,7 +119,8 @@ impl Peer {
                 Some(look_at)
             }
             Flow::Open => {
-                let is_stale = self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES;
+                let quarter = (self.level.limit / 4).min(MOST_UNREAD / 2);
+                let is_stale = self.sent > quarter || self.room() < LARGEST_BYTES;
                 is_stale.then_some(Time::ZERO)
             }
         }
@@ -169,7 +176,8 @@ struct Level {
 impl Level {
     /// Bytes that may be sent.
     fn room(self) -> u64 {
-        (self.limit / 2).saturating_sub(self.used)
+        let most = MOST_UNREAD.saturating_sub(self.unread);
+        (self.limit / 2).saturating_sub(self.used).min(most)
     }
 
     /// Whether the process has read since an `earlier` look, as far as both show.
@@ -599,6 +607,24 @@ mod tests {
         now += LOOK_AT_STOPPED;
         backlog.admits(now, local, remote, Transport::Uc, 8);
         assert!(!backlog.loses(local, remote), "it reads again");
+    }
+
+    #[test]
+    fn a_large_buffer_is_not_filled() {
+        if kernel("a_large_buffer_is_not_filled").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&to, 64 << 20);
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        fill(&mut backlog, Time::ZERO, &from, remote);
+        let level = SockDiag::open().expect("it was there").ask(local, remote).expect("a reply");
+        let Level { unread, limit, .. } = level.expect("there is one");
+        if limit < 64 << 20 {
+            return crate::skip::note("a_large_buffer_is_not_filled", "net.core.rmem_max is small");
+        }
+        assert!((1 << 20..limit / 16).contains(&unread), "{unread} of {limit}");
     }
 
     #[test]
