@@ -12,9 +12,10 @@ use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Headers, WireError};
 use roce::world::{Ecn, Origin, RxFrame};
 
-use super::message::{Arrival, Control, Name};
+use super::message::{Arrival, Control};
 use super::{IcrcCheck, RxCounters, pseudo};
 use crate::capture::{Capture, Seen};
+use crate::sockaddr::Name;
 
 /// Buffers filled by one call: 256 KiB in all, about one full burst of a sender.
 const BUFFERS: usize = 4;
