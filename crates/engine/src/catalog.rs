@@ -8,8 +8,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use host::disk::IoChoice;
-use host::root::{OpenError, OpenFile, Root};
+use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 

@@ -9,8 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host::attach::{AttachError, Connection, Listener};
-use host::disk::IoChoice;
-use host::root::Root;
+use host::root::{IoChoice, Root};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tonic::service::interceptor::InterceptedService;
