@@ -30,11 +30,11 @@ use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, TxFrame, Wi
 use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
-use crate::graph::{Graph, Routes, Vertex};
-use crate::link::{Link, LinkStats};
+use crate::graph::{Graph, Routes};
+use crate::link::{Link, LinkStats, Vertex};
 use crate::memory::NodeMemory;
-pub use crate::packet::Packet;
 use crate::packet::{Addressing, GROUP, Marks};
+pub use crate::packet::{Direction, Packet, Sighting};
 pub use crate::port::Body;
 use crate::port::Port;
 use crate::pressure::{Gate, Pressure};
@@ -88,32 +88,6 @@ impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Filter")
     }
-}
-
-/// The direction of a recorded packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Handed to the wire.
-    Sent,
-    /// Handed to the endpoint.
-    Accepted,
-}
-
-/// A packet as a node sent or accepted it.
-#[derive(Clone, Copy, Debug)]
-pub struct Sighting {
-    /// When.
-    pub at: Time,
-    /// The node whose wire it was.
-    pub node: u32,
-    /// The other node.
-    pub peer: u32,
-    /// Sent or accepted.
-    pub direction: Direction,
-    /// Transport headers.
-    pub headers: Headers,
-    /// Payload bytes.
-    pub payload_len: u32,
 }
 
 #[derive(Clone, Copy, Debug)]

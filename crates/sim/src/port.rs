@@ -10,9 +10,8 @@ use roce::wire::icrc;
 use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
-use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
-use crate::packet::{Addressing, Marks, Packet};
+use crate::packet::{Addressing, Direction, Marks, Packet, Sighting};
 use crate::pressure::Gate;
 
 /// Payload of phantom packets.

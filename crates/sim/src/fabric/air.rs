@@ -12,8 +12,7 @@ use roce::wire::{Headers, Psn, Service};
 
 use super::{Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::graph::Vertex;
-use crate::link::{Enqueued, Link};
+use crate::link::{Enqueued, Link, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Body;
