@@ -75,7 +75,7 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
         });
         layouts.push(layout?);
     }
-    let order = Order::from_pipeline(&pipeline, &layouts).map_err(Error::invalid)?;
+    let order = pipeline.order(&layouts).map_err(Error::invalid)?;
     let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
         connection: 0,
         source: index,
