@@ -12,8 +12,8 @@ use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
-use crate::control::proto::{DatasetInfo, DatasetRef};
 use crate::error::with_limit_hint;
+use crate::proto::{DatasetInfo, DatasetRef};
 
 /// Datasets one request may name.
 const MAX_DATASETS: usize = 1024;

@@ -7,8 +7,8 @@ use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSource};
 use xio::stage::{Branch, CompileError};
 
-use crate::Error;
-use crate::control::proto::{DatasetInfo, OpenRequest};
+use crate::error::Error;
+use crate::proto::{DatasetInfo, OpenRequest};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]

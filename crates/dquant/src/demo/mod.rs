@@ -27,8 +27,8 @@ use xio::plan::Plan;
 use crate::exit::CliError;
 use children::{Addresses, Daemon, Trainer, Workspace};
 use corpus::Corpus;
-use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
+use engine::proto::StatusReply;
 use report::{PlanRow, Run, Summary};
 use trainer::{End, Event, Verify};
 

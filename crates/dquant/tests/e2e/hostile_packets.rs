@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use engine::control::proto::{DatasetRef, QueuePair, SessionRequest};
 use engine::control::target::{Session, TargetControl};
+use engine::proto::{DatasetRef, QueuePair, SessionRequest};
 use roce::verbs::{Qpn, SendOp, WcStatus};
 use roce::wire::{Aeth, Deth, Ext, Opcode, Reth, Syndrome};
 use tokio::runtime::Runtime;

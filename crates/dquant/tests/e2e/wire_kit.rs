@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
-use engine::control::proto::QueuePair;
+use engine::proto::QueuePair;
 use nic::clock;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};

@@ -7,7 +7,7 @@
 use xio::dataset::Dtype;
 use xio::stage::{BlockOp, Shape, Stage, StageError, TargetOp, TargetStages, Type};
 
-use super::proto::{self, ChecksumStage, NarrowStage, ReadStage, stage::Kind};
+use crate::proto::{self, ChecksumStage, NarrowStage, ReadStage, stage::Kind};
 
 /// A list as a message.
 pub(crate) fn message(stages: &TargetStages) -> proto::TargetStages {
