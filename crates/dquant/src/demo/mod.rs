@@ -79,7 +79,7 @@ pub trait Watch {
 /// which the summary reports.
 pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> {
     let workspace = Workspace::new()?;
-    let corpora = corpus::prepare(config, &workspace, watch)?;
+    let corpora = corpus::prepare(config, workspace.path(), watch)?;
     let plan_text = plan_text(config, &corpora);
     let plan =
         Plan::parse(&plan_text, None).map_err(|error| CliError::usage(error.render(&plan_text)))?;
