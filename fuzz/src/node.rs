@@ -155,7 +155,7 @@ pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
         body: Body::Plain,
         holds: true,
         ipv6: shape.ipv6,
-        max_rounds: MAX_TURNS,
+        max_turns: MAX_TURNS,
         endpoint: EndpointConfig {
             max_qps: 16,
             max_cqs: 16,

@@ -1,8 +1,8 @@
 //! Nodes, the links between them, and the loop that moves time.
 //!
 //! [`Fabric::advance`] moves from one event time to the next. Within an instant everything due happens
-//! in the order in which it was scheduled; then every affected node runs the product's drain loop until
-//! it has no more to do. Programs act between two calls: [`Fabric::touched`] lists the nodes that may
+//! in the order in which it was scheduled; then every affected node takes the product's turns until it
+//! has no more to do. Programs act between two calls: [`Fabric::touched`] lists the nodes that may
 //! have completions, [`Fabric::wakes`] the programs that asked to be woken. Changing a node through
 //! [`Fabric::node_mut`] makes it run again; after changing [`Fabric::nodes`] directly, call
 //! [`Fabric::settle`], which runs them all.
@@ -56,9 +56,9 @@ pub struct FabricConfig {
     pub ipv6: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
-    /// A node that still has something to do after this many rounds at one instant is considered to
+    /// A node that still has something to do after this many turns at one instant is considered to
     /// spin.
-    pub max_rounds: u32,
+    pub max_turns: u32,
     /// For every endpoint, each with its own seed.
     pub endpoint: EndpointConfig,
     /// Seed of all randomness.
@@ -74,7 +74,7 @@ impl FabricConfig {
             holds: false,
             ipv6: false,
             batch: 64,
-            max_rounds: 100_000,
+            max_turns: 100_000,
             endpoint: EndpointConfig::default(),
             seed,
         }
@@ -116,7 +116,7 @@ pub struct Fabric<M> {
     holds: bool,
     filter: Option<Filter>,
     misdirected: u64,
-    max_rounds: u32,
+    max_turns: u32,
     addressing: Addressing,
     events: EventQueue<Event>,
     handled: u64,
@@ -164,7 +164,7 @@ impl<M: NodeMemory> Fabric<M> {
             holds: config.holds,
             filter: None,
             misdirected: 0,
-            max_rounds: config.max_rounds,
+            max_turns: config.max_turns,
             addressing,
             events: EventQueue::new(),
             handled: 0,
@@ -566,10 +566,10 @@ impl<M: NodeMemory> Fabric<M> {
             self.touched.push(node);
         }
         entry.port.now = self.now;
-        let (mut rounds, mut is_busy) = (0, false);
+        let (mut turns, mut is_busy) = (0, false);
         loop {
             let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
-            let progress = world::drain(endpoint, port, memory, self.now);
+            let progress = world::turn(endpoint, port, memory, self.now, |_, _| false);
             is_busy |= !progress.is_idle();
             // Fewer packets than a burst: nothing more can be sent now.
             let is_done = port.inbox.is_empty() && progress.sent < BURST_PACKETS;
@@ -579,11 +579,11 @@ impl<M: NodeMemory> Fabric<M> {
             if !self.holds {
                 self.release(node, |_, _| {});
             }
-            rounds += 1;
-            if rounds > self.max_rounds {
+            turns += 1;
+            if turns > self.max_turns {
                 self.spinning = Some(node);
             }
-            if is_done || rounds > self.max_rounds {
+            if is_done || turns > self.max_turns {
                 break;
             }
         }

@@ -307,7 +307,7 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
     let astray = ReadRequest { seq: 10, rkey: good.rkey ^ 0x100, ..good };
     rogue.post(SendOp::Send, &astray.encode(crc));
     eventually("the failed write", || {
-        rogue.drain();
+        rogue.move_packets();
         let status = target.status(&world);
         let free = status.counter("target.free_staging_buffers");
         let idle = free == status.counter("target.staging_buffers");

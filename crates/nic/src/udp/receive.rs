@@ -21,7 +21,7 @@ use crate::sockaddr::Name;
 const BUFFERS: usize = 4;
 
 /// System calls per call of `receive`, each filling all buffers. Together they hold about as many
-/// packets as one round of the drain loop sends, so that two endpoints in step do not overrun each
+/// packets as one turn sends, so that two endpoints in step do not overrun each
 /// other.
 const ROUNDS: usize = 8;
 
