@@ -35,8 +35,7 @@ use crate::link::{Link, LinkStats, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::{Addressing, GROUP, Marks};
 pub use crate::packet::{Direction, Packet, Sighting};
-pub use crate::port::Body;
-use crate::port::Port;
+use crate::port::{Body, Port};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
@@ -48,8 +47,9 @@ use node::{Tally, new_node};
 pub struct FabricConfig {
     /// Nodes, switches and cables.
     pub graph: Graph,
-    /// The contents of packets.
-    pub body: Body,
+    /// Packets have an ICRC, which receivers verify. Runs without it are faster, where nothing is damaged.
+    /// Packets between phantom memories have none.
+    pub is_sealed: bool,
     /// Packets queue in front of their node until they are handed over.
     pub holds: bool,
     /// IPv6 instead of IPv4.
@@ -70,7 +70,7 @@ impl FabricConfig {
     pub fn new(graph: Graph, seed: u64) -> FabricConfig {
         FabricConfig {
             graph,
-            body: Body::Sealed,
+            is_sealed: true,
             holds: false,
             ipv6: false,
             batch: 64,
@@ -112,7 +112,6 @@ pub struct Fabric<M> {
     now: Time,
     links: Vec<Link>,
     routes: Routes,
-    body: Body,
     holds: bool,
     filter: Option<Filter>,
     misdirected: u64,
@@ -150,7 +149,8 @@ impl<M: NodeMemory> Fabric<M> {
         let addressing = Addressing { ipv6: config.ipv6 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
-            let port = Port::new(index, addressing, config.body, config.batch);
+            let body = Body::of(memory.kind(), config.is_sealed);
+            let port = Port::new(index, addressing, body, config.batch);
             new_node(config.endpoint, memory, port, seed)
         });
         let nodes = nodes.collect();
@@ -160,7 +160,6 @@ impl<M: NodeMemory> Fabric<M> {
             now: Time::ZERO,
             links: config.graph.edges().iter().map(Link::new).collect(),
             routes: config.graph.routes(),
-            body: config.body,
             holds: config.holds,
             filter: None,
             misdirected: 0,
@@ -413,7 +412,7 @@ impl<M: NodeMemory> Fabric<M> {
         let seed = self.chance.word();
         let (now, endpoint) = (self.now, self.endpoint);
         let old = &mut self.nodes[node as usize];
-        let fresh = Port::new(node, old.port.addressing, self.body, old.port.batch);
+        let fresh = Port::new(node, old.port.addressing, old.port.body, old.port.batch);
         let mut port = core::mem::replace(&mut old.port, fresh);
         port.inbox.clear();
         port.outbox.clear();

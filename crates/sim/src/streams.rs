@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use roce::Duration;
 
-    use crate::fabric::{Body, FabricConfig};
+    use crate::fabric::FabricConfig;
     use crate::graph::Graph;
     use crate::link::{LinkConfig, Vertex};
 
@@ -169,7 +169,7 @@ mod tests {
         ];
         let graph = Graph::new(4, 2).join(Switch(0), Switch(1), trunk, trunk);
         let graph = joins.into_iter().fold(graph, |graph, (a, b)| graph.join(a, b, edge, edge));
-        let config = FabricConfig { body: Body::Phantom, ..FabricConfig::new(graph, 1) };
+        let config = FabricConfig::new(graph, 1);
         let mut fabric = Fabric::new(&config, |_| Phantom);
         let mut streams = [(0, 2, 0), (1, 3, dscp)].map(|(from, to, dscp)| {
             let adjust = |connect: &mut Connect| connect.path.dscp = dscp;
