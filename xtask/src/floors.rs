@@ -315,7 +315,7 @@ impl Folder {
         segments: &[&'c str],
     ) -> Option<&'c str> {
         let mut place: Vec<&str> = module.iter().map(String::as_str).collect();
-        place.extend(vec!["{}"; inline_modules_around(code, at)]);
+        place.extend(std::iter::repeat_n("{}", inline_modules_around(code, at)));
         for &segment in segments {
             match segment {
                 "crate" => place.clear(),
