@@ -658,8 +658,9 @@ mod many_small {
         let Some([mut wire, peer]) = processes("127.8.31.1") else { return };
         let mut endpoint = endpoint();
         post(&mut endpoint, "127.8.31.1", peer.slot(), 16, 8);
-        let mut drain = || world::drain(&mut endpoint, &mut wire, &mut Zeros, clock::now()).sent;
-        assert_eq!(drain() + drain(), 16);
+        let mut turn =
+            || world::turn(&mut endpoint, &mut wire, &mut Zeros, clock::now(), |_, _| false).sent;
+        assert_eq!(turn() + turn(), 16);
     }
 
     /// Queue pairs that wait only for the next burst do not wait for the next query of a stopped process.
@@ -669,12 +670,12 @@ mod many_small {
         let mut endpoint = endpoint();
         post(&mut endpoint, "127.8.32.1", stopped.slot(), 1, 64 << 20);
         let now = clock::now();
-        while world::drain(&mut endpoint, &mut wire, &mut Zeros, now).sent > 0 {}
+        while world::turn(&mut endpoint, &mut wire, &mut Zeros, now, |_, _| false).sent > 0 {}
         post(&mut endpoint, "127.8.32.1", peer.slot(), 100, 8);
         let (mut sent, mut turns) = (0, 0);
         // The clock stands still: no query of the stopped process comes due.
         while sent < 100 {
-            sent += world::drain(&mut endpoint, &mut wire, &mut Zeros, now).sent;
+            sent += world::turn(&mut endpoint, &mut wire, &mut Zeros, now, |_, _| false).sent;
             peer.receive(now, &mut |_| ());
             turns += 1;
             assert!(turns <= 100, "{sent} sent");
