@@ -410,7 +410,7 @@ fn garbage_is_counted_and_does_no_harm() {
     }
     let UdpCounters { rx, sharing, .. } = wire.counters;
     assert_eq!(rx.packets, sent);
-    let strays = sharing.forwarded.packets + sharing.forwarded.dropped.total();
+    let strays = sharing.forwarded.packets + sharing.forwarded.dropped.total() + sharing.probes;
     let refused =
         rx.bad_icrc + rx.unparsable.total() + rx.truncated + sharing.foreign + sharing.misrouted;
     assert_eq!(rx.accepted + refused + strays, sent, "{:?}", wire.counters);
@@ -539,6 +539,26 @@ fn what_was_admitted_and_not_sent_is_not_held_against_anybody() {
     // A queue pair whose turn came had nothing to send.
     a.receive(clock::now(), &mut |_| {});
     assert_eq!(a.admits(clock::now(), &path, to, Transport::Rc, all), all);
+}
+
+#[test]
+fn a_process_that_reads_one_packet_after_the_other_is_not_stalled() {
+    for (address, other) in [("127.8.26.1", "127.8.26.2"), ("::1", "::1")] {
+        let mut a = device(&[address]);
+        let mut b = device(&[other]);
+        if let Some(why) = a.backlog.why_not() {
+            return crate::skip::note("a_process_that_reads_one_packet_after_the_other", why);
+        }
+        let (path, to) = (path_to(other), Qpn::new(qpn(b.slot())));
+        for round in 0..4 {
+            a.send(clock::now(), &[frame(path, to.get(), round, b"one")], &NoMemory);
+            assert_eq!(a.is_stalled(&path, to), round == 0, "{round}");
+            assert_eq!(collect(&mut b, 1).len(), 1);
+            nothing(&mut b);
+        }
+        let UdpCounters { rx, sharing, .. } = b.counters;
+        assert_eq!((rx.packets, rx.accepted, sharing.probes, sharing.foreign), (8, 4, 4, 0));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
+use roce::verbs::{Access, Datagram, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::{Bth, Ext, Headers, Opcode, Psn, Reth};
 use roce::world::{
     self, AtomicOp, Memory, MemoryKind, NoMemory, Origin, Path, RxFrame, TxFrame, Wire,
@@ -115,6 +115,40 @@ fn a_queue_pair_asks_for_no_more_than_it_may_send() {
     let mut wire = gate(Time::ZERO);
     turn(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!((sent_to(&wire, SLOW), wire.asked), (6, 4), "for one packet, then for two");
+}
+
+/// What was admitted for one destination is not sent to another.
+#[test]
+fn each_datagram_is_admitted_by_its_own_destination() {
+    let mut endpoint = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
+    let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).unwrap());
+    let region = endpoint.register(pd, 1 << 20, 1 << 20, Access::ALL).unwrap();
+    let config = QpConfig { transport: Transport::Ud, ..QpConfig::rc(pd, cq, 8, 8) };
+    let qpn = endpoint.create_qp(config).unwrap();
+    device::start_datagrams(&mut endpoint, Time::ZERO, qpn, 1, Psn::default()).unwrap();
+    for address in [FAST, FAST, SLOW, FAST] {
+        let ah = Path::new(address.parse().unwrap()).into();
+        let to = Some(Datagram { ah, dest_qp: Qpn::new(9), qkey: 1 });
+        let sges = SgList::from_iter([Sge { addr: region.addr, len: 8, lkey: region.lkey }]);
+        let wr = SendWr { op: SendOp::Send, to, sges, ..SendWr::default() };
+        endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
+    }
+    let opens_at = Time::ZERO + Duration::from_micros(50);
+    let mut wire = gate(opens_at);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
+    assert_eq!((sent_to(&wire, FAST), sent_to(&wire, SLOW)), (2, 0));
+    turn(&mut endpoint, &mut wire, opens_at);
+    assert_eq!((sent_to(&wire, FAST), sent_to(&wire, SLOW)), (3, 1));
+}
+
+#[test]
+fn a_turn_sends_two_bursts_at_most() {
+    let (mut endpoint, _) = sender(&[FAST; 20], 40);
+    let mut wire = gate(Time::ZERO);
+    for turns in 1..4 {
+        turn(&mut endpoint, &mut wire, Time::ZERO);
+        assert_eq!(wire.sent.len(), turns * 2 * world::BURST_PACKETS);
+    }
 }
 
 #[test]
