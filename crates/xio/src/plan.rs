@@ -103,6 +103,20 @@ impl Plan {
         &self.blend
     }
 
+    /// The same plan with another blend. Weights are reduced by their common divisor; without a weight
+    /// above zero the plan stays as it is.
+    #[must_use]
+    pub fn blended(&self, shares: impl IntoIterator<Item = (String, u32)>) -> Plan {
+        let parts: Vec<Part> =
+            shares.into_iter().map(|(name, weight)| Part { name, weight }).collect();
+        let divisor = parts.iter().fold(0, |a, part| gcd(a, part.weight));
+        if divisor == 0 {
+            return self.clone();
+        }
+        let reduced = parts.into_iter().map(|part| Part { weight: part.weight / divisor, ..part });
+        Plan { blend: reduced.collect(), ..self.clone() }
+    }
+
     /// The type tokens are narrowed to, if they are.
     pub fn narrow(&self) -> Option<Dtype> {
         self.narrow
@@ -184,6 +198,10 @@ impl fmt::Display for Plan {
         }
         write!(f, " | batch({})", self.batch)
     }
+}
+
+const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Prints `blend(…)`.

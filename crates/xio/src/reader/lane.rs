@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::capsule::ReadRequest;
-use crate::dataset::Dtype;
+use crate::dataset::{Dtype, TokenFile};
 use crate::order::Order;
 use crate::target::IO_ALIGN;
 
@@ -65,12 +65,18 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) position: u64,
-    addr: u64,
+    pub(super) addr: u64,
     first_token: u64,
     tokens: u32,
 }
 
 impl Want {
+    /// Offset and length in bytes of its tokens in the file.
+    pub(super) fn range_in(&self, file: &TokenFile) -> (u64, u32) {
+        let width = file.dtype.bytes();
+        (file.data_offset + self.first_token * u64::from(width), self.tokens * width)
+    }
+
     pub(super) fn request(&self, source: &ReaderSource, rkey: u32) -> ReadRequest {
         ReadRequest {
             seq: 0,
@@ -78,7 +84,7 @@ impl Want {
             source: source.source,
             first_token: self.first_token,
             tokens: self.tokens,
-            deliver: source.stages.target().on_wire(),
+            deliver: source.stages.arriving(),
             remote_addr: self.addr,
             rkey,
         }
@@ -117,9 +123,8 @@ impl Lane {
     fn buffer_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
-        let bytes = samples
-            * u64::from(layout.window)
-            * u64::from(source.stages.target().on_wire().bytes());
+        let bytes =
+            samples * u64::from(layout.window) * u64::from(source.stages.arriving().bytes());
         bytes.next_multiple_of(u64::from(IO_ALIGN))
     }
 
@@ -146,7 +151,7 @@ impl Lane {
         Lane {
             dataset: dataset as u32,
             window: source.layout.window,
-            on_wire: source.stages.target().on_wire(),
+            on_wire: source.stages.arriving(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
             free: (0..buffers).rev().collect(),

@@ -178,10 +178,28 @@ impl Plan {
     /// # Errors
     /// When the plan does not match these types.
     pub fn compile(&self, sources: &[Dtype], offload: bool) -> Result<Pipeline, CompileError> {
-        let dtype = self.delivered_dtype(sources)?;
         let place = Place::of_reader(offload);
+        self.join(sources, place, |stored, to| BlockStages::compile(stored, to, offload))
+    }
+
+    /// As [`compile`](Plan::compile), for files of this machine: the host runs every stage.
+    ///
+    /// # Errors
+    /// When the plan does not match these types.
+    pub fn compile_local(&self, sources: &[Dtype]) -> Result<Pipeline, CompileError> {
+        self.join(sources, Place::Host, BlockStages::local)
+    }
+
+    /// Joins one branch for each file, whose stages over blocks are compiled by `blocks`.
+    fn join(
+        &self,
+        sources: &[Dtype],
+        place: Place,
+        blocks: impl Fn(Dtype, Dtype) -> Result<BlockStages, StageError>,
+    ) -> Result<Pipeline, CompileError> {
+        let dtype = self.delivered_dtype(sources)?;
         let branch = |(dataset, stored): (usize, &Dtype)| {
-            let blocks = BlockStages::compile(*stored, dtype, offload)?;
+            let blocks = blocks(*stored, dtype)?;
             let window = Some(SampleOp::Window { tokens: self.window() });
             let shuffle = self.shuffle().map(SampleOp::Shuffle);
             let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
