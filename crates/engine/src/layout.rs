@@ -4,11 +4,11 @@
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
 use xio::plan::Plan;
-use xio::reader::{Delivery, ReaderSource};
-use xio::stage::{Branch, CompileError};
+use xio::reader::{Delivery, Reader, ReaderSource};
+use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
-use crate::proto::{DatasetInfo, OpenRequest};
+use crate::proto::{DatasetInfo, OpenRequest, Opened};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -25,8 +25,27 @@ pub struct Layout {
     pub delivery: Delivery,
 }
 
+impl Layout {
+    /// Bytes of staging buffers that the stream needs. Preparing its schedule costs time that grows with
+    /// them, so they are checked first.
+    pub fn memory_needed(&self) -> u64 {
+        Reader::memory_needed(&self.order, &self.sources)
+    }
+
+    /// What a trainer is told about the stream.
+    pub fn opened(&self, datasets: Vec<DatasetInfo>) -> Opened {
+        Opened {
+            datasets,
+            plan: self.plan.clone(),
+            dtype: self.delivery.dtype.to_string(),
+            batch_samples: self.delivery.batch_samples,
+            window_tokens: self.delivery.window_tokens,
+        }
+    }
+}
+
 /// Parses a plan; the error points at the mistake.
-fn parse(text: &str) -> Result<Plan, Error> {
+pub(crate) fn parse(text: &str) -> Result<Plan, Error> {
     Plan::parse(text, None).map_err(|error| {
         let shown = format!("invalid plan\n{}", error.render(text));
         match error.hint() {
@@ -54,8 +73,13 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend.
-pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Result<Layout, Error> {
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `compile`
+/// decides where the plan's stages run.
+pub fn plan(
+    request: &OpenRequest,
+    infos: &[DatasetInfo],
+    compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
+) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
     let expected = plan.blend().len().max(1);
     if infos.len() != expected || request.datasets.len() != expected {
@@ -65,7 +89,7 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
     let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
-    let pipeline = plan.compile(&dtypes, offload).map_err(|error| types(&error, &names))?;
+    let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
     for (file, name) in files.iter().zip(&names) {
         let layout = SampleLayout::new(*file, pipeline.window_tokens());
