@@ -187,7 +187,7 @@ const FLOORS: &[(&str, &str)] = &[
         "errors
          options: errors
          source: errors options
-         batch: source
+         batch: errors source
          records: batch
          file: batch errors options records source
          stream: batch errors options records source",

@@ -100,8 +100,7 @@ impl Stream {
 
     /// Bytes of one batch.
     pub fn batch_bytes(&self) -> usize {
-        let width = if self.opened.dtype == "u16" { 2 } else { 4 };
-        self.opened.batch_samples as usize * self.opened.window_tokens as usize * width
+        self.opened.batch_bytes()
     }
 
     /// Number of the next batch.

@@ -39,7 +39,8 @@ impl Layout {
             plan: self.plan.clone(),
             dtype: self.delivery.dtype.to_string(),
             batch_samples: self.delivery.batch_samples,
-            window_tokens: self.delivery.window_tokens,
+            window_tokens: self.delivery.row_tokens(),
+            pairs: self.delivery.pairs,
         }
     }
 }
@@ -92,7 +93,7 @@ pub fn plan(
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
     for (file, name) in files.iter().zip(&names) {
-        let layout = SampleLayout::new(*file, pipeline.window_tokens());
+        let layout = SampleLayout::new(*file, pipeline.window_tokens(), pipeline.overlap_tokens());
         let layout = layout.map_err(|error| {
             Error::invalid(format!("{name}: {error}"))
                 .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
@@ -110,7 +111,9 @@ pub fn plan(
     let delivery = Delivery {
         window_tokens: pipeline.window_tokens(),
         batch_samples: pipeline.batch_samples(),
+        sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
+        pairs: pipeline.pairs(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         slot_bytes: request.slot_bytes,
@@ -130,6 +133,10 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
+        }
+        CompileError::Widen { from, to } => {
+            Error::invalid(format!("samples hold {from}, which widen({to}) cannot deliver"))
+                .hint("narrow first: narrow(u16) | widen(i64)")
         }
         CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));

@@ -28,10 +28,12 @@ const WAIT_LOOK: Duration = Duration::from_millis(100);
     verbatim_doc_comment,
     after_help = "\
 Plans are actions joined by `|`, in any order:
-  window(N)               samples of N tokens; required
+  window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
   shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
+  widen(i64)              deliver tokens in a larger type: u32, i32 or i64
+  pairs                   inputs and labels, which are one token later
   batch(N)                samples of a batch [default: 32]
 
 Examples:
@@ -42,8 +44,7 @@ Examples:
   dquant cat 'corpora/*.bin' --batches 100 -o all.u16     # local files, no daemon"
 )]
 pub(super) struct Cat {
-    /// `dq://HOST[:PORT]/NAME`, or a path of this machine, or a pattern; with a blend, the folder of
-    /// the datasets it names
+    /// `dq://HOST[:PORT]/NAME`, or a path or pattern of local files; with a blend, their folder
     #[arg(value_name = "URL")]
     url: String,
 

@@ -85,6 +85,10 @@ fn other_placements_and_types() {
         ("window(777) | narrow(u32) | batch(5)", "code.npy", &code),
         ("window(4096) | shuffle(seed) | batch(2)", "books", &books),
         ("window(131072) | narrow(u16) | batch(1)", "web.bin", &web),
+        // Forms of frameworks: larger types, inputs and labels, windows that overlap.
+        ("window(65, overlap=1) | narrow(u16) | widen(i64) | pairs | batch(7)", "web", &web),
+        ("window(129, overlap=1) | shuffle(4) | widen(i32) | pairs | batch(16)", "books", &books),
+        ("window(300, overlap=299) | narrow(u32) | widen(i64) | batch(9)", "code", &code),
     ] {
         let want = expected(plan, &[corpus], 0..40);
         every_way(&world, &target, &dpu, &[name, "--plan", plan, "--batches", "40"], &want);

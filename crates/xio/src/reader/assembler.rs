@@ -24,6 +24,9 @@ const COPY_BYTES_PER_POLL: u64 = 256 << 10;
 /// Samples copied per poll: the order costs about 100 ns for each, however small it is.
 const COPY_SAMPLES_PER_POLL: u32 = 2048;
 
+/// Bytes widened at a time: they stay in the first-level cache on their way to the ring.
+const WIDENED_BYTES: usize = 8 << 10;
+
 /// Blocks that one poll examines to find one to request.
 const LOOKS_PER_POLL: u32 = 512;
 
@@ -38,13 +41,62 @@ pub(super) struct BlockRef {
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     slot: u32,
-    bytes: u32,
+    samples: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Streaming,
     Ended,
+}
+
+impl Delivery {
+    /// Writes the next sample of a slot, in the form of the batches.
+    fn write_sample<S: Sink>(
+        &self,
+        sink: &mut S,
+        kernels: &Kernels,
+        filling: &Filling,
+        sample: &[u8],
+    ) {
+        let Filling { slot, samples } = *filling;
+        let row_bytes = u64::from(self.row_tokens() * self.dtype.bytes());
+        let mut write = |offset: u64, tokens: &[u8]| {
+            // In range: a slot is smaller than 4 GiB.
+            self.write_tokens(sink, kernels, slot, offset as u32, tokens);
+        };
+        if !self.pairs {
+            return write(samples * row_bytes, sample);
+        }
+        let batch = u64::from(self.batch_samples);
+        let inputs = samples / batch * 2 * batch + samples % batch;
+        let width = self.sample_dtype.bytes() as usize;
+        write(inputs * row_bytes, &sample[..sample.len() - width]);
+        write((inputs + batch) * row_bytes, &sample[width..]);
+    }
+
+    /// Writes tokens, widened if need be, piece by piece.
+    fn write_tokens<S: Sink>(
+        &self,
+        sink: &mut S,
+        kernels: &Kernels,
+        slot: u32,
+        mut offset: u32,
+        tokens: &[u8],
+    ) {
+        let (from, to) = (self.sample_dtype, self.dtype);
+        if from == to {
+            return sink.write(slot, offset, tokens);
+        }
+        let mut wide = [0; WIDENED_BYTES];
+        let piece_bytes = WIDENED_BYTES / to.bytes() as usize * from.bytes() as usize;
+        for piece in tokens.chunks(piece_bytes) {
+            let wide = &mut wide[..piece.len() / from.bytes() as usize * to.bytes() as usize];
+            (kernels.widen)(piece, from, to, wide);
+            sink.write(slot, offset, wide);
+            offset += wide.len() as u32;
+        }
+    }
 }
 
 /// What fetches blocks.
@@ -231,13 +283,14 @@ impl Assembler {
                     break;
                 }
             }
-            let bytes = self.delivery.sample_bytes();
-            let from = lane.sample_addr(pick.position, pick.sample, bytes);
-            sink.write(filling.slot, filling.bytes, memory.bytes(from, bytes as usize));
+            let width = self.delivery.sample_dtype.bytes();
+            let from = lane.sample_addr(pick.position, pick.sample, width);
+            let bytes = memory.bytes(from, (self.delivery.window_tokens * width) as usize);
+            self.delivery.write_sample(sink, &self.kernels, &filling, bytes);
             lane.consume(pick.position);
             self.schedule.advance();
-            filling.bytes += bytes as u32;
-            copied += bytes;
+            filling.samples += 1;
+            copied += self.delivery.sample_bytes();
             samples += 1;
             self.filling = Some(filling);
             self.publish_if_full(sink);
@@ -257,7 +310,7 @@ impl Assembler {
             return None;
         }
         match sink.acquire() {
-            Some(slot) => self.filling = Some(Filling { slot, bytes: 0 }),
+            Some(slot) => self.filling = Some(Filling { slot, samples: 0 }),
             None => self.counters.waits_for_host += 1,
         }
         self.filling
@@ -275,8 +328,8 @@ impl Assembler {
     }
 
     fn publish_if_full<S: Sink>(&mut self, sink: &mut S) {
-        let full = self.batches_in_slot() * self.delivery.batch_bytes();
-        if self.filling.is_some_and(|filling| u64::from(filling.bytes) >= full) {
+        let full = self.batches_in_slot() * u64::from(self.delivery.batch_samples);
+        if self.filling.is_some_and(|filling| filling.samples >= full) {
             self.publish(sink);
         }
     }
@@ -287,7 +340,7 @@ impl Assembler {
             return;
         };
         let batch_bytes = self.delivery.batch_bytes();
-        let batches = u64::from(filling.bytes) / batch_bytes;
+        let batches = filling.samples / u64::from(self.delivery.batch_samples);
         if batches == 0 {
             return;
         }

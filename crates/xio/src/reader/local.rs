@@ -18,6 +18,7 @@ use super::{ReaderCounters, ReaderSetup, ReaderSource, Sink, StreamError};
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     block_ref: BlockRef,
+    file: FileId,
     offset: u64,
     len: u32,
 }
@@ -61,7 +62,7 @@ impl<K: Disk> Supply for Requests<'_, K> {
             self.reads.free.push(tag);
             return false;
         }
-        self.reads.pending[tag as usize] = Some(Pending { block_ref, offset, len });
+        self.reads.pending[tag as usize] = Some(Pending { block_ref, file, offset, len });
         true
     }
 }
@@ -105,7 +106,7 @@ impl LocalReader {
         let done = disk.poll();
         let mut busy = done.is_some();
         if let Some(done) = done {
-            self.settle(memory, &done);
+            self.settle(disk, memory, &done);
         }
         busy |= self.request_blocks(disk);
         busy |= self.assembler.copy(memory, sink);
@@ -119,10 +120,10 @@ impl LocalReader {
         self.assembler.request_blocks(&mut Requests { reads, disk })
     }
 
-    fn settle<M: Staging>(&mut self, memory: &mut M, done: &DiskDone) {
+    fn settle<K: Disk, M: Staging>(&mut self, disk: &K, memory: &mut M, done: &DiskDone) {
         let tag = usize::try_from(done.tag).ok();
         let pending = tag.and_then(|tag| self.reads.pending.get_mut(tag)).and_then(Option::take);
-        let Some(Pending { block_ref, offset, len }) = pending else {
+        let Some(Pending { block_ref, file, offset, len }) = pending else {
             return;
         };
         self.reads.free.push(done.tag as u32);
@@ -133,7 +134,9 @@ impl LocalReader {
                 self.assembler.arrived(memory, &block_ref, bytes, 0);
             }
             Ok(bytes) => {
-                let at_byte = offset + u64::from(bytes);
+                let read = offset + u64::from(bytes);
+                // Less may be left than was read before.
+                let at_byte = disk.len_now(file).map_or(read, |len| len.min(read));
                 self.assembler.fail(&block_ref, StreamError::Truncated { dataset, at_byte });
             }
             Err(DiskFault::Io(errno)) => {

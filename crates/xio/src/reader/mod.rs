@@ -100,12 +100,16 @@ pub struct ReaderSource {
 /// The batches to deliver.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery {
-    /// Tokens per sample.
+    /// Tokens per sample, as it is cut from a block.
     pub window_tokens: u32,
     /// Samples per batch.
     pub batch_samples: u32,
+    /// Token type of samples as they are cut from blocks.
+    pub sample_dtype: Dtype,
     /// Token type of the batches.
     pub dtype: Dtype,
+    /// Whether a batch holds the inputs of all samples and then their labels, one token later.
+    pub pairs: bool,
     /// First batch to deliver: resuming means starting at another number.
     pub first_batch: u64,
     /// Batches to deliver before the stream ends; without it the stream is endless.
@@ -120,8 +124,15 @@ impl Delivery {
         self.sample_bytes() * u64::from(self.batch_samples)
     }
 
+    /// Bytes of a sample in a batch.
     fn sample_bytes(&self) -> u64 {
-        u64::from(self.window_tokens) * u64::from(self.dtype.bytes())
+        let rows = if self.pairs { 2 } else { 1 };
+        rows * u64::from(self.row_tokens()) * u64::from(self.dtype.bytes())
+    }
+
+    /// Tokens of a row of a batch: of a sample, or of its inputs or labels.
+    pub fn row_tokens(&self) -> u32 {
+        self.window_tokens - u32::from(self.pairs)
     }
 
     /// The first global sample of a batch.
@@ -249,7 +260,8 @@ pub struct ReaderSetup {
 impl ReaderSetup {
     /// Prepares a stream that starts at `delivery.first_batch`.
     pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
-        let delivers = |source: &ReaderSource| source.stages.output().dtype == delivery.dtype;
+        let delivers =
+            |source: &ReaderSource| source.stages.output().dtype == delivery.sample_dtype;
         debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
         let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
         let end = delivery.end_sample().map(|end| start.blend_at(end));

@@ -22,8 +22,9 @@ use super::connection::{Connection, ConnectionMemory, Io, Response};
 use super::lane::{Lane, Want};
 use super::{ReaderCounters, ReaderSetup, ReaderSource, Sink, StreamError};
 
-/// Request completions taken from their queue at once.
+/// Request completions taken from their queue at once, and how often in one [`Reader::poll`].
 const SENT_PER_BATCH: usize = 32;
+const BATCHES_PER_POLL: u32 = 8;
 
 /// Registered memory and queues of a reader.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +196,7 @@ impl Reader {
         io: &mut Io<'_, D, M>,
     ) -> Result<bool, VerbsError> {
         let mut busy = false;
-        loop {
+        for _ in 0..BATCHES_PER_POLL {
             let mut sent = ArrayVec::<_, SENT_PER_BATCH>::new();
             io.device.poll_cq(self.send_cq, &mut sent)?;
             busy |= !sent.is_empty();
