@@ -187,7 +187,8 @@ const FLOORS: &[(&str, &str)] = &[
         "errors
          options: errors
          source: errors options
-         batch: errors source
+         dlpack
+         batch: dlpack errors source
          records: batch
          file: batch errors options records source
          stream: batch errors options records source",

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
+use crate::dlpack::{self, Array};
 use crate::errors::invalid;
 use crate::source::Held;
 
@@ -71,6 +72,7 @@ impl Form {
         &self.shape[usize::from(!self.pairs)..]
     }
 
+    /// In bytes, as many as lengths.
     fn strides(&self) -> &[isize] {
         &self.strides[usize::from(!self.pairs)..]
     }
@@ -88,10 +90,38 @@ pub(crate) struct Batch {
     held: Arc<Held>,
 }
 
+/// A batch that a tensor of another library uses; it counts as a buffer.
+struct Export(Option<Py<Batch>>);
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let Some(batch) = &self.0 else { return };
+        batch.get().held.buffers.fetch_sub(1, Ordering::Relaxed);
+        // A tensor may outlive the interpreter: then the batch stays.
+        let dropped = Python::try_attach(|_| drop(self.0.take()));
+        if dropped.is_none() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
 impl Batch {
     pub(crate) fn new(view: client::Batch, form: Form, held: &Arc<Held>) -> Batch {
         held.batches.fetch_add(1, Ordering::Relaxed);
         Batch { view, form, held: Arc::clone(held) }
+    }
+}
+
+impl Batch {
+    fn row_of_pairs<'py>(
+        &self,
+        slf: &Bound<'py, Self>,
+        index: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !self.form.pairs {
+            return Err(invalid("the batches hold no pairs", "end the plan in `pairs`"));
+        }
+        Batch::numpy(slf)?.get_item(index)
     }
 }
 
@@ -131,6 +161,62 @@ impl Batch {
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((slf,))
+    }
+
+    /// A tensor of PyTorch without a copy; torch is imported here for the first time. Writing to it ends the
+    /// process: the memory is mapped read-only. Before version 2.3 torch has no `uint16`: end the plan in
+    /// `widen(i64)`.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?.call1((slf,))
+    }
+
+    /// Inputs of a batch of pairs: a numpy array `[samples, tokens]` without a copy.
+    #[getter]
+    fn x<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().row_of_pairs(slf, 0)
+    }
+
+    /// Labels of a batch of pairs: the inputs one token later.
+    #[getter]
+    fn y<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().row_of_pairs(slf, 1)
+    }
+
+    /// DLPack: a capsule of a read-only tensor in host memory, without a copy.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        slf: &Bound<'py, Self>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() || dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(PyBufferError::new_err(
+                "a batch is in host memory: move it after taking it",
+            ));
+        }
+        if copy == Some(true) {
+            return Err(PyBufferError::new_err("a batch is not copied here: copy what takes it"));
+        }
+        let Batch { view, form, held } = slf.get();
+        let array = Array {
+            bytes: view.bytes(),
+            shape: form.shape(),
+            strides: form.strides(),
+            width: form.token.3,
+            is_signed: form.token.0.starts_with('i'),
+        };
+        held.buffers.fetch_add(1, Ordering::Relaxed);
+        let keeper = Export(Some(slf.clone().unbind()));
+        dlpack::capsule(slf.py(), &array, Box::new(keeper), max_version)
+    }
+
+    /// DLPack: the host.
+    #[expect(clippy::unused_self, reason = "a method of the protocol")]
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::CPU
     }
 
     /// The first length of its shape.

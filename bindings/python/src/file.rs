@@ -17,15 +17,15 @@ use crate::source::Source;
 ///
 /// `action` is a plan; options and exceptions are those of `Stream`.
 #[pyfunction]
-#[pyo3(signature = (url, action, offload=true, **options))]
+#[pyo3(signature = (name, action, offload=true, **options))]
 pub(crate) fn open(
     py: Python<'_>,
-    url: String,
+    name: &Bound<'_, PyAny>,
     action: String,
     offload: bool,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<File> {
-    let request = Request::new(url, action, offload, options)?;
+    let request = Request::new(name, Some(action), offload, options)?;
     let (source, opened) = Source::open(py, &request)?;
     let form = Form::new(&opened)?;
     Ok(File { source, request, opened, form })

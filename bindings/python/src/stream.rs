@@ -29,7 +29,14 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 
 /// A stream of batches: iterate over it.
 ///
-/// `dquant.Stream(url, plan, offload=True, **options)`
+/// `dquant.Stream(source, plan=None, offload=True, **options)`
+///
+/// `source` is `dq://HOST[:PORT]/NAME`, or a path of this machine, or a pattern such as `corpora/*.bin`, or a
+/// dictionary of such names (of one target, or all local) and their weights. Local files are read by threads
+/// of this process: no daemon is needed, and `offload` does not matter.
+///
+/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `narrow`
+/// (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` (without it the stream has no
 /// end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
@@ -51,15 +58,15 @@ pub(crate) struct Stream {
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (url, plan, offload=true, **options))]
+    #[pyo3(signature = (source, plan=None, offload=true, **options))]
     fn new(
         py: Python<'_>,
-        url: String,
-        plan: String,
+        source: &Bound<'_, PyAny>,
+        plan: Option<String>,
         offload: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Stream> {
-        let request = Request::new(url, plan, offload, options)?;
+        let request = Request::new(source, plan, offload, options)?;
         let (source, opened) = Source::open(py, &request)?;
         let form = Form::new(&opened)?;
         let finished = AtomicBool::new(false);

@@ -120,7 +120,11 @@ class World(unittest.TestCase):
 
     def stream(self, url=None, plan=None, offload=True, **more):
         """A stream that is closed with the test, whatever is left of it."""
-        stream = dquant.Stream(url or self.url, plan or self.PLAN, offload, **self.options(offload, **more))
+        return self.opened(url or self.url, plan or self.PLAN, offload, **more)
+
+    def opened(self, source, plan=None, offload=True, **more):
+        """As `stream`, with arguments as they are."""
+        stream = dquant.Stream(source, plan, offload, **self.options(offload, **more))
 
         def close():
             try:
@@ -130,6 +134,10 @@ class World(unittest.TestCase):
 
         self.addCleanup(close)
         return stream
+
+    def path(self, name):
+        """A path of this machine, in the folder that the target serves."""
+        return os.path.join(self.root, name)
 
     def cat(self, *args, url=None, plan=None, dpu=None):
         """Runs `dquant cat` through a DPU."""

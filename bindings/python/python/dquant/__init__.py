@@ -2,16 +2,15 @@
 
     import dquant
 
-    plan = "window(2048) | shuffle(7) | narrow(u16) | batch(32)"
-    with dquant.Stream("dq://127.0.0.1/web", plan, batches=100) as stream:
+    with dquant.Stream("corpora/*.bin", seq_len=2048, narrow="u16", batches=100) as stream:
         for batch in stream:
             tokens = batch.numpy()  # uint16 [32, 2048], a read-only view, no copy
             ...
             del tokens
 
-`Stream` iterates over batches, `open` returns a file that copies them. With `offload=True` the DPU daemon of this
+Local files need no daemon. `dq://HOST/NAME` is a dataset at a storage target: with `offload=True` the DPU daemon of this
 machine does the work; without it the same engine runs in threads of this process. The batches are the same to the
-byte. Every exception is a `dquant.Error` with a message and a hint.
+byte. `Stream` iterates over batches, `open` returns a file that copies them, `dquant.torch` has datasets of PyTorch. Every exception is a `dquant.Error` with a message and a hint.
 """
 
 from ._errors import (

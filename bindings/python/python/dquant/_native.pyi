@@ -1,6 +1,7 @@
 """Types of the compiled module. The docstrings are in the module: `help(dquant.Stream)`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, final, type_check_only
 
@@ -12,8 +13,16 @@ from ._records import Opened
 
 __all__ = ["Batch", "File", "Stream", "open"]
 
+Source = str | PathLike[str] | Mapping[str, float]
+
 @type_check_only
 class Options(TypedDict, total=False):
+    seq_len: int | None
+    batch_size: int | None
+    shuffle: bool | None
+    narrow: str | None
+    widen: str | None
+    pairs: bool | None
     token: str | None
     dpu: str | None
     dtype: str | None
@@ -37,12 +46,28 @@ class Batch(Buffer):
     @property
     def nbytes(self) -> int: ...
     def numpy(self) -> npt.NDArray[np.integer[Any]]: ...
+    def torch(self) -> Any: ...
+    @property
+    def x(self) -> npt.NDArray[np.integer[Any]]: ...
+    @property
+    def y(self) -> npt.NDArray[np.integer[Any]]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Stream(Iterator[Batch]):
-    def __new__(cls, url: str, plan: str, offload: bool = True, **options: Unpack[Options]) -> Self: ...
+    def __new__(
+        cls, source: Source, plan: str | None = None, offload: bool = True, **options: Unpack[Options]
+    ) -> Self: ...
     @property
     def opened(self) -> Opened: ...
     @property
@@ -80,4 +105,4 @@ class File:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-def open(url: str, action: str, offload: bool = True, **options: Unpack[Options]) -> File: ...
+def open(name: Source, action: str, offload: bool = True, **options: Unpack[Options]) -> File: ...

@@ -1,0 +1,79 @@
+"""Streams as datasets of PyTorch.
+
+    from dquant.torch import TokenDataset
+    from torch.utils.data import DataLoader
+
+    dataset = TokenDataset("corpora/*.bin", seq_len=2048, batch_size=32, narrow="u16", widen="i64", pairs=True)
+    for x, y in DataLoader(dataset, batch_size=None):
+        ...
+
+Batches are made by the stream, so the loader must not batch again: `batch_size=None`. One process reads the stream:
+with worker processes the first worker delivers every batch, in order, and the others nothing, because the work is not
+theirs but the DPU's.
+"""
+
+import contextlib
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from . import _native
+
+__all__ = ["TokenDataset"]
+
+
+class TokenDataset(IterableDataset):
+    """A stream as an `IterableDataset` of whole batches; arguments are those of `dquant.Stream`.
+
+    Items are tensors `[samples, tokens]`; with `pairs`, tuples of inputs and labels. `copy=True` (the default) copies
+    each batch into memory of its own, which may be written and kept. `copy=False` returns views of the ring: they
+    must not be written, and a loop that keeps as many as the ring holds gets `dquant.SlotsHeldError`.
+
+    `state_dict` and `load_state_dict` are what `torchdata.stateful_dataloader.StatefulDataLoader` looks for: the position
+    is that behind the batch yielded last. A new iteration starts where a loaded state says, else at the beginning.
+    """
+
+    def __init__(self, source, plan=None, offload=True, *, copy=True, **options):
+        super().__init__()
+        self._arguments = (source, plan, offload)
+        self._options = options
+        self._copy = copy
+        self._state = None
+        self._resume = None
+
+    def __iter__(self):
+        worker = get_worker_info()
+        if worker is not None and worker.id != 0:
+            return
+        resume, self._resume = self._resume, None
+        stream = _native.Stream(*self._arguments, **self._options)
+        try:
+            if resume is not None:
+                stream.load_state_dict(resume)
+            self._state = stream.state_dict()
+            while (batch := next(stream, None)) is not None:
+                self._state["next_batch"] = batch.number + 1
+                item = self._tensors(batch)
+                del batch
+                yield item
+                # The last reference to a view of the ring, where nobody has kept another.
+                del item
+        finally:
+            # A loop may keep its last item; views stay readable.
+            with contextlib.suppress(BufferError):
+                stream.close()
+
+    def _tensors(self, batch):
+        tokens = batch.torch()
+        if self._copy:
+            tokens = tokens.clone()
+        return (tokens[0], tokens[1]) if tokens.dim() == 3 else tokens
+
+    def state_dict(self):
+        """The position, as a dictionary of numbers, strings and lists; empty before the first iteration."""
+        state = self._resume if self._state is None else self._state
+        return {} if state is None else dict(state)
+
+    def load_state_dict(self, state):
+        """The next iteration starts at this position. What does not fit is refused when it starts."""
+        self._resume = dict(state) or None
+        self._state = None

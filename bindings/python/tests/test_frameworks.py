@@ -1,0 +1,187 @@
+"""Tensors of frameworks over the ring, and streams as datasets of PyTorch. Skipped where torch or JAX is missing."""
+
+import gc
+import unittest
+
+import numpy
+
+import dquant
+from world import World
+
+try:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from dquant.torch import TokenDataset
+except ImportError:
+    torch = None
+try:
+    import jax
+except ImportError:
+    jax = None
+
+PLAN = "window(65, overlap=1) | shuffle(3) | narrow(u16) | widen(i64) | pairs | batch(8)"
+
+
+class Forms(World):
+    def test_larger_types_and_pairs_are_what_numpy_computes(self):
+        plain = "window(65, overlap=1) | shuffle(3) | narrow(u16) | batch(8)"
+        for offload in (True, False):
+            with self.stream(plan=plain, offload=offload, batches=20) as stream:
+                rows = [numpy.array(batch) for batch in stream]
+            for dtype, name in (("i32", "int32"), ("i64", "int64"), ("u32", "uint32")):
+                with self.stream(plan=PLAN.replace("i64", dtype), offload=offload, batches=20) as stream:
+                    self.assertEqual((stream.opened.dtype, stream.opened.shape), (name, (2, 8, 64)))
+                    for row, batch in zip(rows, stream, strict=True):
+                        array = batch.numpy()
+                        self.assertEqual((array.dtype, array.shape), (numpy.dtype(name), (2, 8, 64)))
+                        numpy.testing.assert_array_equal(batch.x, row[:, :-1])
+                        numpy.testing.assert_array_equal(batch.y, row[:, 1:])
+                        del array, batch
+
+    def test_a_batch_without_pairs_has_no_labels(self):
+        with self.stream(batches=1) as stream, self.assertRaises(dquant.InvalidError) as caught:
+            next(stream).y
+        self.assertIn("pairs", str(caught.exception))
+
+    def test_keyword_arguments_are_a_plan(self):
+        with self.opened(self.url, seq_len=64, batch_size=4, seed=5, narrow="u16", batches=3) as stream:
+            self.assertEqual(stream.opened.plan, "window(64) | shuffle(5, blocks=8) | narrow(u16) | batch(4)")
+            first = b"".join(bytes(batch) for batch in stream)
+        with self.stream(plan="window(64) | shuffle(5) | narrow(u16) | batch(4)", batches=3) as stream:
+            self.assertEqual(first, b"".join(bytes(batch) for batch in stream))
+        options = {"seq_len": 64, "shuffle": False, "pairs": True, "widen": "i64", "batches": 1}
+        with self.opened(self.url, **options) as stream:
+            self.assertEqual(stream.opened.plan, "window(65, overlap=1) | widen(i64) | pairs | batch(32)")
+        for options, word in (({}, "seq_len"), ({"plan": "window(8)", "seq_len": 8}, "both a plan and seq_len")):
+            with self.assertRaises(dquant.InvalidError) as caught:
+                self.opened(self.url, **options)
+            self.assertIn(word, str(caught.exception))
+
+    def test_a_dictionary_of_weights_is_a_blend(self):
+        text = "window(64) | shuffle(1) | blend(web=3, code=1) | narrow(u16) | batch(8)"
+        with self.stream(url=f"dq://{self.control}/", plan=text, batches=9) as stream:
+            want = b"".join(bytes(batch) for batch in stream)
+        plan = "window(64) | shuffle(1) | narrow(u16) | batch(8)"
+        remote = {f"dq://{self.control}/web": 0.75, f"dq://{self.control}/code": 0.25}
+        local = {self.path("web"): 0.75, self.path("code"): 0.25}
+        for source in (remote, local):
+            with self.opened(source, plan, batches=9) as stream:
+                self.assertEqual(want, b"".join(bytes(batch) for batch in stream))
+        for source, word in (({}, "no dataset"), ({**remote, **local}, "one stream")):
+            with self.assertRaises(dquant.InvalidError) as caught:
+                self.opened(source, plan)
+            self.assertIn(word, str(caught.exception))
+
+
+class Local(World):
+    def test_local_files_need_no_daemon(self):
+        want = self.cat("--batches", "40").stdout
+        for name in (self.path("web"), self.path("web.bin")):
+            with dquant.Stream(name, self.PLAN, dpu="/nowhere", batches=40) as stream:
+                self.assertEqual(want, b"".join(bytes(batch) for batch in stream))
+                state = stream.state_dict()
+        self.assertEqual(state["next_batch"], 40)
+        with dquant.open(self.path("w*.bin"), self.PLAN, batches=40) as file:
+            self.assertEqual(want, file.read())
+        with self.assertRaises(dquant.InvalidError) as caught:
+            dquant.Stream(self.path("nothing"), self.PLAN)
+        self.assertIn("no such file", str(caught.exception))
+
+
+class Numpy(World):
+    @unittest.skipUnless(hasattr(numpy, "from_dlpack"), "numpy is older than 1.22")
+    def test_dlpack_is_the_same_memory(self):
+        with self.stream(plan=PLAN, batches=2) as stream:
+            batch = next(stream)
+            self.assertEqual(batch.__dlpack_device__(), (1, 0))
+            array = numpy.from_dlpack(batch)
+            self.assertEqual(array.ctypes.data, batch.numpy().ctypes.data)
+            numpy.testing.assert_array_equal(array, batch.numpy())
+            if numpy.lib.NumpyVersion(numpy.__version__) >= "2.1.0":
+                self.assertFalse(array.flags.writeable)
+            for arguments in ({"copy": True}, {"dl_device": (2, 0)}, {"stream": 1}):
+                with self.assertRaises(BufferError):
+                    batch.__dlpack__(**arguments)
+            # Capsules that nobody takes give the batch back.
+            batch.__dlpack__()
+            batch.__dlpack__(max_version=(1, 0))
+            del array, batch
+            gc.collect()
+
+    def test_a_tensor_holds_its_slot(self):
+        stream = self.stream(plan=PLAN, batches=2)
+        array = numpy.from_dlpack(next(stream))
+        want = array.copy()
+        with self.assertRaises(BufferError):
+            stream.close()
+        numpy.testing.assert_array_equal(array, want)
+
+
+@unittest.skipIf(torch is None, "torch is not installed")
+class Torch(World):
+    def test_tensors_share_the_memory_of_the_ring(self):
+        with self.stream(plan=PLAN, batches=5) as stream:
+            for batch in stream:
+                tensor = batch.torch()
+                self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.int64, (2, 8, 64)))
+                self.assertEqual(tensor.data_ptr(), batch.numpy().ctypes.data)
+                numpy.testing.assert_array_equal(tensor.numpy(), batch.numpy())
+                del tensor, batch
+
+    def dataset(self, **options):
+        return TokenDataset(f"dq://{self.control}/web", PLAN, **self.options(**options))
+
+    def items(self, loader):
+        return [(x.numpy().copy(), y.numpy().copy()) for x, y in loader]
+
+    def test_loaders_with_and_without_workers_deliver_the_same(self):
+        with self.stream(plan=PLAN, batches=12) as stream:
+            want = [numpy.array(batch) for batch in stream]
+        for workers in (0, 1, 3):
+            for copy in (True, False):
+                with self.subTest(workers=workers, copy=copy):
+                    dataset = self.dataset(batches=12, copy=copy)
+                    for epoch in range(2):
+                        items = self.items(DataLoader(dataset, batch_size=None, num_workers=workers))
+                        self.assertEqual(len(items), 12)
+                        for (x, y), batch in zip(items, want, strict=True):
+                            numpy.testing.assert_array_equal(x, batch[0])
+                            numpy.testing.assert_array_equal(y, batch[1])
+
+    def test_a_saved_position_is_resumed(self):
+        whole = self.items(self.dataset(batches=20))
+        dataset = self.dataset(batches=20)
+        self.assertEqual(dataset.state_dict(), {})
+        iterator = iter(dataset)
+        for _ in range(7):
+            next(iterator)
+        state = dataset.state_dict()
+        self.assertEqual(state["next_batch"], 7)
+        other = self.dataset(batches=20)
+        other.load_state_dict(state)
+        self.assertEqual(other.state_dict(), state)
+        rest = self.items(other)
+        self.assertEqual(len(rest), 13)
+        for (x, _), (want, _) in zip(rest, whole[7:], strict=True):
+            numpy.testing.assert_array_equal(x, want)
+        self.assertEqual(len(self.items(other)), 20, "the next epoch begins anew")
+        wrong = self.dataset(batches=20)
+        wrong.load_state_dict({**state, "plan": "window(9)"})
+        with self.assertRaises(dquant.StateError):
+            next(iter(wrong))
+
+
+@unittest.skipIf(jax is None, "jax is not installed")
+class Jax(World):
+    def test_jax_reads_the_same_bytes(self):
+        with self.stream(plan=PLAN.replace("i64", "i32"), batches=3) as stream:
+            for batch in stream:
+                array = jax.dlpack.from_dlpack(batch)
+                numpy.testing.assert_array_equal(numpy.asarray(array), batch.numpy())
+                del array, batch
+            gc.collect()
+
+
+if __name__ == "__main__":
+    unittest.main()
