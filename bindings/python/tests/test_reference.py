@@ -149,9 +149,9 @@ class Batches(unittest.TestCase):
         for name in names:
             os.link(self.path(name), os.path.join(self.folder, "set", f"{name}.bin"))
         # Exact weights, and those of more than a million samples, which are rounded.
-        for plan in ("window(50) | shuffle(2) | batch(100)", "window(1) | shuffle(2, blocks=2) | batch(100)"):
+        for plan in ("window(50) | shuffle(2)", "window(2, overlap=1) | shuffle(2, blocks=2)"):
             reference = self.reference(names, plan)
-            with self.stream(os.path.join(self.folder, "set", "*"), plan, first_batch=40_000, batches=3) as stream:
+            with self.stream(os.path.join(self.folder, "set", "*"), plan, first_batch=125_000, batches=3) as stream:
                 for batch in stream:
                     self.assert_equal(batch, reference)
                     del batch
