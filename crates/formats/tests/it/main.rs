@@ -1,0 +1,7 @@
+//! Datasets in all formats: written, read back, converted, damaged.
+
+mod damage;
+mod golden;
+mod kit;
+mod pairs;
+mod resume;
