@@ -1,4 +1,4 @@
-//! `dquant inspect`: the three formats, and files that are none of them.
+//! `dquant inspect`: flat, NumPy and Megatron files, and files that are none of them.
 
 use super::Folder;
 
