@@ -276,6 +276,7 @@ impl Run<'_> {
             self.staging.clear()?;
         }
         let progress = self.copy(&identity, saved, watch)?;
+        self.check_documents(&progress)?;
         let census = self.verify(&progress, watch)?;
         self.publish(&progress, &census, resumed_tokens)
     }
@@ -312,6 +313,22 @@ impl Run<'_> {
             Ok(())
         })?;
         copier.finish()
+    }
+
+    /// Compares the documents that an id has ended with the manifest that names the id.
+    fn check_documents(&self, progress: &Progress) -> Result<(), Error> {
+        let Job { eos: None, split: None, drop_empty: false, .. } = self.job else {
+            return Ok(());
+        };
+        let recorded = self.source.layout().manifest.as_ref().and_then(|found| found.documents);
+        match recorded {
+            Some(recorded) if self.eos().is_some() && recorded != progress.documents.count => {
+                let ended = progress.documents.count;
+                let why = format!("{ended} documents end in it, its manifest says {recorded}");
+                Err(Error::Differs { path: self.job.source.clone(), why })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads the output back and compares it with what was to be written.

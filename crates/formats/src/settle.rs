@@ -7,6 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use xio::dataset::Dtype;
@@ -56,18 +57,19 @@ impl Refusal {
 const FLAT_HINT: &str = "name the type with --dtype, for example --dtype u32, or write a manifest: \
                          dquant inspect FILE --dtype u32 --write-manifest";
 
-/// Reads samples of a file of `len` bytes.
+/// Reads samples of the tokens in this range of a file, in bytes.
 ///
 /// # Errors
 /// When the file cannot be read.
-pub fn sample(file: &File, len: u64, vocabulary: Option<u64>) -> io::Result<Evidence> {
+pub fn sample(file: &File, range: Range<u64>, vocabulary: Option<u64>) -> io::Result<Evidence> {
+    let len = range.end.saturating_sub(range.start);
     let mut evidence = Evidence::new(len, vocabulary);
     let mut buffer = [0; SAMPLE_BYTES as usize];
     for at in sample_offsets(len) {
         let want = SAMPLE_BYTES.min(len - at) as usize;
         let mut have = 0;
         while have < want {
-            match file.read_at(&mut buffer[have..want], at + have as u64)? {
+            match file.read_at(&mut buffer[have..want], range.start + at + have as u64)? {
                 0 => break,
                 read => have += read,
             }

@@ -93,7 +93,7 @@ pub(super) fn open(
 fn open_flat(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
     let trusted = options.dtype.filter(|_| options.trusted);
     let manifest = options.manifest(&data.path)?;
-    let evidence = settle::sample(&data.file, data.len, options.vocabulary);
+    let evidence = settle::sample(&data.file, 0..data.len, options.vocabulary);
     let evidence = evidence.map_err(Error::read(&data.path))?;
     let (dtype, origin) = match trusted {
         Some(dtype) => (dtype, Origin::Given),
@@ -227,7 +227,9 @@ fn finish(
         settle::agrees(manifest, (&name, data.len), (dtype, token_file.tokens)).map_err(of_file)?;
     }
     if let Some(vocabulary) = options.vocabulary {
-        let evidence = settle::sample(&data.file, data.len, options.vocabulary);
+        let start = token_file.data_offset;
+        let range = start..start + token_file.data_bytes();
+        let evidence = settle::sample(&data.file, range, options.vocabulary);
         let evidence = evidence.map_err(Error::read(&data.path))?;
         settle::within_vocabulary(vocabulary, manifest.as_ref(), dtype, &evidence)
             .map_err(of_file)?;

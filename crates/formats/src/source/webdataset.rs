@@ -40,8 +40,10 @@ struct WebDataset {
 
 /// A member of an archive.
 struct Member<'a, R: Read> {
-    /// The field; none for what is no file.
+    /// The field; none for folders and hidden files.
     field: Option<String>,
+    /// Whether the tokens follow: not for links and sparse files.
+    is_plain: bool,
     name: String,
     entry: tar::Entry<'a, R>,
 }
@@ -53,7 +55,7 @@ pub(super) fn open(
 ) -> Result<Box<dyn Source>, Error> {
     let first = archives.first().ok_or_else(|| Error::corrupt(path, "holds no archive"))?;
     let field = match &options.column {
-        Some(field) => Some(field.clone()),
+        Some(field) => Some(field.to_lowercase()),
         None => only_field(first)?,
     };
     let (field, dtype, origin) = match (field, options.dtype) {
@@ -105,9 +107,10 @@ fn members(
             return Err(Error::corrupt(path, "ends in the middle of a member"));
         };
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let field = entry.header().entry_type().is_file().then(|| field_of(&name)).flatten();
+        let kind = entry.header().entry_type();
+        let (field, is_plain) = (field_of(&name).filter(|_| !kind.is_dir()), kind.is_file());
         // Members are padded to whole blocks of 512 bytes.
-        if !each(Member { field, name, entry }, end.div_ceil(512) * 512)? {
+        if !each(Member { field, is_plain, name, entry }, end.div_ceil(512) * 512)? {
             break;
         }
     }
@@ -256,6 +259,10 @@ impl WebDataset {
         sink: &mut dyn Sink,
     ) -> Result<(), Error> {
         let dtype = self.layout.dtype;
+        if !member.is_plain {
+            let why = format!("member {} is a link or a sparse file", member.name);
+            return Err(Error::refused(path, why, "write the archive with plain files"));
+        }
         let mut left = member.entry.size();
         if is_array(&self.field) {
             let (found, bytes) = array_header(path, &mut member)?;

@@ -42,7 +42,7 @@ pub(super) fn create(
 ) -> Result<Box<dyn Writer>, Error> {
     if options.zstd_level.is_some() && !cfg!(feature = "zstd") {
         let why = format!("is to be compressed with zstd, which {}", crate::source::NOT_BUILT);
-        let hint = "build it with `cargo build --release --features zstd`";
+        let hint = "build it with `cargo build --release --features compressed`";
         return Err(Error::refused(&place.folder, why, hint));
     }
     let written = match saved {
