@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -124,10 +125,10 @@ fn describe(
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
-    let sample = || {
+    let sample = |range: Range<u64>| {
         let buffered =
             root.open(&name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        settle::sample(&File::from(buffered.fd), buffered.size, vocabulary)
+        settle::sample(&File::from(buffered.fd), range, vocabulary)
             .map_err(|error| Status::internal(format!("{name}: {error}")))
     };
     let (layout, origin) = if name.ends_with(".npy") {
@@ -137,7 +138,7 @@ fn describe(
     } else {
         let given = given_type(&name, &request.dtype)?;
         let (dtype, origin) =
-            settle::flat_type(given, manifest.as_ref(), &sample()?).map_err(refused)?;
+            settle::flat_type(given, manifest.as_ref(), &sample(0..file.size)?).map_err(refused)?;
         (flat(dtype, file.size), origin)
     };
     let hint = "`dquant inspect FILE` shows what is in it";
@@ -147,7 +148,8 @@ fn describe(
             .map_err(refused)?;
     }
     if let Some(vocabulary) = vocabulary {
-        settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &sample()?)
+        let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
+        settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
     }
     let fingerprint = fingerprint(&file, manifest.as_ref())?;

@@ -32,9 +32,9 @@ const MAX_SHARD: u64 = 1 << 30;
     after_help = "\
 Examples:
   dquant convert mds/ corpus.bin
-  dquant convert corpus.bin corpus.idx --eos 50256
+  dquant convert corpus.bin documents.idx --eos 50256
   dquant convert corpus.npy narrow.bin --dtype u16
-  dquant convert corpus.idx mds/ --to mds --zstd 3
+  dquant convert documents.idx mds/ --to mds --zstd 3
   dquant convert corpus.bin litdata/ --to litdata --split 2049
   dquant convert tokenized.parquet corpus.bin --column input_ids --json"
 )]

@@ -22,8 +22,8 @@ fn a_dataset_goes_round_through_other_formats() {
     let ids = ids(20_000);
     folder.write("web.bin", stored(&ids, 4));
     let steps: [&[&str]; 6] = [
-        &["web.bin", "web.idx", "--eos", "50256", "--tokenizer", "r50k_base"],
-        &["web.idx", "mds", "--to", "mds", "--zstd", "3", "--shard-size", "20KiB"],
+        &["web.bin", "pair.idx", "--eos", "50256", "--tokenizer", "r50k_base"],
+        &["pair.idx", "mds", "--to", "mds", "--zstd", "3", "--shard-size", "20KiB"],
         &["mds", "web.parquet", "--to-column", "input_ids"],
         &["web.parquet", "lit", "--to", "litdata", "--dtype", "u16"],
         &["lit", "web.tar"],
@@ -141,6 +141,14 @@ fn manifests_are_written_verified_and_believed() {
     inspect(&["--verify"]).failed(2, "web.bin has no manifest", "--write-manifest");
     inspect(&["--dtype", "u32"]).failed(2, "is not u32 but u16", "--force");
     inspect(&["--vocab", "50000"]).failed(2, "web.bin", "");
+    folder.run(&["convert", "web.bin", "web.npy"]).good();
+    std::fs::remove_file(folder.0.join("web.npy.dquant.json")).expect("written");
+    folder.run(&["inspect", "web.npy", "--vocab", "50257"]).good();
+    folder.run(&["inspect", "web.npy", "--vocab", "50256"]).failed(
+        2,
+        "beyond the vocabulary",
+        "tokenizer",
+    );
     let written =
         ["--dtype", "u16", "--eos", "50256", "--tokenizer", "r50k_base", "--write-manifest"];
     inspect(&written).good();
@@ -171,6 +179,6 @@ fn tokenize_writes_a_manifest() {
     assert_eq!(ran.stderr, "");
     let report = ran.json();
     assert_eq!((&report["dtype_origin"], &report["documents"]), (&"manifest".into(), &2.into()));
-    let report = folder.run(&["convert", "t.bin", "t.idx", "--json"]).good().json();
+    let report = folder.run(&["convert", "t.bin", "pair.idx", "--json"]).good().json();
     assert_eq!((&report["documents"], &report["eos"]), (&2.into(), &50_256.into()));
 }

@@ -96,7 +96,7 @@ fn a_manifest_tells_the_type_and_must_be_of_the_file() {
     }
     fs::write(&stored, text).expect("writable");
     cut(&web.path, 399_998);
-    refused(&[], &["web.bin has 399998 bytes, its manifest describes 400000"], "--write-manifest");
+    refused(&[], &["web.bin: has 399998 bytes, its manifest describes 400000"], "--write-manifest");
 }
 
 fn cut(path: &Path, len: u64) {
