@@ -21,11 +21,13 @@ use xio::dataset::Dtype;
 use xio::kernel::{self, Scan};
 
 use crate::digest::Digest;
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::manifest::{self, Contents, Manifest};
 use crate::reading::{self, Plan};
 use crate::source::{self, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
-use crate::{Error, Kind, value, whole};
+use crate::{value, whole};
 
 use copy::{Copier, Cut, Progress};
 use journal::{Identity, Staging};

@@ -17,7 +17,7 @@ use std::thread;
 use serde::{Deserialize, Serialize};
 use xio::dataset::Dtype;
 
-use crate::Error;
+use crate::error::Error;
 
 /// Bytes per checksum.
 pub const BLOCK_BYTES: u64 = 1 << 20;

@@ -18,8 +18,9 @@ use std::thread;
 
 use xio::dataset::Dtype;
 
+use crate::error::Error;
 use crate::source::{MAX_PIECE, Sink, Source};
-use crate::{Error, value};
+use crate::value;
 
 /// Chunks of a part that may wait.
 const CHUNKS_PER_PART: usize = 2;

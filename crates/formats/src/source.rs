@@ -19,9 +19,10 @@ use std::path::{Path, PathBuf};
 
 use xio::dataset::{Dtype, TokenFile, megatron, npy};
 
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::manifest::Manifest;
 use crate::settle::Origin;
-use crate::{Error, Kind};
 
 /// Bytes of a part where the format can be cut anywhere.
 pub(crate) const PART_BYTES: u64 = 8 << 20;

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::error::Error;
 
 /// A hidden name beside `path`, with this ending.
 pub(crate) fn beside(path: &Path, ending: &str) -> PathBuf {

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xio::dataset::Dtype;
 
-use crate::{Error, Kind};
+use crate::error::Error;
+use crate::kind::Kind;
 
 /// What a writer has in its files, or would have after [`Writer::save`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

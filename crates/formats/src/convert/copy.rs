@@ -5,9 +5,10 @@ use serde_json::Value;
 use xio::dataset::Dtype;
 
 use crate::digest::Digest;
+use crate::error::Error;
 use crate::reading::Chunk;
+use crate::value;
 use crate::writer::{Settled, Writer};
-use crate::{Error, value};
 
 /// How documents are cut.
 #[derive(Clone, Copy, Debug)]

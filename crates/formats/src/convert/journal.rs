@@ -9,8 +9,10 @@ use serde_json::Value;
 
 use super::Job;
 use super::copy::Progress;
+use crate::error::Error;
 use crate::source::Source;
-use crate::{Error, WriteOptions, whole};
+use crate::whole;
+use crate::writer::WriteOptions;
 
 /// Everything that decides the bytes of the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

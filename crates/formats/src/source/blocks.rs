@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::BLOCK_BYTES;
-use crate::Error;
+use crate::error::Error;
 
 /// A cursor over `at .. end` of a file.
 pub(crate) struct Blocks<'a> {

@@ -22,8 +22,9 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use xio::dataset::Dtype;
 
 use super::{BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative};
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::settle::Origin;
-use crate::{Error, Kind};
 
 /// Largest record batch of Arrow, and largest message before one.
 const MAX_BATCH_BYTES: u64 = 1 << 30;

@@ -12,9 +12,10 @@ use xio::dataset::{DatasetError, Format, TokenFile, megatron, npy};
 
 use super::blocks::Blocks;
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::manifest::Manifest;
 use crate::settle::{self, Origin, Refusal};
-use crate::{Error, Kind};
 
 /// Entries of an index that are read at once.
 const INDEX_BLOCK: u64 = 1 << 16;

@@ -11,9 +11,10 @@ use xio::dataset::Dtype;
 
 use super::shard::Shard;
 use super::{Layout, ReadOptions, Sink, Source};
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::manifest::is_plain;
 use crate::settle::Origin;
-use crate::{Error, Kind};
 
 /// Type codes of `ndarray` columns without a fixed type.
 const CODES: [(u8, Dtype); 8] = [

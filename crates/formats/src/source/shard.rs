@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xio::dataset::Dtype;
 
 use super::{BLOCK_BYTES, Sink};
-use crate::Error;
+use crate::error::Error;
 
 /// Most samples of a shard: its offsets take 64 MiB.
 pub(crate) const MAX_SAMPLES: u64 = (16 << 20) - 1;

@@ -12,8 +12,9 @@ use tar::Archive;
 use xio::dataset::{Dtype, npy};
 
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
+use crate::error::Error;
+use crate::kind::Kind;
 use crate::settle::Origin;
-use crate::{Error, Kind};
 
 /// Members of the first archive that are looked at to find the field.
 const LOOK: usize = 64;

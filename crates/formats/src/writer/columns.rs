@@ -21,7 +21,8 @@ use serde_json::Value;
 use xio::dataset::Dtype;
 
 use super::{MAX_DOCUMENT_BYTES, Place, Settled, WriteOptions, Writer, restore, too_long};
-use crate::{Error, Kind};
+use crate::error::Error;
+use crate::kind::Kind;
 
 /// Tokens of a batch, in bytes.
 const BATCH_BYTES: usize = 8 << 20;

@@ -9,7 +9,8 @@ use xio::dataset::{Dtype, megatron, npy};
 
 use super::append::Append;
 use super::{Place, Settled, Writer, restore, state};
-use crate::{Error, Kind};
+use crate::error::Error;
+use crate::kind::Kind;
 
 /// Bytes before the array of a `.npy`: room for any number of tokens.
 const NPY_HEADER: usize = 128;

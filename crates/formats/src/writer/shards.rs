@@ -13,8 +13,10 @@ use serde_json::{Value, json};
 use xio::dataset::Dtype;
 
 use super::{MAX_DOCUMENT_BYTES, Place, Settled, WriteOptions, Writer, restore, state, too_long};
+use crate::error::Error;
+use crate::kind::Kind;
+use crate::source::litdata;
 use crate::source::shard::MAX_SAMPLES;
-use crate::{Error, Kind, source::litdata};
 
 /// The column of tokens, as LLM Foundry names it.
 const COLUMN: &str = "tokens";

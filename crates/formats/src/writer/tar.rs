@@ -9,7 +9,7 @@ use xio::dataset::Dtype;
 use super::append::Append;
 use super::contiguous::npy_header;
 use super::{MAX_DOCUMENT_BYTES, Place, Settled, WriteOptions, Writer, restore, state, too_long};
-use crate::Error;
+use crate::error::Error;
 
 /// Bytes of a block; members begin at whole ones.
 const BLOCK: usize = 512;
