@@ -262,7 +262,7 @@ def us_to_library(dquant, folder, name, dtype):
     kind, read, options = READERS[name]
     docs = documents(dtype)
     numpy.concatenate(docs).tofile(folder / "flat.bin")
-    run(dquant, "convert", "--json", folder / "flat.bin", folder / name, "--to", kind, "--from-dtype", dtype,
+    run(dquant, "convert", "--json", folder / "flat.bin", folder / name, "--to", kind, "--dtype", dtype,
         "--eos", EOS, "--shard-size", "2KiB", *options)
     return same([numpy.asarray(doc) for doc in read(folder / name)], docs)
 

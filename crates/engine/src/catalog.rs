@@ -16,6 +16,7 @@ use formats::manifest::{ENDING, MAX_BYTES};
 use formats::settle::{self, Origin, Refusal};
 use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
+use xio::dataset::guess::Evidence;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
 use crate::error::with_limit_hint;
@@ -136,8 +137,13 @@ fn describe(
         (megatron::parse(&index, file.size), Origin::File)
     } else {
         let given = given_type(&name, &request.dtype)?;
+        // A manifest tells more than samples.
+        let evidence = match manifest {
+            Some(_) => Evidence::new(file.size, vocabulary),
+            None => sample(0..file.size)?,
+        };
         let (dtype, origin) =
-            settle::flat_type(given, manifest.as_ref(), &sample(0..file.size)?).map_err(refused)?;
+            settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
         (flat(dtype, file.size), origin)
     };
     let hint = "`dquant inspect FILE` shows what is in it";

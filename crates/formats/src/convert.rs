@@ -218,6 +218,12 @@ fn check_output(job: &Job) -> Result<(), Error> {
             return Err(Error::refused(&output, "exists", "remove it, or choose another name"));
         }
     }
+    let ending = job.output.extension();
+    let is_half = ending.is_none_or(|ending| ending == "idx" || ending == "bin");
+    if job.write.kind == Kind::Megatron && !is_half {
+        let why = "is no name of a Megatron pair";
+        return Err(Error::refused(&job.output, why, "let it end with .idx or .bin"));
+    }
     if job.output.file_name().is_none_or(|name| name.to_str().is_none()) {
         return Err(Error::refused(&job.output, "is no name of a file", "choose another name"));
     }

@@ -115,7 +115,9 @@ impl Error {
             Error::Corrupt { .. } => {
                 "the file may be incomplete: compare it with its origin, or write it again"
             }
-            Error::DoesNotFit { .. } => "choose a wider type for the output, such as --dtype u32",
+            Error::DoesNotFit { .. } => {
+                "choose a wider type for the output, such as --to-dtype u32"
+            }
             Error::Differs { .. } => "something else wrote to the files, or the disk is faulty",
             Error::Stopped { .. } => "this is a bug: report it with the command line",
         }

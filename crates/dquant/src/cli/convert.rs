@@ -33,7 +33,7 @@ const MAX_SHARD: u64 = 1 << 30;
 Examples:
   dquant convert mds/ corpus.bin
   dquant convert corpus.bin documents.idx --eos 50256
-  dquant convert corpus.npy narrow.bin --dtype u16
+  dquant convert corpus.npy narrow.bin --to-dtype u16
   dquant convert documents.idx mds/ --to mds --zstd 3
   dquant convert corpus.bin litdata/ --to litdata --split 2049
   dquant convert tokenized.parquet corpus.bin --column input_ids --json"
@@ -53,11 +53,11 @@ pub(super) struct Convert {
 
     /// Type of the tokens in DST [default: as in SRC; i32 for u32 in Megatron, which has no u32]
     #[arg(long, value_name = "TYPE", value_parser = token_type)]
-    dtype: Option<Dtype>,
+    to_dtype: Option<Dtype>,
 
     /// Type of the tokens in SRC, where it does not record it
     #[arg(long, value_name = "TYPE", value_parser = token_type)]
-    from_dtype: Option<Dtype>,
+    dtype: Option<Dtype>,
 
     /// Size of the vocabulary: refuse a SRC that is seen to hold larger ids
     #[arg(long, value_name = "N")]
@@ -151,7 +151,7 @@ impl Convert {
             return Err(CliError::usage(why).hint("only shards of mds and litdata are compressed"));
         }
         let read = ReadOptions {
-            dtype: self.from_dtype,
+            dtype: self.dtype,
             vocabulary: self.vocab,
             column: self.column,
             ..ReadOptions::default()
@@ -166,7 +166,7 @@ impl Convert {
                 shard_bytes: self.shard_size,
                 column: self.to_column,
             },
-            dtype: self.dtype,
+            dtype: self.to_dtype,
             eos: self.eos,
             split: self.split,
             drop_empty: self.drop_empty,

@@ -25,9 +25,9 @@ fn a_dataset_goes_round_through_other_formats() {
         &["web.bin", "pair.idx", "--eos", "50256", "--tokenizer", "r50k_base"],
         &["pair.idx", "mds", "--to", "mds", "--zstd", "3", "--shard-size", "20KiB"],
         &["mds", "web.parquet", "--to-column", "input_ids"],
-        &["web.parquet", "lit", "--to", "litdata", "--dtype", "u16"],
+        &["web.parquet", "lit", "--to", "litdata", "--to-dtype", "u16"],
         &["lit", "web.tar"],
-        &["web.tar", "back.bin", "--dtype", "u32"],
+        &["web.tar", "back.bin", "--to-dtype", "u32"],
     ];
     let mut digests = Vec::new();
     for (at, step) in steps.iter().enumerate() {
@@ -62,15 +62,16 @@ fn what_cannot_be_converted_is_named() {
     folder.write("taken.npy", "precious");
     folder.write("word.txt", "some words\n".repeat(100));
     let run = |args: &[&str]| folder.run(&[&["convert"], args].concat());
-    run(&["web.bin", "narrow.bin", "--dtype", "u16"]).failed(
+    run(&["web.bin", "narrow.bin", "--to-dtype", "u16"]).failed(
         1,
         "web.bin: token 1234 has id 70000, which u16 cannot hold",
-        "--dtype u32",
+        "--to-dtype u32",
     );
     run(&["web.bin", "taken.npy"]).failed(2, "taken.npy: exists", "another name");
+    run(&["web.bin", "v1.2", "--to", "megatron"]).failed(2, "v1.2", ".idx");
     run(&["web.bin", "somewhere"]).failed(2, "somewhere tells no format", "--to");
     run(&["none", "a.bin"]).failed(2, "none", "exists");
-    run(&["web.bin", "a.bin", "--from-dtype", "u16"]).failed(2, "is not u16 but u32", "--dtype");
+    run(&["web.bin", "a.bin", "--dtype", "u16"]).failed(2, "is not u16 but u32", "--dtype");
     run(&["web.bin", "a.bin", "--vocab", "60000"]).failed(2, "web.bin", "");
     run(&["word.txt", "a.bin"]).failed(2, "text", "--dtype");
     run(&["web.bin", "a.bin", "--zstd", "3"]).failed(2, "--zstd does not go with flat", "mds");
@@ -83,7 +84,7 @@ fn a_killed_run_goes_on() {
     let folder = Folder::new("convert-killed");
     let data = stored(&ids(24_000_000), 2);
     folder.write("web.bin", &data);
-    let args = ["convert", "web.bin", "out.npy", "--from-dtype", "u16", "--save-every", "1MiB"];
+    let args = ["convert", "web.bin", "out.npy", "--dtype", "u16", "--save-every", "1MiB"];
     let mut run =
         folder.command(&args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("starts");
     let journal = folder.0.join(".out.npy.dquant-convert/journal.json");

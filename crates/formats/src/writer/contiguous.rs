@@ -109,7 +109,7 @@ pub(super) fn megatron(
         Error::refused(
             &path,
             format!("a Megatron index has no type {dtype}"),
-            "use --dtype i32 or --dtype u16",
+            "use --to-dtype i32 or --to-dtype u16",
         )
     })?;
     let saved: Option<MegatronState> = saved.map(|saved| restore(&path, saved)).transpose()?;

@@ -7,11 +7,11 @@ use formats::ReadOptions;
 
 use super::kit::documents;
 
-fn golden(name: &str) -> PathBuf {
+pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-fn expected() -> Vec<Vec<i64>> {
+pub(crate) fn expected() -> Vec<Vec<i64>> {
     let text = fs::read(golden("documents.json")).expect("it is checked in");
     serde_json::from_slice(&text).expect("lists of numbers")
 }

@@ -1,5 +1,6 @@
 //! Datasets in all formats: written, read back, converted, damaged.
 
+mod choice;
 mod damage;
 mod golden;
 mod kit;
