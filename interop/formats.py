@@ -127,7 +127,7 @@ def write_litdata_zstd(path, docs):
 def write_webdataset(path, docs):
     import webdataset
     path.mkdir()
-    with webdataset.ShardWriter(str(path / "shard-%03d.tar"), maxcount=15, verbose=0) as writer:
+    with webdataset.ShardWriter(str(path / "shard-%03d.tar"), maxcount=5, verbose=0) as writer:
         for at, doc in enumerate(docs):
             writer.write({"__key__": f"sample{at:06d}", "npy": doc, "json": {"id": at}})
 
@@ -140,18 +140,18 @@ def table(docs):
 
 def write_parquet(path, docs):
     import pyarrow.parquet
-    pyarrow.parquet.write_table(table(docs), path, row_group_size=15)
+    pyarrow.parquet.write_table(table(docs), path, row_group_size=4)
 
 
 def write_arrow_file(path, docs):
     import pyarrow.feather
-    pyarrow.feather.write_feather(table(docs), str(path), compression="uncompressed", chunksize=15)
+    pyarrow.feather.write_feather(table(docs), str(path), compression="uncompressed", chunksize=4)
 
 
 def write_arrow_stream(path, docs):
     import pyarrow
     with pyarrow.ipc.new_stream(str(path), table(docs).schema) as writer:
-        writer.write_table(table(docs), max_chunksize=15)
+        writer.write_table(table(docs), max_chunksize=4)
 
 
 # --- readers: a library reads the documents of `path` ---

@@ -5,6 +5,7 @@
 //! the Arrow project; what they refuse is an error that names the file.
 
 use std::fs::File;
+use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,8 +18,10 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_ipc::{MessageHeader, convert, reader, root_as_message};
 use arrow_schema::{DataType, Schema, SchemaRef};
+use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
+use parquet::file::reader::{ChunkReader, Length};
 use xio::dataset::Dtype;
 
 use super::{BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative};
@@ -65,7 +68,7 @@ impl Table {
 }
 
 struct Columns {
-    files: Vec<(PathBuf, File, Table)>,
+    files: Vec<(PathBuf, Arc<File>, Table)>,
     /// File and number in it of every part.
     parts: Vec<(usize, usize)>,
     column: usize,
@@ -81,7 +84,7 @@ pub(super) fn open(
     let mut files = Vec::with_capacity(paths.len());
     let (mut parts, mut documents) = (Vec::new(), 0_u64);
     for (number, path) in paths.iter().enumerate() {
-        let file = File::open(path).map_err(Error::read(path))?;
+        let file = Arc::new(File::open(path).map_err(Error::read(path))?);
         let table = match kind {
             Kind::Parquet => parquet_table(path, &file)?,
             _ => arrow_table(path, &file)?,
@@ -123,8 +126,57 @@ fn decoding(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Error + Copy + '_
     |error| Error::corrupt(path, format!("cannot be decoded: {error}"))
 }
 
-fn parquet_table(path: &Path, file: &File) -> Result<Table, Error> {
-    let load = || ArrowReaderMetadata::load(file, Default::default());
+/// A file that several threads read: a reader of a copied descriptor would move the offset of all.
+struct Positioned {
+    file: Arc<File>,
+    len: u64,
+}
+
+impl Length for Positioned {
+    fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl ChunkReader for Positioned {
+    type T = BufReader<From>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<BufReader<From>> {
+        Ok(BufReader::new(From { file: self.file.clone(), at: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
+            return Err(parquet::errors::ParquetError::EOF(format!("{length} bytes at {start}")));
+        }
+        let mut buffer = vec![0; length];
+        self.file.read_exact_at(&mut buffer, start)?;
+        Ok(buffer.into())
+    }
+}
+
+/// Reads from an offset on.
+struct From {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for From {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+fn positioned(path: &Path, file: &Arc<File>) -> Result<Positioned, Error> {
+    let len = file.metadata().map_err(Error::read(path))?.len();
+    Ok(Positioned { file: file.clone(), len })
+}
+
+fn parquet_table(path: &Path, file: &Arc<File>) -> Result<Table, Error> {
+    let file = positioned(path, file)?;
+    let load = || ArrowReaderMetadata::load(&file, Default::default());
     guarded(path, load)?.map(Table::Parquet).map_err(|error| decoding(path)(&error))
 }
 
@@ -301,7 +353,7 @@ fn raw_values(array: &ArrayRef) -> Option<(&[u8], usize)> {
 impl Columns {
     fn row_group(
         &self,
-        (path, file, metadata): (&Path, &File, &ArrowReaderMetadata),
+        (path, file, metadata): (&Path, &Arc<File>, &ArrowReaderMetadata),
         group: usize,
         sink: &mut dyn Sink,
     ) -> Result<(), Error> {
@@ -311,7 +363,7 @@ impl Columns {
         let rows = u64::try_from(described.num_rows()).unwrap_or(0);
         let batch =
             (u128::from(rows) * u128::from(DECODE_BYTES) / u128::from(bytes)).clamp(1, 8192);
-        let file = file.try_clone().map_err(Error::read(path))?;
+        let file = positioned(path, file)?;
         let columns = ProjectionMask::roots(metadata.parquet_schema(), [self.column]);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone())
             .with_row_groups(vec![group])

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use formats::ReadOptions;
+use formats::{ReadOptions, convert};
 
 use super::kit::documents;
 
@@ -18,6 +18,15 @@ pub(crate) fn expected() -> Vec<Vec<i64>> {
 
 #[test]
 fn documents_written_by_the_libraries_read_back_equal() {
+    for name in names() {
+        assert_eq!(documents(&golden(name), &ReadOptions::default()), expected(), "{name}");
+    }
+    let array = documents(&golden("array.npy"), &ReadOptions::default());
+    assert_eq!(array, [expected().concat()]);
+}
+
+/// The datasets of this build.
+fn names() -> Vec<&'static str> {
     let mut names = vec![
         "megatron.idx",
         "megatron.bin",
@@ -33,11 +42,26 @@ fn documents_written_by_the_libraries_read_back_equal() {
     if cfg!(feature = "parquet") {
         names.extend(["rows.parquet", "file.arrow", "stream.arrow"]);
     }
-    for name in names {
-        assert_eq!(documents(&golden(name), &ReadOptions::default()), expected(), "{name}");
+    names
+}
+
+#[test]
+fn parts_that_several_threads_read_do_not_disturb_each_other() {
+    for name in names() {
+        let source = formats::open(&golden(name), &ReadOptions::default()).expect("valid");
+        let read =
+            |threads| convert::census(&*source, None, threads, &mut |_, _| ()).expect("valid");
+        let expected = read(1);
+        for _ in 0..50 {
+            let found = read(4);
+            let same = (found.tokens(), found.documents(), found.digest());
+            assert_eq!(
+                same,
+                (expected.tokens(), expected.documents(), expected.digest()),
+                "{name}"
+            );
+        }
     }
-    let array = documents(&golden("array.npy"), &ReadOptions::default());
-    assert_eq!(array, [expected().concat()]);
 }
 
 #[test]
