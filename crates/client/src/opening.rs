@@ -157,6 +157,7 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
     let config = engine::files::FilesConfig {
         files,
         dtype: options.dtype.clone(),
+        vocabulary: options.vocabulary,
         plan: plan.to_string(),
         first_batch: options.first_batch,
         batches: options.batches,

@@ -101,8 +101,8 @@ impl Catalog {
 }
 
 /// Finds and opens a file of this machine by its path, with or without its ending, for buffered reads. The
-/// dataset is named as the path was given.
-pub fn find_file(path: &Path, dtype: &str) -> Result<Found, Error> {
+/// dataset is named as the path was given; of `request` only type and vocabulary matter.
+pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let given = path.display().to_string();
     let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
     let full = ["", ".bin", ".npy"].iter().map(|ending| with(ending)).find(|path| path.is_file());
@@ -127,7 +127,7 @@ pub fn find_file(path: &Path, dtype: &str) -> Result<Found, Error> {
     let root = Root::new(folder).map_err(|error| refused(&error))?;
     let open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(&root, name.to_owned(), file, dtype)
+        describe(&root, name.to_owned(), file, request)
     };
     let found = open().map_err(|status| match status.message().split_once('\n') {
         Some((message, hint)) => Error::invalid(message).hint(hint),
