@@ -7,7 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use formats::Manifest;
+use formats::manifest::Contents;
 use serde::Serialize;
+use xio::dataset::Dtype;
 
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
@@ -76,10 +79,33 @@ impl Tokenize {
             Narrator { console, started: Instant::now(), shown: Instant::now(), skipped: 0 };
         let totals = tokenize::run(&job, &mut |event| narrator.tell(event));
         let elapsed = narrator.started.elapsed();
-        let summary = Summary::new(&job, &totals.map_err(explain)?, elapsed);
+        let totals = totals.map_err(explain)?;
+        describe(&job, &totals)?;
+        let summary = Summary::new(&job, &totals, elapsed);
         console.report(&summary)?;
         Ok(Exit::Good)
     }
+}
+
+/// Writes the manifest of the output.
+fn describe(job: &Job<'_>, totals: &Totals) -> Result<(), CliError> {
+    let contents = Contents {
+        tokens: totals.tokens,
+        min_id: None,
+        max_id: Some(totals.max_id.into()),
+        tokenizer: Some(job.encoding.name().to_owned()),
+        documents: Some(totals.documents),
+        eos: Some(job.encoding.end_of_text().into()),
+    };
+    let dtype = match job.dtype {
+        TokenType::U32 => Dtype::U32,
+        TokenType::U16 => Dtype::U16,
+    };
+    let folder = job.output.parent().unwrap_or(Path::new(""));
+    let file = PathBuf::from(job.output.file_name().unwrap_or_default());
+    let manifest = Manifest::create(("flat", dtype), contents, folder, &[file], &|_| ())?;
+    manifest.store(job.output)?;
+    Ok(())
 }
 
 fn chunk_bytes(text: &str) -> Result<usize, String> {

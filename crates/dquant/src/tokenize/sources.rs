@@ -1,11 +1,13 @@
 //! Which files a run reads, and in which order.
 //!
 //! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, names that begin with a dot and symbolic links are left out: the first are rarely
-//! intended as input, the second can form loops. Paths named on the command line are always read.
+//! machine. Below a folder, names that begin with a dot, manifests and symbolic links are left out: the first
+//! two are rarely intended as input, the last can form loops. Paths named on the command line are always read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use formats::manifest::ENDING as MANIFEST_ENDING;
 
 use super::TokenizeError;
 
@@ -61,7 +63,10 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, TokenizeError> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable())? {
         let entry = entry.map_err(unreadable())?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+        let name = entry.file_name();
+        let name = name.as_encoded_bytes();
+        // The manifests of outputs are no text to tokenise.
+        if !name.starts_with(b".") && !name.ends_with(MANIFEST_ENDING.as_bytes()) {
             entries.push(entry.path());
         }
     }
