@@ -1,0 +1,137 @@
+//! The boundaries of documents: lengths while a run works, the index of a Megatron pair when it is done.
+//!
+//! A length is 32 bits, little-endian: 31 bits of tokens, and one that says that a document ends there. A document
+//! that is too long for 31 bits takes several sequences, as the format of the index provides for.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use xio::dataset::megatron::{HEADER_BYTES, Header, MAGIC};
+
+use super::TokenizeError;
+use super::sink::TokenType;
+use crate::inspect::TokenSource;
+
+/// The index of the pair to which `output` belongs.
+pub fn path_of(output: &Path) -> PathBuf {
+    output.with_extension("idx")
+}
+
+const ENDS_DOCUMENT: u32 = 1 << 31;
+
+/// Tokens of the longest sequence.
+const LONGEST: u64 = (ENDS_DOCUMENT - 1) as u64;
+
+/// The stored lengths of one document of `tokens` tokens.
+pub(super) fn lengths(mut tokens: u64) -> impl Iterator<Item = u32> {
+    let mut ended = false;
+    std::iter::from_fn(move || {
+        if ended {
+            return None;
+        }
+        let sequence = tokens.min(LONGEST);
+        tokens -= sequence;
+        ended = tokens == 0;
+        Some(sequence as u32 | if ended { ENDS_DOCUMENT } else { 0 })
+    })
+}
+
+/// Writes the index `to` from the lengths in the file `from`.
+pub(super) fn write(from: &Path, to: &Path, dtype: TokenType) -> io::Result<()> {
+    let sequences = fs::metadata(from)?.len() / 4;
+    let documents = stored(from)?.try_fold(0_u64, |documents, length| {
+        length.map(|length| documents + u64::from(length & ENDS_DOCUMENT != 0))
+    })?;
+    let mut index = BufWriter::with_capacity(1 << 20, File::create(to)?);
+    // The codes of i32 and u16.
+    let code = match dtype {
+        TokenType::U32 => 4_u8,
+        TokenType::U16 => 8,
+    };
+    index.write_all(MAGIC)?;
+    index.write_all(&1_u64.to_le_bytes())?;
+    index.write_all(&[code])?;
+    index.write_all(&sequences.to_le_bytes())?;
+    index.write_all(&(documents + 1).to_le_bytes())?;
+    for length in stored(from)? {
+        index.write_all(&(length? & !ENDS_DOCUMENT).to_le_bytes())?;
+    }
+    let mut pointer = 0_i64;
+    for length in stored(from)? {
+        index.write_all(&pointer.to_le_bytes())?;
+        pointer += i64::from(length? & !ENDS_DOCUMENT) * dtype.bytes() as i64;
+    }
+    index.write_all(&0_i64.to_le_bytes())?;
+    for (sequence, length) in stored(from)?.enumerate() {
+        if length? & ENDS_DOCUMENT != 0 {
+            index.write_all(&(sequence as i64 + 1).to_le_bytes())?;
+        }
+    }
+    index.into_inner()?.sync_all()
+}
+
+fn stored(path: &Path) -> io::Result<impl Iterator<Item = io::Result<u32>>> {
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let mut left = file.get_ref().metadata()?.len() / 4;
+    Ok(std::iter::from_fn(move || {
+        left = left.checked_sub(1)?;
+        let mut word = [0; 4];
+        Some(file.read_exact(&mut word).map(|()| u32::from_le_bytes(word)))
+    }))
+}
+
+/// Appends the lengths of an existing pair's sequences to `lengths`; returns how many.
+///
+/// # Errors
+/// When the pair is broken or of another type, or its index has what lengths cannot express.
+pub(super) fn import(
+    output: &Path,
+    dtype: TokenType,
+    lengths: &mut impl Write,
+) -> Result<u64, TokenizeError> {
+    let path = path_of(output);
+    let refused = |reason: String| TokenizeError::Index { path: path.clone(), reason };
+    let unreadable = || TokenizeError::io("read", &path);
+    let pair = TokenSource::open(output, None).map_err(|error| refused(error.to_string()))?;
+    let found = pair.description.dtype;
+    if found != dtype.in_index() {
+        return Err(TokenizeError::OtherType { path: output.to_owned(), found, dtype });
+    }
+    let index = File::open(&path).map_err(TokenizeError::io("open", &path))?;
+    let bytes = index.metadata().map_err(unreadable())?.len();
+    let mut head = Vec::new();
+    (&index).take(HEADER_BYTES as u64).read_to_end(&mut head).map_err(unreadable())?;
+    let header = Header::parse(&head, bytes).map_err(|error| refused(error.to_string()))?;
+    if header.documents_at() + 8 * header.document_indices != bytes {
+        return Err(refused(String::from("it has modes, as multimodal sets do")));
+    }
+    // The first index is that of the first document's start, each further one ends a document.
+    let mut sizes = BufReader::new(index.try_clone().map_err(unreadable())?);
+    sizes.seek(SeekFrom::Start(header.lengths_at())).map_err(unreadable())?;
+    let mut ends = BufReader::new(File::open(&path).map_err(unreadable())?);
+    ends.seek(SeekFrom::Start(header.documents_at() + 8)).map_err(unreadable())?;
+    let mut next_end = || read_array(&mut ends).map(u64::from_le_bytes);
+    let mut sequence = 0;
+    for _ in 1..header.document_indices {
+        let end = next_end().map_err(unreadable())?;
+        if end <= sequence {
+            return Err(refused(String::from("it has documents without sequences")));
+        }
+        while sequence < end {
+            sequence += 1;
+            let size = read_array(&mut sizes).map(u32::from_le_bytes).map_err(unreadable())?;
+            let flag = if sequence == end { ENDS_DOCUMENT } else { 0 };
+            lengths.write_all(&(size | flag).to_le_bytes()).map_err(unreadable())?;
+        }
+    }
+    if sequence != header.sequences {
+        return Err(refused(String::from("it has sequences outside of documents")));
+    }
+    Ok(header.sequences)
+}
+
+fn read_array<const N: usize>(source: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut array = [0; N];
+    source.read_exact(&mut array).map(|()| array)
+}
