@@ -10,6 +10,7 @@ use tokenizers::Tokenizer;
 use twox_hash::XxHash3_128;
 
 use super::TokenizeError;
+use super::guard::guarded;
 
 /// A loaded `tokenizer.json`.
 pub struct HuggingFace {
@@ -27,7 +28,8 @@ impl HuggingFace {
     pub fn read(path: &Path) -> Result<HuggingFace, TokenizeError> {
         let broken = |reason: String| TokenizeError::Tokenizer { path: path.to_owned(), reason };
         let bytes = fs::read(path).map_err(TokenizeError::io("open", path))?;
-        let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(|e| broken(e.to_string()))?;
+        let parsed = guarded(|| Tokenizer::from_bytes(&bytes)).map_err(broken)?;
+        let mut tokenizer = parsed.map_err(|error| broken(error.to_string()))?;
         tokenizer.with_truncation(None).map_err(|e| broken(e.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(true);
@@ -44,8 +46,8 @@ impl HuggingFace {
     /// # Errors
     /// With the library's reason.
     pub fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), String> {
-        let encoded = self.tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-        tokens.extend_from_slice(encoded.get_ids());
+        let encoded = guarded(|| self.tokenizer.encode_fast(text, false))?;
+        tokens.extend_from_slice(encoded.map_err(|error| error.to_string())?.get_ids());
         Ok(())
     }
 

@@ -135,3 +135,39 @@ fn read_array<const N: usize>(source: &mut impl Read) -> io::Result<[u8; N]> {
     let mut array = [0; N];
     source.read_exact(&mut array).map(|()| array)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_that_is_too_long_takes_several_sequences() {
+        let all = |tokens| lengths(tokens).collect::<Vec<u32>>();
+        assert_eq!(all(7), [7 | ENDS_DOCUMENT]);
+        assert_eq!(all(LONGEST), [u32::MAX]);
+        assert_eq!(all(LONGEST + 5), [LONGEST as u32, 5 | ENDS_DOCUMENT]);
+        assert_eq!(all(2 * LONGEST), [LONGEST as u32, u32::MAX]);
+    }
+
+    /// An index of other software, whose documents have several sequences, is the same after import and export.
+    #[test]
+    fn sequences_survive() {
+        let folder = std::env::temp_dir().join(format!("dquant-index-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (stored, index) = (folder.join("lengths"), folder.join("a.idx"));
+        let mut lengths = Vec::new();
+        for length in [2, 3 | ENDS_DOCUMENT, 4 | ENDS_DOCUMENT, 1, 1, 1 | ENDS_DOCUMENT] {
+            lengths.extend(u32::to_le_bytes(length));
+        }
+        fs::write(&stored, &lengths).unwrap();
+        fs::write(folder.join("a.bin"), [0; 24]).unwrap();
+        write(&stored, &index, TokenType::U16).unwrap();
+        let mut again = Vec::new();
+        assert_eq!(import(&folder.join("a.bin"), TokenType::U16, &mut again).unwrap(), 6);
+        assert_eq!(again, lengths);
+        let refused = import(&folder.join("a.bin"), TokenType::U32, &mut again);
+        assert!(matches!(refused, Err(TokenizeError::OtherType { .. })));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

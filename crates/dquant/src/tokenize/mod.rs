@@ -20,6 +20,7 @@
 //! | [`vocabulary`] | what turns text into ids |
 //! | [`encoding`], [`bpe`] | the four built-in encodings |
 //! | `hugging_face` | vocabularies in a `tokenizer.json` |
+//! | `guard` | panics of libraries as errors |
 //! | `batch` | what passes between the threads |
 //! | [`pipeline`] | reader, encoders and writer, connected by bounded queues |
 //! | `checkpoint` | what a killed run needs to go on |
@@ -31,6 +32,8 @@ mod checkpoint;
 pub mod cut;
 pub mod encoding;
 mod error;
+#[cfg(any(feature = "hugging-face", feature = "parquet"))]
+mod guard;
 #[cfg(feature = "hugging-face")]
 mod hugging_face;
 pub mod index;

@@ -14,6 +14,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::SchemaDescriptor;
 
 use super::TokenizeError;
+use super::guard::guarded;
 use super::input::{self, BytesRead};
 use super::sources::Source;
 
@@ -52,7 +53,7 @@ impl<'a> TextColumn<'a> {
         bytes_read: &BytesRead,
     ) -> Result<TextColumn<'a>, TokenizeError> {
         let (file, seekable) = seekable(source, spool, bytes_read)?;
-        let file = SerializedFileReader::new(file).map_err(|error| broken(source, &error))?;
+        let file = checked(source, || SerializedFileReader::new(file))?;
         let metadata = file.metadata().file_metadata();
         let column = find(metadata.schema_descr(), field).map_err(|reason| {
             TokenizeError::Column { path: source.path.clone(), column: field.to_owned(), reason }
@@ -78,10 +79,11 @@ impl<'a> TextColumn<'a> {
     /// When the file is damaged.
     pub(super) fn next_rows(&mut self) -> Result<Option<Vec<Row>>, TokenizeError> {
         loop {
-            if self.group.is_none() && !self.next_group().map_err(|e| broken(self.source, &e))? {
+            let source = self.source;
+            if self.group.is_none() && !checked(source, || self.next_group())? {
                 return Ok(None);
             }
-            let rows = self.rows().map_err(|error| broken(self.source, &error))?;
+            let rows = checked(source, || self.rows())?;
             if !rows.is_empty() {
                 return Ok(Some(rows));
             }
@@ -151,8 +153,13 @@ fn find(schema: &SchemaDescriptor, field: &str) -> Result<usize, String> {
     }
 }
 
-fn broken(source: &Source, error: &ParquetError) -> TokenizeError {
-    TokenizeError::Parquet { path: source.path.clone(), reason: error.to_string() }
+/// A call into the library, which panics on some damaged files.
+fn checked<T>(
+    source: &Source,
+    call: impl FnOnce() -> Result<T, ParquetError>,
+) -> Result<T, TokenizeError> {
+    let result = guarded(call).and_then(|result| result.map_err(|error| error.to_string()));
+    result.map_err(|reason| TokenizeError::Parquet { path: source.path.clone(), reason })
 }
 
 /// The file itself if it can be read in place, or a copy.

@@ -90,7 +90,7 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
         scope.spawn(move || {
             read_all(job, sources, begun, cuts, &spool, &item_sender, &task_sender);
         });
-        Writer { sink, job, sources, dtype, watch, state, saved_bytes: 0 }.write_all(items)
+        Writer { sink, job, sources, dtype, watch, state, unsaved_bytes: 0 }.write_all(items)
     });
     written.map(|state| outcome(state.totals, state.marks))
 }
@@ -127,14 +127,13 @@ fn identity(
     let extended = output.map_or(String::from("nothing"), |found| {
         format!("{} bytes of {}.{:09}", found.len(), found.mtime(), found.mtime_nsec())
     });
-    let uses_field = sources.iter().any(|source| source.format != Format::Text);
     let entries = [
         ("inputs", sources::fingerprint(sources)),
         ("vocabulary", vocabulary.identity()),
         ("end of documents", eos.map_or(String::from("none"), |id| format!("id {id}"))),
         ("type", dtype.to_string()),
         ("index", if job.with_index { "written" } else { "left out" }.to_owned()),
-        ("field", if uses_field { job.field } else { "none" }.to_owned()),
+        ("field", job.field.to_owned()),
         // Where text has no place to cut, the cuts follow from the size of a chunk.
         ("chunk", format!("{} bytes", job.chunk_bytes)),
         (EXTENDED, extended),
@@ -218,14 +217,13 @@ struct Writer<'a> {
     dtype: TokenType,
     watch: &'a mut dyn FnMut(Event<'_>),
     state: State,
-    /// Bytes of text at the last saved state.
-    saved_bytes: u64,
+    /// Bytes of text since the last saved state, discarded documents included.
+    unsaved_bytes: u64,
 }
 
 impl Writer<'_> {
     fn write_all(mut self, items: Receiver<Item>) -> Result<State, TokenizeError> {
         let input_total = self.sources.iter().map(|source| source.bytes).sum();
-        self.saved_bytes = self.text_bytes();
         for item in items {
             let batch = match item {
                 Item::Failed(error) => return Err(error),
@@ -244,9 +242,10 @@ impl Writer<'_> {
             self.state.position = batch.position;
             let (totals, input_bytes) = (&self.state.totals, batch.input_bytes);
             (self.watch)(Event::Progress { totals, input_bytes, input_total });
-            if self.text_bytes() - self.saved_bytes >= self.job.checkpoint_bytes {
+            self.unsaved_bytes += batch.text.len() as u64;
+            if self.unsaved_bytes >= self.job.checkpoint_bytes {
                 self.sink.save(&mut self.state)?;
-                self.saved_bytes = self.text_bytes();
+                self.unsaved_bytes = 0;
             }
         }
         let Totals { documents, skipped_not_utf8, skipped_empty, skipped_broken, .. } =
@@ -257,10 +256,6 @@ impl Writer<'_> {
         }
         self.sink.commit(&mut self.state)?;
         Ok(self.state)
-    }
-
-    fn text_bytes(&self) -> u64 {
-        self.state.totals.text_bytes + self.state.document.text_bytes
     }
 
     fn first_place(&self, batch: &Batch) -> String {

@@ -224,13 +224,13 @@ impl Sink {
         let unreadable = || TokenizeError::io("read", path);
         let mut old = File::open(path).map_err(TokenizeError::io("open", path))?;
         let bytes = old.metadata().map_err(unreadable())?.len();
-        if !bytes.is_multiple_of(self.dtype.bytes()) {
-            let reason = format!("{bytes} bytes are no whole number of {} ids", self.dtype);
-            return Err(TokenizeError::Index { path: path.clone(), reason });
-        }
         let mut lengths = 0;
         if self.with_index {
             lengths = index::import(path, self.dtype, &mut self.lengths)?;
+        }
+        if !bytes.is_multiple_of(self.dtype.bytes()) {
+            let reason = format!("{bytes} bytes are no whole number of {} ids", self.dtype);
+            return Err(TokenizeError::Index { path: path.clone(), reason });
         }
         let (from, to) = (&mut old, self.tokens.get_mut());
         io::copy(from, to).map_err(TokenizeError::io("write", &self.names.tokens))?;
@@ -355,18 +355,21 @@ impl Sink {
     pub(super) fn commit(mut self, state: &mut State) -> Result<(), TokenizeError> {
         let leftovers = self.leftovers.clone();
         let mut unfinished = leftovers.lock();
-        let unwritable = || TokenizeError::io("write", &self.names.tokens);
-        self.lengths.flush().map_err(unwritable())?;
-        if self.with_index {
-            index::write(&self.names.lengths, &self.names.next_index, self.dtype)
-                .map_err(unwritable())?;
-        }
-        state.complete = true;
-        let saved = self.save_locked(state);
-        saved.map_err(TokenizeError::io("write", &self.names.tokens))?;
+        let prepared = self.prepare(state);
+        prepared.map_err(TokenizeError::io("write", &self.names.tokens))?;
         self.finish().map_err(TokenizeError::io("rename", &self.names.output))?;
         unfinished.paths.clear();
         Ok(())
+    }
+
+    /// Puts everything on the disk, and then a state that says so.
+    fn prepare(&mut self, state: &mut State) -> io::Result<()> {
+        self.lengths.flush()?;
+        if self.with_index {
+            index::write(&self.names.lengths, &self.names.next_index, self.dtype)?;
+        }
+        state.complete = true;
+        self.save_locked(state)
     }
 
     /// Finishes a commit that was killed.
@@ -445,4 +448,140 @@ fn lock(names: &Names) -> Result<File, TokenizeError> {
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("dquant-sink-{name}-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+
+        fn sink(&self, dtype: TokenType) -> Result<Sink, TokenizeError> {
+            let names = Names::new(&self.path("a.bin"))?;
+            let mut sink = Sink::open(names, dtype, true, Leftovers::default())?;
+            sink.start_anew()?;
+            Ok(sink)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn state() -> State {
+        State::new(BTreeMap::new(), Marks::default())
+    }
+
+    #[test]
+    fn an_output_replaces_nothing_but_a_file() {
+        let folder = Folder::new("link");
+        let link = folder.path("link.bin");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        for path in [Path::new("/dev/null"), &link, Path::new("/tmp")] {
+            let names = Names::new(path).unwrap();
+            let refused = Sink::open(names, TokenType::U32, true, Leftovers::default());
+            assert!(matches!(refused, Err(TokenizeError::OutputNotAFile { .. })), "{path:?}");
+        }
+        assert_eq!(folder.names(), ["link.bin"]);
+    }
+
+    #[test]
+    fn an_output_appears_only_when_committed() {
+        let folder = Folder::new("commit");
+        let mut sink = folder.sink(TokenType::U32).unwrap();
+        sink.push(&[1, 0x0102_0304]).unwrap();
+        sink.end_document().unwrap();
+        assert!(!folder.path("a.bin").exists());
+        assert!(matches!(folder.sink(TokenType::U32), Err(TokenizeError::Busy { .. })));
+        sink.commit(&mut state()).unwrap();
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 0, 0, 4, 3, 2, 1]);
+        drop(folder.sink(TokenType::U16).unwrap());
+        assert_eq!(folder.names(), ["a.bin", "a.idx"]);
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 8);
+    }
+
+    #[test]
+    fn an_id_beyond_16_bits_is_named_and_not_wrapped() {
+        let folder = Folder::new("narrow");
+        let mut sink = folder.sink(TokenType::U16).unwrap();
+        sink.push(&[0, 65_535]).unwrap();
+        let error = sink.push(&[7, 65_536]).unwrap_err();
+        assert!(matches!(error, SinkError::DoesNotFit { index: 1, id: 65_536 }));
+    }
+
+    #[test]
+    fn a_discarded_document_leaves_nothing() {
+        let folder = Folder::new("discard");
+        let mut sink = folder.sink(TokenType::U16).unwrap();
+        // More than the buffer of the file.
+        let large = vec![3; 2_000_000];
+        for (ids, discarded) in [(&[1, 2][..], false), (&large, true), (&[4], false)] {
+            sink.push(ids).unwrap();
+            if discarded { sink.discard_document() } else { sink.end_document() }.unwrap();
+        }
+        sink.commit(&mut state()).unwrap();
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 4, 0]);
+    }
+
+    /// An old pair is replaced; a kill between any two steps leaves no pair, an index alone, or the new pair, and a
+    /// run that resumes finishes the work.
+    #[test]
+    fn a_killed_commit_is_finished() {
+        for steps_done in 0..=4 {
+            let folder = Folder::new(&format!("killed-{steps_done}"));
+            fs::write(folder.path("a.bin"), "old").unwrap();
+            fs::write(folder.path("a.idx"), "old index").unwrap();
+            let mut sink = folder.sink(TokenType::U32).unwrap();
+            sink.keep();
+            sink.push(&[5, 6, 7]).unwrap();
+            sink.end_document().unwrap();
+            sink.prepare(&mut state()).unwrap();
+            drop(sink);
+            let index = fs::read(folder.path(".a.bin.index")).unwrap();
+            let steps: [&dyn Fn() -> io::Result<()>; 4] = [
+                &|| fs::remove_file(folder.path("a.bin")),
+                &|| fs::rename(folder.path(".a.bin.index"), folder.path("a.idx")),
+                &|| fs::rename(folder.path(".a.bin.part"), folder.path("a.bin")),
+                &|| fs::remove_file(folder.path(".a.bin.lengths")),
+            ];
+            for step in &steps[..steps_done] {
+                step().unwrap();
+            }
+            let names = Names::new(&folder.path("a.bin")).unwrap();
+            let state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
+            assert!(state.complete);
+            let mut sink = Sink::open(names, TokenType::U32, true, Leftovers::default()).unwrap();
+            sink.keep();
+            sink.finish_killed(&state).unwrap();
+            assert_eq!(folder.names(), ["a.bin", "a.idx"], "after {steps_done} steps");
+            assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 12);
+            assert_eq!(fs::read(folder.path("a.idx")).unwrap(), index);
+        }
+    }
 }
