@@ -4,6 +4,7 @@
     venv/bin/python ids.py make                          # writes bpe.json, unigram.json, ids.json
     venv/bin/python ids.py check                         # ids.json is what the libraries say today
     venv/bin/python ids.py compare NAME DOCS.jsonl IDS.bin   # every document of a run
+    venv/bin/python ids.py race DOCS.jsonl DQUANT        # cl100k_base, two threads each, in turns
 
 The two tokenizers are trained on the documents of this repository. Ranks of tiktoken come from the folder of the
 crate tiktoken-rs, because tiktoken itself would download them.
@@ -14,7 +15,10 @@ import glob
 import json
 import os
 import struct
+import subprocess
 import sys
+import tempfile
+import time
 
 import tiktoken
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -89,6 +93,17 @@ def train():
     unigram.save(os.path.join(HERE, "unigram.json"))
 
 
+class Batches:
+    """An encoding of tiktoken: one text, or a list of them on two threads."""
+
+    def __init__(self, encoding):
+        self.batch = lambda texts: encoding.encode_ordinary_batch(texts, num_threads=2)
+        self.one = encoding.encode_ordinary
+
+    def __call__(self, text):
+        return self.one(text)
+
+
 def encoder(name):
     """A function from text to ids: plain text, nothing added."""
     if name in PATTERNS:
@@ -97,7 +112,7 @@ def encoder(name):
         lines = open(found[0], "rb").read().splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
         encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
-        return encoding.encode_ordinary
+        return Batches(encoding)
     tokenizer = Tokenizer.from_file(os.path.join(HERE, name))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -113,6 +128,11 @@ def golden():
     return {"texts": CASES, "ids": ids}
 
 
+def texts_of(documents):
+    texts = [json.loads(line)["text"] for line in open(documents, encoding="utf-8") if line.strip()]
+    return [text for text in texts if text]
+
+
 def compare(name, documents, output):
     """Each document of a run, whose end is one id, against the library."""
     encode = encoder(name)
@@ -121,8 +141,7 @@ def compare(name, documents, output):
     index = open(output.removesuffix(".bin") + ".idx", "rb").read()
     (sequences,) = struct.unpack_from("<Q", index, 18)
     lengths = struct.unpack_from(f"<{sequences}i", index, 34)
-    texts = [json.loads(line)["text"] for line in open(documents, encoding="utf-8") if line.strip()]
-    texts = [text for text in texts if text]
+    texts = texts_of(documents)
     assert len(texts) == sequences, (len(texts), sequences)
     start = 0
     for text, length in zip(texts, lengths):
@@ -130,6 +149,24 @@ def compare(name, documents, output):
         assert ours == theirs, (text, ours, theirs)
         start += length
     print(f"{name}: {sequences} documents, {start} tokens are equal")
+
+
+def race(documents, program):
+    """MB/s of text. Ours reads the file, parses it and writes the output; tiktoken has the texts in memory."""
+    texts, batch = texts_of(documents), encoder("cl100k_base").batch
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        output = os.path.join(folder, "a.bin")
+        line = [program, "tokenize", documents, "--encoding", "cl100k_base", "--jobs", "2", "-o", output]
+        for _ in range(5):
+            start = time.perf_counter()
+            batch(texts)
+            middle = time.perf_counter()
+            subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+            end = time.perf_counter()
+            theirs, ours = megabytes / (middle - start), megabytes / (end - middle)
+            print(f"{megabytes:.0f} MB: tiktoken {theirs:.1f} MB/s, dquant {ours:.1f} MB/s, ratio {ours / theirs:.1f}")
+        compare("cl100k_base", documents, output)
 
 
 if __name__ == "__main__":
@@ -144,5 +181,7 @@ if __name__ == "__main__":
             assert json.load(open(path, encoding="utf-8")) == golden(), "ids.json differs"
         case ["compare", name, documents, output]:
             compare(name, documents, output)
+        case ["race", documents, program]:
+            race(documents, program)
         case _:
             sys.exit(__doc__)
