@@ -4,7 +4,6 @@ use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 
-use serde_json::Value;
 use tiktoken_rs::CoreBPE;
 
 use super::seeds::{Replay, seeds};
@@ -446,7 +445,7 @@ pub(super) mod parquet_files {
                 row.as_ref().is_none_or(|row| str::from_utf8(row).is_err())
             };
             let first = rows.iter().position(|row| broken(&row)).expect("one of 900");
-            let summary: Value = ran.json();
+            let summary = ran.json();
             assert_eq!(summary["skipped_broken"], rows.iter().filter(broken).count());
             let place = format!("a.parquet, row {first}: ");
             assert!(summary["first_broken"].as_str().expect("one").starts_with(&place));
