@@ -16,7 +16,7 @@ use roce::verbs::{
     WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::Opcode;
-use sim::fabric::{Body, Fabric, FabricConfig, Packet};
+use sim::fabric::{Fabric, FabricConfig, Packet};
 use sim::graph::Graph;
 use sim::memory::Arena;
 
@@ -152,10 +152,10 @@ const MAX_EVENTS: usize = 8 * 16;
 /// Nodes between which packets are handed over one by one. Without ICRC, which is not checked here.
 pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
     let config = FabricConfig {
-        body: Body::Plain,
+        is_sealed: false,
         holds: true,
         ipv6: shape.ipv6,
-        max_rounds: MAX_TURNS,
+        max_turns: MAX_TURNS,
         endpoint: EndpointConfig {
             max_qps: 16,
             max_cqs: 16,

@@ -1,10 +1,11 @@
 //! Which modules of a crate may use which of its other modules.
 //!
-//! The table [`FLOORS`] lists modules at the top of a crate's `src`, lowest floor first. The code of a floor may name
-//! itself and what its line allows, by paths that begin with `crate::`; everything else is refused, so a new module
-//! cannot slip in below. A chain of `super` that leaves the floor is refused as well, as it would hide a name.
-//! Modules without a line are not checked. Names are found in the tokens that [`scan`] leaves: comments and text do
-//! not count, and no macro is expanded.
+//! The table [`FLOORS`] lists every module at the top of a crate's `src`, or of a large folder below it, lowest floor
+//! first. The code of a floor may name itself and what its line allows; everything else is refused, so a module can
+//! neither use one above it nor take part in a circle. Paths that begin with `crate`, `self` or `super` are resolved,
+//! also those in braces; what the root of a crate declares or exports again is above all floors. In a folder, items
+//! of its `mod.rs` may be used. Names are found in the tokens that [`scan`] leaves: comments and text do not count,
+//! and no macro is expanded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,90 +14,321 @@ use crate::scan;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
 
-/// One module at the top of a crate, with all below it.
-struct Floor {
-    name: &'static str,
-    /// Names at the top of the same crate that it may use.
-    may_use: &'static [&'static str],
-}
-
-/// The floors of each crate, by the folder of its sources.
-const FLOORS: &[(&str, &[Floor])] = &[
+/// The floors of each folder: on each line a module, and the names beside it that it may use; `*` is every module
+/// of a line above.
+const FLOORS: &[(&str, &str)] = &[
     (
         "crates/roce/src",
-        &[
-            Floor { name: "time", may_use: &[] },
-            Floor { name: "counters", may_use: &[] },
-            Floor { name: "rng", may_use: &[] },
-            Floor { name: "slab", may_use: &["rng"] },
-            Floor { name: "deadlines", may_use: &["rng", "time"] },
-            Floor { name: "wire", may_use: &[] },
-            Floor { name: "planted", may_use: &["wire"] },
-            Floor { name: "congestion", may_use: &["time", "wire"] },
-            Floor { name: "verbs", may_use: &["rng", "time", "wire", "congestion"] },
-            Floor { name: "memory", may_use: &["planted", "rng", "slab", "verbs"] },
-            Floor { name: "io", may_use: &["time", "wire", "verbs", "memory"] },
-            Floor { name: "multicast", may_use: &["verbs"] },
-            Floor { name: "events", may_use: &["verbs"] },
-            Floor { name: "srq", may_use: &["rng", "slab", "verbs", "memory", "events"] },
-            Floor { name: "cq", may_use: &["planted", "rng", "slab", "verbs", "srq"] },
-            Floor { name: "report", may_use: &["counters", "time", "wire", "congestion", "verbs"] },
-            Floor {
-                name: "qp",
-                may_use: &[
-                    "counters",
-                    "planted",
-                    "rng",
-                    "time",
-                    "wire",
-                    "congestion",
-                    "verbs",
-                    "memory",
-                    "io",
-                    "events",
-                    "srq",
-                    "cq",
-                    "report",
-                ],
-            },
-            Floor { name: "outbox", may_use: &["wire", "verbs", "io", "qp"] },
-            Floor {
-                name: "endpoint",
-                may_use: &[
-                    "counters",
-                    "deadlines",
-                    "planted",
-                    "rng",
-                    "slab",
-                    "time",
-                    "wire",
-                    "congestion",
-                    "verbs",
-                    "memory",
-                    "io",
-                    "multicast",
-                    "events",
-                    "srq",
-                    "cq",
-                    "report",
-                    "qp",
-                    "outbox",
-                ],
-            },
-            Floor { name: "world", may_use: &["time", "wire", "verbs", "io", "endpoint"] },
-        ],
+        "time
+         counters
+         rng
+         slab: rng
+         deadlines: rng time
+         wire
+         planted: wire
+         congestion: time wire
+         verbs: rng time wire congestion
+         memory: planted rng slab verbs
+         io: time wire verbs memory
+         multicast: verbs
+         events: verbs
+         srq: rng slab verbs memory events
+         cq: planted rng slab verbs srq
+         report: counters time wire congestion verbs
+         qp: counters planted rng time wire congestion verbs memory io events srq cq report
+         outbox: wire verbs io qp
+         endpoint: *
+         world: time wire verbs io endpoint",
+    ),
+    (
+        "crates/sim/src",
+        "chance
+         events
+         faults: chance
+         link: chance
+         graph: link
+         memory: chance
+         packet: faults
+         pressure: chance faults
+         port: faults packet pressure
+         fabric: *
+         chaos: chance fabric faults graph link memory pressure
+         streams: fabric graph link memory
+         goodput: fabric faults graph link memory streams
+         incast: fabric goodput graph link memory streams",
+    ),
+    (
+        "crates/sim/src/chaos",
+        "summary
+         atomics
+         scenario
+         space: scenario
+         side: scenario
+         monitor: scenario side
+         draft: scenario side space
+         rights: draft scenario side space
+         post: draft scenario side space
+         pool: side space
+         check: atomics side space
+         windows: draft rights side space
+         trespass: draft rights side space
+         unreliable: draft side space
+         overtake: atomics draft side space
+         drain: scenario side
+         sleep: side
+         abandon: side
+         life: atomics rights scenario side space
+         intruder: rights side space",
+    ),
+    (
+        "crates/xio/src",
+        "dataset
+         kernel: dataset
+         capsule: dataset kernel
+         disk
+         order: dataset
+         plan: dataset order
+         stage: dataset kernel order plan
+         target: capsule disk kernel stage
+         reader: capsule dataset kernel order stage target
+         reference: dataset order plan stage",
+    ),
+    (
+        "crates/nic/src",
+        "abi: skip
+         clock
+         ready
+         sockaddr
+         waiter
+         fault
+         capture: clock
+         interfaces: sockaddr
+         pool: clock
+         driver: clock ready waiter
+         udp: capture clock interfaces sockaddr waiter
+         packet: udp
+         device: capture clock interfaces packet ready skip udp waiter
+         doctor: device interfaces packet udp
+         fabric: fault pool ready udp
+         loaded: abi clock fabric pool ready",
+    ),
+    (
+        "crates/host/src",
+        "scratch
+         kernels
+         descriptors
+         attach
+         ring: attach
+         root: scratch
+         disk: root scratch",
     ),
     (
         "bindings/ibverbs/src",
-        &[
-            Floor { name: "process", may_use: &[] },
-            Floor { name: "engine", may_use: &["process"] },
-            Floor { name: "explain", may_use: &["process", "engine"] },
-            Floor { name: "objects", may_use: &["abi", "process", "engine"] },
-            Floor { name: "exports", may_use: &["abi", "process", "engine", "explain", "objects"] },
-        ],
+        "process
+         engine: process
+         explain: process engine
+         objects: abi process engine
+         exports: abi process engine explain objects",
+    ),
+    (
+        "bindings/ibverbs/src/objects",
+        "ack
+         gid
+         arena
+         batch
+         event_queue
+         inline
+         mr
+         multicast
+         pd
+         ah: gid
+         channel: event_queue
+         events: ack
+         context: event_queue events
+         cq: ack events
+         query: gid
+         sysfs: gid query
+         device: query sysfs
+         mw: mr
+         qp: ack batch events inline
+         qp_attr: ah mr query
+         srq: ack events",
+    ),
+    (
+        "crates/engine/src",
+        "error
+         proto
+         status
+         log: status
+         seed: error
+         runtime: error
+         signals: error runtime
+         budget: error
+         catalog: error proto
+         layout: error proto
+         data: budget log status
+         control: catalog data error log proto status
+         stream: budget control data error layout log proto status
+         local: budget data error runtime seed stream
+         daemon: budget catalog control data error log proto runtime signals status stream",
+    ),
+    (
+        "crates/client/src",
+        "proto
+         error: proto
+         url: error
+         stream: error proto
+         opening: error proto stream url
+         file: error opening stream",
+    ),
+    (
+        "bindings/python/src",
+        "errors
+         options: errors
+         source: errors options
+         batch: source
+         records: batch
+         file: batch errors options records source
+         stream: batch errors options records source",
+    ),
+    (
+        "crates/dquant/src",
+        "exit
+         units
+         inspect
+         tokenize
+         demo: exit inspect
+         cli: *",
+    ),
+    (
+        "crates/dquant/src/demo",
+        "corpus
+         trainer: corpus
+         children: trainer
+         opening: children
+         report: *",
     ),
 ];
+
+/// One module and all below it.
+struct Floor {
+    name: &'static str,
+    /// Names beside it that it may use.
+    may_use: Vec<&'static str>,
+}
+
+/// The modules of one folder.
+struct Folder {
+    path: &'static str,
+    /// The folder as a module; empty for a crate.
+    module: Vec<&'static str>,
+    floors: Vec<Floor>,
+}
+
+impl Folder {
+    fn new(folder: &'static str, lines: &'static str) -> Folder {
+        let inner = folder.split_once("src/").map_or("", |(_, inner)| inner);
+        let mut floors: Vec<Floor> = Vec::new();
+        for line in lines.lines() {
+            let (name, may_use) = line.split_once(':').unwrap_or((line, ""));
+            let may_use = match may_use.trim() {
+                "*" => floors.iter().map(|floor| floor.name).collect(),
+                names => names.split_whitespace().collect(),
+            };
+            floors.push(Floor { name: name.trim(), may_use });
+        }
+        Folder {
+            path: folder,
+            module: inner.split('/').filter(|part| !part.is_empty()).collect(),
+            floors,
+        }
+    }
+
+    fn floor(&self, name: &str) -> Option<&Floor> {
+        self.floors.iter().find(|floor| floor.name == name)
+    }
+
+    fn complaints(&self, files: &[PathBuf]) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut seen = Vec::new();
+        for path in files {
+            let Some(module) = self.module_of(path) else { continue };
+            // A file that git lists but that does not exist was deleted in the work tree.
+            let Ok(text) = fs::read_to_string(root().join(path)) else { continue };
+            let name = module[self.module.len()].clone();
+            match self.floor(&name) {
+                Some(floor) => {
+                    found.extend(self.judge(floor, path, &module, &scan::code_only(&text)));
+                }
+                None if seen.contains(&name) => {}
+                None => found.push(format!("{}: no floor for {name}; {CORRECT}", self.path)),
+            }
+            seen.push(name);
+        }
+        let gone = self.floors.iter().filter(|floor| !seen.iter().any(|name| name == floor.name));
+        found.extend(
+            gone.map(|floor| format!("{}: no module {}; {CORRECT}", self.path, floor.name)),
+        );
+        found
+    }
+
+    /// The path of a file's module from the crate's root; none for files that are on no floor.
+    fn module_of(&self, path: &Path) -> Option<Vec<String>> {
+        let below = path.strip_prefix(self.path).ok()?;
+        if below.extension().is_none_or(|extension| extension != "rs") {
+            return None;
+        }
+        let module = below.with_extension("");
+        let mut parts: Vec<_> =
+            module.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        // The root uses everything, and so do tests of the whole.
+        if matches!(parts.first()?.as_str(), "lib" | "main" | "mod" | "tests") {
+            return None;
+        }
+        parts.pop_if(|last| last == "mod");
+        Some(self.module.iter().map(|&part| part.to_owned()).chain(parts).collect())
+    }
+
+    fn judge(&self, floor: &Floor, path: &Path, module: &[String], code: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for (at, segments) in paths(code) {
+            let Some(used) = self.used_by(module, code, at, &segments) else { continue };
+            let is_item = !self.module.is_empty() && used != "*" && self.floor(used).is_none();
+            if used != floor.name && !floor.may_use.contains(&used) && !is_item {
+                let line = code[..at].matches('\n').count() + 1;
+                found.push(format!(
+                    "{}:{line}: {} must not use {used}",
+                    path.display(),
+                    floor.name
+                ));
+            }
+        }
+        found
+    }
+
+    /// The first name below this folder of the path at `at`; none if the path ends or leads elsewhere.
+    fn used_by<'c>(
+        &self,
+        module: &'c [String],
+        code: &str,
+        at: usize,
+        segments: &[&'c str],
+    ) -> Option<&'c str> {
+        let mut place: Vec<&str> = module.iter().map(String::as_str).collect();
+        place.extend(std::iter::repeat_n("{}", inline_modules_around(code, at)));
+        for &segment in segments {
+            match segment {
+                "crate" => place.clear(),
+                "self" => {}
+                "super" => drop(place.pop()),
+                name => place.push(name),
+            }
+        }
+        place.starts_with(&self.module).then(|| place.get(self.module.len()).copied()).flatten()
+    }
+}
+
+const CORRECT: &str = "correct xtask/src/floors.rs";
 
 /// Everything that violates the table, with file and line.
 ///
@@ -104,90 +336,63 @@ const FLOORS: &[(&str, &[Floor])] = &[
 /// When git does not list the files.
 pub(crate) fn complaints() -> Result<Vec<String>, Failure> {
     let files = workspace::files()?;
-    let all = FLOORS.iter().flat_map(|(src, floors)| floors.iter().map(move |floor| (*src, floor)));
-    Ok(all.flat_map(|(src, floor)| of_floor(src, floor, &files)).collect())
+    let folders = FLOORS.iter().map(|(folder, lines)| Folder::new(folder, lines));
+    Ok(folders.flat_map(|folder| folder.complaints(&files)).collect())
 }
 
-fn of_floor(src: &str, floor: &Floor, files: &[PathBuf]) -> Vec<String> {
-    let (mut found, mut any) = (Vec::new(), false);
-    for path in files {
-        let Some(depth) = path.strip_prefix(src).ok().and_then(|below| depth_in(floor, below))
-        else {
-            continue;
-        };
-        // A file that git lists but that does not exist was deleted in the work tree.
-        if let Ok(text) = fs::read_to_string(root().join(path)) {
-            any = true;
-            found.extend(judge(floor, path, depth, &scan::code_only(&text)));
-        }
-    }
-    if !any {
-        found.push(format!("{src}: no module {}; correct xtask/src/floors.rs", floor.name));
-    }
-    found
-}
-
-/// How many modules a file of the floor lies below the top of its crate.
-fn depth_in(floor: &Floor, below_src: &Path) -> Option<usize> {
-    let module = below_src.with_extension("");
-    let is_rust = below_src.extension().is_some_and(|extension| extension == "rs");
-    let depth = module.components().count() - usize::from(module.ends_with("mod"));
-    (is_rust && module.starts_with(floor.name)).then_some(depth)
-}
-
-fn judge(floor: &Floor, path: &Path, depth: usize, code: &str) -> Vec<String> {
-    let line = |at: usize| code[..at].matches('\n').count() + 1;
-    let place = |at| format!("{}:{}: {}", path.display(), line(at), floor.name);
-    let named = names_at_the_top(code).into_iter();
-    let not_allowed = named
-        .filter(|(_, name)| *name != floor.name && !floor.may_use.contains(name))
-        .map(|(at, name)| format!("{} must not use crate::{name}", place(at)));
-    let too_high = climbs(code)
-        .filter(|&(at, steps)| steps >= depth + inline_modules_around(code, at))
-        .map(|(at, _)| format!("{} is left with `super`: write crate::", place(at)));
-    not_allowed.chain(too_high).collect()
-}
-
-/// The first name of every path that begins with `crate::`, also of those in braces behind it.
-fn names_at_the_top(code: &str) -> Vec<(usize, &str)> {
+/// Every path that begins with `crate`, `self` or `super`, and where it begins; one for each name in braces.
+fn paths(code: &str) -> Vec<(usize, Vec<&str>)> {
     let mut found = Vec::new();
-    for at in starts(code, "crate::") {
-        let rest = code[at + "crate::".len()..].trim_start();
-        let Some(group) = rest.strip_prefix('{') else {
-            found.push((at, leading_name(rest)));
-            continue;
-        };
-        let (mut nesting, mut piece) = (0_usize, 0);
-        for (end, c) in group.char_indices() {
-            match c {
-                '{' => nesting += 1,
-                '}' if nesting > 0 => nesting -= 1,
-                ',' | '}' if nesting == 0 => {
-                    found.push((at, leading_name(group[piece..end].trim_start())));
-                    piece = end + 1;
-                    if c == '}' {
-                        break;
-                    }
-                }
-                _ => {}
+    for first in ["crate", "self", "super"] {
+        for (at, _) in code.match_indices(first) {
+            let before = code[..at].trim_end();
+            let begins = !before.ends_with("::") && !code[..at].ends_with(is_name_char);
+            if begins && code[at + first.len()..].starts_with("::") {
+                expand(&code[at..], Vec::new(), &mut |path| found.push((at, path)));
             }
         }
     }
-    found.retain(|(_, name)| !name.is_empty());
     found
 }
 
-/// Every chain of `super::`, with its length.
-fn climbs(code: &str) -> impl Iterator<Item = (usize, usize)> {
-    let firsts = starts(code, "super::").filter(|&at| !code[..at].ends_with("super::"));
-    firsts.map(|at| {
-        let mut rest = &code[at..];
-        let mut steps = 0;
-        while let Some(behind) = rest.strip_prefix("super::") {
-            (rest, steps) = (behind, steps + 1);
+/// Reads a path, or a tree of them, and returns the text behind it.
+fn expand<'a>(
+    text: &'a str,
+    mut path: Vec<&'a str>,
+    found: &mut dyn FnMut(Vec<&'a str>),
+) -> &'a str {
+    let text = text.trim_start();
+    if let Some(mut group) = text.strip_prefix('{') {
+        while let Some(next) = group.chars().next() {
+            match next {
+                '}' => return &group[1..],
+                ',' => group = &group[1..],
+                _ if next.is_whitespace() => group = group.trim_start(),
+                _ => {
+                    let rest = expand(group, path.clone(), found);
+                    // Behind the path there may be `as name`.
+                    let end = rest.find([',', '}']).unwrap_or(rest.len());
+                    group = &rest[end..];
+                }
+            }
         }
-        (at, steps)
-    })
+        return group;
+    }
+    let name_len = text.find(|c| !is_name_char(c)).unwrap_or(text.len());
+    let len = if text.starts_with('*') { 1 } else { name_len };
+    let (name, rest) = text.split_at(len);
+    path.extend((!name.is_empty()).then_some(name));
+    match rest.trim_start().strip_prefix("::") {
+        Some(behind) if !name.is_empty() => expand(behind, path, found),
+        _ => {
+            found(path);
+            rest
+        }
+    }
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Modules with a body in this file that `at` lies in.
@@ -211,84 +416,108 @@ fn opens_module(statement: &str) -> bool {
     words.next().is_some() && words.next() == Some("mod")
 }
 
-/// Positions at which `word` is not the end of a longer name.
-fn starts<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
-    let all = code.match_indices(word).map(|(at, _)| at);
-    all.filter(|&at| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
-}
-
-fn leading_name(text: &str) -> &str {
-    text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MIDDLE: Floor = Floor { name: "middle", may_use: &["low"] };
+    const CRATE: (&str, &str) = ("c/src", "low\nmiddle: low\nhigh: *");
+    const FOLDER: (&str, &str) = ("c/src/middle", "a\nb: a");
 
-    fn judged(below_src: &str, source: &str) -> Vec<String> {
-        let path = Path::new(below_src);
-        let depth = depth_in(&MIDDLE, path).expect("a file of the floor");
-        judge(&MIDDLE, path, depth, &scan::code_only(source))
+    fn judged(
+        (folder, lines): (&'static str, &'static str),
+        file: &str,
+        code: &str,
+    ) -> Vec<String> {
+        let folder = Folder::new(folder, lines);
+        let path = Path::new(file);
+        let module = folder.module_of(path).expect("a file of a floor");
+        let floor = folder.floor(&module[folder.module.len()]).expect("a floor");
+        folder.judge(floor, path, &module, &scan::code_only(code))
     }
 
     #[test]
     fn a_floor_uses_itself_and_what_its_line_allows() {
         let source = "use crate::low::{a, b};\nuse crate::middle::c;\n// crate::high\nlet d = \"crate::high\";";
-        assert!(judged("middle/x.rs", source).is_empty());
-        let found = judged("middle.rs", "use crate::low;\nfn f() { crate::high::g() }");
-        assert_eq!(found, ["middle.rs:2: middle must not use crate::high"]);
+        assert!(judged(CRATE, "c/src/middle/x.rs", source).is_empty());
+        let found =
+            judged(CRATE, "c/src/middle.rs", "use crate::low;\nfn f() { crate::high::g() }");
+        assert_eq!(found, ["c/src/middle.rs:2: middle must not use high"]);
+        assert!(judged(CRATE, "c/src/high.rs", "use crate::{low, middle::x};").is_empty());
+    }
+
+    #[test]
+    fn what_the_root_exports_is_above_all_floors() {
+        for code in ["use crate::Error;", "use super::Error;", "use crate::*;", "use super::*;"] {
+            assert_eq!(judged(CRATE, "c/src/high.rs", code).len(), 1, "{code}");
+        }
     }
 
     #[test]
     fn names_in_braces_are_seen() {
-        let found = judged("middle/x.rs", "use crate::{low::{a, high}, high::{b, c}, top};");
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].ends_with("crate::high") && found[1].ends_with("crate::top"), "{found:?}");
+        let code =
+            "use crate::{low::{self as l, high}, high::{b, c as d}, top};\nuse crate::{high};";
+        let found = judged(CRATE, "c/src/middle/x.rs", code);
+        let used: Vec<_> =
+            found.iter().map(|one| one.rsplit(' ').next().expect("a name")).collect();
+        assert_eq!(used, ["high", "high", "top", "high"]);
     }
 
     #[test]
-    fn super_stays_on_the_floor() {
-        assert!(
-            judged("middle/x.rs", "use super::y;\nmod tests { use super::super::z; }").is_empty()
-        );
-        assert!(judged("middle/mod.rs", "#[cfg(test)]\nmod tests { use super::*; }").is_empty());
-        assert_eq!(judged("middle/x.rs", "use super::super::high;").len(), 1);
-        assert_eq!(judged("middle/mod.rs", "use super::high;").len(), 1);
-        assert_eq!(judged("middle/x.rs", "mod m { fn f() { super::super::super::g() } }").len(), 1);
+    fn super_is_resolved() {
+        for (file, code, wrong) in [
+            ("c/src/middle/x.rs", "use super::y;\nmod tests { use super::super::z; }", 0),
+            ("c/src/middle/mod.rs", "#[cfg(test)]\nmod tests { use super::*; }", 0),
+            ("c/src/middle/x.rs", "use super::super::{low, high};", 1),
+            ("c/src/middle/mod.rs", "use super::high;", 1),
+            ("c/src/middle/x.rs", "mod m { fn f() { super::super::super::high::g() } }", 1),
+            ("c/src/middle/x.rs", "fn f() { self::high::g(super::high) }", 0),
+        ] {
+            assert_eq!(judged(CRATE, file, code).len(), wrong, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_folder_has_floors_of_its_own() {
+        for (code, wrong) in [
+            ("use super::{Item, b::c};", 1),
+            ("use crate::{high, middle::b};", 1),
+            ("use super::*;", 1),
+            ("use super::Item;\nuse crate::high;", 0),
+        ] {
+            assert_eq!(judged(FOLDER, "c/src/middle/a.rs", code).len(), wrong, "{code}");
+        }
+        assert!(judged(FOLDER, "c/src/middle/b/x.rs", "use super::super::a;").is_empty());
     }
 
     #[test]
     fn the_table_lists_a_floor_above_all_that_it_may_use() {
-        for (src, floors) in FLOORS {
+        for (folder, lines) in FLOORS {
+            let floors = Folder::new(folder, lines).floors;
             for (height, floor) in floors.iter().enumerate() {
                 let higher = floors[height..].iter().find(|one| floor.may_use.contains(&one.name));
-                assert!(
-                    higher.is_none(),
-                    "{src}: {} is below {}",
-                    floor.name,
-                    higher.expect("listed").name
-                );
+                let higher = higher.map(|higher| higher.name);
+                assert_eq!(higher, None, "{folder}: used by {}", floor.name);
             }
         }
     }
 
     #[test]
-    fn every_module_of_roce_has_a_floor() {
-        let source = fs::read_to_string(root().join("crates/roce/src/lib.rs")).expect("listed");
-        let (_, floors) = FLOORS.iter().find(|(src, _)| *src == "crates/roce/src").expect("listed");
-        for line in source.lines() {
-            let module = line.trim_start_matches("pub ").strip_prefix("mod ");
-            let Some(module) = module.and_then(|rest| rest.strip_suffix(';')) else { continue };
-            assert!(floors.iter().any(|floor| floor.name == module), "{module} has no floor");
-        }
+    fn modules_without_a_floor_and_floors_without_a_module_are_named() {
+        let folder = Folder::new("xtask/src", "scan\nattic");
+        let files =
+            ["xtask/src/main.rs", "xtask/src/scan.rs", "xtask/src/tidy.rs"].map(PathBuf::from);
+        let found = folder.complaints(&files);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("no floor for tidy") && found[1].contains("no module attic"));
     }
 
     #[test]
-    fn files_of_other_modules_are_not_looked_at() {
-        assert_eq!(depth_in(&MIDDLE, Path::new("middles/x.rs")), None);
-        assert_eq!(depth_in(&MIDDLE, Path::new("middle/x.json")), None);
-        assert_eq!(depth_in(&MIDDLE, Path::new("middle/x/mod.rs")), Some(2));
+    fn roots_tests_and_other_files_are_on_no_floor() {
+        let folder = Folder::new(CRATE.0, CRATE.1);
+        for path in ["c/src/lib.rs", "c/src/tests/x.rs", "c/src/x.json", "d/src/low.rs"] {
+            assert_eq!(folder.module_of(Path::new(path)), None, "{path}");
+        }
+        let module = folder.module_of(Path::new("c/src/middle/x/mod.rs"));
+        assert_eq!(module, Some(["middle", "x"].map(str::to_owned).to_vec()));
     }
 }

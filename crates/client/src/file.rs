@@ -1,6 +1,8 @@
 //! A stream behind the interface of a file: whole batches, copied into the caller's buffer.
 
-use crate::{Error, Options, Stream, open};
+use crate::error::Error;
+use crate::opening::{Options, open};
+use crate::stream::Stream;
 
 /// Reads whole batches into `buf`, as many as fit, and returns the bytes read; 0 at the end. If
 /// `action` or `offload` differ from those of the stream, they take effect at the next batch.

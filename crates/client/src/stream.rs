@@ -9,7 +9,20 @@ use prost::Message;
 
 use crate::error::{Error, Server};
 use crate::proto::{OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply};
-use crate::{LocalDpu, OPEN_TIMEOUT};
+
+#[cfg(feature = "in-process")]
+pub(crate) use engine::local::LocalDpu;
+
+/// Never constructed: streams without offload are not built in.
+#[cfg(not(feature = "in-process"))]
+pub(crate) type LocalDpu = std::convert::Infallible;
+
+/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that the
+/// DPU, which knows the cause, reports a target that sends no reply.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[cfg(feature = "in-process")]
+const _: () = assert!(OPEN_TIMEOUT.as_secs() >= 6 * engine::control::CALL_TIMEOUT.as_secs());
 
 /// How long to wait for the next slot before checking whether all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

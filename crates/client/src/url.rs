@@ -4,10 +4,13 @@ use std::str::FromStr;
 
 use xio::plan::Plan;
 
-use crate::Error;
+use crate::error::Error;
 
 /// Port of a target's control plane where the URL names none.
-pub(crate) const CONTROL_PORT: u16 = 4790;
+const CONTROL_PORT: u16 = 4790;
+
+#[cfg(feature = "in-process")]
+const _: () = assert!(CONTROL_PORT == engine::control::CONTROL_PORT);
 
 /// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq)]

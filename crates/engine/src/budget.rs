@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Bytes that rings may take together.
 #[derive(Clone, Debug)]

@@ -8,13 +8,12 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use host::disk::IoChoice;
-use host::root::{OpenError, OpenFile, Root};
+use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
-use crate::control::proto::{DatasetInfo, DatasetRef};
 use crate::error::with_limit_hint;
+use crate::proto::{DatasetInfo, DatasetRef};
 
 /// Datasets one request may name.
 const MAX_DATASETS: usize = 1024;

@@ -9,8 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host::attach::{AttachError, Connection, Listener};
-use host::disk::IoChoice;
-use host::root::Root;
+use host::root::{IoChoice, Root};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tonic::service::interceptor::InterceptedService;
@@ -23,9 +22,6 @@ use crate::control::CALL_TIMEOUT;
 use crate::control::auth::CheckToken;
 use crate::control::gate::{Call, Gate};
 use crate::control::peer::{KEEP_ALIVE, root_cause};
-use crate::control::proto::dpu_server::{Dpu, DpuServer};
-use crate::control::proto::target_server::TargetServer;
-use crate::control::proto::{StatusReply, StatusRequest};
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
 use crate::data::dpu::{self, DpuEngine};
@@ -33,6 +29,9 @@ use crate::data::target::TargetEngine;
 use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
 use crate::log;
+use crate::proto::dpu_server::{Dpu, DpuServer};
+use crate::proto::target_server::TargetServer;
+use crate::proto::{StatusReply, StatusRequest};
 use crate::runtime;
 use crate::signals::EndSignals;
 use crate::status::Event;
@@ -401,8 +400,8 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::control::proto::OpenReply;
-    use crate::control::proto::open_reply::Result;
+    use crate::proto::OpenReply;
+    use crate::proto::open_reply::Result;
 
     #[test]
     fn the_oldest_silent_client_gives_way_and_others_stay() {

@@ -7,8 +7,8 @@ use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSource};
 use xio::stage::{Branch, CompileError};
 
-use crate::Error;
-use crate::control::proto::{DatasetInfo, OpenRequest};
+use crate::error::Error;
+use crate::proto::{DatasetInfo, OpenRequest};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
         });
         layouts.push(layout?);
     }
-    let order = Order::from_pipeline(&pipeline, &layouts).map_err(Error::invalid)?;
+    let order = pipeline.order(&layouts).map_err(Error::invalid)?;
     let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
         connection: 0,
         source: index,

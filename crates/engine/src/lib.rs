@@ -6,6 +6,7 @@
 //! | [`data`] | the threads that move data |
 //! | [`control`], [`stream`] | the control plane: gRPC between daemons, the local socket of a DPU |
 //! | [`local`] | a DPU inside a trainer's own process |
+//! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
 //! | [`budget`] | how much memory the rings of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
@@ -24,6 +25,7 @@ pub mod error;
 pub mod layout;
 pub mod local;
 pub mod log;
+pub mod proto;
 pub mod runtime;
 pub mod seed;
 pub mod signals;

@@ -11,10 +11,10 @@ use host::attach::Connection;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 
-use crate::Error;
 use crate::budget::RingBudget;
 use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
+use crate::error::Error;
 use crate::runtime;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, engine_error, serve_client};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Pairs of descriptors that must be free: a runtime opens up to six descriptors.
 const PAIRS: usize = 4;

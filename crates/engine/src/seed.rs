@@ -3,7 +3,7 @@
 //! Keys, queue pair numbers, first sequence numbers and the demo's token come from them. A process number
 //! or a time is not a seed: in a container the first is often 1, and the second can be guessed.
 
-use crate::Error;
+use crate::error::Error;
 
 /// 64 bits from the operating system.
 ///

@@ -4,7 +4,8 @@ use std::fmt;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::{Error, runtime};
+use crate::error::Error;
+use crate::runtime;
 
 /// A signal that ends the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,18 +20,18 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use xio::reader::{Reader, ReaderSetup, ReaderSource};
 
-use crate::Error;
 use crate::budget::RingBudget;
-use crate::control::proto::{
-    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
-    TargetStages, open_reply,
-};
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
+use crate::error::Error;
 use crate::layout;
 use crate::log;
+use crate::proto::{
+    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    TargetStages, open_reply,
+};
 use crate::status;
 
 /// Largest message on the local socket, in bytes.

@@ -25,6 +25,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use thiserror::Error;
 use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 
+use crate::root::IoMode;
+
 /// Most reads under way in one ring.
 pub const MAX_DEPTH: u32 = 4096;
 
@@ -36,36 +38,6 @@ const FIXED_BYTES: u64 = 1 << 30;
 
 /// How often a read that makes no progress is retried before it counts as a fault.
 const MAX_RETRIES: u8 = 64;
-
-/// Whether reads of a file go through the page cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IoMode {
-    /// From the device straight into registered memory (O_DIRECT).
-    Direct,
-    /// Through the page cache, with one more copy by the CPU.
-    Buffered,
-}
-
-impl fmt::Display for IoMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            IoMode::Direct => "direct",
-            IoMode::Buffered => "buffered",
-        })
-    }
-}
-
-/// Which [`IoMode`] to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoChoice {
-    /// Direct where the file system supports it, buffered otherwise.
-    #[default]
-    Auto,
-    /// Direct or not at all.
-    Direct,
-    /// Buffered.
-    Buffered,
-}
 
 /// Why a ring or a file of it could not be opened.
 #[derive(Debug, Error)]

@@ -7,6 +7,7 @@
 //! have effects.
 
 use std::ffi::CStr;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,6 @@ use rustix::io::Errno;
 use thiserror::Error;
 use xio::disk::DIRECT_ALIGN;
 
-use crate::disk::{IoChoice, IoMode};
-
 /// Longest name that is accepted.
 pub const MAX_NAME_BYTES: usize = 4095;
 
@@ -32,6 +31,36 @@ pub const MAX_LIST_VISITS: usize = 1 << 20;
 
 /// How often a lookup is retried that a concurrent rename has disturbed.
 const MAX_RACES: u32 = 32;
+
+/// Whether reads of a file go through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoMode {
+    /// From the device straight into registered memory (O_DIRECT).
+    Direct,
+    /// Through the page cache, with one more copy by the CPU.
+    Buffered,
+}
+
+impl fmt::Display for IoMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoMode::Direct => "direct",
+            IoMode::Buffered => "buffered",
+        })
+    }
+}
+
+/// Which [`IoMode`] to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// Direct where the file system supports it, buffered otherwise.
+    #[default]
+    Auto,
+    /// Direct or not at all.
+    Direct,
+    /// Buffered.
+    Buffered,
+}
 
 /// Why a root could not be used, or one of its names not opened.
 #[derive(Debug, Error)]

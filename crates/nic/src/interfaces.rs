@@ -14,7 +14,7 @@ use std::ptr;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use crate::udp::message::Name;
+use crate::sockaddr::Name;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -32,6 +32,7 @@ pub mod loaded;
 pub mod packet;
 pub mod pool;
 pub mod ready;
+mod sockaddr;
 pub mod udp;
 pub mod waiter;
 

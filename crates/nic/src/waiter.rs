@@ -67,13 +67,13 @@ impl Waiter {
         let is_broken = polled.iter().any(|one| one.revents().contains(PollFlags::NVAL));
         let by_waker = polled[0].revents().contains(PollFlags::IN);
         if by_waker {
-            self.drain()?;
+            self.reset()?;
         }
         Ok(Woken { by_waker, ready: ready_bits(&polled[1..]), is_broken })
     }
 
     /// Resets the eventfd, so that the next sleep does not end at once.
-    fn drain(&self) -> std::io::Result<()> {
+    fn reset(&self) -> std::io::Result<()> {
         match read(&self.event, &mut [0u8; 8]) {
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),

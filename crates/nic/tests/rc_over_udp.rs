@@ -16,7 +16,7 @@ use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcOpcode,
     WcStatus,
 };
-use roce::world::{Path, Staging, drain};
+use roce::world::{self, Path, Staging};
 
 const MIB: u64 = 1 << 20;
 
@@ -95,7 +95,8 @@ impl Host {
     }
 
     fn step(&mut self, done: &mut BTreeMap<u64, Completion>) -> bool {
-        let progress = drain(&mut self.endpoint, &mut self.wire, &mut self.pool, clock::now());
+        let Host { endpoint, wire, pool, .. } = self;
+        let progress = world::turn(endpoint, wire, pool, clock::now(), |_, _| false);
         while let Some(completion) = self.endpoint.poll_cq(self.cq) {
             assert_eq!(completion.status, WcStatus::Success, "{completion:?}");
             assert!(done.insert(completion.wr_id, completion).is_none(), "completed twice");
@@ -201,7 +202,13 @@ fn a_wrong_key_is_refused_across_the_wire() {
     let status = loop {
         assert!(clock::now() < deadline, "stuck");
         for host in [&mut a, &mut b] {
-            drain(&mut host.endpoint, &mut host.wire, &mut host.pool, clock::now());
+            world::turn(
+                &mut host.endpoint,
+                &mut host.wire,
+                &mut host.pool,
+                clock::now(),
+                |_, _| false,
+            );
         }
         if let Some(completion) = a.endpoint.poll_cq(a.cq) {
             break completion.status;

@@ -126,7 +126,7 @@ struct QpEntry {
 /// - a [`Transmit`] is turned into bytes, or at least its memory is borrowed, before the next call that
 ///   changes the endpoint other than `poll_transmit`: such a call may deregister the region.
 ///
-/// [`world::drain`](crate::world::drain) keeps this order.
+/// [`world::turn`](crate::world::turn) keeps this order.
 #[derive(Debug)]
 pub struct Endpoint {
     config: EndpointConfig,

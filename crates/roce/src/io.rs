@@ -185,7 +185,7 @@ pub trait Memory {
     /// returns its original value. Memory shared with programs uses the processor's own atomics.
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64;
 
-    /// The kind of its bytes.
+    /// The kind of its bytes. The simulated wire carries phantom bytes as a length.
     fn kind(&self) -> MemoryKind;
 }
 

@@ -9,7 +9,7 @@
 //! congestion control. If a queue pair's outstanding responses exceed its share, the later request is
 //! held back.
 //!
-//! This is state of [`drain`](crate::world::drain), kept in the endpoint because it outlives a call.
+//! This is state of [`turn`](crate::world::turn), kept in the endpoint because it outlives a call.
 
 use alloc::vec::Vec;
 

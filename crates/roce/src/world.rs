@@ -37,17 +37,6 @@ impl Progress {
 /// Most packets that one [`turn`] sends: a long message must not starve receiving.
 const MAX_SENT: usize = 2 * BURST_PACKETS;
 
-/// Receives once, handles expired timers, and sends what is pending: a [`turn`] in which the program
-/// does nothing.
-pub fn drain<W: Wire, M: Memory>(
-    endpoint: &mut Endpoint,
-    wire: &mut W,
-    memory: &mut M,
-    now: Time,
-) -> Progress {
-    turn(endpoint, wire, memory, now, |_, _| false)
-}
-
 /// Receives once, handles expired timers, lets the program `work`, and sends what is pending, up to a
 /// bound. `work` returns whether it did anything.
 ///

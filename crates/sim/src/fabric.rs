@@ -1,8 +1,8 @@
 //! Nodes, the links between them, and the loop that moves time.
 //!
 //! [`Fabric::advance`] moves from one event time to the next. Within an instant everything due happens
-//! in the order in which it was scheduled; then every affected node runs the product's drain loop until
-//! it has no more to do. Programs act between two calls: [`Fabric::touched`] lists the nodes that may
+//! in the order in which it was scheduled; then every affected node takes the product's turns until it
+//! has no more to do. Programs act between two calls: [`Fabric::touched`] lists the nodes that may
 //! have completions, [`Fabric::wakes`] the programs that asked to be woken. Changing a node through
 //! [`Fabric::node_mut`] makes it run again; after changing [`Fabric::nodes`] directly, call
 //! [`Fabric::settle`], which runs them all.
@@ -30,13 +30,12 @@ use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, TxFrame, Wi
 use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
-use crate::graph::{Graph, Routes, Vertex};
-use crate::link::{Link, LinkStats};
+use crate::graph::{Graph, Routes};
+use crate::link::{Link, LinkStats, Vertex};
 use crate::memory::NodeMemory;
-pub use crate::packet::Packet;
 use crate::packet::{Addressing, GROUP, Marks};
-pub use crate::port::Body;
-use crate::port::Port;
+pub use crate::packet::{Direction, Packet, Sighting};
+use crate::port::{Body, Port};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
@@ -48,17 +47,18 @@ use node::{Tally, new_node};
 pub struct FabricConfig {
     /// Nodes, switches and cables.
     pub graph: Graph,
-    /// The contents of packets.
-    pub body: Body,
+    /// Packets have an ICRC, which receivers verify. Runs without it are faster, where nothing is damaged.
+    /// Packets between phantom memories have none.
+    pub is_sealed: bool,
     /// Packets queue in front of their node until they are handed over.
     pub holds: bool,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
-    /// A node that still has something to do after this many rounds at one instant is considered to
+    /// A node that still has something to do after this many turns at one instant is considered to
     /// spin.
-    pub max_rounds: u32,
+    pub max_turns: u32,
     /// For every endpoint, each with its own seed.
     pub endpoint: EndpointConfig,
     /// Seed of all randomness.
@@ -70,11 +70,11 @@ impl FabricConfig {
     pub fn new(graph: Graph, seed: u64) -> FabricConfig {
         FabricConfig {
             graph,
-            body: Body::Sealed,
+            is_sealed: true,
             holds: false,
             ipv6: false,
             batch: 64,
-            max_rounds: 100_000,
+            max_turns: 100_000,
             endpoint: EndpointConfig::default(),
             seed,
         }
@@ -88,32 +88,6 @@ impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Filter")
     }
-}
-
-/// The direction of a recorded packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Handed to the wire.
-    Sent,
-    /// Handed to the endpoint.
-    Accepted,
-}
-
-/// A packet as a node sent or accepted it.
-#[derive(Clone, Copy, Debug)]
-pub struct Sighting {
-    /// When.
-    pub at: Time,
-    /// The node whose wire it was.
-    pub node: u32,
-    /// The other node.
-    pub peer: u32,
-    /// Sent or accepted.
-    pub direction: Direction,
-    /// Transport headers.
-    pub headers: Headers,
-    /// Payload bytes.
-    pub payload_len: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,11 +112,10 @@ pub struct Fabric<M> {
     now: Time,
     links: Vec<Link>,
     routes: Routes,
-    body: Body,
     holds: bool,
     filter: Option<Filter>,
     misdirected: u64,
-    max_rounds: u32,
+    max_turns: u32,
     addressing: Addressing,
     events: EventQueue<Event>,
     handled: u64,
@@ -176,7 +149,8 @@ impl<M: NodeMemory> Fabric<M> {
         let addressing = Addressing { ipv6: config.ipv6 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
-            let port = Port::new(index, addressing, config.body, config.batch);
+            let body = Body::of(memory.kind(), config.is_sealed);
+            let port = Port::new(index, addressing, body, config.batch);
             new_node(config.endpoint, memory, port, seed)
         });
         let nodes = nodes.collect();
@@ -186,11 +160,10 @@ impl<M: NodeMemory> Fabric<M> {
             now: Time::ZERO,
             links: config.graph.edges().iter().map(Link::new).collect(),
             routes: config.graph.routes(),
-            body: config.body,
             holds: config.holds,
             filter: None,
             misdirected: 0,
-            max_rounds: config.max_rounds,
+            max_turns: config.max_turns,
             addressing,
             events: EventQueue::new(),
             handled: 0,
@@ -439,7 +412,7 @@ impl<M: NodeMemory> Fabric<M> {
         let seed = self.chance.word();
         let (now, endpoint) = (self.now, self.endpoint);
         let old = &mut self.nodes[node as usize];
-        let fresh = Port::new(node, old.port.addressing, self.body, old.port.batch);
+        let fresh = Port::new(node, old.port.addressing, old.port.body, old.port.batch);
         let mut port = core::mem::replace(&mut old.port, fresh);
         port.inbox.clear();
         port.outbox.clear();
@@ -592,10 +565,10 @@ impl<M: NodeMemory> Fabric<M> {
             self.touched.push(node);
         }
         entry.port.now = self.now;
-        let (mut rounds, mut is_busy) = (0, false);
+        let (mut turns, mut is_busy) = (0, false);
         loop {
             let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
-            let progress = world::drain(endpoint, port, memory, self.now);
+            let progress = world::turn(endpoint, port, memory, self.now, |_, _| false);
             is_busy |= !progress.is_idle();
             // Fewer packets than a burst: nothing more can be sent now.
             let is_done = port.inbox.is_empty() && progress.sent < BURST_PACKETS;
@@ -605,11 +578,11 @@ impl<M: NodeMemory> Fabric<M> {
             if !self.holds {
                 self.release(node, |_, _| {});
             }
-            rounds += 1;
-            if rounds > self.max_rounds {
+            turns += 1;
+            if turns > self.max_turns {
                 self.spinning = Some(node);
             }
-            if is_done || rounds > self.max_rounds {
+            if is_done || turns > self.max_turns {
                 break;
             }
         }

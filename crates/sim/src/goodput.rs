@@ -7,7 +7,7 @@
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};
 
-use crate::fabric::{Body, Fabric, FabricConfig};
+use crate::fabric::{Fabric, FabricConfig};
 use crate::faults::{Fault, FaultMix};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
@@ -111,7 +111,6 @@ pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
 
 fn fabric(config: &GoodputConfig) -> Fabric<Phantom> {
     let fabric = FabricConfig {
-        body: Body::Phantom,
         endpoint: EndpointConfig { max_qps: 16, max_regions: 16, ..EndpointConfig::default() },
         ..FabricConfig::new(Graph::cable(config.link), config.seed)
     };

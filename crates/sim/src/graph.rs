@@ -8,24 +8,8 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::link::LinkConfig;
-
-/// An end of a cable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Vertex {
-    /// A host, by number.
-    Node(u32),
-    /// A switch, by number.
-    Switch(u32),
-}
-
-/// One direction of a cable.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Edge {
-    pub(crate) from: Vertex,
-    pub(crate) to: Vertex,
-    pub(crate) config: LinkConfig,
-}
+pub use crate::link::Vertex;
+use crate::link::{Edge, LinkConfig};
 
 /// Nodes, switches and cables.
 #[derive(Clone, Debug)]
@@ -125,12 +109,7 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roce::endpoint::Connect;
-    use roce::{Duration, Time};
-
-    use crate::fabric::{Body, Fabric, FabricConfig};
-    use crate::memory::Phantom;
-    use crate::streams::{Stream, run_until};
+    use roce::Duration;
 
     const LINK: LinkConfig = LinkConfig::unlimited(Duration::ZERO);
 
@@ -163,38 +142,5 @@ mod tests {
         assert_eq!(routes.next(Node(1), 0), Some(9));
         assert_eq!(routes.next(Node(2), 1), Some(12));
         assert_eq!(routes.next(Node(0), 3), None);
-    }
-
-    /// Payload bytes that two streams get over a trunk of 10 Gbit/s in 4 ms; the second with this DSCP.
-    fn over_trunk(dscp: u8) -> [u64; 2] {
-        use Vertex::{Node, Switch};
-        let delay = Duration::from_micros(1);
-        let edge = LinkConfig::new(25_000_000_000, delay);
-        let trunk = LinkConfig { classes: 2, ..LinkConfig::new(10_000_000_000, delay) };
-        let joins = [
-            (Node(0), Switch(0)),
-            (Node(1), Switch(0)),
-            (Node(2), Switch(1)),
-            (Node(3), Switch(1)),
-        ];
-        let graph = Graph::new(4, 2).join(Switch(0), Switch(1), trunk, trunk);
-        let graph = joins.into_iter().fold(graph, |graph, (a, b)| graph.join(a, b, edge, edge));
-        let config = FabricConfig { body: Body::Phantom, ..FabricConfig::new(graph, 1) };
-        let mut fabric = Fabric::new(&config, |_| Phantom);
-        let mut streams = [(0, 2, 0), (1, 3, dscp)].map(|(from, to, dscp)| {
-            let adjust = |connect: &mut Connect| connect.path.dscp = dscp;
-            Stream::open(&mut fabric, from, to, 1 << 16, adjust).unwrap()
-        });
-        run_until(&mut fabric, &mut streams, Time::from_nanos(4_000_000)).unwrap();
-        streams.each_ref().map(|stream| stream.arrived(&fabric))
-    }
-
-    #[test]
-    fn streams_share_a_trunk_and_the_higher_class_goes_first() {
-        let [a, b] = over_trunk(0);
-        // 10 Gbit/s are 5 MB in 4 ms, headers and framing included.
-        assert!((4_400_000..4_900_000).contains(&(a + b)) && a.abs_diff(b) < 500_000, "{a} {b}");
-        let [a, b] = over_trunk(40);
-        assert!(b > 4_300_000 && a < 400_000, "{a} {b}");
     }
 }

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
-use crate::fabric::{Body, Fabric, FabricConfig};
+use crate::fabric::{Fabric, FabricConfig};
 use crate::goodput::per_second;
 use crate::graph::Graph;
 use crate::link::{LinkConfig, LinkStats, Marking};
@@ -195,7 +195,6 @@ impl Collision {
 fn fabric(config: &IncastConfig, nodes: u32) -> Fabric<Phantom> {
     let plain = LinkConfig { queue_bytes: 1 << 30, marking: None, ..config.link };
     let fabric = FabricConfig {
-        body: Body::Phantom,
         endpoint: EndpointConfig {
             max_qps: 1 << 10,
             max_regions: 1 << 10,

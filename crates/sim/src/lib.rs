@@ -1,7 +1,7 @@
 //! A network in virtual time that runs the transport unmodified, for every test that needs a network.
 //!
 //! Nodes hold an [`Endpoint`](roce::endpoint::Endpoint) each and run the product's own
-//! [`drain`](roce::world::drain) over any graph of simulated links and switches: bandwidth, propagation
+//! [`turn`](roce::world::turn) over any graph of simulated links and switches: bandwidth, propagation
 //! delay, bounded queues by priority, ECN marking. Time advances from event to event, and all
 //! randomness comes from one seed, so a run is a pure function of its configuration and replays bit for
 //! bit.

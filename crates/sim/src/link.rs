@@ -12,7 +12,6 @@ use roce::world::Ecn;
 use roce::{Duration, Time};
 
 use crate::chance::Chance;
-use crate::graph::{Edge, Vertex};
 
 /// When departing packets are marked (congestion experienced).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +92,23 @@ impl LinkConfig {
         let bits_ns = u128::from(bytes) * 8_000_000_000;
         Duration::from_nanos(bits_ns.div_ceil(u128::from(self.rate_bps.max(1))) as u64)
     }
+}
+
+/// An end of a cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vertex {
+    /// A host, by number.
+    Node(u32),
+    /// A switch, by number.
+    Switch(u32),
+}
+
+/// One direction of a cable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) from: Vertex,
+    pub(crate) to: Vertex,
+    pub(crate) config: LinkConfig,
 }
 
 /// Statistics of a link since they were last reset.

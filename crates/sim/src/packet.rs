@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use roce::wire::ROCE_PORT;
+use roce::Time;
 use roce::wire::icrc::{self, Pseudo};
+use roce::wire::{Headers, ROCE_PORT};
 use roce::world::Ecn;
 
 use crate::faults::Fault;
@@ -162,6 +163,32 @@ impl Packet {
         let field = self.bytes.get(at..).and_then(<[u8]>::first_chunk);
         field.map_or(0, |&bytes| u32::from_be_bytes(bytes))
     }
+}
+
+/// The direction of a recorded packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Handed to the wire.
+    Sent,
+    /// Handed to the endpoint.
+    Accepted,
+}
+
+/// A packet as a node sent or accepted it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting {
+    /// When.
+    pub at: Time,
+    /// The node whose wire it was.
+    pub node: u32,
+    /// The other node.
+    pub peer: u32,
+    /// Sent or accepted.
+    pub direction: Direction,
+    /// Transport headers.
+    pub headers: Headers,
+    /// Payload bytes.
+    pub payload_len: u32,
 }
 
 #[cfg(test)]

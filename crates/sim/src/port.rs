@@ -8,11 +8,10 @@ use roce::Time;
 use roce::verbs::{Qpn, Transport};
 use roce::wire::icrc;
 use roce::wire::{Headers, ICRC_BYTES};
-use roce::world::{Memory, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, TxFrame, Wire};
 
-use crate::fabric::{Direction, Sighting};
 use crate::faults::{Fault, FaultCounts};
-use crate::packet::{Addressing, Marks, Packet};
+use crate::packet::{Addressing, Direction, Marks, Packet, Sighting};
 use crate::pressure::Gate;
 
 /// Payload of phantom packets.
@@ -23,13 +22,24 @@ const MOST_SPARE: usize = 1024;
 
 /// The contents of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub(crate) enum Body {
     /// Bytes, and an ICRC that receivers verify.
     Sealed,
-    /// Bytes, and zeros in place of the ICRC, which is not checked: faster, where nothing is damaged.
+    /// Bytes, and zeros in place of the ICRC, which is not checked.
     Plain,
     /// A length.
     Phantom,
+}
+
+impl Body {
+    /// Of packets that carry bytes of this kind of memory.
+    pub(crate) fn of(kind: MemoryKind, is_sealed: bool) -> Body {
+        match kind {
+            MemoryKind::Phantom => Body::Phantom,
+            MemoryKind::Host if is_sealed => Body::Sealed,
+            MemoryKind::Host => Body::Plain,
+        }
+    }
 }
 
 #[derive(Debug)]

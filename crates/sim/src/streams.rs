@@ -145,3 +145,46 @@ pub(crate) fn run_until(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roce::Duration;
+
+    use crate::fabric::FabricConfig;
+    use crate::graph::Graph;
+    use crate::link::{LinkConfig, Vertex};
+
+    /// Payload bytes that two streams get over a trunk of 10 Gbit/s in 4 ms; the second with this DSCP.
+    fn over_trunk(dscp: u8) -> [u64; 2] {
+        use Vertex::{Node, Switch};
+        let delay = Duration::from_micros(1);
+        let edge = LinkConfig::new(25_000_000_000, delay);
+        let trunk = LinkConfig { classes: 2, ..LinkConfig::new(10_000_000_000, delay) };
+        let joins = [
+            (Node(0), Switch(0)),
+            (Node(1), Switch(0)),
+            (Node(2), Switch(1)),
+            (Node(3), Switch(1)),
+        ];
+        let graph = Graph::new(4, 2).join(Switch(0), Switch(1), trunk, trunk);
+        let graph = joins.into_iter().fold(graph, |graph, (a, b)| graph.join(a, b, edge, edge));
+        let config = FabricConfig::new(graph, 1);
+        let mut fabric = Fabric::new(&config, |_| Phantom);
+        let mut streams = [(0, 2, 0), (1, 3, dscp)].map(|(from, to, dscp)| {
+            let adjust = |connect: &mut Connect| connect.path.dscp = dscp;
+            Stream::open(&mut fabric, from, to, 1 << 16, adjust).unwrap()
+        });
+        run_until(&mut fabric, &mut streams, Time::from_nanos(4_000_000)).unwrap();
+        streams.each_ref().map(|stream| stream.arrived(&fabric))
+    }
+
+    #[test]
+    fn streams_share_a_trunk_and_the_higher_class_goes_first() {
+        let [a, b] = over_trunk(0);
+        // 10 Gbit/s are 5 MB in 4 ms, headers and framing included.
+        assert!((4_400_000..4_900_000).contains(&(a + b)) && a.abs_diff(b) < 500_000, "{a} {b}");
+        let [a, b] = over_trunk(40);
+        assert!(b > 4_300_000 && a < 400_000, "{a} {b}");
+    }
+}

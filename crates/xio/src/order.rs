@@ -26,8 +26,6 @@ use alloc::vec::Vec;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::plan::Shuffle;
-use crate::stage::{Branch, Pipeline};
 
 pub use blend::{Blend, BlendCursor, MAX_DATASETS, MAX_TOTAL_WEIGHT};
 pub use permutation::Permutation;
@@ -181,29 +179,6 @@ impl Order {
             (weights, datasets) if weights == datasets => Ok(Order { blend, shuffles }),
             (weights, datasets) => Err(OrderError::Count { weights, datasets }),
         }
-    }
-
-    /// The order of a pipeline; `datasets` are in the order of its branches.
-    ///
-    /// # Errors
-    /// When the numbers of datasets and branches differ, and as [`Blend::new`] and
-    /// [`BlockShuffle::new`].
-    pub fn from_pipeline(
-        pipeline: &Pipeline,
-        datasets: &[SampleLayout],
-    ) -> Result<Order, OrderError> {
-        let branches = pipeline.branches();
-        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| {
-            let (samples, per_block) = (layout.samples, layout.samples_per_block);
-            match branches.get(dataset).and_then(Branch::shuffle) {
-                Some(Shuffle { seed, blocks }) => {
-                    BlockShuffle::new(samples, per_block, blocks, seed, dataset as u64)
-                }
-                None => BlockShuffle::sequential(samples, per_block),
-            }
-        });
-        let weights: Vec<u32> = branches.iter().map(Branch::weight).collect();
-        Order::new(Blend::new(&weights)?, shuffles.collect::<Result<_, _>>()?)
     }
 
     /// The blend of the datasets.

@@ -580,7 +580,7 @@ impl Target {
         };
         let addr = self.buffer_addr(buffer) + u64::from(job.head());
         let block = memory.bytes_mut(addr, job.len as usize);
-        match stage::run(source.stages.stages(), block, 0, &self.kernels) {
+        match stage::run(source.stages.over_blocks(), block, 0, &self.kernels) {
             Ok(Ran { bytes, crc32c, narrowed }) => {
                 self.counters.narrowed_blocks += u64::from(narrowed);
                 Outcome::Done { bytes: bytes as u32, crc32c, source_bytes: got }

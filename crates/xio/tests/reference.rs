@@ -7,7 +7,7 @@
 use proptest::prelude::*;
 use xio::dataset::{Dtype, TokenFile, flat};
 use xio::kernel::Kernels;
-use xio::order::{Order, SampleLayout};
+use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
 use xio::stage::{BlockError, Pipeline, run};
@@ -53,7 +53,7 @@ fn dtypes(files: &[File]) -> Vec<Dtype> {
 fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>, Overflow> {
     let layout = |file: &File| SampleLayout::new(file.described, pipeline.window_tokens()).unwrap();
     let layouts: Vec<SampleLayout> = files.iter().map(layout).collect();
-    let order = Order::from_pipeline(pipeline, &layouts).unwrap();
+    let order = pipeline.order(&layouts).unwrap();
     let samples = u64::from(pipeline.batch_samples());
     let mut out = Vec::new();
     for sample in order.cursor_at(batch * samples).take(samples as usize) {
@@ -72,7 +72,7 @@ fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>
         };
         let stages = pipeline.branches()[sample.dataset].blocks();
         let kernels = &Kernels::PORTABLE;
-        let sent = run(stages.target().stages(), &mut row, 0, kernels).map_err(overflow)?;
+        let sent = run(stages.target().over_blocks(), &mut row, 0, kernels).map_err(overflow)?;
         row.truncate(sent.bytes);
         let taken = run(stages.reader(), &mut row, sent.crc32c, kernels).map_err(overflow)?;
         out.extend(&row[..taken.bytes]);

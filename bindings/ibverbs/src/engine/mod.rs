@@ -2,8 +2,8 @@
 //! them. No verbs object and no C function may enter.
 //!
 //! All mutable state is in [`Core`], behind one lock. A verb holds the lock while it runs; posting and
-//! polling threads also drain the wire, so that a polling program never waits for another thread. When
-//! no thread polls, the progress thread drains ([`progress`]). At the end of a drain, completion
+//! polling threads also take turns ([`world::turn`]), so that a polling program never waits for another
+//! thread. When no thread polls, the progress thread takes them ([`progress`]). At the end of a turn, completion
 //! notifications and asynchronous events go to the [`Listener`]s of their objects ([`Core::settle`]).
 //!
 //! Order of locks: an engine's core, then the locks that listeners take.
@@ -39,14 +39,14 @@ pub(crate) use memory::populate;
 use netdev::Interface;
 use progress::Progress;
 
-/// Most rounds that a posting thread drains: enough to send a whole window.
-const POST_ROUNDS: u32 = 4;
+/// Most turns that a posting thread takes: enough to send a whole window.
+const POST_TURNS: u32 = 4;
 
 /// Empty polls before a thread yields the processor.
 const EMPTY_POLLS: u32 = 16;
 
-/// Packets of one drain that mean "there is more to send".
-const FULL_DRAIN: usize = 2 * world::BURST_PACKETS;
+/// Packets of one turn that mean "there is more to send".
+const FULL_TURN: usize = 2 * world::BURST_PACKETS;
 
 /// An open device.
 pub(crate) struct Engine {
@@ -67,7 +67,7 @@ pub(crate) struct Core {
     /// `None` once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
-    /// The time of the last drain. Posts use it: they are timed when they are sent, and reading the clock
+    /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
     /// would take a tenth of a post's time.
     pub(crate) now: Time,
     pub(crate) qps: HashMap<u32, &'static dyn Listener>,
@@ -209,20 +209,20 @@ impl Engine {
 
     /// Sends posted requests, as far as windows allow.
     pub(crate) fn flush(&self, core: &mut Core) {
-        let mut rounds = 0;
-        while self.drain(core).sent >= FULL_DRAIN && rounds < POST_ROUNDS {
-            rounds += 1;
+        let mut turns = 0;
+        while self.turn(core).sent >= FULL_TURN && turns < POST_TURNS {
+            turns += 1;
         }
-        if rounds == POST_ROUNDS {
+        if turns == POST_TURNS {
             self.progress.wake();
         }
     }
 
-    /// One round of receiving and sending by a thread of the program.
-    pub(crate) fn drain(&self, core: &mut Core) -> world::Progress {
+    /// A turn taken by a thread of the program.
+    pub(crate) fn turn(&self, core: &mut Core) -> world::Progress {
         let now = clock::now();
         self.progress.note_program_call(now);
-        let progress = core.drain(now);
+        let progress = core.turn(now);
         self.progress.note_deadline(core.deadline());
         progress
     }
@@ -244,12 +244,13 @@ impl Engine {
 }
 
 impl Core {
-    /// One round at `now`, or at the time of the last round if that was later: a thread may have waited
+    /// A turn at `now`, or at the time of the last one if that was later: a thread may have waited
     /// for the lock since it read the clock, and an endpoint's time never goes backwards.
-    fn drain(&mut self, now: Time) -> world::Progress {
+    fn turn(&mut self, now: Time) -> world::Progress {
         self.now = self.now.max(now);
         let Core { endpoint, wire, memory, now, .. } = self;
-        let progress = wire.as_mut().map(|wire| world::drain(endpoint, wire, memory, *now));
+        let wire = wire.as_mut();
+        let progress = wire.map(|wire| world::turn(endpoint, wire, memory, *now, |_, _| false));
         self.settle();
         progress.unwrap_or_default()
     }

@@ -1,11 +1,11 @@
 //! The progress thread: serves the peer while the program is not polling.
 //!
-//! A program that polls drains the wire itself, and a second thread would only contend for the lock. A
+//! A program that polls takes turns itself, and a second thread would only contend for the lock. A
 //! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served, and
 //! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
-//! drain:
+//! turn:
 //!
-//! - *watching*: it sleeps on the sockets and drains as soon as a packet arrives;
+//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives;
 //! - *backing off*: the program polls, so it sleeps without watching the sockets, each time twice as
 //!   long up to [`LONGEST_NAP`], and watches again once the program has not polled for
 //!   [`PROGRAM_AWAY`]. A program that arms a completion queue ends this at once.
@@ -25,12 +25,12 @@ use nic::waiter::Waker;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use super::{Core, Engine, FULL_DRAIN};
+use super::{Core, Engine, FULL_TURN};
 use crate::process::descriptor::Watched;
 use crate::process::errors::Outcome;
 use crate::process::signals::SignalsBlocked;
 
-/// A program that has not drained for this long is away.
+/// A program that has taken no turn for this long is away.
 const PROGRAM_AWAY: Duration = Duration::from_micros(20);
 
 /// First sleep without watching the sockets.
@@ -45,7 +45,7 @@ pub(super) struct Progress {
     waker: Mutex<Option<ManuallyDrop<Waker>>>,
     /// The driver's descriptors.
     fds: Vec<Watched>,
-    /// When a program thread last drained, in nanoseconds.
+    /// When a program thread last took a turn, in nanoseconds.
     last_program_call: AtomicU64,
     /// When the thread will wake by timeout; 0 while it is awake, `u64::MAX` for never.
     wakes_at: AtomicU64,
@@ -160,8 +160,8 @@ impl Application for Served {
         progress.wakes_at.store(0, Ordering::Relaxed);
         let is_due = core.deadline().is_some_and(|at| at <= now);
         if self.nap.is_none() || is_due {
-            let done = core.drain(now);
-            if done.received > 0 || done.sent >= FULL_DRAIN {
+            let done = core.turn(now);
+            if done.received > 0 || done.sent >= FULL_TURN {
                 return Turn::Busy;
             }
         }

@@ -163,6 +163,7 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
         ("forwarded_received", sharing.accepted),
         ("forwarded_untrusted", sharing.foreign),
         ("forwarded_misrouted", sharing.misrouted),
+        ("probes_received", sharing.probes),
         ("backpressure_waits", sharing.backpressure_waits),
     ]
 }

@@ -129,14 +129,14 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes up to `room` completions; drains the wire once if there is none yet.
+    /// Takes up to `room` completions; takes one turn if there is none yet.
     #[inline]
     pub(crate) fn poll(&self, room: usize, mut take: impl FnMut(&Completion)) -> Outcome<usize> {
         let mut core = self.engine.lock();
         let mut taken = self.take(&mut core, room, &mut take);
         let mut idle = false;
         if taken == 0 && room > 0 {
-            idle = self.engine.drain(&mut core).is_idle();
+            idle = self.engine.turn(&mut core).is_idle();
             taken = self.take(&mut core, room, &mut take);
         }
         if taken == 0 && core.endpoint.cq_overrun(self.id) == Some(true) {
@@ -184,7 +184,7 @@ impl Cq {
     pub(crate) fn arm(&self, solicited_only: bool) -> Outcome<()> {
         let mut core = self.engine.lock();
         core.endpoint.req_notify(self.id, solicited_only).map_err(errno_of)?;
-        self.engine.drain(&mut core);
+        self.engine.turn(&mut core);
         drop(core);
         self.engine.expect_sleep();
         Ok(())

@@ -7,6 +7,7 @@ use std::ffi::{c_char, c_int};
 
 use rustix::io::Errno;
 
+use super::query::copy_text;
 use super::sysfs;
 use super::{Mark, Object, object};
 use crate::abi::*;
@@ -71,14 +72,6 @@ impl Device {
             let name = netdev::device_name(&self.interface);
             Failure::new(errno, format_args!("{name}: its interface is not found: {errno}"))
         })
-    }
-}
-
-/// Copies as much as fits, with a terminating zero.
-pub(crate) fn copy_text(place: &mut [c_char], text: &str) {
-    let room = place.len() - 1;
-    for (to, from) in place[..room].iter_mut().zip(text.bytes()) {
-        *to = from as c_char;
     }
 }
 

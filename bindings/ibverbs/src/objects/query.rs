@@ -1,13 +1,12 @@
 //! Properties of a device and its port: attributes, GIDs, speed.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 
 use roce::endpoint::Mtu;
 use rustix::io::Errno;
 
 use super::Context;
-use super::device::copy_text;
 use super::gid;
 use crate::abi::*;
 use crate::engine::limits::{self, ENDPOINT};
@@ -171,4 +170,12 @@ pub(super) fn width_and_speed(interface: &Interface) -> (u8, u8) {
 /// `enum ibv_mtu`.
 pub(super) fn mtu_code(mtu: Mtu) -> u32 {
     mtu.bytes().trailing_zeros() - 7
+}
+
+/// Copies as much as fits, with a terminating zero.
+pub(crate) fn copy_text(place: &mut [c_char], text: &str) {
+    let room = place.len() - 1;
+    for (to, from) in place[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
 }

@@ -99,7 +99,7 @@ impl Srq {
             return Err(Errno::INVAL);
         }
         core.endpoint.set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)?;
-        // If fewer are left already, the event is due now, and no later drain may deliver it.
+        // If fewer are left already, the event is due now, and no later turn may deliver it.
         core.settle();
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use host::disk::IoChoice;
+use host::root::IoChoice;
 
 use super::Console;
 use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report};

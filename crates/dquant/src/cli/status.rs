@@ -11,8 +11,8 @@ use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units::{Bytes, Count};
 use engine::control::CONTROL_PORT;
-use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
+use engine::proto::StatusReply;
 
 /// Show the state and the counters of a storage target or a DPU
 ///

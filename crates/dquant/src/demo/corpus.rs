@@ -13,7 +13,6 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use xio::dataset::{Dtype, TokenFile};
 
-use super::children::Workspace;
 use super::{Config, Watch};
 use crate::exit::CliError;
 use crate::inspect::TokenSource;
@@ -40,14 +39,14 @@ pub struct Corpus {
     pub file: TokenFile,
 }
 
-/// Generates or finds the corpora.
+/// Generates the corpora below `folder`, or finds them.
 pub fn prepare(
     config: &Config,
-    workspace: &Workspace,
+    folder: &Path,
     watch: &mut dyn Watch,
 ) -> Result<Vec<Corpus>, CliError> {
     let corpora = match config.data.is_empty() {
-        true => make_all(config, workspace, watch)?,
+        true => make_all(config, folder, watch)?,
         false => config.data.iter().map(|given| take(config, given)).collect::<Result<_, _>>()?,
     };
     for corpus in &corpora {
@@ -58,14 +57,14 @@ pub fn prepare(
 
 fn make_all(
     config: &Config,
-    workspace: &Workspace,
+    folder: &Path,
     watch: &mut dyn Watch,
 ) -> Result<Vec<Corpus>, CliError> {
     let count = config.corpora.clamp(1, MADE.len());
     watch.note(&format!("making {count} corpora of {} million tokens", MADE_TOKENS / 1_000_000));
     let mut corpora = Vec::with_capacity(count);
     for (index, (name, weight)) in (0..).zip(&MADE[..count]) {
-        let path = workspace.path().join(format!("{name}.bin"));
+        let path = folder.join(format!("{name}.bin"));
         make(&path, config.seed ^ (index << 32))
             .map_err(|error| CliError::because(path.display(), &error))?;
         corpora.push(describe(config, &path, (*name).to_owned(), (*weight).to_owned())?);

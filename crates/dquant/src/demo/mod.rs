@@ -27,8 +27,8 @@ use xio::plan::Plan;
 use crate::exit::CliError;
 use children::{Addresses, Daemon, Trainer, Workspace};
 use corpus::Corpus;
-use engine::control::proto::StatusReply;
 use engine::control::status::daemon_status;
+use engine::proto::StatusReply;
 use report::{PlanRow, Run, Summary};
 use trainer::{End, Event, Verify};
 
@@ -79,7 +79,7 @@ pub trait Watch {
 /// which the summary reports.
 pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> {
     let workspace = Workspace::new()?;
-    let corpora = corpus::prepare(config, &workspace, watch)?;
+    let corpora = corpus::prepare(config, workspace.path(), watch)?;
     let plan_text = plan_text(config, &corpora);
     let plan =
         Plan::parse(&plan_text, None).map_err(|error| CliError::usage(error.render(&plan_text)))?;

@@ -18,7 +18,7 @@ use xio::stage::{Row, Table};
 use super::Config;
 use super::trainer::End;
 use crate::exit::Exit;
-use engine::control::proto::StatusReply;
+use engine::proto::StatusReply;
 
 /// One run of the processes.
 #[derive(Clone, Debug)]

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use engine::control::auth::AddToken;
-use engine::control::proto::dpu_client::DpuClient;
-use engine::control::proto::target_client::TargetClient;
-use engine::control::proto::{SessionRequest, StatusRequest};
+use engine::proto::dpu_client::DpuClient;
+use engine::proto::target_client::TargetClient;
+use engine::proto::{SessionRequest, StatusRequest};
 use host::attach::Connection;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};

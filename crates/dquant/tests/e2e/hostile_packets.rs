@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use engine::control::proto::{DatasetRef, QueuePair, SessionRequest};
 use engine::control::target::{Session, TargetControl};
+use engine::proto::{DatasetRef, QueuePair, SessionRequest};
 use roce::verbs::{Qpn, SendOp, WcStatus};
 use roce::wire::{Aeth, Deth, Ext, Opcode, Reth, Syndrome};
 use tokio::runtime::Runtime;
@@ -307,7 +307,7 @@ fn capsules_that_ask_for_too_much_are_refused_one_by_one() {
     let astray = ReadRequest { seq: 10, rkey: good.rkey ^ 0x100, ..good };
     rogue.post(SendOp::Send, &astray.encode(crc));
     eventually("the failed write", || {
-        rogue.drain();
+        rogue.move_packets();
         let status = target.status(&world);
         let free = status.counter("target.free_staging_buffers");
         let idle = free == status.counter("target.staging_buffers");

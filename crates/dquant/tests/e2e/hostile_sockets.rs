@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use engine::control::proto::{
-    DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus, open_reply,
-};
 use engine::control::target::TargetControl;
 use engine::error::{Error, Kind};
+use engine::proto::{
+    DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus, open_reply,
+};
 use host::attach::Connection;
 use prost::Message;
 use rustix::net::{

@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use engine::control::proto::target_server::{Target, TargetServer};
-use engine::control::proto::{
+use engine::proto::target_server::{Target, TargetServer};
+use engine::proto::{
     DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
     StatusReply, StatusRequest, TargetStages,
 };

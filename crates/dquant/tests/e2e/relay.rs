@@ -7,12 +7,12 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use engine::control::proto::target_server::{Target, TargetServer};
-use engine::control::proto::{
+use engine::control::target::TargetControl;
+use engine::proto::target_server::{Target, TargetServer};
+use engine::proto::{
     DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest, StatusReply,
     StatusRequest,
 };
-use engine::control::target::TargetControl;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;

@@ -1,11 +1,11 @@
 //! The stages that a session agrees on: what is refused, and that both ends run what was agreed.
 
-use engine::control::proto::stage::Kind;
-use engine::control::proto::{
+use engine::control::target::TargetControl;
+use engine::proto::stage::Kind;
+use engine::proto::{
     ChecksumStage, DatasetRef, NarrowStage, QueuePair, ReadStage, SessionRequest, Stage,
     TargetStages,
 };
-use engine::control::target::TargetControl;
 use xio::dataset::Dtype;
 use xio::plan::Plan;
 

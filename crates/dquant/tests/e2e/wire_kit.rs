@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 
-use engine::control::proto::QueuePair;
+use engine::proto::QueuePair;
 use nic::clock;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
@@ -179,7 +179,7 @@ impl Rogue {
             SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, ..SendWr::default() };
         self.endpoint.post_send(clock::now(), self.qpn, wr).expect("room");
         eventually("the end of a work request", || {
-            self.drain();
+            self.move_packets();
             self.endpoint.poll_cq(self.send_cq)
         })
     }
@@ -187,7 +187,7 @@ impl Rogue {
     /// Waits for a message of the peer.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let done = eventually("a message", || {
-            self.drain();
+            self.move_packets();
             self.endpoint.poll_cq(self.recv_cq)
         });
         assert_eq!(done.status, WcStatus::Success);
@@ -198,10 +198,11 @@ impl Rogue {
     }
 
     /// Sends and receives what is pending.
-    pub(crate) fn drain(&mut self) {
+    pub(crate) fn move_packets(&mut self) {
         let now = clock::now();
         while {
-            let done = world::drain(&mut self.endpoint, &mut self.wire, &mut self.pool, now);
+            let (endpoint, wire, pool) = (&mut self.endpoint, &mut self.wire, &mut self.pool);
+            let done = world::turn(endpoint, wire, pool, now, |_, _| false);
             done.received + done.sent > 0
         } {}
     }

@@ -1,4 +1,4 @@
-//! The control plane: gRPC between daemons, bearer tokens, and the messages of the local socket.
+//! The control plane: gRPC between daemons, and bearer tokens.
 //!
 //! All async code is here. Nothing here touches token data.
 
@@ -8,12 +8,6 @@ pub mod peer;
 pub(crate) mod stages;
 pub mod status;
 pub mod target;
-
-/// Messages and services, generated from `proto/dquant/v1/control.proto`.
-#[allow(missing_docs, clippy::all, clippy::too_many_lines, unreachable_pub, unused_qualifications)]
-pub mod proto {
-    tonic::include_proto!("dquant.v1");
-}
 
 /// Default port of the control plane.
 pub const CONTROL_PORT: u16 = 4790;

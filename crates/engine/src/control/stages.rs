@@ -5,28 +5,26 @@
 //! not request, so a peer of another version is refused with a hint and never misread (C7).
 
 use xio::dataset::Dtype;
-use xio::stage::{Op, Shape, StageError, TargetStages, Type};
+use xio::stage::{BlockOp, Shape, Stage, StageError, TargetOp, TargetStages, Type};
 
-use super::proto::{self, ChecksumStage, NarrowStage, ReadStage, stage::Kind};
+use crate::proto::{self, ChecksumStage, NarrowStage, ReadStage, stage::Kind};
 
 /// A list as a message.
 pub(crate) fn message(stages: &TargetStages) -> proto::TargetStages {
-    let kind = |stage: &xio::stage::Stage| {
+    let read = Kind::Read(ReadStage { dtype: stages.stored().to_string() });
+    let kind = |stage: &Stage<BlockOp>| {
         let dtype = stage.input.dtype.to_string();
         match stage.op {
-            Op::Read => Some(Kind::Read(ReadStage { dtype })),
-            Op::Narrow { to } => {
+            BlockOp::Narrow { to } => {
                 Some(Kind::Narrow(NarrowStage { from: dtype, to: to.to_string() }))
             }
-            Op::Checksum => Some(Kind::Checksum(ChecksumStage { dtype })),
-            // No target runs them: a checked list never has their input.
-            Op::Verify | Op::Window { .. } | Op::Shuffle(_) | Op::Blend(_) | Op::Batch { .. } => {
-                None
-            }
+            BlockOp::Checksum => Some(Kind::Checksum(ChecksumStage { dtype })),
+            // Readers verify: the message has no such stage, and a target refuses one without a kind.
+            BlockOp::Verify => None,
         }
     };
-    let stages = stages.stages().iter().map(|stage| proto::Stage { kind: kind(stage) });
-    proto::TargetStages { stages: stages.collect() }
+    let kinds = [Some(read)].into_iter().chain(stages.over_blocks().iter().map(kind));
+    proto::TargetStages { stages: kinds.map(|kind| proto::Stage { kind }).collect() }
 }
 
 /// A list from a message, for a file of `stored` tokens.
@@ -44,14 +42,17 @@ pub(crate) fn checked(
     TargetStages::new(stored, claimed.collect::<Result<_, _>>()?)
 }
 
-/// The operation of a stage and its types; `None` if it is of another version.
-fn claim(stage: &proto::Stage) -> Option<(Op, Type)> {
+/// The operation of a stage and its input type; `None` if it is of another version.
+fn claim(stage: &proto::Stage) -> Option<(TargetOp, Type)> {
     let (op, dtype, shape) = match stage.kind.as_ref()? {
-        Kind::Read(ReadStage { dtype }) => (Op::Read, dtype, Shape::File),
+        Kind::Read(ReadStage { dtype }) => (TargetOp::Read, dtype, Shape::File),
         Kind::Narrow(NarrowStage { from, to }) => {
-            (Op::Narrow { to: Dtype::from_name(to)? }, from, Shape::Block)
+            let to = Dtype::from_name(to)?;
+            (TargetOp::Block(BlockOp::Narrow { to }), from, Shape::Block)
         }
-        Kind::Checksum(ChecksumStage { dtype }) => (Op::Checksum, dtype, Shape::Block),
+        Kind::Checksum(ChecksumStage { dtype }) => {
+            (TargetOp::Block(BlockOp::Checksum), dtype, Shape::Block)
+        }
     };
     Some((op, Type { dtype: Dtype::from_name(dtype)?, shape }))
 }

@@ -10,11 +10,11 @@ use tonic::{Code, Status};
 
 use super::auth::AddToken;
 use super::peer::Peer;
-use super::proto::dpu_client::DpuClient;
-use super::proto::target_client::TargetClient;
-use super::proto::{StatusReply, StatusRequest};
-use crate::Error;
 use crate::data::Commands;
+use crate::error::Error;
+use crate::proto::dpu_client::DpuClient;
+use crate::proto::target_client::TargetClient;
+use crate::proto::{StatusReply, StatusRequest};
 use crate::status::Counters;
 
 /// Time between two reports of an engine.

@@ -22,20 +22,19 @@ use xio::target::Served;
 use super::auth::{self, AddToken};
 use super::gate::{self, Call, Gate};
 use super::peer::{Peer, root_cause};
-use super::proto::target_client::TargetClient;
-use super::proto::target_server::Target;
-use super::proto::{
-    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
-    SessionRequest, StatusReply, StatusRequest,
-};
 use super::stages;
 use super::status::Reports;
-use crate::Error;
 use crate::catalog::{Catalog, Found};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
-use crate::error::with_limit_hint;
+use crate::error::{Error, with_limit_hint};
 use crate::log;
+use crate::proto::target_client::TargetClient;
+use crate::proto::target_server::Target;
+use crate::proto::{
+    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
+    SessionRequest, StatusReply, StatusRequest,
+};
 use crate::status::{Counters, Event};
 
 /// The gRPC service of a storage target.
@@ -147,7 +146,7 @@ pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");
 pub(crate) const SAME_VERSION: &str = "run the same version of dquant at both ends";
 
 /// Checks the stages of a dataset.
-fn checked(found: &Found, list: &super::proto::TargetStages) -> Result<TargetStages, Status> {
+fn checked(found: &Found, list: &crate::proto::TargetStages) -> Result<TargetStages, Status> {
     stages::checked(list, found.layout.dtype).map_err(|error| {
         STAGES_REFUSED.count();
         let text = format!("{}: {error}\n{}", found.info.name, error.hint());

@@ -3,7 +3,8 @@
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
-use host::disk::{DiskError, DiskMemory, IoMode, UringDisk};
+use host::disk::{DiskError, DiskMemory, UringDisk};
+use host::root::IoMode;
 use host::root::OpenFile;
 use nic::clock;
 use nic::driver::{Application, Turn};

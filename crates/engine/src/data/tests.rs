@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
-use xio::order::{Order, SampleLayout};
+use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSetup, ReaderSource};
 
@@ -60,7 +60,7 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
     let layout = SampleLayout::new(file, plan.window()).expect("it fits");
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
-    let order = Order::from_pipeline(&pipeline, &[layout]).expect("it fits");
+    let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
     let source = ReaderSource { connection: 0, source: 0, layout, stages };
     let delivery = Delivery {

@@ -9,7 +9,7 @@ use roce::Duration;
 use roce::world::Staging;
 
 use super::*;
-use crate::root::Root;
+use crate::root::{IoChoice, Root};
 use crate::scratch::Scratch;
 
 const FILE_BYTES: usize = 1_000_003;

@@ -4,12 +4,16 @@
 //! sender does not notice. A hardware adapter that loops packets back stalls instead, and programs on
 //! unreliable connections depend on it. Any process may query the socket-buffer occupancy of the UDP sockets
 //! in its network namespace (`sock_diag(7)`), so it is queried whenever another quarter of a buffer may have
-//! been filled. Above half a buffer nothing is sent to that process (the level may be overstated by a
-//! quarter, because the kernel accounts for reads in portions), for at most [`PATIENCE`]. After that the
-//! process counts as stopped, and packets for it are lost as on a link until it reads again. They are lost at
+//! been filled. Nothing is sent to a process that has [`MOST_UNREAD`] bytes to read, or whose buffer is half
+//! full (the kernel accounts for reads in portions of a quarter). When it has read nothing for [`PATIENCE`],
+//! it counts as stopped, and packets for it are lost as on a link until it reads again. They are lost at
 //! a bounded rate ([`LOST_PER_LOOK`]): without one, a sender on an unreliable connection would spend its thread
 //! on building packets that reach nobody. Each process is tracked separately: a stopped one slows only those
 //! that send to it.
+//!
+//! A process that reads just as much as arrives looks equally full each time. What tells it from a stopped one
+//! are the bytes that it has read and the kernel has not accounted for yet, which only reading changes, and a
+//! probe: a datagram that stays in the buffer of a stopped process.
 
 use std::cell::Cell;
 use std::io;
@@ -21,7 +25,7 @@ use roce::{Duration, Time};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 use rustix::net::{recv, send, socket_with};
 
-/// Longest that a full buffer holds packets back.
+/// Longest that a full buffer holds packets back while its process reads nothing.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Time between two queries of a full buffer.
@@ -32,6 +36,11 @@ const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
 
 /// Packets that may be lost between two such queries: 64 MB/s with 4 KiB packets.
 const LOST_PER_LOOK: usize = 16;
+
+/// Bytes that a process may leave unread, in the kernel's accounting, before packets for it wait. Filling the
+/// buffer of a stopped process takes time from all other peers, so it is not filled; a process that reads
+/// needs no more than the traffic of its longest pause.
+const MOST_UNREAD: u64 = 4 << 20;
 
 /// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes in a
 /// block of the next power of two.
@@ -59,8 +68,8 @@ pub(super) struct Backlog {
     now: Time,
     /// The last burst of this turn left out packets for a process that reads: the next one may follow.
     is_crowded: bool,
-    /// Unread bytes in buffers at the last query of [`Backlog::is_stalled`].
-    unread: Vec<(SocketAddr, SocketAddr, u64)>,
+    /// Occupancy of buffers at the last query of [`Backlog::is_stalled`].
+    suspects: Vec<(SocketAddr, SocketAddr, Level)>,
     /// Times that sending to a process stopped.
     pub(super) backpressure_waits: u64,
 }
@@ -95,13 +104,12 @@ struct Peer {
 impl Peer {
     /// A peer whose first query is due.
     fn new(local: SocketAddr, remote: SocketAddr) -> Peer {
-        let level = Level { used: 0, limit: 0 };
-        Peer { local, remote, level, sent: 0, admitted: (0, 0), flow: Flow::Open }
+        Peer { local, remote, level: Level::default(), sent: 0, admitted: (0, 0), flow: Flow::Open }
     }
 
     /// Bytes that may still be sent to it.
     fn room(&self) -> u64 {
-        (self.level.limit / 2).saturating_sub(self.level.used + self.sent)
+        self.level.room().saturating_sub(self.sent)
     }
 
     /// When the next query of its buffer is due; `None` while the last one is recent enough.
@@ -111,7 +119,8 @@ impl Peer {
                 Some(look_at)
             }
             Flow::Open => {
-                let is_stale = self.sent > self.level.limit / 4 || self.room() < LARGEST_BYTES;
+                let quarter = (self.level.limit / 4).min(MOST_UNREAD / 2);
+                let is_stale = self.sent > quarter || self.room() < LARGEST_BYTES;
                 is_stale.then_some(Time::ZERO)
             }
         }
@@ -123,6 +132,7 @@ impl Peer {
             self.flow = Flow::Absent { look_at: now + LOOK_AT_STOPPED };
             return;
         };
+        let has_read = level.has_read_since(self.level);
         (self.level, self.sent) = (level, 0);
         let since = match self.flow {
             _ if self.room() >= LARGEST_BYTES => {
@@ -130,6 +140,7 @@ impl Peer {
                 return;
             }
             Flow::Open | Flow::Absent { .. } => now,
+            Flow::Held { .. } | Flow::Lost { .. } if has_read => now,
             Flow::Held { since, .. } if now.since(since) < PATIENCE => since,
             Flow::Held { .. } | Flow::Lost { .. } => {
                 let look_at = now + LOOK_AT_STOPPED;
@@ -153,15 +164,32 @@ impl Peer {
 }
 
 /// How full a receive buffer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Level {
+    /// Bytes that count against the limit.
     used: u64,
+    /// Bytes that were not read. The rest of `used` was read since the kernel last accounted for it.
+    unread: u64,
     limit: u64,
+}
+
+impl Level {
+    /// Bytes that may be sent.
+    fn room(self) -> u64 {
+        let most = MOST_UNREAD.saturating_sub(self.unread);
+        (self.limit / 2).saturating_sub(self.used).min(most)
+    }
+
+    /// Whether the process has read since an `earlier` look, as far as both show.
+    fn has_read_since(self, earlier: Level) -> bool {
+        let unaccounted = |level: Level| level.used.saturating_sub(level.unread);
+        self.unread < earlier.unread || unaccounted(self) != unaccounted(earlier)
+    }
 }
 
 impl Backlog {
     pub(super) fn new() -> Backlog {
-        let (peers, unread) = (Vec::new(), Vec::new());
+        let (peers, suspects) = (Vec::new(), Vec::new());
         let (kernel, now) = (SockDiag::open(), Time::ZERO);
         Backlog {
             kernel,
@@ -170,7 +198,7 @@ impl Backlog {
             burst: 0,
             now,
             is_crowded: false,
-            unread,
+            suspects,
             backpressure_waits: 0,
         }
     }
@@ -272,23 +300,43 @@ impl Backlog {
         self.peers.iter().filter_map(held).filter(|&look_at| look_at > self.now).min()
     }
 
-    /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and no fewer than
-    /// at the last query. A process that is busy with other peers is seen to read at every other query, so
-    /// an unresponsive queue pair of it is not masked for long.
-    pub(super) fn is_stalled(&mut self, local: SocketAddr, remote: SocketAddr) -> bool {
-        let kernel = self.kernel.as_ref().ok();
-        let level = kernel.and_then(|kernel| kernel.ask(local, remote).ok().flatten());
-        let unread = level.map_or(0, |level| level.used);
-        let is_it = |&(from, to, _): &(SocketAddr, SocketAddr, u64)| (from, to) == (local, remote);
-        let known = self.unread.iter().position(is_it);
-        let before = known.map_or(0, |at| self.unread.remove(at).2);
-        if unread > 0 {
-            if self.unread.len() == MAX_PEERS {
-                self.unread.remove(0);
-            }
-            self.unread.push((local, remote, unread));
+    /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and it has read none
+    /// since the last query. `probe` sends it a datagram, which makes the next query differ if it reads. The
+    /// first query of a process cannot tell, and neither can one that finds more than before: a process
+    /// that is busy with other peers is seen to read at every other query, so an unresponsive queue pair of it
+    /// is not masked for long.
+    pub(super) fn is_stalled(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        probe: impl FnOnce(),
+    ) -> bool {
+        let Ok(kernel) = &self.kernel else {
+            return false;
+        };
+        let ask = || kernel.ask(local, remote).ok().flatten().filter(|level| level.unread > 0);
+        let is_it =
+            |&(from, to, _): &(SocketAddr, SocketAddr, Level)| (from, to) == (local, remote);
+        let known = self.suspects.iter().position(is_it);
+        let before = known.map(|at| self.suspects.remove(at).2);
+        let Some(mut level) = ask() else {
+            return false;
+        };
+        let mut has_read = before.is_some_and(|before| level.has_read_since(before));
+        // Probes leave most of the buffer to packets.
+        if level.used < level.limit / 8 {
+            probe();
+            let Some(probed) = ask() else {
+                return false;
+            };
+            has_read |= probed.has_read_since(level);
+            level = probed;
         }
-        unread > 0 && unread >= before
+        if self.suspects.len() == MAX_PEERS {
+            self.suspects.remove(0);
+        }
+        self.suspects.push((local, remote, level));
+        !has_read
     }
 }
 
@@ -322,6 +370,8 @@ const INET_DIAG_SKMEMINFO: u16 = 7;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 const NETLINK_HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = NETLINK_HEADER_BYTES + 56;
+/// Place of `idiag_rqueue`, the bytes that were not read.
+const UNREAD_AT: usize = NETLINK_HEADER_BYTES + 56;
 /// Header and `inet_diag_msg`, after which attributes follow.
 const ANSWER_BYTES: usize = NETLINK_HEADER_BYTES + 72;
 
@@ -402,6 +452,11 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
+/// The 32-bit number at `at`.
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word).into())
+}
+
 /// Finds the memory attribute in a reply. Errors ("no such socket") have none.
 fn level(answer: &[u8]) -> Option<Level> {
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
@@ -411,9 +466,9 @@ fn level(answer: &[u8]) -> Option<Level> {
         let name = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
         let value = attributes.get(4..len)?;
         if name == INET_DIAG_SKMEMINFO {
-            let word = |i: usize| Some(u32::from_ne_bytes(value.get(i..i + 4)?.try_into().ok()?));
             // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_RCVBUF.
-            return Some(Level { used: word(0)?.into(), limit: word(4)?.into() });
+            let (used, limit) = (word(value, 0)?, word(value, 4)?);
+            return Some(Level { used, unread: word(answer, UNREAD_AT)?, limit });
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
     }
@@ -444,11 +499,17 @@ mod tests {
             let (local, remote) =
                 (from.local_addr().expect("bound"), to.local_addr().expect("bound"));
             let empty = kernel.ask(local, remote).expect("a reply").expect("there is one");
-            assert_eq!(empty.used, 0);
+            assert_eq!((empty.used, empty.unread), (0, 0));
             assert!(empty.limit > 0);
             from.send_to(&[0; 1000], remote).expect("loopback");
             let filled = kernel.ask(local, remote).expect("a reply").expect("there is one");
             assert!((1000..=taken(1, 1000)).contains(&filled.used), "{filled:?}");
+            assert_eq!(filled.unread, filled.used);
+            from.send_to(&[0; 1000], remote).expect("loopback");
+            to.recv(&mut [0; 1000]).expect("it was sent");
+            let left = kernel.ask(local, remote).expect("a reply").expect("there is one");
+            assert_eq!(left.unread, filled.unread);
+            assert!(left.has_read_since(filled), "{left:?}");
             drop(to);
             assert_eq!(kernel.ask(local, remote).expect("a reply"), None);
         }
@@ -462,22 +523,108 @@ mod tests {
         // No other test has this address, so none takes the port once it is free.
         let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.9.4.1:0").expect("loopback"));
         let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        to.set_nonblocking(true).expect("a socket");
         let mut backlog = Backlog::new();
-        assert!(!backlog.is_stalled(local, remote), "there is nothing to read");
+        let mut is_stalled = || {
+            let probe = || drop(from.send_to(&[0], remote));
+            backlog.is_stalled(local, remote, probe)
+        };
+        let send = || drop(from.send_to(&[0; 1000], remote));
+        let read_all = || while to.recv(&mut [0; 1000]).is_ok() {};
+        assert!(!is_stalled(), "there is nothing to read");
         for packets in [1, 2, 0] {
-            for _ in 0..packets {
-                from.send_to(&[0; 1000], remote).expect("loopback");
-            }
-            assert!(backlog.is_stalled(local, remote));
+            (0..packets).for_each(|_| send());
+            assert!(is_stalled());
         }
-        for _ in 0..3 {
-            to.recv(&mut [0; 1000]).expect("it was sent");
+        // At each look, just as much is unread.
+        for _ in 0..4 {
+            read_all();
+            send();
+            assert!(!is_stalled(), "it has read since the last look");
         }
-        from.send_to(&[0; 1000], remote).expect("loopback");
-        assert!(!backlog.is_stalled(local, remote), "it has read since the last look");
-        assert!(backlog.is_stalled(local, remote));
+        assert!(is_stalled());
         drop(to);
-        assert!(!backlog.is_stalled(local, remote), "it is gone");
+        assert!(!is_stalled(), "it is gone");
+    }
+
+    #[test]
+    fn a_deep_queue_that_looks_the_same_each_time_is_not_stalled_while_it_is_read() {
+        if kernel("a_deep_queue_that_looks_the_same_each_time").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        let mut is_stalled = || backlog.is_stalled(local, remote, || panic!("no room for probes"));
+        let send = || drop(from.send_to(&[0; 1000], remote));
+        let limit = SockDiag::open().expect("it was there").ask(local, remote).expect("a reply");
+        let packets = limit.expect("there is one").limit / 8 / 1000;
+        (0..packets).for_each(|_| send());
+        assert!(is_stalled());
+        for _ in 0..4 {
+            to.recv(&mut [0; 1000]).expect("it was sent");
+            send();
+            assert!(!is_stalled());
+            assert!(is_stalled());
+        }
+    }
+
+    /// Fills the buffer of `remote` as far as packets for it are admitted, and returns how many those were.
+    fn fill(backlog: &mut Backlog, now: Time, from: &UdpSocket, remote: SocketAddr) -> usize {
+        let (mut filled, local) = (0, from.local_addr().expect("bound"));
+        while backlog.admits(now, local, remote, Transport::Uc, 8) > 0 {
+            from.send_to(&[0; 1000], remote).expect("loopback");
+            backlog.sent(local, remote, 1, 1000);
+            backlog.next_burst();
+            filled += 1;
+        }
+        filled
+    }
+
+    #[test]
+    fn packets_wait_for_a_process_that_reads_whenever_nobody_looks() {
+        if kernel("packets_wait_for_a_process_that_reads_whenever_nobody_looks").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        let mut now = Time::ZERO;
+        fill(&mut backlog, now, &from, remote);
+        for _ in 0..4 {
+            now += PATIENCE;
+            to.recv(&mut [0; 1000]).expect("it was sent");
+            // Another sender takes the place.
+            from.send_to(&[0; 1000], remote).expect("loopback");
+            assert_eq!(backlog.admits(now, local, remote, Transport::Uc, 8), 0);
+            assert!(!backlog.loses(local, remote), "it reads");
+        }
+        now += PATIENCE;
+        backlog.admits(now, local, remote, Transport::Uc, 8);
+        assert!(backlog.loses(local, remote), "it has stopped");
+        to.recv(&mut [0; 1000]).expect("it was sent");
+        from.send_to(&[0; 1000], remote).expect("loopback");
+        now += LOOK_AT_STOPPED;
+        backlog.admits(now, local, remote, Transport::Uc, 8);
+        assert!(!backlog.loses(local, remote), "it reads again");
+    }
+
+    #[test]
+    fn a_large_buffer_is_not_filled() {
+        if kernel("a_large_buffer_is_not_filled").is_none() {
+            return;
+        }
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("loopback"));
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&to, 64 << 20);
+        let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
+        let mut backlog = Backlog::new();
+        fill(&mut backlog, Time::ZERO, &from, remote);
+        let level = SockDiag::open().expect("it was there").ask(local, remote).expect("a reply");
+        let Level { unread, limit, .. } = level.expect("there is one");
+        if limit < 64 << 20 {
+            return crate::skip::note("a_large_buffer_is_not_filled", "net.core.rmem_max is small");
+        }
+        assert!((1 << 20..limit / 16).contains(&unread), "{unread} of {limit}");
     }
 
     #[test]
@@ -489,13 +636,7 @@ mod tests {
         let [local, remote] = [&from, &to].map(|socket| socket.local_addr().expect("bound"));
         let mut backlog = Backlog::new();
         let mut now = Time::ZERO;
-        let mut filled = 0;
-        while backlog.admits(now, local, remote, Transport::Uc, 8) > 0 {
-            from.send_to(&[0; 1000], remote).expect("loopback");
-            backlog.sent(local, remote, 1, 1000);
-            backlog.next_burst();
-            filled += 1;
-        }
+        let filled = fill(&mut backlog, now, &from, remote);
         assert_eq!(backlog.next_look(), Some(now + LOOK_AGAIN));
         now += PATIENCE;
         for _ in 0..3 {
@@ -530,7 +671,9 @@ mod tests {
             answer.resize(answer.len() + usize::from(bytes) - 4, 3);
         }
         let word = u64::from(u32::from_ne_bytes([3; 4]));
-        assert_eq!(level(&answer), Some(Level { used: word, limit: word }));
+        answer[UNREAD_AT..UNREAD_AT + 4].fill(2);
+        let unread = u64::from(u32::from_ne_bytes([2; 4]));
+        assert_eq!(level(&answer), Some(Level { used: word, unread, limit: word }));
         for len in 0..ANSWER_BYTES + 4 + 4 + 8 {
             assert_eq!(level(&answer[..len]), None, "{len}");
         }

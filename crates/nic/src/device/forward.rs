@@ -21,6 +21,8 @@
 //! the port of a process, which no other machine can use: the kernel drops outside packets with a source
 //! address of this machine (over IPv6 that is up to the firewall, and the ICRC of RoCE is no authentication
 //! anyway). A packet that was forwarded once is never forwarded again.
+//!
+//! A datagram of the first byte alone is a probe ([`PROBE`]).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -29,7 +31,7 @@ use roce::wire::{FORWARDED_OPCODE, Headers, ICRC_BYTES, is_process_port};
 use roce::world::{BURST_PACKETS, Ecn, NoMemory, Path, Payload, RxFrame, TxFrame};
 
 use super::ports::{Kind, Port};
-use super::{MAX_SLOT, process_port, scoped};
+use super::{MAX_SLOT, PROBE, process_port, scoped};
 use crate::capture::{Capture, Seen};
 use crate::udp::receive::{Run, open, origin};
 use crate::udp::send::Sender;
@@ -140,6 +142,11 @@ impl Arrivals<'_> {
         packet: &[u8],
         counters: &mut RxCounters,
     ) {
+        if packet == PROBE {
+            counters.packets += 1;
+            self.sharing.probes += 1;
+            return;
+        }
         let local = self.port.socket.local;
         if run.source.ip() != local.ip() || !is_process_port(run.source.port()) {
             counters.packets += 1;

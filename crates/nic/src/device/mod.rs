@@ -41,8 +41,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Time;
 use roce::verbs::{Qpn, Transport};
-use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
+use roce::wire::{FORWARDED_OPCODE, PROCESS_PORT_BASE, ROCE_PORT};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
+use rustix::net::{SendFlags, sendto};
 
 use crate::capture::Capture;
 use crate::interfaces;
@@ -116,6 +117,10 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     }
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), ifindex).into()
 }
+
+/// What [`Wire::is_stalled`] sends to the port of a process, from the port of ours. Who reads it counts and drops
+/// it.
+const PROBE: [u8; 1] = [FORWARDED_OPCODE];
 
 /// Names the packet socket among the places of ports.
 const TAP: u64 = u64::MAX;
@@ -390,8 +395,14 @@ impl Wire for DeviceWire {
             return false;
         };
         let departure = Departure::new(config, socket, locality);
-        let owner = departure.process(path.remote, slot(dest));
-        owner.is_some_and(|owner| backlog.is_stalled(socket.local, owner))
+        let Some(owner) = departure.process(path.remote, slot(dest)) else {
+            return false;
+        };
+        let private = ports.private(path.source);
+        backlog.is_stalled(socket.local, owner, || {
+            // Without it, the verdict is less certain.
+            let _ = private.map(|own| sendto(&own.fd, &PROBE, SendFlags::DONTWAIT, &owner));
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use roce::verbs::CqId;
 use roce::world::Progress;
 use roce::{Duration, Time};
 
-use super::LoadedDevice;
+use super::{LoadedDevice, Strays};
 use crate::clock;
 use crate::fabric::{Fabric, Trouble};
 use crate::pool::Pool;
@@ -96,7 +96,7 @@ impl Fabric for Loaded {
                 Ok(()) => has_armed |= self.device.armed.insert(cq),
                 Err(error) => {
                     self.is_unarmed = true;
-                    self.device.note_degraded("ibv_req_notify_cq", &error);
+                    self.device.note_degraded("ibv_req_notify_cq", error);
                 }
             }
         }
@@ -120,7 +120,12 @@ impl Fabric for Loaded {
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {
+        let Strays { late_completions, completions, notifications, events } = self.device.strays;
         tell("device.notifications", self.notifications);
+        tell("device.late_completions", late_completions);
+        tell("device.unknown.completions", completions);
+        tell("device.unknown.notifications", notifications);
+        tell("device.unknown.events", events);
     }
 
     fn notes(&self) -> Vec<String> {

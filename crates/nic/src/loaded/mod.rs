@@ -17,6 +17,7 @@ mod translate;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
@@ -52,6 +53,12 @@ const POLL_BATCH: usize = 16;
 /// Notifications and events taken from the library in one call. A library may report without end, and the
 /// descriptors stay readable until all are taken.
 const EVENT_BATCH: usize = 16;
+
+/// Completions of no queue pair that one call of `poll_cq` drops. A library may return them without end.
+const MOST_STRAYS: usize = 4096;
+
+/// Destroyed queue pairs remembered. Some drivers leave their completions in the queue.
+const MAX_DESTROYED: usize = 1024;
 
 /// Value of `abi_compat` in libraries with extended calls.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -94,6 +101,22 @@ struct Region {
     region: MemoryRegion,
 }
 
+/// What the library has reported of objects that the device does not have. None of it is passed on.
+#[derive(Debug, Default)]
+struct Strays {
+    /// Completions of queue pairs that were destroyed, which a driver may leave in the queue.
+    late_completions: u64,
+    /// Completions of queue pairs that never existed.
+    completions: u64,
+    /// Notifications of completion queues.
+    notifications: u64,
+    /// Events of queue pairs, completion queues and shared receive queues.
+    events: u64,
+}
+
+/// An event is about no object of the device.
+struct UnknownObject;
+
 /// An open device of a verbs library.
 #[derive(Debug)]
 pub struct LoadedDevice {
@@ -112,6 +135,9 @@ pub struct LoadedDevice {
     windows: Table<*mut ibv_mw>,
     handles: Table<*mut ibv_ah>,
     qps: HashMap<u32, QueuePair>,
+    /// The numbers of queue pairs destroyed last.
+    destroyed: VecDeque<u32>,
+    strays: Strays,
     /// By local key.
     regions: HashMap<u32, Region>,
     notified: VecDeque<CqId>,
@@ -161,6 +187,8 @@ impl LoadedDevice {
             windows: Table::new(),
             handles: Table::new(),
             qps: HashMap::new(),
+            destroyed: VecDeque::new(),
+            strays: Strays::default(),
             regions: HashMap::new(),
             notified: VecDeque::new(),
             armed: HashSet::new(),
@@ -318,11 +346,27 @@ impl LoadedDevice {
         }
     }
 
-    /// Notes that a call failed, the first time that it does.
-    fn note_degraded(&mut self, call: &'static str, error: &VerbsError) {
-        if !self.reported.contains(&call) {
-            self.reported.push(call);
-            self.troubles.push_back(Trouble::Degraded(format!("device {}: {error}", self.name)));
+    /// Notes what is wrong, the first time that this call fails or this kind of thing is reported.
+    fn note_degraded(&mut self, what: &'static str, why: impl fmt::Display) {
+        if !self.reported.contains(&what) {
+            self.reported.push(what);
+            self.troubles.push_back(Trouble::Degraded(format!("device {}: {why}", self.name)));
+        }
+    }
+
+    /// Notes a report about an object that the device does not have.
+    fn note_stray(&mut self, what: &'static str, number: u32) {
+        let hint = "it is ignored, and the library may be defective";
+        self.note_degraded(what, format_args!("the library reports {what} {number:#x}: {hint}"));
+    }
+
+    /// Counts a completion of a queue pair that does not exist.
+    fn count_stray(&mut self, qp_num: u32) {
+        if self.destroyed.contains(&qp_num) {
+            self.strays.late_completions += 1;
+        } else {
+            self.strays.completions += 1;
+            self.note_stray("a completion of the unknown queue pair", qp_num);
         }
     }
 
@@ -336,16 +380,16 @@ impl LoadedDevice {
         }
     }
 
-    /// An event as the device trait reports it. None for one of no object of ours: its pointers are compared
-    /// with ours, not followed.
-    fn describe(&self, event: &ibv_async_event) -> Option<AsyncEvent> {
+    /// An event as the device trait reports it, if it is about an object. The event's pointers are compared with
+    /// ours, not followed.
+    fn describe(&self, event: &ibv_async_event) -> Result<Option<AsyncEvent>, UnknownObject> {
         // SAFETY: whatever the event is about, the union holds the bytes of a pointer.
         let (qp, cq, srq) = unsafe { (event.element.qp, event.element.cq, event.element.srq) };
         let about_qp = |make: fn(Qpn) -> AsyncEvent| {
             let found = self.qps.iter().find(|(_, known)| known.c == qp);
             found.map(|(number, _)| make(Qpn::new(*number)))
         };
-        match event.event_type {
+        let told = match event.event_type {
             IBV_EVENT_QP_FATAL => about_qp(AsyncEvent::QpFatal),
             IBV_EVENT_QP_REQ_ERR => about_qp(AsyncEvent::QpRequestError),
             IBV_EVENT_QP_ACCESS_ERR => about_qp(AsyncEvent::QpAccessError),
@@ -360,8 +404,10 @@ impl LoadedDevice {
                 let found = self.cqs.objects.iter().find(|(_, known)| **known == cq);
                 found.map(|(id, _)| AsyncEvent::CqError(CqId(*id)))
             }
-            _ => None,
-        }
+            // Those of ports and of the device have no counterpart here.
+            _ => return Ok(None),
+        };
+        told.map(Some).ok_or(UnknownObject)
     }
 
     /// A send work request in C's terms, but for its list of memory and its successor.
@@ -542,7 +588,8 @@ impl Device for LoadedDevice {
     ) -> Result<(), VerbsError> {
         let c = self.cq(cq)?;
         let poll = self.ops().poll_cq.ok_or(VerbsError::Unsupported("ibv_poll_cq"))?;
-        while !into.is_full() {
+        let mut strays = 0;
+        while !into.is_full() && strays < MOST_STRAYS {
             // SAFETY: numbers only, for which zero is a value.
             let mut batch: [ibv_wc; POLL_BATCH] = unsafe { std::mem::zeroed() };
             let wanted = into.remaining_capacity().min(POLL_BATCH);
@@ -554,11 +601,14 @@ impl Device for LoadedDevice {
                 Err(_) => Err(last_refused("ibv_poll_cq")),
             };
             let count = polled.inspect_err(|error| self.note_degraded("ibv_poll_cq", error))?;
-            let taken = batch.iter().take(count).map(|wc| {
-                let transport = self.qps.get(&wc.qp_num).map(|qp| qp.transport);
-                translate::completion(wc, transport)
-            });
-            into.extend(taken);
+            for wc in &batch[..count] {
+                if let Some(qp) = self.qps.get(&wc.qp_num) {
+                    into.push(translate::completion(wc, qp.transport));
+                } else {
+                    self.count_stray(wc.qp_num);
+                    strays += 1;
+                }
+            }
             if count < wanted {
                 break;
             }
@@ -586,7 +636,10 @@ impl Device for LoadedDevice {
             // SAFETY: the queue of an event that was not acknowledged yet, so it is not destroyed.
             unsafe { (functions.ack_cq_events)(cq, 1) };
             let cq = CqId(name.addr() as u32);
-            if self.cqs.get(cq.0).is_some() && !self.notified.contains(&cq) {
+            if self.cqs.get(cq.0).is_none() {
+                self.strays.notifications += 1;
+                self.note_stray("a notification of the unknown completion queue", cq.0);
+            } else if !self.notified.contains(&cq) {
                 self.notified.push_back(cq);
             }
         }
@@ -618,6 +671,7 @@ impl Device for LoadedDevice {
         let number = unsafe { (*c).qp_num };
         let limits = [init.cap.max_send_wr, init.cap.max_recv_wr];
         self.qps.insert(number, QueuePair { c, transport, limits });
+        self.destroyed.retain(|&destroyed| destroyed != number);
         Ok(Qpn::new(number))
     }
 
@@ -660,6 +714,10 @@ impl Device for LoadedDevice {
         // SAFETY: living objects; every event was acknowledged when it was taken, so this does not wait.
         done("ibv_destroy_qp", unsafe { (self.library.functions.destroy_qp)(c) })?;
         self.qps.remove(&qpn.get());
+        if self.destroyed.len() == MAX_DESTROYED {
+            self.destroyed.pop_front();
+        }
+        self.destroyed.push_back(qpn.get());
         Ok(())
     }
 
@@ -898,9 +956,13 @@ impl Device for LoadedDevice {
             if event.event_type == IBV_EVENT_DEVICE_FATAL {
                 self.note_gone();
             }
-            // Events of ports and of the device have no counterpart here.
-            if told.is_some() {
-                return told;
+            match told {
+                Ok(None) => {}
+                Ok(told) => return told,
+                Err(UnknownObject) => {
+                    self.strays.events += 1;
+                    self.note_stray("for an unknown object the event", event.event_type);
+                }
             }
         }
         None

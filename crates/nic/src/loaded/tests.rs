@@ -191,6 +191,13 @@ fn troubles(loaded: &mut Loaded) -> Vec<Trouble> {
     std::iter::from_fn(|| loaded.poll_trouble()).collect()
 }
 
+/// The counter of this name.
+fn count(loaded: &Loaded, name: &str) -> u64 {
+    let mut found = None;
+    loaded.counters(&mut |counter, value| found = found.or((counter == name).then_some(value)));
+    found.expect("there is such a counter")
+}
+
 fn turn(loaded: &mut Loaded) {
     loaded.turn(Time::ZERO, |_, _| false);
 }
@@ -248,17 +255,66 @@ fn a_queue_that_cannot_be_armed_makes_sleeps_short() {
 fn events_and_notifications_without_end_do_not_end_in_a_loop() {
     let (fake, mut loaded, _) = loaded();
     const PORT_ACTIVE: u32 = 9;
-    for event in [PORT_ACTIVE, IBV_EVENT_QP_FATAL, IBV_EVENT_COMM_EST] {
+    fake.event.set(Some(PORT_ACTIVE));
+    assert_eq!(loaded.device().poll_event(), None, "it is about no object");
+    turn(&mut loaded);
+    assert_eq!(count(&loaded, "device.unknown.events"), 0);
+    for event in [IBV_EVENT_QP_FATAL, IBV_EVENT_COMM_EST] {
         fake.event.set(Some(event));
         assert_eq!(loaded.device().poll_event(), None, "it is about no object of ours");
         turn(&mut loaded);
     }
-    for queue in [1, 77, usize::MAX] {
+    fake.notified.set(Some(1));
+    turn(&mut loaded);
+    assert_eq!(count(&loaded, "device.unknown.notifications"), 0);
+    for queue in [77, usize::MAX] {
         fake.notified.set(Some(queue));
         turn(&mut loaded);
     }
-    assert!(troubles(&mut loaded).is_empty());
+    for kind in ["events", "notifications"] {
+        assert!(count(&loaded, &format!("device.unknown.{kind}")) > 1, "{kind}");
+    }
+    let [Trouble::Degraded(event), Trouble::Degraded(notification)] = &troubles(&mut loaded)[..]
+    else {
+        panic!("each kind is reported once");
+    };
+    assert!(event.contains("for an unknown object the event 0x1:"), "{event}");
+    assert!(notification.contains("the unknown completion queue 0x4d:"), "{notification}");
     assert!(fake.taken.get() > 0);
+}
+
+#[test]
+fn completions_of_no_queue_pair_are_dropped_counted_and_reported_once() {
+    let (fake, mut loaded, cq) = loaded();
+    let poll = |loaded: &mut Loaded| {
+        let mut into = ArrayVec::<Completion, 4>::new();
+        loaded.device().poll_cq(cq, &mut into).expect("it is read");
+        into.len()
+    };
+    let counts = |loaded: &Loaded| {
+        ["device.unknown.completions", "device.late_completions"].map(|name| count(loaded, name))
+    };
+    let most = MOST_STRAYS as u64;
+    // Completions of queue pair 0 without end.
+    fake.polled.set(4);
+    for round in 1..3 {
+        assert_eq!(poll(&mut loaded), 0);
+        assert_eq!(counts(&loaded), [round * most, 0]);
+    }
+    let [Trouble::Degraded(why)] = &troubles(&mut loaded)[..] else {
+        panic!("it is reported once");
+    };
+    assert!(why.contains("a completion of the unknown queue pair 0x0:"), "{why}");
+    let pd = loaded.device().alloc_pd().expect("it has no defects");
+    for round in 1..3 {
+        let qpn = loaded.device().create_qp(QpConfig::rc(pd, cq, 8, 8)).expect("no defects");
+        assert_eq!((qpn.get(), poll(&mut loaded)), (0, 4));
+        // Drivers may leave completions of destroyed queue pairs.
+        loaded.device().destroy_qp(Time::ZERO, qpn).expect("it has no defects");
+        assert_eq!(poll(&mut loaded), 0);
+        assert_eq!(counts(&loaded), [2 * most, round * most]);
+    }
+    assert!(troubles(&mut loaded).is_empty());
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn opcode(number: u32) -> WcOpcode {
 
 /// A completion of a queue pair with this transport. The library does not report what it came over, nor
 /// whether the peer requested a solicited event.
-pub(super) fn completion(from: &ibv_wc, transport: Option<Transport>) -> Completion {
+pub(super) fn completion(from: &ibv_wc, transport: Transport) -> Completion {
     let status = STATUSES.into_iter().find(|&status| status as u32 == from.status);
     let status = status.unwrap_or(WcStatus::GeneralError);
     let bare = Completion::new(from.wr_id, status, opcode(from.opcode), Qpn::new(from.qp_num));
@@ -280,7 +280,7 @@ pub(super) fn completion(from: &ibv_wc, transport: Option<Transport>) -> Complet
         byte_len: if is_send { 0 } else { from.byte_len },
         imm: has(IBV_WC_WITH_IMM).then(|| u32::from_be(from.imm_data)),
         invalidated: has(IBV_WC_WITH_INV).then_some(from.imm_data),
-        src_qp: (is_receive && transport == Some(Transport::Ud)).then(|| Qpn::new(from.src_qp)),
+        src_qp: (is_receive && transport == Transport::Ud).then(|| Qpn::new(from.src_qp)),
         ..bare
     }
 }

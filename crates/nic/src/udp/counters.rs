@@ -26,6 +26,8 @@ pub struct SharingCounters {
     pub misrouted: u64,
     /// Packets ignored under the strict check because the packet socket delivers them too.
     pub left_to_strict: u64,
+    /// Probes of processes that waited for this one to read.
+    pub probes: u64,
     /// Times that sending waited because the receive buffer of a process here was full.
     pub backpressure_waits: u64,
 }

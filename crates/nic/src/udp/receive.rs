@@ -12,15 +12,16 @@ use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Headers, WireError};
 use roce::world::{Ecn, Origin, RxFrame};
 
-use super::message::{Arrival, Control, Name};
+use super::message::{Arrival, Control};
 use super::{IcrcCheck, RxCounters, pseudo};
 use crate::capture::{Capture, Seen};
+use crate::sockaddr::Name;
 
 /// Buffers filled by one call: 256 KiB in all, about one full burst of a sender.
 const BUFFERS: usize = 4;
 
 /// System calls per call of `receive`, each filling all buffers. Together they hold about as many
-/// packets as one round of the drain loop sends, so that two endpoints in step do not overrun each
+/// packets as one turn sends, so that two endpoints in step do not overrun each
 /// other.
 const ROUNDS: usize = 8;
 

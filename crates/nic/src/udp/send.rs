@@ -19,10 +19,11 @@ use roce::wire::icrc::Icrc;
 use roce::world::{BURST_PACKETS, Ecn, Memory, Path, TxFrame};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::message::{Control, Integer, Name};
+use super::message::{Control, Integer};
 use super::{SEND_WAIT, TxCounters, pseudo};
 use crate::capture::{Capture, Seen};
 use crate::clock;
+use crate::sockaddr::Name;
 use crate::waiter::timespec;
 
 /// Most datagrams in one segmented send (UDP_MAX_SEGMENTS; newer kernels allow more).

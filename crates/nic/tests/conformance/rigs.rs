@@ -10,7 +10,7 @@ use nic::udp::{UdpConfig, UdpWire};
 use roce::endpoint::{Endpoint, EndpointConfig};
 use roce::verbs::MemoryRegion;
 use roce::wire::ROCE_PORT;
-use roce::world::{Path, Staging, Wire, drain};
+use roce::world::{self, Path, Staging, Wire};
 use roce::{Duration, Time};
 use sim::fabric::{Fabric, FabricConfig};
 use sim::graph::Graph;
@@ -145,7 +145,13 @@ impl<W: Wire> Rig for Wired<W> {
 
     fn step(&mut self) {
         for side in &mut self.0 {
-            drain(&mut side.endpoint, &mut side.wire, &mut side.pool, clock::now());
+            world::turn(
+                &mut side.endpoint,
+                &mut side.wire,
+                &mut side.pool,
+                clock::now(),
+                |_, _| false,
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
-use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
+use roce::verbs::{Access, Datagram, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::{Bth, Ext, Headers, Opcode, Psn, Reth};
 use roce::world::{
     self, AtomicOp, Memory, MemoryKind, NoMemory, Origin, Path, RxFrame, TxFrame, Wire,
@@ -89,8 +89,8 @@ fn sent_to(gate: &Gate, address: &str) -> usize {
     gate.sent.iter().filter(|to| **to == address).count()
 }
 
-fn drain(endpoint: &mut Endpoint, wire: &mut impl Wire, now: Time) {
-    world::drain(endpoint, wire, &mut NoMemory, now);
+fn turn(endpoint: &mut Endpoint, wire: &mut impl Wire, now: Time) {
+    world::turn(endpoint, wire, &mut NoMemory, now, |_, _| false);
 }
 
 #[test]
@@ -98,14 +98,14 @@ fn a_full_destination_parks_its_senders_and_nobody_else() {
     let opens_at = Time::ZERO + Duration::from_micros(50);
     let (mut endpoint, _) = sender(&[SLOW, FAST, SLOW], 40);
     let mut wire = gate(opens_at);
-    drain(&mut endpoint, &mut wire, Time::ZERO);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!((sent_to(&wire, SLOW), sent_to(&wire, FAST)), (0, 40));
     assert_eq!(world::next_wakeup(&endpoint), Some(opens_at));
     // The wire is not queried before.
     let asked = wire.asked;
-    drain(&mut endpoint, &mut wire, Time::ZERO + Duration::from_micros(49));
+    turn(&mut endpoint, &mut wire, Time::ZERO + Duration::from_micros(49));
     assert_eq!((wire.asked, sent_to(&wire, SLOW)), (asked, 0));
-    drain(&mut endpoint, &mut wire, opens_at);
+    turn(&mut endpoint, &mut wire, opens_at);
     assert_eq!(sent_to(&wire, SLOW), 80);
 }
 
@@ -113,8 +113,42 @@ fn a_full_destination_parks_its_senders_and_nobody_else() {
 fn a_queue_pair_asks_for_no_more_than_it_may_send() {
     let (mut endpoint, _) = sender(&[SLOW, SLOW], 3);
     let mut wire = gate(Time::ZERO);
-    drain(&mut endpoint, &mut wire, Time::ZERO);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!((sent_to(&wire, SLOW), wire.asked), (6, 4), "for one packet, then for two");
+}
+
+/// What was admitted for one destination is not sent to another.
+#[test]
+fn each_datagram_is_admitted_by_its_own_destination() {
+    let mut endpoint = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
+    let (pd, cq) = (endpoint.alloc_pd(), endpoint.create_cq(16).unwrap());
+    let region = endpoint.register(pd, 1 << 20, 1 << 20, Access::ALL).unwrap();
+    let config = QpConfig { transport: Transport::Ud, ..QpConfig::rc(pd, cq, 8, 8) };
+    let qpn = endpoint.create_qp(config).unwrap();
+    device::start_datagrams(&mut endpoint, Time::ZERO, qpn, 1, Psn::default()).unwrap();
+    for address in [FAST, FAST, SLOW, FAST] {
+        let ah = Path::new(address.parse().unwrap()).into();
+        let to = Some(Datagram { ah, dest_qp: Qpn::new(9), qkey: 1 });
+        let sges = SgList::from_iter([Sge { addr: region.addr, len: 8, lkey: region.lkey }]);
+        let wr = SendWr { op: SendOp::Send, to, sges, ..SendWr::default() };
+        endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
+    }
+    let opens_at = Time::ZERO + Duration::from_micros(50);
+    let mut wire = gate(opens_at);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
+    assert_eq!((sent_to(&wire, FAST), sent_to(&wire, SLOW)), (2, 0));
+    turn(&mut endpoint, &mut wire, opens_at);
+    assert_eq!((sent_to(&wire, FAST), sent_to(&wire, SLOW)), (3, 1));
+}
+
+#[test]
+fn a_turn_sends_two_bursts_at_most() {
+    let (mut endpoint, _) = sender(&[FAST; 20], 40);
+    let mut wire = gate(Time::ZERO);
+    for turns in 1..4 {
+        turn(&mut endpoint, &mut wire, Time::ZERO);
+        assert_eq!(wire.sent.len(), turns * 2 * world::BURST_PACKETS);
+    }
 }
 
 #[test]
@@ -122,12 +156,12 @@ fn a_parked_queue_pair_may_be_destroyed() {
     let opens_at = Time::ZERO + Duration::from_micros(50);
     let (mut endpoint, qpns) = sender(&[SLOW, SLOW], 4);
     let mut wire = gate(opens_at);
-    drain(&mut endpoint, &mut wire, Time::ZERO);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
     endpoint.destroy_qp(Time::ZERO, qpns[0]).unwrap();
-    drain(&mut endpoint, &mut wire, opens_at);
+    turn(&mut endpoint, &mut wire, opens_at);
     assert_eq!(sent_to(&wire, SLOW), 4);
     endpoint.destroy_qp(Time::ZERO, qpns[1]).unwrap();
-    drain(&mut endpoint, &mut wire, opens_at);
+    turn(&mut endpoint, &mut wire, opens_at);
     assert_eq!(world::next_wakeup(&endpoint), None);
 }
 
@@ -183,7 +217,7 @@ fn a_grant_ends_with_the_burst_that_it_was_for() {
     }
     // The destination closes behind the first burst, which ends in the middle of a turn.
     let mut wire = Shuts { opens_at: Time::ZERO + Duration::from_millis(100), sent: 0 };
-    drain(&mut endpoint, &mut wire, Time::ZERO);
+    turn(&mut endpoint, &mut wire, Time::ZERO);
     assert_eq!(wire.sent, world::BURST_PACKETS);
 }
 
@@ -268,9 +302,9 @@ fn nothing_overtakes_the_gathered_responses_of_its_own_queue_pair() {
     let read = packet(Opcode::RcReadRequest, 0, 3 * 4096);
     let arriving = vec![(read, 0), (packet(Opcode::RcWriteOnly, 3, 8), 8)];
     let mut wire = Fickle { arriving, refusals: 1, sent: Vec::new() };
-    world::drain(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO);
+    world::turn(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO, |_, _| false);
     assert_eq!(wire.sent, [], "the first response was refused");
-    world::drain(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO);
+    world::turn(&mut endpoint, &mut wire, &mut Zeros, Time::ZERO, |_, _| false);
     let (first, middle, last, acknowledgement) = (13, 14, 15, 17);
     assert_eq!(wire.sent, [first, middle, last, acknowledgement]);
 }

@@ -116,7 +116,7 @@ impl Victim {
         self.posted += 2;
     }
 
-    /// Delivers a packet to the victim and does what the drain loop would do with the result.
+    /// Delivers a packet to the victim and does what a turn would do with the result.
     fn strike(&mut self, now: Time, source: SocketAddr, headers: &Headers, payload: usize) {
         let node = &mut self.fabric.nodes[1];
         let origin = Origin::new(source, source.ip());

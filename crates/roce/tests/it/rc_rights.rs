@@ -337,6 +337,33 @@ fn a_peer_that_guesses_keys_has_one_try() {
     }
 }
 
+/// An out-of-order WRITE that has to wait, for the responses of a READ or because its sender says so, is
+/// dropped whatever its key. A wrong one ends the connection all the same.
+#[test]
+fn a_guess_among_packets_that_have_to_wait_is_the_last() {
+    let ordered = |lone: &mut Lone, rkey| {
+        let (psn, target) = (lone.psn.plus(1), Ext::Reth(Reth { rkey, ..lone.range(64) }));
+        let adjust = |bth: &mut Bth| (bth.psn, bth.mig_req) = (psn, false);
+        !lone.custom(Opcode::RcWriteOnly, target, 64, adjust).is_empty()
+    };
+    let behind_read = |lone: &mut Lone, rkey| {
+        let all = Ext::Reth(lone.range(600));
+        let _ = lone.next(Opcode::RcReadRequest, all, 0);
+        write_out_of_order(lone, 1, Reth { rkey, ..lone.range(64) })
+    };
+    for seed in 0..50 {
+        assert_eq!(guess_keys(selective, seed, ordered), (1, false));
+        assert_eq!(guess_keys(selective, seed, behind_read), (1, false));
+    }
+    let waits: [fn(&mut Lone, u32) -> bool; 2] = [ordered, behind_read];
+    for wait in waits {
+        let mut lone = Lone::with(selective);
+        let right = lone.range(64).rkey;
+        assert!(!wait(&mut lone, right), "placed before its turn");
+        assert_eq!(lone.pair.state(1), QpState::Rts);
+    }
+}
+
 /// Duplicates are dropped whether the key is right or wrong, so any number of them reveals nothing.
 #[test]
 fn a_peer_that_guesses_keys_by_duplicates_learns_nothing() {

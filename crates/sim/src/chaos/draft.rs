@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 use roce::verbs::{SendOp, SgList, Transport, WcOpcode, WcStatus};
 use roce::world::AtomicOp;
 
-use super::post::RETIRE_AFTER;
 use super::scenario::Kind;
 use super::side::{At, Effect, Holder};
 use super::space::{SINKS, Use, WORDS};
@@ -19,6 +18,10 @@ const REWRITES: u32 = 250;
 
 /// Longest datagram of the endpoints' configuration.
 const DATAGRAM_BYTES: u64 = 4_096;
+
+/// The programs of an unreliable pair reconnect after this many sends of one side: targets of
+/// unacknowledged WRITEs cannot be reused before.
+pub(super) const RETIRE_AFTER: u64 = 150;
 
 /// A request about to be posted.
 pub(super) struct Draft {

@@ -405,7 +405,7 @@ impl Run {
     /// eight propagation delays. One timeout detects a loss, one more a lost acknowledgement of the
     /// retransmission; two are margin. 2 ms is what programs may take to post receives.
     fn recovery_bound_ns(&self) -> u64 {
-        let span = self.drain_ns();
+        let span = self.transfer_ns();
         let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();
         MAX_DELAY_NS + span + 2_000_000 + worst.unwrap_or(0)
     }
@@ -427,7 +427,7 @@ impl Run {
         MAX_DELAY_NS + pair.params.rnr_delay().as_nanos() + timeouts
     }
 
-    fn drain_ns(&self) -> u64 {
+    fn transfer_ns(&self) -> u64 {
         let sides = self.pairs.iter().flat_map(|pair| pair.sides.iter().flatten());
         let requests: usize = sides.map(|side| side.sends.len()).sum();
         // Packets of 256 bytes carry about as much again in headers and framing.
@@ -462,10 +462,10 @@ impl Run {
     // ---- the end -------------------------------------------------------------------------------
 
     fn finish(&mut self) -> Checked<()> {
-        self.drain()?;
+        self.run_dry()?;
         self.say_farewell()?;
         self.close_pairs(|_| true)?;
-        self.drain()?;
+        self.run_dry()?;
         if self.options.sabotage == Sabotage::Guard {
             let first = self.fabric.node(0).memory.peek(Arena::BASE, 1)[0];
             self.fabric.node_mut(0).memory.poke(Arena::BASE, &[!first]);
@@ -487,7 +487,7 @@ impl Run {
     }
 
     /// Packets in flight must not change anything any more, except for unreliable pairs.
-    fn drain(&mut self) -> Checked<()> {
+    fn run_dry(&mut self) -> Checked<()> {
         while self.fabric.advance() {
             self.check_health()?;
             self.watch()?;

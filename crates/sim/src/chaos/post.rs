@@ -8,15 +8,11 @@ use alloc::vec::Vec;
 
 use roce::verbs::{Datagram, GRH_BYTES, RecvWr, SendOp, SendWr, Transport, WcOpcode, WcStatus};
 
-use super::draft::Draft;
+use super::draft::{Draft, RETIRE_AFTER};
 use super::scenario::Kind;
 use super::side::{Announced, At, PairState, PostedReceive, PostedSend, Turn};
 use super::space::SINKS;
 use super::{Checked, MAX_BACKOFF_NS, Phase, Run};
-
-/// The programs of an unreliable pair reconnect after this many sends of one side: targets of
-/// unacknowledged WRITEs cannot be reused before.
-pub(super) const RETIRE_AFTER: u64 = 150;
 
 impl Run {
     /// A program's turn: some receives, some sends, and a pause.

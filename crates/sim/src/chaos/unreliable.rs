@@ -162,7 +162,7 @@ impl Run {
         for &at in &sides {
             self.post_farewell(at)?;
         }
-        self.drain()?;
+        self.run_dry()?;
         for &at in &sides {
             self.collect_side(at)?;
             let Side { node, qpn, .. } = *self.side(at)?;

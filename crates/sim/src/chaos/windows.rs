@@ -9,65 +9,13 @@
 
 use alloc::format;
 
-use roce::verbs::{
-    Access, SendOp, SgList, VerbsError, WcOpcode, WcStatus, WindowBinding, WindowId,
-};
+use roce::verbs::{Access, SendOp, SgList, VerbsError, WcOpcode, WcStatus, WindowBinding};
 
 use super::draft::Draft;
 use super::rights::refusal;
-use super::side::{At, Effect};
+use super::side::{At, Effect, Grant, Window};
 use super::space::Use;
 use super::{Checked, Run, ensure};
-
-/// The state of a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Grant {
-    /// Bound to nothing.
-    Free,
-    /// A binding is outstanding: address and length of the slot.
-    Binding { addr: u64, len: u32 },
-    /// The peer may write there; this many WRITEs are outstanding.
-    Bound { addr: u64, len: u32, busy: u32 },
-    /// Being invalidated.
-    Closing { addr: u64, len: u32, busy: u32 },
-}
-
-/// A side's memory window.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) id: WindowId,
-    /// The key it has, had last, or is about to have.
-    pub(super) rkey: u32,
-    pub(super) grant: Grant,
-    /// The peer's addresses start at the slot's first byte.
-    zero_based: bool,
-    /// A key that was invalidated.
-    pub(super) dead_rkey: Option<u32>,
-    /// Bytes of the slot taken by WRITEs in flight, from its front.
-    taken: u32,
-    /// The key was invalidated, and WRITEs through it are still to complete.
-    is_dead: bool,
-}
-
-/// Windows of a side.
-pub(super) const WINDOWS: usize = 2;
-
-impl Window {
-    pub(super) fn new((id, rkey): (WindowId, u32)) -> Window {
-        let (grant, zero_based, dead_rkey) = (Grant::Free, false, None);
-        Window { id, rkey, grant, zero_based, dead_rkey, taken: 0, is_dead: false }
-    }
-
-    /// The slot it is bound to.
-    pub(super) fn slot(&self) -> Option<(u64, u32)> {
-        match self.grant {
-            Grant::Free => None,
-            Grant::Binding { addr, len }
-            | Grant::Bound { addr, len, .. }
-            | Grant::Closing { addr, len, .. } => Some((addr, len)),
-        }
-    }
-}
 
 impl Run {
     /// A window for a side being created.

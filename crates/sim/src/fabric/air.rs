@@ -12,8 +12,7 @@ use roce::wire::{Headers, Psn, Service};
 
 use super::{Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::graph::Vertex;
-use crate::link::{Enqueued, Link};
+use crate::link::{Enqueued, Link, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Body;
@@ -170,7 +169,8 @@ impl<M: NodeMemory> Fabric<M> {
         copy.marks.twin = None;
         let distance = self.chance.between(1 << 16, 1 << 22) as u32;
         let ahead = self.chance.per_mille(500);
-        if !shift_psn(&mut copy, distance, ahead, self.body) {
+        let body = self.nodes[copy.from as usize].port.body;
+        if !shift_psn(&mut copy, distance, ahead, body) {
             return;
         }
         copy.marks.stray = true;

@@ -11,7 +11,7 @@ use roce::Time;
 use roce::device;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
-use sim::fabric::{Body, Fabric, FabricConfig};
+use sim::fabric::{Fabric, FabricConfig};
 use sim::faults::{Fault, FaultMix};
 use sim::graph::Graph;
 use sim::link::LinkConfig;
@@ -67,7 +67,7 @@ struct Ends {
 
 fn ends(case: &Case) -> Ends {
     let link = LinkConfig::new(100_000_000_000, Duration::from_micros(10));
-    let config = FabricConfig { body: Body::Phantom, ..FabricConfig::new(Graph::cable(link), 7) };
+    let config = FabricConfig::new(Graph::cable(link), 7);
     let mut fabric = Fabric::new(&config, |_| Phantom);
     fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
     let len = MESSAGE_BYTES * BUFFERS as u32;

@@ -5,17 +5,18 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{Op, Place, Shape, Stage, StageError, Type, chain};
+use super::{BlockOp, Operation, Place, Shape, Stage, StageError, TargetOp, Type, chain};
 use crate::dataset::Dtype;
 use crate::kernel::{Kernels, NarrowError};
 
 /// Most stages that a target runs over a block.
 pub const MAX_TARGET_STAGES: usize = 8;
 
-/// The stages that a target runs over every block of a dataset: a chain from the file to the wire.
+/// The stages of a target for every block of a dataset: a chain from the file to the wire. It begins with
+/// the read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetStages {
-    stages: Vec<Stage>,
+    over_blocks: Vec<Stage<BlockOp>>,
     stored: Dtype,
     on_wire: Dtype,
 }
@@ -27,35 +28,40 @@ impl TargetStages {
     /// # Errors
     /// When the list is empty or too long, does not start from such a file, does not form a chain, or
     /// does not end in blocks with a checksum.
-    pub fn new(stored: Dtype, claimed: Vec<(Op, Type)>) -> Result<TargetStages, StageError> {
+    pub fn new(stored: Dtype, claimed: Vec<(TargetOp, Type)>) -> Result<TargetStages, StageError> {
         match claimed.len() {
             0 => return Err(StageError::Empty),
             1..=MAX_TARGET_STAGES => {}
             count => return Err(StageError::TooMany { count }),
         }
-        let mut stages = Vec::with_capacity(claimed.len());
-        let mut given = Type::file(stored);
-        for (position, (op, takes)) in (1..).zip(claimed) {
-            let (input, stage, place) = (given, op.name(), Place::Target);
-            if takes != given {
+        TargetStages::of(stored, claimed.into_iter().map(|(op, takes)| (op, Some(takes))))
+    }
+
+    /// Chains `ops`, some of which may claim their input type.
+    fn of(
+        stored: Dtype,
+        ops: impl IntoIterator<Item = (TargetOp, Option<Type>)>,
+    ) -> Result<TargetStages, StageError> {
+        let (mut over_blocks, mut given) = (Vec::new(), Type::file(stored));
+        for (position, (op, takes)) in (1..).zip(ops) {
+            let (input, stage) = (given, op.name());
+            if let Some(takes) = takes.filter(|takes| *takes != given) {
                 return Err(StageError::Join { position, stage, takes, given });
             }
             given = op.output(input).ok_or(StageError::Undefined { position, stage, input })?;
-            stages.push(Stage { op, input, output: given, place });
+            if let TargetOp::Block(op) = op {
+                over_blocks.push(Stage { op, input, output: given, place: Place::Target });
+            }
         }
-        TargetStages::of(stages, stored, given)
-    }
-
-    fn of(stages: Vec<Stage>, stored: Dtype, output: Type) -> Result<TargetStages, StageError> {
-        match output.shape {
-            Shape::SummedBlock => Ok(TargetStages { stages, stored, on_wire: output.dtype }),
-            _ => Err(StageError::Unsummed { output }),
+        match given.shape {
+            Shape::SummedBlock => Ok(TargetStages { over_blocks, stored, on_wire: given.dtype }),
+            _ => Err(StageError::Unsummed { output: given }),
         }
     }
 
-    /// The stages, in order.
-    pub fn stages(&self) -> &[Stage] {
-        &self.stages
+    /// The stages after the read, in order.
+    pub fn over_blocks(&self) -> &[Stage<BlockOp>] {
+        &self.over_blocks
     }
 
     /// Type of the tokens in the file.
@@ -73,7 +79,7 @@ impl TargetStages {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockStages {
     target: TargetStages,
-    reader: Vec<Stage>,
+    reader: Vec<Stage<BlockOp>>,
     output: Type,
 }
 
@@ -91,15 +97,16 @@ impl BlockStages {
         let place = Place::of_block_stage(stored.bytes(), deliver.bytes(), offload);
         let narrow_at = |at_target: bool| {
             let here = stored != deliver && (place == Place::Target) == at_target;
-            here.then_some(Op::Narrow { to: deliver })
+            here.then_some(BlockOp::Narrow { to: deliver })
         };
-        let at_target = [Some(Op::Read), narrow_at(true), Some(Op::Checksum)];
-        let stages = chain(Type::file(stored), Place::Target, at_target.into_iter().flatten())?;
-        let summed = stages.last().map_or(Type::file(stored), |last| last.output);
-        let at_reader = [Some(Op::Verify), narrow_at(false)].into_iter().flatten();
-        let reader = chain(summed, Place::of_reader(offload), at_reader)?;
+        let over_blocks = narrow_at(true).into_iter().chain([BlockOp::Checksum]);
+        let ops = [TargetOp::Read].into_iter().chain(over_blocks.map(TargetOp::Block));
+        let target = TargetStages::of(stored, ops.map(|op| (op, None)))?;
+        let summed = Type { dtype: target.on_wire, shape: Shape::SummedBlock };
+        let ops = [BlockOp::Verify].into_iter().chain(narrow_at(false));
+        let reader = chain(summed, Place::of_reader(offload), ops)?;
         let output = reader.last().map_or(summed, |last| last.output);
-        Ok(BlockStages { target: TargetStages::of(stages, stored, summed)?, reader, output })
+        Ok(BlockStages { target, reader, output })
     }
 
     /// The stages of the target.
@@ -108,7 +115,7 @@ impl BlockStages {
     }
 
     /// The stages of the reader.
-    pub fn reader(&self) -> &[Stage] {
+    pub fn reader(&self) -> &[Stage<BlockOp>] {
         &self.reader
     }
 
@@ -117,9 +124,9 @@ impl BlockStages {
         self.output
     }
 
-    /// All of them, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Stage> {
-        self.target.stages.iter().chain(&self.reader)
+    /// The stages after the read on both sides, in order.
+    pub fn over_blocks(&self) -> impl Iterator<Item = &Stage<BlockOp>> {
+        self.target.over_blocks.iter().chain(&self.reader)
     }
 }
 
@@ -159,7 +166,7 @@ pub enum BlockError {
 /// # Errors
 /// See [`BlockError`].
 pub fn run(
-    stages: &[Stage],
+    stages: &[Stage<BlockOp>],
     block: &mut [u8],
     crc32c: u32,
     kernels: &Kernels,
@@ -168,7 +175,7 @@ pub fn run(
     for Stage { op, input, output, .. } in stages {
         let bytes = &mut block[..ran.bytes];
         match op {
-            Op::Narrow { .. } => {
+            BlockOp::Narrow { .. } => {
                 ran.bytes = (kernels.narrow)(bytes, input.dtype, output.dtype).map_err(
                     |error| match error {
                         NarrowError::Overflow { index, value, .. } => {
@@ -179,17 +186,12 @@ pub fn run(
                 )?;
                 ran.narrowed += 1;
             }
-            Op::Checksum => ran.crc32c = (kernels.crc32c)(0, bytes),
-            Op::Verify if (kernels.crc32c)(0, bytes) != ran.crc32c => {
-                return Err(BlockError::Damaged);
+            BlockOp::Checksum => ran.crc32c = (kernels.crc32c)(0, bytes),
+            BlockOp::Verify => {
+                if (kernels.crc32c)(0, bytes) != ran.crc32c {
+                    return Err(BlockError::Damaged);
+                }
             }
-            // The disk has read the block; samples are cut, ordered and joined while they are copied.
-            Op::Read
-            | Op::Verify
-            | Op::Window { .. }
-            | Op::Shuffle(_)
-            | Op::Blend(_)
-            | Op::Batch { .. } => {}
         }
     }
     Ok(ran)

@@ -17,13 +17,14 @@
 //! crosses the wire; every dataset arrives at `blend` with the same type. A list of stages from another
 //! process is checked ([`TargetStages::new`]) before it is used (C7).
 //!
-//! Nothing here depends on how stages are sent, on the order of samples ([`order`](crate::order)), or
+//! Nothing here depends on how stages are sent, on how samples are ordered ([`order`](crate::order)), or
 //! on how a kernel converts a token ([`kernel`](crate::kernel)).
 
 mod block;
 mod pipeline;
 mod table;
 
+use alloc::vec::Vec;
 use core::fmt;
 
 use thiserror::Error;
@@ -83,15 +84,6 @@ impl fmt::Display for Place {
     }
 }
 
-/// Tokens of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
-    /// All samples have this length.
-    Fixed(u32),
-    /// Samples have individual lengths, up to this one.
-    UpTo(u32),
-}
-
 /// The unit that tokens are grouped into between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
@@ -102,7 +94,10 @@ pub enum Shape {
     /// A block with its CRC-32C, as it crosses the wire.
     SummedBlock,
     /// A sample.
-    Sample(Length),
+    Sample {
+        /// Its tokens.
+        tokens: u32,
+    },
     /// A batch of samples of the same length.
     Batch {
         /// Number of samples.
@@ -135,8 +130,7 @@ impl fmt::Display for Type {
             Shape::File => write!(f, "a file of {dtype}"),
             Shape::Block => write!(f, "blocks of {dtype}"),
             Shape::SummedBlock => write!(f, "blocks of {dtype} with a checksum"),
-            Shape::Sample(Length::Fixed(tokens)) => write!(f, "samples of {tokens} {dtype}"),
-            Shape::Sample(Length::UpTo(most)) => write!(f, "samples of up to {most} {dtype}"),
+            Shape::Sample { tokens } => write!(f, "samples of {tokens} {dtype}"),
             Shape::Batch { samples, tokens } => {
                 write!(f, "batches of {samples} samples of {tokens} {dtype}")
             }
@@ -144,11 +138,18 @@ impl fmt::Display for Type {
     }
 }
 
-/// The operation of a stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Reads blocks of a file.
-    Read,
+/// What an operation is called, and what it does to the type of the data.
+trait Operation {
+    /// The name used in messages.
+    fn name(&self) -> &'static str;
+
+    /// The output type for `input`; none if the operation is not defined for it.
+    fn output(&self, input: Type) -> Option<Type>;
+}
+
+/// An operation over the bytes of a block, in place ([`run`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockOp {
     /// Converts every token, and refuses those that do not fit (C5).
     Narrow {
         /// The type to convert to.
@@ -158,6 +159,20 @@ pub enum Op {
     Checksum,
     /// Compares the CRC-32C of a block.
     Verify,
+}
+
+/// An operation of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetOp {
+    /// Reads blocks of a file.
+    Read,
+    /// An operation over what was read.
+    Block(BlockOp),
+}
+
+/// An operation over samples. The reader carries it out while it copies them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SampleOp {
     /// Cuts blocks into samples of this many tokens.
     Window {
         /// Tokens of a sample.
@@ -166,7 +181,7 @@ pub enum Op {
     /// Changes the order of the samples of a dataset.
     Shuffle(Shuffle),
     /// Draws samples from several datasets.
-    Blend(alloc::vec::Vec<Part>),
+    Blend(Vec<Part>),
     /// Joins samples into batches.
     Batch {
         /// Samples of a batch.
@@ -174,39 +189,64 @@ pub enum Op {
     },
 }
 
-impl Op {
-    /// The name used in messages.
-    pub const fn name(&self) -> &'static str {
+impl Operation for BlockOp {
+    fn name(&self) -> &'static str {
         match self {
-            Op::Read => "read",
-            Op::Narrow { .. } => "narrow",
-            Op::Checksum => "checksum",
-            Op::Verify => "verify",
-            Op::Window { .. } => "window",
-            Op::Shuffle(_) => "shuffle",
-            Op::Blend(_) => "blend",
-            Op::Batch { .. } => "batch",
+            BlockOp::Narrow { .. } => "narrow",
+            BlockOp::Checksum => "checksum",
+            BlockOp::Verify => "verify",
         }
     }
 
-    /// The output type for `input`; none if the stage is not defined for it.
-    pub fn output(&self, input: Type) -> Option<Type> {
-        let Type { dtype, shape } = input;
-        let reshaped = |shape| Some(Type { dtype, shape });
+    fn output(&self, Type { dtype, shape }: Type) -> Option<Type> {
         match (self, shape) {
-            (Op::Read, Shape::File) if dtype.is_token() => reshaped(Shape::Block),
-            (Op::Narrow { to }, Shape::Block) if can_narrow(dtype, *to) => {
+            (BlockOp::Narrow { to }, Shape::Block) if can_narrow(dtype, *to) => {
                 Some(Type { dtype: *to, shape })
             }
-            (Op::Checksum, Shape::Block) => reshaped(Shape::SummedBlock),
-            (Op::Verify, Shape::SummedBlock) => reshaped(Shape::Block),
-            (Op::Window { tokens }, Shape::Block) => {
-                reshaped(Shape::Sample(Length::Fixed(*tokens)))
+            (BlockOp::Checksum, Shape::Block) => Some(Type { dtype, shape: Shape::SummedBlock }),
+            (BlockOp::Verify, Shape::SummedBlock) => Some(Type { dtype, shape: Shape::Block }),
+            _ => None,
+        }
+    }
+}
+
+impl Operation for TargetOp {
+    fn name(&self) -> &'static str {
+        match self {
+            TargetOp::Read => "read",
+            TargetOp::Block(op) => op.name(),
+        }
+    }
+
+    fn output(&self, input: Type) -> Option<Type> {
+        let Type { dtype, shape } = input;
+        match self {
+            TargetOp::Read => (shape == Shape::File && dtype.is_token())
+                .then_some(Type { dtype, shape: Shape::Block }),
+            TargetOp::Block(op) => op.output(input),
+        }
+    }
+}
+
+impl Operation for SampleOp {
+    fn name(&self) -> &'static str {
+        match self {
+            SampleOp::Window { .. } => "window",
+            SampleOp::Shuffle(_) => "shuffle",
+            SampleOp::Blend(_) => "blend",
+            SampleOp::Batch { .. } => "batch",
+        }
+    }
+
+    fn output(&self, input: Type) -> Option<Type> {
+        let Type { dtype, shape } = input;
+        match (self, shape) {
+            (SampleOp::Window { tokens }, Shape::Block) => {
+                Some(Type { dtype, shape: Shape::Sample { tokens: *tokens } })
             }
-            (Op::Shuffle(_) | Op::Blend(_), Shape::Sample(_)) => Some(input),
-            // Rows of a batch are located by arithmetic, so they have one length.
-            (Op::Batch { samples }, Shape::Sample(Length::Fixed(tokens))) => {
-                reshaped(Shape::Batch { samples: *samples, tokens })
+            (SampleOp::Shuffle(_) | SampleOp::Blend(_), Shape::Sample { .. }) => Some(input),
+            (SampleOp::Batch { samples }, Shape::Sample { tokens }) => {
+                Some(Type { dtype, shape: Shape::Batch { samples: *samples, tokens } })
             }
             _ => None,
         }
@@ -214,24 +254,24 @@ impl Op {
 }
 
 /// As printed in a plan.
-impl fmt::Display for Op {
+impl fmt::Display for SampleOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Op::Narrow { to } => write!(f, "narrow({to})"),
-            Op::Window { tokens } => write!(f, "window({tokens})"),
-            Op::Shuffle(Shuffle { seed, blocks }) => write!(f, "shuffle({seed}, blocks={blocks})"),
-            Op::Blend(parts) => BlendText(parts).fmt(f),
-            Op::Batch { samples } => write!(f, "batch({samples})"),
-            Op::Read | Op::Checksum | Op::Verify => f.write_str(self.name()),
+            SampleOp::Window { tokens } => write!(f, "window({tokens})"),
+            SampleOp::Shuffle(Shuffle { seed, blocks }) => {
+                write!(f, "shuffle({seed}, blocks={blocks})")
+            }
+            SampleOp::Blend(parts) => BlendText(parts).fmt(f),
+            SampleOp::Batch { samples } => write!(f, "batch({samples})"),
         }
     }
 }
 
 /// A step of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct Stage<O> {
     /// Its operation.
-    pub op: Op,
+    pub op: O,
     /// Input type.
     pub input: Type,
     /// Output type.
@@ -301,11 +341,11 @@ impl StageError {
 }
 
 /// Chains stages, all in one place, starting with the input of the first.
-fn chain(
+fn chain<O: Operation>(
     input: Type,
     place: Place,
-    ops: impl IntoIterator<Item = Op>,
-) -> Result<alloc::vec::Vec<Stage>, StageError> {
+    ops: impl IntoIterator<Item = O>,
+) -> Result<Vec<Stage<O>>, StageError> {
     let mut given = input;
     let stages = (1..).zip(ops).map(|(position, op)| {
         let input = given;

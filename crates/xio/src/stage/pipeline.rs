@@ -4,9 +4,10 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{BlockStages, Op, Place, Shape, Stage, StageError, Type, chain};
+use super::{BlockStages, Place, SampleOp, Shape, Stage, StageError, Type, chain};
 use crate::dataset::Dtype;
 use crate::kernel::can_narrow;
+use crate::order::{Blend, BlockShuffle, Order, OrderError, SampleLayout};
 use crate::plan::{Plan, Shuffle};
 
 /// The stages of one dataset, up to where the datasets are joined.
@@ -14,7 +15,7 @@ use crate::plan::{Plan, Shuffle};
 pub struct Branch {
     weight: u32,
     blocks: BlockStages,
-    samples: Vec<Stage>,
+    samples: Vec<Stage<SampleOp>>,
 }
 
 impl Branch {
@@ -29,14 +30,14 @@ impl Branch {
     }
 
     /// The stages over samples.
-    pub fn sample_stages(&self) -> &[Stage] {
+    pub fn sample_stages(&self) -> &[Stage<SampleOp>] {
         &self.samples
     }
 
     /// The shuffle of this dataset, if there is one.
     pub fn shuffle(&self) -> Option<Shuffle> {
         self.samples.iter().find_map(|stage| match stage.op {
-            Op::Shuffle(shuffle) => Some(shuffle),
+            SampleOp::Shuffle(shuffle) => Some(shuffle),
             _ => None,
         })
     }
@@ -45,18 +46,13 @@ impl Branch {
     pub fn output(&self) -> Type {
         self.samples.last().map_or(self.blocks.output(), |last| last.output)
     }
-
-    /// All stages, in order.
-    pub fn stages(&self) -> impl Iterator<Item = &Stage> {
-        self.blocks.iter().chain(&self.samples)
-    }
 }
 
 /// A compiled plan: one branch for each dataset, and the stages after they are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
     branches: Vec<Branch>,
-    joint: Vec<Stage>,
+    joint: Vec<Stage<SampleOp>>,
     dtype: Dtype,
     window_tokens: u32,
     batch_samples: u32,
@@ -69,7 +65,7 @@ impl Pipeline {
     }
 
     /// The stages after the branches are joined.
-    pub fn joint(&self) -> &[Stage] {
+    pub fn joint(&self) -> &[Stage<SampleOp>] {
         &self.joint
     }
 
@@ -86,6 +82,25 @@ impl Pipeline {
     /// Samples of a batch.
     pub fn batch_samples(&self) -> u32 {
         self.batch_samples
+    }
+
+    /// The order of its samples; `datasets` are in the order of the branches.
+    ///
+    /// # Errors
+    /// When the numbers of datasets and branches differ, and as [`Blend::new`] and
+    /// [`BlockShuffle::new`].
+    pub fn order(&self, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
+        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| {
+            let (samples, per_block) = (layout.samples, layout.samples_per_block);
+            match self.branches.get(dataset).and_then(Branch::shuffle) {
+                Some(Shuffle { seed, blocks }) => {
+                    BlockShuffle::new(samples, per_block, blocks, seed, dataset as u64)
+                }
+                None => BlockShuffle::sequential(samples, per_block),
+            }
+        });
+        let weights: Vec<u32> = self.branches.iter().map(Branch::weight).collect();
+        Order::new(Blend::new(&weights)?, shuffles.collect::<Result<_, _>>()?)
     }
 }
 
@@ -167,8 +182,8 @@ impl Plan {
         let place = Place::of_reader(offload);
         let branch = |(dataset, stored): (usize, &Dtype)| {
             let blocks = BlockStages::compile(*stored, dtype, offload)?;
-            let window = Some(Op::Window { tokens: self.window() });
-            let shuffle = self.shuffle().map(Op::Shuffle);
+            let window = Some(SampleOp::Window { tokens: self.window() });
+            let shuffle = self.shuffle().map(SampleOp::Shuffle);
             let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
             let weight = self.blend().get(dataset).map_or(1, |part| part.weight);
             Ok(Branch { weight, blocks, samples })
@@ -181,8 +196,8 @@ impl Plan {
             let given = other.output();
             return Err(StageError::Join { position: 1, stage: "blend", takes, given }.into());
         }
-        let blend = (!self.blend().is_empty()).then(|| Op::Blend(self.blend().to_vec()));
-        let batch = Some(Op::Batch { samples: self.batch() });
+        let blend = (!self.blend().is_empty()).then(|| SampleOp::Blend(self.blend().to_vec()));
+        let batch = Some(SampleOp::Batch { samples: self.batch() });
         let joint = chain(takes, place, [blend, batch].into_iter().flatten())?;
         let output = joint.last().map_or(takes, |last| last.output);
         match output.shape {

@@ -5,7 +5,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::{Branch, Op, Pipeline, Place, Stage};
+use super::{BlockOp, Branch, Pipeline, Place, SampleOp};
 use crate::dataset::Dtype;
 
 /// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
@@ -57,27 +57,31 @@ impl Pipeline {
         let disk_bytes = bytes(&dtypes);
 
         let mut rows = Vec::new();
-        let mut row = |stage: &Stage, bytes_in, bytes_out| {
-            let why = why(stage, bytes_in, bytes_out);
-            let (action, place) = (stage.op.to_string(), stage.place);
-            rows.push(Row { action, place, why, bytes_in, bytes_out });
-        };
         for place in [Place::Target, Place::Dpu, Place::Host] {
-            let narrow =
-                |stage: &&Stage| stage.place == place && matches!(stage.op, Op::Narrow { .. });
             let (bytes_in, mut found) = (bytes(&dtypes), None);
             for (branch, dtype) in self.branches().iter().zip(&mut dtypes) {
-                if let Some(stage) = branch.blocks().iter().find(narrow) {
-                    *dtype = stage.output.dtype;
-                    found = Some(stage);
+                for stage in branch.blocks().over_blocks().filter(|stage| stage.place == place) {
+                    if let BlockOp::Narrow { to } = stage.op {
+                        (*dtype, found) = (to, Some(to));
+                    }
                 }
             }
-            found.into_iter().for_each(|stage| row(stage, bytes_in, bytes(&dtypes)));
+            if let Some(to) = found {
+                let (bytes_out, action) = (bytes(&dtypes), format!("narrow({to})"));
+                let why = why_narrow(place, bytes_in, bytes_out);
+                rows.push(Row { action, place, why, bytes_in, bytes_out });
+            }
         }
         // The branches differ only in their conversions.
         let delivered_bytes = bytes(&dtypes);
         let samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
-        samples.chain(self.joint()).for_each(|stage| row(stage, delivered_bytes, delivered_bytes));
+        rows.extend(samples.chain(self.joint()).map(|stage| Row {
+            action: stage.op.to_string(),
+            place: stage.place,
+            why: why(&stage.op, stage.place),
+            bytes_in: delivered_bytes,
+            bytes_out: delivered_bytes,
+        }));
         Table {
             dtype: self.dtype(),
             rows,
@@ -89,22 +93,28 @@ impl Pipeline {
     }
 }
 
-/// The reason for a stage's place.
-fn why(stage: &Stage, bytes_in: u64, bytes_out: u64) -> &'static str {
-    match (&stage.op, stage.place) {
-        (_, Place::Host) => "offload is off",
-        (Op::Narrow { .. }, Place::Target) if bytes_out < bytes_in => {
-            "shrinks bytes: done before they cross the wire"
-        }
-        (Op::Narrow { .. }, Place::Target) => "saves no bytes: checks the range before the wire",
-        (Op::Narrow { .. }, Place::Dpu) => "adds bytes: done behind the wire",
-        (Op::Window { .. }, _) => "cuts blocks into samples",
-        (Op::Shuffle(_), _) => "needs several blocks at once",
-        (Op::Blend(_), _) => "needs several files at once",
-        (Op::Batch { .. }, _) => "fills one slot of the host's ring",
-        (Op::Read | Op::Checksum | Op::Verify, _) => "is no action of the plan",
+/// The reason for the place of a conversion.
+fn why_narrow(place: Place, bytes_in: u64, bytes_out: u64) -> &'static str {
+    match place {
+        Place::Host => OFFLOAD_IS_OFF,
+        Place::Target if bytes_out < bytes_in => "shrinks bytes: done before they cross the wire",
+        Place::Target => "saves no bytes: checks the range before the wire",
+        Place::Dpu => "adds bytes: done behind the wire",
     }
 }
+
+/// The reason for the place of a stage over samples.
+fn why(op: &SampleOp, place: Place) -> &'static str {
+    match op {
+        _ if place == Place::Host => OFFLOAD_IS_OFF,
+        SampleOp::Window { .. } => "cuts blocks into samples",
+        SampleOp::Shuffle(_) => "needs several blocks at once",
+        SampleOp::Blend(_) => "needs several files at once",
+        SampleOp::Batch { .. } => "fills one slot of the host's ring",
+    }
+}
+
+const OFFLOAD_IS_OFF: &str = "offload is off";
 
 /// Longest action text in the table; a longer one is cut.
 const ACTION_WIDTH: usize = 40;

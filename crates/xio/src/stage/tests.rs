@@ -1,7 +1,7 @@
 //! Plans that compile, lists of stages that are refused, and the effect of stages on a block.
 
 use proptest::prelude::*;
-use std::{string::ToString, vec, vec::Vec};
+use std::{format, string::ToString, vec, vec::Vec};
 
 use super::*;
 use crate::kernel::Kernels;
@@ -57,8 +57,8 @@ disk 8601.6 B/sample, wire 4096 B/sample (53 % saved), u16 delivered";
 fn a_conversion_of_equal_width_runs_where_the_table_says() {
     let pipeline = plan("window(4) | narrow(u32)").compile(&[Dtype::I32], true).unwrap();
     let target = pipeline.branches()[0].blocks().target();
-    let ops: Vec<&'static str> = target.stages().iter().map(|stage| stage.op.name()).collect();
-    assert_eq!(ops, ["read", "narrow", "checksum"]);
+    let ops: Vec<_> = target.over_blocks().iter().map(|stage| stage.op.name()).collect();
+    assert_eq!(ops, ["narrow", "checksum"]);
     let row = &pipeline.table().rows[0];
     assert_eq!((row.action.as_str(), row.place), ("narrow(u32)", Place::Target));
     assert_eq!((row.bytes_in, row.bytes_out), (16, 16));
@@ -91,23 +91,18 @@ fn types_that_do_not_go_together_are_refused() {
     assert!(matches!(bytes, CompileError::Stages(StageError::Undefined { position: 1, .. })));
 }
 
-#[test]
-fn samples_of_varying_length_pass_every_stage_but_batch() {
-    let varying = Type { dtype: Dtype::U16, shape: Shape::Sample(Length::UpTo(9)) };
-    assert_eq!(Op::Shuffle(Shuffle { seed: 1, blocks: 8 }).output(varying), Some(varying));
-    assert_eq!(Op::Blend(Vec::new()).output(varying), Some(varying));
-    assert_eq!(Op::Batch { samples: 2 }.output(varying), None);
-    assert_eq!(varying.to_string(), "samples of up to 9 u16");
+const fn narrow(to: Dtype) -> TargetOp {
+    TargetOp::Block(BlockOp::Narrow { to })
 }
 
 /// A list as it comes from another process: a file of `u64` tokens is read, narrowed twice and summed.
-fn claimed() -> Vec<(Op, Type)> {
+fn claimed() -> Vec<(TargetOp, Type)> {
     let of = |dtype, shape| Type { dtype, shape };
     vec![
-        (Op::Read, of(Dtype::U64, Shape::File)),
-        (Op::Narrow { to: Dtype::U32 }, of(Dtype::U64, Shape::Block)),
-        (Op::Narrow { to: Dtype::U16 }, of(Dtype::U32, Shape::Block)),
-        (Op::Checksum, of(Dtype::U16, Shape::Block)),
+        (TargetOp::Read, of(Dtype::U64, Shape::File)),
+        (narrow(Dtype::U32), of(Dtype::U64, Shape::Block)),
+        (narrow(Dtype::U16), of(Dtype::U32, Shape::Block)),
+        (TargetOp::Block(BlockOp::Checksum), of(Dtype::U16, Shape::Block)),
     ]
 }
 
@@ -115,20 +110,20 @@ fn claimed() -> Vec<(Op, Type)> {
 fn lists_that_a_target_cannot_run_are_refused() {
     let good = TargetStages::new(Dtype::U64, claimed()).unwrap();
     assert_eq!((good.stored(), good.on_wire()), (Dtype::U64, Dtype::U16));
-    assert_eq!(good.stages().len(), 4);
+    assert_eq!(good.over_blocks().len(), 3);
     let refused = |claimed| TargetStages::new(Dtype::U64, claimed).unwrap_err();
     assert_eq!(refused(Vec::new()), StageError::Empty);
     let mut many = claimed();
-    many.splice(1..1, vec![(Op::Narrow { to: Dtype::U64 }, claimed()[1].1); 6]);
+    many.splice(1..1, vec![(narrow(Dtype::U64), claimed()[1].1); 6]);
     assert_eq!(refused(many), StageError::TooMany { count: 10 });
     let block = |dtype| Type { dtype, shape: Shape::Block };
     let (wide, file) = (block(Dtype::U64), Type::file(Dtype::U64));
     let join = |position, stage, takes, given| StageError::Join { position, stage, takes, given };
     let undefined = |stage| StageError::Undefined { position: 2, stage, input: wide };
     let other = Type::file(Dtype::U32);
-    let (to_i16, verify) = ((Op::Narrow { to: Dtype::I16 }, wide), (Op::Verify, wide));
+    let (to_i16, verify) = ((narrow(Dtype::I16), wide), (TargetOp::Block(BlockOp::Verify), wide));
     for (at, with, error) in [
-        (0, Some((Op::Read, other)), join(1, "read", other, file)),
+        (0, Some((TargetOp::Read, other)), join(1, "read", other, file)),
         (0, None, join(1, "narrow", wide, file)),
         (1, None, join(2, "narrow", block(Dtype::U32), wide)),
         (1, Some(to_i16), undefined("narrow")),
@@ -150,7 +145,7 @@ fn stages_run_over_a_block_and_name_what_is_wrong_with_it() {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     };
     let mut block = tokens([1, 65_535, 2]);
-    let ran = run(stages.target().stages(), &mut block, 0, kernels).unwrap();
+    let ran = run(stages.target().over_blocks(), &mut block, 0, kernels).unwrap();
     let narrowed = [1, 0, 255, 255, 2, 0];
     let crc32c = (kernels.crc32c)(0, &narrowed);
     assert_eq!(ran, Ran { bytes: 6, crc32c, narrowed: 1 });
@@ -162,34 +157,43 @@ fn stages_run_over_a_block_and_name_what_is_wrong_with_it() {
     assert_eq!(damaged, Err(BlockError::Damaged));
 
     let mut wide = tokens([1, 2, 65_536]);
-    let overflow = run(stages.target().stages(), &mut wide, 0, kernels);
+    let overflow = run(stages.target().over_blocks(), &mut wide, 0, kernels);
     assert_eq!(overflow, Err(BlockError::Overflow { index: 2, value: 65_536 }));
-    let ragged = run(stages.target().stages(), &mut [0; 7], 0, kernels);
+    let ragged = run(stages.target().over_blocks(), &mut [0; 7], 0, kernels);
     assert_eq!(ragged, Err(BlockError::Unsupported));
+}
+
+/// Checks that stages join, from `given` on, and returns their output.
+fn joined<'a, O: Operation + 'a>(
+    given: Type,
+    place: Place,
+    stages: impl IntoIterator<Item = &'a Stage<O>>,
+) -> Type {
+    stages.into_iter().fold(given, |given, stage| {
+        assert_eq!((stage.input, stage.place), (given, place));
+        assert_eq!(stage.op.output(given), Some(stage.output));
+        stage.output
+    })
 }
 
 /// The invariants of every pipeline.
 fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
     let reader = Place::of_reader(offload);
     for (branch, stored) in pipeline.branches().iter().zip(stored) {
-        let mut given = Type::file(*stored);
-        let mut place = Place::Target;
-        for stage in branch.stages().chain(pipeline.joint()) {
-            assert_eq!(stage.input, given);
-            assert_eq!(stage.op.output(stage.input), Some(stage.output));
-            if stage.place != place {
-                assert_eq!((place, stage.place), (Place::Target, reader));
-                assert_eq!(given.shape, Shape::SummedBlock);
-            }
-            (given, place) = (stage.output, stage.place);
-        }
-        assert_eq!(place, reader);
+        let (file, blocks) = (Type::file(*stored), branch.blocks());
+        let read = TargetOp::Read.output(file).unwrap();
+        let summed = joined(read, Place::Target, blocks.target().over_blocks());
+        assert_eq!(summed.shape, Shape::SummedBlock);
+        assert_eq!(blocks.output(), joined(summed, reader, blocks.reader()));
+        let sample = joined(blocks.output(), reader, branch.sample_stages());
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
         let batch = Type { dtype: pipeline.dtype(), shape: Shape::Batch { samples, tokens } };
-        assert_eq!(given, batch);
+        assert_eq!(joined(sample, reader, pipeline.joint()), batch);
         // A target accepts the list sent to it.
-        let target = branch.blocks().target();
-        let claimed = target.stages().iter().map(|stage| (stage.op.clone(), stage.input)).collect();
+        let target = blocks.target();
+        let over_blocks = target.over_blocks().iter();
+        let claims = over_blocks.map(|stage| (TargetOp::Block(stage.op), stage.input));
+        let claimed = [(TargetOp::Read, file)].into_iter().chain(claims).collect();
         assert_eq!(TargetStages::new(*stored, claimed).as_ref(), Ok(target));
     }
 }
@@ -219,10 +223,16 @@ proptest! {
                 for row in &table.rows {
                     prop_assert_eq!(row.bytes_in, given);
                     given = row.bytes_out;
-                    let stages = pipeline.branches().iter().flat_map(|branch| branch.stages());
-                    let told = |stage: &Stage| (stage.op.to_string(), stage.place);
+                    let branches = pipeline.branches().iter();
+                    let over_blocks = branches.clone().flat_map(|one| one.blocks().over_blocks());
+                    let narrows = over_blocks.filter_map(|stage| match stage.op {
+                        BlockOp::Narrow { to } => Some((format!("narrow({to})"), stage.place)),
+                        BlockOp::Checksum | BlockOp::Verify => None,
+                    });
+                    let samples = branches.flat_map(Branch::sample_stages).chain(pipeline.joint());
+                    let samples = samples.map(|stage| (stage.op.to_string(), stage.place));
                     let row = (row.action.clone(), row.place);
-                    prop_assert!(stages.chain(pipeline.joint()).any(|stage| told(stage) == row));
+                    prop_assert!(narrows.chain(samples).any(|stage| stage == row));
                 }
                 prop_assert_eq!(given, table.delivered_bytes);
             }
@@ -233,35 +243,35 @@ proptest! {
     #[test]
     fn no_list_of_stages_panics(
         stored in prop::sample::select(Dtype::ALL.to_vec()),
-        claimed in prop::collection::vec((0..8usize, 0..8usize, 0..8usize, 0..5usize), 0..12),
+        claimed in prop::collection::vec((0..4usize, 0..8usize, 0..8usize, 0..5usize), 0..12),
         honest in any::<bool>(),
     ) {
         let mut given = Type::file(stored);
         let mut list = Vec::new();
         for (op, to, dtype, shape) in claimed {
             let op = [
-                Op::Read,
-                Op::Narrow { to: Dtype::ALL[to] },
-                Op::Checksum,
-                Op::Verify,
-                Op::Window { tokens: 3 },
-                Op::Shuffle(Shuffle { seed: 1, blocks: 1 }),
-                Op::Blend(Vec::new()),
-                Op::Batch { samples: 2 },
-            ][op].clone();
-            let fixed = Shape::Sample(Length::Fixed(3));
-            let shape = [Shape::File, Shape::Block, Shape::SummedBlock, fixed,
-                Shape::Batch { samples: 2, tokens: 3 }][shape];
+                TargetOp::Read,
+                narrow(Dtype::ALL[to]),
+                TargetOp::Block(BlockOp::Checksum),
+                TargetOp::Block(BlockOp::Verify),
+            ][op];
+            let shape = [
+                Shape::File,
+                Shape::Block,
+                Shape::SummedBlock,
+                Shape::Sample { tokens: 3 },
+                Shape::Batch { samples: 2, tokens: 3 },
+            ][shape];
             let takes = if honest { given } else { Type { dtype: Dtype::ALL[dtype], shape } };
             given = op.output(given).unwrap_or(given);
             list.push((op, takes));
         }
         match TargetStages::new(stored, list.clone()) {
             Ok(stages) => {
-                prop_assert_eq!(stages.stages().len(), list.len());
+                prop_assert_eq!(stages.over_blocks().len() + 1, list.len());
                 prop_assert!(stages.on_wire().bytes() <= stored.bytes(), "nothing grows at a target");
                 let mut block = [1; 64];
-                let ran = run(stages.stages(), &mut block, 0, &Kernels::PORTABLE);
+                let ran = run(stages.over_blocks(), &mut block, 0, &Kernels::PORTABLE);
                 prop_assert!(ran.is_ok() || stored.bytes() > 1);
             }
             Err(error) => prop_assert!(!error.to_string().is_empty()),

@@ -126,7 +126,7 @@ impl Corpus {
         let layouts: Vec<SampleLayout> = datasets.iter().map(|dataset| dataset.layout).collect();
         Corpus {
             datasets,
-            order: Order::from_pipeline(&pipeline, &layouts).expect("the plan fits"),
+            order: pipeline.order(&layouts).expect("the plan fits"),
             window: plan.window(),
             batch_samples: plan.batch(),
             deliver: recipe.deliver,

@@ -11,7 +11,7 @@ use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
 use roce::{Duration, Time};
 use sim::chance::Chance;
-use sim::fabric::{Body, Fabric, FabricConfig};
+use sim::fabric::{Fabric, FabricConfig};
 use sim::faults::Fault;
 use sim::graph::Graph;
 use sim::link::LinkConfig;
@@ -78,7 +78,7 @@ impl Net {
         let mut chance = Chance::new(seed);
         let link = LinkConfig::unlimited(Duration::from_micros(chance.between(1, 29)));
         let config = FabricConfig {
-            body: Body::Plain,
+            is_sealed: false,
             batch: 32,
             endpoint: EndpointConfig::default(),
             ..FabricConfig::new(Graph::cable(link), chance.word())

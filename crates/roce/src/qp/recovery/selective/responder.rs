@@ -487,21 +487,22 @@ impl Selective {
         if opcode == Opcode::RcReadRequest {
             return if packet.payload_len == 0 { Ok(()) } else { Err(Refused::NotReady) };
         }
+        let len = legal_length(opcode, packet.payload_len, cx.qpc.mtu).ok_or(Refused::NotReady)?;
+        // Packets that have to wait are checked, too: a wrong key ends the connection at any time.
+        let target = match opcode.is_send() {
+            true => None,
+            false => Some(check_write(cx, packet.headers, len)?),
+        };
         // A READ or atomic may be among the missing packets, or is still being responded to.
         let is_ordered = !packet.headers.bth().mig_req || self.owes_read(executor);
         if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
             return Err(Refused::NotReady);
         }
-        let len = legal_length(opcode, packet.payload_len, cx.qpc.mtu).ok_or(Refused::NotReady)?;
-        if opcode.is_send() {
-            return place_out_of_order_send(executor, cx, packet.headers, len)
-                .ok_or(Refused::NotReady);
+        match target {
+            Some(addr) => put_piece(cx, addr, len),
+            None => place_out_of_order_send(executor, cx, packet.headers, len)
+                .ok_or(Refused::NotReady)?,
         }
-        let is_write = |reth: &&Reth| opcode.is_write() && reth.len == len;
-        let reth = packet.headers.ext().reth().filter(is_write).ok_or(Refused::NotReady)?;
-        check_enabled(cx, |access| access.remote_write)?;
-        let addr = check_remote(cx, AccessKind::RemoteWrite, range_of(reth))?;
-        put_piece(cx, addr, len);
         Ok(())
     }
 
@@ -558,6 +559,14 @@ impl Selective {
             self.retransmissions.push_back(wanted);
         }
     }
+}
+
+/// Where a WRITE of one packet puts its payload, if the peer may write there.
+fn check_write(cx: &mut Scope<'_, '_>, headers: &Headers, len: u32) -> Result<u64, Refused> {
+    let is_write = |reth: &&Reth| headers.bth().opcode.is_write() && reth.len == len;
+    let reth = headers.ext().reth().filter(is_write).ok_or(Refused::NotReady)?;
+    check_enabled(cx, |access| access.remote_write)?;
+    Ok(check_remote(cx, AccessKind::RemoteWrite, range_of(reth))?)
 }
 
 fn place_out_of_order_send(

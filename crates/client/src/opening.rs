@@ -1,0 +1,138 @@
+//! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use host::attach::{AttachError, Connection};
+use rustix::io::Errno;
+
+use crate::error::Error;
+use crate::proto::{DatasetRef, OpenRequest};
+use crate::stream::{LocalDpu, Stream};
+use crate::url::Url;
+
+/// How a stream is opened. [`Options::from_env`] is what most programs want.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Socket of the DPU daemon (`DQUANT_DPU`).
+    pub dpu: PathBuf,
+    /// The target's token (`DQUANT_TOKEN`).
+    pub token: String,
+    /// Token type of flat files.
+    pub dtype: String,
+    /// Seed that the word `seed` in a plan stands for.
+    pub seed: u64,
+    /// First batch to deliver.
+    pub first_batch: u64,
+    /// Batches to deliver; without it the stream has no end.
+    pub batches: Option<u64>,
+    /// Slots of the ring.
+    pub slots: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u32,
+    /// Without offload: address of this process's own RoCE endpoint (else one is chosen).
+    pub roce: Option<SocketAddr>,
+    /// Without offload: bytes of staging buffers.
+    pub memory: u64,
+    /// Without offload: received packets to drop, in parts per million.
+    pub loss_ppm: u32,
+    /// How long a target may stay lost.
+    pub reconnect: Duration,
+}
+
+/// Default socket of the DPU daemon.
+pub fn default_socket() -> PathBuf {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, Into::into);
+    runtime.join("dquant-dpu.sock")
+}
+
+/// Default bytes of staging buffers.
+pub const DEFAULT_MEMORY: u64 = 128 << 20;
+
+impl Options {
+    /// Defaults, with `DQUANT_DPU` and `DQUANT_TOKEN` where they are set.
+    pub fn from_env() -> Options {
+        Options {
+            dpu: std::env::var_os("DQUANT_DPU").map_or_else(default_socket, PathBuf::from),
+            token: std::env::var("DQUANT_TOKEN").unwrap_or_default(),
+            dtype: "u32".into(),
+            seed: 0,
+            first_batch: 0,
+            batches: None,
+            slots: 16,
+            slot_bytes: 1 << 20,
+            roce: None,
+            memory: DEFAULT_MEMORY,
+            loss_ppm: 0,
+            reconnect: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Opens `url` (`dq://HOST[:PORT]/NAME`) with an action, as a plan in its own language.
+///
+/// # Errors
+/// When the plan, the URL or a dataset is refused, and when the DPU or the target cannot be reached.
+pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result<Stream, Error> {
+    let url: Url = url.parse()?;
+    let (plan, names) = url.datasets(action, options.seed)?;
+    let dataset = |name| DatasetRef { name, dtype: options.dtype.clone() };
+    let request = OpenRequest {
+        target: url.target(),
+        token: options.token.clone(),
+        datasets: names.into_iter().map(dataset).collect(),
+        plan,
+        first_batch: options.first_batch,
+        batches: options.batches.unwrap_or(0),
+        slots: options.slots,
+        slot_bytes: options.slot_bytes,
+    };
+    let (connection, local) = if offload {
+        (to_daemon(options)?, None)
+    } else {
+        let (connection, local) = to_own_engine(&request, options)?;
+        (connection, Some(local))
+    };
+    Stream::begin(connection, local, &request)
+}
+
+fn to_daemon(options: &Options) -> Result<Connection, Error> {
+    let socket = || options.dpu.clone();
+    let connection = Connection::connect(&options.dpu).map_err(|error| match error {
+        AttachError::NoDaemon { .. } => Error::NoDaemon { socket: socket() },
+        AttachError::Path { errno: Errno::ACCESS, .. } => Error::Denied { socket: socket() },
+        error => Error::Connect(error),
+    })?;
+    // The request carries the target's token: it goes only to a daemon of this user or of root, never to
+    // another program listening at that path.
+    let owner = connection.peer()?.uid;
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(Error::ForeignDaemon { socket: socket(), owner });
+    }
+    Ok(connection)
+}
+
+#[cfg(feature = "in-process")]
+fn to_own_engine(
+    request: &OpenRequest,
+    options: &Options,
+) -> Result<(Connection, LocalDpu), Error> {
+    let config = engine::local::LocalConfig {
+        target: request.target.clone(),
+        roce: options.roce,
+        memory: options.memory,
+        ring: u64::from(options.slots) * u64::from(options.slot_bytes),
+        loss_ppm: options.loss_ppm,
+        reconnect: options.reconnect,
+    };
+    Ok(LocalDpu::start(&config)?)
+}
+
+#[cfg(not(feature = "in-process"))]
+fn to_own_engine(
+    _request: &OpenRequest,
+    _options: &Options,
+) -> Result<(Connection, LocalDpu), Error> {
+    Err(Error::NotBuiltIn)
+}
