@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
-use xio::dataset::Dtype;
 
 use super::{Encoding, TokenType, skipped};
 
@@ -96,7 +95,7 @@ pub enum TokenizeError {
         /// The output.
         path: PathBuf,
         /// Its type.
-        found: Dtype,
+        found: TokenType,
         /// The wanted type.
         dtype: TokenType,
     },

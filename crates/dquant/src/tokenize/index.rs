@@ -3,15 +3,15 @@
 //! A length is 32 bits, little-endian: 31 bits of tokens, and one that says that a document ends there. A document
 //! that is too long for 31 bits takes several sequences, as the format of the index provides for.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use xio::dataset::megatron::{HEADER_BYTES, Header, MAGIC};
+use xio::dataset::megatron::{HEADER_BYTES, Header, MAGIC, Walk};
 
 use super::TokenizeError;
 use super::sink::TokenType;
-use crate::inspect::TokenSource;
 
 /// The index of the pair to which `output` belongs.
 pub fn path_of(output: &Path) -> PathBuf {
@@ -81,54 +81,99 @@ fn stored(path: &Path) -> io::Result<impl Iterator<Item = io::Result<u32>>> {
     }))
 }
 
-/// Appends the lengths of an existing pair's sequences to `lengths`; returns how many.
-///
-/// # Errors
-/// When the pair is broken or of another type, or its index has what lengths cannot express.
-pub(super) fn import(
-    output: &Path,
-    dtype: TokenType,
-    lengths: &mut impl Write,
-) -> Result<u64, TokenizeError> {
-    let path = path_of(output);
-    let refused = |reason: String| TokenizeError::Index { path: path.clone(), reason };
-    let unreadable = || TokenizeError::io("read", &path);
-    let pair = TokenSource::open(output, None).map_err(|error| refused(error.to_string()))?;
-    let found = pair.description.dtype;
-    if found != dtype.in_index() {
-        return Err(TokenizeError::OtherType { path: output.to_owned(), found, dtype });
-    }
-    let index = File::open(&path).map_err(TokenizeError::io("open", &path))?;
-    let bytes = index.metadata().map_err(unreadable())?.len();
-    let mut head = Vec::new();
-    (&index).take(HEADER_BYTES as u64).read_to_end(&mut head).map_err(unreadable())?;
-    let header = Header::parse(&head, bytes).map_err(|error| refused(error.to_string()))?;
-    if header.documents_at() + 8 * header.document_indices != bytes {
-        return Err(refused(String::from("it has modes, as multimodal sets do")));
-    }
-    // The first index is that of the first document's start, each further one ends a document.
-    let mut sizes = BufReader::new(index.try_clone().map_err(unreadable())?);
-    sizes.seek(SeekFrom::Start(header.lengths_at())).map_err(unreadable())?;
-    let mut ends = BufReader::new(File::open(&path).map_err(unreadable())?);
-    ends.seek(SeekFrom::Start(header.documents_at() + 8)).map_err(unreadable())?;
-    let mut next_end = || read_array(&mut ends).map(u64::from_le_bytes);
-    let mut sequence = 0;
-    for _ in 1..header.document_indices {
-        let end = next_end().map_err(unreadable())?;
-        if end <= sequence {
-            return Err(refused(String::from("it has documents without sequences")));
+/// The index of an existing pair, whose header has been checked.
+pub(super) struct Existing {
+    path: PathBuf,
+    header: Header,
+}
+
+impl Existing {
+    /// Opens the index beside `output`.
+    ///
+    /// # Errors
+    /// When there is none, or it is no index of a Megatron pair.
+    pub(super) fn open(output: &Path) -> Result<Existing, TokenizeError> {
+        let path = path_of(output);
+        let file = File::open(&path).map_err(TokenizeError::io("open", &path))?;
+        let bytes = file.metadata().map_err(TokenizeError::io("read", &path))?.len();
+        let mut head = Vec::new();
+        let read = file.take(HEADER_BYTES as u64).read_to_end(&mut head);
+        read.map_err(TokenizeError::io("read", &path))?;
+        let refused = |reason: String| TokenizeError::Index { path: path.clone(), reason };
+        let header = Header::parse(&head, bytes).map_err(|error| refused(error.to_string()))?;
+        if header.documents_at() + 8 * header.document_indices != bytes {
+            return Err(refused(String::from("it has modes, as multimodal sets do")));
         }
-        while sequence < end {
-            sequence += 1;
-            let size = read_array(&mut sizes).map(u32::from_le_bytes).map_err(unreadable())?;
-            let flag = if sequence == end { ENDS_DOCUMENT } else { 0 };
-            lengths.write_all(&(size | flag).to_le_bytes()).map_err(unreadable())?;
+        Ok(Existing { path, header })
+    }
+
+    /// The type of the ids.
+    ///
+    /// # Errors
+    /// When the tokeniser does not write that type.
+    pub(super) fn dtype(&self) -> Result<TokenType, TokenizeError> {
+        let found = self.header.dtype;
+        let dtype =
+            [TokenType::U16, TokenType::U32].into_iter().find(|ours| ours.in_index() == found);
+        dtype.ok_or_else(|| self.refused(&format_args!("it describes {found}")))
+    }
+
+    /// Checks every entry against a `.bin` of `bin_bytes`, and appends the lengths of the sequences to `lengths`;
+    /// returns how many.
+    ///
+    /// # Errors
+    /// When the pair is broken, or its index has what lengths cannot express.
+    pub(super) fn import(
+        &self,
+        bin_bytes: u64,
+        lengths: &mut impl Write,
+    ) -> Result<u64, TokenizeError> {
+        let unreadable = || TokenizeError::io("read", &self.path);
+        let Header { sequences, document_indices, .. } = self.header;
+        let mut walk = Walk::new(self.header, bin_bytes);
+        let mut sizes = self.at(self.header.lengths_at())?;
+        let mut pointers = self.at(self.header.pointers_at())?;
+        for _ in 0..sequences {
+            let size = read_array::<4>(&mut sizes).map_err(unreadable())?;
+            let pointer = read_array::<8>(&mut pointers).map_err(unreadable())?;
+            walk.sequences(&size, &pointer).map_err(|error| self.refused(&error))?;
         }
+        let mut sizes = self.at(self.header.lengths_at())?;
+        let mut starts = self.at(self.header.documents_at())?;
+        let mut sequence = 0;
+        for document in 0..document_indices {
+            let start = read_array::<8>(&mut starts).map_err(unreadable())?;
+            walk.documents(&start).map_err(|error| self.refused(&error))?;
+            // The first index is that of the first document's start, each further one ends a document.
+            let end = u64::from_le_bytes(start);
+            if document > 0 && end == sequence {
+                return Err(self.refused(&"it has documents without sequences"));
+            }
+            while sequence < end {
+                sequence += 1;
+                let size = read_array(&mut sizes).map(u32::from_le_bytes).map_err(unreadable())?;
+                let flag = if sequence == end { ENDS_DOCUMENT } else { 0 };
+                lengths.write_all(&(size | flag).to_le_bytes()).map_err(unreadable())?;
+            }
+        }
+        walk.finish().map_err(|error| self.refused(&error))?;
+        if sequence != sequences {
+            return Err(self.refused(&"it has sequences outside of documents"));
+        }
+        Ok(sequences)
     }
-    if sequence != header.sequences {
-        return Err(refused(String::from("it has sequences outside of documents")));
+
+    fn at(&self, offset: u64) -> Result<BufReader<File>, TokenizeError> {
+        let file = File::open(&self.path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(offset))?;
+            Ok(file)
+        });
+        file.map(BufReader::new).map_err(TokenizeError::io("read", &self.path))
     }
-    Ok(header.sequences)
+
+    fn refused(&self, reason: &dyn Display) -> TokenizeError {
+        TokenizeError::Index { path: self.path.clone(), reason: reason.to_string() }
+    }
 }
 
 fn read_array<const N: usize>(source: &mut impl Read) -> io::Result<[u8; N]> {
@@ -161,13 +206,16 @@ mod tests {
             lengths.extend(u32::to_le_bytes(length));
         }
         fs::write(&stored, &lengths).unwrap();
-        fs::write(folder.join("a.bin"), [0; 24]).unwrap();
         write(&stored, &index, TokenType::U16).unwrap();
         let mut again = Vec::new();
-        assert_eq!(import(&folder.join("a.bin"), TokenType::U16, &mut again).unwrap(), 6);
+        let existing = Existing::open(&folder.join("a.bin")).unwrap();
+        assert_eq!(existing.dtype().unwrap(), TokenType::U16);
+        assert_eq!(existing.import(24, &mut again).unwrap(), 6);
         assert_eq!(again, lengths);
-        let refused = import(&folder.join("a.bin"), TokenType::U32, &mut again);
-        assert!(matches!(refused, Err(TokenizeError::OtherType { .. })));
+        for bytes in [22, 26] {
+            let refused = existing.import(bytes, &mut Vec::new());
+            assert!(matches!(refused, Err(TokenizeError::Index { .. })), "{bytes} bytes");
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 }

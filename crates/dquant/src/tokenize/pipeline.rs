@@ -22,13 +22,13 @@ use std::thread;
 
 use super::batch::{After, Batch, Encoded, Place, Reason, Segment, Shared};
 use super::checkpoint::{EXTENDED, Marks, Position, State};
+use super::index::Existing;
 use super::input::BytesRead;
 use super::readers::{Reader, Stop};
 use super::sink::{Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
 use super::vocabulary::Vocabulary;
 use super::{Event, Job, Outcome, TokenType, TokenizeError, Totals};
-use crate::inspect::TokenSource;
 
 /// Ordered items that may wait, per encoder.
 const ITEMS_PER_THREAD: usize = 2;
@@ -104,13 +104,7 @@ fn dtype(job: &Job<'_>, names: &Names) -> Result<TokenType, TokenizeError> {
         return Ok(TokenType::U16);
     }
     if job.append && job.with_index && names.output.exists() {
-        let pair = TokenSource::open(&names.output, None);
-        let refused = |reason| TokenizeError::Index { path: names.output.clone(), reason };
-        let found = pair.map_err(|error| refused(error.to_string()))?.description.dtype;
-        return match [TokenType::U16, TokenType::U32].iter().find(|ours| ours.in_index() == found) {
-            Some(dtype) => Ok(*dtype),
-            None => Err(refused(format!("it holds {found}"))),
-        };
+        return Existing::open(&names.output)?.dtype();
     }
     Ok(TokenType::U32)
 }

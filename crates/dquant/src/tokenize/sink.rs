@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use clap::ValueEnum;
 use xio::dataset::Dtype;
 
+use super::TokenizeError;
 use super::checkpoint::{self, Marks, State};
-use super::{TokenizeError, index};
+use super::index::{self, Existing};
 
 /// How an id is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -226,7 +227,13 @@ impl Sink {
         let bytes = old.metadata().map_err(unreadable())?.len();
         let mut lengths = 0;
         if self.with_index {
-            lengths = index::import(path, self.dtype, &mut self.lengths)?;
+            let existing = Existing::open(path)?;
+            let found = existing.dtype()?;
+            if found != self.dtype {
+                let (path, dtype) = (path.clone(), self.dtype);
+                return Err(TokenizeError::OtherType { path, found, dtype });
+            }
+            lengths = existing.import(bytes, &mut self.lengths)?;
         }
         if !bytes.is_multiple_of(self.dtype.bytes()) {
             let reason = format!("{bytes} bytes are no whole number of {} ids", self.dtype);

@@ -274,7 +274,7 @@ fn documents_are_appended_to_an_output() {
     run("b.jsonl", &["--append", "--dtype", "u32"]).failed(2, "cannot append u32", "--dtype");
     run("none.jsonl", &["--append"]).failed(2, "none.jsonl", "");
     folder.write("a.idx", "broken");
-    run("b.jsonl", &["--append"]).failed(2, "cannot append: a.bin: a.idx: ", "inspect");
+    run("b.jsonl", &["--append"]).failed(2, "cannot append: a.idx: ", "inspect");
     fs::remove_file(folder.0.join("a.idx")).expect("there");
     let ran = run("b.jsonl", &["--append"]);
     assert_eq!(ran.exit, Some(2), "{ran:?}");
