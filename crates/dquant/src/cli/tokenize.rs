@@ -235,7 +235,7 @@ fn remaining(
     let total = total.filter(|total| *total > 0)?;
     let left = total.saturating_sub(done) as f64;
     let rate = done.saturating_sub(before) as f64 / elapsed.as_secs_f64().max(1e-9);
-    let left = Duration::try_from_secs_f64(left / rate).ok()?;
+    let left = Duration::try_from_secs_f64((left / rate).ceil()).ok()?;
     Some((100.0 * done.min(total) as f64 / total as f64, left))
 }
 
@@ -414,4 +414,22 @@ impl fmt::Display for Summary {
 
 fn megabytes_per_second(bytes: u64, elapsed: Duration) -> f64 {
     bytes as f64 / 1e6 / elapsed.as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_follows_from_the_rate_of_this_run() {
+        let second = Duration::from_secs(1);
+        let left = |before, done, total| remaining(before, done, total, second * 10);
+        assert_eq!(left(0, 50, Some(200)), Some((25.0, second * 30)));
+        // A run that was resumed at 100 has done 50 itself.
+        assert_eq!(left(100, 150, Some(200)), Some((75.0, second * 10)));
+        assert_eq!(left(0, 250, Some(200)), Some((100.0, Duration::ZERO)), "the file grew");
+        assert_eq!(left(0, 50, None), None, "standard input");
+        assert_eq!(left(0, 0, Some(200)), None, "nothing yet");
+        assert_eq!(left(0, 0, Some(0)), None);
+    }
 }
