@@ -35,9 +35,12 @@ impl HuggingFace {
         tokenizer.set_encode_special_tokens(true);
         let largest = tokenizer.get_vocab(true).into_values().max();
         let largest = largest.ok_or_else(|| broken(String::from("the vocabulary is empty")))?;
+        if largest > i32::MAX as u32 {
+            return Err(broken(format!("it has id {largest}, and 31 bits are stored")));
+        }
         let name = path.file_name().unwrap_or_default().display();
         let identity = format!("{name} (xxh3 {:032x})", XxHash3_128::oneshot(&bytes));
-        let ids = largest.saturating_add(1);
+        let ids = largest + 1;
         Ok(HuggingFace { tokenizer, path: path.to_owned(), identity, ids })
     }
 

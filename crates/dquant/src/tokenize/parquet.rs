@@ -1,6 +1,6 @@
 //! A text column of a Parquet file.
 //!
-//! Rows are read a page at a time, one row group after the other. The format needs to be entered at its end, so
+//! Rows are read a page at a time, one row group after the other, and their texts are slices of the page. The format needs to be entered at its end, so
 //! standard input and compressed files are first copied to an unnamed file beside the output.
 
 use std::fs::{self, File, OpenOptions};
@@ -9,6 +9,7 @@ use std::path::Path;
 
 use parquet::basic::Type;
 use parquet::column::reader::ColumnReader;
+use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::SchemaDescriptor;
@@ -20,9 +21,6 @@ use super::sources::Source;
 
 /// Rows decoded at once.
 const ROWS: usize = 256;
-
-/// A row: its text, or why there is none.
-type Row = Result<String, String>;
 
 /// The text column of an open file.
 pub(super) struct TextColumn<'a> {
@@ -73,19 +71,19 @@ impl<'a> TextColumn<'a> {
         })
     }
 
-    /// The next rows; `None` at the end.
+    /// The texts of the next rows, `None` where a row is null; none at the end of the file.
     ///
     /// # Errors
     /// When the file is damaged.
-    pub(super) fn next_rows(&mut self) -> Result<Option<Vec<Row>>, TokenizeError> {
+    pub(super) fn next_rows(&mut self) -> Result<Vec<Option<ByteArray>>, TokenizeError> {
         loop {
             let source = self.source;
             if self.group.is_none() && !checked(source, || self.next_group())? {
-                return Ok(None);
+                return Ok(Vec::new());
             }
             let rows = checked(source, || self.rows())?;
             if !rows.is_empty() {
-                return Ok(Some(rows));
+                return Ok(rows);
             }
             self.group = None;
             self.bytes_read.add(self.bytes_per_group);
@@ -114,24 +112,16 @@ impl<'a> TextColumn<'a> {
         Ok(false)
     }
 
-    fn rows(&mut self) -> Result<Vec<Row>, ParquetError> {
+    fn rows(&mut self) -> Result<Vec<Option<ByteArray>>, ParquetError> {
         // `find` has checked the type of the column.
         let Some(ColumnReader::ByteArrayColumnReader(column)) = &mut self.group else {
             return Ok(Vec::new());
         };
         let (mut levels, mut values) = (Vec::new(), Vec::new());
-        let (records, _, _) = column.read_records(ROWS, Some(&mut levels), None, &mut values)?;
-        let mut values = values.iter();
-        let text = |row: usize| {
-            if self.present > 0 && levels.get(row) != Some(&self.present) {
-                return Err(String::from("the row is null"));
-            }
-            let value = values.next().ok_or_else(|| String::from("the row is null"))?;
-            let text = std::str::from_utf8(value.data());
-            text.map(str::to_owned)
-                .map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
-        };
-        Ok((0..records).map(text).collect())
+        let (rows, _, _) = column.read_records(ROWS, Some(&mut levels), None, &mut values)?;
+        let mut values = values.into_iter();
+        let is_null = |row| self.present > 0 && levels.get(row) != Some(&self.present);
+        Ok((0..rows).map(|row| if is_null(row) { None } else { values.next() }).collect())
     }
 }
 

@@ -247,25 +247,35 @@ impl Reader<'_> {
             self.spool,
             &self.bytes_read,
         )?;
-        while let Some(rows) = column.next_rows()? {
+        loop {
+            let rows = column.next_rows()?;
+            if rows.is_empty() {
+                return Ok(());
+            }
             for row in rows {
-                let place = self.place();
-                match row {
-                    Ok(text) if text.is_empty() => self.batch.leave_out(place, Reason::Empty),
-                    Ok(text) if text.len() as u64 > MAX_WHOLE_BYTES && !self.cuts => {
-                        self.batch.leave_out(place, Reason::Broken(too_long()));
-                    }
-                    Ok(text) => {
-                        self.batch.text += &text;
-                        self.batch.segment(place, After::End);
-                    }
-                    Err(reason) => self.batch.leave_out(place, Reason::Broken(reason)),
-                }
+                self.row(row.as_ref().map(|row| row.data()));
                 self.position.record += 1;
                 self.flush_if_full()?;
             }
         }
-        Ok(())
+    }
+
+    #[cfg(feature = "parquet")]
+    fn row(&mut self, row: Option<&[u8]>) {
+        let place = self.place();
+        let reason = match row.map(std::str::from_utf8) {
+            Some(Ok("")) => Reason::Empty,
+            Some(Ok(text)) if text.len() as u64 <= MAX_WHOLE_BYTES => {
+                self.batch.text += text;
+                return self.batch.segment(place, After::End);
+            }
+            Some(Ok(_)) => Reason::Broken(too_long()),
+            Some(Err(error)) => {
+                Reason::Broken(format!("not UTF-8 at byte {}", error.valid_up_to()))
+            }
+            None => Reason::Broken(String::from("the row is null")),
+        };
+        self.batch.leave_out(place, reason);
     }
 }
 
