@@ -173,6 +173,20 @@ const FLOORS: &[(&str, &str)] = &[
          daemon: budget catalog control data error log proto runtime signals status stream",
     ),
     (
+        "crates/formats/src",
+        "error
+         kind
+         value
+         digest: value
+         whole: error
+         manifest: error whole
+         settle: manifest
+         source: error kind manifest settle
+         reading: error source value
+         writer: error kind source
+         convert: *",
+    ),
+    (
         "crates/client/src",
         "proto
          error: proto
@@ -195,9 +209,8 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src",
         "exit
          units
-         inspect
          tokenize
-         demo: exit inspect
+         demo: exit
          cli: *",
     ),
     (

@@ -61,6 +61,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "token" => options.token = value.extract()?,
         "dpu" => options.dpu = value.extract()?,
         "dtype" => options.dtype = value.extract()?,
+        "vocab" => options.vocabulary = Some(value.extract()?),
         "seed" => options.seed = value.extract()?,
         "first_batch" => options.first_batch = value.extract()?,
         "batches" => options.batches = Some(batches(value.extract()?)?),
@@ -71,7 +72,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value.extract()?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are token, dpu, dtype, seed, first_batch, batches, slots, slot_size, \
+                "no option '{name}'; there are token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, \
                  roce, memory, reconnect"
             )));
         }

@@ -26,7 +26,8 @@ use crate::units::{self, Bytes, Count, Wait};
 /// counted. The tokens are those of each whole document, whatever the chunk size and the number
 /// of jobs; text that spells a special token is plain text.
 ///
-/// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents.
+/// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents. The
+/// manifest NAME.bin.dquant.json says which vocabulary made them.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -240,6 +241,10 @@ fn remaining(
 }
 
 fn explain(error: TokenizeError) -> CliError {
+    let error = match error {
+        TokenizeError::Manifest(error) => return error.into(),
+        error => error,
+    };
     match &error {
         TokenizeError::DoesNotFit { .. } => CliError::check_failed(&error).hint(
             "write u32 (--dtype u32), or use an encoding below 65,536 ids (r50k_base, p50k_base)",

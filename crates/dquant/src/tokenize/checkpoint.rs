@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::manifest::Described;
 use super::{TokenizeError, Totals};
 
 /// Version of the file.
@@ -53,13 +54,19 @@ pub(super) struct State {
     pub(super) position: Position,
     pub(super) marks: Marks,
     pub(super) totals: Totals,
+    /// What the manifest will say.
+    pub(super) described: Described,
     /// The part of the totals that belongs to a document that has not ended.
     pub(super) document: Totals,
 }
 
 impl State {
     /// The state at the beginning of a run.
-    pub(super) fn new(identity: BTreeMap<String, String>, marks: Marks) -> State {
+    pub(super) fn new(
+        identity: BTreeMap<String, String>,
+        marks: Marks,
+        described: Described,
+    ) -> State {
         State {
             version: VERSION,
             identity,
@@ -67,6 +74,7 @@ impl State {
             position: Position::default(),
             marks,
             totals: Totals::default(),
+            described,
             document: Totals::default(),
         }
     }

@@ -125,6 +125,11 @@ impl BytePairs {
         bpe::encode(&self.splitter, &self.ranks, text, tokens);
     }
 
+    /// Whether no text has this id.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.specials.iter().any(|(_, special)| *special == id)
+    }
+
     /// The id of a special token, or of one with these bytes.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         let special = self.specials.iter().find(|(name, _)| name == token);

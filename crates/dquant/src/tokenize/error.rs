@@ -99,6 +99,9 @@ pub enum TokenizeError {
         /// The wanted type.
         dtype: TokenType,
     },
+    /// The manifest cannot be read or written.
+    #[error(transparent)]
+    Manifest(#[from] formats::Error),
     /// The interrupted run cannot be continued.
     #[error("cannot resume the interrupted run: {reason}")]
     Resume {

@@ -54,6 +54,11 @@ impl HuggingFace {
         Ok(())
     }
 
+    /// Whether no text has this id.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
+    }
+
     /// The id of a token.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)

@@ -107,6 +107,11 @@ impl Existing {
         Ok(Existing { path, header })
     }
 
+    /// How many documents it counts.
+    pub(super) fn documents(&self) -> u64 {
+        self.header.document_indices.saturating_sub(1)
+    }
+
     /// The type of the ids.
     ///
     /// # Errors

@@ -24,7 +24,7 @@
 //! | `batch` | what passes between the threads |
 //! | [`pipeline`] | reader, encoders and writer, connected by bounded queues |
 //! | `checkpoint` | what a killed run needs to go on |
-//! | [`sink`], [`index`] | the output file and the boundaries of documents |
+//! | [`sink`], [`index`], `manifest` | the output file, the boundaries of documents, and what is said about both |
 
 mod batch;
 pub mod bpe;
@@ -39,6 +39,7 @@ mod hugging_face;
 pub mod index;
 mod input;
 mod jsonl;
+mod manifest;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod pipeline;

@@ -24,6 +24,7 @@ use super::batch::{After, Batch, Encoded, Place, Reason, Segment, Shared};
 use super::checkpoint::{EXTENDED, Marks, Position, State};
 use super::index::Existing;
 use super::input::BytesRead;
+use super::manifest::Described;
 use super::readers::{Reader, Stop};
 use super::sink::{Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
@@ -54,7 +55,7 @@ enum Item {
 /// On an error there is no output; an earlier one of that name is unchanged.
 pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, TokenizeError> {
     let names = Names::new(job.output)?;
-    let outputs = [names.output.clone(), names.index.clone()];
+    let outputs = [names.output.clone(), names.index.clone(), names.manifest.clone()];
     let sources = sources::list(job.inputs, job.format, &outputs)?;
     if job.with_index && job.output.extension().is_none_or(|end| end != "bin") {
         return Err(TokenizeError::NoIndexName { path: names.output });
@@ -68,7 +69,9 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     if job.resume {
         sink.keep();
     }
-    let state = begin(job, &mut sink, identity, watch)?;
+    let described =
+        Described::new(vocabulary.identity(), eos.filter(|eos| vocabulary.is_special(*eos)));
+    let state = begin(job, &mut sink, identity, described, watch)?;
     let outcome = |totals: Totals, marks: Marks| {
         let tokens_before = marks.tokens - totals.tokens;
         Outcome { totals, dtype, vocabulary: vocabulary.identity(), eos, tokens_before }
@@ -140,6 +143,7 @@ fn begin(
     job: &Job<'_>,
     sink: &mut Sink,
     identity: BTreeMap<String, String>,
+    described: Described,
     watch: &mut dyn FnMut(Event<'_>),
 ) -> Result<State, TokenizeError> {
     if job.resume
@@ -155,8 +159,12 @@ fn begin(
         watch(Event::StartedAnew);
     }
     sink.start_anew()?;
-    let marks = if job.append && job.output.exists() { sink.append()? } else { Marks::default() };
-    Ok(State::new(identity, marks))
+    if job.append && job.output.exists() {
+        let marks = sink.append()?;
+        let described = described.extends(job.output, job.with_index)?;
+        return Ok(State::new(identity, marks, described));
+    }
+    Ok(State::new(identity, Marks::default(), described))
 }
 
 fn encode_all(vocabulary: &Vocabulary, eos: Option<u32>, tasks: &Mutex<Receiver<Task>>) {

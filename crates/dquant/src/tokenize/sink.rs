@@ -24,6 +24,7 @@ use xio::dataset::Dtype;
 use super::TokenizeError;
 use super::checkpoint::{self, Marks, State};
 use super::index::{self, Existing};
+use super::manifest::Described;
 
 /// How an id is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +41,14 @@ impl TokenType {
         match self {
             TokenType::U32 => 4,
             TokenType::U16 => 2,
+        }
+    }
+
+    /// The type in a flat file.
+    pub const fn in_file(self) -> Dtype {
+        match self {
+            TokenType::U32 => Dtype::U32,
+            TokenType::U16 => Dtype::U16,
         }
     }
 
@@ -82,6 +91,8 @@ pub(super) struct Names {
     pub(super) output: PathBuf,
     /// Its index; removed when the output has none, because an old one would not match.
     pub(super) index: PathBuf,
+    /// Its manifest.
+    pub(super) manifest: PathBuf,
     tokens: PathBuf,
     lengths: PathBuf,
     next_index: PathBuf,
@@ -101,6 +112,7 @@ impl Names {
         Ok(Names {
             output: output.to_owned(),
             index: index::path_of(output),
+            manifest: formats::manifest::path_of(output),
             tokens: hidden(".part"),
             lengths: hidden(".lengths"),
             next_index: hidden(".index"),
@@ -364,7 +376,7 @@ impl Sink {
         let mut unfinished = leftovers.lock();
         let prepared = self.prepare(state);
         prepared.map_err(TokenizeError::io("write", &self.names.tokens))?;
-        self.finish().map_err(TokenizeError::io("rename", &self.names.output))?;
+        self.finish(state)?;
         unfinished.paths.clear();
         Ok(())
     }
@@ -387,10 +399,10 @@ impl Sink {
         let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
         let expected = state.marks.tokens * self.dtype.bytes();
         if length(&self.names.tokens) == expected {
-            let finished = self.finish();
-            return finished.map_err(TokenizeError::io("rename", &self.names.output));
+            return self.finish(state);
         }
         if length(&self.names.output) == expected {
+            Described::write(&self.names.output, self.dtype, state)?;
             self.leftovers.lock().wanted = None;
             return Ok(());
         }
@@ -398,18 +410,26 @@ impl Sink {
         Err(TokenizeError::Resume { reason })
     }
 
-    /// Gives complete files their names; may be repeated after a kill between two steps.
-    fn finish(&self) -> io::Result<()> {
-        let Names { output, index, tokens, next_index, .. } = &self.names;
+    /// Gives complete files their names and describes them.
+    fn finish(&self, state: &State) -> Result<(), TokenizeError> {
+        let output = &self.names.output;
+        self.rename().map_err(TokenizeError::io("rename", output))?;
+        Described::write(output, self.dtype, state)?;
+        remove(&self.names.hidden());
+        sync_folder(output).map_err(TokenizeError::io("write", output))
+    }
+
+    /// May be repeated after a kill between two steps.
+    fn rename(&self) -> io::Result<()> {
+        let Names { output, index, manifest, tokens, next_index, .. } = &self.names;
         remove_if_there(output)?;
+        remove_if_there(manifest)?;
         if !self.with_index {
             remove_if_there(index)?;
         } else if next_index.exists() {
             fs::rename(next_index, index)?;
         }
         fs::rename(tokens, output)?;
-        sync_folder(output)?;
-        remove(&self.names.hidden());
         sync_folder(output)
     }
 }
@@ -502,7 +522,7 @@ mod tests {
     }
 
     fn state() -> State {
-        State::new(BTreeMap::new(), Marks::default())
+        State::new(BTreeMap::new(), Marks::default(), Described::new(String::from("test"), None))
     }
 
     #[test]
@@ -529,7 +549,7 @@ mod tests {
         sink.commit(&mut state()).unwrap();
         assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 0, 0, 4, 3, 2, 1]);
         drop(folder.sink(TokenType::U16).unwrap());
-        assert_eq!(folder.names(), ["a.bin", "a.idx"]);
+        assert_eq!(folder.names(), ["a.bin", "a.bin.dquant.json", "a.idx"]);
         assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 8);
     }
 
@@ -586,7 +606,11 @@ mod tests {
             let mut sink = Sink::open(names, TokenType::U32, true, Leftovers::default()).unwrap();
             sink.keep();
             sink.finish_killed(&state).unwrap();
-            assert_eq!(folder.names(), ["a.bin", "a.idx"], "after {steps_done} steps");
+            assert_eq!(
+                folder.names(),
+                ["a.bin", "a.bin.dquant.json", "a.idx"],
+                "after {steps_done} steps"
+            );
             assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 12);
             assert_eq!(fs::read(folder.path("a.idx")).unwrap(), index);
         }

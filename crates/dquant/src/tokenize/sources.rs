@@ -1,8 +1,8 @@
 //! Which files a run reads, in which order, and what they hold.
 //!
 //! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, names that begin with a dot and symbolic links are left out: the first are rarely
-//! intended as input, the second can form loops. Paths named on the command line are always read; `-` is standard
+//! machine. Below a folder, names that begin with a dot, manifests and symbolic links are left out: the first
+//! two are rarely intended as input, the last can form loops. Paths named on the command line are always read; `-` is standard
 //! input. What a file holds follows from its name, without `.gz`, `.zst` or `.zstd`, unless the user says otherwise.
 
 use std::fs::{self, Metadata};
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use clap::ValueEnum;
+use formats::manifest::ENDING;
 use twox_hash::XxHash3_128;
 
 use super::TokenizeError;
@@ -150,7 +151,9 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if !entry.file_name().as_bytes().starts_with(b".") {
+        let name = entry.file_name();
+        // The manifests of outputs are no text to tokenise.
+        if !name.as_bytes().starts_with(b".") && !name.as_bytes().ends_with(ENDING.as_bytes()) {
             entries.push(entry.path());
         }
     }

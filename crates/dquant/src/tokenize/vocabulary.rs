@@ -138,6 +138,15 @@ impl Vocabulary {
         }
     }
 
+    /// Whether no text has this id.
+    pub fn is_special(&self, id: u32) -> bool {
+        match self {
+            Vocabulary::BytePairs(_, pairs) => pairs.is_special(id),
+            #[cfg(feature = "hugging-face")]
+            Vocabulary::HuggingFace(tokenizer) => tokenizer.is_special(id),
+        }
+    }
+
     /// The id that ends a document; `None` when nothing does.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 
 mod capture;
 mod conduct;
+mod convert;
 mod doctor;
 mod explain;
 mod inspect;

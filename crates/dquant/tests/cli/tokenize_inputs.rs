@@ -283,6 +283,49 @@ fn documents_are_appended_to_an_output() {
     assert_eq!(folder.read("a.bin").len(), before.len() + 8);
 }
 
+#[test]
+fn the_manifest_describes_the_output_and_what_was_appended() {
+    let folder = Folder::new("tokenize-manifest");
+    folder.write("a.txt", "hello world");
+    folder.write("b.txt", "hello");
+    let run = |input: &str, encoding: &str, more: &[&str]| {
+        let args = ["tokenize", input, "--encoding", encoding, "-o", "a.bin"];
+        folder.run(&[&args[..], more].concat())
+    };
+    let check = |documents: u32, tokenizer: Option<&str>, eos: Option<u32>| {
+        folder.run(&["inspect", "a.bin", "--verify"]).good();
+        let manifest: serde_json::Value =
+            serde_json::from_slice(&folder.read("a.bin.dquant.json")).expect("JSON");
+        assert_eq!(manifest["documents"], documents);
+        assert_eq!(manifest.get("tokenizer").and_then(|name| name.as_str()), tokenizer);
+        assert_eq!(manifest.get("eos"), eos.map(serde_json::Value::from).as_ref());
+    };
+    run("a.txt", "cl100k_base", &[]).good();
+    check(1, Some("cl100k_base"), Some(100_257));
+    run("b.txt", "cl100k_base", &["--append"]).good();
+    check(2, Some("cl100k_base"), Some(100_257));
+    let before = folder.read("a.bin");
+    let ran = run("b.txt", "r50k_base", &["--append"]);
+    ran.failed(2, "a.bin.dquant.json: the ids are those of cl100k_base", "without --append");
+    let ran = run("b.txt", "cl100k_base", &["--append", "--eos", "none"]);
+    ran.failed(2, "end with id 100257 there, and with no id of their own now", "without --append");
+    assert_eq!(folder.read("a.bin"), before);
+    // What is not known of the old part is not said of the whole.
+    fs::remove_file(folder.0.join("a.bin.dquant.json")).expect("there");
+    run("b.txt", "cl100k_base", &["--append"]).good();
+    check(3, None, None);
+    // An id that occurs in text marks no end.
+    run("a.txt", "cl100k_base", &["--eos", "7"]).good();
+    check(1, Some("cl100k_base"), None);
+    run("a.txt", "cl100k_base", &["--flat"]).good();
+    check(1, Some("cl100k_base"), Some(100_257));
+    run("b.txt", "cl100k_base", &["--flat", "--append"]).good();
+    check(2, Some("cl100k_base"), Some(100_257));
+    folder.write("a.bin.dquant.json", "{}");
+    let ran = run("b.txt", "cl100k_base", &["--flat", "--append"]);
+    assert!(ran.exit != Some(0) && ran.stderr.contains("a.bin.dquant.json"), "{ran:?}");
+}
+
 /// A line of more than the 64 MiB that are read at once.
 #[test]
 fn a_line_that_is_too_long_is_passed_over() {

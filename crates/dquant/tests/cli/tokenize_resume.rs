@@ -105,9 +105,11 @@ fn a_killed_run_is_resumed_to_the_same_bytes() {
         {
             assert_eq!(again[counted], summary[counted], "{counted}");
         }
-        let left = ["part.bin", "part.idx", "whole.bin", "whole.idx"];
+        let part = ["part.bin", "part.bin.dquant.json", "part.idx"];
+        let left = [&part[..], &["whole.bin", "whole.bin.dquant.json", "whole.idx"]].concat();
         assert_eq!(names(&folder), left, "nothing unfinished is left");
-        for name in ["part.bin", "part.idx"] {
+        folder.run(&["inspect", "part.bin", "--verify"]).good();
+        for name in part {
             fs::remove_file(folder.0.join(name)).expect("there");
         }
     }
@@ -137,7 +139,7 @@ fn an_interrupted_run_is_kept_only_when_it_may_be_resumed() {
     // Dropped by a run that does not resume.
     let ran = folder.run(&[ARGS, &["-o", "a.bin"]].concat()).good();
     assert!(ran.stderr.contains("an interrupted run is dropped"), "{ran:?}");
-    assert_eq!(names(&folder), ["a.bin", "a.idx"]);
+    assert_eq!(names(&folder), ["a.bin", "a.bin.dquant.json", "a.idx"]);
 }
 
 #[test]
