@@ -90,7 +90,7 @@ const FLOORS: &[(&str, &str)] = &[
          plan: dataset order
          stage: dataset kernel order plan
          target: capsule disk kernel stage
-         reader: capsule dataset kernel order stage target
+         reader: capsule dataset disk kernel order stage target
          reference: dataset order plan stage",
     ),
     (
@@ -166,10 +166,11 @@ const FLOORS: &[(&str, &str)] = &[
          budget: error
          catalog: error proto
          layout: error proto
-         data: budget log status
+         data: budget error log status
          control: catalog data error log proto status
          stream: budget control data error layout log proto status
          local: budget data error runtime seed stream
+         files: catalog data error layout proto stream
          daemon: budget catalog control data error log proto runtime signals status stream",
     ),
     (
@@ -186,7 +187,7 @@ const FLOORS: &[(&str, &str)] = &[
         "errors
          options: errors
          source: errors options
-         batch: source
+         batch: errors source
          records: batch
          file: batch errors options records source
          stream: batch errors options records source",

@@ -27,8 +27,8 @@ pub(crate) fn open(
 ) -> PyResult<File> {
     let request = Request::new(url, action, offload, options)?;
     let (source, opened) = Source::open(py, &request)?;
-    let batch_bytes = Form::new(&opened).batch_bytes(&opened);
-    Ok(File { source, request, opened, batch_bytes })
+    let form = Form::new(&opened)?;
+    Ok(File { source, request, opened, form })
 }
 
 /// A stream that is read like a file, in whole batches. Made by `dquant.open`.
@@ -37,7 +37,7 @@ pub(crate) struct File {
     source: Source,
     request: Request,
     opened: Opened,
-    batch_bytes: usize,
+    form: Form,
 }
 
 #[pymethods]
@@ -84,13 +84,13 @@ impl File {
     /// Bytes of one batch.
     #[getter]
     fn batch_bytes(&self) -> usize {
-        self.batch_bytes
+        self.form.batch_bytes()
     }
 
     /// What was opened: a `dquant.Opened`.
     #[getter]
     fn opened<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        records::opened(py, &self.opened, Form::new(&self.opened))
+        records::opened(py, &self.opened, self.form)
     }
 
     /// Number of the next batch.
@@ -137,8 +137,11 @@ impl File {
 impl File {
     /// Whole batches in `size` bytes; at least one.
     fn batches_in(&self, size: usize) -> PyResult<usize> {
-        match size / self.batch_bytes {
-            0 => Err(raised(&client::Error::SmallBuffer { have: size, need: self.batch_bytes })),
+        match size / self.form.batch_bytes() {
+            0 => Err(raised(&client::Error::SmallBuffer {
+                have: size,
+                need: self.form.batch_bytes(),
+            })),
             batches => Ok(batches),
         }
     }

@@ -34,7 +34,7 @@ pub(crate) fn opened<'py>(
         dataset.call((), Some(&fields))
     });
     let datasets = PyTuple::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?;
-    let shape = (opened.batch_samples, opened.window_tokens);
+    let shape = PyTuple::new(py, form.shape())?;
     records.getattr("Opened")?.call1((&opened.plan, form.dtype(), shape, datasets))
 }
 

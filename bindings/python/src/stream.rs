@@ -61,7 +61,7 @@ impl Stream {
     ) -> PyResult<Stream> {
         let request = Request::new(url, plan, offload, options)?;
         let (source, opened) = Source::open(py, &request)?;
-        let form = Form::new(&opened);
+        let form = Form::new(&opened)?;
         let finished = AtomicBool::new(false);
         Ok(Stream { source, request, opened, form, finished })
     }

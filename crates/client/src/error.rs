@@ -30,6 +30,14 @@ pub enum Error {
         /// What to write instead, where that is known.
         hint: Option<String>,
     },
+    /// A pattern of local files that is invalid or that no file matches.
+    #[error("{pattern:?}: {why}")]
+    Pattern {
+        /// The text that was given.
+        pattern: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Neither URL nor plan names a dataset.
     #[error("the URL names no dataset, and the plan has no blend")]
     NoDataset,
@@ -57,8 +65,9 @@ pub enum Error {
         /// The user that it runs as.
         owner: u32,
     },
-    /// A stream without offload, in a program that was built without the feature `in-process`.
-    #[error("without offload: this program was built without the feature `in-process`")]
+    /// A stream without offload or over local files, in a program that was built without the feature
+    /// `in-process`.
+    #[error("without a DPU: this program was built without the feature `in-process`")]
     NotBuiltIn,
     /// The DPU or the target refused the request, or failed to serve it.
     #[error("{message}")]
@@ -194,11 +203,12 @@ impl Error {
         }
         let hint = match self {
             Error::Url { .. } => {
-                "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web"
+                "write it as dq://HOST[:PORT]/NAME, for example dq://127.0.0.1/corpora/web, or give the path of a local file"
             }
             Error::Plan { hint, .. } => {
                 hint.as_deref().unwrap_or("`dquant cat --help` shows plans")
             }
+            Error::Pattern { .. } => "a pattern names local files, for example corpora/*.bin",
             Error::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
             Error::NoDaemon { .. } => {
                 "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
@@ -216,7 +226,9 @@ impl Error {
             Error::Stream { fault: Fault::Data, .. } => {
                 "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
             }
-            Error::Stream { fault: Fault::Storage, .. } => "check the file on the target's machine",
+            Error::Stream { fault: Fault::Storage, .. } => {
+                "check the file on the machine that stores it"
+            }
             Error::Stream { fault: Fault::Target, .. } => {
                 "start the target again; a longer wait is --reconnect"
             }

@@ -1,6 +1,8 @@
 //! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this process.
 
 use std::net::SocketAddr;
+#[cfg(feature = "in-process")]
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,8 +11,12 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::proto::{DatasetRef, OpenRequest};
+#[cfg(feature = "in-process")]
+use crate::stream::FileStream;
 use crate::stream::{LocalDpu, Stream};
-use crate::url::Url;
+use crate::url::Location;
+#[cfg(feature = "in-process")]
+use crate::url::parse_plan;
 
 /// How a stream is opened. [`Options::from_env`] is what most programs want.
 #[derive(Clone, Debug)]
@@ -33,7 +39,7 @@ pub struct Options {
     pub slot_bytes: u32,
     /// Without offload: address of this process's own RoCE endpoint (else one is chosen).
     pub roce: Option<SocketAddr>,
-    /// Without offload: bytes of staging buffers.
+    /// Without offload, and over local files: most bytes of staging buffers.
     pub memory: u64,
     /// Without offload: received packets to drop, in parts per million.
     pub loss_ppm: u32,
@@ -70,12 +76,20 @@ impl Options {
     }
 }
 
-/// Opens `url` (`dq://HOST[:PORT]/NAME`) with an action, as a plan in its own language.
+/// Opens `url` with an action, as a plan in its own language.
+///
+/// `dq://HOST[:PORT]/NAME` is a dataset at a target. Anything without a scheme is a path on this machine: of a
+/// file, with or without its ending; of several, as a pattern such as `corpora/*.bin`; or of the folder with
+/// the datasets that the plan's blend names. Local files are read by an engine in this process whatever
+/// `offload` is: there is no DPU, no target and no socket.
 ///
 /// # Errors
 /// When the plan, the URL or a dataset is refused, and when the DPU or the target cannot be reached.
 pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result<Stream, Error> {
-    let url: Url = url.parse()?;
+    let url = match url.parse()? {
+        Location::Target(url) => url,
+        Location::Files(path) => return open_files(&path, action, options),
+    };
     let (plan, names) = url.datasets(action, options.seed)?;
     let dataset = |name| DatasetRef { name, dtype: options.dtype.clone() };
     let request = OpenRequest {
@@ -127,6 +141,48 @@ fn to_own_engine(
         reconnect: options.reconnect,
     };
     Ok(LocalDpu::start(&config)?)
+}
+
+#[cfg(feature = "in-process")]
+fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Error> {
+    let plan = parse_plan(action, options.seed)?;
+    let files = match plan.blend() {
+        [] => matching(path)?,
+        parts => parts.iter().map(|part| Path::new(path).join(&part.name)).collect(),
+    };
+    let config = engine::files::FilesConfig {
+        files,
+        dtype: options.dtype.clone(),
+        plan: plan.to_string(),
+        first_batch: options.first_batch,
+        batches: options.batches,
+        slots: options.slots,
+        slot_bytes: options.slot_bytes,
+        memory: options.memory,
+    };
+    Stream::over_files(FileStream::open(config)?, options.first_batch)
+}
+
+/// The files that a path or a pattern stands for, by name. A file whose name looks like a pattern is a file.
+#[cfg(feature = "in-process")]
+fn matching(path: &str) -> Result<Vec<PathBuf>, Error> {
+    if Path::new(path).exists() || !path.contains(['*', '?', '[']) {
+        return Ok(vec![path.into()]);
+    }
+    let bad = |why: String| Error::Pattern { pattern: path.to_owned(), why };
+    let found = glob::glob(path).map_err(|error| bad(error.to_string()))?;
+    let found =
+        found.collect::<Result<Vec<PathBuf>, _>>().map_err(|error| bad(error.to_string()))?;
+    // An index beside a file of tokens is not a dataset.
+    let is_data = |path: &PathBuf| path.extension().is_none_or(|ending| ending != "idx");
+    let files: Vec<PathBuf> =
+        found.into_iter().filter(is_data).filter(|path| path.is_file()).collect();
+    if files.is_empty() { Err(bad("no file matches".to_owned())) } else { Ok(files) }
+}
+
+#[cfg(not(feature = "in-process"))]
+fn open_files(_path: &str, _action: &str, _options: &Options) -> Result<Stream, Error> {
+    Err(Error::NotBuiltIn)
 }
 
 #[cfg(not(feature = "in-process"))]

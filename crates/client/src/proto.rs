@@ -2,4 +2,19 @@
 
 #![allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications, dead_code)]
 
+use xio::dataset::Dtype;
+
 include!(concat!(env!("OUT_DIR"), "/dquant.v1.rs"));
+
+impl Opened {
+    /// Bytes of a token; 0 if the server names a type that this version does not know.
+    pub fn token_bytes(&self) -> usize {
+        Dtype::from_name(&self.dtype).map_or(0, |dtype| dtype.bytes() as usize)
+    }
+
+    /// Bytes of a batch.
+    pub fn batch_bytes(&self) -> usize {
+        let rows = if self.pairs { 2 } else { 1 } * self.batch_samples as usize;
+        rows * self.window_tokens as usize * self.token_bytes()
+    }
+}

@@ -11,6 +11,8 @@ use crate::error::{Error, Server};
 use crate::proto::{OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply};
 
 #[cfg(feature = "in-process")]
+pub(crate) use engine::files::{FileStream, OpenedFiles};
+#[cfg(feature = "in-process")]
 pub(crate) use engine::local::LocalDpu;
 
 /// Never constructed: streams without offload are not built in.
@@ -34,9 +36,18 @@ pub struct Stream {
     slot: Option<SlotBatches>,
     opened: Opened,
     next_batch: u64,
-    connection: Connection,
-    // After the connection: the engine's thread ends when its client has closed its connection.
-    local: Option<LocalDpu>,
+    origin: Origin,
+}
+
+/// Who fills the ring.
+#[derive(Debug)]
+enum Origin {
+    /// The DPU daemon, or a DPU in this process. The connection comes first: the thread of the latter ends
+    /// when its client has closed its connection.
+    Dpu(Connection, Option<LocalDpu>),
+    /// An engine in this process that reads files of this machine.
+    #[cfg(feature = "in-process")]
+    Files(FileStream),
 }
 
 impl Stream {
@@ -68,7 +79,18 @@ impl Stream {
         let liveness = connection.liveness()?;
         let consumer = Consumer::attach(fds.into(), liveness)?;
         let next_batch = request.first_batch;
-        Ok(Stream { consumer, slot: None, opened, next_batch, connection, local })
+        let origin = Origin::Dpu(connection, local);
+        Ok(Stream { consumer, slot: None, opened, next_batch, origin })
+    }
+
+    /// A stream over local files.
+    #[cfg(feature = "in-process")]
+    pub(crate) fn over_files(files: OpenedFiles, next_batch: u64) -> Result<Stream, Error> {
+        let OpenedFiles { stream, opened, ring, liveness } = files;
+        let consumer = Consumer::attach(ring, liveness)?;
+        // The same message, generated for another crate.
+        let opened = Opened::decode(opened.encode_to_vec().as_slice())?;
+        Ok(Stream { consumer, slot: None, opened, next_batch, origin: Origin::Files(stream) })
     }
 
     /// What was opened: datasets, the plan printed back, shape and type of the batches.
@@ -78,8 +100,7 @@ impl Stream {
 
     /// Bytes of one batch.
     pub fn batch_bytes(&self) -> usize {
-        let width = if self.opened.dtype == "u16" { 2 } else { 4 };
-        self.opened.batch_samples as usize * self.opened.window_tokens as usize * width
+        self.opened.batch_bytes()
     }
 
     /// Number of the next batch.
@@ -89,7 +110,7 @@ impl Stream {
 
     /// Whether the work is done by an engine in this process.
     pub fn is_local(&self) -> bool {
-        self.local.is_some()
+        !matches!(self.origin, Origin::Dpu(_, None))
     }
 
     /// The batches, in order. Each is a view of the ring; dropping it returns its memory, so a stream
@@ -143,10 +164,17 @@ impl Stream {
     /// # Errors
     /// When the DPU does not reply.
     pub fn status(&self) -> Result<StreamStatus, Error> {
+        let connection = match &self.origin {
+            Origin::Dpu(connection, _) => connection,
+            #[cfg(feature = "in-process")]
+            Origin::Files(stream) => {
+                return Ok(StreamStatus::decode(stream.status()?.encode_to_vec().as_slice())?);
+            }
+        };
         let lost = |error| Error::lost(server(self.is_local()), error);
         let request = StreamStatusRequest { version: 1 }.encode_to_vec();
-        self.connection.send(&request, &[]).map_err(lost)?;
-        let message = self.connection.recv(MAX_MESSAGE_BYTES).map_err(lost)?;
+        connection.send(&request, &[]).map_err(lost)?;
+        let message = connection.recv(MAX_MESSAGE_BYTES).map_err(lost)?;
         Ok(StreamStatus::decode(message.bytes.as_slice())?)
     }
 }

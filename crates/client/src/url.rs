@@ -1,4 +1,4 @@
-//! `dq://HOST[:PORT]/NAME`: which dataset, or which folder of datasets, at which target.
+//! Where datasets are: `dq://HOST[:PORT]/NAME` at a target, or the path of files of this machine.
 
 use std::str::FromStr;
 
@@ -11,6 +11,28 @@ const CONTROL_PORT: u16 = 4790;
 
 #[cfg(feature = "in-process")]
 const _: () = assert!(CONTROL_PORT == engine::control::CONTROL_PORT);
+
+/// Where the datasets of a stream are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// At a storage target.
+    Target(Url),
+    /// On this machine: a file, with or without its ending, a pattern such as `corpora/*.bin`, or the folder
+    /// of the datasets that a blend names.
+    Files(String),
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    /// Whatever has no scheme is a path.
+    fn from_str(text: &str) -> Result<Location, Error> {
+        if text.is_empty() || text.contains("://") {
+            return text.parse().map(Location::Target);
+        }
+        Ok(Location::Files(text.to_owned()))
+    }
+}
 
 /// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,13 +71,7 @@ impl Url {
 
     /// The plan with its seed filled in, and the names of the datasets it draws from.
     pub(crate) fn datasets(&self, action: &str, seed: u64) -> Result<(String, Vec<String>), Error> {
-        let plan = Plan::parse(action, Some(seed)).map_err(|error| {
-            let (mut marked, hint) = (error.render(action), error.hint());
-            // What is rendered ends with the hint.
-            let tail = hint.as_ref().map_or(0, |hint| "\nhint: ".len() + hint.len());
-            marked.truncate(marked.len().saturating_sub(tail));
-            Error::Plan { marked, hint }
-        })?;
+        let plan = parse_plan(action, seed)?;
         let names = match plan.blend() {
             [] if self.name.is_empty() => return Err(Error::NoDataset),
             [] => vec![self.name.clone()],
@@ -68,6 +84,17 @@ impl Url {
     fn join(&self, member: &str) -> String {
         if self.name.is_empty() { member.to_owned() } else { format!("{}/{member}", self.name) }
     }
+}
+
+/// Parses a plan, in which the word `seed` means `seed`.
+pub(crate) fn parse_plan(action: &str, seed: u64) -> Result<Plan, Error> {
+    Plan::parse(action, Some(seed)).map_err(|error| {
+        let (mut marked, hint) = (error.render(action), error.hint());
+        // What is rendered ends with the hint.
+        let tail = hint.as_ref().map_or(0, |hint| "\nhint: ".len() + hint.len());
+        marked.truncate(marked.len().saturating_sub(tail));
+        Error::Plan { marked, hint }
+    })
 }
 
 #[cfg(test)]

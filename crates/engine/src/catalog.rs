@@ -7,12 +7,13 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
-use crate::error::with_limit_hint;
+use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef};
 
 /// Datasets one request may name.
@@ -90,6 +91,43 @@ impl Catalog {
             ))),
         }
     }
+}
+
+/// Finds and opens a file of this machine by its path, with or without its ending, for buffered reads. The
+/// dataset is named as the path was given.
+pub fn find_file(path: &Path, dtype: &str) -> Result<Found, Error> {
+    let given = path.display().to_string();
+    let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
+    let full = ["", ".bin", ".npy"].iter().map(|ending| with(ending)).find(|path| path.is_file());
+    let Some(full) = full else {
+        let error = if path.is_dir() {
+            Error::invalid(format!("{given} is a folder"))
+                .hint("name a file in it, or all of them: FOLDER/*.bin")
+        } else {
+            Error::invalid(format!("{given}: no such file"))
+                .hint("a path names a local file, with or without .bin or .npy; dq://HOST/NAME one at a target")
+        };
+        return Err(error);
+    };
+    let refused = |error: &dyn std::fmt::Display| Error::invalid(format!("{given}: {error}"));
+    // A link is followed: what is served to others has to stay below a root, one's own files need not.
+    let real = full.canonicalize().map_err(|error| refused(&error))?;
+    let (Some(folder), Some(name)) =
+        (real.parent(), real.file_name().and_then(|name| name.to_str()))
+    else {
+        return Err(refused(&"its name is not UTF-8"));
+    };
+    let root = Root::new(folder).map_err(|error| refused(&error))?;
+    let open = || {
+        let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
+        describe(&root, name.to_owned(), file, dtype)
+    };
+    let found = open().map_err(|status| match status.message().split_once('\n') {
+        Some((message, hint)) => Error::invalid(message).hint(hint),
+        None => Error::invalid(status.message()),
+    })?;
+    let info = DatasetInfo { name: full.display().to_string(), ..found.info };
+    Ok(Found { info, ..found })
 }
 
 /// The error names the file itself, with the ending that was tried.

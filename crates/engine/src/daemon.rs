@@ -35,7 +35,7 @@ use crate::proto::{StatusReply, StatusRequest};
 use crate::runtime;
 use crate::signals::EndSignals;
 use crate::status::Event;
-use crate::stream::{DpuContext, REFUSED_STREAMS, engine_error, refuse_client, serve_client};
+use crate::stream::{DpuContext, REFUSED_STREAMS, refuse_client, serve_client};
 
 /// How often the DPU's accept loop checks whether it is to end.
 const ACCEPT_LOOK: Duration = Duration::from_millis(200);
@@ -171,7 +171,7 @@ pub fn serve<E: From<Error>>(
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
-    let engine = TargetEngine::start(config.host, config.staging_buffers).map_err(engine_error)?;
+    let engine = TargetEngine::start(config.host, config.staging_buffers).map_err(Error::from)?;
     let served = runtime.block_on(async {
         // Before the daemon reports that it is ready: from here on signals no longer kill it.
         let mut signals = EndSignals::listen()?;
@@ -247,7 +247,7 @@ pub fn run_dpu<E: From<Error>>(
     })?;
     // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
-    let engine = DpuEngine::start(config.host.clone()).map_err(engine_error)?;
+    let engine = DpuEngine::start(config.host.clone()).map_err(Error::from)?;
     let context = DpuContext {
         commands: engine.commands.clone(),
         roce: engine.roce,

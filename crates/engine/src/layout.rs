@@ -4,11 +4,11 @@
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
 use xio::plan::Plan;
-use xio::reader::{Delivery, ReaderSource};
-use xio::stage::{Branch, CompileError};
+use xio::reader::{Delivery, Reader, ReaderSource};
+use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
-use crate::proto::{DatasetInfo, OpenRequest};
+use crate::proto::{DatasetInfo, OpenRequest, Opened};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -25,8 +25,28 @@ pub struct Layout {
     pub delivery: Delivery,
 }
 
+impl Layout {
+    /// Bytes of staging buffers that the stream needs. Preparing its schedule costs time that grows with
+    /// them, so they are checked first.
+    pub fn memory_needed(&self) -> u64 {
+        Reader::memory_needed(&self.order, &self.sources)
+    }
+
+    /// What a trainer is told about the stream.
+    pub fn opened(&self, datasets: Vec<DatasetInfo>) -> Opened {
+        Opened {
+            datasets,
+            plan: self.plan.clone(),
+            dtype: self.delivery.dtype.to_string(),
+            batch_samples: self.delivery.batch_samples,
+            window_tokens: self.delivery.row_tokens(),
+            pairs: self.delivery.pairs,
+        }
+    }
+}
+
 /// Parses a plan; the error points at the mistake.
-fn parse(text: &str) -> Result<Plan, Error> {
+pub(crate) fn parse(text: &str) -> Result<Plan, Error> {
     Plan::parse(text, None).map_err(|error| {
         let shown = format!("invalid plan\n{}", error.render(text));
         match error.hint() {
@@ -54,8 +74,13 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend.
-pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Result<Layout, Error> {
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `compile`
+/// decides where the plan's stages run.
+pub fn plan(
+    request: &OpenRequest,
+    infos: &[DatasetInfo],
+    compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
+) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
     let expected = plan.blend().len().max(1);
     if infos.len() != expected || request.datasets.len() != expected {
@@ -65,10 +90,10 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
     let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
-    let pipeline = plan.compile(&dtypes, offload).map_err(|error| types(&error, &names))?;
+    let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
     for (file, name) in files.iter().zip(&names) {
-        let layout = SampleLayout::new(*file, pipeline.window_tokens());
+        let layout = SampleLayout::new(*file, pipeline.window_tokens(), pipeline.overlap_tokens());
         let layout = layout.map_err(|error| {
             Error::invalid(format!("{name}: {error}"))
                 .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
@@ -86,7 +111,9 @@ pub fn plan(request: &OpenRequest, infos: &[DatasetInfo], offload: bool) -> Resu
     let delivery = Delivery {
         window_tokens: pipeline.window_tokens(),
         batch_samples: pipeline.batch_samples(),
+        sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
+        pairs: pipeline.pairs(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         slot_bytes: request.slot_bytes,
@@ -106,6 +133,10 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
+        }
+        CompileError::Widen { from, to } => {
+            Error::invalid(format!("samples hold {from}, which widen({to}) cannot deliver"))
+                .hint("narrow first: narrow(u16) | widen(i64)")
         }
         CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));

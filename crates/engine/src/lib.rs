@@ -6,6 +6,7 @@
 //! | [`data`] | the threads that move data |
 //! | [`control`], [`stream`] | the control plane: gRPC between daemons, the local socket of a DPU |
 //! | [`local`] | a DPU inside a trainer's own process |
+//! | [`files`] | streams over files of this machine, without target and DPU |
 //! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
 //! | [`budget`] | how much memory the rings of a DPU may take |
@@ -22,6 +23,7 @@ pub mod control;
 pub mod daemon;
 pub mod data;
 pub mod error;
+pub mod files;
 pub mod layout;
 pub mod local;
 pub mod log;

@@ -17,7 +17,7 @@ use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
 use crate::runtime;
 use crate::seed::fresh_seed;
-use crate::stream::{DpuContext, engine_error, serve_client};
+use crate::stream::{DpuContext, serve_client};
 
 /// How to run a DPU for one stream.
 #[derive(Clone, Debug)]
@@ -90,16 +90,16 @@ fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Err
 /// port if it is free, else on any port.
 fn start_engine(config: &LocalConfig) -> Result<DpuEngine, Error> {
     if let Some(roce) = config.roce {
-        return DpuEngine::start(host_config(config, roce)?).map_err(engine_error);
+        return DpuEngine::start(host_config(config, roce)?).map_err(Error::from);
     }
     let ip = local_ip_towards(&config.target)?;
     let host = host_config(config, SocketAddr::new(ip, ROCE_PORT))?;
     match DpuEngine::start(host.clone()) {
         Err(EngineError::Udp(_)) => {
             let any_port = HostConfig { roce: SocketAddr::new(ip, 0), ..host };
-            DpuEngine::start(any_port).map_err(engine_error)
+            DpuEngine::start(any_port).map_err(Error::from)
         }
-        started => started.map_err(engine_error),
+        started => started.map_err(Error::from),
     }
 }
 

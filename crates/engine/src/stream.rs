@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
-use nic::loaded::LoadError;
 use prost::Message;
 use roce::verbs::WcStatus;
 use roce::wire::ROCE_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use xio::reader::{Reader, ReaderSetup, ReaderSource};
+use xio::reader::{ReaderSetup, ReaderSource};
 
 use crate::budget::RingBudget;
 use crate::control::stages;
@@ -186,7 +185,7 @@ fn stream_report(stream: &OpenStream) -> Option<StreamReport> {
     stream.commands.call(|reply| Command::Stream(stream.id, reply)).ok().flatten()
 }
 
-fn stream_status(report: &StreamReport) -> StreamStatus {
+pub(crate) fn stream_status(report: &StreamReport) -> StreamStatus {
     let counters = &report.counters;
     StreamStatus {
         batches: counters.batches,
@@ -200,37 +199,6 @@ fn stream_status(report: &StreamReport) -> StreamStatus {
     }
 }
 
-/// An engine's refusal as an error for the client.
-pub fn engine_error(error: EngineError) -> Error {
-    let usage = Error::invalid(&error).caused_by(&error);
-    // May succeed later: another stream may end, another command may leave the queue.
-    let usage = match error {
-        EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
-            usage.transient()
-        }
-        _ => usage,
-    };
-    match error {
-        EngineError::Limit { what: "bytes of staging buffers", .. } => usage.hint(
-            "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
-        ),
-        EngineError::Limit { what: "streams", .. } => {
-            usage.hint("close another stream, or start a second `dquant dpu` on another socket")
-        }
-        EngineError::Load { source: LoadError::NoDevice { .. }, .. } => {
-            usage.hint("name one of its devices, or another library with --verbs-library")
-        }
-        EngineError::Load { .. } => usage.hint(
-            "name dquant's library: `--verbs-library PATH/libibverbs.so`, or `dquant run -- dquant serve …`",
-        ),
-        EngineError::Udp(error) => match error.hint() {
-            Some(hint) => usage.hint(hint),
-            None => usage,
-        },
-        _ => usage,
-    }
-}
-
 /// Plans the stream, starts it in the engine, and connects it to its target.
 fn open(
     context: &DpuContext,
@@ -239,25 +207,15 @@ fn open(
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
     let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
-    let layout = layout::plan(request, &infos, context.offload)?;
-    // Before the schedule is prepared: its cost grows with the memory of the stream.
-    let need = Reader::memory_needed(&layout.order, &layout.sources);
-    if need > context.memory {
-        let (what, have) = ("bytes of staging buffers", context.memory);
-        return Err(engine_error(EngineError::Limit { what, need, have }));
-    }
+    let layout =
+        layout::plan(request, &infos, |plan, dtypes| plan.compile(dtypes, context.offload))?;
+    EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
     let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
     let (producer, fds) = Producer::create(config)
         .map_err(|error| Error::from_cause(error).hint("choose other --slots or --slot-size"))?;
     let (events, lost) = mpsc::channel(16);
-    let opened = Opened {
-        datasets: infos.clone(),
-        plan: layout.plan.clone(),
-        dtype: layout.delivery.dtype.to_string(),
-        batch_samples: layout.delivery.batch_samples,
-        window_tokens: layout.delivery.window_tokens,
-    };
+    let opened = layout.opened(infos.clone());
     let signals = context.commands.signals();
     let to_message = |source: &ReaderSource| stages::message(source.stages.target());
     let stages = layout.sources.iter().map(to_message).collect();
@@ -275,7 +233,7 @@ fn open(
         .commands
         .call(|reply| Command::Open(Box::new(spec), reply))
         .and_then(|answer| answer.map_err(|refused| refused.error))
-        .map_err(engine_error)?;
+        .map_err(Error::from)?;
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
     let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
     let (context, request) = (context.clone(), request.clone());
@@ -405,7 +363,7 @@ impl Keeper {
     ) -> Result<R, Error> {
         let commands = self.context.commands.clone();
         let answered = tokio::task::spawn_blocking(move || commands.call(make)).await;
-        answered.map_err(Error::invalid)?.and_then(|answer| answer).map_err(engine_error)
+        answered.map_err(Error::invalid)?.and_then(|answer| answer).map_err(Error::from)
     }
 
     async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
@@ -492,9 +450,9 @@ mod tests {
             nic::pool::PoolError::Full { len: 2, align: 1, free: 1, largest: 1, size: 9 };
         let out = EngineError::Pool(full_pool);
         for error in [full, busy, out] {
-            assert!(engine_error(error).is_transient());
+            assert!(Error::from(error).is_transient());
         }
         let source = std::io::ErrorKind::PermissionDenied.into();
-        assert!(!engine_error(EngineError::Os { what: "eventfd", source }).is_transient());
+        assert!(!Error::from(EngineError::Os { what: "eventfd", source }).is_transient());
     }
 }

@@ -1,4 +1,4 @@
-//! Per-byte work: narrowing tokens, scanning their range, CRC32C.
+//! Per-byte work: narrowing and widening tokens, scanning their range, CRC32C.
 //!
 //! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means SSE2; a
 //! driver that detects the processor compiles the same loops again with more features. To that end the
@@ -26,6 +26,9 @@ pub use crc::crc32c;
 /// Narrows little-endian tokens in place: see [`narrow_in_place`].
 pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;
 
+/// Widens little-endian tokens into another buffer: see [`widen_into`].
+pub type Widen = fn(&[u8], Dtype, Dtype, &mut [u8]);
+
 /// Continues the CRC32C of bytes seen so far (0 at the start) over more bytes: see [`crc32c`].
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
@@ -34,13 +37,15 @@ pub type Crc32c = fn(u32, &[u8]) -> u32;
 pub struct Kernels {
     /// Narrowing with a range check.
     pub narrow: Narrow,
+    /// Widening.
+    pub widen: Widen,
     /// Checksum of a block.
     pub crc32c: Crc32c,
 }
 
 impl Kernels {
     /// Portable code for any processor.
-    pub const PORTABLE: Kernels = Kernels { narrow: narrow_in_place, crc32c };
+    pub const PORTABLE: Kernels = Kernels { narrow: narrow_in_place, widen: widen_into, crc32c };
 }
 
 /// Why tokens were not narrowed.
@@ -78,6 +83,20 @@ pub enum NarrowError {
 /// nothing but refuses negative tokens.
 pub const fn can_narrow(from: Dtype, to: Dtype) -> bool {
     from.is_token() && matches!(to, Dtype::U16 | Dtype::U32) && to.bytes() <= from.bytes()
+}
+
+/// Whether [`widen_into`] supports this conversion: to a larger type that can represent every value.
+pub const fn can_widen(from: Dtype, to: Dtype) -> bool {
+    matches!(
+        (from, to),
+        (Dtype::U16, Dtype::U32 | Dtype::I32 | Dtype::I64) | (Dtype::U32 | Dtype::I32, Dtype::I64)
+    )
+}
+
+/// Widens little-endian `from` tokens to `to` tokens, as many as both buffers hold. Does nothing where
+/// [`can_widen`] says no.
+pub fn widen_into(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
+    body::widen_into(source, from, to, target);
 }
 
 /// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and returns

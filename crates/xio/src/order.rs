@@ -101,14 +101,16 @@ pub enum OrderError {
 
 /// How a token file is divided into samples, and samples into blocks.
 ///
-/// Windows do not overlap: sample `i` is tokens `i * window .. (i + 1) * window`. Tokens after the last
-/// whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) returns how many.
+/// Sample `i` is the `window` tokens from `i * stride` on, where `stride` is `window - overlap`. Tokens after
+/// the last whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) returns how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
     /// The file.
     pub file: TokenFile,
     /// Tokens of a sample.
     pub window: u32,
+    /// Tokens that it shares with the sample before it, fewer than `window`.
+    pub overlap: u32,
     /// Whole samples in the file, at least one.
     pub samples: u64,
     /// Samples of a full block, at least one; as many as fit into [`BLOCK_BYTES`].
@@ -116,19 +118,31 @@ pub struct SampleLayout {
 }
 
 impl SampleLayout {
-    /// Divides `file` into windows of `window` tokens.
-    pub fn new(file: TokenFile, window: u32) -> Result<SampleLayout, OrderError> {
-        let per_block = match window.checked_mul(file.dtype.bytes()) {
-            Some(bytes @ 1..=BLOCK_BYTES) => BLOCK_BYTES / bytes,
-            _ => {
-                return Err(OrderError::Window { window, dtype: file.dtype });
-            }
-        };
-        let samples = file.tokens / u64::from(window);
+    /// Divides `file` into windows of `window` tokens, which share `overlap` with the one before.
+    pub fn new(file: TokenFile, window: u32, overlap: u32) -> Result<SampleLayout, OrderError> {
+        let fits = window
+            .checked_mul(file.dtype.bytes())
+            .is_some_and(|bytes| (1..=BLOCK_BYTES).contains(&bytes));
+        let stride = window.checked_sub(overlap).filter(|stride| *stride > 0 && fits);
+        let stride = stride.ok_or(OrderError::Window { window, dtype: file.dtype })?;
+        // What does not belong to the first sample of a run belongs to one stride each.
+        let block_tokens = BLOCK_BYTES / file.dtype.bytes();
+        let samples_per_block = (block_tokens - overlap) / stride;
+        let samples = file.tokens.saturating_sub(overlap.into()) / u64::from(stride);
         if samples == 0 {
             return Err(OrderError::NoSample { tokens: file.tokens, window });
         }
-        Ok(SampleLayout { file, window, samples, samples_per_block: per_block })
+        Ok(SampleLayout { file, window, overlap, samples, samples_per_block })
+    }
+
+    /// Tokens from the start of a sample to the start of the next.
+    pub const fn stride(&self) -> u32 {
+        self.window - self.overlap
+    }
+
+    /// Tokens of a run of `samples` consecutive samples.
+    pub const fn run_tokens(&self, samples: u64) -> u64 {
+        samples * self.stride() as u64 + self.overlap as u64
     }
 
     /// Bytes of a sample in the file.
@@ -146,13 +160,14 @@ impl SampleLayout {
         let first =
             block.checked_mul(self.samples_per_block.into()).filter(|s| *s < self.samples)?;
         let count = (self.samples - first).min(self.samples_per_block.into());
-        let bytes = u64::from(self.sample_bytes());
-        Some((self.file.data_offset + first * bytes, (count * bytes) as u32))
+        let width = u64::from(self.file.dtype.bytes());
+        let offset = self.file.data_offset + first * u64::from(self.stride()) * width;
+        Some((offset, (self.run_tokens(count) * width) as u32))
     }
 
     /// Tokens after the last whole window, which are never delivered.
     pub const fn tail_tokens(&self) -> u64 {
-        self.file.tokens % self.window as u64
+        self.file.tokens - self.run_tokens(self.samples)
     }
 }
 

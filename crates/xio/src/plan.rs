@@ -3,14 +3,17 @@
 //!
 //! ```text
 //! window(2048) | shuffle(seed, blocks=8) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
+//! window(2049, overlap=1) | narrow(u16) | widen(i64) | pairs
 //! ```
 //!
 //! | action | meaning | default |
 //! |---|---|---|
-//! | `window(N)` | samples are N tokens long and do not overlap | required |
+//! | `window(N, overlap=K)` | samples are N tokens long; each begins with the last K of the one before it | required; K is 0 |
 //! | `shuffle(SEED, blocks=B)` | mix samples inside groups of B blocks of 1 MiB, blocks over the file | file order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
+//! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
+//! | `pairs` | deliver each sample twice, without its last and without its first token | once |
 //! | `batch(N)` | samples of a batch | 32 |
 //!
 //! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
@@ -58,9 +61,12 @@ pub const MAX_PLAN_BYTES: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     window: u32,
+    overlap: u32,
     shuffle: Option<Shuffle>,
     blend: Vec<Part>,
     narrow: Option<Dtype>,
+    widen: Option<Dtype>,
+    pairs: bool,
     batch: u32,
 }
 
@@ -93,6 +99,11 @@ impl Plan {
         self.window
     }
 
+    /// Tokens that a sample shares with the one before it; fewer than [`window`](Plan::window).
+    pub fn overlap(&self) -> u32 {
+        self.overlap
+    }
+
     /// The shuffle, if there is one.
     pub fn shuffle(&self) -> Option<Shuffle> {
         self.shuffle
@@ -103,9 +114,33 @@ impl Plan {
         &self.blend
     }
 
+    /// The same plan with another blend. Weights are reduced by their common divisor; without a weight
+    /// above zero the plan stays as it is.
+    #[must_use]
+    pub fn blended(&self, shares: impl IntoIterator<Item = (String, u32)>) -> Plan {
+        let parts: Vec<Part> =
+            shares.into_iter().map(|(name, weight)| Part { name, weight }).collect();
+        let divisor = parts.iter().fold(0, |a, part| gcd(a, part.weight));
+        if divisor == 0 {
+            return self.clone();
+        }
+        let reduced = parts.into_iter().map(|part| Part { weight: part.weight / divisor, ..part });
+        Plan { blend: reduced.collect(), ..self.clone() }
+    }
+
     /// The type tokens are narrowed to, if they are.
     pub fn narrow(&self) -> Option<Dtype> {
         self.narrow
+    }
+
+    /// The larger type that tokens are delivered in, if they are.
+    pub fn widen(&self) -> Option<Dtype> {
+        self.widen
+    }
+
+    /// Whether each sample is delivered as inputs and labels, which are one token later.
+    pub fn pairs(&self) -> bool {
+        self.pairs
     }
 
     /// Samples of a batch.
@@ -172,7 +207,7 @@ pub enum BindError {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "window({})", self.window)?;
+        write!(f, "{}", WindowText { tokens: self.window, overlap: self.overlap })?;
         if let Some(Shuffle { seed, blocks }) = self.shuffle {
             write!(f, " | shuffle({seed}, blocks={blocks})")?;
         }
@@ -182,7 +217,32 @@ impl fmt::Display for Plan {
         if let Some(dtype) = self.narrow {
             write!(f, " | narrow({dtype})")?;
         }
+        if let Some(dtype) = self.widen {
+            write!(f, " | widen({dtype})")?;
+        }
+        if self.pairs {
+            f.write_str(" | pairs")?;
+        }
         write!(f, " | batch({})", self.batch)
+    }
+}
+
+const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Prints `window(…)`.
+pub(crate) struct WindowText {
+    pub(crate) tokens: u32,
+    pub(crate) overlap: u32,
+}
+
+impl fmt::Display for WindowText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            WindowText { tokens, overlap: 0 } => write!(f, "window({tokens})"),
+            WindowText { tokens, overlap } => write!(f, "window({tokens}, overlap={overlap})"),
+        }
     }
 }
 

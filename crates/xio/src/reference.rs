@@ -8,7 +8,9 @@
 //!
 //! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
 //! a row is one window of tokens, little-endian, in the delivered type. Sample `i` of a file is its
-//! tokens `i * window .. (i + 1) * window`; tokens after the last whole window are not delivered.
+//! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
+//! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
+//! first tokens.
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
@@ -77,6 +79,8 @@ pub enum ReferenceError {
 #[derive(Debug)]
 pub struct Reference<R> {
     plan: Plan,
+    /// Type that every token must fit.
+    must_fit: Dtype,
     dtype: Dtype,
     datasets: Vec<Dataset<R>>,
     /// Samples drawn so far, over all datasets.
@@ -102,10 +106,11 @@ impl<R: TokenReader> Reference<R> {
         let mut datasets = Vec::new();
         for (i, (file, reader)) in files.into_iter().enumerate() {
             let weight = plan.blend().get(i).map_or(1, |part| part.weight.into());
-            let layout = SampleLayout::new(file, plan.window())?;
+            let layout = SampleLayout::new(file, plan.window(), plan.overlap())?;
             datasets.push(Dataset { layout, reader, weight, drawn: 0, table: None });
         }
-        Ok(Reference { plan: plan.clone(), dtype, datasets, drawn: 0 })
+        let must_fit = plan.sample_dtype(&sources)?;
+        Ok(Reference { plan: plan.clone(), must_fit, dtype, datasets, drawn: 0 })
     }
 
     /// Type of the delivered tokens.
@@ -125,12 +130,18 @@ impl<R: TokenReader> Reference<R> {
         while self.drawn < first {
             self.draw();
         }
-        let mut bytes = Vec::new();
+        let mut rows = Vec::new();
         for _ in 0..samples {
             let (dataset, k) = self.draw();
-            self.append_sample(dataset, k, &mut bytes)?;
+            rows.push(self.row(dataset, k)?);
         }
-        Ok(bytes)
+        if !self.plan.pairs() {
+            return Ok(rows.concat());
+        }
+        let width = self.dtype.bytes() as usize;
+        let inputs = rows.iter().map(|row| &row[..row.len() - width]);
+        let labels = rows.iter().map(|row| &row[width..]);
+        Ok(inputs.chain(labels).flatten().copied().collect())
     }
 
     /// Draws the next sample: returns its dataset, and how many were drawn from that before.
@@ -162,25 +173,23 @@ impl<R: TokenReader> Reference<R> {
         open.min_by_key(|(_, d)| safe_until(d)).map_or(0, |(i, _)| i)
     }
 
-    fn append_sample(
-        &mut self,
-        dataset: usize,
-        k: u64,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), ReferenceError> {
+    /// The row of the `k`-th sample drawn from a dataset.
+    fn row(&mut self, dataset: usize, k: u64) -> Result<Vec<u8>, ReferenceError> {
         let sample = self.file_sample(dataset, k);
-        let to = self.dtype;
-        let window = u64::from(self.plan.window());
-        for token in sample * window..(sample + 1) * window {
+        let to = self.must_fit;
+        let (window, overlap) = (u64::from(self.plan.window()), u64::from(self.plan.overlap()));
+        let first = sample * (window - overlap);
+        let mut bytes = Vec::new();
+        for token in first..first + window {
             let value = self.datasets[dataset].reader.token(token);
             let value = value.ok_or(ReferenceError::Unreadable { dataset, token })?;
             let (low, high) = to.range();
             if value < low || value > high {
                 return Err(ReferenceError::Overflow { dataset, token, value, to });
             }
-            bytes.extend_from_slice(&value.to_le_bytes()[..to.bytes() as usize]);
+            bytes.extend_from_slice(&value.to_le_bytes()[..self.dtype.bytes() as usize]);
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// The sample of the file that is the `k`-th drawn from a dataset.

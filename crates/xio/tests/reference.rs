@@ -51,7 +51,8 @@ fn dtypes(files: &[File]) -> Vec<Dtype> {
 }
 
 fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>, Overflow> {
-    let layout = |file: &File| SampleLayout::new(file.described, pipeline.window_tokens()).unwrap();
+    let layout =
+        |file: &File| SampleLayout::new(file.described, pipeline.window_tokens(), 0).unwrap();
     let layouts: Vec<SampleLayout> = files.iter().map(layout).collect();
     let order = pipeline.order(&layouts).unwrap();
     let samples = u64::from(pipeline.batch_samples());

@@ -28,8 +28,8 @@ class Opened:
     plan: str
     """The plan in its canonical form, with the seed filled in."""
     dtype: str
-    """Type of the tokens of a batch, by its name in numpy: uint16 or uint32."""
-    shape: tuple[int, int]
-    """Samples of a batch, and tokens of a sample."""
+    """Type of the tokens of a batch, by its name in numpy, such as uint16."""
+    shape: tuple[int, ...]
+    """Samples of a batch, and tokens of a sample; of pairs 2, samples, and tokens."""
     datasets: tuple[Dataset, ...]
     """The datasets, in the order of the plan."""

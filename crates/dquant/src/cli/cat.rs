@@ -21,26 +21,30 @@ const WAIT_LOOK: Duration = Duration::from_millis(100);
 /// Write the batches of a stream to a file or to standard output
 ///
 /// Batches follow one another without headers: samples in order, tokens little-endian. Without
-/// --batches the stream has no end.
+/// --batches the stream has no end. Local files are read by this process itself: it needs neither
+/// DPU nor target.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
     after_help = "\
 Plans are actions joined by `|`, in any order:
-  window(N)               samples of N tokens; required
+  window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
   shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
+  widen(i64)              deliver tokens in a larger type: u32, i32 or i64
+  pairs                   inputs and labels, which are one token later
   batch(N)                samples of a batch [default: 32]
 
 Examples:
   dquant cat dq://127.0.0.1/web.bin --batches 100 -o web.u16
   dquant cat dq://10.0.0.5/corpora --batches 1000 -o blend.u16 \\
       --plan 'window(2048) | shuffle(7) | blend(web=0.5,code=0.3,books=0.2) | narrow(u16)'
-  dquant cat dq://10.0.0.5/web --offload false --batches 1 | od -An -tu2 | head"
+  dquant cat dq://10.0.0.5/web --offload false --batches 1 | od -An -tu2 | head
+  dquant cat 'corpora/*.bin' --batches 100 -o all.u16     # local files, no daemon"
 )]
 pub(super) struct Cat {
-    /// `dq://HOST[:PORT]/NAME`; with a blend, NAME is the folder of the datasets it names
+    /// `dq://HOST[:PORT]/NAME`, or a path or pattern of local files; with a blend, their folder
     #[arg(value_name = "URL")]
     url: String,
 

@@ -8,9 +8,12 @@ use xio::dataset::Dtype;
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, Daemon, Ran, World};
 
-/// Runs a stream with and without offload.
-fn both_ways(world: &World, dpu: &Daemon, url: &str, args: &[&str]) -> [Ran; 2] {
-    [Cat::through(world, dpu, url, args).finish(), Cat::alone(world, url, args).finish()]
+/// Runs a stream with and without offload, and without daemons.
+fn every_way(world: &World, target: &Daemon, dpu: &Daemon, name: &str, args: &[&str]) -> [Ran; 3] {
+    let url = target.url(name);
+    let through = Cat::through(world, dpu, &url, args).finish();
+    let alone = Cat::alone(world, &url, args).finish();
+    [through, alone, Cat::local(world, name, args).finish()]
 }
 
 #[test]
@@ -31,7 +34,7 @@ fn a_token_that_does_not_fit_is_named_after_all_batches_before_it() {
         let args = ["--plan", plan, "--batches", "60"];
         let batches = at as u64 / 10_000;
         let want = expected(plan, &[&good], 0..batches);
-        for ran in both_ways(&world, &dpu, &target.url("bad"), &args) {
+        for ran in every_way(&world, &target, &dpu, "bad", &args) {
             let (token, byte) = (format!("token {at}"), format!("byte {}", at * 4));
             ran.failed(1, &["bad.bin", &token, &byte, &value.to_string()], "narrow(u32)");
             assert_same(&ran.stdout, &want);
@@ -53,7 +56,6 @@ fn a_shuffled_or_blended_token_that_does_not_fit_is_named() {
     let mut bad = code.clone();
     bad.tokens[140_000] = -1;
     Corpus::npy(&bad.path, bad.tokens.clone());
-    let url = target.url("");
     let header = fs::metadata(&bad.path).expect("it exists").len() - 300_000 * 8;
     let byte = format!("byte {}", header + 140_000 * 8);
     // The batch that holds the token, by the order of the clean files: the first that differs.
@@ -62,7 +64,7 @@ fn a_shuffled_or_blended_token_that_does_not_fit_is_named() {
     let differs = clean.iter().zip(&marked).position(|(a, b)| a != b);
     let whole = differs.map_or(clean.len(), |at| at / 8_000 * 8_000);
     assert!(whole < clean.len(), "the token is not in the part of the stream that is read");
-    for ran in both_ways(&world, &dpu, &url, &["--plan", plan, "--batches", "60"]) {
+    for ran in every_way(&world, &target, &dpu, "", &["--plan", plan, "--batches", "60"]) {
         ran.failed(1, &["code.npy", "token 140000", &byte, " -1"], "narrow(u32)");
         assert_same(&ran.stdout, &clean[..whole]);
     }
@@ -79,13 +81,14 @@ fn a_file_cut_short_while_it_is_read_is_an_error() {
     let args = ["--plan", plan, "--slots", "2", "--slot-size", "64KiB"];
     let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
     let mut alone = Cat::alone(&world, &target.url("web"), &args);
-    let heads = [through.read(100), alone.read(100)];
+    let mut local = Cat::local(&world, "web", &args);
+    let heads = [through.read(100), alone.read(100), local.read(100)];
     // Eight blocks are on their way to each reader; what lies behind them is not read yet.
     let file = fs::File::options().write(true).open(&corpus.path).expect("it exists");
     file.set_len((9 << 20) + (1 << 19) + 12).expect("it can be cut");
-    for (cat, head) in [through, alone].into_iter().zip(heads) {
+    for (cat, head) in [through, alone, local].into_iter().zip(heads) {
         let ran = cat.finish();
-        ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "on the target");
+        ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "that stores it");
         let got = [head, ran.stdout].concat();
         // Sample 2432 is the first that is not whole.
         assert_same(&got, &expected(plan, &[&corpus], 0..2432 / 32));
@@ -104,7 +107,7 @@ fn a_file_emptied_while_it_is_read_is_said_to_be_empty() {
     let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
     through.read(100);
     fs::File::options().write(true).open(&corpus.path).expect("it exists").set_len(0).expect("cut");
-    through.finish().failed(1, &["web.bin", "is empty now", "truncated"], "on the target");
+    through.finish().failed(1, &["web.bin", "is empty now", "truncated"], "that stores it");
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn types_that_do_not_go_with_the_file() {
         ("small", &["--plan", "window(8) | narrow(u32)"], &["u16", "narrow(u32)"], ""),
     ];
     for (name, args, parts, hint) in cases {
-        for ran in both_ways(&world, &dpu, &target.url(name), args) {
+        for ran in every_way(&world, &target, &dpu, name, args) {
             ran.failed(2, parts, hint);
             assert!(ran.stdout.is_empty());
         }

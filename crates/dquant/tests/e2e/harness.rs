@@ -401,6 +401,12 @@ impl Cat {
         Cat::start(world, world.program(&[&cat, args].concat()))
     }
 
+    /// Starts `dquant cat` on files of the exported folder, without daemons.
+    pub(crate) fn local(world: &World, name: &str, args: &[&str]) -> Cat {
+        let data = world.data(name);
+        Cat::start(world, world.program(&[&["cat", path(&data)], args].concat()))
+    }
+
     /// Reads exactly this many bytes: then the stream stalls as soon as the pipe is full.
     pub(crate) fn read(&mut self, bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];

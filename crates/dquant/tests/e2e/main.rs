@@ -29,6 +29,7 @@ mod hostile_packets;
 mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
+mod local;
 mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]

@@ -24,12 +24,14 @@ fn three_corpora(world: &World) -> [Corpus; 3] {
     ]
 }
 
-/// Reads `batches` with and without offload and compares both with `want`.
-fn both_ways(world: &World, target: &Daemon, dpu: &Daemon, args: &[&str], want: &[u8]) {
+/// Reads a stream with and without offload, and without daemons, and compares each with `want`.
+fn every_way(world: &World, target: &Daemon, dpu: &Daemon, args: &[&str], want: &[u8]) {
     let through = Cat::through(world, dpu, &target.url(args[0]), &args[1..]).finish().good();
     assert_same(&through.stdout, want);
     let alone = Cat::alone(world, &target.url(args[0]), &args[1..]).finish().good();
     assert_same(&alone.stdout, want);
+    let local = Cat::local(world, args[0], &args[1..]).finish().good();
+    assert_same(&local.stdout, want);
 }
 
 /// Windows in the order of the file, by hand: what the reference is checked against.
@@ -50,7 +52,7 @@ fn one_corpus_in_order() {
     let want = expected(plan, &[&corpus], 0..120);
     assert_same(&want, &windows_in_order(&corpus, 1000, 16 * 120));
     let args = ["web", "--plan", plan, "--batches", "120"];
-    both_ways(&world, &target, &dpu, &args, &want);
+    every_way(&world, &target, &dpu, &args, &want);
     let served = target.status(&world);
     assert!(served.counter("target.requests_done") > 0);
     assert_eq!(served.counter("control.auth_failures"), 0);
@@ -67,7 +69,7 @@ fn three_corpora_blended_and_shuffled() {
                 | narrow(u16) | batch(24)";
     let want = expected(plan, &[&web, &code, &books], 0..150);
     let args = ["", "--plan", plan, "--batches", "150", "--slots", "3", "--slot-size", "64KiB"];
-    both_ways(&world, &target, &dpu, &args, &want);
+    every_way(&world, &target, &dpu, &args, &want);
 }
 
 #[test]
@@ -83,9 +85,13 @@ fn other_placements_and_types() {
         ("window(777) | narrow(u32) | batch(5)", "code.npy", &code),
         ("window(4096) | shuffle(seed) | batch(2)", "books", &books),
         ("window(131072) | narrow(u16) | batch(1)", "web.bin", &web),
+        // Forms of frameworks: larger types, inputs and labels, windows that overlap.
+        ("window(65, overlap=1) | narrow(u16) | widen(i64) | pairs | batch(7)", "web", &web),
+        ("window(129, overlap=1) | shuffle(4) | widen(i32) | pairs | batch(16)", "books", &books),
+        ("window(300, overlap=299) | narrow(u32) | widen(i64) | batch(9)", "code", &code),
     ] {
         let want = expected(plan, &[corpus], 0..40);
-        both_ways(&world, &target, &dpu, &[name, "--plan", plan, "--batches", "40"], &want);
+        every_way(&world, &target, &dpu, &[name, "--plan", plan, "--batches", "40"], &want);
     }
 }
 
@@ -160,11 +166,11 @@ fn a_stream_resumes_at_any_batch() {
     for first in [1, 37, 111, 199_usize] {
         let (from, count) = (first.to_string(), (200 - first).to_string());
         let args = ["", "--plan", plan, "--first-batch", &from, "--batches", &count];
-        both_ways(&world, &target, &dpu, &args, &full[first * batch_bytes..]);
+        every_way(&world, &target, &dpu, &args, &full[first * batch_bytes..]);
     }
     let far = expected(plan, &corpora, 2_000..2_005);
     let args = ["", "--plan", plan, "--first-batch", "2000", "--batches", "5"];
-    both_ways(&world, &target, &dpu, &args, &far);
+    every_way(&world, &target, &dpu, &args, &far);
 }
 
 #[test]
@@ -182,7 +188,7 @@ fn the_last_batch_that_can_be_counted() {
     let tokens = samples.flat_map(|sample| web.tokens[sample * 1000..][..1000].iter());
     let want: Vec<u8> = tokens.flat_map(|token| (*token as u16).to_le_bytes()).collect();
     let args = ["web", "--plan", plan, "--first-batch", &from, "--batches", "3"];
-    both_ways(&world, &target, &dpu, &args, &want);
+    every_way(&world, &target, &dpu, &args, &want);
     // Blended and shuffled, there is no formula; both ways agree.
     let plan = "window(1000) | shuffle(1) | blend(web=0.7, code=0.2, books=0.1) | narrow(u16) \
                 | batch(8)";

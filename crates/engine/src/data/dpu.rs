@@ -418,9 +418,7 @@ impl<F: Fabric> Engine<F> {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
         let (need, have) = (spec.setup.memory_bytes(), self.host.fabric.memory().free_bytes());
-        if need > have {
-            return Err(EngineError::Limit { what: "bytes of staging buffers", need, have });
-        }
+        EngineError::check_staging(need, have)?;
         Domain::open(&mut self.host, need)
     }
 

@@ -12,6 +12,7 @@
 
 mod disposer;
 pub mod dpu;
+pub(crate) mod files;
 mod signals;
 pub(crate) mod sink;
 pub mod target;
@@ -42,6 +43,7 @@ use disposer::Disposer;
 pub use signals::Signals;
 use turns::{Turns, Work};
 
+use crate::error::Error;
 use crate::log;
 
 /// How long an engine polls without work before it sleeps.
@@ -60,6 +62,9 @@ const RNR_RETRY: u8 = 6;
 /// Unacknowledged packets per queue pair: 2 MiB at the largest MTU. A receiver acknowledges once per
 /// round, up to 480 packets; with a smaller window the two ends take turns instead of overlapping.
 const WINDOW_PACKETS: u32 = 512;
+
+/// The limit on the memory of streams, as it is named in messages.
+const STAGING: &str = "bytes of staging buffers";
 
 /// Why an engine could not start or carry out a command.
 #[derive(Debug, Error)]
@@ -115,6 +120,47 @@ impl From<SoftwareError> for EngineError {
         match error {
             SoftwareError::Pool(error) => error.into(),
             SoftwareError::Udp(error) => error.into(),
+        }
+    }
+}
+
+impl EngineError {
+    /// Refuses a stream that needs more bytes of staging buffers than there are.
+    pub fn check_staging(need: u64, have: u64) -> Result<(), EngineError> {
+        let what = STAGING;
+        if need > have { Err(EngineError::Limit { what, need, have }) } else { Ok(()) }
+    }
+}
+
+/// An engine's refusal as an error for its requester.
+impl From<EngineError> for Error {
+    fn from(error: EngineError) -> Error {
+        let usage = Error::invalid(&error).caused_by(&error);
+        // May succeed later: another stream may end, another command may leave the queue.
+        let usage = match error {
+            EngineError::Limit { .. } | EngineError::Pool(_) | EngineError::Unavailable(_) => {
+                usage.transient()
+            }
+            _ => usage,
+        };
+        match error {
+            EngineError::Limit { what: STAGING, .. } => usage.hint(
+                "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
+            ),
+            EngineError::Limit { what: "streams", .. } => {
+                usage.hint("close another stream, or start a second `dquant dpu` on another socket")
+            }
+            EngineError::Load { source: LoadError::NoDevice { .. }, .. } => {
+                usage.hint("name one of its devices, or another library with --verbs-library")
+            }
+            EngineError::Load { .. } => usage.hint(
+                "name dquant's library: `--verbs-library PATH/libibverbs.so`, or `dquant run -- dquant serve …`",
+            ),
+            EngineError::Udp(error) => match error.hint() {
+                Some(hint) => usage.hint(hint),
+                None => usage,
+            },
+            _ => usage,
         }
     }
 }

@@ -58,7 +58,7 @@ struct Opened {
 fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let plan = Plan::parse("window(64)", None).expect("a plan");
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
-    let layout = SampleLayout::new(file, plan.window()).expect("it fits");
+    let layout = SampleLayout::new(file, plan.window(), 0).expect("it fits");
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
@@ -66,7 +66,9 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,
+        sample_dtype: Dtype::U16,
         dtype: Dtype::U16,
+        pairs: false,
         first_batch: 0,
         batches: None,
         slot_bytes: 4096,

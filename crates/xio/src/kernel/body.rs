@@ -110,6 +110,36 @@ fn refuse_negative_32(buf: &[u8]) -> Result<usize, Offender> {
     Ok(buf.len())
 }
 
+/// The loop behind [`widen_into`](super::widen_into).
+#[inline(always)]
+pub fn widen_into(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
+    match (from, to) {
+        (Dtype::U16, Dtype::U32 | Dtype::I32) => widen_16_to_32(source, target),
+        (Dtype::U16, Dtype::I64) => widen_16_to_64(source, target),
+        (Dtype::U32, Dtype::I64) => widen_32_to_64(source, target),
+        (Dtype::I32, Dtype::I64) => widen_signed_32_to_64(source, target),
+        _ => {}
+    }
+}
+
+macro_rules! widening {
+    ($name:ident, $narrow:ty, $wide:ty) => {
+        #[inline(always)]
+        fn $name(source: &[u8], target: &mut [u8]) {
+            let source = source.as_chunks::<{ size_of::<$narrow>() }>().0;
+            let target = target.as_chunks_mut::<{ size_of::<$wide>() }>().0;
+            for (narrow, wide) in source.iter().zip(target) {
+                *wide = <$wide>::from(<$narrow>::from_le_bytes(*narrow)).to_le_bytes();
+            }
+        }
+    };
+}
+
+widening!(widen_16_to_32, u16, u32);
+widening!(widen_16_to_64, u16, u64);
+widening!(widen_32_to_64, u32, u64);
+widening!(widen_signed_32_to_64, i32, i64);
+
 /// The loop behind [`scan`](super::scan).
 #[inline(always)]
 pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {

@@ -283,17 +283,17 @@ fn a_cursor_agrees_with_single_lookups_from_anywhere() {
 #[test]
 fn layouts_cut_files_into_blocks() {
     let file = |tokens: u64| crate::dataset::flat(Dtype::U32, tokens * 4).unwrap();
-    let layout = SampleLayout::new(file(1_000_000), 2_048).unwrap();
+    let layout = SampleLayout::new(file(1_000_000), 2_048, 0).unwrap();
     assert_eq!((layout.samples, layout.samples_per_block, layout.tail_tokens()), (488, 128, 576));
     assert_eq!((layout.blocks(), layout.sample_bytes()), (4, 8_192));
     assert_eq!(layout.block_range(0), Some((0, BLOCK_BYTES)));
     assert_eq!(layout.block_range(3), Some((3 << 20, 104 * 8_192)));
     assert_eq!(layout.block_range(4), None);
     assert_eq!(layout.block_range(u64::MAX), None);
-    let refused = SampleLayout::new(file(2_047), 2_048);
+    let refused = SampleLayout::new(file(2_047), 2_048, 0);
     assert_eq!(refused, Err(OrderError::NoSample { tokens: 2_047, window: 2_048 }));
     for window in [0, 262_145, u32::MAX] {
-        let refused = SampleLayout::new(file(1_000_000), window);
+        let refused = SampleLayout::new(file(1_000_000), window, 0);
         assert_eq!(refused, Err(OrderError::Window { window, dtype: Dtype::U32 }));
     }
 }

@@ -67,6 +67,10 @@ pub enum Problem {
     NoSeed,
     #[error("narrow cannot deliver {found}")]
     NarrowType { found: String },
+    #[error("widen cannot deliver {found}")]
+    WidenType { found: String },
+    #[error("pairs takes no argument, but needs windows of two tokens")]
+    Pairs,
     #[error("blend needs NAME=WEIGHT, found {found} alone")]
     NoWeight { found: String },
     #[error("the weight of `{name}` is {found}: {why}")]
@@ -164,7 +168,9 @@ impl Problem {
             Problem::UnknownAction { similar: Some(name), .. } => {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
-            Problem::UnknownAction { .. } => &"actions are window, shuffle, blend, narrow, batch",
+            Problem::UnknownAction { .. } => {
+                &"actions are window, shuffle, blend, narrow, widen, pairs, batch"
+            }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
             Problem::RepeatedArgument { .. } => &"keep one of them",
@@ -178,6 +184,8 @@ impl Problem {
             Problem::NarrowType { .. } => {
                 &"narrow(u16) holds ids below 65536, narrow(u32) the rest"
             }
+            Problem::WidenType { .. } => &"types to widen to are u32, i32 and i64",
+            Problem::Pairs => &"write window(2049, overlap=1) | pairs: 2048 inputs and 2048 labels",
             Problem::NoWeight { .. } => &"blend(web=0.7, code=0.3)",
             Problem::Weight { why: WeightProblem::Negative, .. } => &"use 0 to leave a dataset out",
             Problem::Weight { .. } => &"weights look like 3, 0.5 or 0.125000",

@@ -13,7 +13,7 @@ use super::{
 use crate::dataset::Dtype;
 use crate::order::{MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_TOTAL_WEIGHT};
 
-const ACTIONS: [&str; 5] = ["window", "shuffle", "blend", "narrow", "batch"];
+const ACTIONS: [&str; 7] = ["window", "shuffle", "blend", "narrow", "widen", "pairs", "batch"];
 
 /// Digits after the point of a weight.
 const WEIGHT_DIGITS: usize = 6;
@@ -114,6 +114,33 @@ impl Action {
     }
 }
 
+impl Action {
+    /// The values of arguments by their names; the first argument needs no name.
+    fn named<const N: usize>(
+        &self,
+        action: &'static str,
+        names: [&'static str; N],
+        usage: &'static str,
+    ) -> Result<[Option<&Piece>; N], PlanError> {
+        let mut values = [None; N];
+        for (position, argument) in self.arguments.iter().enumerate() {
+            let (name, at) = match &argument.key {
+                Some(key) => (key.text.as_str(), key),
+                None if position == 0 => (names[0], &argument.value),
+                None => return argument.value.refuse(Problem::ExtraArgument { action, usage }),
+            };
+            let name = name.to_string();
+            let Some(index) = names.iter().position(|known| *known == name) else {
+                return at.refuse(Problem::UnknownArgument { action, name, known: usage });
+            };
+            if values[index].replace(&argument.value).is_some() {
+                return at.refuse(Problem::RepeatedArgument { name });
+            }
+        }
+        Ok(values)
+    }
+}
+
 /// Parses the form of a plan.
 struct Syntax<'a> {
     /// Ends in [`Kind::End`], which is never passed.
@@ -194,10 +221,12 @@ impl<'a> Syntax<'a> {
 /// The actions parsed so far.
 #[derive(Default)]
 struct Draft {
-    window: Option<u32>,
+    window: Option<(u32, u32)>,
     shuffle: Option<Shuffle>,
     blend: Option<Vec<Part>>,
     narrow: Option<Dtype>,
+    widen: Option<Dtype>,
+    pairs: Option<Range<usize>>,
     batch: Option<(u32, Range<usize>)>,
 }
 
@@ -212,6 +241,8 @@ impl Draft {
             "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
             "blend" => once(self.blend.replace(blend(action)?).is_none(), "blend"),
             "narrow" => once(self.narrow.replace(narrow(action)?).is_none(), "narrow"),
+            "widen" => once(self.widen.replace(widen(action)?).is_none(), "widen"),
+            "pairs" => once(self.pairs.replace(pairs(action)?).is_none(), "pairs"),
             "batch" => {
                 let batch = (batch(action)?, action.span.clone());
                 once(self.batch.replace(batch).is_none(), "batch")
@@ -225,24 +256,54 @@ impl Draft {
 
     fn finish(self, text: &str) -> Result<Plan, PlanError> {
         let end = text.trim_end().len();
-        let window = self.window.ok_or(PlanError::new(Problem::NoWindow, end..end))?;
+        let (window, overlap) = self.window.ok_or(PlanError::new(Problem::NoWindow, end..end))?;
+        if let Some(span) = self.pairs.clone().filter(|_| window < 2) {
+            return Err(PlanError::new(Problem::Pairs, span));
+        }
         let (batch, span) = self.batch.unwrap_or((DEFAULT_BATCH, end..end));
         if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
             return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
         }
         Ok(Plan {
             window,
+            overlap,
             shuffle: self.shuffle,
             blend: self.blend.unwrap_or_default(),
             narrow: self.narrow,
+            widen: self.widen,
+            pairs: self.pairs.is_some(),
             batch,
         })
     }
 }
 
-fn window(action: &Action) -> Result<u32, PlanError> {
-    let tokens = action.only("window", "tokens", "window(2048): tokens of a sample")?;
-    Ok(tokens.number("tokens", 1, MAX_WINDOW.into())? as u32)
+/// Tokens of a sample, and how many it shares with the one before it.
+fn window(action: &Action) -> Result<(u32, u32), PlanError> {
+    const USAGE: &str = "window(2048) or window(2049, overlap=1): tokens of a sample";
+    let [tokens, overlap] = action.named("window", ["tokens", "overlap"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "window", argument: "tokens", usage: USAGE };
+    let tokens = tokens.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let tokens = tokens.number("tokens", 1, MAX_WINDOW.into())? as u32;
+    let overlap = match overlap {
+        Some(overlap) => overlap.number("overlap", 0, u64::from(tokens) - 1)? as u32,
+        None => 0,
+    };
+    Ok((tokens, overlap))
+}
+
+fn widen(action: &Action) -> Result<Dtype, PlanError> {
+    let to = action.only("widen", "to", "widen(i64): the larger type to deliver")?;
+    match Dtype::from_name(&to.text) {
+        Some(dtype @ (Dtype::U32 | Dtype::I32 | Dtype::I64)) => Ok(dtype),
+        _ => to.refuse(Problem::WidenType { found: to.describe() }),
+    }
+}
+
+fn pairs(action: &Action) -> Result<Range<usize>, PlanError> {
+    match action.arguments.first() {
+        Some(extra) => Err(PlanError::new(Problem::Pairs, extra.span())),
+        None => Ok(action.span.clone()),
+    }
 }
 
 fn batch(action: &Action) -> Result<u32, PlanError> {
@@ -260,37 +321,15 @@ fn narrow(action: &Action) -> Result<Dtype, PlanError> {
 
 fn shuffle(action: &Action, default_seed: Option<u64>) -> Result<Shuffle, PlanError> {
     const USAGE: &str = "shuffle(SEED) or shuffle(seed=SEED, blocks=8)";
-    let (mut seed, mut blocks) = (None, None);
-    for (position, argument) in action.arguments.iter().enumerate() {
-        let (name, at) = match &argument.key {
-            Some(key) => (key.text.as_str(), key),
-            None if position == 0 => ("seed", &argument.value),
-            None => {
-                let extra = Problem::ExtraArgument { action: "shuffle", usage: USAGE };
-                return argument.value.refuse(extra);
-            }
-        };
-        let before = match name {
-            "seed" => seed.replace(seed_value(&argument.value, default_seed)?),
-            "blocks" => {
-                blocks.replace(argument.value.number("blocks", 1, MAX_GROUP_BLOCKS.into())?)
-            }
-            _ => {
-                let name = name.to_string();
-                return at.refuse(Problem::UnknownArgument {
-                    action: "shuffle",
-                    name,
-                    known: USAGE,
-                });
-            }
-        };
-        if before.is_some() {
-            return at.refuse(Problem::RepeatedArgument { name: name.to_string() });
-        }
-    }
+    let [seed, blocks] = action.named("shuffle", ["seed", "blocks"], USAGE)?;
     let missing = Problem::MissingArgument { action: "shuffle", argument: "seed", usage: USAGE };
     let seed = seed.ok_or(PlanError::new(missing, action.span.clone()))?;
-    Ok(Shuffle { seed, blocks: blocks.unwrap_or(DEFAULT_GROUP_BLOCKS.into()) as u32 })
+    let seed = seed_value(seed, default_seed)?;
+    let blocks = match blocks {
+        Some(blocks) => blocks.number("blocks", 1, MAX_GROUP_BLOCKS.into())? as u32,
+        None => DEFAULT_GROUP_BLOCKS,
+    };
+    Ok(Shuffle { seed, blocks })
 }
 
 fn seed_value(value: &Piece, default_seed: Option<u64>) -> Result<u64, PlanError> {

@@ -194,8 +194,27 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         if divisor == 0 { Vec::new() } else { names.into_iter().map(part).collect() }
     });
     let narrow = prop::option::of(prop::sample::select(vec![Dtype::U16, Dtype::U32]));
-    (1..=MAX_WINDOW, prop::option::of(shuffle), blend, narrow, 1..=2_048u32).prop_map(
-        |(window, shuffle, blend, narrow, batch)| Plan { window, shuffle, blend, narrow, batch },
+    let widen = prop::option::of(prop::sample::select(vec![Dtype::U32, Dtype::I32, Dtype::I64]));
+    let window = (1..=MAX_WINDOW, any::<prop::sample::Index>(), any::<bool>(), any::<bool>());
+    let window = window.prop_map(|(window, overlap, overlaps, pairs)| {
+        (
+            window,
+            if overlaps { overlap.index(window as usize) as u32 } else { 0 },
+            pairs && window > 1,
+        )
+    });
+    let types = (narrow, widen);
+    (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
+        |((window, overlap, pairs), shuffle, blend, (narrow, widen), batch)| Plan {
+            window,
+            overlap,
+            shuffle,
+            blend,
+            narrow,
+            widen,
+            pairs,
+            batch,
+        },
     )
 }
 
@@ -210,7 +229,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|shuffle|blend|narrow|batch|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

@@ -17,6 +17,8 @@ use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
 use crate::kernel::Crc32c;
 use crate::target::received;
 
+use super::assembler::BlockRef;
+
 /// Registered memory of a connection for each of its credits: a capsule out and a capsule in.
 pub const CREDIT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 
@@ -34,13 +36,6 @@ pub(super) struct Io<'a, D, M> {
     pub(super) now: Time,
     pub(super) device: &'a mut D,
     pub(super) memory: &'a mut M,
-}
-
-/// The block of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockRef {
-    pub(super) lane: u32,
-    pub(super) position: u64,
 }
 
 /// The result of a response capsule.

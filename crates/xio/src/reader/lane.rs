@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::capsule::ReadRequest;
-use crate::dataset::Dtype;
+use crate::dataset::{Dtype, TokenFile};
 use crate::order::Order;
 use crate::target::IO_ALIGN;
 
@@ -65,12 +65,18 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) position: u64,
-    addr: u64,
+    pub(super) addr: u64,
     first_token: u64,
     tokens: u32,
 }
 
 impl Want {
+    /// Offset and length in bytes of its tokens in the file.
+    pub(super) fn range_in(&self, file: &TokenFile) -> (u64, u32) {
+        let width = file.dtype.bytes();
+        (file.data_offset + self.first_token * u64::from(width), self.tokens * width)
+    }
+
     pub(super) fn request(&self, source: &ReaderSource, rkey: u32) -> ReadRequest {
         ReadRequest {
             seq: 0,
@@ -78,7 +84,7 @@ impl Want {
             source: source.source,
             first_token: self.first_token,
             tokens: self.tokens,
-            deliver: source.stages.target().on_wire(),
+            deliver: source.stages.arriving(),
             remote_addr: self.addr,
             rkey,
         }
@@ -87,21 +93,28 @@ impl Want {
 
 impl Block {
     /// First token and number of tokens of the buffer's present or requested contents.
-    fn range(&self, window: u32) -> (u64, u32) {
+    fn range(&self, window: Window) -> (u64, u32) {
         match self.load {
             Load::Whole(_) => (self.first_token, self.tokens),
             Load::Single { sample, .. } => {
-                (self.first_token + u64::from(sample) * u64::from(window), window)
+                (self.first_token + u64::from(sample) * u64::from(window.stride), window.tokens)
             }
         }
     }
 }
 
+/// Tokens of a sample, and from its start to the start of the next.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    tokens: u32,
+    stride: u32,
+}
+
 #[derive(Debug)]
 pub(super) struct Lane {
     dataset: u32,
-    window: u32,
-    on_wire: Dtype,
+    window: Window,
+    arriving: Dtype,
     base_addr: u64,
     buffer_bytes: u64,
     free: Vec<u32>,
@@ -117,9 +130,7 @@ impl Lane {
     fn buffer_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
-        let bytes = samples
-            * u64::from(layout.window)
-            * u64::from(source.stages.target().on_wire().bytes());
+        let bytes = layout.run_tokens(samples) * u64::from(source.stages.arriving().bytes());
         bytes.next_multiple_of(u64::from(IO_ALIGN))
     }
 
@@ -145,8 +156,8 @@ impl Lane {
         let buffers = Lane::buffers(order, dataset);
         Lane {
             dataset: dataset as u32,
-            window: source.layout.window,
-            on_wire: source.stages.target().on_wire(),
+            window: Window { tokens: source.layout.window, stride: source.layout.stride() },
+            arriving: source.stages.arriving(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
             free: (0..buffers).rev().collect(),
@@ -267,7 +278,7 @@ impl Lane {
 
     /// Address and length of the request.
     pub(super) fn place(&mut self, position: u64) -> Option<(u64, u32)> {
-        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.on_wire.bytes());
+        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.arriving.bytes());
         let window = self.window;
         let block = self.block(position)?;
         let is_requested = *block.load.state() == Resident::Requested;
@@ -301,14 +312,16 @@ impl Lane {
         }
     }
 
-    pub(super) fn sample_addr(&mut self, position: u64, sample: u32, sample_bytes: u64) -> u64 {
+    /// Address of a sample whose tokens have `width` bytes.
+    pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
         let (base, size) = (self.base_addr, self.buffer_bytes);
+        let stride_bytes = u64::from(self.window.stride) * u64::from(width);
         let Some(block) = self.block(position) else {
             return base;
         };
         let buffer = base + u64::from(block.buffer) * size;
         match block.load {
-            Load::Whole(_) => buffer + u64::from(sample) * sample_bytes,
+            Load::Whole(_) => buffer + u64::from(sample) * stride_bytes,
             Load::Single { .. } => buffer,
         }
     }

@@ -163,21 +163,16 @@ impl Schedule {
         self.next = Pick { dataset: dataset as u32, position, sample };
     }
 
-    /// Tokens of a full block.
-    pub(super) fn block_tokens(&self, dataset: u32) -> u64 {
-        let layout = &self.layouts[dataset as usize];
-        u64::from(layout.samples_per_block) * u64::from(layout.window)
-    }
-
     /// The block at `position`.
     pub(super) fn block(&self, dataset: u32, position: u64) -> BlockRange {
         let shuffle = self.order.shuffle_of(dataset as usize);
         let (epoch, in_epoch) = (position / shuffle.blocks(), position % shuffle.blocks());
         let block = shuffle.epoch(epoch).block_in(in_epoch);
-        let window = u64::from(self.layouts[dataset as usize].window);
+        let layout = &self.layouts[dataset as usize];
+        let first_sample = block.block * u64::from(layout.samples_per_block);
         BlockRange {
-            first_token: block.block * self.block_tokens(dataset),
-            tokens: (u64::from(block.samples) * window) as u32,
+            first_token: first_sample * u64::from(layout.stride()),
+            tokens: layout.run_tokens(block.samples.into()) as u32,
             samples: block.samples,
         }
     }

@@ -16,7 +16,7 @@ fn setup(
     batches: (u64, Option<u64>),
 ) -> ReaderSetup {
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens, format: Format::Flat };
-    let layout = SampleLayout::new(file, window).expect("the file holds a window");
+    let layout = SampleLayout::new(file, window, 0).expect("the file holds a window");
     let shuffle = |dataset: u32| {
         let per_block = layout.samples_per_block;
         BlockShuffle::new(layout.samples, per_block, group, 7, dataset.into()).expect("sound")
@@ -29,7 +29,9 @@ fn setup(
     let delivery = Delivery {
         window_tokens: window,
         batch_samples: 8,
+        sample_dtype: Dtype::U16,
         dtype: Dtype::U16,
+        pairs: false,
         first_batch: batches.0,
         batches: batches.1,
         slot_bytes: 1 << 20,

@@ -109,7 +109,26 @@ impl BlockStages {
         Ok(BlockStages { target, reader, output })
     }
 
-    /// The stages of the target.
+    /// The stages for a file of this machine: without target and wire, the conversion is the only one.
+    ///
+    /// # Errors
+    /// When there is no such conversion.
+    pub fn local(stored: Dtype, deliver: Dtype) -> Result<BlockStages, StageError> {
+        let block = TargetOp::Read.output(Type::file(stored));
+        let undefined = StageError::Undefined {
+            position: 1,
+            stage: TargetOp::Read.name(),
+            input: Type::file(stored),
+        };
+        let block = block.ok_or(undefined)?;
+        let narrow = (stored != deliver).then_some(BlockOp::Narrow { to: deliver });
+        let reader = chain(block, Place::Host, narrow)?;
+        let output = reader.last().map_or(block, |last| last.output);
+        let target = TargetStages { over_blocks: Vec::new(), stored, on_wire: stored };
+        Ok(BlockStages { target, reader, output })
+    }
+
+    /// The stages of the target; none for a file of this machine.
     pub fn target(&self) -> &TargetStages {
         &self.target
     }
@@ -117,6 +136,11 @@ impl BlockStages {
     /// The stages of the reader.
     pub fn reader(&self) -> &[Stage<BlockOp>] {
         &self.reader
+    }
+
+    /// Type of the tokens in the blocks that arrive at the reader.
+    pub fn arriving(&self) -> Dtype {
+        self.target.on_wire
     }
 
     /// The output type.

@@ -8,10 +8,11 @@
 //! ```text
 //! per dataset   File ─read→ Block ─narrow→ Block ─checksum→ SummedBlock ══ wire ══ ─verify→ Block ─narrow→ Block
 //!               ─window→ Sample ─shuffle→ Sample ┐
-//! together                      all datasets     ├─blend→ Sample ─batch→ Batch
+//! together                      all datasets     ├─blend→ Sample ─widen→ Sample ─pairs→ Pair ─batch→ Batch
 //! ```
 //!
-//! `narrow` is in one of the two places, or in neither if the file already holds the delivered type.
+//! `narrow` is in one of the two places, or in neither if the file already holds its type. `widen` and
+//! `pairs` make samples larger, so they come last, where samples are copied.
 //!
 //! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`]
 //! crosses the wire; every dataset arrives at `blend` with the same type. A list of stages from another
@@ -30,8 +31,8 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::Dtype;
-use crate::kernel::can_narrow;
-use crate::plan::{BlendText, Part, Shuffle};
+use crate::kernel::{can_narrow, can_widen};
+use crate::plan::{BlendText, Part, Shuffle, WindowText};
 
 pub use block::{BlockError, BlockStages, MAX_TARGET_STAGES, Ran, TargetStages, run};
 pub use pipeline::{Branch, CompileError, Pipeline};
@@ -98,11 +99,23 @@ pub enum Shape {
         /// Its tokens.
         tokens: u32,
     },
+    /// The inputs and the labels of a sample, one token later.
+    Pair {
+        /// Tokens of each of the two.
+        tokens: u32,
+    },
     /// A batch of samples of the same length.
     Batch {
         /// Number of samples.
         samples: u32,
         /// Tokens of each.
+        tokens: u32,
+    },
+    /// A batch of pairs: the inputs of all samples, then the labels of all samples.
+    PairBatch {
+        /// Number of samples.
+        samples: u32,
+        /// Tokens of the inputs of a sample, and of its labels.
         tokens: u32,
     },
 }
@@ -121,6 +134,16 @@ impl Type {
     pub const fn file(dtype: Dtype) -> Type {
         Type { dtype, shape: Shape::File }
     }
+
+    /// Bytes of one sample, if the data is in samples.
+    pub fn sample_bytes(self) -> Option<u64> {
+        let tokens = match self.shape {
+            Shape::File | Shape::Block | Shape::SummedBlock => return None,
+            Shape::Sample { tokens } | Shape::Batch { tokens, .. } => u64::from(tokens),
+            Shape::Pair { tokens } | Shape::PairBatch { tokens, .. } => 2 * u64::from(tokens),
+        };
+        Some(tokens * u64::from(self.dtype.bytes()))
+    }
 }
 
 impl fmt::Display for Type {
@@ -131,8 +154,12 @@ impl fmt::Display for Type {
             Shape::Block => write!(f, "blocks of {dtype}"),
             Shape::SummedBlock => write!(f, "blocks of {dtype} with a checksum"),
             Shape::Sample { tokens } => write!(f, "samples of {tokens} {dtype}"),
+            Shape::Pair { tokens } => write!(f, "pairs of {tokens} {dtype}"),
             Shape::Batch { samples, tokens } => {
                 write!(f, "batches of {samples} samples of {tokens} {dtype}")
+            }
+            Shape::PairBatch { samples, tokens } => {
+                write!(f, "batches of {samples} pairs of {tokens} {dtype}")
             }
         }
     }
@@ -173,15 +200,24 @@ pub enum TargetOp {
 /// An operation over samples. The reader carries it out while it copies them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SampleOp {
-    /// Cuts blocks into samples of this many tokens.
+    /// Cuts blocks into samples.
     Window {
         /// Tokens of a sample.
         tokens: u32,
+        /// Tokens that it shares with the sample before it.
+        overlap: u32,
     },
     /// Changes the order of the samples of a dataset.
     Shuffle(Shuffle),
     /// Draws samples from several datasets.
     Blend(Vec<Part>),
+    /// Converts every token to a larger type.
+    Widen {
+        /// The type to convert to.
+        to: Dtype,
+    },
+    /// Makes inputs and labels of each sample.
+    Pairs,
     /// Joins samples into batches.
     Batch {
         /// Samples of a batch.
@@ -234,6 +270,8 @@ impl Operation for SampleOp {
             SampleOp::Window { .. } => "window",
             SampleOp::Shuffle(_) => "shuffle",
             SampleOp::Blend(_) => "blend",
+            SampleOp::Widen { .. } => "widen",
+            SampleOp::Pairs => "pairs",
             SampleOp::Batch { .. } => "batch",
         }
     }
@@ -241,12 +279,21 @@ impl Operation for SampleOp {
     fn output(&self, input: Type) -> Option<Type> {
         let Type { dtype, shape } = input;
         match (self, shape) {
-            (SampleOp::Window { tokens }, Shape::Block) => {
+            (SampleOp::Window { tokens, .. }, Shape::Block) => {
                 Some(Type { dtype, shape: Shape::Sample { tokens: *tokens } })
             }
             (SampleOp::Shuffle(_) | SampleOp::Blend(_), Shape::Sample { .. }) => Some(input),
+            (SampleOp::Widen { to }, Shape::Sample { .. }) if can_widen(dtype, *to) => {
+                Some(Type { dtype: *to, shape })
+            }
+            (SampleOp::Pairs, Shape::Sample { tokens: tokens @ 2.. }) => {
+                Some(Type { dtype, shape: Shape::Pair { tokens: tokens - 1 } })
+            }
             (SampleOp::Batch { samples }, Shape::Sample { tokens }) => {
                 Some(Type { dtype, shape: Shape::Batch { samples: *samples, tokens } })
+            }
+            (SampleOp::Batch { samples }, Shape::Pair { tokens }) => {
+                Some(Type { dtype, shape: Shape::PairBatch { samples: *samples, tokens } })
             }
             _ => None,
         }
@@ -257,11 +304,15 @@ impl Operation for SampleOp {
 impl fmt::Display for SampleOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SampleOp::Window { tokens } => write!(f, "window({tokens})"),
+            SampleOp::Window { tokens, overlap } => {
+                WindowText { tokens: *tokens, overlap: *overlap }.fmt(f)
+            }
             SampleOp::Shuffle(Shuffle { seed, blocks }) => {
                 write!(f, "shuffle({seed}, blocks={blocks})")
             }
             SampleOp::Blend(parts) => BlendText(parts).fmt(f),
+            SampleOp::Widen { to } => write!(f, "widen({to})"),
+            SampleOp::Pairs => f.write_str("pairs"),
             SampleOp::Batch { samples } => write!(f, "batch({samples})"),
         }
     }

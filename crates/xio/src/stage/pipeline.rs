@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::{BlockStages, Place, SampleOp, Shape, Stage, StageError, Type, chain};
 use crate::dataset::Dtype;
-use crate::kernel::can_narrow;
+use crate::kernel::{can_narrow, can_widen};
 use crate::order::{Blend, BlockShuffle, Order, OrderError, SampleLayout};
 use crate::plan::{Plan, Shuffle};
 
@@ -53,8 +53,12 @@ impl Branch {
 pub struct Pipeline {
     branches: Vec<Branch>,
     joint: Vec<Stage<SampleOp>>,
-    dtype: Dtype,
-    window_tokens: u32,
+    /// Type of the samples as they are cut from blocks.
+    sample: Type,
+    /// What is delivered.
+    output: Type,
+    window: u32,
+    overlap: u32,
     batch_samples: u32,
 }
 
@@ -71,12 +75,32 @@ impl Pipeline {
 
     /// Type of the delivered tokens.
     pub fn dtype(&self) -> Dtype {
-        self.dtype
+        self.output.dtype
+    }
+
+    /// Type of the tokens in the samples that are cut from blocks, before they are widened.
+    pub fn sample_dtype(&self) -> Dtype {
+        self.sample.dtype
+    }
+
+    /// Whether samples are delivered as inputs and labels.
+    pub fn pairs(&self) -> bool {
+        matches!(self.output.shape, Shape::PairBatch { .. })
+    }
+
+    /// The delivered batches.
+    pub fn output(&self) -> Type {
+        self.output
     }
 
     /// Tokens of a sample.
     pub fn window_tokens(&self) -> u32 {
-        self.window_tokens
+        self.window
+    }
+
+    /// Tokens that a sample shares with the one before it.
+    pub fn overlap_tokens(&self) -> u32 {
+        self.overlap
     }
 
     /// Samples of a batch.
@@ -139,6 +163,14 @@ pub enum CompileError {
         /// Its type.
         other: Dtype,
     },
+    /// `widen` is for larger types that can represent every value of the samples.
+    #[error("samples hold {from}, which widen({to}) cannot deliver")]
+    Widen {
+        /// Type of the samples.
+        from: Dtype,
+        /// Requested type.
+        to: Dtype,
+    },
     /// The stages of a dataset do not form a chain, as when its file holds no tokens.
     #[error("the stages cannot be joined: {0}")]
     Stages(#[from] StageError),
@@ -156,6 +188,20 @@ impl Plan {
     /// # Errors
     /// When the plan does not match these types.
     pub fn delivered_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
+        let from = self.sample_dtype(sources)?;
+        match self.widen() {
+            Some(to) if to != from && !can_widen(from, to) => Err(CompileError::Widen { from, to }),
+            Some(to) => Ok(to),
+            None => Ok(from),
+        }
+    }
+
+    /// The type of the tokens before they are widened, given the types of the files in the order of the
+    /// blend: every token has to fit it (C5).
+    ///
+    /// # Errors
+    /// When the plan does not match these types.
+    pub fn sample_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
         let datasets = self.blend().len().max(1);
         let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
             return Err(CompileError::Count { sources: sources.len(), datasets });
@@ -178,11 +224,31 @@ impl Plan {
     /// # Errors
     /// When the plan does not match these types.
     pub fn compile(&self, sources: &[Dtype], offload: bool) -> Result<Pipeline, CompileError> {
-        let dtype = self.delivered_dtype(sources)?;
         let place = Place::of_reader(offload);
+        self.join(sources, place, |stored, to| BlockStages::compile(stored, to, offload))
+    }
+
+    /// As [`compile`](Plan::compile), for files of this machine: the host runs every stage.
+    ///
+    /// # Errors
+    /// When the plan does not match these types.
+    pub fn compile_local(&self, sources: &[Dtype]) -> Result<Pipeline, CompileError> {
+        self.join(sources, Place::Host, BlockStages::local)
+    }
+
+    /// Joins one branch for each file, whose stages over blocks are compiled by `blocks`.
+    fn join(
+        &self,
+        sources: &[Dtype],
+        place: Place,
+        blocks: impl Fn(Dtype, Dtype) -> Result<BlockStages, StageError>,
+    ) -> Result<Pipeline, CompileError> {
+        let dtype = self.sample_dtype(sources)?;
+        let delivered = self.delivered_dtype(sources)?;
         let branch = |(dataset, stored): (usize, &Dtype)| {
-            let blocks = BlockStages::compile(*stored, dtype, offload)?;
-            let window = Some(SampleOp::Window { tokens: self.window() });
+            let blocks = blocks(*stored, dtype)?;
+            let (tokens, overlap) = (self.window(), self.overlap());
+            let window = Some(SampleOp::Window { tokens, overlap });
             let shuffle = self.shuffle().map(SampleOp::Shuffle);
             let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
             let weight = self.blend().get(dataset).map_or(1, |part| part.weight);
@@ -190,7 +256,7 @@ impl Plan {
         };
         let branches = sources.iter().enumerate().map(branch);
         let branches = branches.collect::<Result<Vec<_>, StageError>>()?;
-        // There is a branch: `delivered_dtype` has counted the sources.
+        // There is a branch: `sample_dtype` has counted the sources.
         let takes = branches.first().map_or(Type::file(dtype), Branch::output);
         if let Some(other) = branches.iter().find(|branch| branch.output() != takes) {
             let given = other.output();
@@ -198,13 +264,22 @@ impl Plan {
         }
         let blend = (!self.blend().is_empty()).then(|| SampleOp::Blend(self.blend().to_vec()));
         let batch = Some(SampleOp::Batch { samples: self.batch() });
-        let joint = chain(takes, place, [blend, batch].into_iter().flatten())?;
+        let widen = (delivered != dtype).then_some(SampleOp::Widen { to: delivered });
+        let pairs = self.pairs().then_some(SampleOp::Pairs);
+        let joint = chain(takes, place, [blend, widen, pairs, batch].into_iter().flatten())?;
         let output = joint.last().map_or(takes, |last| last.output);
-        match output.shape {
-            Shape::Batch { samples: batch_samples, tokens: window_tokens } => {
-                Ok(Pipeline { branches, joint, dtype, window_tokens, batch_samples })
-            }
-            _ => Err(CompileError::NoBatches { output }),
-        }
+        let (Shape::Batch { samples, .. } | Shape::PairBatch { samples, .. }) = output.shape else {
+            return Err(CompileError::NoBatches { output });
+        };
+        let (window, overlap) = (self.window(), self.overlap());
+        Ok(Pipeline {
+            branches,
+            joint,
+            sample: takes,
+            output,
+            window,
+            overlap,
+            batch_samples: samples,
+        })
     }
 }

@@ -5,7 +5,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::{BlockOp, Branch, Pipeline, Place, SampleOp};
+use super::{BlockOp, Branch, Pipeline, Place, SampleOp, Type};
 use crate::dataset::Dtype;
 
 /// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
@@ -47,7 +47,8 @@ impl Pipeline {
     pub fn table(&self) -> Table {
         let bytes = |dtypes: &[Dtype]| -> u64 {
             let branches = self.branches().iter().zip(dtypes);
-            let tokens = |weight: u32| u64::from(weight) * u64::from(self.window_tokens());
+            let stride = u64::from(self.window_tokens() - self.overlap_tokens());
+            let tokens = |weight: u32| u64::from(weight) * stride;
             branches.map(|(branch, dtype)| tokens(branch.weight()) * u64::from(dtype.bytes())).sum()
         };
         let on_wire: Vec<Dtype> =
@@ -73,19 +74,22 @@ impl Pipeline {
             }
         }
         // The branches differ only in their conversions.
-        let delivered_bytes = bytes(&dtypes);
-        let samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
-        rows.extend(samples.chain(self.joint()).map(|stage| Row {
+        let block_bytes = bytes(&dtypes);
+        let samples = self.branches().iter().map(|branch| u64::from(branch.weight())).sum();
+        let of = |data: Type| data.sample_bytes().map_or(block_bytes, |bytes| bytes * samples);
+        let over_samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
+        rows.extend(over_samples.chain(self.joint()).map(|stage| Row {
             action: stage.op.to_string(),
             place: stage.place,
             why: why(&stage.op, stage.place),
-            bytes_in: delivered_bytes,
-            bytes_out: delivered_bytes,
+            bytes_in: of(stage.input),
+            bytes_out: of(stage.output),
         }));
+        let delivered_bytes = of(self.output());
         Table {
             dtype: self.dtype(),
             rows,
-            samples: self.branches().iter().map(|branch| u64::from(branch.weight())).sum(),
+            samples,
             disk_bytes,
             wire_bytes: bytes(&on_wire),
             delivered_bytes,
@@ -110,6 +114,8 @@ fn why(op: &SampleOp, place: Place) -> &'static str {
         SampleOp::Window { .. } => "cuts blocks into samples",
         SampleOp::Shuffle(_) => "needs several blocks at once",
         SampleOp::Blend(_) => "needs several files at once",
+        SampleOp::Widen { .. } => "adds bytes: done where samples are copied",
+        SampleOp::Pairs => "adds bytes: done where samples are copied",
         SampleOp::Batch { .. } => "fills one slot of the host's ring",
     }
 }

@@ -187,8 +187,14 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         assert_eq!(blocks.output(), joined(summed, reader, blocks.reader()));
         let sample = joined(blocks.output(), reader, branch.sample_stages());
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
-        let batch = Type { dtype: pipeline.dtype(), shape: Shape::Batch { samples, tokens } };
-        assert_eq!(joined(sample, reader, pipeline.joint()), batch);
+        let shape = match pipeline.pairs() {
+            true => Shape::PairBatch { samples, tokens: tokens - 1 },
+            false => Shape::Batch { samples, tokens },
+        };
+        assert_eq!(
+            joined(sample, reader, pipeline.joint()),
+            Type { dtype: pipeline.dtype(), shape }
+        );
         // A target accepts the list sent to it.
         let target = blocks.target();
         let over_blocks = target.over_blocks().iter();

@@ -82,6 +82,7 @@ impl Dataset {
         let layout = SampleLayout {
             file,
             window: recipe.window,
+            overlap: 0,
             samples: shape.samples,
             samples_per_block: shape.per_block,
         };
@@ -119,7 +120,7 @@ impl Corpus {
         let mut datasets = Vec::new();
         for shape in shapes {
             let mut dataset = Dataset::new(shape, &recipe, draw);
-            let layout = SampleLayout::new(dataset.layout.file, plan.window());
+            let layout = SampleLayout::new(dataset.layout.file, plan.window(), 0);
             dataset.layout = layout.expect("the plan fits");
             datasets.push(dataset);
         }

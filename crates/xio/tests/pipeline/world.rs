@@ -338,7 +338,9 @@ impl World {
         let delivery = Delivery {
             window_tokens: corpus.window,
             batch_samples: corpus.batch_samples,
+            sample_dtype: corpus.deliver,
             dtype: corpus.deliver,
+            pairs: false,
             first_batch: spec.first_batch,
             batches: spec.batches,
             slot_bytes: spec.slot_bytes,

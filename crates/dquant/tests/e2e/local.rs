@@ -1,0 +1,109 @@
+//! Streams over files of this machine: no target, no DPU, no socket.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use client::{Options, Stream, open};
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::harness::{Cat, World, path};
+
+fn read(stream: &mut Stream) -> Vec<u8> {
+    let batches = stream.batches().map(|batch| batch.expect("good data").bytes().to_vec());
+    batches.collect::<Vec<_>>().concat()
+}
+
+/// Descriptors of this process that are sockets.
+fn sockets() -> Vec<String> {
+    let fds = fs::read_dir("/proc/self/fd").expect("the kernel lists descriptors").flatten();
+    let links = fds.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let names = links.map(|link| link.display().to_string());
+    let mut sockets: Vec<String> = names.filter(|name| name.starts_with("socket:")).collect();
+    sockets.sort();
+    sockets
+}
+
+#[test]
+fn a_local_stream_opens_no_socket() {
+    let Some(world) = World::new("a_local_stream_opens_no_socket") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(400_000, 1));
+    let plan = "window(100) | shuffle(7) | narrow(u16) | batch(8)";
+    let before = sockets();
+    let options = Options { batches: Some(300), ..Options::from_env() };
+    let mut stream = open(path(&corpus.path), plan, true, &options).expect("it opens");
+    let bytes = read(&mut stream);
+    assert_eq!(sockets(), before);
+    assert_same(&bytes, &expected(plan, &[&corpus], 0..300));
+    let status = stream.status().expect("the engine answers");
+    assert_eq!((status.batches, status.delivered_bytes), (300, bytes.len() as u64));
+    assert_eq!(
+        (status.wire_bytes, status.source_bytes),
+        (0, 4 * 400_000),
+        "read once, sent nowhere"
+    );
+}
+
+/// Files of 3, 1 and 2 parts of the samples are drawn 3 : 1 : 2, whatever the names of their types.
+#[test]
+fn several_files_are_blended_in_proportion_to_their_samples() {
+    let Some(world) = World::new("several_files_are_blended") else {
+        return;
+    };
+    let corpora = [
+        Corpus::flat(&world.data("part-0.bin"), Dtype::U32, tokens(30_050, 1)),
+        Corpus::megatron(&world.data("part-1.bin"), tokens(10_000, 2)),
+        Corpus::npy(&world.data("part-2.npy"), tokens(20_099, 3)),
+    ];
+    let name = |corpus: &Corpus| format!("\"{}\"", path(&corpus.path));
+    let [a, b, c] = corpora.each_ref().map(name);
+    let (plan, rest) = ("window(100) | shuffle(5)", "narrow(u16) | batch(30)");
+    let blended = format!("{plan} | blend({a}=3, {b}=1, {c}=2) | {rest}");
+    let want = expected(&blended, &corpora.each_ref(), 0..50);
+    let plan = format!("{plan} | {rest}");
+    let local = Cat::local(&world, "part-*", &["--plan", &plan, "--batches", "50"]).finish().good();
+    assert_same(&local.stdout, &want);
+    // One epoch of all files: every sample once.
+    let epoch = &want[..600 * 200];
+    let mut samples: Vec<&[u8]> = epoch.chunks(200).collect();
+    samples.sort_unstable();
+    samples.dedup();
+    assert_eq!(samples.len(), 600);
+}
+
+#[test]
+fn local_files_may_be_links_to_elsewhere() {
+    let Some(world) = World::new("local_files_may_be_links") else {
+        return;
+    };
+    let corpus = Corpus::megatron(&world.path("elsewhere.bin"), tokens(50_000, 1));
+    symlink(&corpus.path, world.data("link.bin")).expect("a folder for tests");
+    let plan = "window(128) | batch(4)";
+    let local = Cat::local(&world, "link", &["--plan", plan, "--batches", "9"]).finish().good();
+    assert_same(&local.stdout, &expected(plan, &[&corpus], 0..9));
+}
+
+#[test]
+fn local_names_that_do_not_exist_are_explained() {
+    let Some(world) = World::new("local_names_that_do_not_exist") else {
+        return;
+    };
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(5_000, 1));
+    for (name, says, hint) in [
+        ("nothing", "no such file", "dq://HOST/NAME"),
+        ("", "is a folder", "FOLDER/*.bin"),
+        ("*.npy", "no file matches", "corpora/*.bin"),
+        ("[", "invalid range pattern", "corpora/*.bin"),
+        ("***", "\"", "corpora/*.bin"),
+    ] {
+        let ran = Cat::local(&world, name, &["--batches", "1"]).finish();
+        ran.failed(2, &[says], hint);
+    }
+    // A window larger than the file, and staging buffers larger than allowed.
+    let ran = Cat::local(&world, "web", &["--plan", "window(6000)", "--batches", "1"]).finish();
+    ran.failed(2, &["web.bin", "5000 tokens"], "smaller window");
+    let small = ["--plan", "window(100)", "--batches", "1", "--memory", "64KiB"];
+    Cat::local(&world, "web", &small).finish().failed(2, &["staging buffers"], "--memory");
+}

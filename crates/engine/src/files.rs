@@ -1,0 +1,147 @@
+//! Streams over files of this machine, without target, DPU or socket.
+//!
+//! The batches are those of the same plan over the same files behind a target (C4). Where a name stands for
+//! several files, they are blended in proportion to their samples.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use host::ring::{Producer, RingConfig, RingFds};
+use xio::order::MAX_TOTAL_WEIGHT;
+use xio::plan::Plan;
+use xio::reader::ReaderSetup;
+
+use crate::catalog::{Found, find_file};
+use crate::data::EngineError;
+use crate::data::dpu::StreamReport;
+use crate::data::files::{FileEngine, FileStreamSpec};
+use crate::error::Error;
+use crate::layout;
+use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened, StreamStatus};
+use crate::stream::stream_status;
+
+/// Which stream to open.
+#[derive(Clone, Debug)]
+pub struct FilesConfig {
+    /// The files, in the order of the plan's blend; several files without a blend are blended in proportion
+    /// to their samples.
+    pub files: Vec<PathBuf>,
+    /// Token type of flat files.
+    pub dtype: String,
+    /// The plan.
+    pub plan: String,
+    /// First batch to deliver.
+    pub first_batch: u64,
+    /// Batches to deliver; without it the stream has no end.
+    pub batches: Option<u64>,
+    /// Slots of the ring.
+    pub slots: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u32,
+    /// Most bytes of staging buffers.
+    pub memory: u64,
+}
+
+/// A stream whose engine is a thread of this process. Dropping it ends it.
+#[derive(Debug)]
+pub struct FileStream(FileEngine);
+
+/// A stream that was opened.
+#[derive(Debug)]
+pub struct OpenedFiles {
+    /// The stream.
+    pub stream: FileStream,
+    /// What was opened.
+    pub opened: Opened,
+    /// The ring.
+    pub ring: RingFds,
+    /// Hangs up when the stream's engine ends.
+    pub liveness: OwnedFd,
+}
+
+impl FileStream {
+    /// Opens a stream.
+    ///
+    /// # Errors
+    /// When the plan or a file is refused, and when the machine lacks a resource.
+    pub fn open(config: FilesConfig) -> Result<OpenedFiles, Error> {
+        let find = |path: &PathBuf| find_file(path, &config.dtype);
+        let found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
+        let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
+        let request = request(&config, &infos)?;
+        let layout = layout::plan(&request, &infos, Plan::compile_local)?;
+        EngineError::check_staging(layout.memory_needed(), config.memory)?;
+        let ring = RingConfig { slots: config.slots, slot_bytes: config.slot_bytes.into() };
+        let (producer, ring) = Producer::create(ring).map_err(|error| {
+            Error::from_cause(error).hint("choose other --slots or --slot-size")
+        })?;
+        let opened = layout.opened(infos);
+        let spec = FileStreamSpec {
+            names: layout.names,
+            setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
+            files: found.into_iter().map(|found| found.file).collect(),
+            producer,
+        };
+        let (engine, liveness) = FileEngine::start(spec)?;
+        Ok(OpenedFiles { stream: FileStream(engine), opened, ring, liveness })
+    }
+
+    /// What the stream did so far.
+    ///
+    /// # Errors
+    /// When its engine has ended.
+    pub fn status(&self) -> Result<StreamStatus, Error> {
+        Ok(stream_status(&self.0.report()?))
+    }
+
+    /// Its counters and its failure, if it failed.
+    ///
+    /// # Errors
+    /// When its engine has ended.
+    pub fn report(&self) -> Result<StreamReport, Error> {
+        Ok(self.0.report()?)
+    }
+}
+
+/// The request as a DPU would get it, with a blend if several files come without one.
+fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, Error> {
+    let plan = layout::parse(&config.plan)?;
+    let plan = match plan.blend() {
+        [] if infos.len() > 1 => plan.blended(proportions(&plan, infos)?).to_string(),
+        _ => config.plan.clone(),
+    };
+    let dataset = |info: &DatasetInfo| DatasetRef { name: info.name.clone(), dtype: String::new() };
+    Ok(OpenRequest {
+        datasets: infos.iter().map(dataset).collect(),
+        plan,
+        first_batch: config.first_batch,
+        batches: config.batches.unwrap_or(0),
+        slots: config.slots,
+        slot_bytes: config.slot_bytes,
+        ..OpenRequest::default()
+    })
+}
+
+/// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
+/// else to a part in [`MAX_TOTAL_WEIGHT`].
+fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>, Error> {
+    let samples = |info: &DatasetInfo| info.tokens / u64::from(plan.window());
+    let counts: Vec<u64> = infos.iter().map(samples).collect();
+    let divisor = counts.iter().copied().fold(0, gcd).max(1);
+    let total: u128 = counts.iter().map(|count| u128::from(count / divisor)).sum();
+    // Rounding adds at most one part for each file.
+    let most = u128::from(MAX_TOTAL_WEIGHT).saturating_sub(infos.len() as u128).max(1);
+    let weight = |count: u64| match total <= most {
+        true => u128::from(count / divisor),
+        false => (u128::from(count / divisor) * most / total).max(u128::from(count > 0)),
+    };
+    let named = infos.iter().zip(counts).map(|(info, count)| {
+        let weight = u32::try_from(weight(count)).unwrap_or(u32::MAX);
+        (info.name.clone(), weight)
+    });
+    Ok(named.collect())
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
