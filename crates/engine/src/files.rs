@@ -131,7 +131,11 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
 /// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
 /// else to a part in [`MAX_TOTAL_WEIGHT`].
 fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>, Error> {
-    let samples = |info: &DatasetInfo| info.tokens / u64::from(plan.window());
+    let (window, overlap) = (plan.window(), plan.overlap());
+    // The parser has checked that the overlap is below the window.
+    let samples = |info: &DatasetInfo| {
+        info.tokens.saturating_sub(overlap.into()) / u64::from(window - overlap)
+    };
     let counts: Vec<u64> = infos.iter().map(samples).collect();
     let divisor = counts.iter().copied().fold(0, gcd).max(1);
     let total: u128 = counts.iter().map(|count| u128::from(count / divisor)).sum();

@@ -1,0 +1,290 @@
+"""A second implementation of what a batch is, written from docs/plan.md alone.
+
+It shares no code and no author's assumption with the engine: a plan's text and the files in, the bytes of batch b out.
+Plain integers and lists; numpy reads files and nothing else. Nothing here may import dquant, and nothing may be made
+fast at the price of being less like the page.
+
+    batches = Reference("window(64) | shuffle(7) | batch(32)", [("u32", "tokens/web.bin")])
+    batches.batch(1000).tobytes()
+"""
+
+import functools
+import itertools
+import math
+import re
+from fractions import Fraction
+
+import numpy
+
+BITS = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
+BLOCK_BYTES = 1 << 20
+TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
+
+
+# The text of a plan.
+
+LEXEME = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([\w\-./:@+~%]+)|([|(),=]))')
+
+
+def lexemes(text):
+    """The words and signs of a plan, each as (kind, text) where kind is "word" or the sign itself."""
+    at, found = 0, []
+    text = text.rstrip()
+    while at < len(text):
+        match = LEXEME.match(text, at)
+        if match is None:
+            raise ValueError(f"not a plan at {at}: {text[at:]!r}")
+        quoted, word, sign = match.groups()
+        if sign is not None:
+            found.append((sign, sign))
+        else:
+            found.append(("word", word if word is not None else re.sub(r"\\(.)", r"\1", quoted)))
+        at = match.end()
+    return found
+
+
+def parse(text):
+    """The actions of a plan: name -> list of (name of the argument or None, value), in the order of the text."""
+    rest = lexemes(text)
+
+    def take(*kinds):
+        kind, word = rest.pop(0) if rest else ("end", "end")
+        if kind not in kinds:
+            raise ValueError(f"{word!r} in place of {' or '.join(kinds)}")
+        return word
+
+    actions = {}
+    while True:
+        action, arguments = take("word"), []
+        if action in actions:
+            raise ValueError(f"{action} appears twice")
+        if rest and rest[0][0] == "(":
+            sign = take("(")
+            while sign != ")":
+                name, value = None, take("word")
+                sign = take(",", ")", "=")
+                if sign == "=":
+                    name, value = value, take("word")
+                    sign = take(",", ")")
+                arguments.append((name, value))
+        actions[action] = arguments
+        if not rest:
+            return actions
+        take("|")
+
+
+def integers(weights):
+    """Decimal weights as integers without a common divisor."""
+    exact = [Fraction(weight) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    return without_common_divisor(whole)
+
+
+def without_common_divisor(weights):
+    """Weights in the same ratio, as small as they can be."""
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
+
+
+def proportional(samples):
+    """Weights of files without a blend, in proportion to their samples."""
+    exact = without_common_divisor(samples)
+    parts = 1_000_000 - len(samples)
+    if sum(exact) <= parts:
+        return exact
+    return without_common_divisor([max(1, one * parts // sum(samples)) for one in samples])
+
+
+# Keys and permutations.
+
+
+def mix(v):
+    """64 bits, mixed."""
+    x = (v + GAMMA) & BITS
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & BITS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & BITS
+    return x ^ (x >> 31)
+
+
+def key(*parts):
+    """A key of its parts."""
+    k = 0
+    for part in parts:
+        k = mix(k ^ part)
+    return k
+
+
+def scale(v, n):
+    """64 bits as a number below n."""
+    return (v * n) >> 64
+
+
+def permute(k, n, x):
+    """The place of x in the permutation of 0 … n-1 by the key k."""
+    a = math.isqrt(n - 1) + 1 if n > 0 else 0
+    b = -(-n // a)
+    keys = [key(k, r) for r in range(8)]
+    while True:
+        left, right = divmod(x, b)
+        for t in range(3 if n <= 64 else 1):
+            for r in (0, 2, 4, 6):
+                left = (left + scale(mix(((keys[r] + t * GAMMA) & BITS) ^ right), a)) % a
+                right = (right + scale(mix(((keys[r + 1] + t * GAMMA) & BITS) ^ left), b)) % b
+        x = left * b + right
+        if x < n:
+            return x
+
+
+# Blend.
+
+
+class Blend:
+    """Which dataset each global sample comes from."""
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.period = sum(weights)
+        self._draws = []
+        self._more = self._steps()
+
+    def _steps(self):
+        total = self.period
+        s = max(2 * sum(weight > 0 for weight in self.weights) - 2, 1)
+
+        def deadline(d, j):
+            p = self.weights[d]
+            return -(-(j * s + 1) * total // (p * s)) - 1, ((j + 1) * s - 1) * total // (p * s), d, j
+
+        ahead = {d: deadline(d, 0) for d, weight in enumerate(self.weights) if weight > 0}
+        for n in range(total):
+            _, _, d, j = min((one for one in ahead.values() if one[0] <= n), key=lambda one: (one[1], one[2]))
+            yield d, j
+            if j + 1 < self.weights[d]:
+                ahead[d] = deadline(d, j + 1)
+            else:
+                del ahead[d]
+
+    def draw(self, n):
+        """Global sample n as (dataset, number of the draw ever)."""
+        period, step = divmod(n, self.period)
+        missing = step + 1 - len(self._draws)
+        if missing > 0:
+            self._draws.extend(itertools.islice(self._more, missing))
+        d, j = self._draws[step]
+        return d, period * self.weights[d] + j
+
+
+@functools.lru_cache(maxsize=8)
+def blend_of(weights):
+    """Blends of the same weights share their draws."""
+    return Blend(weights)
+
+
+# One dataset.
+
+
+class Dataset:
+    """A file as samples, and their order."""
+
+    def __init__(self, dtype, path, window, overlap):
+        if path.endswith(".npy"):
+            self.tokens = numpy.load(path, mmap_mode="r")
+        else:
+            self.tokens = numpy.memmap(path, TYPES[dtype], mode="r")
+        self.window = window
+        self.stride = window - overlap
+        count = len(self.tokens)
+        self.samples = (count - overlap) // self.stride if count >= window else 0
+        self.per_block = (BLOCK_BYTES // self.tokens.itemsize - overlap) // self.stride
+        self._epoch = None
+
+    def sample(self, i):
+        """Sample i of the file."""
+        return self.tokens[i * self.stride : i * self.stride + self.window]
+
+    def place(self, own, group_blocks, k):
+        """The sample of the file that is the k-th of the dataset, shuffled under the dataset's own key."""
+        epoch, i = divmod(k, self.samples)
+        if self._epoch is None or self._epoch[0] != (own, group_blocks, epoch):
+            self._epoch = (own, group_blocks, epoch), self._groups(own, group_blocks, epoch)
+        at = 0
+        for g, blocks in enumerate(self._epoch[1]):
+            size = sum(length for _, length in blocks)
+            if i < at + size:
+                j = permute(key(own, 3, epoch, g), size, i - at)
+                for first, length in blocks:
+                    if j < length:
+                        return first + j
+                    j -= length
+            at += size
+        raise AssertionError("an epoch has every sample")
+
+    def _groups(self, own, group_blocks, epoch):
+        """The blocks of an epoch in its order, as (first sample, samples), cut into groups."""
+        full, short = divmod(self.samples, self.per_block)
+        order = [permute(key(own, 1, epoch), full, x) for x in range(full)]
+        if short > 0:
+            order.insert(scale(mix(key(own, 2, epoch)), full + 1), full)
+        blocks = [(block * self.per_block, short if block == full else self.per_block) for block in order]
+        return [blocks[g : g + group_blocks] for g in range(0, len(blocks), group_blocks)]
+
+
+class Reference:
+    """The batches of a plan.
+
+    `files` is a list of (dtype, path) in the order of the blend; without a blend several files are sorted by path. The
+    dtype of a `.npy` file is its own. `seed` stands for the word in the plan.
+    """
+
+    def __init__(self, plan, files, seed=0):
+        actions = parse(plan)
+        options = {name: dict(arguments) for name, arguments in actions.items()}
+
+        def number(action, name, default):
+            given = options.get(action, {})
+            text = given.get(name, given.get(None, default) if name in ("tokens", "samples", "seed") else default)
+            return seed if text == "seed" else int(text)
+
+        overlap = number("window", "overlap", 0)
+        self.datasets = [Dataset(dtype, path, number("window", "tokens", None), overlap) for dtype, path in files]
+        self.samples = number("batch", "samples", 32)
+        self.shuffle = None
+        if "shuffle" in actions:
+            self.shuffle = number("shuffle", "seed", None), number("shuffle", "blocks", 8)
+        if "blend" in actions:
+            weights = integers([weight for _, weight in actions["blend"]])
+        else:
+            weights = proportional([dataset.samples for dataset in self.datasets])
+        if len(files) != len(weights):
+            raise ValueError(f"{len(files)} files for {len(weights)} datasets")
+        self.blend = blend_of(weights)
+        self.types = [TYPES[options[name][None]] for name in ("narrow", "widen") if name in actions]
+        self.pairs = "pairs" in actions
+
+    def place(self, n):
+        """Global sample n as (dataset, sample of its file)."""
+        d, k = self.blend.draw(n)
+        dataset = self.datasets[d]
+        if self.shuffle is None:
+            return d, k % dataset.samples
+        seed, group_blocks = self.shuffle
+        return d, dataset.place(key(seed, d), group_blocks, k)
+
+    def batch(self, b):
+        """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
+        places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
+        rows = [self.datasets[d].sample(i) for d, i in places]
+        for dtype in self.types:
+            rows = [exactly(row, dtype) for row in rows]
+        rows = numpy.stack(rows)
+        return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
+
+
+def exactly(tokens, dtype):
+    """Tokens in another type, which must have room for them."""
+    converted = tokens.astype(dtype)
+    if not numpy.array_equal(converted, tokens):
+        raise OverflowError(f"a token does not fit {dtype}")
+    return converted

@@ -1,0 +1,203 @@
+"""Batches of the engine against those of reference.py, which knows nothing but docs/plan.md. No daemon takes part."""
+
+import os
+import shutil
+import tempfile
+import unittest
+
+import numpy
+
+import dquant
+from reference import TYPES, Blend, Reference, key, permute
+
+SEEDS = (0, 7, 2**64 - 1)
+LAST_SAMPLE = 2**53
+"""Streams are endless up to here."""
+
+# Tokens per block of 1 MiB, if windows divide it.
+U16, U32, I64 = 1 << 19, 1 << 18, 1 << 17
+
+FILES = {
+    # Flat u32: less than a block, one token around a border of blocks, one sample, many blocks.
+    "less": ("u32", 100_003),
+    "below": ("u32", 3 * U32 - 1),
+    "border": ("u32", 3 * U32),
+    "above": ("u32", 3 * U32 + 1),
+    "one sample": ("u32", 20_000),
+    "many": ("u32", 11 * U32 + 12_345),
+    # The same of u16, and arrays that name their type.
+    "short.u16": ("u16", 2 * U16 + 20_000),
+    "whole.u16": ("u16", 9 * U16),
+    "wide.npy": ("i64", 5 * I64 + 70_000),
+    "signed.npy": ("i32", 2 * U32 + 1),
+    "small.npy": ("u16", 77_777),
+}
+
+ONE_FILE = (
+    ("less", "window(64) | batch(32)"),
+    ("less", "window(64) | shuffle(seed)"),
+    ("less", "window(100000) | shuffle(seed) | batch(2)"),
+    ("one sample", "window(20000) | shuffle(seed) | batch(2)"),
+    ("one sample", "window(1) | shuffle(seed, blocks=1) | batch(65)"),
+    ("below", "window(65536) | shuffle(seed) | batch(1)"),
+    ("border", "window(65536) | shuffle(seed, blocks=2) | batch(4)"),
+    ("above", "window(tokens=16384) | shuffle(seed=seed, blocks=2) | batch(samples=5)"),
+    ("border", "window(1024, overlap=1) | shuffle(seed, blocks=3) | batch(16)"),
+    ("above", "window(20001, overlap=1) | shuffle(seed, blocks=2) | narrow(u16) | widen(i64) | pairs | batch(3)"),
+    ("above", "window(131072, overlap=131071) | shuffle(seed) | narrow(u16) | batch(1)"),
+    ("many", "window(50_000) | shuffle(seed) | narrow(u16) | batch(4)"),
+    ("many", "window(33333, overlap=3333) | shuffle(seed, blocks=5) | batch(7)"),
+    ("many", "batch(64) | narrow(u16) | shuffle(seed, blocks=16) | window(17)"),
+    ("many", "window(2, overlap=1) | shuffle(seed, blocks=4) | pairs | widen(i64) | batch(1000)"),
+    ("short.u16", "window(20000) | shuffle(seed, blocks=2) | batch(3)"),
+    ("whole.u16", "window(8192) | shuffle(seed, blocks=4) | widen(u32) | batch(8)"),
+    ("whole.u16", "window(99_999) | shuffle(seed, blocks=1) | batch(2)"),
+    ("wide.npy", "window(30000) | shuffle(seed, blocks=3) | batch(2)"),
+    ("wide.npy", "window(1000, overlap=500) | shuffle(seed) | narrow(u32) | widen(i64) | batch(9)"),
+    ("signed.npy", "window(40_000, overlap=39_000) | shuffle(seed, blocks=2) | batch(2)"),
+    ("small.npy", "window(128) | shuffle(seed) | widen(i32) | pairs | batch(33)"),
+)
+
+BLENDS = (
+    (("less",), "window(64) | shuffle(seed) | blend(less=0.3) | batch(8)"),
+    (("less", "many"), "window(512) | shuffle(seed) | blend(less=0.499999, many=0.500001) | batch(17)"),
+    (("many", "less"), "window(512) | shuffle(seed) | blend(many=998, less=1) | batch(17)"),
+    (("less", "border", "one sample"), 'window(20_000) | blend(less=.1, border=.7, "one sample"=.2) | batch(3)'),
+    (
+        ("less", "below", "above", "wide.npy"),
+        "blend(less=0, below=0.000001, above=0, wide.npy=0.25) | window(4096, overlap=96) | shuffle(seed, blocks=2) "
+        "| narrow(u16) | batch(5)",
+    ),
+    (
+        ("wide.npy", "small.npy", "above", "one sample", "signed.npy"),
+        'window(15_001, overlap=1) | shuffle(seed, blocks=2) | narrow(u16) | widen(i64) | pairs | batch(4) '
+        '| blend(wide=0.2, small=0.2, above=0.2, "one sample"=0.199999, signed=0.2)',
+    ),
+    (
+        ("below", "border", "above", "many", "less"),
+        "window(1021) | shuffle(seed) | blend(below=1, border=2, above=3, many=5, less=7)",
+    ),
+)
+
+
+class Batches(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="dquant-reference-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        random = numpy.random.default_rng(5)
+        for name, (dtype, count) in FILES.items():
+            tokens = random.integers(0, 1 << 16, count, dtype=numpy.uint16).astype(TYPES[dtype])
+            if name.endswith(".npy"):
+                numpy.save(os.path.join(cls.folder, name), tokens)
+            else:
+                tokens.tofile(os.path.join(cls.folder, f"{name}.bin"))
+
+    def path(self, name):
+        return os.path.join(self.folder, name if name.endswith(".npy") else f"{name}.bin")
+
+    def stream(self, source, plan, **options):
+        return dquant.Stream(source, plan, slots=2, **options)
+
+    def reference(self, names, plan, seed=0):
+        return Reference(plan, [(FILES[name][0], self.path(name)) for name in names], seed)
+
+    def assert_equal(self, batch, reference):
+        want = reference.batch(batch.number)
+        self.assertEqual((batch.shape, batch.dtype), (want.shape, want.dtype.name))
+        self.assertTrue(bytes(batch) == want.tobytes(), f"batch {batch.number} differs")
+
+    def compare(self, source, names, plan, seed):
+        """Two batches at two of four places: the beginning, some hundred on, far out, the end; to the byte."""
+        reference = self.reference(names, plan, seed)
+        dtype = next((FILES[name][0] for name in names if not name.endswith(".npy")), None)
+        end = LAST_SAMPLE // reference.samples - 2
+        for first in {0: (0, 10**9 + 1234), 7: (371, end), 2**64 - 1: (0, 371)}[seed]:
+            with self.stream(source, plan, dtype=dtype, seed=seed, first_batch=first, batches=2) as stream:
+                for number in (first, first + 1):
+                    batch = next(stream)
+                    self.assertEqual(batch.number, number)
+                    self.assert_equal(batch, reference)
+                    del batch
+
+    def test_one_file(self):
+        for name, plan in ONE_FILE:
+            for seed in SEEDS:
+                with self.subTest(file=name, plan=plan, seed=seed):
+                    self.compare(self.path(name), [name], plan, seed)
+
+    def test_blends(self):
+        for names, plan in BLENDS:
+            for seed in SEEDS:
+                with self.subTest(plan=plan, seed=seed):
+                    self.compare(self.folder, names, plan, seed)
+
+    def test_every_batch_of_some_epochs(self):
+        names = ("less", "many")
+        plan = "window(8192) | shuffle(3, blocks=2) | blend(less=1, many=4) | narrow(u16) | batch(8)"
+        reference = self.reference(names, plan)
+        batches = 3 * reference.datasets[1].samples * 5 // 4 // 8
+        with self.stream(self.folder, plan, batches=batches) as stream:
+            for batch in stream:
+                self.assert_equal(batch, reference)
+                del batch
+            self.assertEqual(stream.next_batch, batches)
+
+    def test_files_of_a_pattern_are_blended_in_proportion(self):
+        names = ["above", "below", "one sample"]
+        os.mkdir(os.path.join(self.folder, "set"))
+        for name in names:
+            os.link(self.path(name), os.path.join(self.folder, "set", f"{name}.bin"))
+        # Exact weights, and those of more than a million samples, which are rounded.
+        for plan in ("window(50) | shuffle(2)", "window(2, overlap=1) | shuffle(2, blocks=2)"):
+            reference = self.reference(names, plan)
+            with self.stream(os.path.join(self.folder, "set", "*"), plan, first_batch=125_000, batches=3) as stream:
+                for batch in stream:
+                    self.assert_equal(batch, reference)
+                    del batch
+
+    def test_another_seed_is_another_batch(self):
+        plan = "window(64) | shuffle(seed) | batch(8)"
+        with self.stream(self.path("many"), plan, seed=1, batches=1) as stream:
+            batch = bytes(next(stream))
+        self.assertEqual(batch, self.reference(["many"], plan, 1).batch(0).tobytes())
+        self.assertNotEqual(batch, self.reference(["many"], plan, 2).batch(0).tobytes())
+
+    def test_a_token_that_does_not_fit_is_an_error_of_both(self):
+        path = os.path.join(self.folder, "big.npy")
+        numpy.save(path, numpy.array([1, 2, 3, 70_000], dtype="<u4"))
+        reference = Reference("window(2) | narrow(u16) | batch(1)", [(None, path)])
+        with self.stream(path, "window(2) | narrow(u16) | batch(1)") as stream:
+            with self.assertRaises(dquant.StreamError):
+                for batch in stream:
+                    del batch
+        self.assertEqual(reference.batch(0).tolist(), [[1, 2]])
+        with self.assertRaises(OverflowError):
+            reference.batch(1)
+
+
+class Itself(unittest.TestCase):
+    """The reference alone: what the page promises of its functions."""
+
+    def test_permutations_have_every_number_once(self):
+        for n in (*range(1, 70), 1000, 4097):
+            for seed in SEEDS:
+                self.assertEqual(sorted(permute(key(seed, n), n, x) for x in range(n)), list(range(n)))
+
+    def test_prefixes_of_a_blend_keep_the_ratio(self):
+        for weights in ((1,), (3, 1), (998, 1), (0, 5, 0, 3), (199, 200, 201, 1, 7), (499_999, 500_001)):
+            blend, total = Blend(weights), sum(weights)
+            datasets = sum(weight > 0 for weight in weights)
+            drawn = [0] * len(weights)
+            for n in range(min(total + 5, 2000)):
+                d, k = blend.draw(n)
+                self.assertEqual(k, drawn[d])
+                drawn[d] += 1
+                if datasets > 1:
+                    off = max(abs(have * total - (n + 1) * weight) for have, weight in zip(drawn, weights, strict=True))
+                    self.assertLessEqual(off * (2 * datasets - 2), total * (2 * datasets - 3))
+            self.assertTrue(all(have == 0 for have, weight in zip(drawn, weights, strict=True) if weight == 0))
+
+
+if __name__ == "__main__":
+    unittest.main()

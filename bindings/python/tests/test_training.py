@@ -1,0 +1,85 @@
+"""examples/python/train_gpt.py on local files: one loss curve from every source, and through kill -9."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS, EVERY = 48, 7
+"""Some epochs of the text below, and checkpoints that fall on no end of them."""
+
+
+@unittest.skipIf(torch is None, "torch is not installed")
+class Training(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="dquant-training-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.tokens = os.path.join(cls.folder, "tokens.bin")
+        texts = [str(ROOT / "docs" / name) for name in ("plan.md", "python.md")]
+        tokenize = [os.environ["DQUANT"], "tokenize", *texts, "--encoding", "r50k_base", "-o", cls.tokens]
+        subprocess.run(tokenize, check=True, capture_output=True)
+        cls.whole = cls.lines(cls.start("--source", "stream"))
+
+    @classmethod
+    def start(cls, *args):
+        """The example as a process."""
+        script = str(ROOT / "examples/python/train_gpt.py")
+        line = [sys.executable, "-B", script, cls.tokens, "--batch", "4", "--steps", str(STEPS), *args]
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    @classmethod
+    def lines(cls, process):
+        """What it printed for each step, when it has ended well."""
+        out, errors = process.communicate()
+        if process.returncode != 0:
+            raise AssertionError(errors)
+        return out.splitlines()
+
+    def test_it_learns_from_every_batch_once(self):
+        rows = [line.split() for line in self.whole]
+        self.assertEqual([int(step) for step, *_ in rows], list(range(1, STEPS + 1)))
+        losses = [float.fromhex(exact) for _, _, exact, _ in rows]
+        self.assertLess(sum(losses[-5:]), 0.9 * sum(losses[:5]))
+        self.assertEqual(len({digest for *_, digest in rows}), STEPS, "no batch comes twice")
+
+    def test_losses_equal_those_of_numpy_and_of_the_dataset(self):
+        for source in ("numpy", "dataset"):
+            with self.subTest(source=source):
+                self.assertEqual(self.lines(self.start("--source", source)), self.whole)
+
+    def test_a_killed_run_goes_on_to_the_bit(self):
+        for source in ("stream", "dataset"):
+            last = random.randrange(EVERY + 1, STEPS - 10)
+            with self.subTest(source=source, killed_behind=last):
+                args = ("--source", source, "--every", str(EVERY))
+                args += ("--checkpoint", os.path.join(self.folder, f"{source}.pt"))
+                killed = self.start(*args, "--steps", "1000000")
+                seen = [killed.stdout.readline() for _ in range(last)]
+                killed.kill()
+                rest, errors = killed.communicate()
+                self.assertEqual(killed.returncode, -9, errors)
+                seen = ("".join(seen) + rest).splitlines()
+                steps = len(seen) + 10
+                whole = self.whole if steps <= STEPS else self.lines(self.start("--steps", str(steps)))
+                self.assertEqual(seen, whole[: len(seen)])
+                resumed = self.lines(self.start(*args, "--steps", str(steps)))
+                # The kill may have come before the newest checkpoint was complete.
+                saved = steps - len(resumed)
+                self.assertEqual(saved % EVERY, 0)
+                self.assertIn(saved, range(max(EVERY, len(seen) - EVERY), len(seen) + 1))
+                self.assertEqual(resumed, whole[saved:steps])
+
+
+if __name__ == "__main__":
+    unittest.main()

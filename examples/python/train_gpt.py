@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Trains a small GPT on the CPU and survives kill -9 without reading a token twice or losing one.
+
+    dquant tokenize docs --encoding r50k_base -o docs.bin
+    python train_gpt.py docs.bin --steps 200 --checkpoint docs.pt
+
+Every --every steps the model, the optimizer and the position of the stream go into one file, atomically. Started
+again with the same arguments, it goes on behind the last checkpoint: the tokens of every batch and the losses are
+those of a run that was never killed, to the bit. `--source numpy` gathers the same batches with numpy, in an order
+computed from docs/plan.md alone (bindings/python/tests/reference.py); the losses are the same again.
+
+Each step prints one line: its number, its loss, the loss as exact hexadecimal, and a digest of the batch's tokens.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from torch import nn
+
+HEADS, LAYERS, WIDTH, CONTEXT = 4, 2, 64, 64
+
+
+class Block(nn.Module):
+    """Causal attention, then a layer for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.register_buffer("future", torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).triu(1))
+
+    def forward(self, x):
+        samples, tokens, _ = x.shape
+        qkv = self.qkv(self.before(x)).view(samples, tokens, 3, HEADS, WIDTH // HEADS)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5
+        scores = scores.masked_fill(self.future[:tokens, :tokens], float("-inf"))
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(samples, tokens, WIDTH)
+        x = x + self.out(mixed)
+        return x + self.mlp(self.after(x))
+
+
+class Gpt(nn.Module):
+    """Logits of the next token; the embedding is also the last layer."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, x):
+        hidden = self.tokens(x) + self.places.weight[: x.shape[1]]
+        return self.norm(self.blocks(hidden)) @ self.tokens.weight.T
+
+
+class FromStream:
+    """Batches of `dquant.Stream`: tensors over the ring, valid until the next step."""
+
+    def __init__(self, path, plan, position):
+        import dquant
+
+        self.stream = dquant.Stream(path, plan)
+        if position is not None:
+            self.stream.load_state_dict(position)
+
+    def next(self):
+        x, y = next(self.stream).torch()
+        return x, y
+
+    def position(self):
+        return self.stream.state_dict()
+
+
+class FromDataset:
+    """Batches of `dquant.torch.TokenDataset`."""
+
+    def __init__(self, path, plan, position):
+        from dquant.torch import TokenDataset
+
+        self.dataset = TokenDataset(path, plan)
+        if position is not None:
+            self.dataset.load_state_dict(position)
+        self.batches = iter(torch.utils.data.DataLoader(self.dataset, batch_size=None))
+
+    def next(self):
+        return next(self.batches)
+
+    def position(self):
+        return self.dataset.state_dict()
+
+
+class FromNumpy:
+    """The same batches without dquant."""
+
+    def __init__(self, path, plan, position):
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bindings/python/tests"))
+        from reference import Reference
+
+        self.reference = Reference(plan, [("u32", path)])
+        self.number = 0 if position is None else position["next_batch"]
+
+    def next(self):
+        x, y = torch.from_numpy(self.reference.batch(self.number))
+        self.number += 1
+        return x, y
+
+    def position(self):
+        return {"next_batch": self.number}
+
+
+SOURCES = {"stream": FromStream, "dataset": FromDataset, "numpy": FromNumpy}
+
+
+def save(path, checkpoint):
+    """Replaces the file as a whole, so that a kill leaves the old one or the new one."""
+    fresh = f"{path}.new"
+    with open(fresh, "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def train(args):
+    """Runs to the last step, from the checkpoint if there is one."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(args.seed)
+    # A small text has few of the encoding's ids, so the model has rows for these alone.
+    ids = torch.from_numpy(numpy.unique(numpy.fromfile(args.file, "<u4")).astype("int64"))
+    row_of = torch.zeros(int(ids[-1]) + 1, dtype=torch.int64)
+    row_of[ids] = torch.arange(len(ids))
+    model = Gpt(len(ids))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    first, position = 0, None
+    if args.checkpoint and os.path.exists(args.checkpoint):
+        checkpoint = torch.load(args.checkpoint)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        first, position = checkpoint["step"], checkpoint["position"]
+        print(f"goes on behind step {first}", file=sys.stderr)
+    plan = f"window({CONTEXT + 1}, overlap=1) | shuffle({args.seed}) | narrow(u16) | widen(i64) | pairs"
+    plan += f" | batch({args.batch})"
+    source = SOURCES[args.source](args.file, plan, position)
+    for step in range(first + 1, args.steps + 1):
+        x, y = source.next()
+        digest = hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).hexdigest()[:16]
+        loss = nn.functional.cross_entropy(model(row_of[x]).flatten(0, 1), row_of[y].flatten())
+        # The tensors may be views of the ring, and its slot is free once they are gone.
+        del x, y
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{step} {loss.item():.4f} {loss.item().hex()} {digest}", flush=True)
+        if args.checkpoint and step % args.every == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(args.checkpoint, {**state, "step": step, "position": source.position()})
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Trains a small GPT on the CPU.")
+    parser.add_argument("file", help="u32 tokens of r50k_base")
+    parser.add_argument("--source", choices=SOURCES, default="stream", help="where the batches come from")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=8, help="samples of a batch")
+    parser.add_argument("--seed", type=int, default=7, help="of the order and of the weights")
+    parser.add_argument("--checkpoint", help="file to write and to go on from")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
