@@ -175,11 +175,14 @@ fn tokenize_writes_a_manifest() {
     let folder = Folder::new("manifest-tokenize");
     folder.write("a.txt", "It was the best of times, it was the worst of times. ".repeat(40));
     folder.write("b.txt", "Call me Ishmael. ".repeat(40));
-    folder.run(&["tokenize", "a.txt", "b.txt", "--encoding", "r50k_base", "-o", "t.bin"]).good();
-    let ran = folder.run(&["inspect", "t.bin", "--verify", "--json"]).good();
-    assert_eq!(ran.stderr, "");
-    let report = ran.json();
-    assert_eq!((&report["dtype_origin"], &report["documents"]), (&"manifest".into(), &2.into()));
-    let report = folder.run(&["convert", "t.bin", "pair.idx", "--json"]).good().json();
+    let tokenize = ["tokenize", "a.txt", "b.txt", "--encoding", "r50k_base", "-o"];
+    for (output, origin) in [(&["t.bin", "--flat"][..], "manifest"), (&["pair.bin"], "file")] {
+        folder.run(&[&tokenize, output].concat()).good();
+        let ran = folder.run(&["inspect", output[0], "--verify", "--json"]).good();
+        assert_eq!(ran.stderr, "");
+        let report = ran.json();
+        assert_eq!((&report["dtype_origin"], &report["documents"]), (&origin.into(), &2.into()));
+    }
+    let report = folder.run(&["convert", "t.bin", "again.idx", "--json"]).good().json();
     assert_eq!((&report["documents"], &report["eos"]), (&2.into(), &50_256.into()));
 }
