@@ -130,6 +130,8 @@ fn clippy() -> Result<Outcome, Failure> {
     shell::run(&mut cargo(&[
         "clippy",
         "--workspace",
+        "--features",
+        "dquant/full",
         "--all-targets",
         "--keep-going",
         "--",

@@ -174,6 +174,20 @@ const FLOORS: &[(&str, &str)] = &[
          daemon: budget catalog control data error log proto runtime signals status stream",
     ),
     (
+        "crates/formats/src",
+        "error
+         kind
+         value
+         digest: value
+         whole: error
+         manifest: error whole
+         settle: manifest
+         source: error kind manifest settle
+         reading: error source value
+         writer: error kind source
+         convert: *",
+    ),
+    (
         "crates/client/src",
         "proto
          error: proto
@@ -197,9 +211,8 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src",
         "exit
          units
-         inspect
          tokenize
-         demo: exit inspect
+         demo: exit
          cli: *",
     ),
     (

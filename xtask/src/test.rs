@@ -13,6 +13,9 @@ use crate::Command;
 use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo};
 
+/// What the packages turn on: its tests are part of the gate.
+const FEATURES: &str = "dquant/full";
+
 pub(crate) const COMMAND: Command = Command {
     name: "test",
     summary: "The whole test suite: unit, integration, end to end, documentation",
@@ -93,7 +96,8 @@ fn suite(options: &Options<'_>) -> process::Command {
 }
 
 fn nextest(options: &Options<'_>) -> process::Command {
-    let mut command = cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]);
+    let mut command =
+        cargo(&["nextest", "run", "--workspace", "--features", FEATURES, "--no-fail-fast"]);
     if options.filter.is_some() {
         command.arg("--no-tests=warn");
     }
@@ -106,7 +110,7 @@ fn examples(options: &Options<'_>) -> process::Command {
 }
 
 fn cargo_test(options: &Options<'_>, what: &[&str]) -> process::Command {
-    let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let mut command = cargo(&["test", "--workspace", "--features", FEATURES, "--no-fail-fast"]);
     command.args(what).args(options.release.then_some("--release")).args(options.filter);
     command
 }

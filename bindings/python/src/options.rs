@@ -65,6 +65,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "token" => options.token = value.extract()?,
         "dpu" => options.dpu = value.extract()?,
         "dtype" => options.dtype = value.extract()?,
+        "vocab" => options.vocabulary = Some(value.extract()?),
         "seed" => options.seed = value.extract()?,
         "first_batch" => options.first_batch = value.extract()?,
         "batches" => options.batches = Some(batches(value.extract()?)?),
@@ -76,7 +77,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         _ => {
             return Err(PyTypeError::new_err(format!(
                 "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
-                 and token, dpu, dtype, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
+                 and token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
             )));
         }
     }

@@ -4,12 +4,14 @@
 //! each of which signals are handled and other threads get their turn. A stream belongs to the process that opened
 //! it: a forked child gets an error from every call, and drops nothing that only the parent's threads could finish.
 
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use client::{Next, Opened, StreamStatus};
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use crate::errors::{Class, invalid, raised};
@@ -84,11 +86,29 @@ fn connect(py: Python<'_>, request: &Request) -> PyResult<client::Stream> {
     }
 }
 
+/// Warns of token types that nobody gave: the bytes of a flat file look like them.
+fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
+    for dataset in &opened.datasets {
+        let Some(why) = dataset.dtype_origin.strip_prefix("guess: ") else {
+            continue;
+        };
+        let (name, dtype) = (&dataset.name, &dataset.dtype);
+        let text = format!(
+            "{name}: {dtype} is a guess: {why}; dtype=\"{dtype}\" or a manifest settles it"
+        );
+        // A name holds no zero byte: it is that of a file.
+        let text = CString::new(text).unwrap_or_default();
+        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+    }
+    Ok(())
+}
+
 impl Source {
     /// Opens a stream, and says what was opened.
     pub(crate) fn open(py: Python<'_>, request: &Request) -> PyResult<(Source, Opened)> {
         let stream = connect(py, request)?;
         let opened = stream.opened().clone();
+        warn_of_guesses(py, &opened)?;
         let source = Source {
             next_batch: AtomicU64::new(stream.next_batch()),
             stream: Mutex::new(None),

@@ -40,7 +40,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 ///
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` (without it the stream has no
 /// end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
-/// flat files (`"u32"`), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
+/// flat files (default: from their manifests, else a guess with a warning), `vocab` (files with larger ids are
+/// refused), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
 ///
 /// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the DPU or the

@@ -25,8 +25,10 @@ pub struct Options {
     pub dpu: PathBuf,
     /// The target's token (`DQUANT_TOKEN`).
     pub token: String,
-    /// Token type of flat files.
+    /// Token type of flat files; when empty, their manifests or their bytes tell it.
     pub dtype: String,
+    /// Ids are below this number: files with larger ones are refused as far as that is known.
+    pub vocabulary: Option<u64>,
     /// Seed that the word `seed` in a plan stands for.
     pub seed: u64,
     /// First batch to deliver.
@@ -62,7 +64,8 @@ impl Options {
         Options {
             dpu: std::env::var_os("DQUANT_DPU").map_or_else(default_socket, PathBuf::from),
             token: std::env::var("DQUANT_TOKEN").unwrap_or_default(),
-            dtype: "u32".into(),
+            dtype: String::new(),
+            vocabulary: None,
             seed: 0,
             first_batch: 0,
             batches: None,
@@ -91,7 +94,8 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
         Location::Files(path) => return open_files(&path, action, options),
     };
     let (plan, names) = url.datasets(action, options.seed)?;
-    let dataset = |name| DatasetRef { name, dtype: options.dtype.clone() };
+    let vocabulary = options.vocabulary.unwrap_or(0);
+    let dataset = |name| DatasetRef { name, dtype: options.dtype.clone(), vocabulary };
     let request = OpenRequest {
         target: url.target(),
         token: options.token.clone(),
@@ -153,6 +157,7 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
     let config = engine::files::FilesConfig {
         files,
         dtype: options.dtype.clone(),
+        vocabulary: options.vocabulary,
         plan: plan.to_string(),
         first_batch: options.first_batch,
         batches: options.batches,

@@ -139,6 +139,16 @@ impl From<client::Error> for CliError {
     }
 }
 
+impl From<formats::Error> for CliError {
+    fn from(error: formats::Error) -> CliError {
+        let failed = match error.is_about_data() {
+            true => CliError::check_failed(&error),
+            false => CliError::usage(&error),
+        };
+        failed.hint(error.hint()).caused_by(&error)
+    }
+}
+
 /// What helps when an output cannot be written.
 pub(crate) const OUTPUT_HINT: &str = "name a file in a folder that exists and is writable";
 

@@ -197,6 +197,22 @@ impl fmt::Display for Count {
     }
 }
 
+/// A time that people wait, as `1 h 05 min`, `3 min 20 s` or `12 s`.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait(pub std::time::Duration);
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+        match (hours, minutes) {
+            (0, 0) => write!(f, "{seconds} s"),
+            (0, _) => write!(f, "{minutes} min {:02} s", seconds % 60),
+            _ => write!(f, "{hours} h {minutes:02} min"),
+        }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -257,5 +273,13 @@ mod tests {
         assert_eq!(Bytes(u64::MAX).to_string(), "16.0 EiB");
         assert_eq!(Count(7).to_string(), "7");
         assert_eq!(Count(1_234_567).to_string(), "1,234,567");
+    }
+
+    #[test]
+    fn waits_have_two_units_at_most() {
+        let shown = |seconds| Wait(std::time::Duration::from_secs(seconds)).to_string();
+        assert_eq!(shown(12), "12 s");
+        assert_eq!(shown(200), "3 min 20 s");
+        assert_eq!(shown(3_900), "1 h 05 min");
     }
 }

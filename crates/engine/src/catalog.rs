@@ -1,16 +1,23 @@
 //! The catalogue of a storage target: names to files below the roots, and what is in them.
 //!
 //! A name is a path below a root, with or without its ending. `name.npy` holds its token type; so does
-//! `name.idx` beside a `name.bin` (Megatron); a `.bin` alone is flat, and its type is part of the
-//! request. Nothing outside the roots is opened, whatever the name contains.
+//! `name.idx` beside a `name.bin` (Megatron). A `.bin` alone is flat: its type comes from its manifest or
+//! from the request, and its bytes are checked against it ([`formats::settle`]). Nothing outside the roots
+//! is opened, whatever the name contains.
 
+use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use formats::Manifest;
+use formats::manifest::{ENDING, MAX_BYTES};
+use formats::settle::{self, Origin, Refusal};
 use host::root::{IoChoice, OpenError, OpenFile, Root};
 use tonic::Status;
+use xio::dataset::guess::Evidence;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 
 use crate::error::{Error, with_limit_hint};
@@ -75,7 +82,7 @@ impl Catalog {
             for ending in ["", ".bin", ".npy"] {
                 let full = format!("{name}{ending}");
                 match root.open(&full, self.io) {
-                    Ok(file) => return describe(root, full, file, &dataset.dtype),
+                    Ok(file) => return describe(root, full, file, dataset),
                     Err(OpenError::NotFound { .. }) => {}
                     Err(error @ OpenError::NotRegular { .. }) => {
                         irregular.get_or_insert(error);
@@ -94,8 +101,8 @@ impl Catalog {
 }
 
 /// Finds and opens a file of this machine by its path, with or without its ending, for buffered reads. The
-/// dataset is named as the path was given.
-pub fn find_file(path: &Path, dtype: &str) -> Result<Found, Error> {
+/// dataset is named as the path was given; of `request` only type and vocabulary matter.
+pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let given = path.display().to_string();
     let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
     let full = ["", ".bin", ".npy"].iter().map(|ending| with(ending)).find(|path| path.is_file());
@@ -120,7 +127,7 @@ pub fn find_file(path: &Path, dtype: &str) -> Result<Found, Error> {
     let root = Root::new(folder).map_err(|error| refused(&error))?;
     let open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(&root, name.to_owned(), file, dtype)
+        describe(&root, name.to_owned(), file, request)
     };
     let found = open().map_err(|status| match status.message().split_once('\n') {
         Some((message, hint)) => Error::invalid(message).hint(hint),
@@ -143,46 +150,102 @@ fn refused_open(error: &OpenError) -> Status {
     }
 }
 
-fn describe(root: &Root, name: String, file: OpenFile, dtype: &str) -> Result<Found, Status> {
-    if name.ends_with(".idx") {
-        let why = "an index holds no tokens";
-        return Err(refuse(&name, why, "name the .bin beside it, with or without its ending"));
+fn describe(
+    root: &Root,
+    name: String,
+    file: OpenFile,
+    request: &DatasetRef,
+) -> Result<Found, Status> {
+    if name.ends_with(".idx") || name.ends_with(ENDING) {
+        let why = "an index or a manifest holds no tokens";
+        return Err(refuse(&name, why, "name the file that it describes"));
     }
-    let layout = if name.ends_with(".npy") {
-        let head = read_head(root, &name, HEAD_BYTES)?;
-        npy::parse(&head, file.size)
+    let manifest = manifest_of(root, &name)?;
+    let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
+    let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
+    let sample = |range: Range<u64>| {
+        let buffered =
+            root.open(&name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
+        settle::sample(&File::from(buffered.fd), range, vocabulary)
+            .map_err(|error| Status::internal(format!("{name}: {error}")))
+    };
+    let (layout, origin) = if name.ends_with(".npy") {
+        (npy::parse(&read_head(root, &name, HEAD_BYTES)?, file.size), Origin::File)
     } else if let Some(index) = index_of(root, &name)? {
-        megatron::parse(&index, file.size)
+        (megatron::parse(&index, file.size), Origin::File)
     } else {
-        let hint = "give the type of flat files with --dtype, for example --dtype u32";
-        let dtype: Dtype = match dtype {
-            "" => {
-                return Err(refuse(&name, "a flat file does not record its token type", hint));
-            }
-            given => Dtype::from_name(given)
-                .ok_or_else(|| refuse(&name, format!("token type {given:?} is unknown"), hint))?,
+        let given = given_type(&name, &request.dtype)?;
+        // A manifest tells more than samples.
+        let evidence = match manifest {
+            Some(_) => Evidence::new(file.size, vocabulary),
+            None => sample(0..file.size)?,
         };
-        flat(dtype, file.size)
+        let (dtype, origin) =
+            settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
+        (flat(dtype, file.size), origin)
     };
     let hint = "`dquant inspect FILE` shows what is in it";
     let layout = layout.map_err(|error| refuse(&name, error, hint))?;
+    if let Some(manifest) = &manifest {
+        settle::agrees(manifest, (&name, file.size), (layout.dtype, layout.tokens))
+            .map_err(refused)?;
+    }
+    if let Some(vocabulary) = vocabulary {
+        let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
+        settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
+            .map_err(refused)?;
+    }
+    let fingerprint = fingerprint(&file, manifest.as_ref())?;
     let info = DatasetInfo {
         name,
         format: layout.format.name().to_owned(),
         dtype: layout.dtype.to_string(),
         tokens: layout.tokens,
         data_offset: layout.data_offset,
-        fingerprint: fingerprint(&file)?,
+        fingerprint,
+        dtype_origin: origin.to_string(),
     };
     Ok(Found { info, file, layout })
 }
 
-/// Distinguishes a file from another one of the same name and length.
-fn fingerprint(file: &OpenFile) -> Result<u64, Status> {
+/// The token type in the request, if there is one.
+fn given_type(name: &str, given: &str) -> Result<Option<Dtype>, Status> {
+    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32";
+    match given {
+        "" => Ok(None),
+        given => Dtype::from_name(given)
+            .map(Some)
+            .ok_or_else(|| refuse(name, format!("token type {given:?} is unknown"), hint)),
+    }
+}
+
+/// The manifest beside a file, if there is one.
+fn manifest_of(root: &Root, name: &str) -> Result<Option<Manifest>, Status> {
+    let path = format!("{name}{ENDING}");
+    let hint = "write it anew with `dquant inspect FILE --write-manifest`, or remove it";
+    match root.open(&path, IoChoice::Buffered) {
+        Ok(file) if file.size > MAX_BYTES => {
+            let why = format!("a manifest of {} bytes is larger than {MAX_BYTES}", file.size);
+            Err(refuse(&path, why, hint))
+        }
+        Ok(file) => {
+            let text = read(&path, file.fd, file.size)?;
+            Manifest::parse(&text).map(Some).map_err(|why| refuse(&path, why, hint))
+        }
+        Err(OpenError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// Distinguishes a file from another one of the same name and length, and from itself after a write.
+fn fingerprint(file: &OpenFile, manifest: Option<&Manifest>) -> Result<u64, Status> {
     let failed = |error: std::io::Error| Status::internal(with_limit_hint(&error, "\n"));
-    let data = std::fs::File::from(file.fd.try_clone().map_err(failed)?);
+    let data = File::from(file.fd.try_clone().map_err(failed)?);
     let found = data.metadata().map_err(failed)?;
-    let parts = [found.ino(), found.mtime() as u64, found.mtime_nsec() as u64, found.len()];
+    // Not the time of modification: `cp -p` and `rsync -t` set it back.
+    let changed = [found.ctime() as u64, found.ctime_nsec() as u64];
+    let content = manifest.map_or(0, Manifest::fingerprint);
+    let parts = [found.ino(), changed[0], changed[1], found.len(), content];
     // FNV-1a over words: it has to detect changes, not resist an attacker.
     let mix = |hash: u64, part: &u64| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3);
     Ok(parts.iter().fold(0xcbf2_9ce4_8422_2325, mix))
@@ -213,7 +276,7 @@ fn read_head(root: &Root, name: &str, bytes: u64) -> Result<Vec<u8>, Status> {
 
 fn read(name: &str, fd: OwnedFd, bytes: u64) -> Result<Vec<u8>, Status> {
     let mut data = Vec::new();
-    let done = std::fs::File::from(fd).take(bytes).read_to_end(&mut data);
+    let done = File::from(fd).take(bytes).read_to_end(&mut data);
     done.map_err(|error| Status::internal(format!("{name}: {error}")))?;
     Ok(data)
 }

@@ -26,8 +26,10 @@ pub struct FilesConfig {
     /// The files, in the order of the plan's blend; several files without a blend are blended in proportion
     /// to their samples.
     pub files: Vec<PathBuf>,
-    /// Token type of flat files.
+    /// Token type of flat files; when empty, their manifests or their bytes tell it.
     pub dtype: String,
+    /// Ids are below this number, where it is known.
+    pub vocabulary: Option<u64>,
     /// The plan.
     pub plan: String,
     /// First batch to deliver.
@@ -65,7 +67,10 @@ impl FileStream {
     /// # Errors
     /// When the plan or a file is refused, and when the machine lacks a resource.
     pub fn open(config: FilesConfig) -> Result<OpenedFiles, Error> {
-        let find = |path: &PathBuf| find_file(path, &config.dtype);
+        let (name, dtype) = (String::new(), config.dtype.clone());
+        let vocabulary = config.vocabulary.unwrap_or(0);
+        let asked = DatasetRef { name, dtype, vocabulary };
+        let find = |path: &PathBuf| find_file(path, &asked);
         let found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
         let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
@@ -110,7 +115,8 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         [] if infos.len() > 1 => plan.blended(proportions(&plan, infos)?).to_string(),
         _ => config.plan.clone(),
     };
-    let dataset = |info: &DatasetInfo| DatasetRef { name: info.name.clone(), dtype: String::new() };
+    let dataset =
+        |info: &DatasetInfo| DatasetRef { name: info.name.clone(), ..DatasetRef::default() };
     Ok(OpenRequest {
         datasets: infos.iter().map(dataset).collect(),
         plan,

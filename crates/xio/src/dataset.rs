@@ -6,7 +6,7 @@
 //!
 //! | format | entry point | needs |
 //! |---|---|---|
-//! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from the user, file length |
+//! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from a manifest or the user, file length; [`guess`] checks it |
 //! | NumPy `.npy`, versions 1 to 3 | [`npy::parse`] | header bytes, file length |
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
 //!
@@ -16,6 +16,7 @@
 //! field and its value and has a counter name ([`DatasetError::reason`]).
 
 mod dtype;
+pub mod guess;
 pub mod megatron;
 pub mod npy;
 

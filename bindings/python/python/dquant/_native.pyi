@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     token: str | None
     dpu: str | None
     dtype: str | None
+    vocab: int | None
     seed: int | None
     first_batch: int | None
     batches: int | None

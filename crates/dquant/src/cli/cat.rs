@@ -10,6 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::daemons::span;
+use super::datasets::note_guess;
 use super::stream_args::StreamArgs;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
@@ -117,6 +118,9 @@ impl Cat {
         let offload = self.stream.offload;
         let started = Instant::now();
         let mut stream = self.open(&options)?;
+        for dataset in &stream.opened().datasets {
+            note_guess(console, &dataset.name, &dataset.dtype, &dataset.dtype_origin);
+        }
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {

@@ -39,9 +39,9 @@ pub(super) struct Demo {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     corpora: u8,
 
-    /// Token type of flat files
-    #[arg(long, value_name = "TYPE", default_value = "u32")]
-    dtype: String,
+    /// Token type of flat files [default: from their manifests, else as their bytes look]
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<String>,
 
     /// Tokens per sample
     #[arg(long, value_name = "N", default_value_t = 2048)]
@@ -122,10 +122,12 @@ impl Watch for Console {
 
 impl Demo {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        // The made corpora are flat files of this type.
+        let made = if self.data.is_empty() { "u32" } else { "" };
         let config = Config {
+            dtype: self.dtype.unwrap_or_else(|| made.to_owned()),
             data: self.data,
             corpora: usize::from(self.corpora),
-            dtype: self.dtype,
             window: self.window,
             batch: self.batch,
             offload: self.offload,

@@ -1,23 +1,25 @@
-//! `dquant inspect`: the command in front of [`crate::inspect`].
+//! `dquant inspect`: what a dataset on this machine holds, and its manifest.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use formats::convert::{Census, all_cores, census};
+use formats::manifest::Contents;
+use formats::{Layout, Manifest, ReadOptions};
 use serde::Serialize;
-use xio::dataset::{DatasetError, Dtype, Format};
-use xio::kernel::Scan;
+use xio::dataset::{Dtype, Format};
 
+use super::datasets::{Bar, note_guess, shown, token_type};
 use super::{Console, Report};
-use crate::exit::{CliError, Exit, INPUT_HINT};
-use crate::inspect::{InspectError, TokenSource};
+use crate::exit::{CliError, Exit};
 use crate::units::{Bytes, Count};
 
-/// Show the contents of a token file and whether its ids fit 16 bits
+/// Show the contents of a token dataset, and write or verify its manifest
 ///
-/// The format is told from the first bytes: NumPy, or a Megatron pair (.bin with .idx, name
-/// either). A file without a header is flat, and needs --dtype. Every token is read once.
+/// The format is detected: flat, NumPy, a Megatron pair (name either half), MosaicML, LitData,
+/// WebDataset, Parquet, Arrow. The type of a flat file comes from its manifest or --dtype; without
+/// both it is guessed where its bytes leave no doubt. Every token is read once.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -25,60 +27,156 @@ use crate::units::{Bytes, Count};
 Examples:
   dquant inspect corpus.bin --dtype u32
   dquant inspect corpus.npy --json
-  dquant inspect my-corpus_text_document.idx"
+  dquant inspect my-corpus_text_document.idx
+  dquant inspect corpus.bin --dtype u16 --vocab 50257 --eos 50256 --write-manifest
+  dquant inspect corpus.bin --verify"
 )]
 pub(super) struct Inspect {
-    /// A flat token file, a .npy, or one half of a Megatron pair
+    /// A token file, one half of a Megatron pair, or a folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Type of the tokens: u16, u32, i32, u64 or i64; needed for flat files
+    /// Type of the tokens of a flat file
     #[arg(long, value_name = "TYPE", value_parser = token_type)]
     dtype: Option<Dtype>,
+
+    /// Size of the vocabulary: it is an error if an id is not below it
+    #[arg(long, value_name = "N")]
+    vocab: Option<u64>,
+
+    /// Column, field or member that holds the tokens
+    #[arg(long, value_name = "NAME")]
+    column: Option<String>,
+
+    /// Compare every block with the manifest
+    #[arg(long, conflicts_with = "write_manifest")]
+    verify: bool,
+
+    /// Write the manifest; it replaces an earlier one
+    #[arg(long)]
+    write_manifest: bool,
+
+    /// With --write-manifest: name of the encoding that made the tokens
+    #[arg(long, value_name = "NAME", requires = "write_manifest")]
+    tokenizer: Option<String>,
+
+    /// With --write-manifest: id that ends every document and occurs nowhere else
+    #[arg(long, value_name = "ID", requires = "write_manifest")]
+    eos: Option<u64>,
+
+    /// With --write-manifest: believe --dtype whatever the bytes look like
+    #[arg(long, requires = "write_manifest", requires = "dtype")]
+    force: bool,
 }
 
 impl Inspect {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let source = TokenSource::open(&self.file, self.dtype).map_err(explain)?;
-        let total = source.description.data_bytes();
-        let mut shown = Instant::now();
-        let scan = source.scan(&mut |done| {
-            if shown.elapsed() >= Duration::from_millis(200) {
-                shown = Instant::now();
-                console.progress(format_args!("{} of {}", Bytes(done), Bytes(total)));
-            }
-        });
-        console.report(&Holding::new(&source, &scan.map_err(explain)?))?;
+        let options = ReadOptions {
+            dtype: self.dtype,
+            vocabulary: self.vocab,
+            column: self.column.clone(),
+            trusted: self.force,
+            ignore_manifest: self.write_manifest,
+            ..ReadOptions::default()
+        };
+        let source = formats::open(&self.file, &options)?;
+        let layout = source.layout();
+        note_guess(console, self.file.display(), layout.dtype.name(), &layout.origin.to_string());
+        let mut bar = Bar::new("reading", 0);
+        let mut show = |tokens, share| bar.show(console, tokens, share);
+        let eos = self.eos.map(i128::from);
+        let found = census(&*source, eos, all_cores(), &mut show)?;
+        self.check_vocabulary(&found)?;
+        let manifest = match (self.write_manifest, self.verify) {
+            (true, _) => Some(self.write(layout, &found)?),
+            (_, true) => Some(self.verify(layout, &found)?),
+            _ => None,
+        };
+        console.report(&Holding::new(&self.file, layout, &found, manifest))?;
         Ok(Exit::Good)
+    }
+
+    fn check_vocabulary(&self, found: &Census) -> Result<(), CliError> {
+        match (self.vocab, found.range) {
+            (Some(vocabulary), Some((_, max))) if max >= i128::from(vocabulary) => {
+                let why = format!(
+                    "{}: id {max} is beyond the vocabulary of {vocabulary}",
+                    self.file.display()
+                );
+                Err(CliError::check_failed(why)
+                    .hint("is it the tokenizer that made the file, and the right --dtype?"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the manifest of a file is named after: of a Megatron pair the `.bin`.
+    fn named(&self, layout: &Layout) -> PathBuf {
+        match layout.run {
+            Some(_) => layout.folder.join(layout.files.first().unwrap_or(&self.file)),
+            None if self.file.ends_with("index.json") => layout.folder.clone(),
+            None => self.file.clone(),
+        }
+    }
+
+    fn write(&self, layout: &Layout, found: &Census) -> Result<String, CliError> {
+        let ends = self.eos.map(|eos| {
+            let ends = found.last.is_none_or(|last| last == i128::from(eos));
+            (eos, ends.then_some(found.occurrences))
+        });
+        if let Some((eos, None)) = ends {
+            let why = format!("{}: its last token is not {eos}", self.file.display());
+            return Err(CliError::check_failed(why)
+                .hint("name the id that ends documents, or leave --eos out"));
+        }
+        let of_format = layout.kind.has_documents().then_some(found.documents());
+        let contents = Contents {
+            tokens: found.tokens(),
+            min_id: found.range.map(|(min, _)| min),
+            max_id: found.range.map(|(_, max)| max),
+            tokenizer: self.tokenizer.clone(),
+            documents: of_format.or(ends.and_then(|(_, documents)| documents)),
+            eos: self.eos,
+        };
+        let described = (layout.kind.name(), layout.dtype);
+        let manifest =
+            Manifest::create(described, contents, &layout.folder, &layout.files, &|_| ())?;
+        let path = manifest.store(&self.named(layout))?;
+        Ok(format!("written: {}", path.display()))
+    }
+
+    fn verify(&self, layout: &Layout, found: &Census) -> Result<String, CliError> {
+        let Some(manifest) = &layout.manifest else {
+            let why = format!("{} has no manifest", self.file.display());
+            return Err(
+                CliError::usage(why).hint("write one: dquant inspect FILE --write-manifest")
+            );
+        };
+        manifest.verify(&layout.folder, &|_| ())?;
+        let largest = found.range.map(|(_, max)| max);
+        let documents = manifest.documents.filter(|_| layout.kind.has_documents());
+        let same = manifest.tokens == found.tokens()
+            && manifest.dtype() == layout.dtype
+            && manifest.max_id.is_none_or(|max| Some(max) == largest)
+            && documents.is_none_or(|documents| documents == found.documents());
+        match same {
+            true => Ok("verified: every block is as it was".to_owned()),
+            false => Err(CliError::check_failed(format_args!(
+                "{}: its bytes are those of the manifest, its tokens are not",
+                self.file.display()
+            ))
+            .hint(formats::manifest::REWRITE_HINT)),
+        }
     }
 }
 
-fn token_type(name: &str) -> Result<Dtype, String> {
-    let dtype = Dtype::from_name(name).filter(|dtype| dtype.is_token());
-    dtype.ok_or_else(|| "token types are u16, u32, i32, u64 and i64".to_owned())
-}
-
-fn explain(error: InspectError) -> CliError {
-    let hint = match &error {
-        InspectError::UnknownType { .. } => "if it is flat, name the type: --dtype u32",
-        InspectError::OtherType { .. } => "leave --dtype out: the header tells the type",
-        InspectError::Dataset { source: DatasetError::Ragged { .. }, .. } => {
-            "the file is of another type, or incomplete"
-        }
-        InspectError::Dataset { .. } => {
-            "token files are flat, .npy of integers, or Megatron .bin + .idx; this one may be incomplete"
-        }
-        InspectError::Io { .. } | InspectError::NotAFile { .. } => INPUT_HINT,
-    };
-    CliError::usage(&error).caused_by(&error).hint(hint)
-}
-
-/// The result: what the file holds.
+/// The result: what the dataset holds.
 #[derive(Debug, Serialize)]
 struct Holding {
     file: String,
     format: &'static str,
     dtype: &'static str,
+    dtype_origin: String,
     tokens: u64,
     data_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,34 +186,52 @@ struct Holding {
     /// Bytes behind the array of a `.npy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     trailing_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
     min_id: Option<i128>,
     max_id: Option<i128>,
     fits_u16: bool,
+    digest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokenizer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manifest: Option<String>,
 }
 
 impl Holding {
-    fn new(source: &TokenSource, scan: &Scan) -> Holding {
-        let description = &source.description;
-        let (sequences, documents) = match description.format {
-            Format::Megatron { sequences, documents } => (Some(sequences), Some(documents)),
-            Format::Flat | Format::Npy { .. } => (None, None),
+    fn new(path: &Path, layout: &Layout, found: &Census, manifest: Option<String>) -> Holding {
+        let (mut sequences, mut trailing_bytes) = (None, None);
+        match layout.run.map(|run| run.format) {
+            Some(Format::Megatron { sequences: count, .. }) => sequences = Some(count),
+            Some(Format::Npy { trailing_bytes: bytes @ 1.., .. }) => trailing_bytes = Some(bytes),
+            _ => {}
+        }
+        let file = match (&layout.run, layout.files.first()) {
+            (Some(_), Some(name)) => shown(&layout.folder, name),
+            _ => path.display().to_string(),
         };
-        let trailing_bytes = match description.format {
-            Format::Npy { trailing_bytes, .. } if trailing_bytes > 0 => Some(trailing_bytes),
-            _ => None,
+        let documents = match layout.kind.has_documents() {
+            true => Some(found.documents()),
+            false => layout.documents,
         };
+        let recorded = layout.manifest.as_ref();
         Holding {
-            file: source.path.display().to_string(),
-            format: description.format.name(),
-            dtype: description.dtype.name(),
-            tokens: description.tokens,
-            data_bytes: description.data_bytes(),
+            file,
+            format: layout.kind.name(),
+            dtype: layout.dtype.name(),
+            dtype_origin: layout.origin.to_string(),
+            tokens: found.tokens(),
+            data_bytes: found.tokens() * u64::from(layout.dtype.bytes()),
             sequences,
             documents,
             trailing_bytes,
-            min_id: scan.range.map(|(min, _)| min),
-            max_id: scan.range.map(|(_, max)| max),
-            fits_u16: scan.range.is_none_or(|(min, max)| min >= 0 && max <= i128::from(u16::MAX)),
+            note: layout.note.clone(),
+            min_id: found.range.map(|(min, _)| min),
+            max_id: found.range.map(|(_, max)| max),
+            fits_u16: found.range.is_none_or(|(min, max)| min >= 0 && max <= i128::from(u16::MAX)),
+            digest: found.digest(),
+            tokenizer: recorded.and_then(|manifest| manifest.tokenizer.clone()),
+            manifest,
         }
     }
 }
@@ -128,11 +244,29 @@ impl fmt::Display for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tokens, bytes) = (Count(self.tokens), Bytes(self.data_bytes));
         writeln!(f, "{}: {}, {tokens} {} tokens, {bytes}", self.file, self.format, self.dtype)?;
-        if let (Some(sequences), Some(documents)) = (self.sequences, self.documents) {
-            writeln!(f, "  documents    {} in {} sequences", Count(documents), Count(sequences))?;
+        match (self.documents, self.sequences) {
+            (Some(documents), Some(sequences)) => {
+                writeln!(
+                    f,
+                    "  documents    {} in {} sequences",
+                    Count(documents),
+                    Count(sequences)
+                )?;
+            }
+            (Some(documents), None) => writeln!(f, "  documents    {}", Count(documents))?,
+            (None, _) => {}
         }
         if let Some(bytes) = self.trailing_bytes {
             writeln!(f, "  note         {bytes} bytes behind the array are ignored")?;
+        }
+        if let Some(note) = &self.note {
+            writeln!(f, "  note         {note}")?;
+        }
+        if let Some(tokenizer) = &self.tokenizer {
+            writeln!(f, "  tokenizer    {tokenizer}")?;
+        }
+        if let Some(manifest) = &self.manifest {
+            writeln!(f, "  manifest     {manifest}")?;
         }
         let (Some(min), Some(max)) = (self.min_id, self.max_id) else {
             return write!(f, "  ids          none");

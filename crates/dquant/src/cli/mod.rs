@@ -10,7 +10,9 @@
 mod capture;
 mod cat;
 mod console;
+mod convert;
 mod daemons;
+mod datasets;
 mod demo;
 mod doctor;
 mod dpu;
@@ -48,7 +50,8 @@ Examples:
   dquant dpu --roce 127.0.0.2:4791 --token-file token
   dquant cat dq://127.0.0.1/web.bin --batches 100 -o web.u16
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
-  dquant inspect corpus.bin --dtype u32
+  dquant convert mds/ corpus.bin
+  dquant inspect corpus.bin
   dquant capture check run.pcap
   dquant doctor
   dquant run -- ibv_devinfo -v
@@ -73,6 +76,7 @@ enum Command {
     Cat(cat::Cat),
     Status(status::StatusCommand),
     Tokenize(tokenize::Tokenize),
+    Convert(convert::Convert),
     Inspect(inspect::Inspect),
     Capture(capture::Capture),
     Doctor(doctor::Doctor),
@@ -92,6 +96,7 @@ impl Command {
             Command::Cat(command) => command.run(console),
             Command::Status(command) => command.run(console),
             Command::Tokenize(command) => command.run(console),
+            Command::Convert(command) => command.run(console),
             Command::Inspect(command) => command.run(console),
             Command::Capture(command) => command.run(console),
             Command::Doctor(command) => command.run(console),

@@ -24,9 +24,15 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
-    /// Token type of flat files, which have no header
-    #[arg(long, value_name = "TYPE", default_value = "u32")]
+    /// Token type of flat files [default: from their manifests, else as their bytes look]
+    ///
+    /// A type that the manifest or the bytes of a file contradict is refused.
+    #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
     dtype: String,
+
+    /// Size of the vocabulary: refuse files with larger ids
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    vocab: Option<u64>,
 
     /// Seed that the word `seed` in the plan stands for
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -81,6 +87,7 @@ impl StreamArgs {
             dpu: self.dpu.clone().unwrap_or(defaults.dpu),
             token: self.token.given()?.unwrap_or(defaults.token),
             dtype: self.dtype.clone(),
+            vocabulary: self.vocab,
             seed: self.seed,
             first_batch: self.first_batch,
             batches: self.batches,

@@ -2,56 +2,101 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde::Serialize;
 
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
-use crate::tokenize::sink::unfinished_path;
 use crate::tokenize::{
-    self, Encoding, Event, Job, Skip, TokenType, TokenizeError, Totals, skipped,
+    self, Encoding, Eos, Event, Format, Job, Leftovers, Outcome, Reason, TokenType, TokenizeError,
+    Totals, VocabularyName, skipped,
 };
-use crate::units::{self, Bytes, Count};
+use crate::units::{self, Bytes, Count, Wait};
 
-/// Turn text files into one flat file of token ids
+/// Turn text into one flat file of token ids, with an index of documents
 ///
-/// Every file is one document and ends with the encoding's end-of-text token. Folders are read
-/// with everything below them, sorted by path; hidden files and symbolic links inside are left out.
-/// Files that are not UTF-8 are skipped and counted. The tokens are those of each whole document,
-/// whatever the chunk size and the number of jobs.
+/// A document is a text file, a line of JSON (.jsonl, .ndjson) or a row of Parquet (.parquet), each
+/// also compressed (.gz, .zst), or standard input (-). It ends with the vocabulary's end-of-text
+/// token. Folders are read with everything below them, sorted by path; hidden files and symbolic
+/// links inside are left out. Documents without text and files that are not UTF-8 are skipped and
+/// counted. The tokens are those of each whole document, whatever the chunk size and the number
+/// of jobs; text that spells a special token is plain text.
+///
+/// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents. The
+/// manifest NAME.bin.dquant.json says which vocabulary made them.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
+    group = ArgGroup::new("vocabulary").required(true).args(["encoding", "tokenizer"]),
     after_help = "\
 Examples:
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
   dquant tokenize corpus/ --encoding r50k_base --dtype u16 -o corpus.u16.bin
-  dquant tokenize a.txt b.txt --encoding o200k_base -o ab.bin --json"
+  dquant tokenize web.jsonl.zst --field text --encoding cl100k_base -o web.bin --resume
+  dquant tokenize part-*.parquet --field content --tokenizer llama/tokenizer.json -o code.bin
+  dquant tokenize new.jsonl --encoding cl100k_base -o web.bin --append
+  zcat dump.gz | dquant tokenize - --format jsonl --encoding o200k_base -o dump.bin --json"
 )]
 pub(super) struct Tokenize {
-    /// Text files, or folders of them
+    /// Files or folders of them; - is standard input
     #[arg(required = true, value_name = "FILES")]
     inputs: Vec<PathBuf>,
 
-    /// Vocabulary
+    /// Built-in vocabulary
     #[arg(long, value_enum)]
-    encoding: Encoding,
+    encoding: Option<Encoding>,
 
-    /// File to write; it appears when it is complete
+    /// Vocabulary in a tokenizer.json of Hugging Face
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+
+    /// What ends a document: a token, an id, or `none`; by default what the vocabulary says
+    #[arg(long, value_name = "TOKEN", value_parser = |text: &str| Ok::<_, String>(Eos::from(text)))]
+    eos: Option<Eos>,
+
+    /// What the inputs hold, whatever their names say
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+
+    /// Field of JSON lines or column of Parquet that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+
+    /// Fail at the first document that cannot be read, instead of counting it
+    #[arg(long)]
+    strict: bool,
+
+    /// File to write, NAME.bin; it appears when it is complete
     #[arg(short, long, value_name = "NAME")]
     output: PathBuf,
 
-    /// How an id is stored, little-endian
-    #[arg(long, value_enum, default_value = "u32")]
-    dtype: TokenType,
+    /// Write ids only, to a file of any name: the boundaries of documents are lost
+    #[arg(long)]
+    flat: bool,
+
+    /// Add to the output of that name, if there is one
+    #[arg(long)]
+    append: bool,
+
+    /// Continue an interrupted run of the same arguments; if this one is interrupted, keep it
+    #[arg(long)]
+    resume: bool,
+
+    /// How an id is stored, little-endian [default: u32]
+    #[arg(long, value_enum)]
+    dtype: Option<TokenType>,
 
     /// Text handed to a core at once, 64KiB to 64MiB; bounds memory
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = chunk_bytes)]
     chunk: usize,
+
+    /// Text after which the state for --resume is saved
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = checkpoint_bytes)]
+    checkpoint: u64,
 
     /// Cores to use; all of them when not given
     #[arg(long, value_name = "N")]
@@ -61,25 +106,40 @@ pub(super) struct Tokenize {
 impl Tokenize {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let threads = self.jobs.or_else(|| thread::available_parallelism().ok());
+        let leftovers = Leftovers::default();
+        let vocabulary = match (self.encoding, self.tokenizer) {
+            (Some(encoding), _) => VocabularyName::Encoding(encoding),
+            (None, path) => VocabularyName::File(path.unwrap_or_default()),
+        };
         let job = Job {
             inputs: &self.inputs,
+            format: self.format,
+            field: &self.field,
+            strict: self.strict,
             output: &self.output,
-            encoding: self.encoding,
+            with_index: !self.flat,
+            append: self.append,
+            resume: self.resume,
+            vocabulary,
+            eos: self.eos.unwrap_or_default(),
             dtype: self.dtype,
             chunk_bytes: self.chunk,
+            checkpoint_bytes: self.checkpoint,
             threads: threads.map_or(1, NonZeroUsize::get),
+            leftovers: leftovers.clone(),
         };
-        if let Some(path) = unfinished_path(&self.output) {
-            on_end_signal(move || drop(std::fs::remove_file(path)))?;
-        }
-        let mut narrator =
-            Narrator { console, started: Instant::now(), shown: Instant::now(), skipped: 0 };
-        let totals = tokenize::run(&job, &mut |event| narrator.tell(event));
-        let elapsed = narrator.started.elapsed();
-        let summary = Summary::new(&job, &totals.map_err(explain)?, elapsed);
+        on_end_signal(move || leftovers.remove_for_good())?;
+        let mut narrator = Narrator::new(console);
+        let outcome = tokenize::run(&job, &mut |event| narrator.tell(event));
+        let (elapsed, before) = (narrator.started.elapsed(), narrator.bytes_before);
+        let summary = Summary::new(&job, outcome.map_err(explain)?, elapsed, before);
         console.report(&summary)?;
         Ok(Exit::Good)
     }
+}
+
+fn checkpoint_bytes(text: &str) -> Result<u64, String> {
+    units::size_bytes(text).map_err(|error| error.to_string())
 }
 
 fn chunk_bytes(text: &str) -> Result<usize, String> {
@@ -97,73 +157,163 @@ struct Narrator<'a> {
     started: Instant,
     shown: Instant,
     skipped: u64,
+    /// Bytes of text that an interrupted run has done.
+    bytes_before: u64,
+    /// Bytes of the inputs at the first event: what an interrupted run has read.
+    input_before: Option<u64>,
 }
 
-impl Narrator<'_> {
+impl<'a> Narrator<'a> {
     const REFRESH: Duration = Duration::from_millis(200);
 
-    /// Files named as skipped; the rest are only counted.
+    /// Documents named as skipped; the rest are only counted.
     const NAMED: u64 = 5;
 
-    fn skipped(&mut self, path: &Path, reason: &Skip) {
+    fn new(console: &'a mut Console) -> Narrator<'a> {
+        let now = Instant::now();
+        Narrator {
+            console,
+            started: now,
+            shown: now,
+            skipped: 0,
+            bytes_before: 0,
+            input_before: None,
+        }
+    }
+
+    fn skipped(&mut self, place: &str, reason: &Reason) {
         self.skipped += 1;
-        let path = path.display();
-        match (self.skipped, reason) {
-            (..=Narrator::NAMED, Skip::Empty) => {
-                self.console.note(format_args!("skipped {path}: empty"));
-            }
-            (..=Narrator::NAMED, Skip::NotUtf8 { valid_bytes }) => {
-                self.console.note(format_args!("skipped {path}: not UTF-8 at byte {valid_bytes}"));
-            }
-            (n, _) if n == Narrator::NAMED + 1 => {
-                self.console.note("further skipped files are counted, not named");
-            }
-            _ => {}
+        if self.skipped <= Narrator::NAMED {
+            self.console.note(format_args!("skipped {place}: {reason}"));
+        } else if self.skipped == Narrator::NAMED + 1 {
+            self.console.note("further skipped documents are counted, not named");
         }
     }
 
     fn tell(&mut self, event: Event<'_>) {
         match event {
-            Event::Skipped { path, reason } => self.skipped(path, &reason),
-            Event::Progress(totals) if self.shown.elapsed() >= Narrator::REFRESH => {
-                self.shown = Instant::now();
-                let (text, tokens) = (Bytes(totals.text_bytes), Count(totals.tokens));
-                let rate = megabytes_per_second(totals.text_bytes, self.started.elapsed());
-                self.console.progress(format_args!("{text} read, {tokens} tokens, {rate:.1} MB/s"));
+            Event::Skipped { place, reason } => self.skipped(place, reason),
+            Event::Resumed(totals) => {
+                self.bytes_before = totals.text_bytes;
+                let (documents, tokens) = (Count(totals.documents), Count(totals.tokens));
+                self.console
+                    .note(format_args!("resumed after {documents} documents, {tokens} tokens"));
             }
-            Event::Progress(_) => {}
+            Event::StartedAnew => {
+                let text = "an interrupted run is dropped; --resume would have continued it";
+                self.console.note(text);
+            }
+            Event::Progress { totals, input_bytes, input_total } => {
+                let before = *self.input_before.get_or_insert(input_bytes);
+                if self.shown.elapsed() >= Narrator::REFRESH {
+                    self.shown = Instant::now();
+                    let left = remaining(before, input_bytes, input_total, self.started.elapsed());
+                    self.progress(totals, left);
+                }
+            }
         }
+    }
+
+    fn progress(&mut self, totals: &Totals, left: Option<(f64, Duration)>) {
+        let (text, tokens) = (Bytes(totals.text_bytes), Count(totals.tokens));
+        let done = totals.text_bytes.saturating_sub(self.bytes_before);
+        let rate = megabytes_per_second(done, self.started.elapsed());
+        let left = left.map_or(String::new(), |(percent, left)| {
+            format!(", {percent:.0} %, {} left", Wait(left))
+        });
+        let line = format_args!("{text} read, {tokens} tokens, {rate:.1} MB/s{left}");
+        self.console.progress(line);
     }
 }
 
+/// The share that is done, in percent, and the time left at the rate of this run.
+fn remaining(
+    before: u64,
+    done: u64,
+    total: Option<u64>,
+    elapsed: Duration,
+) -> Option<(f64, Duration)> {
+    let total = total.filter(|total| *total > 0)?;
+    let left = total.saturating_sub(done) as f64;
+    let rate = done.saturating_sub(before) as f64 / elapsed.as_secs_f64().max(1e-9);
+    let left = Duration::try_from_secs_f64((left / rate).ceil()).ok()?;
+    Some((100.0 * done.min(total) as f64 / total as f64, left))
+}
+
 fn explain(error: TokenizeError) -> CliError {
+    let error = match error {
+        TokenizeError::Manifest(error) => return error.into(),
+        error => error,
+    };
     match &error {
         TokenizeError::DoesNotFit { .. } => CliError::check_failed(&error).hint(
             "write u32 (--dtype u32), or use an encoding below 65,536 ids (r50k_base, p50k_base)",
         ),
-        TokenizeError::NoDocuments { .. } => {
-            CliError::check_failed(&error).hint("nothing was written; name files of UTF-8 text")
+        TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error)
+            .hint("nothing was written; --field names the field or column of the text"),
+        TokenizeError::NoDocuments { .. } => CliError::check_failed(&error).hint(
+            "nothing was written; name files of UTF-8 text, or say what they hold with --format",
+        ),
+        TokenizeError::Strict { .. } => CliError::check_failed(&error)
+            .hint("without --strict, such documents are skipped and counted"),
+        TokenizeError::NotEncoded { .. } => CliError::check_failed(&error)
+            .hint("the tokenizer has no token for this text and no unknown token"),
+        TokenizeError::Io { .. } => explain_io(&error),
+        _ => CliError::usage(&error).hint(hint(&error)),
+    }
+}
+
+fn explain_io(error: &TokenizeError) -> CliError {
+    let TokenizeError::Io { action, source, .. } = error else {
+        return CliError::usage(error);
+    };
+    let hint = match (*action, source.kind()) {
+        ("create" | "rename", _) => "the folder of the output must exist and be writable",
+        ("write", _) => "is there space on the output's disk?",
+        (_, std::io::ErrorKind::UnexpectedEof) => "the file is incomplete: copy it again",
+        ("read", std::io::ErrorKind::InvalidData | std::io::ErrorKind::Other) => {
+            "the compressed file is damaged: test it with `gzip -t` or `zstd -t`"
         }
+        _ => "name files and folders that exist and that this user may read",
+    };
+    CliError::usage(error).hint(hint).caused_by(error)
+}
+
+fn hint(error: &TokenizeError) -> &'static str {
+    match error {
         TokenizeError::OutputIsInput { .. } | TokenizeError::OutputNotAFile { .. } => {
-            CliError::usage(&error).hint("choose another name with -o")
+            "choose another name with -o"
         }
-        TokenizeError::Changed { .. } => {
-            CliError::usage(&error).hint("run it again when nothing writes to the inputs")
+        TokenizeError::NoIndexName { .. } => {
+            "end the name with .bin, or give --flat to write ids without the boundaries of documents"
         }
-        TokenizeError::NoFiles { .. } => CliError::usage(&error)
-            .hint("hidden files and symbolic links below a folder are left out; name them"),
-        TokenizeError::Io { action: "create", .. } => CliError::usage(&error)
-            .caused_by(&error)
-            .hint("the folder of the output must exist and be writable"),
-        TokenizeError::Io { action: "write", .. } => {
-            CliError::usage(&error).caused_by(&error).hint("is there space on the output's disk?")
+        TokenizeError::Busy { .. } => "wait for it, or choose another name with -o",
+        TokenizeError::NoFiles { .. } => {
+            "hidden files and symbolic links below a folder are left out; name them"
         }
-        TokenizeError::Io { .. } | TokenizeError::NotAFile { .. } => CliError::usage(&error)
-            .caused_by(&error)
-            .hint("name files and folders that exist and that this user may read"),
-        TokenizeError::Encoding { .. } | TokenizeError::EncoderStopped { .. } => {
-            CliError::usage(&error).hint("this is a bug: report it with the command line")
+        TokenizeError::NotAFile { .. } => {
+            "name files and folders that exist and that this user may read"
         }
+        TokenizeError::StdinTwice => "name - once",
+        TokenizeError::NotCompressed { .. } => "rename it, or copy it again if it is damaged",
+        TokenizeError::NotBuilt { .. } => "build with `cargo build --release --features full`",
+        TokenizeError::Parquet { .. } => "the file may be incomplete: copy it again",
+        TokenizeError::Column { .. } => "name a column of strings with --field",
+        TokenizeError::Index { .. } => {
+            "`dquant inspect` shows what is in it; without --append it is replaced"
+        }
+        TokenizeError::OtherType { .. } => "leave --dtype out to write the type of the output",
+        TokenizeError::Resume { .. } => {
+            "run it with the same arguments and inputs, or without --resume to begin anew"
+        }
+        TokenizeError::Tokenizer { .. } => {
+            "name a tokenizer.json as the `tokenizers` library saves it"
+        }
+        TokenizeError::Eos { .. } => "name another token with --eos, or --eos none",
+        TokenizeError::NoDefaultEos { .. } => {
+            "name the token with --eos, for example --eos '</s>', or give --eos none"
+        }
+        _ => "this is a bug: report it with the command line",
     }
 }
 
@@ -171,16 +321,21 @@ fn explain(error: TokenizeError) -> CliError {
 #[derive(Debug, Serialize)]
 struct Summary {
     output: String,
-    encoding: &'static str,
+    encoding: String,
+    eos: Option<u32>,
     dtype: String,
     documents: u64,
     text_bytes: u64,
     tokens: u64,
+    /// Tokens that were in the output before; not part of the others.
+    tokens_before: u64,
     bytes_per_token: f64,
     max_id: u32,
     fits_u16: bool,
     skipped_not_utf8: u64,
     skipped_empty: u64,
+    skipped_broken: u64,
+    first_broken: Option<String>,
     forced_cuts: u64,
     threads: usize,
     seconds: f64,
@@ -188,23 +343,29 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(job: &Job<'_>, totals: &Totals, elapsed: Duration) -> Summary {
+    fn new(job: &Job<'_>, outcome: Outcome, elapsed: Duration, bytes_before: u64) -> Summary {
+        let totals = outcome.totals;
+        let done = totals.text_bytes.saturating_sub(bytes_before);
         Summary {
             output: job.output.display().to_string(),
-            encoding: job.encoding.name(),
-            dtype: job.dtype.to_string(),
+            encoding: outcome.vocabulary,
+            eos: outcome.eos,
+            dtype: outcome.dtype.to_string(),
             documents: totals.documents,
             text_bytes: totals.text_bytes,
             tokens: totals.tokens,
+            tokens_before: outcome.tokens_before,
             bytes_per_token: totals.text_bytes as f64 / totals.tokens.max(1) as f64,
             max_id: totals.max_id,
             fits_u16: totals.max_id <= u32::from(u16::MAX),
             skipped_not_utf8: totals.skipped_not_utf8,
             skipped_empty: totals.skipped_empty,
+            skipped_broken: totals.skipped_broken,
+            first_broken: totals.first_broken,
             forced_cuts: totals.forced_cuts,
             threads: job.threads,
             seconds: elapsed.as_secs_f64(),
-            megabytes_per_second: megabytes_per_second(totals.text_bytes, elapsed),
+            megabytes_per_second: megabytes_per_second(done, elapsed),
         }
     }
 }
@@ -224,7 +385,11 @@ impl fmt::Display for Summary {
             self.dtype,
             self.encoding
         )?;
-        writeln!(f, "  documents    {}", Count(self.documents))?;
+        if self.tokens_before > 0 {
+            writeln!(f, "  appended to  {} tokens", Count(self.tokens_before))?;
+        }
+        let ends = self.eos.map_or(String::from("nothing"), |id| format!("id {id}"));
+        writeln!(f, "  documents    {}, ended by {ends}", Count(self.documents))?;
         writeln!(
             f,
             "  text         {}, {:.2} bytes per token",
@@ -232,9 +397,13 @@ impl fmt::Display for Summary {
             self.bytes_per_token
         )?;
         writeln!(f, "  largest id   {}, {fits}", Count(self.max_id.into()))?;
-        let skipped = skipped(self.skipped_not_utf8, self.skipped_empty, "");
+        let (not_utf8, empty) = (self.skipped_not_utf8, self.skipped_empty);
+        let skipped = skipped(not_utf8, empty, self.skipped_broken, "");
         if !skipped.is_empty() {
             writeln!(f, "  skipped      {skipped}")?;
+        }
+        if let Some(first) = &self.first_broken {
+            writeln!(f, "  first broken {first}")?;
         }
         if self.forced_cuts > 0 {
             let cuts = self.forced_cuts;
@@ -250,4 +419,22 @@ impl fmt::Display for Summary {
 
 fn megabytes_per_second(bytes: u64, elapsed: Duration) -> f64 {
     bytes as f64 / 1e6 / elapsed.as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_follows_from_the_rate_of_this_run() {
+        let second = Duration::from_secs(1);
+        let left = |before, done, total| remaining(before, done, total, second * 10);
+        assert_eq!(left(0, 50, Some(200)), Some((25.0, second * 30)));
+        // A run that was resumed at 100 has done 50 itself.
+        assert_eq!(left(100, 150, Some(200)), Some((75.0, second * 10)));
+        assert_eq!(left(0, 250, Some(200)), Some((100.0, Duration::ZERO)), "the file grew");
+        assert_eq!(left(0, 50, None), None, "standard input");
+        assert_eq!(left(0, 0, Some(200)), None, "nothing yet");
+        assert_eq!(left(0, 0, Some(0)), None);
+    }
 }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use xio::dataset::Dtype;
 
 use super::Console;
 use super::daemons::die_with_parent;
 use super::demo::seconds;
 use super::stream_args::StreamArgs;
+use crate::demo::corpus::flat_type;
 use crate::demo::trainer::{self, Event, Task, Verify};
 use crate::exit::{CliError, Exit};
 
@@ -53,8 +53,7 @@ impl Trainer {
             die_with_parent()?;
         }
         let options = self.stream.options()?;
-        let dtype = Dtype::from_name(&options.dtype)
-            .ok_or_else(|| CliError::usage(format!("token type {:?} is unknown", options.dtype)))?;
+        let dtype = flat_type(&options.dtype)?;
         let stream = client::open(&self.url, &self.plan, self.stream.offload, &options)?;
         let task = Task {
             plan: self.plan,

@@ -9,13 +9,13 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use formats::ReadOptions;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use xio::dataset::{Dtype, TokenFile};
 
 use super::{Config, Watch};
 use crate::exit::CliError;
-use crate::inspect::TokenSource;
 
 /// Names and weights of the generated corpora.
 const MADE: [(&str, &str); 3] = [("web", "0.5"), ("code", "0.3"), ("books", "0.2")];
@@ -84,20 +84,29 @@ fn describe(
     name: String,
     weight: String,
 ) -> Result<Corpus, CliError> {
-    let dtype = Dtype::from_name(&config.dtype).ok_or_else(|| {
-        CliError::usage(format!("token type {:?} is unknown", config.dtype)).hint("try u32")
-    })?;
+    let dtype = flat_type(&config.dtype)?;
     let path = path.canonicalize().map_err(|error| CliError::because(path.display(), &error))?;
     let file = layout_of(&path, dtype)?;
     Ok(Corpus { name, weight, file, path })
 }
 
-/// Content of a token file; `flat` is the type of tokens when the file does not name it.
-pub(super) fn layout_of(path: &Path, flat: Dtype) -> Result<TokenFile, CliError> {
+/// The type of flat files that the user gave; an empty name is none.
+pub(crate) fn flat_type(name: &str) -> Result<Option<Dtype>, CliError> {
+    let unknown = || CliError::usage(format!("token type {name:?} is unknown")).hint("try u32");
+    (!name.is_empty()).then(|| Dtype::from_name(name).ok_or_else(unknown)).transpose()
+}
+
+/// Content of a token file; `flat` is the type of flat files that the user gave.
+pub(super) fn layout_of(path: &Path, flat: Option<Dtype>) -> Result<TokenFile, CliError> {
     let says_itself = path.extension().is_some_and(|ending| ending == "npy")
         || path.with_extension("idx").exists();
-    let source = TokenSource::open(path, (!says_itself).then_some(flat));
-    source.map(|source| source.description).map_err(CliError::from_cause)
+    let dtype = flat.filter(|_| !says_itself);
+    let source = formats::open(path, &ReadOptions { dtype, ..ReadOptions::default() })?;
+    let not_run = || {
+        CliError::usage(format_args!("{} is not one run of tokens", path.display()))
+            .hint("convert it first: dquant convert")
+    };
+    source.layout().run.ok_or_else(not_run)
 }
 
 /// Writes a corpus.

@@ -39,7 +39,7 @@ pub struct Config {
     pub data: Vec<(PathBuf, String)>,
     /// How many corpora to make, 1 to 3.
     pub corpora: usize,
-    /// Token type of flat files.
+    /// Token type of flat files; empty when it is not given.
     pub dtype: String,
     /// Tokens per sample.
     pub window: u32,

@@ -174,7 +174,7 @@ struct Verifier {
 }
 
 impl Verifier {
-    fn start(plan: &Plan, files: &[PathBuf], dtype: Dtype) -> Result<Verifier, CliError> {
+    fn start(plan: &Plan, files: &[PathBuf], dtype: Option<Dtype>) -> Result<Verifier, CliError> {
         let mut sources = Vec::with_capacity(files.len());
         for path in files {
             let layout = super::corpus::layout_of(path, dtype)?;
@@ -226,8 +226,8 @@ pub struct Task {
     pub plan: String,
     /// Token files in the order of the blend, for the reference.
     pub files: Vec<PathBuf>,
-    /// Token type of flat files.
-    pub dtype: Dtype,
+    /// Token type of flat files, where it is given.
+    pub dtype: Option<Dtype>,
     /// What to verify.
     pub verify: Verify,
     /// Length of the measured part, when the stream has no end.

@@ -45,16 +45,6 @@ fn is_safe(earlier: Option<char>, left: char, right: char) -> bool {
     single_line_feed && !right.is_whitespace() && right != '/'
 }
 
-/// The last boundary between two characters at or before `at`, but not 0 unless the text is one character.
-pub fn last_char_boundary(text: &str, at: usize) -> usize {
-    let first = text.chars().next().map_or(0, char::len_utf8);
-    let mut at = at.min(text.len());
-    while !text.is_char_boundary(at) {
-        at -= 1;
-    }
-    at.max(first)
-}
-
 /// One chunk of a document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -70,7 +60,10 @@ pub enum ReadError {
     /// An error of the operating system.
     Io(io::Error),
     /// The text is not UTF-8.
-    NotUtf8,
+    NotUtf8 {
+        /// Bytes before the first that is not part of UTF-8 text, counted from where the reader started.
+        valid_bytes: u64,
+    },
 }
 
 /// Reads a document in chunks of about `chunk_bytes`, at most [`MAX_CHUNKS_WITHOUT_CUT`] times as large.
@@ -80,6 +73,7 @@ pub struct ChunkReader<R> {
     chunk_bytes: usize,
     /// Bytes read and not returned yet.
     pending: Vec<u8>,
+    returned_bytes: u64,
     ended: bool,
 }
 
@@ -87,7 +81,8 @@ impl<R: Read> ChunkReader<R> {
     /// Starts at the beginning of `source`.
     pub fn new(source: R, chunk_bytes: usize) -> ChunkReader<R> {
         // Four bytes hold any character, so every chunk can make progress.
-        ChunkReader { source, chunk_bytes: chunk_bytes.max(4), pending: Vec::new(), ended: false }
+        let chunk_bytes = chunk_bytes.max(4);
+        ChunkReader { source, chunk_bytes, pending: Vec::new(), returned_bytes: 0, ended: false }
     }
 
     /// The next chunk; `None` at the end.
@@ -98,7 +93,9 @@ impl<R: Read> ChunkReader<R> {
         let mut wanted = self.chunk_bytes;
         loop {
             self.fill(wanted).map_err(ReadError::Io)?;
-            let text = valid_prefix(&self.pending, self.ended)?;
+            let text = valid_prefix(&self.pending, self.ended).map_err(|valid| {
+                ReadError::NotUtf8 { valid_bytes: self.returned_bytes + valid as u64 }
+            })?;
             if self.ended {
                 let len = text.len();
                 return Ok((len > 0).then(|| self.take(len, false)));
@@ -123,6 +120,7 @@ impl<R: Read> ChunkReader<R> {
     }
 
     fn take(&mut self, len: usize, forced_cut: bool) -> Chunk {
+        self.returned_bytes += len as u64;
         let rest = self.pending.split_off(len);
         let taken = std::mem::replace(&mut self.pending, rest);
         // `len` came from `valid_prefix`, so the lossy conversion replaces nothing.
@@ -130,48 +128,23 @@ impl<R: Read> ChunkReader<R> {
     }
 }
 
-/// The text at the start of `bytes`; a character cut in two at the end is left for later unless the source has ended.
-fn valid_prefix(bytes: &[u8], ended: bool) -> Result<&str, ReadError> {
+/// The text at the start of `bytes`, or how many bytes before an invalid one; a character cut in two at the end is left
+/// for later unless the source has ended.
+fn valid_prefix(bytes: &[u8], ended: bool) -> Result<&str, usize> {
     let error = match std::str::from_utf8(bytes) {
         Ok(text) => return Ok(text),
         Err(error) => error,
     };
+    let valid = error.valid_up_to();
     if ended || error.error_len().is_some() {
-        return Err(ReadError::NotUtf8);
+        return Err(valid);
     }
-    std::str::from_utf8(&bytes[..error.valid_up_to()]).map_err(|_| ReadError::NotUtf8)
-}
-
-/// How many bytes at the start of a source are UTF-8; `None` when all of them are.
-///
-/// # Errors
-/// When the source cannot be read.
-pub fn first_invalid_byte(source: impl Read) -> io::Result<Option<u64>> {
-    const WINDOW_BYTES: u64 = 64 * 1024;
-    let mut source = source;
-    let (mut window, mut seen) = (Vec::with_capacity(WINDOW_BYTES as usize), 0_u64);
-    loop {
-        let read = source.by_ref().take(WINDOW_BYTES).read_to_end(&mut window)?;
-        let Err(error) = std::str::from_utf8(&window) else {
-            seen += window.len() as u64;
-            window.clear();
-            if read == 0 {
-                return Ok(None);
-            }
-            continue;
-        };
-        let valid = error.valid_up_to();
-        if error.error_len().is_some() || read == 0 {
-            return Ok(Some(seen + valid as u64));
-        }
-        seen += valid as u64;
-        window.drain(..valid);
-    }
+    std::str::from_utf8(&bytes[..valid]).map_err(|_| valid)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::tokenize::Encoding;
 
@@ -183,7 +156,7 @@ mod tests {
     ];
 
     /// A generator with a fixed stream: the seed in a failure message replays the case.
-    fn text_of(seed: u64) -> String {
+    pub(crate) fn text_of(seed: u64) -> String {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {
             state ^= state << 13;
@@ -210,10 +183,12 @@ mod tests {
             let encoder = encoding.load().unwrap();
             for seed in 0..4_000 {
                 let text = text_of(seed);
-                let whole = encoder.encode(&text).tokens;
+                let mut whole = Vec::new();
+                encoder.encode(&text, &mut whole);
                 for cut in safe_cuts(&text) {
-                    let mut parts = encoder.encode(&text[..cut]).tokens;
-                    parts.extend(encoder.encode(&text[cut..]).tokens);
+                    let mut parts = Vec::new();
+                    encoder.encode(&text[..cut], &mut parts);
+                    encoder.encode(&text[cut..], &mut parts);
                     assert_eq!(
                         parts, whole,
                         "replay: {encoding} text_of({seed}) = {text:?} cut {cut}"
@@ -261,16 +236,28 @@ mod tests {
 
     #[test]
     fn invalid_text_is_found_at_its_first_byte() {
-        assert_eq!(first_invalid_byte(&b"plain"[..]).unwrap(), None);
-        assert_eq!(first_invalid_byte(&b""[..]).unwrap(), None);
-        assert_eq!(first_invalid_byte(&b"ab\xff"[..]).unwrap(), Some(2));
-        assert_eq!(first_invalid_byte("a中".as_bytes().split_at(3).0).unwrap(), Some(1));
-        let long = "中".repeat(70_000);
-        assert_eq!(first_invalid_byte(long.as_bytes()).unwrap(), None);
-        let mut broken = long.into_bytes();
-        broken[150_000] = 0xff;
-        assert_eq!(first_invalid_byte(&broken[..]).unwrap(), Some(150_000));
-        let mut reader = ChunkReader::new(&broken[..], 1 << 20);
-        assert!(matches!(reader.next_chunk(), Err(ReadError::NotUtf8)));
+        let first_invalid_byte = |bytes: &[u8], chunk_bytes| {
+            let mut reader = ChunkReader::new(bytes, chunk_bytes);
+            loop {
+                match reader.next_chunk() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return None,
+                    Err(ReadError::NotUtf8 { valid_bytes }) => return Some(valid_bytes),
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+        };
+        let mut broken = "中文 ".repeat(30_000).into_bytes();
+        for chunk_bytes in [4, 1000, 1 << 20] {
+            assert_eq!(first_invalid_byte(b"plain", chunk_bytes), None);
+            assert_eq!(first_invalid_byte(b"", chunk_bytes), None);
+            assert_eq!(first_invalid_byte(b"ab\xff", chunk_bytes), Some(2));
+            assert_eq!(first_invalid_byte("a中".as_bytes().split_at(3).0, chunk_bytes), Some(1));
+            assert_eq!(first_invalid_byte(&broken, chunk_bytes), None);
+        }
+        broken[150_003] = 0xff;
+        for chunk_bytes in [4, 1000, 1 << 20] {
+            assert_eq!(first_invalid_byte(&broken, chunk_bytes), Some(150_003));
+        }
     }
 }

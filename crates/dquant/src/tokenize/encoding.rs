@@ -1,16 +1,17 @@
-//! The encodings: byte-pair vocabularies with the rule that splits text into pieces first.
+//! The encodings: tiktoken's byte-pair vocabularies, by their public names.
 //!
 //! The ranks are compiled in, so tokenising needs no network and no file. Ids are data: a dataset made with one version
 //! must match a model made with another, which is why the crate that ships the ranks is pinned to one exact version
-//! and known ids are tested here.
+//! and known ids are tested here. Text is encoded by [`bpe`](super::bpe), whose ids equal those of that crate.
 
-use std::collections::HashSet;
 use std::fmt;
 
 use clap::ValueEnum;
 use tiktoken_rs::CoreBPE;
 
-use super::{TokenizeError, cut};
+use super::TokenizeError;
+use super::bpe::split::{Pattern, Splitter};
+use super::bpe::{self, Ranks};
 
 /// A vocabulary and its splitting rule, by their public name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -44,31 +45,64 @@ impl Encoding {
         }
     }
 
-    /// The id that ends a document.
-    pub const fn end_of_text(self) -> u32 {
+    /// Ids of the vocabulary, special tokens included.
+    pub const fn ids(self) -> u32 {
         match self {
-            Encoding::R50kBase | Encoding::P50kBase => 50_256,
-            Encoding::Cl100kBase => 100_257,
-            Encoding::O200kBase => 199_999,
+            Encoding::R50kBase => 50_257,
+            Encoding::P50kBase => 50_281,
+            Encoding::Cl100kBase => 100_277,
+            Encoding::O200kBase => 200_019,
         }
     }
+
+    /// The token that ends a document.
+    pub const END_OF_TEXT: &'static str = "<|endoftext|>";
 
     /// Loads the vocabulary; a fraction of a second.
     ///
     /// # Errors
     /// When the ranks in this binary cannot be read.
-    pub fn load(self) -> Result<Encoder, TokenizeError> {
+    pub fn load(self) -> Result<BytePairs, TokenizeError> {
+        let refused = |reason: String| TokenizeError::Encoding { encoding: self, reason };
+        let bpe = self.original().map_err(refused)?;
+        let specials: Vec<(String, u32)> = bpe
+            .special_tokens()
+            .into_iter()
+            .filter_map(|name| {
+                Some((name.to_owned(), *bpe.encode_with_special_tokens(name).first()?))
+            })
+            .collect();
+        let mut ranks = Ranks::default();
+        for id in 0..self.ids() {
+            // Some encodings have gaps before their special tokens.
+            let bytes = bpe.decode_bytes(&[id]).ok();
+            if let Some(bytes) =
+                bytes.filter(|_| specials.iter().all(|(_, special)| *special != id))
+            {
+                ranks.insert(&bytes, id);
+            }
+        }
+        if !ranks.is_complete() {
+            return Err(refused(String::from("a byte has no token")));
+        }
+        let pattern = match self {
+            Encoding::R50kBase | Encoding::P50kBase => Pattern::R50k,
+            Encoding::Cl100kBase => Pattern::Cl100k,
+            Encoding::O200kBase => Pattern::O200k,
+        };
+        let splitter = Splitter::new(pattern).map_err(refused)?;
+        Ok(BytePairs { splitter, ranks, specials })
+    }
+
+    /// The encoder of the crate that ships the ranks.
+    fn original(self) -> Result<CoreBPE, String> {
         let bpe = match self {
             Encoding::R50kBase => tiktoken_rs::r50k_base(),
             Encoding::P50kBase => tiktoken_rs::p50k_base(),
             Encoding::Cl100kBase => tiktoken_rs::cl100k_base(),
             Encoding::O200kBase => tiktoken_rs::o200k_base(),
         };
-        let bpe = bpe.map_err(|error| TokenizeError::Encoding {
-            encoding: self,
-            reason: error.to_string(),
-        })?;
-        Ok(Encoder { bpe })
+        bpe.map_err(|error| error.to_string())
     }
 }
 
@@ -78,53 +112,44 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// A loaded vocabulary; threads share it.
-pub struct Encoder {
-    bpe: CoreBPE,
+/// A loaded encoding; threads share it.
+pub struct BytePairs {
+    splitter: Splitter,
+    ranks: Ranks,
+    specials: Vec<(String, u32)>,
 }
 
-/// The tokens of a piece of text.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    /// Ids in order.
-    pub tokens: Vec<u32>,
-    /// How often the text had to be cut at a place that may change a token or two.
-    pub forced_cuts: u64,
-}
-
-impl Encoder {
-    /// Encodes text as plain text: what looks like a special token in a document is not one.
-    pub fn encode(&self, text: &str) -> Encoded {
-        let mut encoded = Encoded::default();
-        self.encode_into(text, &mut encoded);
-        encoded
+impl BytePairs {
+    /// Appends the ids of `text`; what looks like a special token is plain text.
+    pub fn encode(&self, text: &str, tokens: &mut Vec<u32>) {
+        bpe::encode(&self.splitter, &self.ranks, text, tokens);
     }
 
-    /// Runs of a million spaces exhaust the splitting rule's backtracking; the text is halved until it succeeds.
-    fn encode_into(&self, text: &str, encoded: &mut Encoded) {
-        match self.bpe.encode(text, &HashSet::new()) {
-            Ok((tokens, _)) if encoded.tokens.is_empty() => encoded.tokens = tokens,
-            Ok((tokens, _)) => encoded.tokens.extend(tokens),
-            Err(_) => {
-                let middle = cut::last_char_boundary(text, text.len() / 2);
-                encoded.forced_cuts += 1;
-                self.encode_into(&text[..middle], encoded);
-                self.encode_into(&text[middle..], encoded);
-            }
-        }
+    /// Whether no text has this id.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.specials.iter().any(|(_, special)| *special == id)
     }
-}
 
-impl fmt::Debug for Encoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoder").finish_non_exhaustive()
+    /// The id of a special token, or of one with these bytes.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        let special = self.specials.iter().find(|(name, _)| name == token);
+        special.map(|(_, id)| *id).or_else(|| self.ranks.id_of(token.as_bytes()))
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+    use crate::tokenize::cut::tests::text_of;
+
+    fn encode(encoder: &BytePairs, text: &str) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        encoder.encode(text, &mut tokens);
+        tokens
+    }
 
     #[test]
     fn known_ids() {
@@ -135,25 +160,58 @@ mod tests {
             (Encoding::O200kBase, "hello world", &[24912, 2375]),
         ];
         for (encoding, text, ids) in cases {
-            assert_eq!(encoding.load().unwrap().encode(text).tokens, ids, "{encoding}");
+            assert_eq!(encode(&encoding.load().unwrap(), text), ids, "{encoding}");
         }
     }
 
     #[test]
-    fn a_special_token_in_a_document_is_plain_text() {
-        for encoding in [Encoding::R50kBase, Encoding::O200kBase] {
-            let encoded = encoding.load().unwrap().encode("a<|endoftext|>b");
-            assert!(!encoded.tokens.contains(&encoding.end_of_text()), "{encoding}");
-            assert!(encoded.tokens.len() > 3);
+    fn special_tokens_are_found_by_name_and_are_plain_text_in_a_document() {
+        let cases = [
+            (Encoding::R50kBase, 50_256),
+            (Encoding::P50kBase, 50_256),
+            (Encoding::Cl100kBase, 100_257),
+            (Encoding::O200kBase, 199_999),
+        ];
+        for (encoding, end_of_text) in cases {
+            let encoder = encoding.load().unwrap();
+            assert_eq!(encoder.id_of(Encoding::END_OF_TEXT), Some(end_of_text), "{encoding}");
+            let tokens = encode(&encoder, "a<|endoftext|>b");
+            assert!(!tokens.contains(&end_of_text) && tokens.len() > 3, "{encoding}");
         }
     }
 
+    /// The encoder of the crate that ships the ranks is the reference: same ids on delicate text and on every
+    /// character of Unicode.
     #[test]
-    fn text_that_exhausts_the_splitting_rule_is_halved_and_counted() {
-        let encoder = Encoding::R50kBase.load().unwrap();
+    fn ids_equal_those_of_the_original_encoder() {
+        let every = |step: usize| -> String {
+            (0..=char::MAX as u32).filter_map(char::from_u32).step_by(step).collect()
+        };
+        let source = include_str!("cut.rs");
+        for encoding in Encoding::ALL {
+            let (original, encoder) = (encoding.original().unwrap(), encoding.load().unwrap());
+            let compare = |text: &str, what: &str| {
+                let (theirs, _) = original.encode(text, &HashSet::new()).unwrap();
+                assert!(encode(&encoder, text) == theirs, "{encoding}: {what}: {text:.100?}");
+            };
+            for seed in 0..20_000 {
+                compare(&text_of(seed), &format!("text_of({seed})"));
+            }
+            compare(source, "cut.rs");
+            compare(&every(17), "every 17th character");
+            let spread: String = every(5).chars().flat_map(|c| [c, 'a', c, ' ', c, '\'']).collect();
+            compare(&spread, "every 5th character between others");
+            compare(&"ab".repeat(3_000), "a long piece");
+            compare(&"é".repeat(500), "a long piece of two-byte characters");
+        }
+    }
+
+    /// The original encoder gives up on this text: its pattern engine runs out of steps.
+    #[test]
+    fn a_run_of_a_million_spaces_is_encoded() {
+        let encoding = Encoding::R50kBase;
         let text = " ".repeat(3_000_000) + "x";
-        let encoded = encoder.encode(&text);
-        assert!(encoded.forced_cuts > 0);
-        assert_eq!(encoder.bpe.decode_bytes(&encoded.tokens).unwrap(), text.as_bytes());
+        let tokens = encode(&encoding.load().unwrap(), &text);
+        assert_eq!(encoding.original().unwrap().decode_bytes(&tokens).unwrap(), text.as_bytes());
     }
 }

@@ -1,190 +1,166 @@
-//! Text files to one flat file of token ids, the format of datasets.
+//! Text to one flat file of token ids, the format of datasets.
 //!
-//! Every input file is one document; its tokens are followed by the end-of-text token of the encoding. A document is
-//! cut into chunks that are encoded on all cores and written in order. The result depends on the text and the encoding
-//! alone: cuts are made only where the encoding's own splitting rule ends a piece ([`cut`]), so the tokens are those
-//! of the whole document, whatever the chunk size and the number of threads.
+//! A document is a text file, a line of JSON or a row of Parquet. Its tokens are followed by the token that ends a
+//! document, and its length is kept in the index beside the output. Plain text is cut into chunks that are encoded on
+//! all cores and written in order. The result depends on the text and the vocabulary alone: cuts are made only where
+//! the encoding's own splitting rule ends a piece ([`cut`]), so the tokens are those of the whole document, whatever
+//! the chunk size and the number of threads.
 //!
-//! Memory is bounded by the chunk size times a small multiple of the threads, however large a file is. The output
-//! appears under its name when it is complete, and never before. A token that does not fit the wanted type stops the
-//! run and is named with its file and position; nothing wraps.
+//! Memory is bounded by the chunk size times a small multiple of the threads, however large a file is; a line, a row,
+//! and a document for a vocabulary from a file are held as a whole. The output appears under its name when it is
+//! complete, and never before. A run that was killed can be resumed and writes the same bytes. A token that does
+//! not fit the wanted type stops the run and is named with its document and position; nothing wraps.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`sources`] | which files are read, and in which order |
+//! | [`sources`] | which files are read, in which order, and what they hold |
+//! | `input` | opening and decompressing them |
+//! | `readers`, `jsonl`, `parquet` | documents from the inputs |
 //! | [`cut`] | where text may be cut without changing its tokens |
-//! | [`encoding`] | the four encodings |
+//! | [`vocabulary`] | what turns text into ids |
+//! | [`encoding`], [`bpe`] | the four built-in encodings |
+//! | `hugging_face` | vocabularies in a `tokenizer.json` |
+//! | `guard` | panics of libraries as errors |
+//! | `batch` | what passes between the threads |
 //! | [`pipeline`] | reader, encoders and writer, connected by bounded queues |
-//! | [`sink`] | the output file |
+//! | `checkpoint` | what a killed run needs to go on |
+//! | [`sink`], [`index`], `manifest` | the output file, the boundaries of documents, and what is said about both |
 
+mod batch;
+pub mod bpe;
+mod checkpoint;
 pub mod cut;
 pub mod encoding;
+mod error;
+#[cfg(any(feature = "hugging-face", feature = "parquet"))]
+mod guard;
+#[cfg(feature = "hugging-face")]
+mod hugging_face;
+pub mod index;
+mod input;
+mod jsonl;
+mod manifest;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod pipeline;
+mod readers;
 pub mod sink;
 pub mod sources;
+pub mod vocabulary;
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use thiserror::Error;
+use serde::{Deserialize, Serialize};
 
+pub use batch::Reason;
 pub use encoding::Encoding;
+pub use error::TokenizeError;
 pub use pipeline::run;
-pub use sink::TokenType;
+pub use sink::{Leftovers, TokenType};
+pub use sources::Format;
+pub use vocabulary::{Eos, VocabularyName};
 
 /// What to tokenise and how.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Job<'a> {
-    /// Files and folders.
+    /// Files and folders; `-` is standard input.
     pub inputs: &'a [PathBuf],
+    /// What the inputs hold; by their names when not given.
+    pub format: Option<Format>,
+    /// The field or column that holds the text.
+    pub field: &'a str,
+    /// Whether a document that cannot be read ends the run.
+    pub strict: bool,
     /// The file to write.
     pub output: &'a Path,
-    /// The vocabulary and splitting rule.
-    pub encoding: Encoding,
-    /// How an id is stored.
-    pub dtype: TokenType,
+    /// Whether the lengths of documents are written beside it.
+    pub with_index: bool,
+    /// Whether an output of that name is extended.
+    pub append: bool,
+    /// Whether an interrupted run is continued, and this one kept when it is interrupted.
+    pub resume: bool,
+    /// The vocabulary.
+    pub vocabulary: VocabularyName,
+    /// What ends a document.
+    pub eos: Eos,
+    /// How an id is stored; as in the output that is extended, or else u32, when not given.
+    pub dtype: Option<TokenType>,
     /// Text per task of an encoder, in bytes.
     pub chunk_bytes: usize,
+    /// Text between two states from which a killed run can go on, in bytes.
+    pub checkpoint_bytes: u64,
     /// Encoders that run at the same time.
     pub threads: usize,
+    /// Takes the names of unfinished files while they exist.
+    pub leftovers: Leftovers,
 }
 
 /// What has been written so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Documents, each from one file.
+    /// Documents.
     pub documents: u64,
     /// Bytes of text in them.
     pub text_bytes: u64,
-    /// Tokens, the end-of-text tokens included.
+    /// Tokens, those that end documents included.
     pub tokens: u64,
     /// The largest id; 0 when there are no tokens.
     pub max_id: u32,
     /// Files left out because they are not UTF-8.
     pub skipped_not_utf8: u64,
-    /// Files left out because they are empty.
+    /// Documents left out because they are empty.
     pub skipped_empty: u64,
+    /// Lines and rows left out because they hold no text.
+    pub skipped_broken: u64,
+    /// The first of them, and why.
+    pub first_broken: Option<String>,
     /// Cuts at a place that may change a token or two, in text without a place to cut.
     pub forced_cuts: u64,
 }
 
-/// Progress and skipped files, for the caller.
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was written, by the interrupted run too if this one continued it.
+    pub totals: Totals,
+    /// How an id is stored.
+    pub dtype: TokenType,
+    /// The name of the vocabulary, and its hash if it is a file.
+    pub vocabulary: String,
+    /// The id that ends a document.
+    pub eos: Option<u32>,
+    /// Tokens that were in the output before.
+    pub tokens_before: u64,
+}
+
+/// Progress and documents left out, for the caller.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A file is left out.
+    /// The run continues one that wrote this much.
+    Resumed(&'a Totals),
+    /// An interrupted run is forgotten.
+    StartedAnew,
+    /// A document is left out.
     Skipped {
-        /// The file.
-        path: &'a Path,
+        /// Which one.
+        place: &'a str,
         /// Why.
-        reason: Skip,
+        reason: &'a Reason,
     },
     /// Some more has been written.
-    Progress(&'a Totals),
+    Progress {
+        /// In all.
+        totals: &'a Totals,
+        /// Bytes of the inputs read for it.
+        input_bytes: u64,
+        /// Bytes of all inputs; `None` with standard input.
+        input_total: Option<u64>,
+    },
 }
 
-/// How many files were left out, by reason, without reasons that did not occur.
-pub(crate) fn skipped(not_utf8: u64, empty: u64, verb: &str) -> String {
+/// How many documents were left out, by reason, without reasons that did not occur.
+pub(crate) fn skipped(not_utf8: u64, empty: u64, broken: u64, verb: &str) -> String {
     let part = |(count, what)| format!("{count} {verb}{what}");
-    let reasons = [(not_utf8, "not UTF-8"), (empty, "empty")].into_iter();
+    let reasons = [(not_utf8, "not UTF-8"), (empty, "empty"), (broken, "broken")].into_iter();
     reasons.filter(|(count, _)| *count > 0).map(part).collect::<Vec<_>>().join(", ")
-}
-
-/// Why a file is left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Skip {
-    /// It is not UTF-8 from this byte on.
-    NotUtf8 {
-        /// Offset of the first byte that is not part of UTF-8 text.
-        valid_bytes: u64,
-    },
-    /// It holds no text.
-    Empty,
-}
-
-/// Why a run ends without an output.
-#[derive(Debug, Error)]
-pub enum TokenizeError {
-    /// An error of the operating system.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// A verb: open, read, write.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// An input is neither a file nor a folder.
-    #[error("{} is neither a file nor a folder", path.display())]
-    NotAFile {
-        /// The input.
-        path: PathBuf,
-    },
-    /// The output exists and is a device, a folder or a link.
-    #[error("{} exists and is not a regular file", path.display())]
-    OutputNotAFile {
-        /// The output.
-        path: PathBuf,
-    },
-    /// The inputs hold no file.
-    #[error("there is no file in {inputs}")]
-    NoFiles {
-        /// The inputs as given.
-        inputs: String,
-    },
-    /// Every file was left out.
-    #[error("no file holds text: {}", skipped(*skipped_not_utf8, *skipped_empty, "are "))]
-    NoDocuments {
-        /// Files that are not UTF-8.
-        skipped_not_utf8: u64,
-        /// Files of no bytes.
-        skipped_empty: u64,
-    },
-    /// The output would replace one of the inputs.
-    #[error("{} is to be read and to be written", path.display())]
-    OutputIsInput {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A token cannot be stored in the wanted type.
-    #[error("{}: token {position} of the document has id {id}, which does not fit {dtype}", path.display())]
-    DoesNotFit {
-        /// The file of the document.
-        path: PathBuf,
-        /// Which token of the document, counted from 0; the end-of-text token counts.
-        position: u64,
-        /// The id.
-        id: u32,
-        /// The wanted type.
-        dtype: TokenType,
-    },
-    /// A file was valid text when it was checked and is not when it is read.
-    #[error("{} changed while it was read", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The vocabulary in this binary cannot be loaded.
-    #[error("the encoding {encoding} cannot be loaded: {reason}")]
-    Encoding {
-        /// Which one.
-        encoding: Encoding,
-        /// The loader's error.
-        reason: String,
-    },
-    /// A thread of the run ended before its work was done.
-    #[error("an encoder stopped while it worked on {}", path.display())]
-    EncoderStopped {
-        /// The file of the document.
-        path: PathBuf,
-    },
-}
-
-impl TokenizeError {
-    fn io<'a>(
-        action: &'static str,
-        path: &'a Path,
-    ) -> impl FnOnce(io::Error) -> TokenizeError + 'a {
-        move |source| TokenizeError::Io { action, path: path.to_owned(), source }
-    }
 }

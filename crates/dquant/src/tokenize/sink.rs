@@ -1,18 +1,30 @@
-//! The output: a flat little-endian file of ids that appears complete or not at all.
+//! The output: a flat little-endian file of ids, with an index of documents beside it.
 //!
-//! Tokens go to a file of another name in the same folder. [`Sink::commit`] flushes it to the disk and renames it; a
-//! sink that is dropped before that removes it, and the command does so on Ctrl-C. So the output under its name is
-//! always complete, and an interrupted run leaves the previous output unchanged.
+//! Ids and the lengths of documents go to hidden files in the same folder. [`Sink::commit`] flushes them to the disk,
+//! makes the index of the lengths, and renames both, so the output under its name is always complete and always
+//! matches its index. A sink that is dropped before that removes its files, unless a later run may resume from them.
+//!
+//! A pair cannot be replaced in one step. The old `.bin` is removed first, and the new one gets its name last: a reader
+//! in between finds no dataset, never one of two halves. A run that is killed there leaves a state that says so,
+//! and `--resume` renames what is left.
+//!
+//! The file of ids is locked while a run writes it, so two runs cannot write one output at the same time.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{fmt, process};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::ValueEnum;
+use xio::dataset::Dtype;
 
 use super::TokenizeError;
+use super::checkpoint::{self, Marks, State};
+use super::index::{self, Existing};
+use super::manifest::Described;
 
 /// How an id is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -21,6 +33,32 @@ pub enum TokenType {
     U32,
     /// 16 bits per token, for vocabularies below 65,536
     U16,
+}
+
+impl TokenType {
+    /// Bytes of one id.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            TokenType::U32 => 4,
+            TokenType::U16 => 2,
+        }
+    }
+
+    /// The type in a flat file.
+    pub const fn in_file(self) -> Dtype {
+        match self {
+            TokenType::U32 => Dtype::U32,
+            TokenType::U16 => Dtype::U16,
+        }
+    }
+
+    /// The type in an index, whose format has no u32: ids are below 2^31, so i32 is the same bytes.
+    pub const fn in_index(self) -> Dtype {
+        match self {
+            TokenType::U32 => Dtype::I32,
+            TokenType::U16 => Dtype::U16,
+        }
+    }
 }
 
 impl fmt::Display for TokenType {
@@ -46,149 +84,535 @@ pub enum SinkError {
     Io(io::Error),
 }
 
-/// The name of the output `path` until it is complete.
-pub fn unfinished_path(path: &Path) -> Option<PathBuf> {
-    path.file_name().map(|name| unfinished(path, name))
+/// The files of an output.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// The output itself.
+    pub(super) output: PathBuf,
+    /// Its index; removed when the output has none, because an old one would not match.
+    pub(super) index: PathBuf,
+    /// Its manifest.
+    pub(super) manifest: PathBuf,
+    tokens: PathBuf,
+    lengths: PathBuf,
+    next_index: PathBuf,
+    pub(super) state: PathBuf,
 }
 
-fn unfinished(path: &Path, name: &OsStr) -> PathBuf {
-    let mut unfinished = OsString::from(".");
-    unfinished.push(name);
-    unfinished.push(format!(".{}.part", process::id()));
-    path.with_file_name(unfinished)
+impl Names {
+    pub(super) fn new(output: &Path) -> Result<Names, TokenizeError> {
+        let name = output.file_name();
+        let name = name.ok_or_else(|| TokenizeError::NotAFile { path: output.to_owned() })?;
+        let hidden = |end: &str| {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(end);
+            output.with_file_name(hidden)
+        };
+        Ok(Names {
+            output: output.to_owned(),
+            index: index::path_of(output),
+            manifest: formats::manifest::path_of(output),
+            tokens: hidden(".part"),
+            lengths: hidden(".lengths"),
+            next_index: hidden(".index"),
+            state: hidden(".state"),
+        })
+    }
+
+    /// Where a Parquet file that cannot be read in place is kept while it is read.
+    pub(super) fn spool(&self) -> PathBuf {
+        self.tokens.with_extension("spool")
+    }
+
+    fn hidden(&self) -> Vec<PathBuf> {
+        let (lengths, index) = (self.lengths.clone(), self.next_index.clone());
+        let state = [checkpoint::next_path(&self.state), self.state.clone()];
+        let hidden = [lengths, index, self.spool()].into_iter().chain(state);
+        // The locked file goes last: as long as it exists, no other run begins.
+        hidden.chain([self.tokens.clone()]).collect()
+    }
+}
+
+/// The unfinished files of a run, for whoever must remove them when a signal ends the process.
+#[derive(Clone, Debug, Default)]
+pub struct Leftovers(Arc<Mutex<Unfinished>>);
+
+#[derive(Debug, Default)]
+struct Unfinished {
+    paths: Vec<PathBuf>,
+    /// A state from which a later run wants to go on: while it exists, nothing is removed.
+    wanted: Option<PathBuf>,
+}
+
+impl Unfinished {
+    fn remove(&mut self) {
+        if !self.wanted.as_ref().is_some_and(|state| state.exists()) {
+            remove(&self.paths);
+        }
+        self.paths.clear();
+    }
+}
+
+fn remove(paths: &[PathBuf]) {
+    for path in paths {
+        // A failure here cannot be handled, and files with these names are known to be unfinished.
+        let _ = fs::remove_file(path);
+    }
+}
+
+impl Leftovers {
+    fn lock(&self) -> MutexGuard<'_, Unfinished> {
+        // A list of paths cannot be half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the files for good: a run that would write one of them afterwards waits until the process has ended.
+    pub fn remove_for_good(&self) {
+        let mut unfinished = self.lock();
+        unfinished.remove();
+        std::mem::forget(unfinished);
+    }
 }
 
 /// A token file that is being written.
 #[derive(Debug)]
-pub struct Sink {
-    file: BufWriter<File>,
+pub(super) struct Sink {
+    tokens: BufWriter<File>,
+    lengths: BufWriter<File>,
     dtype: TokenType,
-    unfinished: PathBuf,
-    finished: PathBuf,
-    committed: bool,
+    with_index: bool,
+    names: Names,
+    marks: Marks,
+    leftovers: Leftovers,
+    encoded: Vec<u8>,
 }
 
 impl Sink {
-    /// Starts an output that will be called `path`.
+    /// Locks the unfinished files of an output; what an earlier run left in them is still there.
     ///
     /// # Errors
-    /// When the folder of `path` does not exist or cannot be written.
-    pub fn create(path: &Path, dtype: TokenType) -> Result<Sink, TokenizeError> {
-        let name =
-            path.file_name().ok_or_else(|| TokenizeError::NotAFile { path: path.to_owned() })?;
+    /// When the folder does not exist or cannot be written, or another run writes the same output.
+    pub(super) fn open(
+        names: Names,
+        dtype: TokenType,
+        with_index: bool,
+        leftovers: Leftovers,
+    ) -> Result<Sink, TokenizeError> {
         // Renaming over a device or a link would replace it: such an output is a mistake.
-        if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(TokenizeError::OutputNotAFile { path: path.to_owned() });
+        if fs::symlink_metadata(&names.output).is_ok_and(|found| !found.is_file()) {
+            return Err(TokenizeError::OutputNotAFile { path: names.output });
         }
-        let unfinished = unfinished(path, name);
-        let file = File::create(&unfinished).map_err(TokenizeError::io("create", &unfinished))?;
-        let file = BufWriter::with_capacity(1 << 20, file);
-        Ok(Sink { file, dtype, unfinished, finished: path.to_owned(), committed: false })
+        let tokens = lock(&names)?;
+        let lengths = open(&names.lengths).map_err(TokenizeError::io("create", &names.lengths))?;
+        leftovers.lock().paths = names.hidden();
+        let buffered = |file| BufWriter::with_capacity(1 << 20, file);
+        let (tokens, lengths) = (buffered(tokens), buffered(lengths));
+        let (marks, encoded) = (Marks::default(), Vec::new());
+        Ok(Sink { tokens, lengths, dtype, with_index, names, marks, leftovers, encoded })
     }
 
-    /// Appends tokens.
+    /// The state that an earlier run left.
+    pub(super) fn state_path(&self) -> &Path {
+        &self.names.state
+    }
+
+    /// Forgets what an earlier run left.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub(super) fn start_anew(&mut self) -> Result<(), TokenizeError> {
+        let state = &self.names.state;
+        remove_if_there(state).map_err(TokenizeError::io("write", state))?;
+        let path = self.names.tokens.clone();
+        self.truncate(Marks::default()).map_err(TokenizeError::io("write", &path))
+    }
+
+    /// Copies the output of that name, and the lengths of its sequences, to the beginning.
+    ///
+    /// # Errors
+    /// When the output cannot be read, is broken, or is of another type.
+    pub(super) fn append(&mut self) -> Result<Marks, TokenizeError> {
+        let path = &self.names.output;
+        let unreadable = || TokenizeError::io("read", path);
+        let mut old = File::open(path).map_err(TokenizeError::io("open", path))?;
+        let bytes = old.metadata().map_err(unreadable())?.len();
+        let mut lengths = 0;
+        if self.with_index {
+            let existing = Existing::open(path)?;
+            let found = existing.dtype()?;
+            if found != self.dtype {
+                let (path, dtype) = (path.clone(), self.dtype);
+                return Err(TokenizeError::OtherType { path, found, dtype });
+            }
+            lengths = existing.import(bytes, &mut self.lengths)?;
+        }
+        if !bytes.is_multiple_of(self.dtype.bytes()) {
+            let reason = format!("{bytes} bytes are no whole number of {} ids", self.dtype);
+            return Err(TokenizeError::Index { path: path.clone(), reason });
+        }
+        let (from, to) = (&mut old, self.tokens.get_mut());
+        io::copy(from, to).map_err(TokenizeError::io("write", &self.names.tokens))?;
+        let tokens = bytes / self.dtype.bytes();
+        self.marks = Marks { tokens, lengths, document_start: tokens };
+        Ok(self.marks)
+    }
+
+    /// Goes on where an earlier run was.
+    ///
+    /// # Errors
+    /// When the files hold less than the state counts.
+    pub(super) fn resume(&mut self, marks: Marks) -> Result<(), TokenizeError> {
+        let path = &self.names.tokens;
+        let found = |file: &BufWriter<File>| file.get_ref().metadata().map(|found| found.len());
+        let have = found(&self.tokens).map_err(TokenizeError::io("read", path))?;
+        let have_lengths = found(&self.lengths).map_err(TokenizeError::io("read", path))?;
+        if have < marks.tokens * self.dtype.bytes() || have_lengths < marks.lengths * 4 {
+            let reason = format!("{} holds less than was written", path.display());
+            return Err(TokenizeError::Resume { reason });
+        }
+        let path = path.clone();
+        self.truncate(marks).map_err(TokenizeError::io("write", &path))
+    }
+
+    /// Cuts both files, which must hold at least as much.
+    fn truncate(&mut self, marks: Marks) -> io::Result<()> {
+        for (file, end) in [
+            (&mut self.tokens, marks.tokens * self.dtype.bytes()),
+            (&mut self.lengths, marks.lengths * 4),
+        ] {
+            file.flush()?;
+            file.get_ref().set_len(end)?;
+            file.seek(SeekFrom::Start(end))?;
+        }
+        self.marks = marks;
+        Ok(())
+    }
+
+    /// Appends tokens of the current document.
     ///
     /// # Errors
     /// Names the first id that does not fit; what came before it may have been written.
-    pub fn push(&mut self, tokens: &[u32]) -> Result<(), SinkError> {
+    pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), SinkError> {
+        self.encoded.clear();
         match self.dtype {
-            TokenType::U32 => self.push_wide(tokens),
-            TokenType::U16 => self.push_narrow(tokens),
+            TokenType::U32 => self.encoded.extend(tokens.iter().flat_map(|id| id.to_le_bytes())),
+            TokenType::U16 => {
+                for (index, &id) in tokens.iter().enumerate() {
+                    let narrow =
+                        u16::try_from(id).map_err(|_| SinkError::DoesNotFit { index, id })?;
+                    self.encoded.extend(narrow.to_le_bytes());
+                }
+            }
         }
+        self.marks.tokens += tokens.len() as u64;
+        self.tokens.write_all(&self.encoded).map_err(SinkError::Io)
     }
 
-    fn push_wide(&mut self, tokens: &[u32]) -> Result<(), SinkError> {
-        for id in tokens {
-            self.file.write_all(&id.to_le_bytes()).map_err(SinkError::Io)?;
+    /// Tokens of the current document so far.
+    pub(super) fn document_tokens(&self) -> u64 {
+        self.marks.tokens - self.marks.document_start
+    }
+
+    /// Ends the current document.
+    ///
+    /// # Errors
+    /// When the disk is full or fails.
+    pub(super) fn end_document(&mut self) -> Result<(), SinkError> {
+        if self.with_index {
+            for length in index::lengths(self.document_tokens()) {
+                self.lengths.write_all(&length.to_le_bytes()).map_err(SinkError::Io)?;
+                self.marks.lengths += 1;
+            }
         }
+        self.marks.document_start = self.marks.tokens;
         Ok(())
     }
 
-    fn push_narrow(&mut self, tokens: &[u32]) -> Result<(), SinkError> {
-        for (index, &id) in tokens.iter().enumerate() {
-            let narrow = u16::try_from(id).map_err(|_| SinkError::DoesNotFit { index, id })?;
-            self.file.write_all(&narrow.to_le_bytes()).map_err(SinkError::Io)?;
+    /// Removes what has been written of the current document.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(super) fn discard_document(&mut self) -> Result<(), SinkError> {
+        if self.document_tokens() == 0 {
+            return Ok(());
         }
-        Ok(())
+        let marks = Marks { tokens: self.marks.document_start, ..self.marks };
+        self.truncate(marks).map_err(SinkError::Io)
+    }
+
+    /// Saves a state from which a killed run can go on.
+    ///
+    /// # Errors
+    /// When the disk is full or fails; then the previous state is still there.
+    pub(super) fn save(&mut self, state: &mut State) -> Result<(), TokenizeError> {
+        let leftovers = self.leftovers.clone();
+        let _no_removal_meanwhile = leftovers.lock();
+        let saved = self.save_locked(state);
+        saved.map_err(TokenizeError::io("write", &self.names.tokens))
+    }
+
+    fn save_locked(&mut self, state: &mut State) -> io::Result<()> {
+        for file in [&mut self.tokens, &mut self.lengths] {
+            file.flush()?;
+            file.get_ref().sync_data()?;
+        }
+        state.marks = self.marks;
+        state.save(&self.names.state)?;
+        sync_folder(&self.names.output)
+    }
+
+    /// From the first saved state on, keeps the files for a later run if this one fails.
+    pub(super) fn keep(&mut self) {
+        self.leftovers.lock().wanted = Some(self.names.state.clone());
     }
 
     /// Makes the output appear under its name, on the disk and not only in memory.
     ///
     /// # Errors
     /// When the disk is full or fails; then there is no output.
-    pub fn commit(mut self) -> Result<(), TokenizeError> {
-        let path = self.unfinished.clone();
-        self.file.flush().map_err(TokenizeError::io("write", &path))?;
-        self.file.get_ref().sync_all().map_err(TokenizeError::io("write", &path))?;
-        fs::rename(&path, &self.finished).map_err(TokenizeError::io("rename", &path))?;
-        self.committed = true;
-        sync_folder(&self.finished)
+    pub(super) fn commit(mut self, state: &mut State) -> Result<(), TokenizeError> {
+        let leftovers = self.leftovers.clone();
+        let mut unfinished = leftovers.lock();
+        let prepared = self.prepare(state);
+        prepared.map_err(TokenizeError::io("write", &self.names.tokens))?;
+        self.finish(state)?;
+        unfinished.paths.clear();
+        Ok(())
+    }
+
+    /// Puts everything on the disk, and then a state that says so.
+    fn prepare(&mut self, state: &mut State) -> io::Result<()> {
+        self.lengths.flush()?;
+        if self.with_index {
+            index::write(&self.names.lengths, &self.names.next_index, self.dtype)?;
+        }
+        state.complete = true;
+        self.save_locked(state)
+    }
+
+    /// Finishes a commit that was killed.
+    ///
+    /// # Errors
+    /// When neither the unfinished files nor the output are as long as the state says.
+    pub(super) fn finish_killed(self, state: &State) -> Result<(), TokenizeError> {
+        let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+        let expected = state.marks.tokens * self.dtype.bytes();
+        if length(&self.names.tokens) == expected {
+            return self.finish(state);
+        }
+        if length(&self.names.output) == expected {
+            Described::write(&self.names.output, self.dtype, state)?;
+            self.leftovers.lock().wanted = None;
+            return Ok(());
+        }
+        let reason = format!("{} holds less than was written", self.names.tokens.display());
+        Err(TokenizeError::Resume { reason })
+    }
+
+    /// Gives complete files their names and describes them.
+    fn finish(&self, state: &State) -> Result<(), TokenizeError> {
+        let output = &self.names.output;
+        self.rename().map_err(TokenizeError::io("rename", output))?;
+        Described::write(output, self.dtype, state)?;
+        remove(&self.names.hidden());
+        sync_folder(output).map_err(TokenizeError::io("write", output))
+    }
+
+    /// May be repeated after a kill between two steps.
+    fn rename(&self) -> io::Result<()> {
+        let Names { output, index, manifest, tokens, next_index, .. } = &self.names;
+        remove_if_there(output)?;
+        remove_if_there(manifest)?;
+        if !self.with_index {
+            remove_if_there(index)?;
+        } else if next_index.exists() {
+            fs::rename(next_index, index)?;
+        }
+        fs::rename(tokens, output)?;
+        sync_folder(output)
     }
 }
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        if !self.committed {
-            // A failure here cannot be handled, and a file with this name is known to be unfinished.
-            let _ = fs::remove_file(&self.unfinished);
+        self.leftovers.lock().remove();
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+/// Opens and locks the file of ids.
+fn lock(names: &Names) -> Result<File, TokenizeError> {
+    let failed = || TokenizeError::io("create", &names.tokens);
+    loop {
+        let file = open(&names.tokens).map_err(failed())?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(TokenizeError::Busy { path: names.output.clone() });
+            }
+            Err(TryLockError::Error(error)) => return Err(failed()(error)),
+        }
+        // The run that held the lock may have renamed or removed the file meanwhile.
+        let locked = file.metadata().map_err(failed())?;
+        if fs::metadata(&names.tokens).is_ok_and(|found| found.ino() == locked.ino()) {
+            return Ok(file);
         }
     }
 }
 
 /// A rename survives a power cut only once the folder is on the disk too.
-fn sync_folder(path: &Path) -> Result<(), TokenizeError> {
+fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(TokenizeError::io("write", folder))
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("dquant-sink-{name}-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        folder
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("dquant-sink-{name}-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+
+        fn sink(&self, dtype: TokenType) -> Result<Sink, TokenizeError> {
+            let names = Names::new(&self.path("a.bin"))?;
+            let mut sink = Sink::open(names, dtype, true, Leftovers::default())?;
+            sink.start_anew()?;
+            Ok(sink)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn state() -> State {
+        State::new(BTreeMap::new(), Marks::default(), Described::new(String::from("test"), None))
     }
 
     #[test]
     fn an_output_replaces_nothing_but_a_file() {
-        let link = std::env::temp_dir().join(format!("dquant-sink-link-{}", process::id()));
-        std::os::unix::fs::symlink("/dev/null", &link).expect("a link");
+        let folder = Folder::new("link");
+        let link = folder.path("link.bin");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         for path in [Path::new("/dev/null"), &link, Path::new("/tmp")] {
-            let refused = Sink::create(path, TokenType::U32);
+            let names = Names::new(path).unwrap();
+            let refused = Sink::open(names, TokenType::U32, true, Leftovers::default());
             assert!(matches!(refused, Err(TokenizeError::OutputNotAFile { .. })), "{path:?}");
         }
-        fs::remove_file(&link).expect("the link is still one");
+        assert_eq!(folder.names(), ["link.bin"]);
     }
 
     #[test]
     fn an_output_appears_only_when_committed() {
-        let folder = folder("commit");
-        let path = folder.join("a.bin");
-        let mut sink = Sink::create(&path, TokenType::U32).unwrap();
+        let folder = Folder::new("commit");
+        let mut sink = folder.sink(TokenType::U32).unwrap();
         sink.push(&[1, 0x0102_0304]).unwrap();
-        assert!(!path.exists());
-        sink.commit().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), [1, 0, 0, 0, 4, 3, 2, 1]);
-        drop(Sink::create(&path, TokenType::U16).unwrap());
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
-        assert_eq!(fs::read(&path).unwrap().len(), 8);
-        fs::remove_dir_all(folder).unwrap();
+        sink.end_document().unwrap();
+        assert!(!folder.path("a.bin").exists());
+        assert!(matches!(folder.sink(TokenType::U32), Err(TokenizeError::Busy { .. })));
+        sink.commit(&mut state()).unwrap();
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 0, 0, 4, 3, 2, 1]);
+        drop(folder.sink(TokenType::U16).unwrap());
+        assert_eq!(folder.names(), ["a.bin", "a.bin.dquant.json", "a.idx"]);
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 8);
     }
 
     #[test]
     fn an_id_beyond_16_bits_is_named_and_not_wrapped() {
-        let folder = folder("narrow");
-        let mut sink = Sink::create(&folder.join("a.bin"), TokenType::U16).unwrap();
+        let folder = Folder::new("narrow");
+        let mut sink = folder.sink(TokenType::U16).unwrap();
         sink.push(&[0, 65_535]).unwrap();
         let error = sink.push(&[7, 65_536]).unwrap_err();
         assert!(matches!(error, SinkError::DoesNotFit { index: 1, id: 65_536 }));
-        drop(sink);
-        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_discarded_document_leaves_nothing() {
+        let folder = Folder::new("discard");
+        let mut sink = folder.sink(TokenType::U16).unwrap();
+        // More than the buffer of the file.
+        let large = vec![3; 2_000_000];
+        for (ids, discarded) in [(&[1, 2][..], false), (&large, true), (&[4], false)] {
+            sink.push(ids).unwrap();
+            if discarded { sink.discard_document() } else { sink.end_document() }.unwrap();
+        }
+        sink.commit(&mut state()).unwrap();
+        assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 4, 0]);
+    }
+
+    /// An old pair is replaced; a kill between any two steps leaves no pair, an index alone, or the new pair, and a
+    /// run that resumes finishes the work.
+    #[test]
+    fn a_killed_commit_is_finished() {
+        for steps_done in 0..=4 {
+            let folder = Folder::new(&format!("killed-{steps_done}"));
+            fs::write(folder.path("a.bin"), "old").unwrap();
+            fs::write(folder.path("a.idx"), "old index").unwrap();
+            let mut sink = folder.sink(TokenType::U32).unwrap();
+            sink.keep();
+            sink.push(&[5, 6, 7]).unwrap();
+            sink.end_document().unwrap();
+            sink.prepare(&mut state()).unwrap();
+            drop(sink);
+            let index = fs::read(folder.path(".a.bin.index")).unwrap();
+            let steps: [&dyn Fn() -> io::Result<()>; 4] = [
+                &|| fs::remove_file(folder.path("a.bin")),
+                &|| fs::rename(folder.path(".a.bin.index"), folder.path("a.idx")),
+                &|| fs::rename(folder.path(".a.bin.part"), folder.path("a.bin")),
+                &|| fs::remove_file(folder.path(".a.bin.lengths")),
+            ];
+            for step in &steps[..steps_done] {
+                step().unwrap();
+            }
+            let names = Names::new(&folder.path("a.bin")).unwrap();
+            let state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
+            assert!(state.complete);
+            let mut sink = Sink::open(names, TokenType::U32, true, Leftovers::default()).unwrap();
+            sink.keep();
+            sink.finish_killed(&state).unwrap();
+            assert_eq!(
+                folder.names(),
+                ["a.bin", "a.bin.dquant.json", "a.idx"],
+                "after {steps_done} steps"
+            );
+            assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 12);
+            assert_eq!(fs::read(folder.path("a.idx")).unwrap(), index);
+        }
     }
 }

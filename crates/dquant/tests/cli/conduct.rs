@@ -12,6 +12,7 @@ const COMMANDS: &[&[&str]] = &[
     &["cat"],
     &["status"],
     &["tokenize"],
+    &["convert"],
     &["inspect"],
     &["capture"],
     &["capture", "check"],

@@ -1,4 +1,4 @@
-//! `dquant inspect`: the three formats, and files that are none of them.
+//! `dquant inspect`: flat, NumPy and Megatron files, and files that are none of them.
 
 use super::Folder;
 
@@ -21,7 +21,7 @@ fn a_flat_file_needs_its_type() {
     assert_eq!(report["tokens"], 3);
     assert_eq!((&report["min_id"], &report["max_id"]), (&3.into(), &65_535.into()));
     assert_eq!(report["fits_u16"], true);
-    folder.run(&["inspect", "a.bin"]).failed(2, "a.bin has no header", "--dtype");
+    folder.run(&["inspect", "a.bin"]).failed(2, "a.bin: has no header", "--dtype");
     folder.run(&["inspect", "a.bin", "--dtype", "u64"]).failed(
         2,
         "a.bin: length of 12 bytes",

@@ -5,14 +5,20 @@
 
 mod capture;
 mod conduct;
+mod convert;
 mod doctor;
 mod explain;
 mod inspect;
 mod run;
+#[path = "../../../../testing/seeds.rs"]
+mod seeds;
 mod sim;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
 mod tokenize;
+mod tokenize_ids;
+mod tokenize_inputs;
+mod tokenize_resume;
 mod verbs_kit;
 
 use std::fs;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Folder;
 
-fn words(bytes: &[u8]) -> Vec<u32> {
+pub(super) fn words(bytes: &[u8]) -> Vec<u32> {
     let (words, rest) = bytes.as_chunks::<4>();
     assert!(rest.is_empty(), "whole tokens");
     words.iter().map(|word| u32::from_le_bytes(*word)).collect()

@@ -126,10 +126,10 @@ fn types_that_do_not_go_with_the_file() {
     type Case = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
     let cases: &[Case] = &[
         ("odd", &["--dtype", "u128"], &["odd.bin", "u128"], "--dtype"),
-        ("odd", &["--dtype", ""], &["odd.bin", "does not record"], "--dtype"),
-        ("odd", &[], &["odd.bin", "4003"], "inspect"),
-        ("short", &[], &["short.bin", "2048", "100"], "window"),
-        ("empty", &[], &["empty.bin"], ""),
+        ("odd", &[], &["odd.bin", "no header"], "--dtype"),
+        ("odd", &["--dtype", "u32"], &["odd.bin", "4003"], "inspect"),
+        ("short", &["--dtype", "u32"], &["short.bin", "2048", "100"], "window"),
+        ("empty", &["--dtype", "u32"], &["empty.bin"], ""),
         ("broken", &[], &["broken.npy"], "inspect"),
         ("pair", &[], &["pair"], "inspect"),
         // Narrowing cannot widen.

@@ -46,7 +46,8 @@ impl Lies {
 
 fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
     let (name, format, dtype) = ("web.bin".into(), "flat".into(), dtype.into());
-    DatasetInfo { name, format, dtype, tokens, data_offset, fingerprint: 0 }
+    let dtype_origin = "given".into();
+    DatasetInfo { name, format, dtype, tokens, data_offset, fingerprint: 0, dtype_origin }
 }
 
 impl Default for Lies {

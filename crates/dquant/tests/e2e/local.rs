@@ -46,7 +46,7 @@ fn a_local_stream_opens_no_socket() {
     );
 }
 
-/// Files of 3, 1 and 2 parts of the samples are drawn 3 : 1 : 2, whatever the names of their types.
+/// Files of 3, 1 and 2 parts of the samples are drawn 3 : 1 : 2, whatever their types, and whether samples overlap.
 #[test]
 fn several_files_are_blended_in_proportion_to_their_samples() {
     let Some(world) = World::new("several_files_are_blended") else {
@@ -54,23 +54,26 @@ fn several_files_are_blended_in_proportion_to_their_samples() {
     };
     let corpora = [
         Corpus::flat(&world.data("part-0.bin"), Dtype::U32, tokens(30_050, 1)),
-        Corpus::megatron(&world.data("part-1.bin"), tokens(10_000, 2)),
+        Corpus::megatron(&world.data("part-1.bin"), tokens(10_001, 2)),
         Corpus::npy(&world.data("part-2.npy"), tokens(20_099, 3)),
     ];
     let name = |corpus: &Corpus| format!("\"{}\"", path(&corpus.path));
     let [a, b, c] = corpora.each_ref().map(name);
-    let (plan, rest) = ("window(100) | shuffle(5)", "narrow(u16) | batch(30)");
-    let blended = format!("{plan} | blend({a}=3, {b}=1, {c}=2) | {rest}");
-    let want = expected(&blended, &corpora.each_ref(), 0..50);
-    let plan = format!("{plan} | {rest}");
-    let local = Cat::local(&world, "part-*", &["--plan", &plan, "--batches", "50"]).finish().good();
-    assert_same(&local.stdout, &want);
-    // One epoch of all files: every sample once.
-    let epoch = &want[..600 * 200];
-    let mut samples: Vec<&[u8]> = epoch.chunks(200).collect();
-    samples.sort_unstable();
-    samples.dedup();
-    assert_eq!(samples.len(), 600);
+    for (window, tokens) in [("window(100)", 100), ("window(101, overlap=1)", 101)] {
+        let (plan, rest) = (format!("{window} | shuffle(5)"), "narrow(u16) | batch(30)");
+        let blended = format!("{plan} | blend({a}=3, {b}=1, {c}=2) | {rest}");
+        let want = expected(&blended, &corpora.each_ref(), 0..50);
+        let plan = format!("{plan} | {rest}");
+        let args = ["--plan", &plan, "--batches", "50"];
+        let local = Cat::local(&world, "part-*", &args).finish().good();
+        assert_same(&local.stdout, &want);
+        // One epoch of all files: every sample once.
+        let epoch = &want[..600 * 2 * tokens];
+        let mut samples: Vec<&[u8]> = epoch.chunks(2 * tokens).collect();
+        samples.sort_unstable();
+        samples.dedup();
+        assert_eq!(samples.len(), 600);
+    }
 }
 
 #[test]

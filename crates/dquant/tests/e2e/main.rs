@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
+//! | [`types`] | who says which type a flat file has |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
 //! | [`stages`] | what a session agrees on, and that it is what both ends do |
@@ -37,4 +38,5 @@ mod skip;
 mod stages;
 mod target_dies;
 mod trainer_dies;
+mod types;
 mod wire_kit;

@@ -140,6 +140,33 @@ impl Dtype {
         }
     }
 
+    /// The type as NumPy writes it in a header, such as `<u2`.
+    pub const fn npy(self) -> &'static str {
+        match self {
+            Dtype::U8 => "|u1",
+            Dtype::I8 => "|i1",
+            Dtype::U16 => "<u2",
+            Dtype::I16 => "<i2",
+            Dtype::U32 => "<u4",
+            Dtype::I32 => "<i4",
+            Dtype::U64 => "<u8",
+            Dtype::I64 => "<i8",
+        }
+    }
+
+    /// The code of a Megatron `.idx`, which has none for `u32` and `u64`.
+    pub const fn megatron(self) -> Option<u8> {
+        match self {
+            Dtype::U8 => Some(1),
+            Dtype::I8 => Some(2),
+            Dtype::I16 => Some(3),
+            Dtype::I32 => Some(4),
+            Dtype::I64 => Some(5),
+            Dtype::U16 => Some(8),
+            Dtype::U32 | Dtype::U64 => None,
+        }
+    }
+
     /// This type if it can be delivered as tokens, an error otherwise.
     pub fn token(self) -> Result<Dtype, DatasetError> {
         match self.is_token() {
@@ -176,6 +203,10 @@ mod tests {
             let order = if dtype.bytes() == 1 { '|' } else { '<' };
             let descr = format!("{order}{kind}{}", dtype.bytes());
             assert_eq!(Dtype::from_npy(&descr), Ok(dtype));
+            assert_eq!(dtype.npy(), descr);
+            if let Some(code) = dtype.megatron() {
+                assert_eq!(Dtype::from_megatron(code), Ok(dtype));
+            }
         }
         for bad in ["", "u", "int", "f32", "u24", "uint016", "U16", "u16 "] {
             assert_eq!(Dtype::from_name(bad), None, "{bad}");

@@ -43,8 +43,14 @@ pub struct Header {
 
 impl Header {
     /// Reads the first [`HEADER_BYTES`] of an index of `idx_len` bytes and checks that the announced
-    /// arrays fill the file.
+    /// arrays fill the file. Types that are not delivered as tokens are refused.
     pub fn parse(head: &[u8], idx_len: u64) -> Result<Header, DatasetError> {
+        let header = Header::parse_integers(head, idx_len)?;
+        header.dtype.token().map(|_| header)
+    }
+
+    /// As [`Header::parse`], with integers of any type.
+    pub fn parse_integers(head: &[u8], idx_len: u64) -> Result<Header, DatasetError> {
         if !head.starts_with(&MAGIC[..MAGIC.len().min(head.len())]) {
             return Err(DatasetError::Magic { format: "Megatron index" });
         }
@@ -59,7 +65,7 @@ impl Header {
             return Err(DatasetError::Version { format: "Megatron index", version, known: "1" });
         }
         let header = Header {
-            dtype: Dtype::from_megatron(fixed[17])?.token()?,
+            dtype: Dtype::from_megatron(fixed[17])?,
             sequences: le_u64(&fixed[18..]),
             document_indices: le_u64(&fixed[26..]),
         };

@@ -28,15 +28,21 @@ pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
 }
 
 /// Describes a `.npy` file of `file_len` bytes from its first bytes, at least [`header_bytes`] of
-/// them.
+/// them, and refuses types that are not delivered as tokens.
 pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
+    let file = parse_integers(head, file_len)?;
+    file.dtype.token().map(|_| file)
+}
+
+/// As [`parse`], with integers of any type.
+pub fn parse_integers(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
     let (text_at, text_len, version) = preamble(head)?;
     let data_offset = text_at as u64 + text_len;
     let text = usize::try_from(data_offset).ok().and_then(|end| head.get(text_at..end)).ok_or(
         DatasetError::Truncated { what: "npy header", have: head.len() as u64, need: data_offset },
     )?;
     let header = Header::parse(text)?;
-    let dtype = Dtype::from_npy(&header.descr)?.token()?;
+    let dtype = Dtype::from_npy(&header.descr)?;
     if header.fortran_order {
         return Err(DatasetError::FortranOrder);
     }

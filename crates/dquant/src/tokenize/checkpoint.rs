@@ -1,0 +1,136 @@
+//! What a run needs to go on after it was killed.
+//!
+//! The state is written after the tokens that it counts are on the disk, under another name and then renamed, so
+//! that there is always either the previous state or the next one, and the files hold at least what it counts.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::Described;
+use super::{TokenizeError, Totals};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// The entry of the identity that tells which output is extended.
+pub(super) const EXTENDED: &str = "extended output";
+
+/// A place in the inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Position {
+    /// Which source, counted from 0.
+    pub(super) source: usize,
+    /// Documents of the source before this place.
+    pub(super) record: u64,
+    /// Bytes of the source before this place, decompressed; 0 in Parquet.
+    pub(super) bytes: u64,
+    /// CRC-32C of those bytes.
+    pub(super) crc: u32,
+}
+
+/// How much of the unfinished output counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Marks {
+    /// Tokens.
+    pub(super) tokens: u64,
+    /// Lengths of sequences.
+    pub(super) lengths: u64,
+    /// Where the last document that ended ends, in tokens.
+    pub(super) document_start: u64,
+}
+
+/// Everything a run knows between two batches.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct State {
+    version: u32,
+    /// What must be equal for the same bytes to come out.
+    pub(super) identity: BTreeMap<String, String>,
+    /// Whether all tokens are written and only names are missing.
+    pub(super) complete: bool,
+    pub(super) position: Position,
+    pub(super) marks: Marks,
+    pub(super) totals: Totals,
+    /// What the manifest will say.
+    pub(super) described: Described,
+    /// The part of the totals that belongs to a document that has not ended.
+    pub(super) document: Totals,
+}
+
+impl State {
+    /// The state at the beginning of a run.
+    pub(super) fn new(
+        identity: BTreeMap<String, String>,
+        marks: Marks,
+        described: Described,
+    ) -> State {
+        State {
+            version: VERSION,
+            identity,
+            complete: false,
+            position: Position::default(),
+            marks,
+            totals: Totals::default(),
+            described,
+            document: Totals::default(),
+        }
+    }
+
+    /// Reads a state; `None` when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read, is damaged, or belongs to a run with another `identity`.
+    pub(super) fn load(
+        path: &Path,
+        identity: &BTreeMap<String, String>,
+    ) -> Result<Option<State>, TokenizeError> {
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(TokenizeError::io("read", path)(error)),
+        };
+        let refused = |reason: String| TokenizeError::Resume { reason };
+        let damaged = |error| refused(format!("{} is damaged: {error}", path.display()));
+        let state: State = serde_json::from_slice(&bytes).map_err(damaged)?;
+        if state.version != VERSION {
+            return Err(refused(String::from("it was made by another version")));
+        }
+        // Once everything is written, the output may have been replaced already.
+        let compared =
+            identity.iter().filter(|(name, _)| !(state.complete && name.as_str() == EXTENDED));
+        for (name, now) in compared {
+            let then = state.identity.get(name).map_or("unknown", String::as_str);
+            if then != now {
+                return Err(refused(format!("its {name} was {then}, and is {now} now")));
+            }
+        }
+        Ok(Some(state))
+    }
+
+    /// The type of ids in the state of an interrupted run, if there is one.
+    pub(super) fn type_in(path: &Path) -> Option<String> {
+        let state: State = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        state.identity.get("type").cloned()
+    }
+
+    /// Makes this the state that the next run finds.
+    ///
+    /// # Errors
+    /// When the disk is full or fails; then the previous state is still there.
+    pub(super) fn save(&self, path: &Path) -> io::Result<()> {
+        let next = next_path(path);
+        let mut file = File::create(&next)?;
+        serde_json::to_writer(&mut file, self)?;
+        file.flush()?;
+        file.sync_all()?;
+        fs::rename(&next, path)
+    }
+}
+
+/// The name of a state until it is on the disk.
+pub(super) fn next_path(path: &Path) -> PathBuf {
+    path.with_extension("state-next")
+}

@@ -1,0 +1,458 @@
+//! From one format into another.
+//!
+//! ```text
+//! readers (all cores) -> tokens in order -> writer -> read back and compared -> manifest -> final name
+//! ```
+//!
+//! Everything is written in a hidden folder beside the output, which gets its name only when it was read back and its
+//! tokens and documents are those of the source. Now and then the writer puts its files on the disk, and the journal
+//! in that folder says how far the source is in them: the same command goes on from there after a crash, whatever the
+//! moment. A journal of another command or of files that have changed is not used.
+
+mod copy;
+mod journal;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use serde::Serialize;
+use xio::dataset::Dtype;
+use xio::kernel::{self, Scan};
+
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::kind::Kind;
+use crate::manifest::{self, Contents, Manifest};
+use crate::reading::{self, Plan};
+use crate::source::{self, ReadOptions, Source};
+use crate::writer::{self, Place, WriteOptions};
+use crate::{value, whole};
+
+use copy::{Copier, Cut, Progress};
+use journal::{Identity, Staging};
+
+/// What to convert, and how.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The dataset to read.
+    pub source: PathBuf,
+    /// The file or folder to write, which must not exist.
+    pub output: PathBuf,
+    /// How to read.
+    pub read: ReadOptions,
+    /// How to write.
+    pub write: WriteOptions,
+    /// Type of the tokens in the output; that of the source when not given.
+    pub dtype: Option<Dtype>,
+    /// The id that ends a document of a source without documents.
+    pub eos: Option<u64>,
+    /// Cut documents into pieces of this many tokens.
+    pub split: Option<u64>,
+    /// Leave documents without tokens out.
+    pub drop_empty: bool,
+    /// Name of the encoding, for the manifest.
+    pub tokenizer: Option<String>,
+    /// Readers and compressors that run at the same time.
+    pub threads: usize,
+    /// Bytes of tokens between two points from which a killed run can go on.
+    pub save_bytes: u64,
+    /// Start over, whatever an earlier run has left.
+    pub restart: bool,
+}
+
+/// What a run is doing.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// It goes on where an earlier run ended, after so many tokens.
+    Resumed {
+        /// Tokens that are in the output already.
+        tokens: u64,
+    },
+    /// More was read and written.
+    Copied {
+        /// Tokens so far.
+        tokens: u64,
+        /// Share of the parts of the source, 0 to 1.
+        share: f64,
+    },
+    /// More was read back.
+    Verified {
+        /// Tokens so far.
+        tokens: u64,
+        /// Share of the output, 0 to 1.
+        share: f64,
+    },
+}
+
+/// What was written.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Format of the source.
+    pub from: Kind,
+    /// Format of the output.
+    pub to: Kind,
+    /// Type in the source.
+    pub from_dtype: &'static str,
+    /// Type in the output.
+    pub dtype: &'static str,
+    /// Who says the type of the source: see `docs/formats.md`.
+    pub dtype_origin: String,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Number of documents; none where neither format keeps them apart.
+    pub documents: Option<u64>,
+    /// The id that ends every document, where there is one.
+    pub eos: Option<u64>,
+    /// Smallest id.
+    pub min_id: Option<i128>,
+    /// Largest id.
+    pub max_id: Option<i128>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Digest of the tokens, the same in every format and type.
+    pub digest: String,
+    /// Tokens that an earlier run had written.
+    pub resumed_tokens: u64,
+    /// The manifest.
+    pub manifest: PathBuf,
+}
+
+/// What a dataset holds, from reading all of it.
+#[derive(Clone, Debug)]
+pub struct Census {
+    /// Digest of the tokens.
+    pub(crate) tokens: Digest,
+    /// Digest of the lengths of the documents.
+    pub(crate) documents: Digest,
+    /// Smallest and largest id.
+    pub range: Option<(i128, i128)>,
+    /// How often the id occurs that was looked for.
+    pub occurrences: u64,
+    /// The last token.
+    pub last: Option<i128>,
+}
+
+impl Census {
+    /// Number of tokens.
+    pub fn tokens(&self) -> u64 {
+        self.tokens.count
+    }
+
+    /// Number of documents.
+    pub fn documents(&self) -> u64 {
+        self.documents.count
+    }
+
+    /// The digest of the tokens, as text.
+    pub fn digest(&self) -> String {
+        self.tokens.hex()
+    }
+}
+
+/// Reads all of a dataset. `watch` receives the number of tokens and the share of the parts.
+///
+/// # Errors
+/// When it cannot be read or contradicts its format.
+pub fn census(
+    source: &dyn Source,
+    eos: Option<i128>,
+    threads: usize,
+    watch: &mut dyn FnMut(u64, f64),
+) -> Result<Census, Error> {
+    let dtype = source.layout().dtype;
+    let (mut tokens, mut documents, mut scan) = (Digest::default(), Digest::default(), Scan::EMPTY);
+    let (mut occurrences, mut in_document, mut last) = (0, 0, None);
+    let plan = Plan { dtype, eos: None, threads, first_part: 0 };
+    // Documents that end with `eos` are not cut here: what the format keeps apart is counted.
+    reading::read(source, plan, 0, &mut |chunk| {
+        tokens.extend(&chunk.tokens, dtype);
+        scan = scan.merge(kernel::scan(&chunk.tokens, dtype));
+        if let Some(eos) = eos {
+            occurrences += value::positions(&chunk.tokens, dtype, eos).len() as u64;
+        }
+        last = value::last(&chunk.tokens, dtype).or(last);
+        let mut at = 0;
+        for end in &chunk.ends {
+            documents.push(in_document + (end - at) as u64);
+            (at, in_document) = (*end, 0);
+        }
+        in_document += (chunk.tokens.len() / dtype.bytes() as usize - at) as u64;
+        watch(tokens.count, chunk.part as f64 / source.parts().max(1) as f64);
+        Ok(())
+    })?;
+    Ok(Census { tokens, documents, range: scan.range, occurrences, last })
+}
+
+/// Converts a dataset.
+///
+/// # Errors
+/// Nothing has the name of the output then. After an error of the disk, the same command goes on where this one ended.
+pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
+    check_output(job)?;
+    let source = source::open(&job.source, &job.read)?;
+    let staging = Staging::open(&job.output)?;
+    let done = Run { job, source: &*source, staging: &staging }.run(watch);
+    match &done {
+        Ok(_) => {}
+        // The next run can go on.
+        Err(Error::Io { .. }) if staging.has_journal() => return done,
+        Err(_) => {}
+    }
+    staging.remove();
+    done
+}
+
+/// The names that the output will take.
+fn outputs(job: &Job) -> Vec<PathBuf> {
+    match job.write.kind {
+        // The index first: a `.bin` without one is a flat file.
+        Kind::Megatron => vec![job.output.with_extension("idx"), job.output.with_extension("bin")],
+        _ => vec![job.output.clone()],
+    }
+}
+
+fn check_output(job: &Job) -> Result<(), Error> {
+    for output in outputs(job) {
+        if fs::symlink_metadata(&output).is_ok() {
+            return Err(Error::refused(&output, "exists", "remove it, or choose another name"));
+        }
+    }
+    let ending = job.output.extension();
+    let is_half = ending.is_none_or(|ending| ending == "idx" || ending == "bin");
+    if job.write.kind == Kind::Megatron && !is_half {
+        let why = "is no name of a Megatron pair";
+        return Err(Error::refused(&job.output, why, "let it end with .idx or .bin"));
+    }
+    if job.output.file_name().is_none_or(|name| name.to_str().is_none()) {
+        return Err(Error::refused(&job.output, "is no name of a file", "choose another name"));
+    }
+    Ok(())
+}
+
+/// Whether the output is a folder: always, or by its name.
+fn is_folder(write: &WriteOptions, output: &Path) -> bool {
+    let has_ending = |ending: &str| output.extension().is_some_and(|found| found == ending);
+    match write.kind {
+        Kind::WebDataset => !has_ending("tar"),
+        Kind::Parquet => !has_ending("parquet"),
+        Kind::Arrow => !has_ending("arrow"),
+        kind => kind.is_folder(),
+    }
+}
+
+/// One run.
+struct Run<'a> {
+    job: &'a Job,
+    source: &'a dyn Source,
+    staging: &'a Staging,
+}
+
+impl Run<'_> {
+    fn dtype(&self) -> Dtype {
+        self.job.dtype.unwrap_or(self.job.write.kind.stored(self.source.layout().dtype))
+    }
+
+    /// The id that ends documents of a source that does not keep them apart.
+    fn eos(&self) -> Option<u64> {
+        let layout = self.source.layout();
+        let recorded = layout.manifest.as_ref().and_then(|manifest| manifest.eos);
+        self.job.eos.or(recorded.filter(|_| !layout.kind.has_documents()))
+    }
+
+    fn place(&self) -> Place {
+        let folder = is_folder(&self.job.write, &self.job.output);
+        let name = match self.job.write.kind {
+            Kind::Megatron => self.job.output.with_extension("bin"),
+            _ => self.job.output.clone(),
+        };
+        let name = name.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        Place {
+            folder: self.staging.data(),
+            scratch: self.staging.scratch(),
+            file: name.filter(|_| !folder),
+        }
+    }
+
+    fn run(&self, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
+        let identity = Identity::new(self.job, self.source)?;
+        let saved = self.staging.load(&identity).filter(|_| !self.job.restart);
+        let resumed_tokens = saved.as_ref().map_or(0, |(progress, _)| progress.tokens.count);
+        if saved.is_some() {
+            watch(Event::Resumed { tokens: resumed_tokens });
+        } else {
+            self.staging.clear()?;
+        }
+        let progress = self.copy(&identity, saved, watch)?;
+        self.check_documents(&progress)?;
+        let census = self.verify(&progress, watch)?;
+        self.publish(&progress, &census, resumed_tokens)
+    }
+
+    /// Reads the source and writes the output.
+    fn copy(
+        &self,
+        identity: &Identity,
+        saved: Option<(Progress, serde_json::Value)>,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<Progress, Error> {
+        let Job { write, threads, save_bytes, split, drop_empty, .. } = self.job;
+        let (progress, state) = saved.unzip();
+        let progress = progress.unwrap_or_default();
+        let writer = writer::create(self.place(), write, self.dtype(), *threads, state)?;
+        let eos = self.eos().map(i128::from);
+        let plan = Plan { dtype: self.dtype(), eos, threads: *threads, first_part: progress.part };
+        let base = progress.tokens.count - progress.part_tokens;
+        let cut = Cut { split: *split, drop_empty: *drop_empty };
+        let mut copier = Copier::new(writer, progress, cut, self.dtype());
+        let width = u64::from(self.dtype().bytes());
+        let mut saved_tokens = progress.tokens.count;
+        let parts = self.source.parts().max(1) as f64;
+        reading::read(self.source, plan, base, &mut |chunk| {
+            let share = chunk.part as f64 / parts;
+            copier.take(&chunk)?;
+            let tokens = copier.tokens();
+            if (copier.settled_tokens() - saved_tokens) * width >= *save_bytes {
+                let (progress, state) = copier.save()?;
+                self.staging.store(identity, &progress, state)?;
+                saved_tokens = progress.tokens.count;
+            }
+            watch(Event::Copied { tokens, share });
+            Ok(())
+        })?;
+        copier.finish()
+    }
+
+    /// Compares the documents that an id has ended with the manifest that names the id.
+    fn check_documents(&self, progress: &Progress) -> Result<(), Error> {
+        let Job { eos: None, split: None, drop_empty: false, .. } = self.job else {
+            return Ok(());
+        };
+        let recorded = self.source.layout().manifest.as_ref().and_then(|found| found.documents);
+        match recorded {
+            Some(recorded) if self.eos().is_some() && recorded != progress.documents.count => {
+                let ended = progress.documents.count;
+                let why = format!("{ended} documents end in it, its manifest says {recorded}");
+                Err(Error::Differs { path: self.job.source.clone(), why })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the output back and compares it with what was to be written.
+    fn verify(&self, wanted: &Progress, watch: &mut dyn FnMut(Event)) -> Result<Census, Error> {
+        let kind = self.job.write.kind;
+        let place = self.place();
+        let path = if place.file.is_some() { place.file() } else { place.folder };
+        let is_empty_folder =
+            wanted.documents.count == 0 && is_folder(&self.job.write, &self.job.output);
+        if is_empty_folder && kind != Kind::Mds && kind != Kind::LitData {
+            let why = "the source holds no document, and a folder without files is no dataset";
+            return Err(Error::refused(
+                &self.job.source,
+                why,
+                "write one file instead of a folder",
+            ));
+        }
+        let options = ReadOptions {
+            kind: (!is_folder(&self.job.write, &self.job.output)).then_some(kind),
+            dtype: Some(self.dtype()),
+            column: self.job.write.column.clone().filter(|_| kind != Kind::LitData),
+            trusted: true,
+            ..ReadOptions::default()
+        };
+        let written = source::open(&path, &options)?;
+        let mut show = |tokens, share| watch(Event::Verified { tokens, share });
+        let census = census(&*written, wanted.first_end, self.job.threads, &mut show)?;
+        let differs = |why: String| Err(Error::Differs { path: self.job.output.clone(), why });
+        if census.tokens != wanted.tokens {
+            let (wrote, read) = (wanted.tokens.count, census.tokens());
+            return differs(format!("read back differs: {wrote} tokens written, {read} read"));
+        }
+        if kind.has_documents() && census.documents != wanted.documents {
+            let (wrote, read) = (wanted.documents.count, census.documents());
+            return differs(format!("read back differs: {wrote} documents written, {read} read"));
+        }
+        Ok(census)
+    }
+
+    /// Writes the manifest and gives the output its name.
+    fn publish(
+        &self,
+        progress: &Progress,
+        census: &Census,
+        resumed_tokens: u64,
+    ) -> Result<Summary, Error> {
+        let kind = self.job.write.kind;
+        let layout = self.source.layout();
+        let recorded = layout.manifest.as_ref();
+        let eos = progress.common_end(census.occurrences).and_then(|id| u64::try_from(id).ok());
+        let knows_documents = kind.has_documents() || eos.is_some();
+        let contents = Contents {
+            tokens: census.tokens(),
+            min_id: census.range.map(|(min, _)| min),
+            max_id: census.range.map(|(_, max)| max),
+            tokenizer: self
+                .job
+                .tokenizer
+                .clone()
+                .or(recorded.and_then(|found| found.tokenizer.clone())),
+            documents: knows_documents.then_some(progress.documents.count),
+            eos,
+        };
+        let data = self.staging.data();
+        let files = files_below(&data)?;
+        let described = (kind.name(), self.dtype());
+        let manifest = Manifest::create(described, contents.clone(), &data, &files, &|_| ())?;
+        let path = self.publish_files(&manifest)?;
+        Ok(Summary {
+            from: layout.kind,
+            to: kind,
+            from_dtype: layout.dtype.name(),
+            dtype: self.dtype().name(),
+            dtype_origin: layout.origin.to_string(),
+            tokens: census.tokens(),
+            documents: contents.documents,
+            eos,
+            min_id: census.range.map(|(min, _)| min),
+            max_id: census.range.map(|(_, max)| max),
+            bytes: manifest.files.iter().map(|file| file.bytes).sum(),
+            digest: census.digest(),
+            resumed_tokens,
+            manifest: path,
+        })
+    }
+
+    fn publish_files(&self, manifest: &Manifest) -> Result<PathBuf, Error> {
+        let data = self.staging.data();
+        if is_folder(&self.job.write, &self.job.output) {
+            manifest.store_as(&data.join(manifest::IN_FOLDER))?;
+            whole::rename(&data, &self.job.output)?;
+            return Ok(self.job.output.join(manifest::IN_FOLDER));
+        }
+        let outputs = outputs(self.job);
+        // The file that readers name: for Megatron the `.bin`.
+        let named = outputs.last().unwrap_or(&self.job.output);
+        let path = manifest::path_of(named);
+        let staged = self.staging.scratch().join("manifest");
+        manifest.store_as(&staged)?;
+        for output in &outputs {
+            whole::rename(&data.join(output.file_name().unwrap_or_default()), output)?;
+        }
+        whole::rename(&staged, &path).map(|()| path)
+    }
+}
+
+/// Names of the files in a folder, in order.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = fs::read_dir(folder).map_err(Error::read(folder))?;
+    let names = entries.map(|entry| entry.map(|entry| PathBuf::from(entry.file_name())));
+    let mut names = names.collect::<Result<Vec<_>, _>>().map_err(Error::read(folder))?;
+    names.sort();
+    Ok(names)
+}
+
+/// One thread per core.
+pub fn all_cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}

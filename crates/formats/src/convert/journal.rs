@@ -1,0 +1,153 @@
+//! The folder of an unfinished output, and the journal that says how far it is.
+
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Job;
+use super::copy::Progress;
+use crate::error::Error;
+use crate::source::Source;
+use crate::whole;
+use crate::writer::WriteOptions;
+
+/// Everything that decides the bytes of the output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    version: String,
+    source: PathBuf,
+    column: Option<String>,
+    from: String,
+    to: Option<String>,
+    write: WriteOptions,
+    eos: Option<u64>,
+    split: Option<u64>,
+    drop_empty: bool,
+    /// Name, length, inode, and time of change of every file of the source.
+    files: Vec<(PathBuf, u64, u64, i64, i64)>,
+}
+
+impl Identity {
+    pub(super) fn new(job: &Job, source: &dyn Source) -> Result<Identity, Error> {
+        let layout = source.layout();
+        let mut files = Vec::with_capacity(layout.files.len());
+        for name in &layout.files {
+            let path = layout.folder.join(name);
+            let found = fs::metadata(&path).map_err(Error::read(&path))?;
+            let (inode, seconds, nanos) = (found.ino(), found.ctime(), found.ctime_nsec());
+            files.push((name.clone(), found.len(), inode, seconds, nanos));
+        }
+        Ok(Identity {
+            version: env!("CARGO_PKG_VERSION").into(),
+            source: fs::canonicalize(&job.source).map_err(Error::read(&job.source))?,
+            column: job.read.column.clone(),
+            from: layout.dtype.name().into(),
+            to: job.dtype.map(|dtype| dtype.name().into()),
+            write: job.write.clone(),
+            eos: job.eos.or(layout.manifest.as_ref().and_then(|manifest| manifest.eos)),
+            split: job.split,
+            drop_empty: job.drop_empty,
+            files,
+        })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Journal {
+    identity: Identity,
+    progress: Progress,
+    writer: Value,
+}
+
+/// The folder beside an output in which it is written. Only one run at a time has it.
+pub(super) struct Staging {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Staging {
+    /// Creates the folder, or takes the one that an earlier run has left.
+    pub(super) fn open(output: &Path) -> Result<Staging, Error> {
+        let path = whole::beside(output, ".dquant-convert");
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(Error::write(&path)(error));
+            }
+            _ => {}
+        }
+        let lock = File::open(&path).map_err(Error::read(&path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Staging { path, _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                let why = "is being written by another run";
+                Err(Error::refused(output, why, "wait for it, or choose another name"))
+            }
+            Err(TryLockError::Error(error)) => Err(Error::write(&path)(error)),
+        }
+    }
+
+    /// The files of the output.
+    pub(super) fn data(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    /// Files that are not part of it.
+    pub(super) fn scratch(&self) -> PathBuf {
+        self.path.join("scratch")
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.path.join("journal.json")
+    }
+
+    pub(super) fn has_journal(&self) -> bool {
+        self.journal().is_file()
+    }
+
+    /// How far an earlier run of the same job is.
+    pub(super) fn load(&self, identity: &Identity) -> Option<(Progress, Value)> {
+        let text = fs::read(self.journal()).ok()?;
+        let journal: Journal = serde_json::from_slice(&text).ok()?;
+        (journal.identity == *identity).then_some((journal.progress, journal.writer))
+    }
+
+    /// Notes how far this run is, when the files are on the disk.
+    pub(super) fn store(
+        &self,
+        identity: &Identity,
+        progress: &Progress,
+        writer: Value,
+    ) -> Result<(), Error> {
+        let path = self.journal();
+        let journal = Journal { identity: identity.clone(), progress: *progress, writer };
+        let text =
+            serde_json::to_vec(&journal).map_err(|error| Error::write(&path)(error.into()))?;
+        // New files of the output have to be found again, too.
+        whole::sync_folder_of(&self.data().join("any"))?;
+        whole::write(&path, &text)
+    }
+
+    /// Removes what an earlier run has left.
+    pub(super) fn clear(&self) -> Result<(), Error> {
+        let journal = self.journal();
+        if journal.exists() {
+            fs::remove_file(&journal).map_err(Error::write(&journal))?;
+        }
+        for folder in [self.data(), self.scratch()] {
+            if folder.exists() {
+                fs::remove_dir_all(&folder).map_err(Error::write(&folder))?;
+            }
+            fs::create_dir(&folder).map_err(Error::write(&folder))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the folder.
+    pub(super) fn remove(&self) {
+        // The name says that it is unfinished; the next run clears it.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}

@@ -1,0 +1,278 @@
+//! Reading: a dataset as parts that are independent of each other, each a stream of tokens and ends of documents.
+//!
+//! [`open`] detects the format and checks headers and indices. Parts are a few MiB where the format allows it, so that
+//! several threads can read one dataset and a run that was killed can go on at a part. Reading takes memory for a
+//! block, not for a part or a document.
+
+pub(crate) mod blocks;
+#[cfg(feature = "parquet")]
+pub(crate) mod columns;
+pub(crate) mod contiguous;
+pub(crate) mod litdata;
+pub(crate) mod mds;
+pub(crate) mod shard;
+pub(crate) mod webdataset;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use xio::dataset::{Dtype, TokenFile, megatron, npy};
+
+use crate::error::Error;
+use crate::kind::Kind;
+use crate::manifest::Manifest;
+use crate::settle::Origin;
+
+/// Bytes of a part where the format can be cut anywhere.
+pub(crate) const PART_BYTES: u64 = 8 << 20;
+
+/// Bytes read at once; a multiple of every token size.
+pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
+
+/// Names by which a column of tokens is known where several columns could be it.
+pub(crate) const TOKEN_COLUMNS: [&str; 2] = ["tokens", "input_ids"];
+
+/// Largest `index.json` that is read.
+pub(crate) const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+/// How to read a dataset.
+#[derive(Clone, Debug, Default)]
+pub struct ReadOptions {
+    /// The format, where the first bytes do not tell it.
+    pub kind: Option<Kind>,
+    /// The type of tokens that the format does not record.
+    pub dtype: Option<Dtype>,
+    /// Ids are below this number.
+    pub vocabulary: Option<u64>,
+    /// The column, field or member that holds the tokens, where there are several.
+    pub column: Option<String>,
+    /// Take the given type of a flat file without a look at its bytes or its manifest.
+    pub trusted: bool,
+    /// Do as if there were no manifest.
+    pub ignore_manifest: bool,
+}
+
+impl ReadOptions {
+    /// The manifest of the dataset at `path`, unless it is to be ignored.
+    fn manifest(&self, path: &Path) -> Result<Option<Manifest>, Error> {
+        if self.trusted || self.ignore_manifest { Ok(None) } else { Manifest::load(path) }
+    }
+}
+
+/// What is known of a dataset before its tokens are read.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The format.
+    pub kind: Kind,
+    /// Type of the tokens.
+    pub dtype: Dtype,
+    /// Who says so.
+    pub origin: Origin,
+    /// Number of tokens, where the header or index tells it.
+    pub tokens: Option<u64>,
+    /// Number of documents, where the header or index tells it.
+    pub documents: Option<u64>,
+    /// What else a user should know, such as the column that is read.
+    pub note: Option<String>,
+    /// Where the tokens lie, when they are one run in one file.
+    pub run: Option<TokenFile>,
+    /// The manifest beside it.
+    pub manifest: Option<Manifest>,
+    /// The folder that `files` are relative to.
+    pub folder: PathBuf,
+    /// All files of the dataset, those with tokens in their order.
+    pub files: Vec<PathBuf>,
+}
+
+/// Receives the tokens of a part.
+pub trait Sink {
+    /// The next tokens, little-endian and whole, at most [`MAX_PIECE`] bytes.
+    ///
+    /// # Errors
+    /// When no more are wanted.
+    fn tokens(&mut self, bytes: &[u8]) -> Result<(), Error>;
+
+    /// The document ends here.
+    ///
+    /// # Errors
+    /// When no more are wanted.
+    fn end_document(&mut self) -> Result<(), Error>;
+}
+
+/// Most bytes of one call of [`Sink::tokens`].
+pub const MAX_PIECE: usize = BLOCK_BYTES as usize;
+
+/// A dataset that was opened.
+pub trait Source: Send + Sync {
+    /// What is known of it.
+    fn layout(&self) -> &Layout;
+
+    /// Number of parts.
+    fn parts(&self) -> u64;
+
+    /// The file that holds a part, for messages.
+    fn part_path(&self, part: u64) -> PathBuf;
+
+    /// Reads one part, from its first token to its last.
+    ///
+    /// # Errors
+    /// When the file cannot be read or contradicts its format, and every error of the sink.
+    fn read(&self, part: u64, sink: &mut dyn Sink) -> Result<(), Error>;
+}
+
+/// Opens the dataset at `path`: a file, one half of a Megatron pair, an `index.json`, or a folder.
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
+    let found = fs::metadata(path).map_err(Error::read(path))?;
+    if !found.is_dir() && !found.is_file() {
+        return Err(Error::refused(path, "is neither a file nor a folder", "name a token file"));
+    }
+    let is_index = path.file_name().is_some_and(|name| name == "index.json");
+    match (found.is_dir(), is_index, path.parent()) {
+        (true, ..) => open_folder(path, options),
+        (false, true, Some(folder)) => open_folder(folder, options),
+        _ => open_file(path, options),
+    }
+}
+
+fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
+    let kind = match options.kind {
+        Some(kind) => kind,
+        None => sniff(path)?,
+    };
+    match kind {
+        Kind::Flat | Kind::Npy | Kind::Megatron => contiguous::open(path, kind, options),
+        Kind::WebDataset => webdataset::open(path, vec![path.to_owned()], options),
+        Kind::Parquet | Kind::Arrow => open_columns(path, vec![path.to_owned()], kind, options),
+        Kind::Mds | Kind::LitData => {
+            let why = format!("is a file, and a dataset in the format {kind} is a folder");
+            Err(Error::refused(path, why, "name the folder that holds its index.json"))
+        }
+    }
+}
+
+/// The format of a file by its first bytes and its name.
+fn sniff(path: &Path) -> Result<Kind, Error> {
+    let mut head = Vec::new();
+    let file = File::open(path).map_err(Error::read(path))?;
+    file.take(512).read_to_end(&mut head).map_err(Error::read(path))?;
+    let ends = |ending: &str| path.extension().is_some_and(|found| found == ending);
+    let compressed = [&b"\x1f\x8b"[..], b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04"];
+    Ok(if head.starts_with(npy::MAGIC) {
+        Kind::Npy
+    } else if head.starts_with(megatron::MAGIC) {
+        Kind::Megatron
+    } else if head.starts_with(b"PAR1") {
+        Kind::Parquet
+    } else if head.starts_with(b"ARROW1") || ends("arrow") {
+        Kind::Arrow
+    } else if head.get(257..262) == Some(b"ustar") || ends("tar") {
+        Kind::WebDataset
+    } else if ends("bin") && path.with_extension("idx").is_file() {
+        Kind::Megatron
+    } else if compressed.iter().any(|magic| head.starts_with(magic)) {
+        return Err(Error::refused(path, "is compressed as a whole", "decompress it first"));
+    } else {
+        Kind::Flat
+    })
+}
+
+fn open_folder(folder: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
+    let index = folder.join("index.json");
+    if index.is_file() {
+        let found = index_json(&index)?;
+        return match (found.get("shards"), found.get("chunks")) {
+            (Some(_), None) => mds::open(folder, &index, found, options),
+            (None, Some(_)) => litdata::open(folder, &index, found, options),
+            _ => Err(Error::refused(
+                &index,
+                "lists neither `shards` (MosaicML) nor `chunks` (LitData)",
+                "name a folder that MDSWriter or litdata.optimize wrote",
+            )),
+        };
+    }
+    let entries = fs::read_dir(folder).map_err(Error::read(folder))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<Result<Vec<_>, _>>().map_err(Error::read(folder))?;
+    paths.sort();
+    let with = |ending: &str| -> Vec<PathBuf> {
+        let ends = |path: &&PathBuf| path.extension().is_some_and(|found| found == ending);
+        paths.iter().filter(ends).cloned().collect()
+    };
+    let found = [with("tar"), with("parquet"), with("arrow")];
+    match found {
+        [tars, none, nothing] if !tars.is_empty() && none.is_empty() && nothing.is_empty() => {
+            webdataset::open(folder, tars, options)
+        }
+        [none, files, nothing] if !files.is_empty() && none.is_empty() && nothing.is_empty() => {
+            open_columns(folder, files, Kind::Parquet, options)
+        }
+        [none, nothing, files] if !files.is_empty() && none.is_empty() && nothing.is_empty() => {
+            open_columns(folder, files, Kind::Arrow, options)
+        }
+        _ => Err(Error::refused(
+            folder,
+            "holds no index.json, and not only .tar, .parquet or .arrow files either",
+            "name one file, or a folder that holds one dataset",
+        )),
+    }
+}
+
+#[cfg(feature = "parquet")]
+fn open_columns(
+    path: &Path,
+    files: Vec<PathBuf>,
+    kind: Kind,
+    options: &ReadOptions,
+) -> Result<Box<dyn Source>, Error> {
+    columns::open(path, files, kind, options)
+}
+
+#[cfg(not(feature = "parquet"))]
+fn open_columns(
+    path: &Path,
+    _files: Vec<PathBuf>,
+    kind: Kind,
+    _options: &ReadOptions,
+) -> Result<Box<dyn Source>, Error> {
+    Err(Error::refused(
+        path,
+        format!("is a dataset in the format {kind}, which {NOT_BUILT}"),
+        PARQUET_HINT,
+    ))
+}
+
+/// What a build without an optional format says.
+pub(crate) const NOT_BUILT: &str = "this program was built without";
+
+/// How to build with Parquet.
+#[cfg(not(feature = "parquet"))]
+pub(crate) const PARQUET_HINT: &str = "build it with `cargo build --release --features parquet`";
+
+/// Reads an `index.json`.
+fn index_json(path: &Path) -> Result<serde_json::Value, Error> {
+    let file = File::open(path).map_err(Error::read(path))?;
+    let mut text = Vec::new();
+    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(Error::read(path))?;
+    if text.len() as u64 > MAX_INDEX_BYTES {
+        return Err(Error::corrupt(path, format!("is larger than {MAX_INDEX_BYTES} bytes")));
+    }
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::corrupt(path, format!("is no valid JSON: {error}")))
+}
+
+/// The paths relative to `folder`, for manifests and messages.
+pub(crate) fn relative(folder: &Path, paths: &[PathBuf]) -> Vec<PathBuf> {
+    paths.iter().map(|path| path.strip_prefix(folder).unwrap_or(path).to_owned()).collect()
+}
+
+/// The folder that holds `path`.
+pub(crate) fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}

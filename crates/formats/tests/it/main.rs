@@ -1,0 +1,8 @@
+//! Datasets in all formats: written, read back, converted, damaged.
+
+mod choice;
+mod damage;
+mod golden;
+mod kit;
+mod pairs;
+mod resume;

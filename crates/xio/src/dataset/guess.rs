@@ -1,0 +1,294 @@
+//! What the bytes of a file without a header say about the type of its tokens.
+//!
+//! A flat file read with the wrong type gives numbers all the same: half of a `u32`, or two `u16` in one. The
+//! structure of token files shows the mistake. An id is below [`LARGEST_VOCABULARY`], so the upper half of every
+//! wide number is almost zero, and two neighbouring ids in one wide number almost never are. [`Evidence`] counts this
+//! over a few samples of the file. It proposes a type only when the bytes leave no doubt, and it contradicts a type
+//! that the user gave when the bytes do.
+//!
+//! Callers read [`SAMPLE_BYTES`] at each of the offsets of [`sample_offsets`]: the work does not depend on the length
+//! of the file.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+
+use super::Dtype;
+
+/// No vocabulary in use is larger. An id beyond it is a sign of a wrong type.
+pub const LARGEST_VOCABULARY: u64 = 1 << 20;
+
+/// Bytes read at each of the [`sample_offsets`], or as many as there are.
+pub const SAMPLE_BYTES: u64 = 16 << 10;
+
+/// Samples of a file.
+const SAMPLES: u64 = 4;
+
+/// Fewer numbers say nothing.
+const ENOUGH: u64 = 64;
+
+/// Different lower halves that token files have, unlike constants and counters.
+const VARIETY: u32 = 48;
+
+/// Negative numbers that label files hold, such as -100 for "no loss here".
+const SMALLEST_LABEL: i64 = -256;
+
+/// Where to read samples of a file of `file_len` bytes: whole numbers of eight bytes, spread over the file.
+pub fn sample_offsets(file_len: u64) -> impl Iterator<Item = u64> {
+    let last = file_len.saturating_sub(SAMPLE_BYTES) & !7;
+    let whole = file_len <= SAMPLES * SAMPLE_BYTES;
+    (0..SAMPLES).map_while(move |sample| match whole {
+        true => Some(sample * SAMPLE_BYTES).filter(|at| *at < file_len),
+        // Not `last * sample / 3`, which could exceed 64 bits.
+        false => Some((last / (SAMPLES - 1) * sample) & !7),
+    })
+}
+
+/// Numbers of one width in the samples.
+#[derive(Clone, Copy, Debug, Default)]
+struct Words {
+    count: u64,
+    /// Beyond the vocabulary, and no label either.
+    beyond: u64,
+    negative: u64,
+    largest: u64,
+}
+
+impl Words {
+    fn add(&mut self, value: u64, signed: i64, bound: u64) {
+        self.count += 1;
+        if (SMALLEST_LABEL..0).contains(&signed) {
+            self.negative += 1;
+        } else {
+            self.largest = self.largest.max(value);
+            self.beyond += u64::from(value >= bound);
+        }
+    }
+
+    fn all_are_ids(&self) -> bool {
+        self.count >= ENOUGH && self.beyond == 0
+    }
+
+    fn mostly_beyond(&self) -> bool {
+        self.count >= ENOUGH && 2 * self.beyond >= self.count
+    }
+}
+
+/// What samples of a file say about its type.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    file_len: u64,
+    vocabulary: Option<u64>,
+    words2: Words,
+    words4: Words,
+    words8: Words,
+    /// Bytes of printable ASCII text.
+    text: u64,
+    bytes: u64,
+    /// Numbers of two bytes in the uppermost 256, which compressed data has and vocabularies rarely do.
+    uppermost: u64,
+    /// Which lower halves of numbers of four bytes occurred, one bit each.
+    lower_halves: Box<[u64; 1024]>,
+}
+
+impl Evidence {
+    /// Nothing seen of a file of `file_len` bytes; ids are below `vocabulary` where it is known.
+    pub fn new(file_len: u64, vocabulary: Option<u64>) -> Evidence {
+        let none = Words::default();
+        Evidence {
+            file_len,
+            vocabulary,
+            words2: none,
+            words4: none,
+            words8: none,
+            text: 0,
+            bytes: 0,
+            uppermost: 0,
+            lower_halves: Box::new([0; 1024]),
+        }
+    }
+
+    /// Adds a sample that was read at one of the [`sample_offsets`].
+    pub fn add(&mut self, sample: &[u8]) {
+        let bound = self.vocabulary.unwrap_or(LARGEST_VOCABULARY);
+        for &bytes in sample.as_chunks::<2>().0 {
+            let value = u16::from_le_bytes(bytes);
+            self.words2.add(value.into(), i64::MAX, bound);
+            self.uppermost += u64::from(value >= 0xff00);
+        }
+        for &bytes in sample.as_chunks::<4>().0 {
+            let value = u32::from_le_bytes(bytes);
+            self.words4.add(value.into(), (value as i32).into(), bound);
+            let lower = value & 0xffff;
+            self.lower_halves[lower as usize / 64] |= 1 << (lower % 64);
+        }
+        for &bytes in sample.as_chunks::<8>().0 {
+            let value = u64::from_le_bytes(bytes);
+            self.words8.add(value, value as i64, bound);
+        }
+        let is_text = |byte: &&u8| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~');
+        self.text += sample.iter().filter(is_text).count() as u64;
+        self.bytes += sample.len() as u64;
+    }
+
+    /// Whether the lower halves differ as ids do.
+    fn is_varied(&self) -> bool {
+        let seen: u32 = self.lower_halves.iter().map(|bits| bits.count_ones()).sum();
+        seen >= VARIETY
+    }
+
+    fn is_text(&self) -> bool {
+        self.bytes >= ENOUGH && self.text * 100 >= self.bytes * 95
+    }
+
+    /// The type that the bytes leave no doubt about, and why; or why they do not.
+    pub fn guess(&self) -> Result<(Dtype, String), String> {
+        if self.is_text() {
+            return Err("its bytes are text, not token ids".into());
+        }
+        if self.words4.count < ENOUGH || !self.is_varied() {
+            return Err("its bytes are too few or too uniform to tell the type".into());
+        }
+        let bound = self.vocabulary.unwrap_or(LARGEST_VOCABULARY);
+        let below = |words: &Words, bytes| {
+            let Words { count, largest, .. } = words;
+            format!("all {count} sampled numbers of {bytes} bytes are ids of at most {largest}")
+        };
+        if self.words8.all_are_ids() && self.file_len.is_multiple_of(8) {
+            return Ok((Dtype::I64, below(&self.words8, 8)));
+        }
+        if self.words4.all_are_ids() && self.file_len.is_multiple_of(4) {
+            let dtype = if self.words4.negative > 0 { Dtype::I32 } else { Dtype::U32 };
+            return Ok((dtype, below(&self.words4, 4)));
+        }
+        let narrow = self.words2.all_are_ids() && self.file_len.is_multiple_of(2);
+        let compressed = self.vocabulary.is_none() && self.uppermost * 1024 >= self.words2.count;
+        if narrow && self.words4.mostly_beyond() && !compressed {
+            let Words { count, beyond, .. } = self.words4;
+            let why = format!("{beyond} of {count} sampled numbers of 4 bytes are beyond {bound}");
+            return Ok((Dtype::U16, why));
+        }
+        Err("its bytes look like ids of no type".into())
+    }
+
+    /// Why the bytes cannot be tokens of the type `given`, where they leave no doubt.
+    pub fn against(&self, given: Dtype) -> Option<String> {
+        let none = Words::default();
+        let words = match given.bytes() {
+            2 => &self.words2,
+            4 => &self.words4,
+            8 => &self.words8,
+            _ => &none,
+        };
+        if let Some(vocabulary) = self.vocabulary.filter(|_| words.beyond > 0) {
+            let largest = words.largest;
+            return Some(format!(
+                "holds id {largest} as {given}, beyond the vocabulary of {vocabulary}"
+            ));
+        }
+        let (guess, why) = self.guess().ok()?;
+        let differs = guess.bytes() != given.bytes();
+        let wrong = guess.bytes() > given.bytes() || words.mostly_beyond();
+        (differs && wrong).then(|| format!("is not {given} but {guess}: {why}"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Ids as a tokenizer gives them: small ones often.
+    fn ids(count: u64, vocabulary: u64) -> Vec<u64> {
+        let mut state = 7_u64;
+        let mut next = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) % vocabulary
+        };
+        (0..count).map(|_| next().min(next())).collect()
+    }
+
+    fn stored(ids: &[u64], bytes: usize) -> Vec<u8> {
+        ids.iter().flat_map(|id| id.to_le_bytes()[..bytes].to_vec()).collect()
+    }
+
+    fn evidence(data: &[u8], vocabulary: Option<u64>) -> Evidence {
+        let mut evidence = Evidence::new(data.len() as u64, vocabulary);
+        for at in sample_offsets(data.len() as u64) {
+            let end = data.len().min((at + SAMPLE_BYTES) as usize);
+            evidence.add(&data[at as usize..end]);
+        }
+        evidence
+    }
+
+    #[test]
+    fn the_type_of_token_files_is_found() {
+        for vocabulary in [256, 32_000, 50_257] {
+            for count in [200, 5_000, 300_000] {
+                let ids = ids(count, vocabulary);
+                for (bytes, dtype) in [(2, Dtype::U16), (4, Dtype::U32), (8, Dtype::I64)] {
+                    for known in [None, Some(vocabulary)] {
+                        let found = evidence(&stored(&ids, bytes), known).guess();
+                        let found = found.map(|(dtype, _)| dtype);
+                        assert_eq!(found, Ok(dtype), "{count} of {vocabulary}, {known:?}");
+                    }
+                }
+            }
+        }
+        let wide = stored(&ids(5_000, 262_144), 4);
+        assert_eq!(evidence(&wide, None).guess().unwrap().0, Dtype::U32);
+    }
+
+    #[test]
+    fn a_wrong_type_is_contradicted_and_the_right_one_is_not() {
+        let ids = ids(5_000, 50_257);
+        let all = [(2, Dtype::U16), (4, Dtype::U32), (8, Dtype::U64)];
+        for (bytes, right) in all {
+            let evidence = evidence(&stored(&ids, bytes), None);
+            for (_, given) in all {
+                let why = evidence.against(given);
+                assert_eq!(why.is_none(), given == right, "{right} given as {given}: {why:?}");
+            }
+        }
+        let small = evidence(&stored(&ids, 4), Some(40_000)).against(Dtype::U32).unwrap();
+        assert!(small.contains("beyond the vocabulary of 40000"), "{small}");
+    }
+
+    #[test]
+    fn labels_below_zero_are_of_a_signed_type() {
+        let mut labels = stored(&ids(5_000, 50_257), 4);
+        for at in (0..labels.len()).step_by(28) {
+            labels[at..at + 4].copy_from_slice(&(-100_i32).to_le_bytes());
+        }
+        assert_eq!(evidence(&labels, None).guess().unwrap().0, Dtype::I32);
+    }
+
+    #[test]
+    fn what_leaves_a_doubt_is_not_guessed() {
+        let noise: Vec<u8> = ids(9_000, 1 << 31).iter().map(|id| (id >> 9) as u8).collect();
+        let text = "It was the best of times, it was the worst of times.\n".repeat(90);
+        for data in [&[][..], &[7; 40], &[0; 9_000], &stored(&[5; 900], 4), &noise, text.as_bytes()]
+        {
+            let guess = evidence(data, None).guess();
+            assert!(guess.is_err(), "{} bytes: {guess:?}", data.len());
+            assert_eq!(evidence(data, None).against(Dtype::U32), None);
+        }
+        // Digits stored as u16: the halves of u32 would be as small.
+        assert!(evidence(&stored(&ids(9_000, 10), 2), None).guess().is_err());
+    }
+
+    #[test]
+    fn samples_lie_in_the_file_and_on_whole_numbers() {
+        for len in [0, 1, 7, 16_384, 16_385, 65_536, 65_537, 1_000_003, u64::MAX] {
+            let offsets: Vec<u64> = sample_offsets(len).collect();
+            assert_eq!(offsets.is_empty(), len == 0);
+            assert!(
+                offsets.iter().all(|at| *at < len && at.is_multiple_of(8)),
+                "{len}: {offsets:?}"
+            );
+            assert!(offsets.is_sorted());
+        }
+    }
+}
