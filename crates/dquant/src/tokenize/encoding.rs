@@ -2,7 +2,7 @@
 //!
 //! The ranks are compiled in, so tokenising needs no network and no file. Ids are data: a dataset made with one version
 //! must match a model made with another, which is why the crate that ships the ranks is pinned to one exact version
-//! and known ids are tested here. Text is encoded by [`bpe`](super::bpe), whose ids equal those of that crate.
+//! and known ids are tested here. Text is encoded by [`bpe`], whose ids equal those of that crate.
 
 use std::fmt;
 

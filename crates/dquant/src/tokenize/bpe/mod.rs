@@ -1,6 +1,6 @@
 //! Byte-pair encoding with tiktoken's vocabularies, several times as fast as tiktoken's own encoder.
 //!
-//! Text is [split](split) into pieces. A piece that is a token is one table look-up; of any other, the pair of
+//! Text is [`split`] into pieces. A piece that is a token is one table look-up; of any other, the pair of
 //! neighbours with the lowest rank is merged until no pair is a token, as tiktoken does. Short tokens are keys of
 //! 16 bytes in one table, so a look-up touches one cache line. Nothing here can fail: every byte is a token.
 
