@@ -1,8 +1,8 @@
 """A second implementation of what a batch is, written from docs/plan.md alone.
 
 It shares no code and no author's assumption with the engine: a plan's text and the files in, the bytes of batch b out.
-Plain integers and lists; numpy reads files and nothing else. Nothing here may import dquant, and nothing may be made
-fast at the price of being less like the page.
+Plain integers and lists compute the order; numpy reads files and holds rows. Nothing here may import
+dquant, and nothing may be made fast at the price of being less like the page.
 
     batches = Reference("window(64) | shuffle(7) | batch(32)", [("u32", "tokens/web.bin")])
     batches.batch(1000).tobytes()

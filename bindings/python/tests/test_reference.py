@@ -96,8 +96,8 @@ class Batches(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name if name.endswith(".npy") else f"{name}.bin")
 
-    def stream(self, source, plan, **options):
-        return dquant.Stream(source, plan, slots=2, **options)
+    def stream(self, source, plan, dtype="u32", **options):
+        return dquant.Stream(source, plan, dtype=dtype, slots=2, **options)
 
     def reference(self, names, plan, seed=0):
         return Reference(plan, [(FILES[name][0], self.path(name)) for name in names], seed)
@@ -110,7 +110,7 @@ class Batches(unittest.TestCase):
     def compare(self, source, names, plan, seed):
         """Two batches at two of four places: the beginning, some hundred on, far out, the end; to the byte."""
         reference = self.reference(names, plan, seed)
-        dtype = next((FILES[name][0] for name in names if not name.endswith(".npy")), None)
+        dtype = next((FILES[name][0] for name in names if not name.endswith(".npy")), "u32")
         end = LAST_SAMPLE // reference.samples - 2
         for first in {0: (0, 10**9 + 1234), 7: (371, end), 2**64 - 1: (0, 371)}[seed]:
             with self.stream(source, plan, dtype=dtype, seed=seed, first_batch=first, batches=2) as stream:
