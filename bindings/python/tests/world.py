@@ -116,7 +116,7 @@ class World(unittest.TestCase):
     def options(self, offload=True, **more):
         """How the tests reach their daemons."""
         where = {"dpu": self.socket} if offload else {"roce": fresh_ip(), "memory": 32 << 20}
-        return {"token": TOKEN, "slot_size": 64 << 10, "slots": 4, **where, **more}
+        return {"token": TOKEN, "dtype": "u32", "slot_size": 64 << 10, "slots": 4, **where, **more}
 
     def stream(self, url=None, plan=None, offload=True, **more):
         """A stream that is closed with the test, whatever is left of it."""
@@ -141,5 +141,6 @@ class World(unittest.TestCase):
 
     def cat(self, *args, url=None, plan=None, dpu=None):
         """Runs `dquant cat` through a DPU."""
-        line = [self.binary, "cat", url or self.url, "--plan", plan or self.PLAN, "--dpu", dpu or self.socket, *args]
+        line = [self.binary, "cat", url or self.url, "--plan", plan or self.PLAN, "--dpu", dpu or self.socket]
+        line += [*args] if "--dtype" in args else ["--dtype", "u32", *args]
         return subprocess.run(line, env=self.env, capture_output=True, timeout=PATIENCE_S, check=False)
