@@ -59,6 +59,7 @@ fn a_running_pair_is_explained_from_both_ends() {
     assert!(alone["queue_pairs"][0]["peer"].is_null(), "{alone}");
     assert!(alone["queue_pairs"][0]["receives"].as_u64() > Some(0), "{alone}");
 
+    meeting.wait_for_server();
     let client = Running::player(&folder, &meeting, Some("127.0.0.1"));
     let theirs = client.explained(&folder, "RTS")["queue_pairs"][0].clone();
     let ours = eventually("a round trip", || {
@@ -100,7 +101,7 @@ fn a_peer_that_was_killed_is_named_with_packet_and_cause() {
     // queried.
     let (_reader, full) = full_pipe();
     let server = Running::silenced(&folder, &meeting, &full);
-    server.explained(&folder, "INIT");
+    meeting.wait_for_server();
     let client = Running::player(&folder, &meeting, Some("127.0.0.1"));
     let peer = client.explained(&folder, "RTS")["queue_pairs"][0]["qpn"].clone();
     // Only the side that waits for a reply notices that the other has ended: it must be the

@@ -42,6 +42,22 @@ impl Meeting {
         Meeting(listener.local_addr().expect("it is bound").port().to_string())
     }
 
+    /// Waits until the server listens: a client that comes before ends at once.
+    pub(super) fn wait_for_server(&self) {
+        let port: u16 = self.0.parse().expect("made from a port");
+        let listener = format!(":{port:04X}");
+        let listens = |line: &str| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, state) = (fields.next(), fields.nth(1));
+            local.is_some_and(|local| local.ends_with(&listener)) && state == Some("0A")
+        };
+        eventually("a server that listens", || {
+            let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+            let has_it = tables.iter().flatten().any(|table| table.lines().any(listens));
+            has_it.then_some(())
+        });
+    }
+
     /// The command of one player; without `server` it is the server.
     pub(super) fn player(
         &self,
