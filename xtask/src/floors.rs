@@ -87,7 +87,7 @@ const FLOORS: &[(&str, &str)] = &[
          capsule: dataset kernel
          disk
          order: dataset
-         plan: dataset order
+         plan: dataset kernel order
          stage: dataset kernel order plan
          target: capsule disk kernel stage
          reader: capsule dataset disk kernel order stage target
@@ -115,7 +115,8 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/host/src",
         "scratch
-         kernels
+         codecs
+         kernels: codecs
          descriptors
          attach
          ring: attach
@@ -168,7 +169,7 @@ const FLOORS: &[(&str, &str)] = &[
          layout: error proto
          data: budget error log status
          control: catalog data error log proto status
-         stream: budget control data error layout log proto status
+         stream: budget catalog control data error layout log proto status
          local: budget data error runtime seed stream
          files: catalog data error layout proto stream
          daemon: budget catalog control data error log proto runtime signals status stream",
