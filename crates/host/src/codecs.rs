@@ -89,7 +89,7 @@ mod tests {
             let source = tokens(seed, count);
             for how in &BOTH {
                 let small = packed(how, &source);
-                prop_assert!(count < 2_000 || small.len() < source.len());
+                prop_assert!(how.level != 1 || count < 2_000 || small.len() < source.len());
                 let mut back = vec![0xee; source.len()];
                 prop_assert_eq!(decompress(how.codec, &small, &mut back), Some(source.len()));
                 prop_assert!(back == source);

@@ -26,6 +26,20 @@ fn checksum(dtype: &str) -> Option<Kind> {
     Some(Kind::Checksum(ChecksumStage { dtype: dtype.into() }))
 }
 
+fn pack(bits: u32) -> Option<Kind> {
+    Some(Kind::Pack(PackStage { dtype: "u16".into(), bits, packs_others: false }))
+}
+
+fn compress(codec: &str, level: i32) -> Option<Kind> {
+    let (dtype, codec) = ("u16".into(), codec.into());
+    Some(Kind::Compress(CompressStage { dtype, codec, level, always: false, packed: false }))
+}
+
+fn remap(ids: u32) -> Option<Kind> {
+    let (dtype, table) = ("u32".into(), "web".into());
+    Some(Kind::Remap(RemapStage { dtype, table, ids, fingerprint: 5 }))
+}
+
 fn list(kinds: &[Option<Kind>]) -> TargetStages {
     TargetStages { stages: kinds.iter().map(|kind| Stage { kind: kind.clone() }).collect() }
 }
@@ -46,16 +60,6 @@ fn a_target_refuses_stages_that_it_cannot_run() {
     let unknown = [r.clone(), None, c.clone()];
     let many = vec![r.clone(); 9];
     let version = "same version";
-    let pack =
-        |bits| Some(Kind::Pack(PackStage { dtype: "u16".into(), bits, packs_others: false }));
-    let compress = |codec: &str, level| {
-        let (dtype, codec) = ("u16".into(), codec.into());
-        Some(Kind::Compress(CompressStage { dtype, codec, level, always: false, packed: false }))
-    };
-    let remap = |ids| {
-        let (dtype, table) = ("u32".into(), "web".into());
-        Some(Kind::Remap(RemapStage { dtype, table, ids, fingerprint: 5 }))
-    };
     let with = |last: Option<Kind>| vec![list(&[r.clone(), n.clone(), c.clone(), last])];
     let cases: [(Vec<TargetStages>, &str, &str); 20] = [
         (with(pack(16)), "stage 4, pack, is not defined", ""),
@@ -67,7 +71,7 @@ fn a_target_refuses_stages_that_it_cannot_run() {
         (vec![list(&[r.clone(), remap(0), n.clone(), c.clone()])], "remap, is not defined", ""),
         (
             vec![list(&[r.clone(), remap(9), n.clone(), c.clone()])],
-            "web.bin: the table has changed",
+            "web: the table has changed",
             "again",
         ),
         // A reader without support for stages.

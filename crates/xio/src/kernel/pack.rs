@@ -113,9 +113,11 @@ pub fn pack_in_place(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<usize, N
 /// One little-endian token of `WIDTH` bytes, at most four.
 #[inline(always)]
 fn load<const WIDTH: usize>(raw: &[u8; WIDTH]) -> u32 {
-    let mut wide = [0; 4];
-    wide[..WIDTH].copy_from_slice(raw);
-    u32::from_le_bytes(wide)
+    // Written out, because a copy into four bytes does not vectorize.
+    match WIDTH {
+        4 => u32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]),
+        _ => u32::from(u16::from_le_bytes([raw[0], raw[1]])),
+    }
 }
 
 #[inline(always)]
@@ -126,14 +128,11 @@ fn pack<const WIDTH: usize>(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<u
         let at = chunk * CHUNK * WIDTH;
         let mut rows = [[0; COLUMNS]; ROWS];
         let source = buf[at..at + CHUNK * WIDTH].as_chunks::<WIDTH>().0;
-        let mut seen: Row = [0; COLUMNS];
-        for (row, raw) in rows.iter_mut().zip(source.as_chunks::<COLUMNS>().0) {
-            for ((token, raw), seen) in row.iter_mut().zip(raw).zip(&mut seen) {
-                *token = load(raw);
-                *seen |= *token;
-            }
+        // Two loops: one that also gathers the bits seen does not vectorize.
+        for (token, raw) in rows.as_flattened_mut().iter_mut().zip(source) {
+            *token = load(raw);
         }
-        if seen.iter().fold(0, |all, seen| all | seen) >> bits != 0 {
+        if rows.as_flattened().iter().fold(0, |seen, token| seen | token) >> bits != 0 {
             let error = overflow(&buf[at..at + CHUNK * WIDTH], dtype, bits);
             return Err(error.after(chunk * CHUNK));
         }
@@ -169,14 +168,18 @@ fn pack<const WIDTH: usize>(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<u
 #[inline(always)]
 fn pack_rows(rows: &[Row; ROWS], bits: u32) -> [Row; ROWS] {
     let mut words = [[0; COLUMNS]; ROWS];
-    for (position, row) in (0..).step_by(bits as usize).zip(rows) {
-        let (word, shift) = (position / 32, position as u32 % 32);
-        for (word, token) in words[word].iter_mut().zip(row) {
-            *word |= token.wrapping_shl(shift);
+    let (mut held, mut word, mut filled): (Row, _, _) = ([0; COLUMNS], 0, 0);
+    for row in rows {
+        for (held, token) in held.iter_mut().zip(row) {
+            *held |= token.wrapping_shl(filled);
         }
-        if shift + bits > 32 {
-            for (word, token) in words[word + 1].iter_mut().zip(row) {
-                *word |= token.wrapping_shr(32 - shift);
+        filled += bits;
+        if filled >= 32 {
+            words[word] = held;
+            (word, filled) = (word + 1, filled - 32);
+            for (held, token) in held.iter_mut().zip(row) {
+                // A shift by all of the token's bits would be one by none.
+                *held = if filled > 0 { token.wrapping_shr(bits - filled) } else { 0 };
             }
         }
     }
@@ -256,12 +259,13 @@ fn unpack_rows(words: &[Row; ROWS], bits: u32, mask: u32) -> [Row; ROWS] {
     let mut rows = [[0; COLUMNS]; ROWS];
     for (position, row) in (0..).step_by(bits as usize).zip(&mut rows) {
         let (word, shift) = (position / 32, position as u32 % 32);
-        for (token, word) in row.iter_mut().zip(&words[word]) {
-            *token = word.wrapping_shr(shift) & mask;
-        }
         if shift + bits > 32 {
-            for (token, word) in row.iter_mut().zip(&words[word + 1]) {
-                *token |= word.wrapping_shl(32 - shift) & mask;
+            for ((token, low), high) in row.iter_mut().zip(&words[word]).zip(&words[word + 1]) {
+                *token = (low.wrapping_shr(shift) | high.wrapping_shl(32 - shift)) & mask;
+            }
+        } else {
+            for (token, word) in row.iter_mut().zip(&words[word]) {
+                *token = word.wrapping_shr(shift) & mask;
             }
         }
     }

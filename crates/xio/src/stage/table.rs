@@ -42,8 +42,11 @@ pub struct Table {
     pub delivered_bytes: u64,
 }
 
+/// Whether it is at the target, and which operations it is.
+type Step = (bool, fn(&BlockOp) -> bool);
+
 /// The operations over blocks that have rows, in the order of the data flow on either side of the wire.
-const STEPS: [(bool, fn(&BlockOp) -> bool); 9] = [
+const STEPS: [Step; 9] = [
     (true, |op| matches!(op, BlockOp::Remap { .. })),
     (true, |op| matches!(op, BlockOp::Narrow { .. })),
     (true, |op| matches!(op, BlockOp::Pack(_))),
