@@ -169,6 +169,15 @@ pub fn unpack_in_place(buf: &mut [u8], tokens: usize, bits: u32, to: Dtype) -> O
     pack::unpack_in_place(buf, tokens, bits, to)
 }
 
+/// Replaces every little-endian token by its entry in a table. Bits of an entry that the type has no room
+/// for are lost, so whoever reads a table compares it with the type.
+///
+/// # Errors
+/// Names the first token without an entry. The contents of `buf` are unspecified then.
+pub fn remap_in_place(buf: &mut [u8], dtype: Dtype, table: &[u32]) -> Result<(), NarrowError> {
+    body::remap_in_place(buf, dtype, table)
+}
+
 /// The result of [`scan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {

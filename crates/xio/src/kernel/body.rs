@@ -182,6 +182,40 @@ fn replace_negative_32(buf: &mut [u8], instead: u32) -> u32 {
     replaced
 }
 
+/// The loop behind [`remap_in_place`](super::remap_in_place).
+#[inline(always)]
+pub fn remap_in_place(buf: &mut [u8], dtype: Dtype, table: &[u32]) -> Result<(), NarrowError> {
+    let done = match dtype.bytes() {
+        2 => remap_16(buf, table),
+        4 => remap_32(buf, table),
+        8 => remap_64(buf, table),
+        _ => return Err(NarrowError::Unsupported { from: dtype, to: dtype }),
+    };
+    done.map_err(|(index, bits)| {
+        let value = signed(bits, dtype);
+        NarrowError::Overflow { index, value, to: dtype }
+    })
+}
+
+macro_rules! remapping {
+    ($name:ident, $int:ty) => {
+        #[inline(always)]
+        fn $name(buf: &mut [u8], table: &[u32]) -> Result<(), Offender> {
+            for (index, raw) in buf.as_chunks_mut().0.iter_mut().enumerate() {
+                let token = <$int>::from_le_bytes(*raw);
+                let entry = usize::try_from(token).ok().and_then(|token| table.get(token));
+                let entry = entry.ok_or((index, u64::from(token)))?;
+                *raw = (*entry as $int).to_le_bytes();
+            }
+            Ok(())
+        }
+    };
+}
+
+remapping!(remap_16, u16);
+remapping!(remap_32, u32);
+remapping!(remap_64, u64);
+
 /// The loop behind [`widen_into`](super::widen_into).
 #[inline(always)]
 pub fn widen_into(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {

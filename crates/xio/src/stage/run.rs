@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::{BlockOp, Packing, Stage, Type};
 use crate::dataset::Dtype;
 use crate::kernel::pack::{bits_needed, fit, packed_bytes};
-use crate::kernel::{Codec, Compressed, Compression, Kernels, NarrowError};
+use crate::kernel::{Codec, Compressed, Compression, Kernels, NarrowError, remap_in_place};
 
 /// Room for a block of 1 MiB that a compressor makes larger: LZ4 asks for a tenth more.
 pub const SCRATCH_BYTES: usize = (1 << 20) + (1 << 17) + 64;
@@ -157,7 +157,7 @@ fn step(
     let block = &mut ran.block;
     let bytes = &mut buffer[..block.bytes];
     match stage.op {
-        BlockOp::Remap { .. } => remap(bytes, dtype, tools.table)?,
+        BlockOp::Remap { .. } => remap_in_place(bytes, dtype, tools.table)?,
         BlockOp::Narrow { to, instead: None } => {
             block.bytes = (kernels.narrow)(bytes, dtype, to)?;
             ran.narrowed += 1;
@@ -192,26 +192,6 @@ fn step(
                 return Err(BlockError::Damaged);
             }
         }
-    }
-    Ok(())
-}
-
-/// Replaces every token by its entry. Entries fit the type of the tokens: whoever reads a table checks it.
-fn remap(bytes: &mut [u8], dtype: Dtype, table: &[u32]) -> Result<(), BlockError> {
-    let width = dtype.bytes() as usize;
-    for (index, raw) in bytes.chunks_exact_mut(width).enumerate() {
-        let mut wide = [0; 8];
-        wide[..width].copy_from_slice(raw);
-        let token = u64::from_le_bytes(wide);
-        let Some(entry) = usize::try_from(token).ok().and_then(|token| table.get(token)) else {
-            let value = match dtype {
-                Dtype::I32 => (token as i32).into(),
-                Dtype::I64 => (token as i64).into(),
-                _ => token.into(),
-            };
-            return Err(BlockError::Overflow { index, value, stage: 0 });
-        };
-        raw.copy_from_slice(&u64::from(*entry).to_le_bytes()[..width]);
     }
     Ok(())
 }
