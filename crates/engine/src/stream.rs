@@ -209,11 +209,12 @@ fn open(
 ) -> Result<(OpenStream, Opened, RingFds), Error> {
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
-    let mut asked = request.datasets.clone();
-    asked.extend(layout::parse(&request.plan)?.remap().map(Table::request));
+    let table = layout::parse(&request.plan)?.remap().map(Table::request);
+    let asked: Vec<_> = request.datasets.iter().cloned().chain(table).collect();
+    let has_table = asked.len() > request.datasets.len();
     let mut infos = context.runtime.block_on(control.describe(asked))?;
-    // The table comes last; a description too few is noticed with the plan.
-    let table = (infos.len() > request.datasets.len()).then(|| infos.pop()).flatten();
+    // The table comes last. A wrong number of descriptions is noticed with the plan.
+    let table = if has_table { infos.pop() } else { None };
     let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
     let compile =
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
