@@ -87,7 +87,7 @@ const FLOORS: &[(&str, &str)] = &[
          capsule: dataset kernel
          disk
          order: dataset
-         plan: dataset order
+         plan: dataset kernel order
          stage: dataset kernel order plan
          target: capsule disk kernel stage
          reader: capsule dataset disk kernel order stage target
@@ -115,7 +115,8 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/host/src",
         "scratch
-         kernels
+         codecs
+         kernels: codecs
          descriptors
          attach
          ring: attach
@@ -170,7 +171,7 @@ const FLOORS: &[(&str, &str)] = &[
          control: catalog data error log proto status
          handle: data
          group: error handle log proto
-         stream: budget control data error group handle layout log proto status
+         stream: budget catalog control data error group handle layout log proto status
          local: budget data error group runtime seed stream
          files: catalog data error layout proto stream
          daemon: budget catalog control data error group log proto runtime signals status stream",

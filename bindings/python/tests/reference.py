@@ -66,7 +66,9 @@ def parse(text):
                 sign = take(",", ")", "=")
                 if sign == "=":
                     name, value = value, take("word")
-                    sign = take(",", ")")
+                    sign = take(",", ")", "(")
+                    if sign == "(":
+                        value, sign = (value, take("word")), take(")") and take(",", ")")
                 arguments.append((name, value))
         actions[action] = arguments
         if not rest:
@@ -235,16 +237,17 @@ class Reference:
     """The batches of a plan.
 
     `files` is a list of (dtype, path) in the order of the blend; without a blend several files are sorted by path. The
-    dtype of a `.npy` file is its own. `seed` stands for the word in the plan.
+    dtype of a `.npy` file is its own. `seed` stands for the word in the plan, and `table` holds the ids of `remap`.
     """
 
-    def __init__(self, plan, files, seed=0):
+    def __init__(self, plan, files, seed=0, table=None):
         actions = parse(plan)
         options = {name: dict(arguments) for name, arguments in actions.items()}
 
         def number(action, name, default):
             given = options.get(action, {})
-            text = given.get(name, given.get(None, default) if name in ("tokens", "samples", "seed") else default)
+            first = name in ("tokens", "samples", "seed", "bits")
+            text = given.get(name, given.get(None, default) if first else default)
             return seed if text == "seed" else int(text)
 
         overlap = number("window", "overlap", 0)
@@ -260,7 +263,10 @@ class Reference:
         if len(files) != len(weights):
             raise ValueError(f"{len(files)} files for {len(weights)} datasets")
         self.blend = blend_of(weights)
-        self.types = [TYPES[options[name][None]] for name in ("narrow", "widen") if name in actions]
+        self.table = None if table is None else numpy.asarray(table, "<u4")
+        self.narrow = options.get("narrow")
+        self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
+        self.widen = options["widen"][None] if "widen" in actions else None
         self.pairs = "pairs" in actions
 
     def place(self, n):
@@ -276,10 +282,27 @@ class Reference:
         """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
         places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
         rows = [self.datasets[d].sample(i) for d, i in places]
-        for dtype in self.types:
-            rows = [exactly(row, dtype) for row in rows]
-        rows = numpy.stack(rows)
+        rows = numpy.stack([self.delivered(row) for row in rows])
         return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
+
+
+    def delivered(self, row):
+        """The tokens of a sample as they are delivered."""
+        if self.table is not None:
+            if (row < 0).any() or (row >= len(self.table)).any():
+                raise OverflowError("a token has no entry in the table")
+            row = self.table[row].astype(row.dtype)
+        if self.narrow is not None:
+            to, overflow = self.narrow.get("to", self.narrow.get(None)), self.narrow.get("overflow", "error")
+            # A token that escapes is delivered in a larger type.
+            limits = numpy.iinfo(TYPES["u32" if overflow == "escape" else to])
+            if isinstance(overflow, tuple):
+                fits = (row >= limits.min) & (row <= limits.max)
+                row = numpy.where(fits, row, row.dtype.type(int(overflow[1])))
+            row = exactly(row, limits.dtype)
+        if self.bits is not None and ((row < 0) | (row >= 1 << self.bits)).any():
+            raise OverflowError(f"a token does not fit {self.bits} bits")
+        return row if self.widen is None else exactly(row, TYPES[self.widen])
 
 
 def exactly(tokens, dtype):

@@ -25,6 +25,7 @@ FILES = {
     "above": ("u32", 3 * U32 + 1),
     "one sample": ("u32", 20_000),
     "many": ("u32", 11 * U32 + 12_345),
+    "large": ("u32", 2 * U32 + 50_000),
     # The same of u16, and arrays that name their type.
     "short.u16": ("u16", 2 * U16 + 20_000),
     "whole.u16": ("u16", 9 * U16),
@@ -80,6 +81,22 @@ BLENDS = (
 )
 
 
+# Ids of "large" that do not fit 16 bits have odd places; every other file has none.
+FORMS = (
+    ("large", "window(1000) | shuffle(seed) | narrow(u16, overflow=saturate(65535))"),
+    ("large", "window(1000, overlap=1) | narrow(to=u16, overflow=saturate(0)) | widen(i64) | pairs"),
+    ("large", "window(1000) | shuffle(seed, blocks=2) | narrow(u16, overflow=escape) | widen(u32)"),
+    ("large", "window(1000) | narrow(u16, overflow=escape) | widen(i64) | compress(zstd, level=3)"),
+    ("large", "window(1000) | shuffle(seed) | bitpack(17) | widen(i64)"),
+    ("large", "window(1000) | bitpack(bits=17) | batch(3)"),
+    ("short.u16", "window(1000) | narrow(u16, overflow=escape) | widen(u32)"),
+    ("wide.npy", "window(1000) | narrow(u16, overflow=error) | compress(lz4, when=always)"),
+    ("large", "window(1000) | shuffle(seed) | remap(TABLE) | compress(lz4)"),
+    ("large", "window(1000) | remap(TABLE) | narrow(u16, overflow=saturate(1)) | widen(i32)"),
+    ("small.npy", "window(1000) | shuffle(seed) | remap(table=SMALL) | narrow(u16)"),
+)
+
+
 class Batches(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -88,6 +105,8 @@ class Batches(unittest.TestCase):
         random = numpy.random.default_rng(5)
         for name, (dtype, count) in FILES.items():
             tokens = random.integers(0, 1 << 16, count, dtype=numpy.uint16).astype(TYPES[dtype])
+            if name == "large":
+                tokens[U32 + 1 :: 10_000] += 1 << 16
             if name.endswith(".npy"):
                 numpy.save(os.path.join(cls.folder, name), tokens)
             else:
@@ -99,17 +118,17 @@ class Batches(unittest.TestCase):
     def stream(self, source, plan, dtype="u32", **options):
         return dquant.Stream(source, plan, dtype=dtype, slots=2, **options)
 
-    def reference(self, names, plan, seed=0):
-        return Reference(plan, [(FILES[name][0], self.path(name)) for name in names], seed)
+    def reference(self, names, plan, seed=0, table=None):
+        return Reference(plan, [(FILES[name][0], self.path(name)) for name in names], seed, table)
 
     def assert_equal(self, batch, reference):
         want = reference.batch(batch.number)
         self.assertEqual((batch.shape, batch.dtype), (want.shape, want.dtype.name))
         self.assertTrue(bytes(batch) == want.tobytes(), f"batch {batch.number} differs")
 
-    def compare(self, source, names, plan, seed):
+    def compare(self, source, names, plan, seed, table=None):
         """Two batches at two of four places: the beginning, some hundred on, far out, the end; to the byte."""
-        reference = self.reference(names, plan, seed)
+        reference = self.reference(names, plan, seed, table)
         dtype = next((FILES[name][0] for name in names if not name.endswith(".npy")), "u32")
         end = LAST_SAMPLE // reference.samples - 2
         for first in {0: (0, 10**9 + 1234), 7: (371, end), 2**64 - 1: (0, 371)}[seed]:
@@ -131,6 +150,34 @@ class Batches(unittest.TestCase):
             for seed in SEEDS:
                 with self.subTest(plan=plan, seed=seed):
                     self.compare(self.folder, names, plan, seed)
+
+    def test_forms_and_policies(self):
+        tables = {"TABLE": numpy.arange(1 << 17, dtype="<u4")[::-1], "SMALL": numpy.arange(1 << 16, dtype="<u4")[::-1]}
+        for name, table in tables.items():
+            numpy.save(os.path.join(self.folder, f"{name}.npy"), table)
+        for name, plan in FORMS:
+            used = next((table for table in tables if table in plan), None)
+            plan = plan.replace(used or "-", f'"{self.folder}/{used}.npy"')
+            for seed in SEEDS:
+                with self.subTest(file=name, plan=plan, seed=seed):
+                    self.compare(self.path(name), [name], plan, seed, tables.get(used))
+
+    def test_tokens_that_cannot_be_delivered(self):
+        numpy.save(os.path.join(self.folder, "short.npy"), numpy.arange(1 << 16, dtype="<u4"))
+        table = f'remap("{self.folder}/short.npy")'
+        for action in ("narrow(u16)", "bitpack(16)", table):
+            plan = f"window(1000) | {action} | batch(1)"
+            reference = self.reference(["large"], plan, table=numpy.arange(1 << 16, dtype="<u4"))
+            delivered = 0
+            with self.subTest(plan=plan), self.stream(self.path("large"), plan, batches=500) as stream:
+                with self.assertRaisesRegex(dquant.StreamError, f"large.bin: token {U32 + 1} "):
+                    for batch in stream:
+                        self.assert_equal(batch, reference)
+                        delivered += 1
+                        del batch
+                self.assertEqual(delivered, U32 // 1000)
+                with self.assertRaises(OverflowError):
+                    reference.batch(delivered)
 
     def test_every_batch_of_some_epochs(self):
         names = ("less", "many")

@@ -177,7 +177,7 @@ pub enum Reason {
 /// Why a stream ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A token does not fit the type to deliver.
+    /// A token that the plan cannot deliver.
     Data,
     /// The target can no longer deliver the file.
     Storage,
@@ -237,7 +237,8 @@ impl Error {
             }
             Error::Refused { hint, .. } => return hint.clone(),
             Error::Stream { fault: Fault::Data, .. } => {
-                "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
+                "see what is in the file with `dquant inspect`; large ids need narrow(u32) or more bits, and \
+                 narrow(u16, overflow=saturate(ID)) replaces them"
             }
             Error::Stream { fault: Fault::Storage, .. } => {
                 "check the file on the machine that stores it"

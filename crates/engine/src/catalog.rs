@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use formats::Manifest;
 use formats::manifest::{ENDING, MAX_BYTES};
@@ -23,8 +24,11 @@ use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
 use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef};
 
-/// Datasets one request may name.
-const MAX_DATASETS: usize = 1024;
+/// Datasets one request may name: those of a blend, and a table.
+const MAX_DATASETS: usize = 1025;
+
+/// Entries of a table of `remap`: four times the largest vocabularies in use.
+const MAX_TABLE_IDS: u64 = 1 << 20;
 
 /// Bytes of a file that hold its header: enough for every `.npy` header in use.
 const HEAD_BYTES: u64 = 64 << 10;
@@ -71,17 +75,22 @@ impl Catalog {
             let why = format!("{count} datasets named, 1 to {MAX_DATASETS} allowed");
             return Err(Status::invalid_argument(why));
         }
-        refs.iter().map(|dataset| self.find(dataset)).collect()
+        refs.iter().map(|dataset| self.find(dataset, self.io)).collect()
     }
 
-    fn find(&self, dataset: &DatasetRef) -> Result<Found, Status> {
+    /// Finds and reads the table of this name.
+    pub(crate) fn table(&self, name: &str) -> Result<Table, Status> {
+        Table::read(self.find(&Table::request(name), IoChoice::Buffered)?)
+    }
+
+    fn find(&self, dataset: &DatasetRef, io: IoChoice) -> Result<Found, Status> {
         let name = &dataset.name;
         // A folder `web` does not hide `web.bin`, but is reported if there is nothing else.
         let mut irregular = None;
         for root in &self.roots {
             for ending in ["", ".bin", ".npy"] {
                 let full = format!("{name}{ending}");
-                match root.open(&full, self.io) {
+                match root.open(&full, io) {
                     Ok(file) => return describe(root, full, file, dataset),
                     Err(OpenError::NotFound { .. }) => {}
                     Err(error @ OpenError::NotRegular { .. }) => {
@@ -97,6 +106,75 @@ impl Catalog {
                 "{name}: no such dataset below the exported roots\n{NAMES_HINT}"
             ))),
         }
+    }
+}
+
+/// A table of `remap`.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// For the peer.
+    pub(crate) info: DatasetInfo,
+    /// Its entries.
+    pub(crate) ids: Arc<[u32]>,
+}
+
+impl Table {
+    /// The request for a table: flat files are taken as `u32`.
+    pub(crate) fn request(name: &str) -> DatasetRef {
+        DatasetRef { name: name.to_owned(), dtype: Dtype::U32.to_string(), vocabulary: 0 }
+    }
+
+    /// The number of entries, from the description of a table.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub(crate) fn ids_of(info: &DatasetInfo) -> Result<u32, Error> {
+        let DatasetInfo { name, dtype, tokens, .. } = info;
+        let refused = |why: String| {
+            let hint =
+                "a table of remap is a .npy or a flat file of u32: the new id of each old one";
+            Err(Error::invalid(format!("{name}: {why}")).hint(hint))
+        };
+        match u32::try_from(*tokens) {
+            _ if *dtype != Dtype::U32.to_string() => {
+                refused(format!("it holds {dtype}, a table of remap holds u32"))
+            }
+            Ok(ids) if (1..=MAX_TABLE_IDS).contains(&ids.into()) => Ok(ids),
+            _ => refused(format!("a table has 1 to {MAX_TABLE_IDS} ids, this has {tokens}")),
+        }
+    }
+
+    /// Reads a table that was opened for buffered reads.
+    fn read(found: Found) -> Result<Table, Status> {
+        let Found { info, file, layout } = found;
+        Table::ids_of(&info).map_err(|error| {
+            let (message, hint) = error.parts();
+            Status::invalid_argument(format!("{message}\n{}", hint.unwrap_or_default()))
+        })?;
+        let mut bytes = vec![0; layout.data_bytes() as usize];
+        let read = File::from(file.fd).read_exact_at(&mut bytes, layout.data_offset);
+        read.map_err(|error| Status::internal(format!("{}: {error}", info.name)))?;
+        let ids = bytes.as_chunks().0.iter().map(|raw| u32::from_le_bytes(*raw)).collect();
+        Ok(Table { info, ids })
+    }
+
+    /// Reads a table of this machine by its path.
+    pub(crate) fn read_local(path: &str) -> Result<Table, Error> {
+        let found = find_file(Path::new(path), &Table::request(""))?;
+        Table::read(found).map_err(|status| local_error(&status))
+    }
+
+    /// Whether tokens of this type can hold every id.
+    pub(crate) fn fits(ids: &[u32], dtype: Dtype) -> bool {
+        ids.iter().max().is_none_or(|largest| i128::from(*largest) <= dtype.range().1)
+    }
+}
+
+/// An error of a file of this machine.
+fn local_error(status: &Status) -> Error {
+    match status.message().split_once('\n') {
+        Some((message, hint)) => Error::invalid(message).hint(hint),
+        None => Error::invalid(status.message()),
     }
 }
 
@@ -129,10 +207,7 @@ pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
         describe(&root, name.to_owned(), file, request)
     };
-    let found = open().map_err(|status| match status.message().split_once('\n') {
-        Some((message, hint)) => Error::invalid(message).hint(hint),
-        None => Error::invalid(status.message()),
-    })?;
+    let found = open().map_err(|status| local_error(&status))?;
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     Ok(Found { info, ..found })
 }

@@ -5,13 +5,15 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use host::ring::{Producer, RingConfig, RingFds};
+use xio::dataset::Dtype;
 use xio::order::MAX_TOTAL_WEIGHT;
 use xio::plan::Plan;
 use xio::reader::ReaderSetup;
 
-use crate::catalog::{Found, find_file};
+use crate::catalog::{Found, Table, find_file};
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
@@ -78,7 +80,12 @@ impl FileStream {
         let found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
         let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
-        let layout = layout::plan(&request, &infos, Plan::compile_local)?;
+        let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
+        let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
+        let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
+        let layout = layout::plan(&request, &infos, compile)?;
+        let table = table.map_or_else(Arc::default, |table| table.ids);
+        check_table(&table, &found)?;
         EngineError::check_staging(layout.memory_needed(), config.memory)?;
         let ring = RingConfig { slots: config.slots, slot_bytes: config.slot_bytes.into() };
         let (producer, ring) = Producer::create(ring).map_err(|error| {
@@ -89,6 +96,7 @@ impl FileStream {
             names: layout.names,
             setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
             files: found.into_iter().map(|found| found.file).collect(),
+            table,
             producer,
         };
         let (engine, liveness) = FileEngine::start(spec)?;
@@ -109,6 +117,19 @@ impl FileStream {
     /// When its engine has ended.
     pub fn report(&self) -> Result<StreamReport, Error> {
         Ok(self.0.report()?)
+    }
+}
+
+/// Whether the files can hold the ids of a table.
+fn check_table(table: &[u32], found: &[Found]) -> Result<(), Error> {
+    match found.iter().find(|found| !Table::fits(table, found.layout.dtype)) {
+        None => Ok(()),
+        Some(Found { info, layout, .. }) => {
+            let (name, dtype) = (&info.name, layout.dtype);
+            let text = format!("{name}: the table of remap has ids that do not fit {dtype}");
+            Err(Error::invalid(text)
+                .hint("remap keeps the type of the files: convert them to u32 first"))
+        }
     }
 }
 

@@ -172,9 +172,13 @@ pub fn plan(
 fn types(error: &CompileError, names: &[String]) -> Error {
     let name = |dataset: usize| names.get(dataset).map_or("?", String::as_str);
     match *error {
-        CompileError::Count { .. } | CompileError::Stages(_) | CompileError::NoBatches { .. } => {
-            Error::invalid(error)
-        }
+        CompileError::Count { .. }
+        | CompileError::NoTable
+        | CompileError::Stages(_)
+        | CompileError::NoBatches { .. } => Error::invalid(error),
+        CompileError::Pack { .. } => Error::invalid(error).hint(
+            "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
+        ),
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")

@@ -76,7 +76,7 @@ impl Counters {
 }
 
 /// A reader's counters with their names.
-pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 16] {
     // Without `..`, here and below: a new counter must be given a name.
     let ReaderCounters {
         batches,
@@ -84,6 +84,10 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
         wire_bytes,
         delivered_bytes,
         narrowed_blocks,
+        replaced_tokens,
+        compressed_blocks,
+        plain_blocks,
+        escaped_blocks,
         corrupt_blocks,
         bad_responses,
         bad_completions,
@@ -98,6 +102,10 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
         ("stream.wire_bytes", wire_bytes),
         ("stream.delivered_bytes", delivered_bytes),
         ("stream.narrowed_blocks", narrowed_blocks),
+        ("stream.replaced_tokens", replaced_tokens),
+        ("stream.compressed_blocks", compressed_blocks),
+        ("stream.plain_blocks", plain_blocks),
+        ("stream.escaped_blocks", escaped_blocks),
         ("stream.corrupt_blocks", corrupt_blocks),
         ("stream.bad_responses", bad_responses),
         ("stream.bad_completions", bad_completions),
@@ -157,12 +165,20 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 9] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 17] {
     let TargetCounters {
         done,
         source_bytes,
         written_bytes,
         narrowed_blocks,
+        replaced_tokens,
+        packed_blocks,
+        compressed_blocks,
+        plain_blocks_no_gain,
+        plain_blocks_fast_link,
+        codec_in_bytes,
+        codec_out_bytes,
+        codec_ns,
         overflow,
         truncated,
         storage_errors,
@@ -175,6 +191,14 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.source_bytes", source_bytes),
         ("target.written_bytes", written_bytes),
         ("target.narrowed_blocks", narrowed_blocks),
+        ("target.replaced_tokens", replaced_tokens),
+        ("target.packed_blocks", packed_blocks),
+        ("target.compressed_blocks", compressed_blocks),
+        ("target.plain_blocks_no_gain", plain_blocks_no_gain),
+        ("target.plain_blocks_fast_link", plain_blocks_fast_link),
+        ("target.codec_in_bytes", codec_in_bytes),
+        ("target.codec_out_bytes", codec_out_bytes),
+        ("target.codec_ns", codec_ns),
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
@@ -220,10 +244,10 @@ mod tests {
         let reader = ReaderCounters { batches: 2, ..Default::default() };
         let ring = ProducerCounters { slots: 3, ..Default::default() };
         let mut sum = Counters::of_stream(&Default::default(), &Default::default());
-        assert_eq!(sum.0.len(), 20);
+        assert_eq!(sum.0.len(), 24);
         (0..2).for_each(|_| sum.add(&Counters::of_stream(&reader, &ring)));
         assert_eq!((sum.get("stream.batches"), sum.get("ring.slots")), (4, 6));
-        assert_eq!(sum.0.len(), 20);
+        assert_eq!(sum.0.len(), 24);
     }
 
     /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not here:

@@ -19,9 +19,12 @@ use roce::wire::ROCE_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use xio::dataset::Dtype;
+use xio::plan::Plan;
 use xio::reader::{ReaderSetup, ReaderSource};
 
 use crate::budget::RingBudget;
+use crate::catalog::Table;
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
@@ -248,9 +251,16 @@ fn open(
 ) -> Result<(OpenStream, Opened, Vec<Vec<RingFds>>), Error> {
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
-    let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
-    let layout =
-        layout::plan(request, &infos, |plan, dtypes| plan.compile(dtypes, context.offload))?;
+    let table = layout::parse(&request.plan)?.remap().map(Table::request);
+    let asked: Vec<_> = request.datasets.iter().cloned().chain(table).collect();
+    let has_table = asked.len() > request.datasets.len();
+    let mut infos = context.runtime.block_on(control.describe(asked))?;
+    // The table comes last. A wrong number of descriptions is noticed with the plan.
+    let table = if has_table { infos.pop() } else { None };
+    let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
+    let compile =
+        |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
+    let layout = layout::plan(request, &infos, compile)?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
@@ -259,7 +269,8 @@ fn open(
     let (events, lost) = mpsc::channel(16);
     let opened = layout.opened(infos.clone());
     let signals = context.commands.signals();
-    let to_message = |source: &ReaderSource| stages::message(source.stages.target());
+    let to_message =
+        |source: &ReaderSource| stages::message(source.stages.target(), table.as_ref());
     let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
         // Prepared on this thread: the engine's thread serves all streams.

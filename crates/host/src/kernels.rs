@@ -5,75 +5,124 @@
 //! comes from a crate that uses the processor's own instruction.
 
 use xio::dataset::Dtype;
-use xio::kernel::{Kernels, Narrow, NarrowError, Widen, body, narrow_in_place, widen_into};
+use xio::kernel::{Codecs, Kernels, NarrowError, body, pack};
 
 /// The fastest kernels of this processor, and their name for people.
 pub fn best() -> (Kernels, &'static str) {
-    let (narrow, widen, name) = best_loops();
-    (Kernels { narrow, widen, crc32c: crc32c::crc32c_append }, name)
+    let (loops, name) = best_loops();
+    (Kernels { crc32c: crc32c::crc32c_append, codecs: codecs(), ..loops }, name)
+}
+
+#[cfg(feature = "codecs")]
+const fn codecs() -> Codecs {
+    crate::codecs::CODECS
+}
+
+#[cfg(not(feature = "codecs"))]
+const fn codecs() -> Codecs {
+    Codecs::NONE
 }
 
 #[cfg(target_arch = "x86_64")]
-fn best_loops() -> (Narrow, Widen, &'static str) {
+fn best_loops() -> (Kernels, &'static str) {
     let has_512 = std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512vl");
     if has_512 {
-        (narrow_avx512, widen_avx512, "AVX-512")
+        (avx512::LOOPS, "AVX-512")
     } else if std::arch::is_x86_feature_detected!("avx2") {
-        (narrow_avx2, widen_avx2, "AVX2")
+        (avx2::LOOPS, "AVX2")
     } else {
-        (narrow_in_place, widen_into, "baseline x86-64")
+        (Kernels::PORTABLE, "baseline x86-64")
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn best_loops() -> (Narrow, Widen, &'static str) {
-    (narrow_in_place, widen_into, "portable")
+fn best_loops() -> (Kernels, &'static str) {
+    (Kernels::PORTABLE, "portable")
+}
+
+/// Defines a module with the loops compiled for a processor. Its functions are private, and only
+/// `best_loops` hands them out, after it has found the features.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compiled_for {
+    ($module:ident, $features:literal) => {
+        mod $module {
+            use super::*;
+
+            pub(super) const LOOPS: Kernels =
+                Kernels { narrow, replace, pack: pack_tokens, unpack, widen, ..Kernels::PORTABLE };
+
+            fn narrow(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
+                #[target_feature(enable = $features)]
+                fn compiled(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
+                    body::narrow_in_place(buf, from, to)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(buf, from, to) }
+            }
+
+            fn replace(
+                buf: &mut [u8],
+                from: Dtype,
+                to: Dtype,
+                instead: u32,
+            ) -> Result<(usize, u32), NarrowError> {
+                #[target_feature(enable = $features)]
+                fn compiled(
+                    buf: &mut [u8],
+                    from: Dtype,
+                    to: Dtype,
+                    instead: u32,
+                ) -> Result<(usize, u32), NarrowError> {
+                    body::replace_in_place(buf, from, to, instead)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(buf, from, to, instead) }
+            }
+
+            fn pack_tokens(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<usize, NarrowError> {
+                #[target_feature(enable = $features)]
+                fn compiled(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<usize, NarrowError> {
+                    pack::pack_in_place(buf, dtype, bits)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(buf, dtype, bits) }
+            }
+
+            fn unpack(buf: &mut [u8], tokens: usize, bits: u32, to: Dtype) -> Option<usize> {
+                #[target_feature(enable = $features)]
+                fn compiled(buf: &mut [u8], tokens: usize, bits: u32, to: Dtype) -> Option<usize> {
+                    pack::unpack_in_place(buf, tokens, bits, to)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(buf, tokens, bits, to) }
+            }
+
+            fn widen(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
+                #[target_feature(enable = $features)]
+                fn compiled(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
+                    body::widen_into(source, from, to, target);
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(source, from, to, target) }
+            }
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
-fn narrow_avx2(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
-    #[target_feature(enable = "avx2")]
-    fn compiled(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
-        body::narrow_in_place(buf, from, to)
-    }
-    // SAFETY: only `best_loops` hands this function out, after it found AVX2.
-    unsafe { compiled(buf, from, to) }
-}
+compiled_for!(avx2, "avx2");
 
+// BW and VL, which are looked for, imply F.
 #[cfg(target_arch = "x86_64")]
-fn narrow_avx512(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    fn compiled(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
-        body::narrow_in_place(buf, from, to)
-    }
-    // SAFETY: only `best_loops` hands this function out, after it found AVX-512BW and VL, which imply F.
-    unsafe { compiled(buf, from, to) }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn widen_avx2(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
-    #[target_feature(enable = "avx2")]
-    fn compiled(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
-        body::widen_into(source, from, to, target);
-    }
-    // SAFETY: only `best_loops` hands this function out, after it found AVX2.
-    unsafe { compiled(source, from, to, target) }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn widen_avx512(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    fn compiled(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
-        body::widen_into(source, from, to, target);
-    }
-    // SAFETY: only `best_loops` hands this function out, after it found AVX-512BW and VL, which imply F.
-    unsafe { compiled(source, from, to, target) }
-}
+compiled_for!(avx512, "avx512f,avx512bw,avx512vl");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use xio::kernel::{
+        narrow_in_place, pack_in_place, replace_in_place, unpack_in_place, widen_into,
+    };
 
     #[test]
     fn every_kernel_agrees_with_the_portable_one() {
@@ -84,6 +133,24 @@ mod tests {
             let ours = (best.narrow)(&mut a, Dtype::U32, Dtype::U16);
             assert_eq!(ours, narrow_in_place(&mut b, Dtype::U32, Dtype::U16), "{name}, {len}");
             assert_eq!(a[..len / 2], b[..len / 2], "{name}, {len}");
+            let (mut a, mut b) = (tokens[..len].to_vec(), tokens[..len].to_vec());
+            let ours = (best.replace)(&mut a, Dtype::U32, Dtype::U16, 9);
+            assert_eq!(ours, replace_in_place(&mut b, Dtype::U32, Dtype::U16, 9), "{name}, {len}");
+            assert_eq!(a, b, "{name}, {len}");
+            for bits in [9, 16, 17, 31] {
+                let (mut a, mut b) = (tokens[..len].to_vec(), tokens[..len].to_vec());
+                let ours = (best.pack)(&mut a, Dtype::U32, bits);
+                assert_eq!(ours, pack_in_place(&mut b, Dtype::U32, bits), "{name}, {len}, {bits}");
+                if ours.is_ok() {
+                    (best.unpack)(&mut a, len / 4, bits, Dtype::U32).expect("there is room");
+                    unpack_in_place(&mut b, len / 4, bits, Dtype::U32).expect("there is room");
+                    assert_eq!(
+                        (&a[..], &b[..]),
+                        (&tokens[..len], &tokens[..len]),
+                        "{name}, {bits}"
+                    );
+                }
+            }
             assert_eq!((best.crc32c)(7, &a), xio::kernel::crc32c(7, &a));
             for (from, to) in
                 [(Dtype::U16, Dtype::I32), (Dtype::U16, Dtype::I64), (Dtype::U32, Dtype::I64)]

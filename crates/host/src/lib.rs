@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`disk`], [`root`] | io_uring reads; files opened below exported folders only |
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
-//! | [`kernels`] | the per-byte kernels for this processor |
+//! | [`kernels`] | the per-byte kernels for this processor, with the feature `codecs` also compressors |
 //! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //!
 //! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
@@ -13,6 +13,8 @@
 //! that these modules implement. Unsafe code is allowed; every block states why it is sound.
 
 pub mod attach;
+#[cfg(feature = "codecs")]
+mod codecs;
 pub mod descriptors;
 #[cfg(feature = "disk")]
 pub mod disk;

@@ -5,19 +5,20 @@
 //! used (C7). Unused bytes are zero, and checked, so that one meaning has one encoding. Requests are
 //! numbered without gaps per connection: a duplicate or one out of sequence is refused
 //! ([`Refusal::Replayed`]). The data itself is sent by RDMA WRITE before the response; the response
-//! carries the CRC-32C of that data, computed by the last stage of the target and checked by the first
-//! stage of the reader, so everything between the two (target memory, wire, reader memory) is covered.
+//! carries the CRC-32C of the tokens, computed by the target before it packs or compresses them and checked
+//! by the reader after it has undone both, so everything between the two (codecs, target memory, wire,
+//! reader memory) is covered.
 
 use thiserror::Error;
 
 use crate::dataset::Dtype;
-use crate::kernel::Crc32c;
+use crate::kernel::{Codec, Crc32c};
 
 /// Size of every capsule.
 pub const CAPSULE_BYTES: usize = 64;
 
 /// Version of the layout, the first field checked.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DQcp");
 const CRC_AT: usize = CAPSULE_BYTES - 4;
@@ -52,17 +53,25 @@ pub enum Outcome {
     Done {
         /// Bytes written there.
         bytes: u32,
-        /// CRC-32C of those bytes.
+        /// CRC-32C of the tokens.
         crc32c: u32,
         /// Bytes read from storage for them (alignment included).
         source_bytes: u32,
+        /// Bits of a packed token; 0 if the tokens are not packed.
+        bits: u8,
+        /// What the bytes are compressed with.
+        codec: Option<Codec>,
+        /// Tokens that did not fit and were replaced.
+        replaced: u32,
     },
-    /// A token does not fit the delivered type (C5).
+    /// A token that the plan cannot deliver (C5).
     Overflow {
         /// Index of the token in the dataset.
         token: u64,
-        /// Its value.
+        /// Its value, as it came to the stage.
         value: i128,
+        /// The stage of the target that refuses it, from 0 for the first after the read.
+        stage: u8,
     },
     /// The file ended before the requested tokens: it was truncated after the session began.
     Truncated {
@@ -260,6 +269,22 @@ fn dtype_of(code: u8) -> Option<Dtype> {
     Dtype::ALL.get(usize::from(code)).copied()
 }
 
+/// Codes of codecs in capsules: 0 is none, others the index in [`Codec::ALL`] from 1.
+fn codec_code(codec: Option<Codec>) -> u8 {
+    let index = codec.and_then(|codec| Codec::ALL.iter().position(|known| *known == codec));
+    index.map_or(0, |index| index as u8 + 1)
+}
+
+fn codec_of(code: u8) -> Result<Option<Codec>, CapsuleError> {
+    match code.checked_sub(1) {
+        None => Ok(None),
+        Some(index) => match Codec::ALL.get(usize::from(index)) {
+            Some(codec) => Ok(Some(*codec)),
+            None => Err(CapsuleError::Field("codec")),
+        },
+    }
+}
+
 impl ReadRequest {
     /// The 64 bytes to send.
     pub fn encode(&self, crc: Crc32c) -> [u8; CAPSULE_BYTES] {
@@ -299,11 +324,16 @@ impl ReadResponse {
         layout.u64(8, self.seq);
         layout.u32(16, self.tag);
         let (status, small, large): (u8, u64, u128) = match self.outcome {
-            Outcome::Done { bytes, crc32c, source_bytes } => {
+            Outcome::Done { bytes, crc32c, source_bytes, bits, codec, replaced } => {
                 layout.u32(20, source_bytes);
+                (layout.0[48], layout.0[49]) = (bits, codec_code(codec));
+                layout.u32(52, replaced);
                 (0, u64::from(bytes), u128::from(crc32c))
             }
-            Outcome::Overflow { token, value } => (1, token, value as u128),
+            Outcome::Overflow { token, value, stage } => {
+                layout.0[48] = stage;
+                (1, token, value as u128)
+            }
             Outcome::Truncated { at_byte } => (2, at_byte, 0),
             Outcome::Storage { errno } => (3, u64::from(errno as u32), 0),
             Outcome::Refused(reason) => (4, reason as u64, 0),
@@ -324,8 +354,11 @@ impl ReadResponse {
                 bytes: u32::try_from(small).map_err(bad)?,
                 crc32c: u32::try_from(large).map_err(bad)?,
                 source_bytes: view.u32(20),
+                bits: view.0[48],
+                codec: codec_of(view.0[49])?,
+                replaced: view.u32(52),
             },
-            1 => Outcome::Overflow { token: small, value: large as i128 },
+            1 => Outcome::Overflow { token: small, value: large as i128, stage: view.0[48] },
             2 => Outcome::Truncated { at_byte: small },
             3 => Outcome::Storage { errno: u32::try_from(small).map_err(bad)? as i32 },
             4 => Outcome::Refused(Refusal::from_code(small).ok_or(CapsuleError::Field("refusal"))?),

@@ -1,4 +1,4 @@
-//! Per-byte work: narrowing and widening tokens, scanning their range, CRC32C.
+//! Per-byte work: narrowing, packing and widening tokens, scanning their range, CRC32C, compressors.
 //!
 //! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means SSE2; a
 //! driver that detects the processor compiles the same loops again with more features. To that end the
@@ -15,16 +15,28 @@
 //! delivered: the call fails and reports the token (C5).
 
 pub mod body;
+mod codec;
 mod crc;
+pub mod pack;
 
 use thiserror::Error;
 
 use crate::dataset::Dtype;
 
+pub use codec::{Codec, Codecs, Compressed, Compression, ZSTD_LEVELS};
 pub use crc::crc32c;
 
 /// Narrows little-endian tokens in place: see [`narrow_in_place`].
 pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;
+
+/// Narrows in place and replaces tokens that do not fit: see [`replace_in_place`].
+pub type Replace = fn(&mut [u8], Dtype, Dtype, u32) -> Result<(usize, u32), NarrowError>;
+
+/// Packs tokens in place into fewer bits: see [`pack_in_place`].
+pub type Pack = fn(&mut [u8], Dtype, u32) -> Result<usize, NarrowError>;
+
+/// Unpacks tokens in place: see [`unpack_in_place`].
+pub type Unpack = fn(&mut [u8], usize, u32, Dtype) -> Option<usize>;
 
 /// Widens little-endian tokens into another buffer: see [`widen_into`].
 pub type Widen = fn(&[u8], Dtype, Dtype, &mut [u8]);
@@ -37,15 +49,31 @@ pub type Crc32c = fn(u32, &[u8]) -> u32;
 pub struct Kernels {
     /// Narrowing with a range check.
     pub narrow: Narrow,
+    /// Narrowing with replacement.
+    pub replace: Replace,
+    /// Packing with a range check.
+    pub pack: Pack,
+    /// Unpacking.
+    pub unpack: Unpack,
     /// Widening.
     pub widen: Widen,
     /// Checksum of a block.
     pub crc32c: Crc32c,
+    /// Compressors.
+    pub codecs: Codecs,
 }
 
 impl Kernels {
-    /// Portable code for any processor.
-    pub const PORTABLE: Kernels = Kernels { narrow: narrow_in_place, widen: widen_into, crc32c };
+    /// Portable code for any processor, without compressors.
+    pub const PORTABLE: Kernels = Kernels {
+        narrow: narrow_in_place,
+        replace: replace_in_place,
+        pack: pack_in_place,
+        unpack: unpack_in_place,
+        widen: widen_into,
+        crc32c,
+        codecs: Codecs::NONE,
+    };
 }
 
 /// Why tokens were not narrowed.
@@ -79,6 +107,18 @@ pub enum NarrowError {
     },
 }
 
+impl NarrowError {
+    /// The same error in a buffer with `tokens` more tokens in front.
+    fn after(self, tokens: usize) -> NarrowError {
+        match self {
+            NarrowError::Overflow { index, value, to } => {
+                NarrowError::Overflow { index: index + tokens, value, to }
+            }
+            other => other,
+        }
+    }
+}
+
 /// Whether [`narrow_in_place`] supports this conversion. Equal widths count: `i32` to `u32` moves
 /// nothing but refuses negative tokens.
 pub const fn can_narrow(from: Dtype, to: Dtype) -> bool {
@@ -104,6 +144,38 @@ pub fn widen_into(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
 /// `buf` are unspecified (but initialised), and must not be delivered.
 pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
     body::narrow_in_place(buf, from, to)
+}
+
+/// As [`narrow_in_place`], but a token that `to` cannot represent becomes `instead`, which has to fit
+/// `to`. Returns the length in bytes and how many tokens were replaced.
+pub fn replace_in_place(
+    buf: &mut [u8],
+    from: Dtype,
+    to: Dtype,
+    instead: u32,
+) -> Result<(usize, u32), NarrowError> {
+    body::replace_in_place(buf, from, to, instead)
+}
+
+/// Packs all of `buf`, little-endian tokens, into `bits` bits each, at the front of `buf`, and returns
+/// their length in bytes ([`pack::packed_bytes`]). After an error the contents of `buf` are unspecified.
+pub fn pack_in_place(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<usize, NarrowError> {
+    pack::pack_in_place(buf, dtype, bits)
+}
+
+/// Unpacks so many tokens at the front of `buf`, and returns their length in bytes; none if the type has
+/// not more bits, or if `buf` has no room for the tokens.
+pub fn unpack_in_place(buf: &mut [u8], tokens: usize, bits: u32, to: Dtype) -> Option<usize> {
+    pack::unpack_in_place(buf, tokens, bits, to)
+}
+
+/// Replaces every little-endian token by its entry in a table. Bits of an entry that the type has no room
+/// for are lost, so whoever reads a table compares it with the type.
+///
+/// # Errors
+/// Names the first token without an entry. The contents of `buf` are unspecified then.
+pub fn remap_in_place(buf: &mut [u8], dtype: Dtype, table: &[u32]) -> Result<(), NarrowError> {
+    body::remap_in_place(buf, dtype, table)
 }
 
 /// The result of [`scan`].

@@ -11,7 +11,12 @@
 //! | `window(N, overlap=K)` | samples are N tokens long; each begins with the last K of the one before it | required; K is 0 |
 //! | `shuffle(SEED, blocks=B)` | mix samples inside groups of B blocks of 1 MiB, blocks over the file | file order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
+//! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
+//! | `narrow(u16, overflow=saturate(ID))` | as above, but those that do not fit become `ID` | refuse |
+//! | `narrow(u16, overflow=escape)` | tokens cross the wire in 16 bits, in blocks where all of them fit | refuse |
+//! | `bitpack(N)` | tokens cross the wire in N bits; refuse those that do not fit | not |
+//! | `compress(zstd, level=1)`, `compress(lz4)` | blocks cross the wire compressed | not |
 //! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
 //! | `pairs` | deliver each sample twice, without its last and without its first token | once |
 //! | `batch(N)` | samples of a batch | 32 |
@@ -36,6 +41,7 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::Dtype;
+use crate::kernel::Compression;
 
 pub use error::{PlanError, Problem};
 
@@ -64,10 +70,43 @@ pub struct Plan {
     overlap: u32,
     shuffle: Option<Shuffle>,
     blend: Vec<Part>,
-    narrow: Option<Dtype>,
+    remap: Option<String>,
+    narrow: Option<Narrow>,
+    bitpack: Option<u8>,
+    compress: Option<Compression>,
     widen: Option<Dtype>,
     pairs: bool,
     batch: u32,
+}
+
+/// The `narrow` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Narrow {
+    /// The type to convert to.
+    pub to: Dtype,
+    /// What happens to tokens that it cannot represent.
+    pub overflow: Overflow,
+}
+
+/// What happens to a token that does not fit the type that it is narrowed to (C5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// It is an error.
+    Refuse,
+    /// It becomes this id, which fits.
+    Saturate(u32),
+    /// Its block crosses the wire without being narrowed. Only with a larger type to deliver.
+    Escape,
+}
+
+impl fmt::Display for Narrow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.overflow {
+            Overflow::Refuse => write!(f, "narrow({})", self.to),
+            Overflow::Saturate(id) => write!(f, "narrow({}, overflow=saturate({id}))", self.to),
+            Overflow::Escape => write!(f, "narrow({}, overflow=escape)", self.to),
+        }
+    }
 }
 
 /// The `shuffle` action.
@@ -128,9 +167,24 @@ impl Plan {
         Plan { blend: reduced.collect(), ..self.clone() }
     }
 
+    /// The table that tokens are replaced by, if they are: a name at the target, or a path of a local file.
+    pub fn remap(&self) -> Option<&str> {
+        self.remap.as_deref()
+    }
+
     /// The type tokens are narrowed to, if they are.
-    pub fn narrow(&self) -> Option<Dtype> {
+    pub fn narrow(&self) -> Option<Narrow> {
         self.narrow
+    }
+
+    /// The bits in which a token crosses the wire, if they are given.
+    pub fn bitpack(&self) -> Option<u8> {
+        self.bitpack
+    }
+
+    /// How blocks are compressed, if they are.
+    pub fn compress(&self) -> Option<Compression> {
+        self.compress
     }
 
     /// The larger type that tokens are delivered in, if they are.
@@ -214,8 +268,17 @@ impl fmt::Display for Plan {
         if !self.blend.is_empty() {
             write!(f, " | {}", BlendText(&self.blend))?;
         }
-        if let Some(dtype) = self.narrow {
-            write!(f, " | narrow({dtype})")?;
+        if let Some(table) = &self.remap {
+            write!(f, " | remap({})", Quoted(table))?;
+        }
+        if let Some(narrow) = self.narrow {
+            write!(f, " | {narrow}")?;
+        }
+        if let Some(bits) = self.bitpack {
+            write!(f, " | bitpack({bits})")?;
+        }
+        if let Some(compression) = self.compress {
+            write!(f, " | {compression}")?;
         }
         if let Some(dtype) = self.widen {
             write!(f, " | widen({dtype})")?;

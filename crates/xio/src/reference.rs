@@ -7,7 +7,8 @@
 //! narrowing loops have no counterpart here. Where the two disagree, one has a bug.
 //!
 //! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
-//! a row is one window of tokens, little-endian, in the delivered type. Sample `i` of a file is its
+//! a row is one window of tokens, each replaced by its entry in the table of `remap` and converted to the
+//! type of `narrow`, little-endian, in the delivered type. Sample `i` of a file is its
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
@@ -23,8 +24,8 @@ use crate::dataset::{Dtype, TokenFile};
 use crate::order::{
     OrderError, SampleLayout, block_permutation, dataset_key, sample_permutation, tail_slot,
 };
-use crate::plan::Plan;
-use crate::stage::CompileError;
+use crate::plan::{Narrow, Overflow, Plan};
+use crate::stage::{CompileError, Limit};
 
 /// Reads single tokens as whole numbers.
 pub trait TokenReader {
@@ -55,8 +56,8 @@ pub enum ReferenceError {
         /// Index of the token in the file.
         token: u64,
     },
-    /// A token that the delivered type cannot represent.
-    #[error("token {token} of dataset {dataset} is {value}, which {to} cannot represent")]
+    /// A token that the plan cannot deliver.
+    #[error("token {token} of dataset {dataset} is {value}: {limit}")]
     Overflow {
         /// Which dataset.
         dataset: usize,
@@ -64,8 +65,8 @@ pub enum ReferenceError {
         token: u64,
         /// Its value.
         value: i128,
-        /// The delivered type.
-        to: Dtype,
+        /// What it does not fit.
+        limit: Limit,
     },
     /// A batch so far out that its sample numbers overflow.
     #[error("batch {batch} lies beyond the last sample that can be counted")]
@@ -82,6 +83,8 @@ pub struct Reference<R> {
     /// Type that every token must fit.
     must_fit: Dtype,
     dtype: Dtype,
+    /// The table of `remap`.
+    table: Vec<u32>,
     datasets: Vec<Dataset<R>>,
     /// Samples drawn so far, over all datasets.
     drawn: u64,
@@ -110,7 +113,14 @@ impl<R: TokenReader> Reference<R> {
             datasets.push(Dataset { layout, reader, weight, drawn: 0, table: None });
         }
         let must_fit = plan.sample_dtype(&sources)?;
-        Ok(Reference { plan: plan.clone(), must_fit, dtype, datasets, drawn: 0 })
+        let table = Vec::new();
+        Ok(Reference { plan: plan.clone(), must_fit, dtype, table, datasets, drawn: 0 })
+    }
+
+    /// The same with a table for `remap`; every token is refused without one.
+    #[must_use]
+    pub fn with_table(self, table: Vec<u32>) -> Reference<R> {
+        Reference { table, ..self }
     }
 
     /// Type of the delivered tokens.
@@ -176,20 +186,52 @@ impl<R: TokenReader> Reference<R> {
     /// The row of the `k`-th sample drawn from a dataset.
     fn row(&mut self, dataset: usize, k: u64) -> Result<Vec<u8>, ReferenceError> {
         let sample = self.file_sample(dataset, k);
-        let to = self.must_fit;
         let (window, overlap) = (u64::from(self.plan.window()), u64::from(self.plan.overlap()));
         let first = sample * (window - overlap);
-        let mut bytes = Vec::new();
+        let mut values = Vec::new();
         for token in first..first + window {
             let value = self.datasets[dataset].reader.token(token);
-            let value = value.ok_or(ReferenceError::Unreadable { dataset, token })?;
-            let (low, high) = to.range();
-            if value < low || value > high {
-                return Err(ReferenceError::Overflow { dataset, token, value, to });
-            }
-            bytes.extend_from_slice(&value.to_le_bytes()[..self.dtype.bytes() as usize]);
+            values.push(value.ok_or(ReferenceError::Unreadable { dataset, token })?);
         }
-        Ok(bytes)
+        // One action after the other, over the whole row: the first that refuses a token is the error.
+        for action in [Reference::remapped, Reference::narrowed, Reference::fitting] {
+            for (token, value) in (first..).zip(&mut values) {
+                let refused = |limit| {
+                    let value = *value;
+                    ReferenceError::Overflow { dataset, token, value, limit }
+                };
+                *value = action(self, *value).map_err(refused)?;
+            }
+        }
+        let width = self.dtype.bytes() as usize;
+        Ok(values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect())
+    }
+
+    /// The entry of the table for a token, if there is a table.
+    fn remapped(&self, value: i128) -> Result<i128, Limit> {
+        if self.plan.remap().is_none() {
+            return Ok(value);
+        }
+        let entry = usize::try_from(value).ok().and_then(|index| self.table.get(index));
+        entry.map(|entry| i128::from(*entry)).ok_or(Limit::Table(self.table.len() as u32))
+    }
+
+    /// A token in the type of the samples.
+    fn narrowed(&self, value: i128) -> Result<i128, Limit> {
+        let (low, high) = self.must_fit.range();
+        match self.plan.narrow() {
+            _ if value >= low && value <= high => Ok(value),
+            Some(Narrow { overflow: Overflow::Saturate(id), .. }) => Ok(id.into()),
+            _ => Err(Limit::Type(self.must_fit)),
+        }
+    }
+
+    /// A token that fits the bits on the wire, if they are given.
+    fn fitting(&self, value: i128) -> Result<i128, Limit> {
+        match self.plan.bitpack() {
+            Some(bits) if value >> bits != 0 => Err(Limit::Bits(bits)),
+            _ => Ok(value),
+        }
     }
 
     /// The sample of the file that is the `k`-th drawn from a dataset.

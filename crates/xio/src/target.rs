@@ -21,7 +21,11 @@
 //! two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
 //! or clock may enter: they are behind `Device`, `Staging` and `Disk`.
 
+mod gauge;
+
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
@@ -37,7 +41,8 @@ use thiserror::Error;
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
 use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
 use crate::kernel::Kernels;
-use crate::stage::{self, BlockError, Ran, TargetStages};
+use crate::stage::{self, BlockError, Ran, Received, SCRATCH_BYTES, TargetStages, Tools};
+use gauge::Gauge;
 
 /// Alignment of direct I/O in bytes; a staging buffer has this much slack at either end.
 pub const IO_ALIGN: u32 = 4096;
@@ -77,6 +82,8 @@ pub struct Source {
     pub file: FileId,
     /// The stages for its blocks, as agreed on by the session.
     pub stages: TargetStages,
+    /// The table of `remap`; empty without one. Its entries fit the type of the file.
+    pub table: Arc<[u32]>,
     /// Offset of the first token in bytes.
     pub data_offset: u64,
     /// Tokens in the file when the session began.
@@ -94,6 +101,22 @@ pub struct TargetCounters {
     pub written_bytes: u64,
     /// Conversions of blocks.
     pub narrowed_blocks: u64,
+    /// Tokens that did not fit and were replaced.
+    pub replaced_tokens: u64,
+    /// Blocks that were sent packed.
+    pub packed_blocks: u64,
+    /// Blocks that were sent compressed.
+    pub compressed_blocks: u64,
+    /// Blocks that were compressed and did not become smaller, so they were sent as they were.
+    pub plain_blocks_no_gain: u64,
+    /// Blocks that were not compressed because the link outruns the codec.
+    pub plain_blocks_fast_link: u64,
+    /// Bytes that went into compressors.
+    pub codec_in_bytes: u64,
+    /// Bytes of those blocks as they were sent.
+    pub codec_out_bytes: u64,
+    /// Nanoseconds spent in compressors.
+    pub codec_ns: u64,
     /// Requests that ended with a token that does not fit.
     pub overflow: u64,
     /// Requests beyond the end of a truncated file.
@@ -106,6 +129,28 @@ pub struct TargetCounters {
     pub failed_work_requests: u64,
     /// Completions that no outstanding work request of the session can have.
     pub bad_completions: u64,
+}
+
+impl TargetCounters {
+    /// Counts a block that has gone through its stages; `may_compress` if there is a stage that does.
+    fn count(&mut self, ran: &Ran, may_compress: bool) {
+        self.narrowed_blocks += u64::from(ran.narrowed);
+        self.replaced_tokens += u64::from(ran.block.replaced);
+        self.packed_blocks += u64::from(ran.block.bits > 0);
+        match (ran.encoding, ran.block.codec) {
+            (Some(encoding), codec) => {
+                self.codec_in_bytes += encoding.bytes_in as u64;
+                self.codec_out_bytes += encoding.bytes_out as u64;
+                self.codec_ns += encoding.nanos;
+                match codec {
+                    Some(_) => self.compressed_blocks += 1,
+                    None => self.plain_blocks_no_gain += 1,
+                }
+            }
+            (None, _) if may_compress => self.plain_blocks_fast_link += 1,
+            (None, _) => {}
+        }
+    }
 }
 
 /// Why a session failed.
@@ -138,7 +183,8 @@ enum State {
     Reading(Job),
     /// Reading for a session that was closed: freed when the read completes.
     Orphan,
-    Sending(Qpn),
+    /// So many bytes for this session.
+    Sending(Qpn, u32),
 }
 
 /// State of a slot: who may touch its two capsules.
@@ -200,6 +246,7 @@ struct Session {
     outstanding: u32,
     failed: Option<SessionFailure>,
     served: Served,
+    gauge: Gauge,
 }
 
 impl Session {
@@ -274,6 +321,8 @@ pub struct Target {
     send_cq: CqId,
     recv_cq: CqId,
     kernels: Kernels,
+    /// What a compressor writes into: a block, once a session compresses.
+    scratch: Vec<u8>,
     counters: TargetCounters,
 }
 
@@ -301,6 +350,7 @@ impl Target {
             send_cq,
             recv_cq,
             kernels,
+            scratch: Vec::new(),
             counters: TargetCounters::default(),
         }
     }
@@ -337,6 +387,10 @@ impl Target {
     ) -> Result<(), VerbsError> {
         let credits = memory.credits;
         let pending = VecDeque::with_capacity(credits as usize);
+        let compresses = sources.iter().any(|source| source.stages.compression().is_some());
+        if compresses && self.scratch.is_empty() {
+            self.scratch = vec![0; SCRATCH_BYTES];
+        }
         let session = Session {
             sources,
             memory,
@@ -347,6 +401,7 @@ impl Target {
             outstanding: 0,
             failed: None,
             served: Served::default(),
+            gauge: Gauge::default(),
         };
         for slot in 0..credits * SLOTS_PER_CREDIT {
             device.post_recv(now, qpn, &[session.receive(slot)])?;
@@ -374,7 +429,7 @@ impl Target {
         for index in 0..self.buffers.len() {
             match self.buffers[index] {
                 State::Reading(job) if job.qpn == qpn => self.buffers[index] = State::Orphan,
-                State::Sending(owner) if owner == qpn => self.release(index as u32, None),
+                State::Sending(owner, _) if owner == qpn => self.release(index as u32, None),
                 _ => {}
             }
         }
@@ -454,6 +509,9 @@ impl Target {
         *state = Slot::Receiving;
         let receive = session.receive(slot);
         if buffer != NO_BUFFER {
+            if let Some(State::Sending(_, bytes)) = self.buffers.get(buffer as usize) {
+                session.gauge.delivered(io.now, *bytes);
+            }
             self.release(buffer, Some(done.qpn));
         }
         if done.status == WcStatus::Success {
@@ -544,7 +602,7 @@ impl Target {
                 if self.sessions.get(&job.qpn).is_none_or(|session| session.failed.is_some()) {
                     return self.release(buffer, Some(job.qpn));
                 }
-                let mut outcome = self.run_stages(io.memory, buffer, &job, done.result);
+                let mut outcome = self.run_stages(io, buffer, &job, done.result);
                 // A read beyond the new end of the file only shows that the end is before it.
                 if let Outcome::Truncated { at_byte } = &mut outcome {
                     let end = disk.len_now(job.file).unwrap_or(*at_byte);
@@ -558,9 +616,9 @@ impl Target {
     }
 
     /// Checks that every byte was read, and runs the stages of the session over them.
-    fn run_stages<M: Staging>(
+    fn run_stages<D, M: Staging>(
         &mut self,
-        memory: &mut M,
+        io: &mut Io<'_, D, M>,
         buffer: u32,
         job: &Job,
         read: Result<u32, DiskFault>,
@@ -574,19 +632,32 @@ impl Target {
             let start = job.first_byte - u64::from(job.head());
             return Outcome::Truncated { at_byte: start + u64::from(got) };
         }
-        let session = self.sessions.get(&job.qpn);
-        let Some(source) = session.and_then(|s| s.sources.get(job.request.source as usize)) else {
+        let session = self.sessions.get_mut(&job.qpn);
+        let Some(Session { sources, gauge, .. }) = session else {
             return Outcome::Refused(Refusal::UnknownSource);
         };
-        let addr = self.buffer_addr(buffer) + u64::from(job.head());
-        let block = memory.bytes_mut(addr, job.len as usize);
-        match stage::run(source.stages.over_blocks(), block, 0, &self.kernels) {
-            Ok(Ran { bytes, crc32c, narrowed }) => {
-                self.counters.narrowed_blocks += u64::from(narrowed);
-                Outcome::Done { bytes: bytes as u32, crc32c, source_bytes: got }
+        let Some(source) = sources.get(job.request.source as usize) else {
+            return Outcome::Refused(Refusal::UnknownSource);
+        };
+        let compression = source.stages.compression();
+        let compresses = compression.is_some_and(|how| how.always || gauge.pays());
+        let addr = self.base_addr + offset_of(buffer) + u64::from(job.head());
+        let (now, block) = (io.now, io.memory.bytes_mut(addr, job.len as usize));
+        let received = Received::stored(job.len as usize, source.stages.stored());
+        let (kernels, scratch, table) = (&self.kernels, &mut self.scratch, &source.table);
+        let mut tools = Tools { kernels, scratch, table, compresses };
+        match stage::run(source.stages.over_blocks(), block, received, &mut tools) {
+            Ok(ran) => {
+                if let Some(encoding) = &ran.encoding {
+                    gauge.compressed(now, encoding);
+                }
+                self.counters.count(&ran, compression.is_some());
+                let Received { bytes, crc32c, bits, codec, replaced, .. } = ran.block;
+                let bytes = bytes as u32;
+                Outcome::Done { bytes, crc32c, source_bytes: got, bits, codec, replaced }
             }
-            Err(BlockError::Overflow { index, value }) => {
-                Outcome::Overflow { token: job.request.first_token + index as u64, value }
+            Err(BlockError::Overflow { index, value, stage }) => {
+                Outcome::Overflow { token: job.request.first_token + index as u64, value, stage }
             }
             Err(BlockError::Damaged | BlockError::Unsupported) => {
                 Outcome::Refused(Refusal::BadType)
@@ -616,8 +687,9 @@ impl Target {
                 if let Some(session) = self.sessions.get_mut(&job.qpn) {
                     session.served.requests += 1;
                     session.served.bytes += u64::from(bytes);
+                    session.gauge.sent(io.now);
                 }
-                self.buffers[buffer as usize] = State::Sending(job.qpn);
+                self.buffers[buffer as usize] = State::Sending(job.qpn, bytes);
                 held = buffer;
             }
             Outcome::Overflow { .. } => self.counters.overflow += 1,

@@ -3,19 +3,21 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use sim::chance::Chance;
 use sim::memory::Arena;
 use xio::dataset::{Dtype, TokenFile, flat};
 use xio::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
-use xio::kernel::Kernels;
 use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{
     Delivery, LocalReader, Reader, ReaderSetup, ReaderSource, Share, Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError};
+
+mod toy;
 
 /// Slots of the ring, and bytes of each.
 const SLOTS: usize = 3;
@@ -33,6 +35,11 @@ fn file(dtype: Dtype, tokens: u64, salt: u64) -> File {
     let bytes: Vec<u8> =
         (0..tokens).flat_map(|i| value(i).to_le_bytes()[..width].to_vec()).collect();
     File { described: flat(dtype, bytes.len() as u64).unwrap(), bytes }
+}
+
+/// The table of `remap`: some tokens of the files have no entry.
+fn table() -> Arc<[u32]> {
+    (0..0x7f00).map(|id| id * 40_503 % 0x7f00).collect()
 }
 
 fn token_of(file: &File, index: u64) -> Option<i128> {
@@ -198,7 +205,7 @@ fn run_for(
 ) -> Run {
     let mut draw = Chance::new(seed);
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.described.dtype).collect();
-    let pipeline = plan.compile_local(&dtypes).unwrap();
+    let pipeline = plan.compile_local(&dtypes, Some(table().len() as u32)).unwrap();
     let (window, overlap) = (pipeline.window_tokens(), pipeline.overlap_tokens());
     let layouts = files.iter().map(|file| SampleLayout::new(file.described, window, overlap));
     let layouts: Vec<SampleLayout> = layouts.collect::<Result<_, _>>().unwrap();
@@ -228,7 +235,8 @@ fn run_for(
     let setup = ReaderSetup::new(order, sources, delivery);
     let depth = 1 + draw.below(16) as u32;
     let ids = (0..files.len() as u32).map(FileId).collect();
-    let mut reader = LocalReader::new(setup, ids, depth, Arena::BASE, Kernels::PORTABLE);
+    let mut reader = LocalReader::new(setup, ids, depth, Arena::BASE, toy::KERNELS);
+    reader.set_table(table());
     let mut disk = TestDisk {
         files: on_disk,
         // At times fewer reads than the reader would have under way.
@@ -273,12 +281,31 @@ fn case() -> impl Strategy<Value = Case> {
     let form = (prop::sample::select(vec!["u16", "u32"]), 0..4u32, any::<bool>(), 0..40u32);
     let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 16..64u32));
     let range = (0..200u64, 1..30u64, any::<u64>());
-    (files, shuffle, form, wide, range, (2..40u32, 1..9u32)).prop_map(
-        |(files, shuffle, (narrow, widen, pairs, overlap), wide, range, (window, batch))| {
+    (files, shuffle, form, wide, range, (2..40u32, 1..9u32, 0..4u32, 0..8u32)).prop_map(
+        |(
+            files,
+            shuffle,
+            (narrow, widen, pairs, overlap),
+            wide,
+            range,
+            (window, batch, policy, form),
+        )| {
             let narrow = if files.iter().any(|file| file.0 == Dtype::U16) { "u16" } else { narrow };
             let overlap = overlap % window;
-            let mut text =
-                format!("window({window}, overlap={overlap}) | narrow({narrow}) | batch({batch})");
+            let policy = match (policy, widen, narrow) {
+                (0, _, _) => ", overflow=saturate(321)",
+                (1, 0, "u16") | (1, 2, "u16") => ", overflow=escape",
+                _ => "",
+            };
+            let mut text = format!(
+                "window({window}, overlap={overlap}) | narrow({narrow}{policy}) | batch({batch})"
+            );
+            text += match form {
+                0 if !policy.contains("escape") => " | bitpack(15)",
+                1 => " | compress(lz4)",
+                2 => " | remap(t)",
+                _ => "",
+            };
             if files.len() > 1 {
                 let parts = files.iter().enumerate().map(|(i, file)| format!("d{i}={}", file.2));
                 text += &format!(" | blend({})", parts.collect::<Vec<_>>().join(", "));
@@ -326,7 +353,8 @@ proptest! {
         let plan = Plan::parse(&case.text, None).unwrap();
         let files = made(&case);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
-        let mut reference = Reference::new(&plan, described.collect()).unwrap();
+        let reference = Reference::new(&plan, described.collect()).unwrap();
+        let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
         let ran = run(&plan, &files, contents(&files), (first_batch, batches), seed, None);
         for (number, batch) in (first_batch..).zip(&ran.host.batches) {
@@ -336,11 +364,11 @@ proptest! {
         let delivered = ran.host.batches.len() as u64;
         match ran.host.end {
             Some(Ok(())) => prop_assert_eq!(delivered, batches),
-            Some(Err(StreamError::Overflow { dataset, token, value, .. })) => {
+            Some(Err(StreamError::Overflow { dataset, token, value, limit, .. })) => {
                 let refused = reference.batch(first_batch + delivered);
-                let to = plan.narrow().unwrap();
                 let dataset = dataset as usize;
-                prop_assert_eq!(refused, Err(ReferenceError::Overflow { dataset, token, value, to }));
+                let expected = ReferenceError::Overflow { dataset, token, value, limit };
+                prop_assert_eq!(refused, Err(expected));
             }
             other => prop_assert!(false, "{other:?}"),
         }
@@ -354,7 +382,7 @@ proptest! {
         (ranks, first, count) in (1..9u32, any::<u32>(), any::<u32>()),
         shift in any::<u32>(),
     ) {
-        let case = Case { wide: None, ..case };
+        let case = Case { wide: None, text: case.text.replace(" | remap(t)", ""), ..case };
         let plan = Plan::parse(&case.text, None).unwrap();
         let first = first % ranks;
         let share = Share { ranks, first, count: 1 + count % (ranks - first) };
@@ -395,14 +423,15 @@ proptest! {
     /// A file that became shorter ends the stream after every batch before the cut.
     #[test]
     fn a_file_cut_short_ends_a_local_stream(case in case(), cut in any::<prop::sample::Index>()) {
-        let case = Case { wide: None, ..case };
+        let case = Case { wide: None, text: case.text.replace(" | remap(t)", ""), ..case };
         let plan = Plan::parse(&case.text, None).unwrap();
         let files = made(&case);
         let mut on_disk = contents(&files);
         let left = cut.index(on_disk[0].len());
         on_disk[0].truncate(left);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
-        let mut reference = Reference::new(&plan, described.collect()).unwrap();
+        let reference = Reference::new(&plan, described.collect()).unwrap();
+        let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
         let ran = run(&plan, &files, on_disk, (first_batch, batches), seed, None);
         for (number, batch) in (first_batch..).zip(&ran.host.batches) {

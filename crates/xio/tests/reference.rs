@@ -6,11 +6,12 @@
 
 use proptest::prelude::*;
 use xio::dataset::{Dtype, TokenFile, flat};
-use xio::kernel::Kernels;
 use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
-use xio::stage::{BlockError, Pipeline, run};
+use xio::stage::{BlockError, Limit, Pipeline, Received, Tools, run};
+
+mod toy;
 
 struct File {
     described: TokenFile,
@@ -36,6 +37,11 @@ fn reader(file: &File) -> impl FnMut(u64) -> Option<i128> + use<> {
         wide[..width].copy_from_slice(raw);
         Some(i128::from_le_bytes(wide))
     }
+}
+
+/// The table of `remap`: some tokens of the files have no entry.
+fn table() -> Vec<u32> {
+    (0..0x7f00).map(|id| id * 40_503 % 0x7f00).collect()
 }
 
 fn reference(plan: &Plan, files: &[File]) -> Reference<impl FnMut(u64) -> Option<i128> + use<>> {
@@ -66,17 +72,22 @@ fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>
         let first_byte = offset + u64::from(sample.place.sample) * width as u64;
         let first_token = first_byte / u64::from(layout.file.dtype.bytes());
         let overflow = |error| match error {
-            BlockError::Overflow { index, value } => {
+            BlockError::Overflow { index, value, .. } => {
                 (sample.dataset, first_token + index as u64, value)
             }
             other => panic!("{other}"),
         };
         let stages = pipeline.branches()[sample.dataset].blocks();
-        let kernels = &Kernels::PORTABLE;
-        let sent = run(stages.target().over_blocks(), &mut row, 0, kernels).map_err(overflow)?;
-        row.truncate(sent.bytes);
-        let taken = run(stages.reader(), &mut row, sent.crc32c, kernels).map_err(overflow)?;
-        out.extend(&row[..taken.bytes]);
+        let (mut scratch, table) = (vec![0; 2 * row.len() + 64], table());
+        let (kernels, scratch) = (&toy::KERNELS, scratch.as_mut_slice());
+        let mut tools = Tools { kernels, scratch, table: &table, compresses: true };
+        let received = Received::stored(row.len(), layout.file.dtype);
+        let sent = run(stages.target().over_blocks(), &mut row, received, &mut tools);
+        let sent = sent.map_err(overflow)?;
+        let mut buffer = row[..sent.block.bytes].to_vec();
+        buffer.resize(received.tokens * stages.buffered_bytes() as usize, 0xee);
+        let taken = run(stages.reader(), &mut buffer, sent.block, &mut tools);
+        out.extend(&buffer[..taken.map_err(overflow)?.block.bytes]);
     }
     Ok(out)
 }
@@ -146,8 +157,8 @@ fn a_token_that_does_not_fit_is_named_by_file_and_position() {
     let plan = Plan::parse("window(100) | narrow(u16) | batch(1)", None).unwrap();
     let mut reference = reference(&plan, &files);
     assert!(reference.batch(2).is_ok());
-    let overflow =
-        ReferenceError::Overflow { dataset: 0, token: 321, value: 65_536, to: Dtype::U16 };
+    let (token, value, limit) = (321, 65_536, Limit::Type(Dtype::U16));
+    let overflow = ReferenceError::Overflow { dataset: 0, token, value, limit };
     assert_eq!(reference.batch(3), Err(overflow));
     assert!(reference.batch(4).is_ok());
     assert_eq!(reference.batch(u64::MAX), Err(ReferenceError::BatchNumber { batch: u64::MAX }));
@@ -171,6 +182,17 @@ fn resuming_anywhere_gives_the_same_bytes() {
 
 const TOKENS: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];
 
+const NARROW: [&str; 5] = [
+    " | narrow(u16)",
+    " | narrow(u32)",
+    " | narrow(u16, overflow=saturate(321))",
+    " | narrow(u32, overflow=saturate(321))",
+    " | narrow(u16, overflow=escape) | widen(u32)",
+];
+
+const FORMS: [&str; 5] =
+    [" | bitpack(15)", " | bitpack(16)", " | bitpack(25)", " | compress(lz4)", " | compress(zstd)"];
+
 /// A plan over files whose types may not match it, one of which may hold a token that does not fit.
 #[derive(Clone, Debug)]
 struct Case {
@@ -185,7 +207,9 @@ fn case() -> impl Strategy<Value = Case> {
     let file = (prop::sample::select(TOKENS.to_vec()), 40..900u64, 0..5u32);
     let files = prop::collection::vec(file, 1..4);
     let shuffle = prop::option::of((any::<u64>(), 1..4u32));
-    let narrow = prop::option::of(prop::sample::select(vec!["u16", "u32"]));
+    let narrow = prop::option::of(prop::sample::select(NARROW.to_vec()));
+    let form = prop::option::of(prop::sample::select(FORMS.to_vec()));
+    let narrow = (narrow, form, any::<bool>());
     let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 0..64u32));
     let batches = prop::collection::vec(0..400u64, 1..4);
     let shape = (1..40u32, 1..9u32);
@@ -203,7 +227,13 @@ fn case() -> impl Strategy<Value = Case> {
             text += &shuffle.map_or(String::new(), |(seed, blocks)| {
                 format!(" | shuffle({seed}, blocks={blocks})")
             });
-            text += &narrow.map_or(String::new(), |to| format!(" | narrow({to})"));
+            let (narrow, form, remaps) = narrow;
+            text += narrow.unwrap_or_default();
+            // Forms that a narrowed token has no room for are left out.
+            text += form
+                .filter(|form| Plan::parse(&format!("{text}{form}"), None).is_ok())
+                .unwrap_or_default();
+            text += if remaps { " | remap(t)" } else { "" };
             let wide = wide.map(|(at, token, bit)| {
                 let file = at.index(files.len());
                 (file, token % files[file].1, bit % (8 * files[file].0.bytes()))
@@ -227,8 +257,10 @@ proptest! {
         }
         for offload in [true, false] {
             let described = files.iter().map(|file| (file.described, reader(file))).collect();
-            let reference = Reference::new(&plan, described);
-            let pipeline = match plan.compile(&dtypes(&files), offload) {
+            let reference =
+                Reference::new(&plan, described).map(|reference| reference.with_table(table()));
+            let ids = Some(table().len() as u32);
+            let pipeline = match plan.compile_with(&dtypes(&files), ids, offload) {
                 Ok(pipeline) => pipeline,
                 Err(error) => {
                     let refused = reference.err();

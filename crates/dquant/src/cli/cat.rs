@@ -32,7 +32,11 @@ Plans are actions joined by `|`, in any order:
   window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
   shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
+  remap(TABLE)            replace each token by its entry in a table of u32 beside the datasets
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
+  narrow(u16, overflow=P) P is error, saturate(ID), or escape for a plan with widen(u32)
+  bitpack(N)              tokens cross the wire in N bits; refuse those that do not fit
+  compress(zstd, level=1) blocks cross the wire compressed, with zstd or lz4, where that is faster
   widen(i64)              deliver tokens in a larger type: u32, i32 or i64
   pairs                   inputs and labels, which are one token later
   batch(N)                samples of a batch [default: 32]
@@ -99,6 +103,8 @@ struct Written {
     seconds: f64,
     plan: String,
     offload: bool,
+    /// Tokens of the blocks that were read that did not fit and became another id.
+    replaced_tokens: u64,
 }
 
 impl Report for Written {
@@ -107,8 +113,12 @@ impl Report for Written {
 
 impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Written { batches, bytes, seconds, plan, .. } = self;
-        write!(f, "{batches} batches, {bytes} bytes in {seconds:.2} s: {plan}")
+        let Written { batches, bytes, seconds, plan, replaced_tokens, .. } = self;
+        write!(f, "{batches} batches, {bytes} bytes in {seconds:.2} s: {plan}")?;
+        match replaced_tokens {
+            0 => Ok(()),
+            count => write!(f, "; {count} tokens of the blocks read did not fit and were replaced"),
+        }
     }
 }
 
@@ -132,7 +142,12 @@ impl Cat {
             }
         };
         let seconds = started.elapsed().as_secs_f64();
-        let written = Written { batches, bytes, seconds, plan, offload };
+        // Everything was delivered; a daemon that has ended since cannot say what it counted.
+        let replaced = stream.status().ok().map(|status| status.counters);
+        let replaced =
+            replaced.and_then(|counters| counters.get("stream.replaced_tokens").copied());
+        let replaced_tokens = replaced.unwrap_or(0);
+        let written = Written { batches, bytes, seconds, plan, offload, replaced_tokens };
         match self.output {
             Some(_) => console.report(&written)?,
             None => console.note(&written),

@@ -70,6 +70,25 @@ impl DaemonStatus {
     }
 }
 
+impl DaemonStatus {
+    /// Which blocks a target compressed, and why it did not compress the others.
+    fn compression(&self) -> Option<String> {
+        let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
+        let compressed = count("target.compressed_blocks");
+        let no_gain = count("target.plain_blocks_no_gain");
+        let fast_link = count("target.plain_blocks_fast_link");
+        (compressed + no_gain + fast_link > 0).then(|| {
+            format!(
+                "{} blocks compressed; sent as they are: {} because the link outruns the codec, {} because \
+                 they did not become smaller",
+                Count(compressed),
+                Count(fast_link),
+                Count(no_gain)
+            )
+        })
+    }
+}
+
 impl Report for DaemonStatus {
     const SCHEMA: &'static str = "dquant.status/1";
 }
@@ -86,6 +105,9 @@ impl fmt::Display for DaemonStatus {
         write!(f, "  resident     {}", Bytes(self.resident_bytes))?;
         for note in &self.notes {
             write!(f, "\n  {note}")?;
+        }
+        if let Some(text) = self.compression() {
+            write!(f, "\n  compression  {text}")?;
         }
         for (name, value) in self.counters.iter().filter(|(_, value)| **value > 0) {
             write!(f, "\n  {name:<36} {:>20}", Count(*value))?;

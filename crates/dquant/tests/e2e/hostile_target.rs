@@ -290,7 +290,14 @@ fn a_target_has_no_way_into_the_memory_of_another_stream() {
 
     let crc32c = host::kernels::best().0.crc32c;
     let bytes = block.len() as u32;
-    let outcome = Outcome::Done { bytes, crc32c: crc32c(0, &block), source_bytes: 2 * bytes };
+    let outcome = Outcome::Done {
+        bytes,
+        crc32c: crc32c(0, &block),
+        source_bytes: 2 * bytes,
+        bits: 0,
+        codec: None,
+        replaced: 0,
+    };
     let answer = ReadResponse { seq, tag, outcome }.encode(crc32c);
     assert_eq!(honest.post(SendOp::Send, &answer).status, WcStatus::Success);
     let ran = reading.finish().good();

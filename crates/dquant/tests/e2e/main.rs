@@ -26,6 +26,7 @@ mod corpus;
 mod dpu_dies;
 mod few_descriptors;
 mod floods;
+mod forms;
 mod harness;
 mod hostile_packets;
 mod hostile_sockets;

@@ -3,8 +3,8 @@
 use engine::control::target::TargetControl;
 use engine::proto::stage::Kind;
 use engine::proto::{
-    ChecksumStage, DatasetRef, NarrowStage, QueuePair, ReadStage, SessionRequest, Stage,
-    TargetStages,
+    ChecksumStage, CompressStage, DatasetRef, NarrowStage, PackStage, QueuePair, ReadStage,
+    RemapStage, SessionRequest, Stage, TargetStages,
 };
 use xio::dataset::Dtype;
 use xio::plan::Plan;
@@ -19,11 +19,25 @@ fn read(dtype: &str) -> Option<Kind> {
 }
 
 fn narrow(from: &str, to: &str) -> Option<Kind> {
-    Some(Kind::Narrow(NarrowStage { from: from.into(), to: to.into() }))
+    Some(Kind::Narrow(NarrowStage { from: from.into(), to: to.into(), instead: None }))
 }
 
 fn checksum(dtype: &str) -> Option<Kind> {
     Some(Kind::Checksum(ChecksumStage { dtype: dtype.into() }))
+}
+
+fn pack(bits: u32) -> Option<Kind> {
+    Some(Kind::Pack(PackStage { dtype: "u16".into(), bits, packs_others: false }))
+}
+
+fn compress(codec: &str, level: i32) -> Option<Kind> {
+    let (dtype, codec) = ("u16".into(), codec.into());
+    Some(Kind::Compress(CompressStage { dtype, codec, level, always: false, packed: false }))
+}
+
+fn remap(ids: u32) -> Option<Kind> {
+    let (dtype, table) = ("u32".into(), "web".into());
+    Some(Kind::Remap(RemapStage { dtype, table, ids, fingerprint: 5 }))
 }
 
 fn list(kinds: &[Option<Kind>]) -> TargetStages {
@@ -46,7 +60,20 @@ fn a_target_refuses_stages_that_it_cannot_run() {
     let unknown = [r.clone(), None, c.clone()];
     let many = vec![r.clone(); 9];
     let version = "same version";
-    let cases: [(Vec<TargetStages>, &str, &str); 12] = [
+    let with = |last: Option<Kind>| vec![list(&[r.clone(), n.clone(), c.clone(), last])];
+    let cases: [(Vec<TargetStages>, &str, &str); 20] = [
+        (with(pack(16)), "stage 4, pack, is not defined", ""),
+        (with(pack(300)), "stage 4 is of an unknown kind", version),
+        (with(pack(0)), "stage 4, pack, is not defined", ""),
+        (with(compress("brotli", 1)), "stage 4 is of an unknown kind", version),
+        (with(compress("zstd", 22)), "stage 4 is of an unknown kind", version),
+        (with(checksum("u16")), "stage 4, checksum, takes blocks of u16", ""),
+        (vec![list(&[r.clone(), remap(0), n.clone(), c.clone()])], "remap, is not defined", ""),
+        (
+            vec![list(&[r.clone(), remap(9), n.clone(), c.clone()])],
+            "web: the table has changed",
+            "again",
+        ),
         // A reader without support for stages.
         (vec![], "0 lists of stages for 1 datasets", version),
         (vec![u32_to_u16(); 2], "2 lists of stages for 1 datasets", version),

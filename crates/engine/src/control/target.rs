@@ -24,7 +24,7 @@ use super::gate::{self, Call, Gate};
 use super::peer::{Peer, root_cause};
 use super::stages;
 use super::status::Reports;
-use crate::catalog::{Catalog, Found};
+use crate::catalog::{Catalog, Found, Table};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
 use crate::error::{Error, with_limit_hint};
@@ -96,6 +96,7 @@ impl TargetService {
         let found = self.find(first.datasets, call.clone()).await?;
         let agreed = found.iter().zip(&first.stages).map(|(found, list)| checked(found, list));
         let agreed = agreed.collect::<Result<Vec<_>, _>>()?;
+        let table = self.table(&first.stages, &found, call.clone()).await?;
         for Found { info, layout, .. } in &found {
             if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
                 let name = &info.name;
@@ -105,7 +106,7 @@ impl TargetService {
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
             let Found { file, layout, .. } = found;
-            SessionSource { file, layout, stages }
+            SessionSource { file, layout, stages, table: Arc::clone(&table) }
         });
         let (sources, stages) = (sources.collect(), first.stages);
         let (sender, ended) = oneshot::channel();
@@ -118,6 +119,46 @@ impl TargetService {
         log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
         let open = Open { name, begun: Instant::now(), ended, guard };
         Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
+    }
+
+    /// The table that the stages name, which must be the one that was described to the reader; empty if they
+    /// name none.
+    async fn table(
+        &self,
+        lists: &[crate::proto::TargetStages],
+        found: &[Found],
+        call: Held,
+    ) -> Result<Arc<[u32]>, Status> {
+        let Some(remap) = stages::table_of(lists) else {
+            return Ok(Arc::default());
+        };
+        let refuse = |why: &str, hint: &str| {
+            STAGES_REFUSED.count();
+            Status::invalid_argument(format!("{}: {why}\n{hint}", remap.table))
+        };
+        if !stages::agree_on_table(lists, remap) {
+            return Err(refuse("the datasets of a session have one table", SAME_VERSION));
+        }
+        let (catalog, name) = (Arc::clone(&self.catalog), remap.table.clone());
+        let read = move || {
+            let _call = call;
+            catalog.table(&name)
+        };
+        let read = tokio::task::spawn_blocking(read).await;
+        let read = read.map_err(|error| Status::internal(error.to_string()))?;
+        let Table { info, ids } = read?;
+        if (info.fingerprint, ids.len()) != (remap.fingerprint, remap.ids as usize) {
+            return Err(refuse("the table has changed", "open the stream again"));
+        }
+        let mut files = found.iter().map(|found| found.layout.dtype);
+        if let Some(dtype) = files.find(|dtype| !Table::fits(&ids, *dtype)) {
+            let why = format!("it has ids that do not fit {dtype}, the type of the dataset");
+            return Err(refuse(
+                &why,
+                "remap keeps the type of the files: convert them to u32 first",
+            ));
+        }
+        Ok(ids)
     }
 
     /// The guard is created where the engine's reply arrives: if the caller has given up meanwhile, both are

@@ -4,6 +4,7 @@
 //! is dropped; its trainer sees the end of an engine that ended by itself as the end of a pipe.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
@@ -35,6 +36,8 @@ pub(crate) struct FileStreamSpec {
     pub(crate) files: Vec<OpenFile>,
     /// Their names, for messages.
     pub(crate) names: Vec<String>,
+    /// The table of `remap`; empty without one.
+    pub(crate) table: Arc<[u32]>,
     /// The ring to fill.
     pub(crate) producer: Producer,
 }
@@ -59,7 +62,8 @@ impl FileEngine {
         let add = |file: OpenFile| disk.add_file_of(file.fd, IoMode::Buffered, file.size);
         let files = files.map(add).collect::<Result<Vec<FileId>, _>>()?;
         let kernels = host::kernels::best().0;
-        let reader = LocalReader::new(spec.setup, files, DEPTH, pool.base(), kernels);
+        let mut reader = LocalReader::new(spec.setup, files, DEPTH, pool.base(), kernels);
+        reader.set_table(spec.table);
         let driver = Driver::new().map_err(os("descriptors to wait with"))?;
         let watched = driver.watched();
         watched.add(disk.fd(), 1).map_err(os("completions of the disk"))?;

@@ -120,11 +120,9 @@ impl RingSink {
     /// The error in words that name the file.
     fn describe(&self, error: &StreamError) -> String {
         match *error {
-            StreamError::Overflow { dataset, token, byte, value } => {
+            StreamError::Overflow { dataset, token, byte, value, limit } => {
                 let name = self.name(dataset);
-                format!(
-                    "{name}: token {token} (byte {byte}) is {value}: it does not fit the type to deliver"
-                )
+                format!("{name}: token {token} (byte {byte}) is {value}: {limit}")
             }
             StreamError::Truncated { dataset, at_byte } => {
                 let name = self.name(dataset);
@@ -144,8 +142,12 @@ impl RingSink {
             StreamError::Refused { dataset, reason } => {
                 format!("{}: the target refused a request: {reason}", self.name(dataset))
             }
-            StreamError::Damaged { dataset } => {
-                format!("{}: blocks repeatedly failed their CRC-32C check", self.name(dataset))
+            StreamError::Damaged { dataset, first_token } => {
+                let name = self.name(dataset);
+                format!(
+                    "{name}: the block at token {first_token} arrived damaged each time: it failed its CRC-32C check \
+                     or could not be decoded"
+                )
             }
             StreamError::Lost { connection } => {
                 let target = self.targets.get(connection as usize).map_or("?", String::as_str);

@@ -1,5 +1,6 @@
 //! The storage target's engine: sessions, disk and wire around [`xio::target::Target`].
 
+use std::sync::Arc;
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
@@ -47,6 +48,8 @@ pub struct SessionSource {
     pub layout: xio::dataset::TokenFile,
     /// Stages applied to its blocks.
     pub stages: TargetStages,
+    /// The table of `remap`; empty without one.
+    pub table: Arc<[u32]>,
 }
 
 /// A session to begin.
@@ -366,7 +369,7 @@ impl<F: Fabric> Engine<F> {
         credits: u32,
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
-        for SessionSource { file, layout, stages } in files {
+        for SessionSource { file, layout, stages, table } in files {
             match file.mode {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
@@ -374,7 +377,7 @@ impl<F: Fabric> Engine<F> {
             let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
             session.files.push(file);
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
-            sources.push(Source { file, stages, data_offset, tokens });
+            sources.push(Source { file, stages, table, data_offset, tokens });
         }
         let Domain { capsules, staging, .. } = session.domain;
         let staging_lkey = staging.lkey;

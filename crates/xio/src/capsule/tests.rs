@@ -1,11 +1,11 @@
 //! Round trips, one meaning for each capsule, and the layout on the wire.
 
-use std::vec::Vec;
+use std::{vec, vec::Vec};
 
 use sim::chance::Chance;
 
 use super::*;
-use crate::kernel::crc32c;
+use crate::kernel::{Codec, crc32c};
 
 struct Draw(Chance);
 
@@ -50,11 +50,15 @@ impl Draw {
                 bytes: self.number() as u32,
                 crc32c: self.number() as u32,
                 source_bytes: self.number() as u32,
+                bits: self.number() as u8,
+                codec: self.pick(&[None, Some(Codec::Lz4), Some(Codec::Zstd)]),
+                replaced: self.number() as u32,
             },
             1 => Outcome::Overflow {
                 token: self.number(),
                 value: (i128::from(self.number()) << 64 | i128::from(self.number()))
                     >> (self.word() % 65),
+                stage: self.number() as u8,
             },
             2 => Outcome::Truncated { at_byte: self.number() },
             3 => Outcome::Storage { errno: self.number() as i32 },
@@ -146,8 +150,8 @@ fn the_first_thing_wrong_is_named() {
     bytes[0] ^= 1;
     assert!(matches!(decode(&bytes), Err(CapsuleError::Magic(_))));
     let mut bytes = good;
-    bytes[4] = 2;
-    assert_eq!(decode(&bytes), Err(CapsuleError::Version(2)));
+    bytes[4] = 1;
+    assert_eq!(decode(&bytes), Err(CapsuleError::Version(1)));
     let mut bytes = good;
     bytes[40] ^= 1;
     let expected = crc32c(0, &bytes[..CRC_AT]);
@@ -187,7 +191,10 @@ fn values_without_meaning_are_refused_by_field() {
     let request = Draw::new(4).request().encode(crc32c);
     let response = |outcome| ReadResponse { seq: 1, tag: 2, outcome }.encode(crc32c);
     let refused = response(Outcome::Refused(Refusal::NoCredit));
-    let done = response(Outcome::Done { bytes: 1, crc32c: 2, source_bytes: 3 });
+    let (bits, codec, replaced) = (17, Some(Codec::Zstd), 4);
+    let done = Outcome::Done { bytes: 1, crc32c: 2, source_bytes: 3, bits, codec, replaced };
+    let done = response(done);
+    assert_eq!((done[48], done[49], done[52]), (17, 2, 4));
     let storage = response(Outcome::Storage { errno: -5 });
     let with = |mut bytes: [u8; CAPSULE_BYTES], at: usize, value: u8| {
         bytes[at] = value;
@@ -206,6 +213,10 @@ fn values_without_meaning_are_refused_by_field() {
     assert_eq!(response_error(refused, 32, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(response_error(done, 28, 1), Err(CapsuleError::Field("outcome")));
     assert_eq!(response_error(done, 36, 1), Err(CapsuleError::Field("outcome")));
+    assert_eq!(response_error(done, 49, 3), Err(CapsuleError::Field("codec")));
+    assert_eq!(response_error(done, 50, 1), Err(CapsuleError::Field("reserved")));
+    assert_eq!(response_error(done, 56, 1), Err(CapsuleError::Field("reserved")));
+    assert_eq!(response_error(storage, 48, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(response_error(storage, 28, 1), Err(CapsuleError::Field("outcome")));
 }
 
@@ -223,7 +234,7 @@ fn the_layout_is_frozen() {
         rkey: 0x6162_6364,
     };
     let mut expected = Vec::new();
-    expected.extend(b"DQcp\x01\x01\x02\x00");
+    expected.extend(b"DQcp\x02\x01\x02\x00");
     expected.extend([8, 7, 6, 5, 4, 3, 2, 1]);
     expected.extend([0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21]);
     expected.extend([0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31]);
@@ -237,6 +248,9 @@ fn the_layout_is_frozen() {
     let codes: Vec<u8> = Dtype::ALL.into_iter().map(dtype_code).collect();
     assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(Dtype::ALL[2..5], [Dtype::U16, Dtype::I16, Dtype::U32]);
+    let codecs: Vec<u8> = Codec::ALL.into_iter().map(|codec| codec_code(Some(codec))).collect();
+    assert_eq!((codecs, codec_code(None)), (vec![1, 2], 0));
+    assert_eq!(Codec::ALL, [Codec::Lz4, Codec::Zstd]);
     let reasons: Vec<u16> = Refusal::ALL.into_iter().map(|reason| reason as u16).collect();
     assert_eq!(reasons, [1, 2, 3, 4, 5, 6, 7]);
 }

@@ -31,7 +31,7 @@ pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, 
 }
 
 /// The value of the stored bits.
-fn signed(bits: u64, from: Dtype) -> i128 {
+pub(super) fn signed(bits: u64, from: Dtype) -> i128 {
     match from {
         Dtype::I32 => (bits as u32 as i32).into(),
         Dtype::I64 => (bits as i64).into(),
@@ -109,6 +109,112 @@ fn refuse_negative_32(buf: &[u8]) -> Result<usize, Offender> {
     }
     Ok(buf.len())
 }
+
+/// The loop behind [`replace_in_place`](super::replace_in_place).
+#[inline(always)]
+pub fn replace_in_place(
+    buf: &mut [u8],
+    from: Dtype,
+    to: Dtype,
+    instead: u32,
+) -> Result<(usize, u32), NarrowError> {
+    if !super::can_narrow(from, to) || i128::from(instead) > to.range().1 {
+        return Err(NarrowError::Unsupported { from, to });
+    }
+    if !buf.len().is_multiple_of(from.bytes() as usize) {
+        return Err(NarrowError::Ragged { from, len: buf.len() });
+    }
+    Ok(match (from.bytes(), to.bytes()) {
+        (4, 2) => replace_32_to_16(buf, instead as u16),
+        (8, 2) => replace_64_to_16(buf, instead as u16),
+        (8, 4) => replace_64_to_32(buf, instead),
+        _ if from.is_signed() => (buf.len(), replace_negative_32(buf, instead)),
+        _ => (buf.len(), 0),
+    })
+}
+
+/// Defines one narrowing loop that replaces. A chunk goes through a buffer of its own, because the
+/// destination of the first one overlaps its source.
+macro_rules! replacing {
+    ($name:ident, $wide:ty, $narrow:ty) => {
+        #[inline(always)]
+        fn $name(buf: &mut [u8], instead: $narrow) -> (usize, u32) {
+            const WIDE: usize = size_of::<$wide>();
+            const NARROW: usize = size_of::<$narrow>();
+            const LIMIT: $wide = <$narrow>::MAX as $wide;
+
+            let tokens = buf.len() / WIDE;
+            let mut replaced = 0;
+            for start in (0..tokens).step_by(CHUNK) {
+                let end = tokens.min(start + CHUNK);
+                let mut kept = [[0; NARROW]; CHUNK];
+                let mut over: $wide = 0;
+                let source = buf[start * WIDE..end * WIDE].as_chunks::<WIDE>().0;
+                for (narrow, wide) in kept.iter_mut().zip(source) {
+                    let token = <$wide>::from_le_bytes(*wide);
+                    over += <$wide>::from(token > LIMIT);
+                    let token = if token > LIMIT { instead } else { token as $narrow };
+                    *narrow = token.to_le_bytes();
+                }
+                // At most the tokens of a chunk.
+                replaced += over as u32;
+                buf[start * NARROW..end * NARROW]
+                    .copy_from_slice(kept[..end - start].as_flattened());
+            }
+            (tokens * NARROW, replaced)
+        }
+    };
+}
+
+replacing!(replace_32_to_16, u32, u16);
+replacing!(replace_64_to_16, u64, u16);
+replacing!(replace_64_to_32, u64, u32);
+
+/// `i32` to `u32`: negative tokens are replaced. Returns how many.
+#[inline(always)]
+fn replace_negative_32(buf: &mut [u8], instead: u32) -> u32 {
+    let mut replaced = 0;
+    for raw in buf.as_chunks_mut::<4>().0 {
+        let token = i32::from_le_bytes(*raw);
+        replaced += u32::from(token < 0);
+        *raw = if token < 0 { instead } else { token as u32 }.to_le_bytes();
+    }
+    replaced
+}
+
+/// The loop behind [`remap_in_place`](super::remap_in_place).
+#[inline(always)]
+pub fn remap_in_place(buf: &mut [u8], dtype: Dtype, table: &[u32]) -> Result<(), NarrowError> {
+    let done = match dtype.bytes() {
+        2 => remap_16(buf, table),
+        4 => remap_32(buf, table),
+        8 => remap_64(buf, table),
+        _ => return Err(NarrowError::Unsupported { from: dtype, to: dtype }),
+    };
+    done.map_err(|(index, bits)| {
+        let value = signed(bits, dtype);
+        NarrowError::Overflow { index, value, to: dtype }
+    })
+}
+
+macro_rules! remapping {
+    ($name:ident, $int:ty) => {
+        #[inline(always)]
+        fn $name(buf: &mut [u8], table: &[u32]) -> Result<(), Offender> {
+            for (index, raw) in buf.as_chunks_mut().0.iter_mut().enumerate() {
+                let token = <$int>::from_le_bytes(*raw);
+                let entry = usize::try_from(token).ok().and_then(|token| table.get(token));
+                let entry = entry.ok_or((index, u64::from(token)))?;
+                *raw = (*entry as $int).to_le_bytes();
+            }
+            Ok(())
+        }
+    };
+}
+
+remapping!(remap_16, u16);
+remapping!(remap_32, u32);
+remapping!(remap_64, u64);
 
 /// The loop behind [`widen_into`](super::widen_into).
 #[inline(always)]

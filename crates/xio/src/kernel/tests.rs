@@ -177,3 +177,124 @@ fn crc32c_agrees_with_bit_by_bit_and_continues() {
         assert_eq!(crc32c(crc32c(0, &bytes[..len / 3]), &bytes[len / 3..len]), whole);
     }
 }
+
+#[test]
+fn packed_tokens_come_back_at_every_length_and_width() {
+    for dtype in [Dtype::U16, Dtype::U32, Dtype::I32] {
+        for bits in pack::PACKED_BITS.filter(|bits| pack::can_pack(dtype, *bits)) {
+            for len in [0, 1, 2, 7, 31, 33, 1_023, 1_024, 1_025, 2_048, 4_999] {
+                let mut rng = Rng(len as u64 * 100 + u64::from(bits));
+                let largest = (1i128 << bits) - 1;
+                let mut values: Vec<i128> =
+                    (0..len).map(|_| i128::from(rng.next()) & largest).collect();
+                if let Some(last) = values.last_mut() {
+                    *last = largest;
+                }
+                let stored = store(&values, dtype);
+                let mut buf = stored.clone();
+                let bytes = pack_in_place(&mut buf, dtype, bits).unwrap();
+                assert_eq!(bytes, pack::packed_bytes(len, bits), "{dtype}, {bits}, {len}");
+                assert!(bytes <= (len * bits as usize).div_ceil(8) && bytes <= stored.len());
+                let packed = buf[..bytes].to_vec();
+                buf.fill(0xee);
+                buf[..bytes].copy_from_slice(&packed);
+                let back = unpack_in_place(&mut buf, len, bits, dtype);
+                assert_eq!(back, Some(stored.len()), "{dtype}, {bits}, {len}");
+                assert!(buf == stored, "{dtype}, {bits}, {len}");
+            }
+        }
+    }
+}
+
+/// The layout of the page: bit `b` of the token at (row, column) of a chunk.
+#[test]
+fn packed_chunks_and_rests_are_laid_out_as_documented() {
+    let mut rng = Rng(3);
+    let values: Vec<i128> = (0..1_024 + 37).map(|_| i128::from(rng.next() & 0x1ffff)).collect();
+    let mut buf = store(&values, Dtype::U32);
+    let bytes = pack_in_place(&mut buf, Dtype::U32, 17).unwrap();
+    let bit = |at: usize| i128::from(buf[at / 8] >> (at % 8) & 1);
+    for (index, value) in values.iter().enumerate() {
+        let read: i128 = (0..17)
+            .map(|b| {
+                let at = match index {
+                    0..1_024 => {
+                        let of_column = index / 32 * 17 + b;
+                        (of_column / 32 * 32 + index % 32) * 32 + of_column % 32
+                    }
+                    _ => 1_024 * 17 + (index - 1_024) * 17 + b,
+                };
+                bit(at) << b
+            })
+            .sum();
+        assert_eq!(read, *value, "token {index}");
+    }
+    assert_eq!(bytes, 128 * 17 + (37usize * 17).div_ceil(8));
+    let mut buf = store(&[1, 65_535], Dtype::U32);
+    assert_eq!(pack_in_place(&mut buf, Dtype::U32, 16), Ok(4));
+    assert_eq!(buf[..4], [1, 0, 255, 255]);
+}
+
+#[test]
+fn a_token_that_cannot_be_packed_is_named() {
+    for (dtype, bits) in [(Dtype::U16, 9), (Dtype::U32, 16), (Dtype::U32, 17), (Dtype::I32, 31)] {
+        for at in [0, 5, 1_023, 1_024, 2_047, 2_048, 2_100] {
+            let (low, high) = dtype.range();
+            for value in [high.min(1 << bits), high, low] {
+                let mut values = vec![(1i128 << bits) - 1; 2_101];
+                values[at] = value;
+                let fits = (0..1i128 << bits).contains(&value);
+                let mut buf = store(&values, dtype);
+                let checked = pack::fit(&buf, dtype, bits);
+                let packed = pack_in_place(&mut buf, dtype, bits).map(drop);
+                for got in [checked, packed] {
+                    match got {
+                        Ok(()) => assert!(fits, "{dtype}, {bits}, {at}, {value}"),
+                        Err(NarrowError::Overflow { index, value: found, .. }) => {
+                            assert_eq!((index, found), (at, value), "{dtype}, {bits}");
+                        }
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+        }
+    }
+    for (dtype, bits) in [(Dtype::U16, 16), (Dtype::U32, 32), (Dtype::U32, 8), (Dtype::I64, 17)] {
+        let refused = pack_in_place(&mut [0; 64], dtype, bits);
+        assert!(matches!(refused, Err(NarrowError::Unsupported { .. })), "{dtype}, {bits}");
+        assert_eq!(unpack_in_place(&mut [0; 64], 2, bits, dtype), None);
+    }
+    assert!(matches!(pack_in_place(&mut [0; 63], Dtype::U32, 17), Err(NarrowError::Ragged { .. })));
+    assert_eq!(unpack_in_place(&mut [0; 64], 17, 17, Dtype::U32), None);
+    assert_eq!(unpack_in_place(&mut [0; 64], usize::MAX, 17, Dtype::U32), None);
+}
+
+#[test]
+fn tokens_that_do_not_fit_are_replaced_and_counted() {
+    for (from, to) in pairs().filter(|(from, to)| can_narrow(*from, *to)) {
+        let (low, high) = to.range();
+        for len in (0..=300).chain([1_000, 5_001]) {
+            let mut rng = Rng(len as u64);
+            let any = |_| {
+                let (least, most) = from.range();
+                let value = match rng.next() % 4 {
+                    0 => i128::from(rng.next()) - i128::from(rng.next()),
+                    1 => high + 1,
+                    _ => i128::from(rng.next()) % (high + 1),
+                };
+                value.clamp(least, most)
+            };
+            let values: Vec<i128> = (0..len).map(any).collect();
+            let fits = |value: &i128| *value >= low && *value <= high;
+            let expected: Vec<i128> =
+                values.iter().map(|value| if fits(value) { *value } else { 7 }).collect();
+            let replaced = values.iter().filter(|value| !fits(value)).count() as u32;
+            let mut buf = store(&values, from);
+            let bytes = len * to.bytes() as usize;
+            assert_eq!(replace_in_place(&mut buf, from, to, 7), Ok((bytes, replaced)));
+            assert_eq!(load(&buf[..bytes], to), expected, "{from} to {to}, {len}");
+        }
+    }
+    let refused = replace_in_place(&mut [0; 8], Dtype::U32, Dtype::U16, 65_536);
+    assert!(matches!(refused, Err(NarrowError::Unsupported { .. })));
+}

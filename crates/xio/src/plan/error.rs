@@ -16,6 +16,8 @@ use core::ops::Range;
 use thiserror::Error;
 
 use super::{MAX_BATCH_TOKENS, MAX_PLAN_BYTES};
+use crate::dataset::Dtype;
+use crate::kernel::Codec;
 use crate::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
 
 /// Characters of the plan shown on each side of a mistake.
@@ -67,6 +69,24 @@ pub enum Problem {
     NoSeed,
     #[error("narrow cannot deliver {found}")]
     NarrowType { found: String },
+    #[error("narrow has no policy {found} for tokens that do not fit")]
+    OverflowPolicy { found: String },
+    #[error("the id {id} that others become does not fit {limit}")]
+    SaturateId { id: u32, limit: String },
+    #[error("escape needs narrow(u16) and a larger type to deliver, which holds what escapes")]
+    Escape16,
+    #[error("{one} and {other} exclude each other")]
+    Exclusive { one: &'static str, other: &'static str },
+    #[error("{bits} bits are not fewer than {dtype} has")]
+    NothingToPack { bits: u8, dtype: Dtype },
+    #[error("remap needs the name of a table")]
+    NoTable,
+    #[error("there is no codec {found}")]
+    UnknownCodec { found: String },
+    #[error("compress has no level {found} of {codec}")]
+    CompressLevel { found: String, codec: Codec, min: i32, max: i32 },
+    #[error("compress does not know when {found} is")]
+    CompressWhen { found: String },
     #[error("widen cannot deliver {found}")]
     WidenType { found: String },
     #[error("pairs takes no argument, but needs windows of two tokens")]
@@ -169,7 +189,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, shuffle, blend, narrow, widen, pairs, batch"
+                &"actions are window, shuffle, blend, remap, narrow, bitpack, compress, widen, pairs, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -183,6 +203,24 @@ impl Problem {
             Problem::NoSeed => &"give a seed beside the plan, or write a number: shuffle(42)",
             Problem::NarrowType { .. } => {
                 &"narrow(u16) holds ids below 65536, narrow(u32) the rest"
+            }
+            Problem::OverflowPolicy { .. } => {
+                &"policies are error, saturate(ID) and escape: narrow(u16, overflow=saturate(0))"
+            }
+            Problem::SaturateId { .. } => &"choose an id of the vocabulary, such as that of <unk>",
+            Problem::Escape16 => &"narrow(u16, overflow=escape) | widen(u32), or widen(i64)",
+            Problem::Exclusive { .. } => &"keep one of them",
+            Problem::NothingToPack { .. } => {
+                &"leave bitpack out, or narrow(u32) | bitpack(17) for vocabularies above 65536"
+            }
+            Problem::NoTable => &"remap(\"tables/new-ids.npy\"): ids as u32, one for each old id",
+            Problem::UnknownCodec { .. } => &"codecs are lz4 and zstd",
+            Problem::CompressLevel { codec: Codec::Lz4, .. } => &"lz4 has no levels",
+            Problem::CompressLevel { min, max, .. } => {
+                return Some(alloc::format!("levels of zstd are {min} to {max}; 1 is the default"));
+            }
+            Problem::CompressWhen { .. } => {
+                &"when=faster skips blocks where the link is faster than the codec, when=always does not"
             }
             Problem::WidenType { .. } => &"types to widen to are u32, i32 and i64",
             Problem::Pairs => &"write window(2049, overlap=1) | pairs: 2048 inputs and 2048 labels",

@@ -8,12 +8,17 @@ use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::{
     DEFAULT_BATCH, DEFAULT_GROUP_BLOCKS, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PLAN_BYTES, MAX_WINDOW,
-    Part, Plan, Shuffle,
+    Narrow, Overflow, Part, Plan, Shuffle,
 };
 use crate::dataset::Dtype;
+use crate::kernel::pack::PACKED_BITS;
+use crate::kernel::{Codec, Compression, ZSTD_LEVELS};
 use crate::order::{MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_TOTAL_WEIGHT};
 
-const ACTIONS: [&str; 7] = ["window", "shuffle", "blend", "narrow", "widen", "pairs", "batch"];
+const ACTIONS: [&str; 10] = [
+    "window", "shuffle", "blend", "remap", "narrow", "bitpack", "compress", "widen", "pairs",
+    "batch",
+];
 
 /// Digits after the point of a weight.
 const WEIGHT_DIGITS: usize = 6;
@@ -68,10 +73,11 @@ impl Piece {
     }
 }
 
-/// `name = value`, or a value alone.
+/// `name = value`, or a value alone. Only a policy of `narrow` may have an argument of its own.
 struct Argument {
     key: Option<Piece>,
     value: Piece,
+    inner: Option<Piece>,
 }
 
 impl Argument {
@@ -192,16 +198,17 @@ impl<'a> Syntax<'a> {
 
     fn action(&mut self) -> Result<Action, PlanError> {
         let name = self.piece("an action")?;
-        let arguments = if self.accept('(') { self.arguments()? } else { Vec::new() };
+        let policies = name.text == "narrow";
+        let arguments = if self.accept('(') { self.arguments(policies)? } else { Vec::new() };
         // At least the name was consumed.
         let end = self.tokens[self.at - 1].span.end;
         Ok(Action { span: name.span.start..end, name, arguments })
     }
 
-    fn arguments(&mut self) -> Result<Vec<Argument>, PlanError> {
+    fn arguments(&mut self, policies: bool) -> Result<Vec<Argument>, PlanError> {
         let mut arguments = Vec::new();
         while !self.accept(')') {
-            arguments.push(self.argument()?);
+            arguments.push(self.argument(policies)?);
             if !self.accept(',') && self.peek().kind != Kind::Mark(')') {
                 return self.expected("`,` or `)`");
             }
@@ -209,12 +216,20 @@ impl<'a> Syntax<'a> {
         Ok(arguments)
     }
 
-    fn argument(&mut self) -> Result<Argument, PlanError> {
+    fn argument(&mut self, policies: bool) -> Result<Argument, PlanError> {
         let first = self.piece("an argument")?;
-        match self.accept('=') {
-            true => Ok(Argument { key: Some(first), value: self.piece("a value")? }),
-            false => Ok(Argument { key: None, value: first }),
+        if !self.accept('=') {
+            return Ok(Argument { key: None, value: first, inner: None });
         }
+        let value = self.piece("a value")?;
+        let inner = match policies && self.accept('(') {
+            true => Some(self.piece("an id")?),
+            false => None,
+        };
+        if inner.is_some() && !self.accept(')') {
+            return self.expected("`)`");
+        }
+        Ok(Argument { key: Some(first), value, inner })
     }
 }
 
@@ -224,7 +239,10 @@ struct Draft {
     window: Option<(u32, u32)>,
     shuffle: Option<Shuffle>,
     blend: Option<Vec<Part>>,
-    narrow: Option<Dtype>,
+    remap: Option<String>,
+    narrow: Option<(Narrow, Range<usize>)>,
+    bitpack: Option<(u8, Range<usize>)>,
+    compress: Option<(Compression, Range<usize>)>,
     widen: Option<Dtype>,
     pairs: Option<Range<usize>>,
     batch: Option<(u32, Range<usize>)>,
@@ -240,7 +258,19 @@ impl Draft {
             "window" => once(self.window.replace(window(action)?).is_none(), "window"),
             "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
             "blend" => once(self.blend.replace(blend(action)?).is_none(), "blend"),
-            "narrow" => once(self.narrow.replace(narrow(action)?).is_none(), "narrow"),
+            "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
+            "narrow" => {
+                let narrow = (narrow(action)?, action.span.clone());
+                once(self.narrow.replace(narrow).is_none(), "narrow")
+            }
+            "bitpack" => {
+                let bits = (bitpack(action)?, action.span.clone());
+                once(self.bitpack.replace(bits).is_none(), "bitpack")
+            }
+            "compress" => {
+                let compression = (compress(action)?, action.span.clone());
+                once(self.compress.replace(compression).is_none(), "compress")
+            }
             "widen" => once(self.widen.replace(widen(action)?).is_none(), "widen"),
             "pairs" => once(self.pairs.replace(pairs(action)?).is_none(), "pairs"),
             "batch" => {
@@ -260,6 +290,7 @@ impl Draft {
         if let Some(span) = self.pairs.clone().filter(|_| window < 2) {
             return Err(PlanError::new(Problem::Pairs, span));
         }
+        self.check_forms()?;
         let (batch, span) = self.batch.unwrap_or((DEFAULT_BATCH, end..end));
         if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
             return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
@@ -269,11 +300,47 @@ impl Draft {
             overlap,
             shuffle: self.shuffle,
             blend: self.blend.unwrap_or_default(),
-            narrow: self.narrow,
+            remap: self.remap,
+            narrow: self.narrow.map(|(narrow, _)| narrow),
+            bitpack: self.bitpack.map(|(bits, _)| bits),
+            compress: self.compress.map(|(compression, _)| compression),
             widen: self.widen,
             pairs: self.pairs.is_some(),
             batch,
         })
+    }
+}
+
+impl Draft {
+    /// Whether the forms of blocks on the wire go together.
+    fn check_forms(&self) -> Result<(), PlanError> {
+        let refuse = |problem, span: &Range<usize>| Err(PlanError::new(problem, span.clone()));
+        if let Some((Narrow { overflow: Overflow::Escape, .. }, span)) = &self.narrow {
+            if !matches!(self.widen, Some(Dtype::U32 | Dtype::I64)) {
+                return refuse(Problem::Escape16, span);
+            }
+            if let Some((_, span)) = &self.bitpack {
+                return refuse(
+                    Problem::Exclusive { one: "bitpack", other: "overflow=escape" },
+                    span,
+                );
+            }
+        }
+        let Some((bits, span)) = &self.bitpack else {
+            return Ok(());
+        };
+        if self.compress.is_some() {
+            return refuse(Problem::Exclusive { one: "bitpack", other: "compress" }, span);
+        }
+        match self.narrow {
+            Some((Narrow { to, .. }, _)) if u32::from(*bits) >= 8 * to.bytes() => {
+                refuse(Problem::NothingToPack { bits: *bits, dtype: to }, span)
+            }
+            Some((Narrow { overflow: Overflow::Saturate(id), .. }, _)) if id >> bits != 0 => {
+                refuse(Problem::SaturateId { id, limit: alloc::format!("{bits} bits") }, span)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -311,11 +378,79 @@ fn batch(action: &Action) -> Result<u32, PlanError> {
     Ok(samples.number("samples", 1, MAX_BATCH.into())? as u32)
 }
 
-fn narrow(action: &Action) -> Result<Dtype, PlanError> {
-    let to = action.only("narrow", "to", "narrow(u16): the type to deliver")?;
-    match Dtype::from_name(&to.text) {
-        Some(dtype @ (Dtype::U16 | Dtype::U32)) => Ok(dtype),
-        _ => to.refuse(Problem::NarrowType { found: to.describe() }),
+fn narrow(action: &Action) -> Result<Narrow, PlanError> {
+    const USAGE: &str =
+        "narrow(u16), narrow(u16, overflow=saturate(0)) or narrow(u16, overflow=escape)";
+    let [to, overflow] = action.named("narrow", ["to", "overflow"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "narrow", argument: "to", usage: USAGE };
+    let to = to.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let dtype = match Dtype::from_name(&to.text) {
+        Some(dtype @ (Dtype::U16 | Dtype::U32)) => dtype,
+        _ => return to.refuse(Problem::NarrowType { found: to.describe() }),
+    };
+    let Some(policy) = overflow else {
+        return Ok(Narrow { to: dtype, overflow: Overflow::Refuse });
+    };
+    let id = action.arguments.iter().find_map(|argument| argument.inner.as_ref());
+    let overflow = match (policy.text.as_str(), id) {
+        ("error", None) => Overflow::Refuse,
+        ("escape", None) if dtype == Dtype::U16 => Overflow::Escape,
+        ("escape", None) => return policy.refuse(Problem::Escape16),
+        ("saturate", Some(id)) => {
+            let value = id.number("saturate", 0, u32::MAX.into())? as u32;
+            if i128::from(value) > dtype.range().1 {
+                let limit = dtype.to_string();
+                return id.refuse(Problem::SaturateId { id: value, limit });
+            }
+            Overflow::Saturate(value)
+        }
+        _ => return policy.refuse(Problem::OverflowPolicy { found: policy.describe() }),
+    };
+    Ok(Narrow { to: dtype, overflow })
+}
+
+/// The name of a table.
+fn remap(action: &Action) -> Result<String, PlanError> {
+    let table = action.only("remap", "table", "remap(\"TABLE\"): a file of u32 ids")?;
+    match table.text.is_empty() {
+        true => table.refuse(Problem::NoTable),
+        false => Ok(table.text.clone()),
+    }
+}
+
+/// Bits of a token.
+fn bitpack(action: &Action) -> Result<u8, PlanError> {
+    let bits = action.only("bitpack", "bits", "bitpack(17): bits of a token on the wire")?;
+    let (min, max) = (*PACKED_BITS.start(), *PACKED_BITS.end());
+    Ok(bits.number("bits", min.into(), max.into())? as u8)
+}
+
+fn compress(action: &Action) -> Result<Compression, PlanError> {
+    const USAGE: &str = "compress(lz4), compress(zstd, level=1) or compress(zstd, when=always)";
+    let [name, level, when] = action.named("compress", ["codec", "level", "when"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "compress", argument: "codec", usage: USAGE };
+    let name = name.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let Some(codec) = Codec::from_name(&name.text) else {
+        return name.refuse(Problem::UnknownCodec { found: name.describe() });
+    };
+    let always = match when {
+        None => false,
+        Some(when) => match when.text.as_str() {
+            "faster" => false,
+            "always" => true,
+            _ => return when.refuse(Problem::CompressWhen { found: when.describe() }),
+        },
+    };
+    let default = if codec == Codec::Zstd { 1 } else { 0 };
+    let given = level.map_or(Some(default), |level| level.text.parse().ok());
+    match (given.and_then(|given| Compression::new(codec, given, always)), level) {
+        (Some(compression), _) => Ok(compression),
+        (None, Some(level)) => {
+            let (min, max) = (*ZSTD_LEVELS.start(), *ZSTD_LEVELS.end());
+            level.refuse(Problem::CompressLevel { found: level.describe(), codec, min, max })
+        }
+        // The default levels are legal.
+        (None, None) => name.refuse(Problem::UnknownCodec { found: name.describe() }),
     }
 }
 
@@ -346,7 +481,7 @@ fn blend(action: &Action) -> Result<Vec<Part>, PlanError> {
         return Err(PlanError::new(missing, action.span.clone()));
     }
     let mut shares: Vec<(String, u64)> = Vec::new();
-    for Argument { key, value } in &action.arguments {
+    for Argument { key, value, .. } in &action.arguments {
         let Some(name) = key else {
             return value.refuse(Problem::NoWeight { found: value.describe() });
         };

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};
 
 use super::*;
+use crate::kernel::Codec;
 
 const FULL: &str =
     "window(2048) | shuffle(seed, blocks=8) | blend(a=0.5,b=0.3,c=0.2) | narrow(u16)";
@@ -15,7 +16,8 @@ fn plan(text: &str) -> Plan {
 #[test]
 fn a_full_plan_is_read_and_printed() {
     let full = plan(FULL);
-    assert_eq!((full.window(), full.batch(), full.narrow()), (2_048, 32, Some(Dtype::U16)));
+    let narrow = Some(Narrow { to: Dtype::U16, overflow: Overflow::Refuse });
+    assert_eq!((full.window(), full.batch(), full.narrow()), (2_048, 32, narrow));
     assert_eq!(full.shuffle(), Some(Shuffle { seed: 7, blocks: 8 }));
     let weights: Vec<_> = full.blend().iter().map(|p| (p.name.as_str(), p.weight)).collect();
     assert_eq!(weights, [("a", 5), ("b", 3), ("c", 2)]);
@@ -33,6 +35,13 @@ fn the_same_plan_in_other_words() {
             FULL,
         ),
         ("window(1)", "window(1) | batch(32)"),
+        ("window(1)|narrow(u16,overflow=error)", "window(1) | narrow(u16)"),
+        ("window(1)|compress(zstd)", "window(1) | compress(zstd, level=1, when=faster)"),
+        (
+            "window(1)|compress(codec=lz4)|remap(table='a b')",
+            "window(1) | remap(\"a b\") | compress(lz4)",
+        ),
+        ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
         ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
         ("window(9) | blend(a=1000000, b=0)", "window(9) | blend(a=7., b=0)"),
@@ -64,7 +73,10 @@ const SHAPE: &[(&str, &str, &str)] = &[
     ("  \t", "", "the plan is empty"),
     ("windw(2048)", "windw", "did you mean `window`"),
     ("window(4) | Shufle(1)", "Shufle", "did you mean `shuffle`"),
-    ("window(4) | compress(zstd)", "compress", "actions are window"),
+    ("window(4) | encrypt(rot13)", "encrypt", "actions are window"),
+    ("window(4) | blend(overflow=1(2))", "(", "expected `,` or `)`"),
+    ("window(4) | narrow(u16, overflow=saturate(1)", "", "expected `,` or `)`"),
+    ("window(4) | narrow(u16, overflow=saturate(1, 2))", ",", "expected `)`"),
     ("window(4", "", "expected `,` or `)`, found the end of the plan"),
     ("window 4", "4", "expected `|` or the end of the plan"),
     ("window(4) |", "", "expected an action"),
@@ -102,6 +114,52 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | shuffle(1, block=2)", "block", "has no argument `block`"),
     ("window(4) | narrow(u8)", "u8", "narrow(u16) holds ids below 65536"),
     ("window(4) | narrow(f16)", "f16", "cannot deliver `f16`"),
+    ("window(4) | narrow(u16, u32)", "u32", "takes no further argument"),
+    (
+        "window(4) | narrow(u16, overflow=wrap)",
+        "wrap",
+        "policies are error, saturate(ID) and escape",
+    ),
+    ("window(4) | narrow(u16, overflow=saturate)", "saturate", "has no policy `saturate`"),
+    ("window(4) | narrow(u16, overflow=error(1))", "error", "has no policy `error`"),
+    ("window(4) | narrow(u16, overflow=saturate(65536))", "65536", "does not fit u16"),
+    ("window(4) | narrow(u16, overflow=saturate(x))", "x", "must be a whole number"),
+    (
+        "window(4) | narrow(u16, overflow=escape)",
+        "narrow(u16, overflow=escape)",
+        "widen(u32), or widen(i64)",
+    ),
+    (
+        "window(4) | narrow(u16, overflow=escape) | widen(i32)",
+        "narrow(u16, overflow=escape)",
+        "larger type",
+    ),
+    ("window(4) | narrow(u32, overflow=escape) | widen(i64)", "escape", "needs narrow(u16)"),
+    (
+        "window(4) | narrow(u16, overflow=escape) | widen(u32) | bitpack(17)",
+        "bitpack(17)",
+        "exclude each other",
+    ),
+    ("window(4) | bitpack", "bitpack", "needs its argument `bits`"),
+    ("window(4) | bitpack(8)", "8", "outside 9 to 31"),
+    ("window(4) | bitpack(32)", "32", "outside 9 to 31"),
+    ("window(4) | narrow(u16) | bitpack(16)", "bitpack(16)", "not fewer than u16 has"),
+    ("window(4) | bitpack(17) | compress(lz4)", "bitpack(17)", "exclude each other"),
+    (
+        "window(4) | narrow(u16, overflow=saturate(4096)) | bitpack(12)",
+        "bitpack(12)",
+        "does not fit 12 bits",
+    ),
+    ("window(4) | compress", "compress", "needs its argument `codec`"),
+    ("window(4) | compress(gzip)", "gzip", "codecs are lz4 and zstd"),
+    ("window(4) | compress(zstd, level=10)", "10", "levels of zstd are -7 to 9"),
+    ("window(4) | compress(zstd, level=two)", "two", "no level `two` of zstd"),
+    ("window(4) | compress(lz4, level=1)", "1", "lz4 has no levels"),
+    ("window(4) | compress(lz4, when=never)", "never", "when=faster"),
+    ("window(4) | compress(lz4, fast=1)", "fast", "has no argument `fast`"),
+    ("window(4) | remap", "remap", "needs its argument `table`"),
+    ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
+    ("window(4) | remap(a, b)", "b", "takes no further argument"),
     ("narrow(u16)", "", "does not say how long a sample is"),
     ("window(131072) | batch(65536)", "batch(65536)", "exceeds 268435456 tokens"),
 ];
@@ -193,7 +251,14 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         let part = |(name, weight)| Part { name, weight: weight / divisor.max(1) };
         if divisor == 0 { Vec::new() } else { names.into_iter().map(part).collect() }
     });
-    let narrow = prop::option::of(prop::sample::select(vec![Dtype::U16, Dtype::U32]));
+    let narrow = prop::option::of((prop::sample::select(vec![Dtype::U16, Dtype::U32]), 0..4u32));
+    let remap = prop::option::of("[^\\p{C}]{1,12}");
+    let bits = prop::option::of(9..=31u8);
+    let codec = (prop::sample::select(Codec::ALL.to_vec()), -7..=9i32, any::<bool>());
+    let codec = prop::option::of(codec.prop_map(|(codec, level, always)| {
+        let level = if codec == Codec::Zstd { level } else { 0 };
+        Compression::new(codec, level, always).unwrap()
+    }));
     let widen = prop::option::of(prop::sample::select(vec![Dtype::U32, Dtype::I32, Dtype::I64]));
     let window = (1..=MAX_WINDOW, any::<prop::sample::Index>(), any::<bool>(), any::<bool>());
     let window = window.prop_map(|(window, overlap, overlaps, pairs)| {
@@ -203,19 +268,46 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
-    let types = (narrow, widen);
+    let types = (narrow, widen, (remap, bits, codec));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
-        |((window, overlap, pairs), shuffle, blend, (narrow, widen), batch)| Plan {
-            window,
-            overlap,
-            shuffle,
-            blend,
-            narrow,
-            widen,
-            pairs,
-            batch,
+        |((window, overlap, pairs), shuffle, blend, (narrow, widen, forms), batch)| {
+            let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
+            Plan {
+                window,
+                overlap,
+                shuffle,
+                blend,
+                remap: forms.0,
+                narrow,
+                bitpack,
+                compress,
+                widen,
+                pairs,
+                batch,
+            }
         },
     )
+}
+
+/// The nearest forms that go together.
+fn legal_forms(
+    narrow: Option<(Dtype, u32)>,
+    widen: Option<Dtype>,
+    bits: Option<u8>,
+    compress: Option<Compression>,
+) -> (Option<Narrow>, Option<u8>, Option<Compression>) {
+    let widened = matches!(widen, Some(Dtype::U32 | Dtype::I64));
+    let overflow = match narrow {
+        Some((Dtype::U16, 1)) if widened => Overflow::Escape,
+        Some((_, 2)) => Overflow::Saturate(300),
+        _ => Overflow::Refuse,
+    };
+    let narrow = narrow.map(|(to, _)| Narrow { to, overflow });
+    let packs = |bits: &u8| {
+        let room = narrow.is_none_or(|narrow| u32::from(*bits) < 8 * narrow.to.bytes());
+        room && overflow != Overflow::Escape && compress.is_none()
+    };
+    (narrow, bits.filter(packs), compress)
 }
 
 proptest! {
@@ -229,7 +321,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

@@ -4,14 +4,15 @@
 //! it, runs the reader's stages over a block that has arrived, and copies samples into the ring. How
 //! blocks are fetched does not belong here.
 
+use alloc::vec;
 use alloc::vec::Vec;
 
 use roce::world::Staging;
 
 use crate::kernel::Kernels;
-use crate::stage::{self, BlockError};
+use crate::stage::{self, BlockError, Limit, Received, Tools};
 
-use super::lane::{Lane, Resident, Want};
+use super::lane::{Lane, Place, Resident, Want};
 use super::schedule::Schedule;
 use super::{
     CRC_RETRIES, Delivery, ReaderCounters, ReaderSetup, ReaderSource, Share, Sink, SlotMeta,
@@ -143,13 +144,15 @@ pub(super) struct Assembler {
     position: Position,
     phase: Phase,
     first_lane: usize,
+    /// What a decompressor reads from: the largest block, if blocks are compressed.
+    scratch: Vec<u8>,
     pub(super) counters: ReaderCounters,
 }
 
 impl Assembler {
     /// Its staging buffers start at `memory_addr`.
     pub(super) fn new(setup: ReaderSetup, memory_addr: u64, kernels: Kernels) -> Assembler {
-        let ReaderSetup { schedule, sources, mut lanes, delivery, .. } = setup;
+        let ReaderSetup { schedule, sources, mut lanes, delivery, scratch_bytes, .. } = setup;
         lanes.iter_mut().for_each(|lane| lane.move_to(memory_addr));
         Assembler {
             schedule,
@@ -161,6 +164,7 @@ impl Assembler {
             kernels,
             phase: Phase::Streaming,
             first_lane: 0,
+            scratch: vec![0; scratch_bytes as usize],
             counters: ReaderCounters::default(),
         }
     }
@@ -242,24 +246,23 @@ impl Assembler {
         &mut self,
         memory: &mut M,
         block_ref: &BlockRef,
-        bytes: u32,
-        crc32c: u32,
+        arrived: Received,
+        table: &[u32],
     ) {
         let (dataset, lane) = (block_ref.lane, &mut self.lanes[block_ref.lane as usize]);
-        let Some((addr, expected)) = lane.place(block_ref.position) else {
+        let Some(Place { addr, tokens, bytes }) = lane.place(block_ref.position) else {
             return;
         };
-        let stages = self.sources[dataset as usize].stages.reader();
-        let ran = match bytes == expected {
-            true => {
-                let block = memory.bytes_mut(addr, expected as usize);
-                stage::run(stages, block, crc32c, &self.kernels)
-            }
-            false => Err(BlockError::Damaged),
-        };
-        let error = match ran {
+        let received = Received { tokens: tokens as usize, ..arrived };
+        let stages = &self.sources[dataset as usize].stages;
+        let (kernels, scratch) = (&self.kernels, self.scratch.as_mut_slice());
+        let mut tools = Tools { kernels, scratch, table, compresses: false };
+        let buffer = memory.bytes_mut(addr, bytes as usize);
+        let error = match stage::run(stages.reader(), buffer, received, &mut tools) {
             Ok(ran) => {
                 self.counters.narrowed_blocks += u64::from(ran.narrowed);
+                self.counters.replaced_tokens += u64::from(ran.block.replaced);
+                self.counters.count_form(&received, stages);
                 return lane.settle(block_ref.position, Resident::Ready);
             }
             Err(BlockError::Damaged) => {
@@ -267,19 +270,32 @@ impl Assembler {
                 if lane.damaged(block_ref.position) < CRC_RETRIES {
                     return lane.request_again(block_ref.position);
                 }
-                StreamError::Damaged { dataset }
-            }
-            Err(BlockError::Overflow { index, value }) => {
                 let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
-                let token = first_token + index as u64;
-                let byte = self.byte_of(dataset, token);
-                StreamError::Overflow { dataset, token, byte, value }
+                StreamError::Damaged { dataset, first_token }
+            }
+            Err(BlockError::Overflow { index, value, stage }) => {
+                let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
+                let limit = stages.reader().get(usize::from(stage));
+                let limit = limit.and_then(|stage| stage.limit(value));
+                let limit = limit.unwrap_or(Limit::Type(stages.output().dtype));
+                self.overflow(dataset, first_token + index as u64, value, limit)
             }
             Err(BlockError::Unsupported) => {
                 StreamError::Refused { dataset, reason: Refusal::BadType }
             }
         };
         self.lanes[dataset as usize].fail(block_ref.position, error);
+    }
+
+    /// The error for a token that cannot be delivered.
+    pub(super) fn overflow(
+        &self,
+        dataset: u32,
+        token: u64,
+        value: i128,
+        limit: Limit,
+    ) -> StreamError {
+        StreamError::Overflow { dataset, token, byte: self.byte_of(dataset, token), value, limit }
     }
 
     // ---- batches -------------------------------------------------------------------------------

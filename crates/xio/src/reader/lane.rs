@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::capsule::ReadRequest;
-use crate::dataset::{Dtype, TokenFile};
+use crate::dataset::TokenFile;
 use crate::order::Order;
 use crate::target::IO_ALIGN;
 
@@ -70,6 +70,16 @@ pub(super) struct Want {
     tokens: u32,
 }
 
+/// The buffer of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) addr: u64,
+    /// Tokens requested.
+    pub(super) tokens: u32,
+    /// Room for them, before and after the reader's stages.
+    pub(super) bytes: u32,
+}
+
 impl Want {
     /// Offset and length in bytes of its tokens in the file.
     pub(super) fn range_in(&self, file: &TokenFile) -> (u64, u32) {
@@ -114,7 +124,8 @@ struct Window {
 pub(super) struct Lane {
     dataset: u32,
     window: Window,
-    arriving: Dtype,
+    /// Bytes of a token that a buffer has room for.
+    token_bytes: u32,
     base_addr: u64,
     buffer_bytes: u64,
     free: Vec<u32>,
@@ -130,8 +141,14 @@ impl Lane {
     fn buffer_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
-        let bytes = layout.run_tokens(samples) * u64::from(source.stages.arriving().bytes());
+        let bytes = layout.run_tokens(samples) * u64::from(source.stages.buffered_bytes());
         bytes.next_multiple_of(u64::from(IO_ALIGN))
+    }
+
+    /// Bytes of the largest block that may arrive compressed.
+    pub(super) fn scratch_bytes(sources: &[ReaderSource]) -> u64 {
+        let compressed = sources.iter().filter(|source| source.stages.decompresses());
+        compressed.map(Lane::buffer_bytes).max().unwrap_or(0)
     }
 
     fn buffers(order: &Order, lane: usize) -> u32 {
@@ -157,7 +174,7 @@ impl Lane {
         Lane {
             dataset: dataset as u32,
             window: Window { tokens: source.layout.window, stride: source.layout.stride() },
-            arriving: source.stages.arriving(),
+            token_bytes: source.stages.buffered_bytes(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
             free: (0..buffers).rev().collect(),
@@ -276,13 +293,14 @@ impl Lane {
         })
     }
 
-    /// Address and length of the request.
-    pub(super) fn place(&mut self, position: u64) -> Option<(u64, u32)> {
-        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.arriving.bytes());
+    /// Where the block that is requested has its buffer.
+    pub(super) fn place(&mut self, position: u64) -> Option<Place> {
+        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.token_bytes);
         let window = self.window;
         let block = self.block(position)?;
         let is_requested = *block.load.state() == Resident::Requested;
-        is_requested.then(|| (base + u64::from(block.buffer) * size, block.range(window).1 * width))
+        let (addr, tokens) = (base + u64::from(block.buffer) * size, block.range(window).1);
+        is_requested.then_some(Place { addr, tokens, bytes: tokens * width })
     }
 
     /// The requested tokens.

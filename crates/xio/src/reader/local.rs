@@ -3,12 +3,14 @@
 //! The same order, stages and batches as over the wire (C4), without a network: the disk reads a block
 //! straight into its staging buffer. No checksum is added, because nothing lies between disk and buffer.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use roce::world::Staging;
 
 use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
 use crate::kernel::Kernels;
+use crate::stage::Received;
 
 use super::assembler::{Assembler, BlockRef, Supply};
 use super::lane::Want;
@@ -28,6 +30,8 @@ struct Pending {
 pub struct LocalReader {
     assembler: Assembler,
     reads: Reads,
+    /// The table of `remap`; empty without one.
+    table: Arc<[u32]>,
 }
 
 /// The reads under way.
@@ -79,7 +83,13 @@ impl LocalReader {
     ) -> LocalReader {
         let pending = (0..depth).map(|_| None).collect();
         let reads = Reads { files, pending, free: (0..depth).rev().collect() };
-        LocalReader { assembler: Assembler::new(setup, memory_addr, kernels), reads }
+        let assembler = Assembler::new(setup, memory_addr, kernels);
+        LocalReader { assembler, reads, table: Arc::default() }
+    }
+
+    /// Sets the table of `remap`, whose entries fit the types of the files.
+    pub fn set_table(&mut self, table: Arc<[u32]>) {
+        self.table = table;
     }
 
     /// Counters since the start.
@@ -131,7 +141,9 @@ impl LocalReader {
         match done.result {
             Ok(bytes) if bytes == len => {
                 self.assembler.counters.source_bytes += u64::from(bytes);
-                self.assembler.arrived(memory, &block_ref, bytes, 0);
+                let stored = self.assembler.sources[dataset as usize].layout.file.dtype;
+                let received = Received::stored(bytes as usize, stored);
+                self.assembler.arrived(memory, &block_ref, received, &self.table);
             }
             Ok(bytes) => {
                 let read = offset + u64::from(bytes);

@@ -45,7 +45,7 @@ use thiserror::Error;
 use crate::capsule::Refusal;
 use crate::dataset::Dtype;
 use crate::order::{Order, SampleLayout};
-use crate::stage::BlockStages;
+use crate::stage::{BlockStages, Limit, Received};
 
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::Lane;
@@ -169,10 +169,8 @@ impl Delivery {
 /// Why a stream ended early. `dataset` is the index in the plan's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StreamError {
-    /// A token does not fit the delivered type (C5).
-    #[error(
-        "dataset {dataset}: value {value} of token {token} (byte {byte}) does not fit the type to deliver"
-    )]
+    /// A token that the plan cannot deliver (C5).
+    #[error("dataset {dataset}: token {token} (byte {byte}) is {value}: {limit}")]
     Overflow {
         /// Which dataset.
         dataset: u32,
@@ -182,6 +180,8 @@ pub enum StreamError {
         byte: u64,
         /// Its value.
         value: i128,
+        /// What it does not fit.
+        limit: Limit,
     },
     /// The file became shorter while it was read.
     #[error(
@@ -210,10 +210,14 @@ pub enum StreamError {
         reason: Refusal,
     },
     /// A block arrived damaged each time it was requested.
-    #[error("dataset {dataset}: a block failed its CRC-32C check {CRC_RETRIES} times")]
+    #[error(
+        "dataset {dataset}: the block at token {first_token} arrived damaged {CRC_RETRIES} times"
+    )]
     Damaged {
         /// Which dataset.
         dataset: u32,
+        /// Index of its first token.
+        first_token: u64,
     },
     /// A connection could not be restored.
     #[error("connection {connection} to a target was lost and could not be restored")]
@@ -239,7 +243,15 @@ pub struct ReaderCounters {
     pub delivered_bytes: u64,
     /// Conversions of blocks.
     pub narrowed_blocks: u64,
-    /// Times a block with a wrong CRC-32C was requested again.
+    /// Tokens that did not fit and were replaced, in the blocks that were read.
+    pub replaced_tokens: u64,
+    /// Blocks that arrived compressed.
+    pub compressed_blocks: u64,
+    /// Blocks that arrived as they are, though the plan compresses.
+    pub plain_blocks: u64,
+    /// Blocks that arrived without being narrowed, because a token escapes.
+    pub escaped_blocks: u64,
+    /// Times a damaged block was requested again.
     pub corrupt_blocks: u64,
     /// Responses refused: undecodable, or matching no request of ours.
     pub bad_responses: u64,
@@ -255,6 +267,19 @@ pub struct ReaderCounters {
     pub waits_for_host: u64,
 }
 
+impl ReaderCounters {
+    /// Counts the form in which a block arrived.
+    fn count_form(&mut self, received: &Received, stages: &BlockStages) {
+        if stages.decompresses() {
+            match received.codec {
+                Some(_) => self.compressed_blocks += 1,
+                None => self.plain_blocks += 1,
+            }
+        }
+        self.escaped_blocks += u64::from(stages.escapes() && received.bits != 16);
+    }
+}
+
 /// A stream, prepared up to its first sample. Costs at most two walks of the blend, and for each
 /// dataset a step per block of a shuffle group.
 #[derive(Debug)]
@@ -265,6 +290,7 @@ pub struct ReaderSetup {
     lanes: Vec<Lane>,
     delivery: Delivery,
     memory_bytes: u64,
+    scratch_bytes: u64,
 }
 
 impl ReaderSetup {
@@ -276,6 +302,7 @@ impl ReaderSetup {
         let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
         let end = delivery.end_sample().map(|end| start.blend_at(end));
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
+        let scratch_bytes = Lane::scratch_bytes(&sources);
         for (index, source) in sources.iter().enumerate() {
             let last = end.as_ref().map(|end| end.drawn(index));
             let coverage = Coverage::new(order.shuffle_of(index), start.drawn(index), last);
@@ -284,7 +311,7 @@ impl ReaderSetup {
         }
         let layouts = sources.iter().map(|source| source.layout).collect();
         let schedule = Schedule::new(order, layouts, start);
-        ReaderSetup { schedule, sources, lanes, delivery, memory_bytes }
+        ReaderSetup { schedule, sources, lanes, delivery, memory_bytes, scratch_bytes }
     }
 
     /// Bytes of staging buffers for the stream.

@@ -13,9 +13,9 @@ use roce::verbs::{Completion, CqId, MemoryRegion, Qpn, VerbsError, WcStatus};
 use roce::world::Staging;
 
 use crate::capsule::{Outcome, Refusal};
-use crate::dataset::Dtype;
 use crate::kernel::{Crc32c, Kernels};
 use crate::order::Order;
+use crate::stage::Received;
 
 use super::assembler::{Assembler, BlockRef, Supply};
 use super::connection::{Connection, ConnectionMemory, Io, Response};
@@ -35,12 +35,6 @@ pub struct ReaderResources {
     pub send_cq: CqId,
     /// Completion queue of receives, this reader's alone.
     pub recv_cq: CqId,
-}
-
-/// Whether a type can represent a value.
-fn holds(dtype: Dtype, value: i128) -> bool {
-    let (low, high) = dtype.range();
-    (low..=high).contains(&value)
 }
 
 /// One stream.
@@ -249,10 +243,14 @@ impl Reader {
         outcome: Outcome,
     ) {
         match outcome {
-            Outcome::Done { bytes, crc32c, source_bytes } => {
-                self.assembler.counters.source_bytes += u64::from(source_bytes);
-                self.assembler.counters.wire_bytes += u64::from(bytes);
-                self.assembler.arrived(memory, block_ref, bytes, crc32c);
+            Outcome::Done { bytes, crc32c, source_bytes, bits, codec, replaced } => {
+                let counters = &mut self.assembler.counters;
+                counters.source_bytes += u64::from(source_bytes);
+                counters.wire_bytes += u64::from(bytes);
+                let (bytes, tokens) = (bytes as usize, 0);
+                let received = Received { bytes, tokens, crc32c, bits, codec, replaced };
+                // The table of `remap` lies at the target.
+                self.assembler.arrived(memory, block_ref, received, &[]);
             }
             // The target and we disagree on the state of the connection.
             Outcome::Refused(Refusal::BadCapsule | Refusal::Replayed | Refusal::NoCredit) => {
@@ -279,17 +277,11 @@ impl Reader {
         let tokens = self.assembler.tokens(block_ref)?;
         let source = &self.assembler.sources[dataset as usize];
         match reported {
-            Outcome::Overflow { token, value } => {
-                let target = source.stages.target();
-                let (stored, wanted) = (target.stored(), target.on_wire());
-                let possible =
-                    tokens.contains(&token) && holds(stored, value) && !holds(wanted, value);
-                possible.then(|| StreamError::Overflow {
-                    dataset,
-                    token,
-                    byte: self.assembler.byte_of(dataset, token),
-                    value,
-                })
+            Outcome::Overflow { token, value, stage } => {
+                let stage = source.stages.target().over_blocks().get(usize::from(stage));
+                let limit = stage.and_then(|stage| stage.limit(value))?;
+                let possible = tokens.contains(&token);
+                possible.then(|| self.assembler.overflow(dataset, token, value, limit))
             }
             Outcome::Truncated { at_byte } => (at_byte
                 < self.assembler.byte_of(dataset, tokens.end))

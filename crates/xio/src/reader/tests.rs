@@ -6,6 +6,7 @@ use std::{format, vec, vec::Vec};
 use super::*;
 use crate::dataset::{Format, TokenFile};
 use crate::order::{Blend, BlockShuffle, MAX_TOTAL_WEIGHT, cost};
+use crate::stage::BlockPlan;
 
 /// A setup over `weights.len()` files of `tokens` tokens.
 fn setup(
@@ -23,7 +24,8 @@ fn setup(
     };
     let shuffles = (0..weights.len() as u32).map(shuffle).collect();
     let order = Order::new(Blend::new(weights).expect("sound"), shuffles).expect("as many");
-    let stages = BlockStages::compile(Dtype::U16, Dtype::U16, true).expect("nothing to convert");
+    let stages = BlockStages::compile(Dtype::U16, &BlockPlan::plain(Dtype::U16), true)
+        .expect("nothing to convert");
     let source = |source| ReaderSource { connection: 0, source, layout, stages: stages.clone() };
     let sources = (0..weights.len() as u32).map(source).collect();
     let delivery = Delivery {

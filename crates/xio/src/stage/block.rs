@@ -1,13 +1,14 @@
-//! The stages of a dataset's blocks: the list that a session agrees on, and the one loop that runs them
-//! on either side of the wire.
+//! The stages of a dataset's blocks: the list that a session agrees on, and which stages run on which
+//! side of the wire.
 
 use alloc::vec::Vec;
 
-use thiserror::Error;
-
-use super::{BlockOp, Operation, Place, Shape, Stage, StageError, TargetOp, Type, chain};
+use super::{
+    BlockOp, Form, Limit, Operation, Packing, Place, Shape, Stage, StageError, TargetOp, Type,
+    chain,
+};
 use crate::dataset::Dtype;
-use crate::kernel::{Kernels, NarrowError};
+use crate::kernel::{Codec, Compression, can_narrow};
 
 /// Most stages that a target runs over a block.
 pub const MAX_TARGET_STAGES: usize = 8;
@@ -19,6 +20,7 @@ pub struct TargetStages {
     over_blocks: Vec<Stage<BlockOp>>,
     stored: Dtype,
     on_wire: Dtype,
+    form: Form,
 }
 
 impl TargetStages {
@@ -54,7 +56,9 @@ impl TargetStages {
             }
         }
         match given.shape {
-            Shape::SummedBlock => Ok(TargetStages { over_blocks, stored, on_wire: given.dtype }),
+            Shape::SummedBlock(form) => {
+                Ok(TargetStages { over_blocks, stored, on_wire: given.dtype, form })
+            }
             _ => Err(StageError::Unsummed { output: given }),
         }
     }
@@ -73,6 +77,80 @@ impl TargetStages {
     pub fn on_wire(&self) -> Dtype {
         self.on_wire
     }
+
+    /// The form of the blocks on the wire.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// How blocks are compressed, if they are.
+    pub fn compression(&self) -> Option<Compression> {
+        self.over_blocks.iter().find_map(|stage| match stage.op {
+            BlockOp::Compress(compression) => Some(compression),
+            _ => None,
+        })
+    }
+
+    /// Entries of the table that tokens are replaced by, if they are.
+    pub fn table_ids(&self) -> Option<u32> {
+        self.over_blocks.iter().find_map(|stage| match stage.op {
+            BlockOp::Remap { ids } => Some(ids),
+            _ => None,
+        })
+    }
+}
+
+/// What a plan asks for the blocks of its datasets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockPlan {
+    /// Type of the tokens after all stages.
+    pub deliver: Dtype,
+    /// Entries of the table that tokens are replaced by.
+    pub remap: Option<u32>,
+    /// The id that tokens that do not fit become.
+    pub instead: Option<u32>,
+    /// How tokens are packed on the wire.
+    pub packing: Option<Packing>,
+    /// How blocks are compressed on the wire.
+    pub compression: Option<Compression>,
+}
+
+impl BlockPlan {
+    /// Tokens of this type, and nothing else.
+    pub const fn plain(deliver: Dtype) -> BlockPlan {
+        BlockPlan { deliver, remap: None, instead: None, packing: None, compression: None }
+    }
+
+    fn remap(&self) -> Option<BlockOp> {
+        self.remap.map(|ids| BlockOp::Remap { ids })
+    }
+
+    /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become larger.
+    fn narrow(&self, stored: Dtype) -> Option<BlockOp> {
+        let (to, instead) = (self.deliver, self.instead);
+        (stored != to && !self.widens(stored)).then_some(BlockOp::Narrow { to, instead })
+    }
+
+    /// Blocks of an escaping plan are delivered in a type that some files may be smaller than.
+    fn widens(&self, stored: Dtype) -> bool {
+        self.escapes() && !can_narrow(stored, self.deliver)
+    }
+
+    fn escapes(&self) -> bool {
+        matches!(self.packing, Some(Packing::Escape | Packing::EscapeWhole))
+    }
+
+    /// The range check of packing, for where nothing is packed.
+    fn fit(&self) -> Option<BlockOp> {
+        match self.packing {
+            Some(Packing::Bits(bits)) => Some(BlockOp::Fit { bits }),
+            _ => None,
+        }
+    }
+
+    fn widen(&self, stored: Dtype) -> Option<BlockOp> {
+        self.widens(stored).then_some(BlockOp::Widen { to: self.deliver })
+    }
 }
 
 /// The stages of a dataset's blocks on both sides of the wire.
@@ -84,36 +162,47 @@ pub struct BlockStages {
 }
 
 impl BlockStages {
-    /// The stages from a file of `stored` tokens to blocks of `deliver` tokens, each where it moves the
-    /// fewest bytes; without offload all of them at the host, except reading and the checksum.
+    /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the fewest
+    /// bytes. Without offload the host narrows; the table of `remap` lies at the target, and the form on
+    /// the wire belongs to the transfer, as the checksum does.
     ///
     /// # Errors
     /// When there is no such conversion.
     pub fn compile(
         stored: Dtype,
-        deliver: Dtype,
+        plan: &BlockPlan,
         offload: bool,
     ) -> Result<BlockStages, StageError> {
-        let place = Place::of_block_stage(stored.bytes(), deliver.bytes(), offload);
-        let narrow_at = |at_target: bool| {
-            let here = stored != deliver && (place == Place::Target) == at_target;
-            here.then_some(BlockOp::Narrow { to: deliver })
-        };
-        let over_blocks = narrow_at(true).into_iter().chain([BlockOp::Checksum]);
+        let place = Place::of_block_stage(stored.bytes(), plan.deliver.bytes(), offload);
+        let narrow = plan.narrow(stored);
+        let narrow_at = |at_target: bool| narrow.filter(|_| (place == Place::Target) == at_target);
+        // What is packed is what is delivered.
+        let is_packed = narrow_at(false).is_none() && !plan.widens(stored);
+        let packing = plan.packing.filter(|_| is_packed);
+
+        let tokens = [plan.remap(), narrow_at(true), Some(BlockOp::Checksum)];
+        let form = [packing.map(BlockOp::Pack), plan.compression.map(BlockOp::Compress)];
+        let over_blocks = tokens.into_iter().chain(form).flatten();
         let ops = [TargetOp::Read].into_iter().chain(over_blocks.map(TargetOp::Block));
         let target = TargetStages::of(stored, ops.map(|op| (op, None)))?;
-        let summed = Type { dtype: target.on_wire, shape: Shape::SummedBlock };
-        let ops = [BlockOp::Verify].into_iter().chain(narrow_at(false));
-        let reader = chain(summed, Place::of_reader(offload), ops)?;
-        let output = reader.last().map_or(summed, |last| last.output);
+
+        let arrives = Type { dtype: target.on_wire, shape: Shape::SummedBlock(target.form) };
+        let codec: Option<Codec> = plan.compression.map(|compression| compression.codec);
+        let form = [codec.map(BlockOp::Decompress), packing.map(BlockOp::Unpack)];
+        let fit = plan.fit().filter(|_| !is_packed);
+        let tokens = [Some(BlockOp::Verify), narrow_at(false), fit, plan.widen(stored)];
+        let ops = form.into_iter().chain(tokens).flatten();
+        let reader = chain(arrives, Place::of_reader(offload), ops)?;
+        let output = reader.last().map_or(arrives, |last| last.output);
         Ok(BlockStages { target, reader, output })
     }
 
-    /// The stages for a file of this machine: without target and wire, the conversion is the only one.
+    /// The stages for a file of this machine: without target and wire, those that change tokens or check
+    /// them.
     ///
     /// # Errors
     /// When there is no such conversion.
-    pub fn local(stored: Dtype, deliver: Dtype) -> Result<BlockStages, StageError> {
+    pub fn local(stored: Dtype, plan: &BlockPlan) -> Result<BlockStages, StageError> {
         let block = TargetOp::Read.output(Type::file(stored));
         let undefined = StageError::Undefined {
             position: 1,
@@ -121,10 +210,11 @@ impl BlockStages {
             input: Type::file(stored),
         };
         let block = block.ok_or(undefined)?;
-        let narrow = (stored != deliver).then_some(BlockOp::Narrow { to: deliver });
-        let reader = chain(block, Place::Host, narrow)?;
+        let ops = [plan.remap(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
+        let reader = chain(block, Place::Host, ops.into_iter().flatten())?;
         let output = reader.last().map_or(block, |last| last.output);
-        let target = TargetStages { over_blocks: Vec::new(), stored, on_wire: stored };
+        let (over_blocks, form) = (Vec::new(), Form::PLAIN);
+        let target = TargetStages { over_blocks, stored, on_wire: stored, form };
         Ok(BlockStages { target, reader, output })
     }
 
@@ -143,6 +233,21 @@ impl BlockStages {
         self.target.on_wire
     }
 
+    /// Bytes of a token that the reader's buffers need room for.
+    pub fn buffered_bytes(&self) -> u32 {
+        self.arriving().bytes().max(self.output.dtype.bytes())
+    }
+
+    /// Whether blocks may arrive compressed.
+    pub fn decompresses(&self) -> bool {
+        self.target.form.codec.is_some()
+    }
+
+    /// Whether blocks with a large token arrive in another form than the others.
+    pub fn escapes(&self) -> bool {
+        matches!(self.target.form.packing, Some(Packing::Escape | Packing::EscapeWhole))
+    }
+
     /// The output type.
     pub fn output(&self) -> Type {
         self.output
@@ -154,69 +259,18 @@ impl BlockStages {
     }
 }
 
-/// The result of running stages over a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ran {
-    /// Bytes at the front of the buffer.
-    pub bytes: usize,
-    /// CRC-32C of the block, as last computed or as given.
-    pub crc32c: u32,
-    /// Conversions executed.
-    pub narrowed: u32,
-}
-
-/// Why stages failed on a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum BlockError {
-    /// A token that does not fit; the first one of the block.
-    #[error("token {index} of the block is {value}, which does not fit")]
-    Overflow {
-        /// Its index in the block.
-        index: usize,
-        /// Its value.
-        value: i128,
-    },
-    /// The CRC-32C does not match.
-    #[error("the CRC-32C of the block does not match")]
-    Damaged,
-    /// The kernels do not support the conversion, or the block is not a whole number of tokens.
-    #[error("the block cannot be converted")]
-    Unsupported,
-}
-
-/// Runs stages over a block, in place. `crc32c` is the checksum received with it, 0 if there was none.
-/// After an error the contents of the block are unspecified.
-///
-/// # Errors
-/// See [`BlockError`].
-pub fn run(
-    stages: &[Stage<BlockOp>],
-    block: &mut [u8],
-    crc32c: u32,
-    kernels: &Kernels,
-) -> Result<Ran, BlockError> {
-    let mut ran = Ran { bytes: block.len(), crc32c, narrowed: 0 };
-    for Stage { op, input, output, .. } in stages {
-        let bytes = &mut block[..ran.bytes];
-        match op {
-            BlockOp::Narrow { .. } => {
-                ran.bytes = (kernels.narrow)(bytes, input.dtype, output.dtype).map_err(
-                    |error| match error {
-                        NarrowError::Overflow { index, value, .. } => {
-                            BlockError::Overflow { index, value }
-                        }
-                        _ => BlockError::Unsupported,
-                    },
-                )?;
-                ran.narrowed += 1;
+impl Stage<BlockOp> {
+    /// What a value does not fit that this stage refuses; none if it does not.
+    pub fn limit(&self, value: i128) -> Option<Limit> {
+        let outside = |dtype: Dtype| value < dtype.range().0 || value > dtype.range().1;
+        match self.op {
+            _ if outside(self.input.dtype) => None,
+            BlockOp::Remap { ids } if value < 0 || value >= ids.into() => Some(Limit::Table(ids)),
+            BlockOp::Narrow { to, instead: None } if outside(to) => Some(Limit::Type(to)),
+            BlockOp::Fit { bits } | BlockOp::Pack(Packing::Bits(bits)) if value >> bits != 0 => {
+                Some(Limit::Bits(bits))
             }
-            BlockOp::Checksum => ran.crc32c = (kernels.crc32c)(0, bytes),
-            BlockOp::Verify => {
-                if (kernels.crc32c)(0, bytes) != ran.crc32c {
-                    return Err(BlockError::Damaged);
-                }
-            }
+            _ => None,
         }
     }
-    Ok(ran)
 }

@@ -6,23 +6,26 @@
 //! runs.
 //!
 //! ```text
-//! per dataset   File ─read→ Block ─narrow→ Block ─checksum→ SummedBlock ══ wire ══ ─verify→ Block ─narrow→ Block
+//! per dataset   File ─read→ Block ─remap→ Block ─narrow→ Block ─checksum→ SummedBlock ─pack→ ─compress→ ══ wire
+//!               wire ══ ─decompress→ ─unpack→ SummedBlock ─verify→ Block ─narrow→ Block ─fit→ Block ─widen→ Block
 //!               ─window→ Sample ─shuffle→ Sample ┐
 //! together                      all datasets     ├─blend→ Sample ─widen→ Sample ─pairs→ Pair ─batch→ Batch
 //! ```
 //!
-//! `narrow` is in one of the two places, or in neither if the file already holds its type. `widen` and
-//! `pairs` make samples larger, so they come last, where samples are copied.
+//! `narrow` is in one of the two places, or in neither if the file already holds its type. `pack` and
+//! `compress` come after the checksum, which thus covers the tokens and not their form on the wire. `widen`
+//! and `pairs` make samples larger, so they come last, where samples are copied.
 //!
 //! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`]
-//! crosses the wire; every dataset arrives at `blend` with the same type. A list of stages from another
-//! process is checked ([`TargetStages::new`]) before it is used (C7).
+//! crosses the wire, in any [`Form`]; every dataset arrives at `blend` with the same type. A list of stages
+//! from another process is checked ([`TargetStages::new`]) before it is used (C7).
 //!
 //! Nothing here depends on how stages are sent, on how samples are ordered ([`order`](crate::order)), or
 //! on how a kernel converts a token ([`kernel`](crate::kernel)).
 
 mod block;
 mod pipeline;
+mod run;
 mod table;
 
 use alloc::vec::Vec;
@@ -31,11 +34,13 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::Dtype;
-use crate::kernel::{can_narrow, can_widen};
-use crate::plan::{BlendText, Part, Shuffle, WindowText};
+use crate::kernel::pack::can_pack;
+use crate::kernel::{Codec, Compression, can_narrow, can_widen};
+use crate::plan::{BlendText, Narrow, Overflow, Part, Shuffle, WindowText};
 
-pub use block::{BlockError, BlockStages, MAX_TARGET_STAGES, Ran, TargetStages, run};
+pub use block::{BlockPlan, BlockStages, MAX_TARGET_STAGES, TargetStages};
 pub use pipeline::{Branch, CompileError, Pipeline};
+pub use run::{BlockError, Encoding, Ran, Received, SCRATCH_BYTES, Tools, run};
 pub use table::{Row, Table};
 
 /// A machine that runs stages.
@@ -92,8 +97,8 @@ pub enum Shape {
     File,
     /// A run of consecutive tokens of a file, at most [`BLOCK_BYTES`](crate::order::BLOCK_BYTES) of it.
     Block,
-    /// A block with its CRC-32C, as it crosses the wire.
-    SummedBlock,
+    /// A block with the CRC-32C of its tokens, in a form that may be smaller.
+    SummedBlock(Form),
     /// A sample.
     Sample {
         /// Its tokens.
@@ -120,6 +125,53 @@ pub enum Shape {
     },
 }
 
+/// The forms of blocks between checksum and verification. Each block says which of them it has, because
+/// one that a stage would not make smaller stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// Tokens may be packed.
+    pub packing: Option<Packing>,
+    /// Bytes may be compressed, after that.
+    pub codec: Option<Codec>,
+}
+
+impl Form {
+    /// Tokens as they are.
+    pub const PLAIN: Form = Form { packing: None, codec: None };
+}
+
+/// How tokens are packed on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Into so many bits: a token that needs more is an error.
+    Bits(u8),
+    /// Into 16 bits if all tokens of the block fit them, else into as many as they need.
+    Escape,
+    /// Into 16 bits if all tokens of the block fit them, else not at all: for blocks that are compressed.
+    EscapeWhole,
+}
+
+/// What a token that is refused does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Limit {
+    /// A type.
+    Type(Dtype),
+    /// A number of bits.
+    Bits(u8),
+    /// The number of ids in the table of `remap`.
+    Table(u32),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Type(dtype) => write!(f, "it does not fit {dtype}"),
+            Limit::Bits(bits) => write!(f, "it does not fit {bits} bits"),
+            Limit::Table(ids) => write!(f, "the table of remap has {ids} ids"),
+        }
+    }
+}
+
 /// The type of the data between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Type {
@@ -138,7 +190,7 @@ impl Type {
     /// Bytes of one sample, if the data is in samples.
     pub fn sample_bytes(self) -> Option<u64> {
         let tokens = match self.shape {
-            Shape::File | Shape::Block | Shape::SummedBlock => return None,
+            Shape::File | Shape::Block | Shape::SummedBlock(_) => return None,
             Shape::Sample { tokens } | Shape::Batch { tokens, .. } => u64::from(tokens),
             Shape::Pair { tokens } | Shape::PairBatch { tokens, .. } => 2 * u64::from(tokens),
         };
@@ -152,7 +204,11 @@ impl fmt::Display for Type {
         match self.shape {
             Shape::File => write!(f, "a file of {dtype}"),
             Shape::Block => write!(f, "blocks of {dtype}"),
-            Shape::SummedBlock => write!(f, "blocks of {dtype} with a checksum"),
+            Shape::SummedBlock(Form { packing, codec }) => {
+                let packed = if packing.is_some() { "packed " } else { "" };
+                let compressed = if codec.is_some() { "compressed " } else { "" };
+                write!(f, "{compressed}{packed}blocks of {dtype} with a checksum")
+            }
             Shape::Sample { tokens } => write!(f, "samples of {tokens} {dtype}"),
             Shape::Pair { tokens } => write!(f, "pairs of {tokens} {dtype}"),
             Shape::Batch { samples, tokens } => {
@@ -174,16 +230,41 @@ trait Operation {
     fn output(&self, input: Type) -> Option<Type>;
 }
 
-/// An operation over the bytes of a block, in place ([`run`]).
+/// An operation over the bytes of a block ([`run`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOp {
-    /// Converts every token, and refuses those that do not fit (C5).
+    /// Replaces every token by the entry of a table at its place (C5: one without an entry is refused).
+    Remap {
+        /// Entries of the table.
+        ids: u32,
+    },
+    /// Converts every token to a smaller type (C5).
     Narrow {
+        /// The type to convert to.
+        to: Dtype,
+        /// The id that tokens that do not fit become; without it they are refused.
+        instead: Option<u32>,
+    },
+    /// Refuses tokens that do not fit so many bits: packing, where there is no wire.
+    Fit {
+        /// Bits of a token.
+        bits: u8,
+    },
+    /// Converts every token to a larger type.
+    Widen {
         /// The type to convert to.
         to: Dtype,
     },
     /// Adds the CRC-32C of a block.
     Checksum,
+    /// Packs tokens into fewer bits.
+    Pack(Packing),
+    /// Compresses the bytes of a block, unless that makes it no smaller or the stream slower.
+    Compress(Compression),
+    /// Undoes compression.
+    Decompress(Codec),
+    /// Undoes packing.
+    Unpack(Packing),
     /// Compares the CRC-32C of a block.
     Verify,
 }
@@ -228,20 +309,96 @@ pub enum SampleOp {
 impl Operation for BlockOp {
     fn name(&self) -> &'static str {
         match self {
+            BlockOp::Remap { .. } => "remap",
             BlockOp::Narrow { .. } => "narrow",
+            BlockOp::Fit { .. } => "fit",
+            BlockOp::Widen { .. } => "widen",
             BlockOp::Checksum => "checksum",
+            BlockOp::Pack(_) => "pack",
+            BlockOp::Compress(_) => "compress",
+            BlockOp::Decompress(_) => "decompress",
+            BlockOp::Unpack(_) => "unpack",
             BlockOp::Verify => "verify",
         }
     }
 
     fn output(&self, Type { dtype, shape }: Type) -> Option<Type> {
-        match (self, shape) {
-            (BlockOp::Narrow { to }, Shape::Block) if can_narrow(dtype, *to) => {
-                Some(Type { dtype: *to, shape })
+        match (*self, shape) {
+            (BlockOp::Remap { ids: 1.. }, Shape::Block) if dtype.is_token() => {
+                Some(Type { dtype, shape })
             }
-            (BlockOp::Checksum, Shape::Block) => Some(Type { dtype, shape: Shape::SummedBlock }),
-            (BlockOp::Verify, Shape::SummedBlock) => Some(Type { dtype, shape: Shape::Block }),
+            (BlockOp::Narrow { to, instead }, Shape::Block) if can_narrow(dtype, to) => {
+                let fits = instead.is_none_or(|id| i128::from(id) <= to.range().1);
+                fits.then_some(Type { dtype: to, shape })
+            }
+            (BlockOp::Fit { bits }, Shape::Block) if can_pack(dtype, bits.into()) => {
+                Some(Type { dtype, shape })
+            }
+            (BlockOp::Widen { to: Dtype::U32 }, Shape::Block) if dtype == Dtype::U16 => {
+                Some(Type { dtype: Dtype::U32, shape })
+            }
+            (BlockOp::Checksum, Shape::Block) => {
+                Some(Type { dtype, shape: Shape::SummedBlock(Form::PLAIN) })
+            }
+            (BlockOp::Verify, Shape::SummedBlock(Form::PLAIN)) => {
+                Some(Type { dtype, shape: Shape::Block })
+            }
+            (op, Shape::SummedBlock(form)) => {
+                let form = op.output_form(dtype, form)?;
+                Some(Type { dtype, shape: Shape::SummedBlock(form) })
+            }
             _ => None,
+        }
+    }
+}
+
+impl BlockOp {
+    /// The form that an operation between checksum and verification gives; none if it is not defined.
+    fn output_form(self, dtype: Dtype, form: Form) -> Option<Form> {
+        let packs = |packing| match packing {
+            Packing::Bits(bits) => can_pack(dtype, bits.into()),
+            Packing::Escape | Packing::EscapeWhole => dtype == Dtype::U32,
+        };
+        match (self, form) {
+            (BlockOp::Pack(packing), Form::PLAIN) if packs(packing) => {
+                Some(Form { packing: Some(packing), codec: None })
+            }
+            (BlockOp::Compress(compression), Form { packing, codec: None }) => {
+                Some(Form { packing, codec: Some(compression.codec) })
+            }
+            (BlockOp::Decompress(codec), Form { packing, codec: Some(given) })
+                if codec == given =>
+            {
+                Some(Form { packing, codec: None })
+            }
+            (BlockOp::Unpack(packing), Form { packing: Some(given), codec: None })
+                if packing == given =>
+            {
+                Some(Form::PLAIN)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// As printed in a plan.
+impl fmt::Display for BlockOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlockOp::Narrow { to, instead } => {
+                let overflow = instead.map_or(Overflow::Refuse, Overflow::Saturate);
+                Narrow { to: *to, overflow }.fmt(f)
+            }
+            BlockOp::Fit { bits }
+            | BlockOp::Pack(Packing::Bits(bits))
+            | BlockOp::Unpack(Packing::Bits(bits)) => write!(f, "bitpack({bits})"),
+            BlockOp::Pack(_) | BlockOp::Unpack(_) => {
+                Narrow { to: Dtype::U16, overflow: Overflow::Escape }.fmt(f)
+            }
+            BlockOp::Compress(compression) => compression.fmt(f),
+            BlockOp::Decompress(codec) => write!(f, "compress({codec})"),
+            BlockOp::Widen { to } => write!(f, "widen({to})"),
+            BlockOp::Remap { .. } | BlockOp::Checksum | BlockOp::Verify => f.write_str(self.name()),
         }
     }
 }

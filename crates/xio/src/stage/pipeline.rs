@@ -4,11 +4,14 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use super::{BlockStages, Place, SampleOp, Shape, Stage, StageError, Type, chain};
+use super::{
+    BlockPlan, BlockStages, Packing, Place, SampleOp, Shape, Stage, StageError, Type, chain,
+};
 use crate::dataset::Dtype;
+use crate::kernel::pack::can_pack;
 use crate::kernel::{can_narrow, can_widen};
 use crate::order::{Blend, BlockShuffle, Order, OrderError, SampleLayout};
-use crate::plan::{Plan, Shuffle};
+use crate::plan::{Narrow, Overflow, Plan, Shuffle};
 
 /// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,6 +174,17 @@ pub enum CompileError {
         /// Requested type.
         to: Dtype,
     },
+    /// Tokens can be packed into fewer bits than they have, and only up to 32.
+    #[error("tokens of {dtype} cannot be packed into {bits} bits")]
+    Pack {
+        /// Type of the samples.
+        dtype: Dtype,
+        /// Requested bits.
+        bits: u8,
+    },
+    /// `remap` without the table.
+    #[error("the table of remap is not known here")]
+    NoTable,
     /// The stages of a dataset do not form a chain, as when its file holds no tokens.
     #[error("the stages cannot be joined: {0}")]
     Stages(#[from] StageError),
@@ -202,16 +216,28 @@ impl Plan {
     /// # Errors
     /// When the plan does not match these types.
     pub fn sample_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
+        let dtype = self.narrowed_dtype(sources)?;
+        match self.bitpack() {
+            Some(bits) if !can_pack(dtype, bits.into()) => Err(CompileError::Pack { dtype, bits }),
+            _ => Ok(dtype),
+        }
+    }
+
+    /// The type of the tokens, of which a packed one has fewer bits.
+    fn narrowed_dtype(&self, sources: &[Dtype]) -> Result<Dtype, CompileError> {
         let datasets = self.blend().len().max(1);
         let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
             return Err(CompileError::Count { sources: sources.len(), datasets });
         };
         let mut numbered = sources.iter().copied().enumerate();
         match self.narrow() {
-            Some(to) => match numbered.find(|(_, from)| !can_narrow(*from, to)) {
-                Some((dataset, from)) => Err(CompileError::Narrow { dataset, from, to }),
-                None => Ok(to),
-            },
+            Some(Narrow { to, overflow }) => {
+                match numbered.find(|(_, from)| !can_narrow(*from, to)) {
+                    Some((dataset, from)) => Err(CompileError::Narrow { dataset, from, to }),
+                    None if overflow == Overflow::Escape => Ok(Dtype::U32),
+                    None => Ok(to),
+                }
+            }
             None => match numbered.find(|(_, other)| *other != first) {
                 Some((dataset, other)) => Err(CompileError::MixedTypes { first, dataset, other }),
                 None => Ok(first),
@@ -222,18 +248,60 @@ impl Plan {
     /// Compiles the plan for files of these types, in the order of the blend.
     ///
     /// # Errors
-    /// When the plan does not match these types.
+    /// When the plan does not match these types, or has a table.
     pub fn compile(&self, sources: &[Dtype], offload: bool) -> Result<Pipeline, CompileError> {
-        let place = Place::of_reader(offload);
-        self.join(sources, place, |stored, to| BlockStages::compile(stored, to, offload))
+        self.compile_with(sources, None, offload)
     }
 
-    /// As [`compile`](Plan::compile), for files of this machine: the host runs every stage.
+    /// As [`compile`](Plan::compile), with so many entries in the table of `remap`.
     ///
     /// # Errors
-    /// When the plan does not match these types.
-    pub fn compile_local(&self, sources: &[Dtype]) -> Result<Pipeline, CompileError> {
-        self.join(sources, Place::Host, BlockStages::local)
+    /// When the plan does not match these types, or needs a table and gets none.
+    pub fn compile_with(
+        &self,
+        sources: &[Dtype],
+        table_ids: Option<u32>,
+        offload: bool,
+    ) -> Result<Pipeline, CompileError> {
+        let (place, asked) = (Place::of_reader(offload), self.block_plan(sources, table_ids)?);
+        self.join(sources, place, |stored| BlockStages::compile(stored, &asked, offload))
+    }
+
+    /// As [`compile_with`](Plan::compile_with), for files of this machine: the host runs every stage.
+    ///
+    /// # Errors
+    /// As [`compile_with`](Plan::compile_with).
+    pub fn compile_local(
+        &self,
+        sources: &[Dtype],
+        table_ids: Option<u32>,
+    ) -> Result<Pipeline, CompileError> {
+        let asked = self.block_plan(sources, table_ids)?;
+        self.join(sources, Place::Host, |stored| BlockStages::local(stored, &asked))
+    }
+
+    /// What the plan asks for the blocks of files of these types.
+    fn block_plan(
+        &self,
+        sources: &[Dtype],
+        table_ids: Option<u32>,
+    ) -> Result<BlockPlan, CompileError> {
+        let deliver = self.sample_dtype(sources)?;
+        let remap = match self.remap() {
+            Some(_) => Some(table_ids.ok_or(CompileError::NoTable)?),
+            None => None,
+        };
+        let overflow = self.narrow().map(|narrow| narrow.overflow);
+        let instead = match overflow {
+            Some(Overflow::Saturate(id)) => Some(id),
+            _ => None,
+        };
+        let packing = match (overflow, self.bitpack(), self.compress()) {
+            (Some(Overflow::Escape), _, None) => Some(Packing::Escape),
+            (Some(Overflow::Escape), _, Some(_)) => Some(Packing::EscapeWhole),
+            (_, bits, _) => bits.map(Packing::Bits),
+        };
+        Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress() })
     }
 
     /// Joins one branch for each file, whose stages over blocks are compiled by `blocks`.
@@ -241,12 +309,12 @@ impl Plan {
         &self,
         sources: &[Dtype],
         place: Place,
-        blocks: impl Fn(Dtype, Dtype) -> Result<BlockStages, StageError>,
+        blocks: impl Fn(Dtype) -> Result<BlockStages, StageError>,
     ) -> Result<Pipeline, CompileError> {
         let dtype = self.sample_dtype(sources)?;
         let delivered = self.delivered_dtype(sources)?;
         let branch = |(dataset, stored): (usize, &Dtype)| {
-            let blocks = blocks(*stored, dtype)?;
+            let blocks = blocks(*stored)?;
             let (tokens, overlap) = (self.window(), self.overlap());
             let window = Some(SampleOp::Window { tokens, overlap });
             let shuffle = self.shuffle().map(SampleOp::Shuffle);

@@ -5,7 +5,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::{BlockOp, Branch, Pipeline, Place, SampleOp, Type};
+use super::{BlockOp, Branch, Packing, Pipeline, Place, SampleOp, Stage, Type};
 use crate::dataset::Dtype;
 
 /// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
@@ -42,39 +42,65 @@ pub struct Table {
     pub delivered_bytes: u64,
 }
 
+/// Whether it is at the target, and which operations it is.
+type Step = (bool, fn(&BlockOp) -> bool);
+
+/// The operations over blocks that have rows, in the order of the data flow on either side of the wire.
+const STEPS: [Step; 9] = [
+    (true, |op| matches!(op, BlockOp::Remap { .. })),
+    (true, |op| matches!(op, BlockOp::Narrow { .. })),
+    (true, |op| matches!(op, BlockOp::Pack(_))),
+    (true, |op| matches!(op, BlockOp::Compress(_))),
+    (false, |op| matches!(op, BlockOp::Remap { .. })),
+    (false, |op| matches!(op, BlockOp::Unpack(_))),
+    (false, |op| matches!(op, BlockOp::Narrow { .. })),
+    (false, |op| matches!(op, BlockOp::Fit { .. })),
+    (false, |op| matches!(op, BlockOp::Widen { .. })),
+];
+
+/// Bits of a token after an operation over blocks. What compression saves depends on the data, so it
+/// counts as nothing; so does what escapes.
+fn bits_after(stage: &Stage<BlockOp>, bits: u64) -> u64 {
+    match stage.op {
+        BlockOp::Narrow { to, .. } | BlockOp::Widen { to } => u64::from(8 * to.bytes()),
+        BlockOp::Pack(Packing::Bits(bits)) => bits.into(),
+        BlockOp::Pack(Packing::Escape | Packing::EscapeWhole) => 16,
+        BlockOp::Unpack(_) => u64::from(8 * stage.output.dtype.bytes()),
+        _ => bits,
+    }
+}
+
 impl Pipeline {
     /// Where each action runs.
     pub fn table(&self) -> Table {
-        let bytes = |dtypes: &[Dtype]| -> u64 {
-            let branches = self.branches().iter().zip(dtypes);
-            let stride = u64::from(self.window_tokens() - self.overlap_tokens());
-            let tokens = |weight: u32| u64::from(weight) * stride;
-            branches.map(|(branch, dtype)| tokens(branch.weight()) * u64::from(dtype.bytes())).sum()
-        };
-        let on_wire: Vec<Dtype> =
-            self.branches().iter().map(|branch| branch.blocks().target().on_wire()).collect();
-        let mut dtypes: Vec<Dtype> =
-            self.branches().iter().map(|branch| branch.blocks().target().stored()).collect();
-        let disk_bytes = bytes(&dtypes);
+        // For each branch, bits of a token at this point of the data flow.
+        let stored = |branch: &Branch| u64::from(8 * branch.blocks().target().stored().bytes());
+        let mut bits: Vec<u64> = self.branches().iter().map(stored).collect();
+        let disk_bytes = self.bytes_of(&bits);
 
-        let mut rows = Vec::new();
-        for place in [Place::Target, Place::Dpu, Place::Host] {
-            let (bytes_in, mut found) = (bytes(&dtypes), None);
-            for (branch, dtype) in self.branches().iter().zip(&mut dtypes) {
-                for stage in branch.blocks().over_blocks().filter(|stage| stage.place == place) {
-                    if let BlockOp::Narrow { to } = stage.op {
-                        (*dtype, found) = (to, Some(to));
-                    }
+        let (mut rows, mut wire_bytes) = (Vec::new(), disk_bytes);
+        for (at_target, is_step) in STEPS {
+            let (bytes_in, mut found) = (self.bytes_of(&bits), None);
+            for (branch, bits) in self.branches().iter().zip(&mut bits) {
+                let mut stages = branch.blocks().over_blocks();
+                let stage = stages.find(|stage| {
+                    is_step(&stage.op) && (stage.place == Place::Target) == at_target
+                });
+                if let Some(stage) = stage {
+                    (*bits, found) = (bits_after(stage, *bits), Some(stage));
                 }
             }
-            if let Some(to) = found {
-                let (bytes_out, action) = (bytes(&dtypes), format!("narrow({to})"));
-                let why = why_narrow(place, bytes_in, bytes_out);
-                rows.push(Row { action, place, why, bytes_in, bytes_out });
+            let bytes_out = self.bytes_of(&bits);
+            if let Some(Stage { op, place, .. }) = found {
+                let (action, why) = (op.to_string(), why_block(op, *place, bytes_in, bytes_out));
+                rows.push(Row { action, place: *place, why, bytes_in, bytes_out });
+            }
+            if at_target {
+                wire_bytes = bytes_out;
             }
         }
-        // The branches differ only in their conversions.
-        let block_bytes = bytes(&dtypes);
+        // The branches differ only in their stages over blocks.
+        let block_bytes = self.bytes_of(&bits);
         let samples = self.branches().iter().map(|branch| u64::from(branch.weight())).sum();
         let of = |data: Type| data.sample_bytes().map_or(block_bytes, |bytes| bytes * samples);
         let over_samples = self.branches().iter().take(1).flat_map(Branch::sample_stages);
@@ -86,24 +112,36 @@ impl Pipeline {
             bytes_out: of(stage.output),
         }));
         let delivered_bytes = of(self.output());
-        Table {
-            dtype: self.dtype(),
-            rows,
-            samples,
-            disk_bytes,
-            wire_bytes: bytes(&on_wire),
-            delivered_bytes,
-        }
+        Table { dtype: self.dtype(), rows, samples, disk_bytes, wire_bytes, delivered_bytes }
+    }
+
+    /// Bytes of a period of the blend, with so many bits for a token of each branch.
+    fn bytes_of(&self, bits: &[u64]) -> u64 {
+        let stride = u64::from(self.window_tokens() - self.overlap_tokens());
+        let branches = self.branches().iter().zip(bits);
+        let bits: u64 =
+            branches.map(|(branch, bits)| u64::from(branch.weight()) * stride * bits).sum();
+        bits.div_ceil(8)
     }
 }
 
-/// The reason for the place of a conversion.
-fn why_narrow(place: Place, bytes_in: u64, bytes_out: u64) -> &'static str {
-    match place {
-        Place::Host => OFFLOAD_IS_OFF,
-        Place::Target if bytes_out < bytes_in => "shrinks bytes: done before they cross the wire",
-        Place::Target => "saves no bytes: checks the range before the wire",
-        Place::Dpu => "adds bytes: done behind the wire",
+/// The reason for the place of a stage over blocks.
+fn why_block(op: &BlockOp, place: Place, bytes_in: u64, bytes_out: u64) -> &'static str {
+    match op {
+        BlockOp::Remap { .. } if place == Place::Target => "its table lies there",
+        BlockOp::Pack(Packing::Bits(_)) => "fewer bits cross the wire",
+        BlockOp::Pack(_) => "fewer bits cross the wire, where all tokens of a block fit them",
+        BlockOp::Compress(_) => "saves what the data allows, while that makes the stream faster",
+        BlockOp::Unpack(_) => "undone behind the wire",
+        BlockOp::Fit { .. } => "checks the range: nothing is packed",
+        _ if place == Place::Host => OFFLOAD_IS_OFF,
+        BlockOp::Narrow { .. } if place == Place::Target && bytes_out < bytes_in => {
+            "shrinks bytes: done before they cross the wire"
+        }
+        BlockOp::Narrow { .. } if place == Place::Target => {
+            "saves no bytes: checks the range before the wire"
+        }
+        _ => "adds bytes: done behind the wire",
     }
 }
 

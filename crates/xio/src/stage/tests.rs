@@ -1,10 +1,11 @@
 //! Plans that compile, lists of stages that are refused, and the effect of stages on a block.
 
 use proptest::prelude::*;
-use std::{format, string::ToString, vec, vec::Vec};
+use std::string::{String, ToString};
+use std::{format, vec, vec::Vec};
 
 use super::*;
-use crate::kernel::Kernels;
+use crate::kernel::{Codecs, Compressed, Kernels};
 use crate::plan::Plan;
 use crate::plan::tests::any_plan;
 
@@ -92,7 +93,74 @@ fn types_that_do_not_go_together_are_refused() {
 }
 
 const fn narrow(to: Dtype) -> TargetOp {
-    TargetOp::Block(BlockOp::Narrow { to })
+    TargetOp::Block(BlockOp::Narrow { to, instead: None })
+}
+
+/// Places and bytes of the rows over blocks.
+fn rows(text: &str, stored: Dtype, offload: bool) -> Vec<(String, Place, u64, u64)> {
+    let table = plan(text).compile_with(&[stored], Some(500), offload).unwrap().table();
+    let row = |row: &Row| (row.action.clone(), row.place, row.bytes_in, row.bytes_out);
+    let rows = table.rows.iter().map(row);
+    rows.take_while(|row| !row.0.starts_with("window")).collect()
+}
+
+#[test]
+fn forms_of_the_wire_are_made_at_the_target_and_undone_behind_it() {
+    use Place::{Dpu, Host, Target};
+    let row =
+        |text: &str, place, bytes_in, bytes_out| (text.to_string(), place, bytes_in, bytes_out);
+    let saturate = "narrow(u16, overflow=saturate(7))";
+    let text = format!("window(16) | remap(t) | {saturate} | bitpack(15)");
+    let remapped = row("remap", Target, 64, 64);
+    let offloaded = [
+        remapped.clone(),
+        row(saturate, Target, 64, 32),
+        row("bitpack(15)", Target, 32, 30),
+        row("bitpack(15)", Dpu, 30, 32),
+    ];
+    assert_eq!(rows(&text, Dtype::U32, true), offloaded);
+    // What the host narrows cannot be packed before, so the range is checked after.
+    let alone = [remapped, row(saturate, Host, 64, 32), row("bitpack(15)", Host, 32, 32)];
+    assert_eq!(rows(&text, Dtype::U32, false), alone);
+    let escape = "narrow(u16, overflow=escape)";
+    let text = format!("window(16) | {escape} | widen(i64) | compress(zstd)");
+    for (offload, place) in [(true, Dpu), (false, Host)] {
+        let expected = [
+            row(escape, Target, 64, 32),
+            row("compress(zstd, level=1)", Target, 32, 32),
+            row(escape, place, 32, 64),
+        ];
+        assert_eq!(rows(&text, Dtype::U32, offload), expected);
+        // A file that has no larger token.
+        let expected =
+            [row("compress(zstd, level=1)", Target, 32, 32), row("widen(u32)", place, 32, 64)];
+        assert_eq!(rows(&text, Dtype::U16, offload), expected);
+    }
+}
+
+#[test]
+fn local_files_have_no_form_of_the_wire() {
+    let ops = |text: &str, stored| -> Vec<&str> {
+        let pipeline = plan(text).compile_local(&[stored], Some(9)).unwrap();
+        let blocks = pipeline.branches()[0].blocks();
+        blocks.over_blocks().map(|stage| stage.op.name()).collect()
+    };
+    assert_eq!(ops("window(4) | narrow(u16) | compress(lz4)", Dtype::U32), ["narrow"]);
+    assert_eq!(ops("window(4) | bitpack(17)", Dtype::U32), ["fit"]);
+    assert_eq!(ops("window(4) | remap(t) | narrow(u32)", Dtype::I64), ["remap", "narrow"]);
+    let escape = "window(4) | narrow(u16, overflow=escape) | widen(u32)";
+    assert_eq!(ops(escape, Dtype::U32), [""; 0]);
+    assert_eq!(ops(escape, Dtype::I64), ["narrow"]);
+    assert_eq!(ops(escape, Dtype::U16), ["widen"]);
+}
+
+#[test]
+fn plans_that_cannot_be_packed_or_mapped_are_refused() {
+    let refused = |text: &str, stored| plan(text).compile(&[stored], true).unwrap_err();
+    let pack = |dtype, bits| CompileError::Pack { dtype, bits };
+    assert_eq!(refused("window(4) | bitpack(17)", Dtype::U16), pack(Dtype::U16, 17));
+    assert_eq!(refused("window(4) | bitpack(17)", Dtype::I64), pack(Dtype::I64, 17));
+    assert_eq!(refused("window(4) | remap(t)", Dtype::U32), CompileError::NoTable);
 }
 
 /// A list as it comes from another process: a file of `u64` tokens is read, narrowed twice and summed.
@@ -120,6 +188,8 @@ fn lists_that_a_target_cannot_run_are_refused() {
     let (wide, file) = (block(Dtype::U64), Type::file(Dtype::U64));
     let join = |position, stage, takes, given| StageError::Join { position, stage, takes, given };
     let undefined = |stage| StageError::Undefined { position: 2, stage, input: wide };
+    let summed = Type { dtype: Dtype::U64, shape: Shape::SummedBlock(Form::PLAIN) };
+    let block_op = TargetOp::Block;
     let other = Type::file(Dtype::U32);
     let (to_i16, verify) = ((narrow(Dtype::I16), wide), (TargetOp::Block(BlockOp::Verify), wide));
     for (at, with, error) in [
@@ -128,6 +198,19 @@ fn lists_that_a_target_cannot_run_are_refused() {
         (1, None, join(2, "narrow", block(Dtype::U32), wide)),
         (1, Some(to_i16), undefined("narrow")),
         (1, Some(verify), undefined("verify")),
+        (1, Some((block_op(BlockOp::Remap { ids: 0 }), wide)), undefined("remap")),
+        (1, Some((block_op(BlockOp::Fit { bits: 17 }), wide)), undefined("fit")),
+        (1, Some((block_op(BlockOp::Widen { to: Dtype::U32 }), wide)), undefined("widen")),
+        (
+            1,
+            Some((block_op(BlockOp::Narrow { to: Dtype::U16, instead: Some(65_536) }), wide)),
+            undefined("narrow"),
+        ),
+        (
+            1,
+            Some((block_op(BlockOp::Pack(Packing::Bits(17))), summed)),
+            join(2, "pack", summed, wide),
+        ),
         (3, None, StageError::Unsummed { output: block(Dtype::U16) }),
     ] {
         let mut claimed = claimed();
@@ -137,30 +220,159 @@ fn lists_that_a_target_cannot_run_are_refused() {
     }
 }
 
+/// Runs stages over a block in a buffer.
+fn run_over(
+    stages: &[Stage<BlockOp>],
+    buffer: &mut [u8],
+    received: Received,
+) -> Result<Ran, BlockError> {
+    let mut scratch = vec![0; buffer.len() * 2 + 64];
+    let kernels = Kernels { codecs: HALVES, ..Kernels::PORTABLE };
+    let table = [5, 6, 7, 70_000];
+    let mut tools =
+        Tools { kernels: &kernels, scratch: &mut scratch, table: &table, compresses: true };
+    run(stages, buffer, received, &mut tools)
+}
+
+/// A codec for bytes in which each is followed by itself.
+const HALVES: Codecs = Codecs {
+    compress: |_, source, target| {
+        let pairs = source.as_chunks::<2>();
+        let twice = pairs.1.is_empty() && pairs.0.iter().all(|[a, b]| a == b);
+        let bytes = (twice && pairs.0.len() <= target.len()).then(|| {
+            target.iter_mut().zip(pairs.0).for_each(|(byte, [a, _])| *byte = *a);
+            pairs.0.len()
+        });
+        Compressed { bytes, nanos: 1_000 }
+    },
+    decompress: |_, source, target| {
+        (source.len() * 2 <= target.len()).then(|| {
+            target.as_chunks_mut().0.iter_mut().zip(source).for_each(|(to, byte)| *to = [*byte; 2]);
+            source.len() * 2
+        })
+    },
+};
+
+fn tokens(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
 #[test]
 fn stages_run_over_a_block_and_name_what_is_wrong_with_it() {
-    let stages = BlockStages::compile(Dtype::U32, Dtype::U16, true).unwrap();
-    let kernels = &Kernels::PORTABLE;
-    let tokens = |values: [u32; 3]| -> Vec<u8> {
-        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let stages = BlockStages::compile(Dtype::U32, &BlockPlan::plain(Dtype::U16), true).unwrap();
+    let sends = |values: &[u32]| {
+        let mut block = tokens(values);
+        let received = Received::stored(block.len(), Dtype::U32);
+        run_over(stages.target().over_blocks(), &mut block, received).map(|ran| (ran, block))
     };
-    let mut block = tokens([1, 65_535, 2]);
-    let ran = run(stages.target().over_blocks(), &mut block, 0, kernels).unwrap();
+    let (ran, mut block) = sends(&[1, 65_535, 2]).unwrap();
     let narrowed = [1, 0, 255, 255, 2, 0];
-    let crc32c = (kernels.crc32c)(0, &narrowed);
-    assert_eq!(ran, Ran { bytes: 6, crc32c, narrowed: 1 });
+    let crc32c = crate::kernel::crc32c(0, &narrowed);
+    let sent = Received { bytes: 6, crc32c, ..Received::stored(12, Dtype::U32) };
+    assert_eq!(ran, Ran { block: sent, narrowed: 1, encoding: None });
     assert_eq!(block[..6], narrowed);
 
-    let arrived = run(stages.reader(), &mut block[..6], crc32c, kernels).unwrap();
-    assert_eq!(arrived, Ran { bytes: 6, crc32c, narrowed: 0 });
-    let damaged = run(stages.reader(), &mut block[..6], crc32c ^ 1, kernels);
-    assert_eq!(damaged, Err(BlockError::Damaged));
-
-    let mut wide = tokens([1, 2, 65_536]);
-    let overflow = run(stages.target().over_blocks(), &mut wide, 0, kernels);
-    assert_eq!(overflow, Err(BlockError::Overflow { index: 2, value: 65_536 }));
-    let ragged = run(stages.target().over_blocks(), &mut [0; 7], 0, kernels);
+    let arrived = run_over(stages.reader(), &mut block[..6], sent).unwrap();
+    assert_eq!(arrived, Ran { block: sent, narrowed: 0, encoding: None });
+    for wrong in [
+        Received { crc32c: crc32c ^ 1, ..sent },
+        Received { bytes: 4, ..sent },
+        Received { bytes: 8, ..sent },
+        Received { bits: 9, ..sent },
+        Received { codec: Some(Codec::Lz4), ..sent },
+    ] {
+        let damaged = run_over(stages.reader(), &mut block[..6], wrong);
+        assert_eq!(damaged, Err(BlockError::Damaged), "{wrong:?}");
+    }
+    let overflow = sends(&[1, 2, 65_536]).unwrap_err();
+    assert_eq!(overflow, BlockError::Overflow { index: 2, value: 65_536, stage: 0 });
+    let ragged = Received::stored(7, Dtype::U32);
+    let ragged = run_over(stages.target().over_blocks(), &mut [0; 7], ragged);
     assert_eq!(ragged, Err(BlockError::Unsupported));
+}
+
+/// What crosses the wire for a block, and what comes out behind it.
+fn across(text: &str, values: &[u32]) -> (Received, Option<Encoding>, Vec<u8>) {
+    let pipeline = plan(text).compile_with(&[Dtype::U32], Some(4), true).unwrap();
+    let stages = pipeline.branches()[0].blocks();
+    let mut block = tokens(values);
+    let received = Received::stored(block.len(), Dtype::U32);
+    let sent = run_over(stages.target().over_blocks(), &mut block, received).unwrap();
+    let mut buffer = vec![0xee; values.len() * stages.buffered_bytes() as usize];
+    buffer[..sent.block.bytes].copy_from_slice(&block[..sent.block.bytes]);
+    let taken = run_over(stages.reader(), &mut buffer, sent.block).unwrap();
+    buffer.truncate(taken.block.bytes);
+    (sent.block, sent.encoding, buffer)
+}
+
+#[test]
+fn forms_are_undone_and_each_block_says_which_it_has() {
+    let values: Vec<u32> = (0..3_000).collect();
+    let escape = "window(4) | narrow(u16, overflow=escape) | widen(u32)";
+    let large = |value: u32| -> Vec<u32> {
+        values.iter().map(|token| if *token == 2_999 { value } else { *token }).collect()
+    };
+    for (text, values, bits, bytes) in [
+        ("window(4) | bitpack(12)", values.clone(), 12, 2 * 128 * 12 + 1_428),
+        (escape, values.clone(), 16, 6_000),
+        (escape, large(0x1_ffff), 17, 2 * 128 * 17 + 2_023),
+        (escape, large(u32::MAX), 0, 12_000),
+    ] {
+        let (sent, _, back) = across(text, &values);
+        assert_eq!((sent.bits, sent.bytes), (bits, bytes), "{text}");
+        assert!(back == tokens(&values), "{text}");
+    }
+    // Both bytes of each token are equal.
+    let doubles: Vec<u32> = (0..500).map(|value| value % 200 * 257).collect();
+    let compressed = "window(4) | narrow(u16) | compress(lz4)";
+    for (values, codec, bytes) in [(&doubles, Some(Codec::Lz4), 500), (&values, None, 6_000)] {
+        let (sent, encoding, back) = across(compressed, values);
+        assert_eq!((sent.codec, sent.bytes), (codec, bytes));
+        let encoding = encoding.unwrap();
+        assert_eq!((encoding.bytes_in, encoding.bytes_out), (values.len() * 2, bytes));
+        let narrow: Vec<u8> = values.iter().flat_map(|v| (*v as u16).to_le_bytes()).collect();
+        assert!(back == narrow);
+    }
+    let both = format!("{escape} | compress(zstd)");
+    let (sent, _, back) = across(&both, &doubles);
+    assert_eq!((sent.bits, sent.codec, sent.bytes), (16, Some(Codec::Zstd), 500));
+    assert!(back == tokens(&doubles));
+    let (sent, _, back) = across(&both, &large(70_000));
+    assert_eq!((sent.bits, sent.codec, sent.bytes), (0, None, 12_000));
+    assert!(back == tokens(&large(70_000)));
+    let replaced = "window(4) | narrow(u16, overflow=saturate(3))";
+    let (sent, _, back) = across(replaced, &[1, 65_536, 65_535, u32::MAX]);
+    assert_eq!((sent.replaced, back), (2, vec![1, 0, 3, 0, 255, 255, 3, 0]));
+    let (_, _, back) = across("window(4) | remap(t)", &[3, 0, 1]);
+    assert_eq!(back, tokens(&[70_000, 5, 6]));
+}
+
+#[test]
+fn tokens_without_a_place_are_refused_with_their_limit() {
+    for (text, value, limit) in [
+        ("window(4) | bitpack(12)", 4_096, Limit::Bits(12)),
+        ("window(4) | remap(t)", 4, Limit::Table(4)),
+        ("window(4) | remap(t) | narrow(u16)", 3, Limit::Type(Dtype::U16)),
+        ("window(4) | narrow(u16)", 65_536, Limit::Type(Dtype::U16)),
+    ] {
+        for offload in [true, false] {
+            let pipeline = plan(text).compile_with(&[Dtype::U32], Some(4), offload).unwrap();
+            let stages = pipeline.branches()[0].blocks();
+            let mut block = tokens(&[1, value, 2]);
+            let received = Received::stored(12, Dtype::U32);
+            let sent = run_over(stages.target().over_blocks(), &mut block, received);
+            let at_target = sent.is_err();
+            let error = sent
+                .and_then(|sent| run_over(stages.reader(), &mut block, sent.block))
+                .unwrap_err();
+            let BlockError::Overflow { index: 1, value: found, stage } = error else {
+                panic!("{text}: {error}");
+            };
+            let stages = if at_target { stages.target().over_blocks() } else { stages.reader() };
+            let found = stages[usize::from(stage)].limit(found);
+            assert_eq!(found, Some(limit), "{text}");
+        }
+    }
 }
 
 /// Checks that stages join, from `given` on, and returns their output.
@@ -183,7 +395,7 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         let (file, blocks) = (Type::file(*stored), branch.blocks());
         let read = TargetOp::Read.output(file).unwrap();
         let summed = joined(read, Place::Target, blocks.target().over_blocks());
-        assert_eq!(summed.shape, Shape::SummedBlock);
+        assert!(matches!(summed.shape, Shape::SummedBlock(_)));
         assert_eq!(blocks.output(), joined(summed, reader, blocks.reader()));
         let sample = joined(blocks.output(), reader, branch.sample_stages());
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
@@ -220,7 +432,7 @@ proptest! {
         if alike && !stored.is_empty() {
             stored = vec![stored[0]; stored.len()];
         }
-        match plan.compile(&stored, offload) {
+        match plan.compile_with(&stored, Some(1_000), offload) {
             Ok(pipeline) => {
                 prop_assert_eq!(Ok(pipeline.dtype()), plan.delivered_dtype(&stored));
                 assert_joined(&pipeline, &stored, offload);
@@ -231,14 +443,11 @@ proptest! {
                     given = row.bytes_out;
                     let branches = pipeline.branches().iter();
                     let over_blocks = branches.clone().flat_map(|one| one.blocks().over_blocks());
-                    let narrows = over_blocks.filter_map(|stage| match stage.op {
-                        BlockOp::Narrow { to } => Some((format!("narrow({to})"), stage.place)),
-                        BlockOp::Checksum | BlockOp::Verify => None,
-                    });
+                    let over_blocks = over_blocks.map(|stage| (stage.op.to_string(), stage.place));
                     let samples = branches.flat_map(Branch::sample_stages).chain(pipeline.joint());
                     let samples = samples.map(|stage| (stage.op.to_string(), stage.place));
                     let row = (row.action.clone(), row.place);
-                    prop_assert!(narrows.chain(samples).any(|stage| stage == row));
+                    prop_assert!(over_blocks.chain(samples).any(|stage| stage == row));
                 }
                 prop_assert_eq!(given, table.delivered_bytes);
             }
@@ -249,7 +458,7 @@ proptest! {
     #[test]
     fn no_list_of_stages_panics(
         stored in prop::sample::select(Dtype::ALL.to_vec()),
-        claimed in prop::collection::vec((0..4usize, 0..8usize, 0..8usize, 0..5usize), 0..12),
+        claimed in prop::collection::vec((0..10usize, 0..8usize, 0..8usize, 0..6usize), 0..12),
         honest in any::<bool>(),
     ) {
         let mut given = Type::file(stored);
@@ -260,11 +469,22 @@ proptest! {
                 narrow(Dtype::ALL[to]),
                 TargetOp::Block(BlockOp::Checksum),
                 TargetOp::Block(BlockOp::Verify),
+                TargetOp::Block(BlockOp::Remap { ids: 4 }),
+                TargetOp::Block(BlockOp::Pack(Packing::Bits(9 + 4 * to as u8))),
+                TargetOp::Block(BlockOp::Pack(Packing::EscapeWhole)),
+                TargetOp::Block(BlockOp::Compress(Compression {
+                    codec: Codec::Lz4,
+                    level: 0,
+                    always: true,
+                })),
+                TargetOp::Block(BlockOp::Narrow { to: Dtype::U16, instead: Some(3) }),
+                TargetOp::Block(BlockOp::Fit { bits: 17 }),
             ][op];
             let shape = [
                 Shape::File,
                 Shape::Block,
-                Shape::SummedBlock,
+                Shape::SummedBlock(Form::PLAIN),
+                Shape::SummedBlock(Form { packing: Some(Packing::EscapeWhole), codec: None }),
                 Shape::Sample { tokens: 3 },
                 Shape::Batch { samples: 2, tokens: 3 },
             ][shape];
@@ -276,11 +496,48 @@ proptest! {
             Ok(stages) => {
                 prop_assert_eq!(stages.over_blocks().len() + 1, list.len());
                 prop_assert!(stages.on_wire().bytes() <= stored.bytes(), "nothing grows at a target");
-                let mut block = [1; 64];
-                let ran = run(stages.over_blocks(), &mut block, 0, &Kernels::PORTABLE);
+                let mut block = [1; 128];
+                let ran = run_over(stages.over_blocks(), &mut block, Received::stored(64, stored));
                 prop_assert!(ran.is_ok() || stored.bytes() > 1);
             }
             Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    /// Whatever a target sends, the stages of a reader end in its tokens or in an error.
+    #[test]
+    fn nothing_that_arrives_panics(
+        form in 0..6usize,
+        bytes in prop::collection::vec(any::<u8>(), 0..400),
+        count in 0..120usize,
+        claimed in (any::<bool>(), 0..500usize, any::<u8>(), 0..3usize, any::<u32>()),
+        right_sum in any::<bool>(),
+    ) {
+        let text = [
+            "window(4)",
+            "window(4) | narrow(u16)",
+            "window(4) | bitpack(17)",
+            "window(4) | compress(zstd)",
+            "window(4) | narrow(u16, overflow=escape) | widen(u32)",
+            "window(4) | narrow(u16, overflow=escape) | widen(u32) | compress(lz4)",
+        ][form];
+        let pipeline = plan(text).compile(&[Dtype::U32], true).unwrap();
+        let stages = pipeline.branches()[0].blocks();
+        let mut buffer = vec![0; count * stages.buffered_bytes() as usize];
+        buffer.iter_mut().zip(&bytes).for_each(|(to, byte)| *to = *byte);
+        let (honest, length, bits, codec, crc32c) = claimed;
+        let length = if honest { bytes.len().min(buffer.len()) } else { length };
+        let codec = [None, Some(Codec::Lz4), Some(Codec::Zstd)][codec];
+        let plain = (count * 4).min(buffer.len());
+        let crc32c = if right_sum { crate::kernel::crc32c(0, &buffer[..plain]) } else { crc32c };
+        let bits = if honest { [0, 16, 17, bits][usize::from(bits) % 4] } else { bits };
+        let received = Received { bytes: length, tokens: count, crc32c, bits, codec, replaced: 0 };
+        match run_over(stages.reader(), &mut buffer, received) {
+            Ok(ran) => {
+                let bytes = count * stages.output().dtype.bytes() as usize;
+                prop_assert_eq!((ran.block.bytes, ran.block.bits), (bytes, 0));
+            }
+            Err(error) => prop_assert_eq!(error, BlockError::Damaged),
         }
     }
 }

@@ -11,7 +11,7 @@ use xio::kernel::can_narrow;
 use xio::order::{Blend, BlockShuffle, Order, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::TokenReader;
-use xio::stage::BlockStages;
+use xio::stage::{BlockPlan, BlockStages};
 
 use super::disk::SimFile;
 use sim::chance::Chance;
@@ -37,6 +37,8 @@ pub(crate) struct Corpus {
     pub(crate) window: u32,
     pub(crate) batch_samples: u32,
     pub(crate) deliver: Dtype,
+    /// What is asked for its blocks.
+    pub(crate) asked: BlockPlan,
 }
 
 /// Sizes of a dataset.
@@ -131,6 +133,7 @@ impl Corpus {
             window: plan.window(),
             batch_samples: plan.batch(),
             deliver: recipe.deliver,
+            asked: BlockPlan::plain(recipe.deliver),
         }
     }
 
@@ -155,6 +158,7 @@ impl Corpus {
             window: recipe.window,
             batch_samples: recipe.batch_samples,
             deliver: recipe.deliver,
+            asked: BlockPlan::plain(recipe.deliver),
         }
     }
 
@@ -236,7 +240,7 @@ impl Corpus {
     /// The stages of a dataset's blocks.
     pub(crate) fn stages(&self, dataset: usize, narrow_at_target: bool) -> BlockStages {
         let stored = self.datasets[dataset].layout.file.dtype;
-        BlockStages::compile(stored, self.deliver, narrow_at_target).expect("the corpus fits")
+        BlockStages::compile(stored, &self.asked, narrow_at_target).expect("the corpus fits")
     }
 
     pub(crate) fn files(&self) -> Vec<SimFile> {

@@ -3,6 +3,7 @@
 
 use roce::Time;
 use xio::reader::StreamError;
+use xio::stage::Limit;
 
 use super::corpus::Corpus;
 use super::disk::{EIO, SimFile};
@@ -74,7 +75,9 @@ fn a_token_that_does_not_fit_is_named() {
         let byte = corpus.datasets[dataset].byte_of(token);
         for narrow_at_target in [true, false] {
             let setup = Setup { narrow_at_target, ..setup.clone() };
-            let error = StreamError::Overflow { dataset: dataset as u32, token, byte, value };
+            let limit = Limit::Type(corpus.deliver);
+            let error =
+                StreamError::Overflow { dataset: dataset as u32, token, byte, value, limit };
             let mut world = World::new(&corpus, &setup);
             for _ in 0..draw.below(3) {
                 world.plan_kill(3_000_000, draw.pick(&Kill::ALL));

@@ -10,7 +10,7 @@ use xio::reader::StreamError;
 use super::corpus::Corpus;
 use sim::chance::Chance;
 
-use super::raw::{Fake, Reply};
+use super::raw::{Fake, Reply, done};
 use super::ring::End;
 use super::seeds::{Replay, seeds};
 use super::world::{Setup, World};
@@ -90,17 +90,26 @@ fn errors_outside_the_block_asked_for_are_not_believed() {
     let outside = |change: fn(&ReadRequest) -> Outcome| {
         assert_survives(move |request, reply| reply.response.outcome = change(request));
     };
-    outside(|_| Outcome::Overflow { token: u64::MAX, value: 70_000 });
+    outside(|_| Outcome::Overflow { token: u64::MAX, value: 70_000, stage: 0 });
     outside(|request| Outcome::Overflow {
         token: request.first_token + u64::from(request.tokens),
         value: 70_000,
+        stage: 0,
     });
     outside(|request| Outcome::Overflow {
         token: request.first_token.wrapping_sub(1),
         value: 70_000,
+        stage: 0,
     });
     // A value that does fit.
-    outside(|request| Outcome::Overflow { token: request.first_token, value: 5 });
+    outside(|request| Outcome::Overflow { token: request.first_token, value: 5, stage: 0 });
+    // Stages that refuse no token, or are none.
+    for stage in [1, 2, 255] {
+        assert_survives(move |request, reply| {
+            let (token, value) = (request.first_token, 70_000);
+            reply.response.outcome = Outcome::Overflow { token, value, stage };
+        });
+    }
     // A missing byte after the block.
     outside(|_| Outcome::Truncated { at_byte: u64::MAX });
 }
@@ -165,7 +174,7 @@ fn a_block_damaged_every_time_ends_the_stream_where_it_is_due() {
     for lie in [damage, shorten] {
         let (mut world, told) = lie_about_a_block(u32::MAX, lie);
         world.run();
-        let error = StreamError::Damaged { dataset: 0 };
+        let error = StreamError::Damaged { dataset: 0, first_token: 64 };
         assert_eq!(world.readers[0].ring.end(), Some(End::Failed(error)));
         assert_eq!(told.get(), 3);
         assert_eq!(world.readers[0].reader.counters().corrupt_blocks, 3);
@@ -188,7 +197,7 @@ fn assert_prefix(world: &World) {
 #[test]
 fn errors_that_a_target_makes_up_cost_nothing_but_time() {
     let made_up: [fn(&mut Reply); 2] = [
-        |reply| reply.response.outcome = Outcome::Overflow { token: 70, value: 70_000 },
+        |reply| reply.response.outcome = Outcome::Overflow { token: 70, value: 70_000, stage: 0 },
         |reply| reply.response.outcome = Outcome::Truncated { at_byte: 128 },
     ];
     for lie in made_up {
@@ -258,15 +267,12 @@ fn any_lie(request: &ReadRequest, reply: &mut Reply, draw: &mut Chance) {
         7 => {
             let token = request.first_token.wrapping_add(draw.word() >> draw.below(64));
             let value = i128::from(draw.word());
-            reply.response.outcome = Outcome::Overflow { token, value };
+            let stage = draw.below(4) as u8;
+            reply.response.outcome = Outcome::Overflow { token, value, stage };
         }
         _ => {
             let (seq, tag) = (request.seq, request.tag);
-            let outcome = Outcome::Done {
-                bytes: draw.word() as u32,
-                crc32c: draw.word() as u32,
-                source_bytes: u32::MAX,
-            };
+            let outcome = done(draw.word() as u32, draw.word() as u32, u32::MAX);
             reply.response = ReadResponse { seq, tag, outcome };
         }
     }

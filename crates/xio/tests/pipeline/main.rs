@@ -10,6 +10,7 @@ mod delivery;
 mod disk;
 mod fairness;
 mod faults;
+mod forms;
 mod hostile_reader;
 mod hostile_target;
 mod ledger;
@@ -20,4 +21,6 @@ mod ring;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod stages;
+#[path = "../toy/mod.rs"]
+mod toy;
 mod world;

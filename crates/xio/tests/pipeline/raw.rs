@@ -153,6 +153,11 @@ pub(crate) struct Reply {
     pub(crate) as_write_imm: bool,
 }
 
+/// The outcome of a request whose block was sent as it is.
+pub(crate) fn done(bytes: u32, crc32c: u32, source_bytes: u32) -> Outcome {
+    Outcome::Done { bytes, crc32c, source_bytes, bits: 0, codec: None, replaced: 0 }
+}
+
 type Policy = Box<dyn FnMut(&ReadRequest, &mut Reply)>;
 
 /// A target that responds correctly, except for what `policy` changes.
@@ -196,7 +201,7 @@ impl Fake {
     fn serve(&mut self, net: &mut Net, index: usize, request: &ReadRequest) {
         let data = self.block(request);
         let bytes = data.len() as u32;
-        let outcome = Outcome::Done { bytes, crc32c: crc32c(0, &data), source_bytes: bytes };
+        let outcome = done(bytes, crc32c(0, &data), bytes);
         let (seq, tag) = (request.seq, request.tag);
         let mut reply = Reply {
             data,

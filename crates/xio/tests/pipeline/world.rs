@@ -10,7 +10,6 @@ use roce::{Duration, Time};
 use sim::chance::Chance;
 use sim::faults::{Fault, FaultMix};
 use xio::disk::FileId;
-use xio::kernel::Kernels;
 use xio::order::SampleLayout;
 use xio::reader::{
     self, ConnectionMemory, Delivery, Reader, ReaderCounters, ReaderResources, ReaderSetup,
@@ -26,6 +25,7 @@ use super::ledger::{Ledger, Lie, Watched};
 use super::net::{CQ_DEPTH, Cqs, Net, create_cqs, create_qp, earliest, register};
 use super::raw::{Fake, Raw};
 use super::ring::{End, HostRing};
+use super::toy;
 
 /// The node of the target, and that of the readers.
 pub(crate) const TARGET: usize = 0;
@@ -244,13 +244,7 @@ fn target_host(net: &mut Net, setup: &Setup, files: &[SimFile], seed: u64) -> Ta
     let cqs = create_cqs(node, setup.cq_depth);
     let (depth, latency) = (setup.disk_depth, setup.disk_latency_ns);
     TargetHost {
-        target: Target::new(
-            base.addr,
-            setup.staging_buffers,
-            cqs.send,
-            cqs.recv,
-            Kernels::PORTABLE,
-        ),
+        target: Target::new(base.addr, setup.staging_buffers, cqs.send, cqs.recv, toy::KERNELS),
         staging_lkey: base.lkey,
         disk: SimDisk::new(files.to_vec(), depth, latency, seed),
         cqs,
@@ -348,7 +342,7 @@ impl World {
             slot_bytes: spec.slot_bytes,
         };
         let resources = ReaderResources { data, send_cq: cqs.send, recv_cq: cqs.recv };
-        let (order, kernels) = (corpus.order.clone(), Kernels::PORTABLE);
+        let (order, kernels) = (corpus.order.clone(), toy::KERNELS);
         let connections = spec.connections;
         let setup = ReaderSetup::new(order, sources, delivery);
         assert_eq!(setup.memory_bytes(), needed);
@@ -422,6 +416,7 @@ impl World {
             .map(|(index, dataset)| Source {
                 file: host.disk.open(index),
                 stages: self.corpus.stages(index, self.setup.narrow_at_target).target().clone(),
+                table: Default::default(),
                 data_offset: dataset.layout.file.data_offset,
                 tokens: dataset.layout.file.tokens,
             })
