@@ -120,6 +120,8 @@ pub enum Error {
         fault: Fault,
         /// What failed, where, and why.
         message: String,
+        /// The next thing to try, where the engine knows one.
+        hint: Option<String>,
     },
     /// The DPU died. Open the stream again at [`Stream::next_batch`](crate::Stream::next_batch).
     #[error("the DPU daemon died")]
@@ -223,6 +225,7 @@ impl Error {
                 "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
             }
             Error::Refused { hint, .. } => return hint.clone(),
+            Error::Stream { hint: Some(hint), .. } => hint,
             Error::Stream { fault: Fault::Data, .. } => {
                 "see what is in the file with `dquant inspect`; narrow(u32) keeps large ids"
             }
@@ -283,7 +286,12 @@ impl From<RingError> for Error {
                     codes::STOPPED => Fault::Stopped,
                     _ => Fault::Target,
                 };
-                Error::Stream { fault, message }
+                // The engine's text ends with a hint where it knows one.
+                let (message, hint) = match message.rsplit_once("; hint: ") {
+                    Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
+                    None => (message, None),
+                };
+                Error::Stream { fault, message, hint }
             }
             RingError::ProducerDied { .. } => Error::DaemonDied,
             other => Error::Ring(other),

@@ -74,7 +74,10 @@ impl FileStream {
         let found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
         let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
-        let layout = layout::plan(&request, &infos, Plan::compile_local)?;
+        let mut layout = layout::plan(&request, &infos, Plan::compile_local)?;
+        for (source, found) in layout.sources.iter_mut().zip(&found) {
+            source.whole_pages = found.sums.is_some();
+        }
         EngineError::check_staging(layout.memory_needed(), config.memory)?;
         let ring = RingConfig { slots: config.slots, slot_bytes: config.slot_bytes.into() };
         let (producer, ring) = Producer::create(ring).map_err(|error| {
@@ -84,7 +87,7 @@ impl FileStream {
         let spec = FileStreamSpec {
             names: layout.names,
             setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
-            files: found.into_iter().map(|found| found.file).collect(),
+            files: found.into_iter().map(|found| (found.file, found.sums)).collect(),
             producer,
         };
         let (engine, liveness) = FileEngine::start(spec)?;

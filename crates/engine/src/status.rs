@@ -76,12 +76,13 @@ impl Counters {
 }
 
 /// A reader's counters with their names.
-pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 13] {
     // Without `..`, here and below: a new counter must be given a name.
     let ReaderCounters {
         batches,
         source_bytes,
         wire_bytes,
+        acknowledged_requests,
         delivered_bytes,
         narrowed_blocks,
         corrupt_blocks,
@@ -96,6 +97,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 12] {
         ("stream.batches", batches),
         ("stream.source_bytes", source_bytes),
         ("stream.wire_bytes", wire_bytes),
+        ("stream.acknowledged_requests", acknowledged_requests),
         ("stream.delivered_bytes", delivered_bytes),
         ("stream.narrowed_blocks", narrowed_blocks),
         ("stream.corrupt_blocks", corrupt_blocks),
@@ -157,7 +159,7 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 9] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 11] {
     let TargetCounters {
         done,
         source_bytes,
@@ -166,6 +168,8 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         overflow,
         truncated,
         storage_errors,
+        changed,
+        proven_blocks,
         refused: _,
         failed_work_requests,
         bad_completions,
@@ -178,6 +182,8 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
+        ("target.changed_files", changed),
+        ("target.proven_blocks", proven_blocks),
         ("target.failed_work_requests", failed_work_requests),
         ("target.bad_completions", bad_completions),
     ]

@@ -104,8 +104,8 @@ impl TargetService {
         }
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
-            let Found { file, layout, .. } = found;
-            SessionSource { file, layout, stages }
+            let Found { file, layout, sums, .. } = found;
+            SessionSource { file, layout, stages, sums }
         });
         let (sources, stages) = (sources.collect(), first.stages);
         let (sender, ended) = oneshot::channel();

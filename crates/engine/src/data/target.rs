@@ -47,6 +47,8 @@ pub struct SessionSource {
     pub layout: xio::dataset::TokenFile,
     /// Stages applied to its blocks.
     pub stages: TargetStages,
+    /// What its manifest says of its bytes, if it has one.
+    pub sums: Option<xio::sums::FileSums>,
 }
 
 /// A session to begin.
@@ -366,15 +368,15 @@ impl<F: Fabric> Engine<F> {
         credits: u32,
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
-        for SessionSource { file, layout, stages } in files {
+        for SessionSource { file, layout, stages, sums } in files {
             match file.mode {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
             }
-            let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
+            let file = self.disk.add_open(file)?;
             session.files.push(file);
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
-            sources.push(Source { file, stages, data_offset, tokens });
+            sources.push(Source { file, stages, data_offset, tokens, sums });
         }
         let Domain { capsules, staging, .. } = session.domain;
         let staging_lkey = staging.lkey;
