@@ -84,13 +84,14 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/xio/src",
         "dataset
          kernel: dataset
-         capsule: dataset kernel
          disk
+         capsule: dataset disk kernel
+         sums: disk kernel
          order: dataset
          plan: dataset order
          stage: dataset kernel order plan
-         target: capsule disk kernel stage
-         reader: capsule dataset disk kernel order stage target
+         target: capsule disk kernel stage sums
+         reader: capsule dataset disk kernel order stage sums target
          reference: dataset order plan stage",
     ),
     (
@@ -168,10 +169,11 @@ const FLOORS: &[(&str, &str)] = &[
          layout: error proto
          data: budget error log status
          control: catalog data error log proto status
-         stream: budget control data error layout log proto status
-         local: budget data error runtime seed stream
+         path: data error
+         stream: budget control data error layout log path proto status
+         local: budget data error path runtime seed stream
          files: catalog data error layout proto stream
-         daemon: budget catalog control data error log proto runtime signals status stream",
+         daemon: budget catalog control data error log path proto runtime signals status stream",
     ),
     (
         "crates/formats/src",
