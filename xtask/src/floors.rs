@@ -170,10 +170,12 @@ const FLOORS: &[(&str, &str)] = &[
          data: budget error log status
          control: catalog data error log proto status
          path: data error
-         stream: budget control data error layout log path proto status
-         local: budget data error path runtime seed stream
+         handle: data path
+         group: error handle log proto
+         stream: budget control data error group handle layout log path proto status
+         local: budget data error group path runtime seed stream
          files: catalog data error layout proto stream
-         daemon: budget catalog control data error log path proto runtime signals status stream",
+         daemon: budget catalog control data error group log path proto runtime signals status stream",
     ),
     (
         "crates/formats/src",
@@ -194,19 +196,21 @@ const FLOORS: &[(&str, &str)] = &[
         "proto
          error: proto
          url: error
-         stream: error proto
-         opening: error proto stream url
+         rank: proto
+         stream: error proto rank
+         opening: error proto rank stream url
          file: error opening stream",
     ),
     (
         "bindings/python/src",
         "errors
-         options: errors
+         ranks: errors
+         options: errors ranks
          source: errors options
          dlpack
-         batch: dlpack errors source
+         batch: dlpack errors ranks source
          records: batch
-         file: batch errors options records source
+         file: batch errors options ranks records source
          stream: batch errors options records source",
     ),
     (

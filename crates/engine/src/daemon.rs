@@ -28,6 +28,7 @@ use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
+use crate::group::Groups;
 use crate::log;
 use crate::path::Waiting;
 use crate::proto::dpu_server::{Dpu, DpuServer};
@@ -260,6 +261,7 @@ pub fn run_dpu<E: From<Error>>(
         memory: config.host.memory,
         rings: RingBudget::new(config.rings),
         waiting: Waiting::default(),
+        groups: Groups::default(),
     };
     let waiting = context.waiting.clone();
     let stop = Arc::new(AtomicBool::new(false));

@@ -15,6 +15,7 @@ use crate::budget::RingBudget;
 use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
+use crate::group::Groups;
 use crate::path::Waiting;
 use crate::runtime;
 use crate::seed::fresh_seed;
@@ -63,6 +64,7 @@ impl LocalDpu {
             memory: config.memory,
             rings: RingBudget::new(config.ring),
             waiting: Waiting::default(),
+            groups: Groups::default(),
         };
         let (ours, theirs) = Connection::pair().map_err(Error::from_cause)?;
         let client = std::thread::Builder::new()

@@ -11,6 +11,7 @@
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
 //! | [`never_mixed`] | files that change while they are read, and between connections |
 //! | [`paths`] | networks that drop packets: each fault by its own message |
+//! | [`ranks`] | several trainers of one job |
 //! | [`types`] | who says which type a flat file has |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
@@ -35,6 +36,7 @@ mod lifecycle;
 mod local;
 mod never_mixed;
 mod paths;
+mod ranks;
 mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]
