@@ -5,7 +5,6 @@
 //! of the test, each in a process group of its own, and die with their [`Daemon`]; so does a
 //! [`Cat`]. Nothing is found by name and nothing survives a test that fails.
 
-use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,9 +12,9 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -79,7 +78,7 @@ pub(crate) struct World {
     dir: PathBuf,
     sockets: PathBuf,
     /// The network namespace in which programs start, if not in that of the test.
-    namespace: RefCell<Option<String>>,
+    namespace: Mutex<Option<String>>,
 }
 
 impl World {
@@ -96,7 +95,7 @@ impl World {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("root")).expect("the folder for tests is writable");
         fs::create_dir_all(&sockets).expect("the temporary folder is writable");
-        Some(World { dir, sockets, namespace: RefCell::default() })
+        Some(World { dir, sockets, namespace: Mutex::default() })
     }
 
     /// The exported folder.
@@ -122,7 +121,7 @@ impl World {
     /// The program with these arguments and the token, without the user's own settings.
     pub(crate) fn program(&self, args: &[&str]) -> Command {
         let program = env!("CARGO_BIN_EXE_dquant");
-        let mut command = match self.namespace.borrow().as_deref() {
+        let mut command = match self.namespace.lock().expect("no panic").as_deref() {
             None => Command::new(program),
             Some(namespace) => {
                 let mut command = Command::new("ip");
@@ -139,9 +138,9 @@ impl World {
 
     /// Programs that `work` starts run in this network namespace.
     pub(crate) fn within<R>(&self, namespace: &str, work: impl FnOnce() -> R) -> R {
-        *self.namespace.borrow_mut() = Some(namespace.to_owned());
+        *self.namespace.lock().expect("no panic") = Some(namespace.to_owned());
         let done = work();
-        *self.namespace.borrow_mut() = None;
+        *self.namespace.lock().expect("no panic") = None;
         done
     }
 
