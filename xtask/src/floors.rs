@@ -84,13 +84,14 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/xio/src",
         "dataset
          kernel: dataset
-         capsule: dataset kernel
          disk
+         capsule: dataset disk kernel
+         sums: disk kernel
          order: dataset
          plan: dataset kernel order
          stage: dataset kernel order plan
-         target: capsule disk kernel stage
-         reader: capsule dataset disk kernel order stage target
+         target: capsule disk kernel stage sums
+         reader: capsule dataset disk kernel order stage sums target
          reference: dataset order plan stage",
     ),
     (
@@ -169,12 +170,13 @@ const FLOORS: &[(&str, &str)] = &[
          layout: error proto
          data: budget error log status
          control: catalog data error log proto status
-         handle: data
+         path: data error
+         handle: data path
          group: error handle log proto
-         stream: budget catalog control data error group handle layout log proto status
-         local: budget data error group runtime seed stream
+         stream: budget catalog control data error group handle layout log path proto status
+         local: budget data error group path runtime seed stream
          files: catalog data error layout proto stream
-         daemon: budget catalog control data error group log proto runtime signals status stream",
+         daemon: budget catalog control data error group log path proto runtime signals status stream",
     ),
     (
         "crates/formats/src",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use client::Options;
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
@@ -77,20 +78,43 @@ impl Request {
     }
 }
 
+/// The value of an argument, or an error that names it and what it takes.
+fn value_of<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    takes: &str,
+) -> PyResult<T> {
+    value.extract::<T>().map_err(|_| {
+        let shown = value.repr().map_or_else(|_| "a value".into(), |text| text.to_string());
+        invalid(format!("{name} is {shown}"), &format!("give {takes}"))
+    })
+}
+
+/// What numbers of either size are.
+const U32: &str = "a whole number from 0 to 2**32 - 1";
+const U64: &str = "a whole number from 0 to 2**64 - 1";
+
 fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let text = || value_of::<String>(name, value, "text");
+    let small = || value_of::<u32>(name, value, U32);
+    let large = || value_of::<u64>(name, value, U64);
     match name {
-        "token" => options.token = value.extract()?,
-        "dpu" => options.dpu = value.extract()?,
-        "dtype" => options.dtype = value.extract()?,
-        "vocab" => options.vocabulary = Some(value.extract()?),
-        "seed" => options.seed = value.extract()?,
-        "first_batch" => options.first_batch = value.extract()?,
-        "batches" => options.batches = Some(batches(value.extract()?)?),
-        "slots" => options.slots = value.extract()?,
-        "slot_size" => options.slot_bytes = value.extract()?,
-        "roce" => options.roce = Some(roce_address(value.extract()?)?),
-        "memory" => options.memory = value.extract()?,
-        "reconnect" => options.reconnect = seconds(value.extract()?)?,
+        // Not shown: it is a secret.
+        "token" => {
+            let wrong = |_| invalid("token is not text", "give text");
+            options.token = value.extract().map_err(wrong)?;
+        }
+        "dpu" => options.dpu = value_of(name, value, "the path of a socket")?,
+        "dtype" => options.dtype = value_of(name, value, "a type such as \"u16\"")?,
+        "vocab" => options.vocabulary = Some(large()?),
+        "seed" => options.seed = large()?,
+        "first_batch" => options.first_batch = large()?,
+        "batches" => options.batches = Some(batches(large()?)?),
+        "slots" => options.slots = small()?,
+        "slot_size" => options.slot_bytes = small()?,
+        "roce" => options.roce = Some(roce_address(&text()?)?),
+        "memory" => options.memory = large()?,
+        "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
                 "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
@@ -118,12 +142,12 @@ impl Actions {
     /// Whether there is an action of this name.
     fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
         match name {
-            "seq_len" => self.seq_len = Some(value.extract()?),
-            "batch_size" => self.batch_size = Some(value.extract()?),
-            "shuffle" => self.shuffle = Some(value.extract()?),
-            "narrow" => self.narrow = Some(value.extract()?),
-            "widen" => self.widen = Some(value.extract()?),
-            "pairs" => self.pairs = value.extract()?,
+            "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
+            "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
+            "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
+            "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
+            "pairs" => self.pairs = value_of(name, value, "True or False")?,
             _ => return Ok(false),
         }
         self.given = Some(name.to_owned());
@@ -170,8 +194,16 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     };
     let (mut target, mut parts) = (None, Vec::new());
     for item in weights.items()?.iter() {
-        let (name, weight) = item.extract::<(PathBuf, f64)>()?;
+        let (name, weight) = (item.get_item(0)?, item.get_item(1)?);
+        let name = value_of::<PathBuf>("a dataset", &name, "the name or path of a dataset")?;
         let name = name.to_string_lossy().into_owned();
+        let weight = value_of::<f64>(&format!("the weight of {name}"), &weight, "a number")?;
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(invalid(
+                format!("the weight of {name} is {weight}"),
+                "give a number that is not negative",
+            ));
+        }
         let (at, name) = match name.strip_prefix("dq://").and_then(|rest| rest.split_once('/')) {
             Some((host, name)) => (format!("dq://{host}"), name.to_owned()),
             None => (".".to_owned(), name),

@@ -18,6 +18,7 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("tokens", dataset.tokens)?;
     fields.set_item("data_offset", dataset.data_offset)?;
     fields.set_item("fingerprint", dataset.fingerprint)?;
+    fields.set_item("content", dataset.content)?;
     Ok(fields)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use client::Opened;
+use client::{DatasetInfo, Identity, Opened};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -193,11 +193,18 @@ impl Stream {
             self.source.move_to(request.options.first_batch);
         } else {
             let opened = self.source.reopen(py, &request)?;
-            if opened != self.opened {
+            let pairs = self.opened.datasets.iter().zip(&opened.datasets);
+            let differences = pairs.filter_map(|(then, now)| {
+                let how = then.identity().difference(&now.identity())?;
+                Some(format!("dataset {}: {how}", then.name))
+            });
+            let mut differences: Vec<String> = differences.collect();
+            if opened.plan != self.opened.plan {
+                differences.push(format!("the plan is {} now", opened.plan));
+            }
+            if !differences.is_empty() {
                 self.source.close(py);
-                return Err(refuse(&[
-                    "a dataset was replaced after the stream was opened".to_owned()
-                ]));
+                return Err(refuse(&differences));
             }
         }
         self.finished.store(finished, Ordering::Relaxed);
@@ -242,11 +249,8 @@ impl Stream {
             differences.push(format!("{theirs} datasets in the state, {ours} here"));
         }
         for (info, theirs) in self.opened.datasets.iter().zip(&theirs) {
-            let ours = records::dataset_fields(py, info)?;
-            for name in ours.keys() {
-                let differs = difference(&name.extract::<String>()?, theirs, &ours)?;
-                differences.extend(differs.map(|text| format!("dataset {}: {text}", info.name)));
-            }
+            let how = dataset_difference(theirs, info)?;
+            differences.extend(how.map(|how| format!("dataset {}: {how}", info.name)));
         }
         match state.get_item("next_sample")? {
             Some(next_sample) if differences.is_empty() => next_sample.extract(),
@@ -254,6 +258,28 @@ impl Stream {
             None => Err(refuse(&["no next_sample in the state".to_owned()])),
         }
     }
+}
+
+/// How a dataset of this stream differs from the one that a state describes, if it does.
+fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult<Option<String>> {
+    let missing = ["name", "dtype", "tokens", "data_offset", "fingerprint"]
+        .into_iter()
+        .find(|name| !state.contains(name).unwrap_or(false));
+    if let Some(name) = missing {
+        return Ok(Some(format!("no {name} in the state")));
+    }
+    let item = |name: &str| state.as_any().get_item(name);
+    let (name, dtype) = (item("name")?.extract::<String>()?, item("dtype")?.extract::<String>()?);
+    let then = Identity {
+        name: &name,
+        dtype: &dtype,
+        tokens: item("tokens")?.extract()?,
+        data_offset: item("data_offset")?.extract()?,
+        fingerprint: item("fingerprint")?.extract()?,
+        // States of earlier versions have none.
+        content: state.get_item("content")?.map_or(Ok(0), |content| content.extract())?,
+    };
+    Ok(then.difference(&ours.identity()))
 }
 
 /// The part of a plan in canonical form that decides on the order of samples.

@@ -1,5 +1,6 @@
 """Refusals, dead daemons, signals, forks: exceptions with the message of the command line, never a hang."""
 
+import json
 import os
 import signal
 import subprocess
@@ -81,8 +82,30 @@ class Messages(World):
             dquant.Stream(self.url, self.PLAN, False, roce="nowhere")
         with self.assertRaises(dquant.InvalidError):
             self.stream(first_batch=2**64 - 1, batches=5)
-        with self.assertRaises(OverflowError):
-            self.stream(slots=-1)
+
+    def test_arguments_of_another_kind_say_what_is_taken(self):
+        for options in (
+            {"seed": -1}, {"seed": 2**64}, {"seed": "7"}, {"slots": -1}, {"slots": 1.5}, {"first_batch": -1},
+            {"vocab": -5}, {"memory": -1}, {"reconnect": "long"}, {"dtype": 16}, {"batches": "all"}, {"roce": 5},
+        ):
+            (name, value), = options.items()
+            with self.subTest(options=options):
+                with self.assertRaises(dquant.InvalidError) as raised:
+                    self.stream(**options)
+                self.assertIsInstance(raised.exception, ValueError)
+                self.assertEqual(raised.exception.message, f"{name} is {value!r}")
+                self.assertIn("give ", raised.exception.hint)
+        for options in ({"seq_len": -1}, {"seq_len": "long"}, {"seq_len": 8, "shuffle": "yes"}, {"seq_len": 8, "narrow": 16}):
+            with self.subTest(options=options), self.assertRaises(dquant.InvalidError) as raised:
+                self.opened(self.url, **options)
+            self.assertIn("give ", raised.exception.hint)
+        for weight in ("much", None, -1, float("nan"), float("inf")):
+            with self.subTest(weight=weight), self.assertRaises(dquant.InvalidError) as raised:
+                self.opened({self.path("web"): weight, self.path("code"): 1}, self.PLAN)
+            self.assertIn("the weight of ", raised.exception.message)
+        with self.assertRaises(dquant.InvalidError) as raised:
+            self.stream(token=b"a secret")
+        self.assertNotIn("secret", str(raised.exception))
 
     def test_the_hierarchy(self):
         for kind in (dquant.InvalidError, dquant.UnreachableError, dquant.StreamError, dquant.SlotsHeldError):
@@ -167,6 +190,8 @@ class Waiting(World):
 
 CHILD = """
 import os, sys, dquant
+with dquant.Stream(sys.argv[1], sys.argv[2], sys.argv[3] == "True", **eval(sys.argv[4])) as stream:
+    whole = [bytes(batch) for batch in stream]
 stream = dquant.Stream(sys.argv[1], sys.argv[2], sys.argv[3] == "True", **eval(sys.argv[4]))
 batch = next(stream)
 view = memoryview(batch)
@@ -186,7 +211,8 @@ if child == 0:
     del stream, batch
     os._exit(10 + refused)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
-assert next(stream).number == 1
+rest = [bytes(batch) for batch in stream]
+assert [want, *rest] == whole, "the child changed what the parent gets"
 print("good")
 """
 
@@ -198,9 +224,19 @@ print("good")
 """
 
 
+HOLD = """
+import sys, time, dquant
+stream = dquant.Stream(sys.argv[1], sys.argv[2], sys.argv[3] == "True", **eval(sys.argv[4]))
+kept = [memoryview(next(stream)) for _ in range(3)]
+print("holding", flush=True)
+time.sleep(600)
+"""
+
+
 class Processes(World):
-    def run_python(self, text, offload):
-        line = [sys.executable, "-c", text, self.url, self.PLAN, str(offload), repr(self.options(offload))]
+    def run_python(self, text, offload, url=None):
+        options = self.options(offload, batches=50)
+        line = [sys.executable, "-c", text, url or self.url, self.PLAN, str(offload), repr(options)]
         ran = subprocess.run(line, capture_output=True, timeout=PATIENCE_S, check=False)
         self.assertEqual((ran.stdout, ran.returncode), (b"good\n", 0), ran.stderr.decode())
         self.assertEqual(ran.stderr, b"")
@@ -209,11 +245,28 @@ class Processes(World):
         for offload in (True, False):
             with self.subTest(offload=offload):
                 self.run_python(CHILD, offload)
+        self.run_python(CHILD, False, self.path("web"))
 
     def test_a_program_may_end_with_slots_held(self):
         for offload in (True, False):
             with self.subTest(offload=offload):
                 self.run_python(EXIT, offload)
+        self.run_python(EXIT, False, self.path("web"))
+        eventually("the daemon to free what the program held", lambda: self.streams_of_dpu() == 0)
+
+    def test_a_killed_program_is_cleaned_up_after(self):
+        options = self.options(True)
+        line = [sys.executable, "-c", HOLD, self.url, self.PLAN, "True", repr(options)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE) as program:
+            self.assertEqual(program.stdout.readline(), b"holding\n")
+            self.assertEqual(self.streams_of_dpu(), 1)
+            program.kill()
+        eventually("the daemon to free what the program held", lambda: self.streams_of_dpu() == 0)
+
+    def streams_of_dpu(self):
+        line = [self.binary, "status", "--json", "--control", self.dpu.ready["control"]]
+        ran = subprocess.run(line, env=self.env, capture_output=True, timeout=PATIENCE_S, check=True)
+        return json.loads(ran.stdout)["counters"]["dpu.streams"]
 
     def test_numpy_is_not_imported(self):
         text = "import sys, dquant; assert 'numpy' not in sys.modules; print('good')"

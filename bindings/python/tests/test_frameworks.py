@@ -1,6 +1,9 @@
 """Tensors of frameworks over the ring, and streams as datasets of PyTorch. Skipped where torch or JAX is missing."""
 
 import gc
+import multiprocessing
+import os
+import signal
 import unittest
 
 import numpy
@@ -148,6 +151,22 @@ class Torch(World):
                         for (x, y), batch in zip(items, want, strict=True):
                             numpy.testing.assert_array_equal(x, batch[0])
                             numpy.testing.assert_array_equal(y, batch[1])
+
+    def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(self):
+        dataset = self.dataset(batches=400)
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=2)
+        # Torch notices the death itself, or that the memory of a batch cannot be had from the dead.
+        with self.assertRaises((RuntimeError, OSError, EOFError)):
+            for number, _ in enumerate(loader):
+                if number == 3:
+                    workers = multiprocessing.active_children()
+                    self.assertEqual(len(workers), 1)
+                    os.kill(workers[0].pid, signal.SIGKILL)
+        again = self.items(DataLoader(self.dataset(batches=12), batch_size=None, num_workers=1))
+        want = self.items(self.dataset(batches=12))
+        self.assertEqual(len(again), 12)
+        for (x, _), (expected, _) in zip(again, want, strict=True):
+            numpy.testing.assert_array_equal(x, expected)
 
     def test_a_saved_position_is_resumed(self):
         whole = self.items(self.dataset(batches=20))

@@ -176,7 +176,7 @@ class Position(World):
         cases = (
             ({"plan": self.PLAN.replace("shuffle(7)", "shuffle(8)")}, {}, ["plan is", "shuffle(7", "shuffle(8"]),
             ({"seed": 5}, {}, ["seed is 0 in the state, 5 here"]),
-            ({"url": f"dq://{self.control}/code"}, {}, ["dataset", "name is", "fingerprint is"]),
+            ({"url": f"dq://{self.control}/code"}, {}, ["dataset code.bin", "code.bin", "was \"web.bin\""]),
             ({}, {"version": 1}, ["version is 1 in the state, 2 here"]),
             ({}, {"datasets": []}, ["0 datasets in the state, 1 here"]),
             ({}, {"next_sample": None, "plan": 3}, ["plan is 3"]),

@@ -128,6 +128,8 @@ pub enum Error {
         fault: Fault,
         /// What failed, where, and why.
         message: String,
+        /// The next thing to try, where the engine knows one.
+        hint: Option<String>,
     },
     /// The DPU died. Open the stream again at [`Stream::next_batch`](crate::Stream::next_batch).
     #[error("the DPU daemon died")]
@@ -236,6 +238,7 @@ impl Error {
                 "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
             }
             Error::Refused { hint, .. } => return hint.clone(),
+            Error::Stream { hint: Some(hint), .. } => hint,
             Error::Stream { fault: Fault::Data, .. } => {
                 "see what is in the file with `dquant inspect`; large ids need narrow(u32) or more bits, and \
                  narrow(u16, overflow=saturate(ID)) replaces them"
@@ -301,7 +304,12 @@ impl From<RingError> for Error {
                     codes::RANK => Fault::Rank,
                     _ => Fault::Target,
                 };
-                Error::Stream { fault, message }
+                // The engine's text ends with a hint where it knows one.
+                let (message, hint) = match message.rsplit_once("; hint: ") {
+                    Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
+                    None => (message, None),
+                };
+                Error::Stream { fault, message, hint }
             }
             RingError::ProducerDied { .. } => Error::DaemonDied,
             other => Error::Ring(other),

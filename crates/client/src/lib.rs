@@ -35,3 +35,4 @@ pub use opening::{DEFAULT_MEMORY, Options, default_socket, open};
 pub use proto::{DatasetInfo, Opened, StreamStatus};
 pub use rank::{Group, Layout, LayoutError, Machine, Rank};
 pub use stream::{Batch, Batches, Next, Stream};
+pub use xio::dataset::Identity;

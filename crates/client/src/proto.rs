@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications, dead_code)]
 
-use xio::dataset::Dtype;
+use xio::dataset::{Dtype, Identity};
 
 include!(concat!(env!("OUT_DIR"), "/dquant.v1.rs"));
 
@@ -16,5 +16,20 @@ impl Opened {
     pub fn batch_bytes(&self) -> usize {
         let rows = if self.pairs { 2 } else { 1 } * self.batch_samples as usize;
         rows * self.window_tokens as usize * self.token_bytes()
+    }
+}
+
+impl DatasetInfo {
+    /// What decides which bytes it gives.
+    pub fn identity(&self) -> Identity<'_> {
+        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, content, .. } = self;
+        Identity {
+            name,
+            dtype,
+            tokens: *tokens,
+            data_offset: *data_offset,
+            fingerprint: *fingerprint,
+            content: *content,
+        }
     }
 }

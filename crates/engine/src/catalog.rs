@@ -9,17 +9,18 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::Manifest;
-use formats::manifest::{ENDING, MAX_BYTES};
+use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Origin, Refusal};
-use host::root::{IoChoice, OpenError, OpenFile, Root};
+use host::root::{IoChoice, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
 use xio::dataset::{Dtype, TokenFile, flat, megatron, npy};
+use xio::sums::FileSums;
 
 use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef};
@@ -56,6 +57,8 @@ pub struct Found {
     pub file: OpenFile,
     /// Where they are in it.
     pub layout: TokenFile,
+    /// What its manifest says of its bytes, if it has one.
+    pub sums: Option<FileSums>,
 }
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
@@ -146,7 +149,7 @@ impl Table {
 
     /// Reads a table that was opened for buffered reads.
     fn read(found: Found) -> Result<Table, Status> {
-        let Found { info, file, layout } = found;
+        let Found { info, file, layout, .. } = found;
         Table::ids_of(&info).map_err(|error| {
             let (message, hint) = error.parts();
             Status::invalid_argument(format!("{message}\n{}", hint.unwrap_or_default()))
@@ -239,13 +242,12 @@ fn describe(
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
     let sample = |range: Range<u64>| {
-        let buffered =
-            root.open(&name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        settle::sample(&File::from(buffered.fd), range, vocabulary)
+        let buffered = reopen(root, &name, &file.stamp)?;
+        settle::sample(&File::from(buffered), range, vocabulary)
             .map_err(|error| Status::internal(format!("{name}: {error}")))
     };
     let (layout, origin) = if name.ends_with(".npy") {
-        (npy::parse(&read_head(root, &name, HEAD_BYTES)?, file.size), Origin::File)
+        (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
     } else if let Some(index) = index_of(root, &name)? {
         (megatron::parse(&index, file.size), Origin::File)
     } else {
@@ -270,17 +272,18 @@ fn describe(
         settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
     }
-    let fingerprint = fingerprint(&file, manifest.as_ref())?;
+    let sums = manifest.as_ref().map(|manifest| sums_of(manifest, &name)).transpose()?;
     let info = DatasetInfo {
         name,
         format: layout.format.name().to_owned(),
         dtype: layout.dtype.to_string(),
         tokens: layout.tokens,
         data_offset: layout.data_offset,
-        fingerprint,
+        fingerprint: fingerprint(&file.stamp),
         dtype_origin: origin.to_string(),
+        content: manifest.map_or(0, |manifest| manifest.fingerprint()),
     };
-    Ok(Found { info, file, layout })
+    Ok(Found { info, file, layout, sums })
 }
 
 /// The token type in the request, if there is one.
@@ -312,18 +315,25 @@ fn manifest_of(root: &Root, name: &str) -> Result<Option<Manifest>, Status> {
     }
 }
 
+/// What a manifest says of the bytes of the file `name`.
+fn sums_of(manifest: &Manifest, name: &str) -> Result<FileSums, Status> {
+    let base = name.rsplit('/').next().unwrap_or(name);
+    let file = manifest.files.iter().find(|file| file.name == base);
+    let sums = file.and_then(|file| {
+        FileSums::new(manifest.fingerprint(), file.bytes, file.blocks().collect())
+    });
+    // It has been found to describe this file.
+    sums.ok_or_else(|| refuse(name, "its manifest has no checksums of it", REWRITE_HINT))
+}
+
 /// Distinguishes a file from another one of the same name and length, and from itself after a write.
-fn fingerprint(file: &OpenFile, manifest: Option<&Manifest>) -> Result<u64, Status> {
-    let failed = |error: std::io::Error| Status::internal(with_limit_hint(&error, "\n"));
-    let data = File::from(file.fd.try_clone().map_err(failed)?);
-    let found = data.metadata().map_err(failed)?;
+fn fingerprint(stamp: &Stamp) -> u64 {
+    let Stamp { inode, bytes, changed: (seconds, nanoseconds), .. } = *stamp;
     // Not the time of modification: `cp -p` and `rsync -t` set it back.
-    let changed = [found.ctime() as u64, found.ctime_nsec() as u64];
-    let content = manifest.map_or(0, Manifest::fingerprint);
-    let parts = [found.ino(), changed[0], changed[1], found.len(), content];
+    let parts = [inode, seconds as u64, nanoseconds, bytes];
     // FNV-1a over words: it has to detect changes, not resist an attacker.
     let mix = |hash: u64, part: &u64| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3);
-    Ok(parts.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+    parts.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// The Megatron index beside a `.bin`, if there is one.
@@ -343,10 +353,18 @@ fn index_of(root: &Root, name: &str) -> Result<Option<Vec<u8>>, Status> {
     }
 }
 
-/// The start of a file, opened once more because the data is opened for direct I/O.
-fn read_head(root: &Root, name: &str, bytes: u64) -> Result<Vec<u8>, Status> {
+/// Opens a file once more, because its data is opened for direct I/O.
+fn reopen(root: &Root, name: &str, stamp: &Stamp) -> Result<OwnedFd, Status> {
     let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-    read(name, file.fd, bytes)
+    match stamp.change(&file.stamp) {
+        None => Ok(file.fd),
+        Some(_) => Err(refuse(name, "the file was changed while it was opened", "try again")),
+    }
+}
+
+/// The start of a file.
+fn read_head(root: &Root, name: &str, stamp: &Stamp) -> Result<Vec<u8>, Status> {
+    read(name, reopen(root, name, stamp)?, HEAD_BYTES)
 }
 
 fn read(name: &str, fd: OwnedFd, bytes: u64) -> Result<Vec<u8>, Status> {

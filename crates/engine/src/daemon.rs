@@ -30,6 +30,7 @@ use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
 use crate::group::Groups;
 use crate::log;
+use crate::path::Waiting;
 use crate::proto::dpu_server::{Dpu, DpuServer};
 use crate::proto::target_server::TargetServer;
 use crate::proto::{StatusReply, StatusRequest};
@@ -210,6 +211,7 @@ struct DpuService {
     control: SocketAddr,
     roce: SocketAddr,
     notes: Vec<String>,
+    waiting: Waiting,
 }
 
 #[tonic::async_trait]
@@ -221,7 +223,8 @@ impl Dpu for DpuService {
         counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &EVICTED_CLIENTS, &REFUSED_STREAMS]);
         let streams = counters.get("dpu.streams") as u32;
         let at = (self.control, self.roce);
-        Ok(Response::new(status_reply("dpu", at, streams, counters, &self.notes)))
+        let notes = [self.notes.clone(), self.waiting.notes()].concat();
+        Ok(Response::new(status_reply("dpu", at, streams, counters, &notes)))
     }
 }
 
@@ -257,8 +260,10 @@ pub fn run_dpu<E: From<Error>>(
         offload: true,
         memory: config.host.memory,
         rings: RingBudget::new(config.rings),
+        waiting: Waiting::default(),
         groups: Groups::default(),
     };
+    let waiting = context.waiting.clone();
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
@@ -271,7 +276,8 @@ pub fn run_dpu<E: From<Error>>(
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
         let gate = Gate::new();
         let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
-        let service = DpuService { reports, gate: Arc::clone(&gate), control, roce, notes };
+        let gated = Arc::clone(&gate);
+        let service = DpuService { reports, gate: gated, control, roce, notes, waiting };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =

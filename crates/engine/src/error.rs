@@ -107,6 +107,14 @@ impl Error {
         (self.message.clone(), self.hint.clone())
     }
 
+    /// Message and hint in one line, as [`split_hint`] takes them apart.
+    pub fn to_line(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}; hint: {hint}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// Kind of failure.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -83,9 +83,12 @@ impl FileStream {
         let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
-        let layout = layout::plan(&request, &infos, compile)?;
+        let mut layout = layout::plan(&request, &infos, compile)?;
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
+        for (source, found) in layout.sources.iter_mut().zip(&found) {
+            source.whole_pages = found.sums.is_some();
+        }
         EngineError::check_staging(layout.memory_needed(), config.memory)?;
         let ring = RingConfig { slots: config.slots, slot_bytes: config.slot_bytes.into() };
         let (producer, ring) = Producer::create(ring).map_err(|error| {
@@ -95,7 +98,7 @@ impl FileStream {
         let spec = FileStreamSpec {
             names: layout.names,
             setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
-            files: found.into_iter().map(|found| found.file).collect(),
+            files: found.into_iter().map(|found| (found.file, found.sums)).collect(),
             table,
             producer,
         };

@@ -2,6 +2,7 @@
 
 use crate::data::dpu::{Command, StreamId};
 use crate::data::{Commands, Signals};
+use crate::path::Waiting;
 
 /// A stream that is open.
 pub(crate) struct OpenStream {
@@ -10,6 +11,7 @@ pub(crate) struct OpenStream {
     pub(crate) target: String,
     pub(crate) commands: Commands<Command>,
     pub(crate) signals: Signals,
+    pub(crate) waiting: Waiting,
     /// Holds the session with the target.
     pub(crate) task: Option<tokio::task::JoinHandle<()>>,
 }
@@ -26,6 +28,7 @@ impl Drop for OpenStream {
         if let Some(task) = self.task.take() {
             task.abort();
         }
+        self.waiting.clear(self.id);
         self.signals.close();
     }
 }

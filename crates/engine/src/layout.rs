@@ -149,6 +149,7 @@ pub fn plan(
         source: index,
         layout: *layout,
         stages: branch.blocks().clone(),
+        whole_pages: false,
     };
     let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
     let delivery = Delivery {

@@ -5,6 +5,7 @@
 //! | [`daemon`] | the storage target and the DPU as processes |
 //! | [`data`] | the threads that move data |
 //! | [`control`], [`stream`] | the control plane: gRPC between daemons, the local socket of a DPU |
+//! | [`path`] | which packets still reach a target, in words |
 //! | [`local`] | a DPU inside a trainer's own process |
 //! | [`files`] | streams over files of this machine, without target and DPU |
 //! | [`proto`] | messages of the control plane and of the local socket |
@@ -30,6 +31,7 @@ mod handle;
 pub mod layout;
 pub mod local;
 pub mod log;
+pub mod path;
 pub mod proto;
 pub mod runtime;
 pub mod seed;

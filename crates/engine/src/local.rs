@@ -16,6 +16,7 @@ use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
 use crate::group::Groups;
+use crate::path::Waiting;
 use crate::runtime;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, serve_client};
@@ -62,6 +63,7 @@ impl LocalDpu {
             offload: false,
             memory: config.memory,
             rings: RingBudget::new(config.ring),
+            waiting: Waiting::default(),
             groups: Groups::default(),
         };
         let (ours, theirs) = Connection::pair().map_err(Error::from_cause)?;

@@ -3,4 +3,21 @@
 
 #![allow(missing_docs, clippy::all, clippy::too_many_lines, unreachable_pub, unused_qualifications)]
 
+use xio::dataset::Identity;
+
 tonic::include_proto!("dquant.v1");
+
+impl DatasetInfo {
+    /// What decides which bytes it gives.
+    pub fn identity(&self) -> Identity<'_> {
+        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, content, .. } = self;
+        Identity {
+            name,
+            dtype,
+            tokens: *tokens,
+            data_offset: *data_offset,
+            fingerprint: *fingerprint,
+            content: *content,
+        }
+    }
+}

@@ -76,12 +76,13 @@ impl Counters {
 }
 
 /// A reader's counters with their names.
-pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 16] {
+pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 17] {
     // Without `..`, here and below: a new counter must be given a name.
     let ReaderCounters {
         batches,
         source_bytes,
         wire_bytes,
+        acknowledged_requests,
         delivered_bytes,
         narrowed_blocks,
         replaced_tokens,
@@ -100,6 +101,7 @@ pub fn reader_counters(counters: &ReaderCounters) -> [(&'static str, u64); 16] {
         ("stream.batches", batches),
         ("stream.source_bytes", source_bytes),
         ("stream.wire_bytes", wire_bytes),
+        ("stream.acknowledged_requests", acknowledged_requests),
         ("stream.delivered_bytes", delivered_bytes),
         ("stream.narrowed_blocks", narrowed_blocks),
         ("stream.replaced_tokens", replaced_tokens),
@@ -165,7 +167,7 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 17] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 19] {
     let TargetCounters {
         done,
         source_bytes,
@@ -182,6 +184,8 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         overflow,
         truncated,
         storage_errors,
+        changed,
+        proven_blocks,
         refused: _,
         failed_work_requests,
         bad_completions,
@@ -202,6 +206,8 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
+        ("target.changed_files", changed),
+        ("target.proven_blocks", proven_blocks),
         ("target.failed_work_requests", failed_work_requests),
         ("target.bad_completions", bad_completions),
     ]

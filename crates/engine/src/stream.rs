@@ -15,7 +15,6 @@ use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
 use prost::Message;
 use roce::verbs::WcStatus;
-use roce::wire::ROCE_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -34,6 +33,7 @@ use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
 use crate::layout;
 use crate::log;
+use crate::path::{PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
     DatasetInfo, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest, StreamStatus,
     TargetStages, open_reply,
@@ -42,6 +42,10 @@ use crate::status;
 
 /// Largest message on the local socket, in bytes.
 pub const MAX_MESSAGE: usize = 64 << 10;
+
+/// Hint for a stream whose dataset is not what it was.
+pub(crate) const REOPEN_HINT: &str =
+    "open the stream again: it then reads the file as it is now, from its first batch on";
 
 /// First and longest delay between attempts to reach a lost target.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -75,6 +79,8 @@ pub struct DpuContext {
     pub rings: RingBudget,
     /// Streams that several trainers read.
     pub(crate) groups: Groups,
+    /// Streams that wait for their target.
+    pub waiting: Waiting,
 }
 
 /// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
@@ -288,9 +294,11 @@ fn open(
         .and_then(|answer| answer.map_err(|refused| refused.error))
         .map_err(Error::from)?;
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
-    let mut stream = OpenStream { id, target, commands, signals: signals.clone(), task: None };
     let (context, request) = (context.clone(), request.clone());
-    let mut keeper = Keeper { context, id, signals, request, infos, stages };
+    let waiting = context.waiting.clone();
+    let mut stream =
+        OpenStream { id, target, commands, signals: signals.clone(), waiting, task: None };
+    let mut keeper = Keeper { context, id, signals, request, infos, stages, peer: None };
     let runtime = keeper.context.runtime.clone();
     let session = runtime.block_on(keeper.connect(&control))?;
     stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));
@@ -303,23 +311,25 @@ struct ReconnectLimit {
     limit: Duration,
     /// When the target was last known to be good.
     since: Instant,
-    /// Bytes that had arrived by then.
-    arrived_bytes: u64,
     delay: Duration,
 }
 
 impl ReconnectLimit {
     fn new(limit: Duration) -> ReconnectLimit {
-        let (since, delay) = (Instant::now(), Duration::ZERO);
-        ReconnectLimit { limit, since, arrived_bytes: 0, delay }
+        ReconnectLimit { limit, since: Instant::now(), delay: Duration::ZERO }
     }
 
-    /// Notes the loss of a connection that had lasted for `lived`.
-    fn lose(&mut self, arrived_bytes: u64, lived: Duration) {
-        if arrived_bytes > self.arrived_bytes || lived >= SETTLED {
+    /// Notes the loss of a connection that had lasted for `lived`, and what it said of the path.
+    fn lose(&mut self, path: PathState, lived: Duration) {
+        let was_good = match path {
+            PathState::Open => true,
+            // The host may have been too slow for any request to be sent.
+            PathState::Untried => lived >= SETTLED,
+            PathState::SmallOnly | PathState::Closed => false,
+        };
+        if was_good {
             (self.since, self.delay) = (Instant::now(), Duration::ZERO);
         }
-        self.arrived_bytes = arrived_bytes;
     }
 
     fn is_over(&self) -> bool {
@@ -342,6 +352,8 @@ struct Keeper {
     infos: Vec<DatasetInfo>,
     /// Stages that the target is to run over the blocks of each dataset.
     stages: Vec<TargetStages>,
+    /// The far end of the latest connection.
+    peer: Option<PeerPath>,
 }
 
 /// Why the connection was lost, as our queue pair reports it.
@@ -380,6 +392,7 @@ impl Keeper {
         let theirs = theirs.map_err(bad)?;
         let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
             .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
+        self.peer = Some(PeerPath { roce: theirs.address, mtu_bytes: mtu.bytes() });
         let credits = session.reply.credits;
         let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits };
         self.call(move |reply| Command::Connect(id, peer, reply)).await?;
@@ -396,16 +409,17 @@ impl Keeper {
 
     /// Refuses datasets that have changed: the schedule was made for the old ones, so batches would be wrong.
     fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
-        let changed = self.infos.iter().zip(now).find(|(then, now)| then != now);
-        match changed {
-            None if self.infos.len() == now.len() => Ok(()),
-            _ => {
-                let name = changed.map_or("the list of datasets", |(then, _)| then.name.as_str());
-                let text =
-                    format!("target {target}: {name} has changed since the stream was opened");
-                Err(Error::invalid(text).hint("open the stream again"))
-            }
-        }
+        let changed = self.infos.iter().zip(now).find_map(|(then, now)| {
+            then.identity().difference(&now.identity()).map(|how| (then.name.as_str(), how))
+        });
+        let (name, how) = match changed {
+            None if self.infos.len() == now.len() => return Ok(()),
+            Some(changed) => changed,
+            None => ("the list of datasets", format!("{} are named", now.len())),
+        };
+        let text =
+            format!("target {target}: {name} has changed since the stream was opened: {how}");
+        Err(Error::invalid(text).hint(REOPEN_HINT))
     }
 
     async fn call<R: Send + 'static>(
@@ -421,28 +435,21 @@ impl Keeper {
 
     async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
         let mut limit = ReconnectLimit::new(self.context.reconnect);
+        let mut before = Traffic::default();
         loop {
             let connected = Instant::now();
-            let why = tokio::select! {
-                why = session.ended() => {
-                    // The engine replies with `Lost` once it has destroyed the queue pair.
-                    self.signals.drop_connection(CONNECTION);
-                    if lost.recv().await.is_none() {
-                        return;
-                    }
-                    why
-                }
-                event = lost.recv() => match event {
-                    Some(Event::Lost { why, .. }) => failed_queue_pair(why),
-                    None => return,
-                },
+            let Some((why, gave_up)) = self.lose(&mut session, &mut lost, &before).await else {
+                return;
             };
             drop(session);
             let (id, target) = (self.id, self.request.target.clone());
             log::line(format_args!("stream {id} has lost target {target} ({why}), reconnecting"));
             let lost_at = Instant::now();
-            limit.lose(self.arrived_bytes().await, connected.elapsed());
-            session = match self.reconnect(&mut limit).await {
+            let now = self.traffic().await;
+            let path = PathState::of(&now.since(&before), gave_up);
+            before = now;
+            limit.lose(path, connected.elapsed());
+            session = match self.reconnect(&mut limit, path).await {
                 Some(session) => session,
                 None => return,
             };
@@ -451,37 +458,83 @@ impl Keeper {
         }
     }
 
-    /// Bytes of tokens received from targets so far.
-    async fn arrived_bytes(&self) -> u64 {
+    /// Waits until the connection is lost, and says why and whether our queue pair gave up; `None` when the stream
+    /// is over. Data that arrives after `before` ends what the status says of its waiting.
+    async fn lose(
+        &self,
+        session: &mut Session,
+        lost: &mut mpsc::Receiver<Event>,
+        before: &Traffic,
+    ) -> Option<(String, bool)> {
+        loop {
+            tokio::select! {
+                why = session.ended() => {
+                    // The engine replies with `Lost` once it has destroyed the queue pair.
+                    self.signals.drop_connection(CONNECTION);
+                    return lost.recv().await.map(|_| (why, false));
+                }
+                event = lost.recv() => {
+                    let Event::Lost { why, .. } = event?;
+                    return Some((failed_queue_pair(why), why == WcStatus::RetryExceeded));
+                }
+                () = tokio::time::sleep(SETTLED), if self.context.waiting.has(self.id) => {
+                    if self.traffic().await.since(before).bytes > 0 {
+                        self.context.waiting.clear(self.id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What has passed between the stream and its target so far.
+    async fn traffic(&self) -> Traffic {
         let (id, commands) = (self.id, self.context.commands.clone());
         let ask = move || commands.call(|reply| Command::Stream(id, reply));
-        let counters = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
-        counters.map_or(0, |report| report.counters.wire_bytes)
+        let report = tokio::task::spawn_blocking(ask).await.ok().and_then(Result::ok).flatten();
+        report.map_or_else(Traffic::default, |report| Traffic {
+            requests: report.counters.acknowledged_requests,
+            bytes: report.counters.wire_bytes,
+        })
+    }
+
+    /// Shows why the stream waits, in the log and in the status.
+    fn note(&self, error: &Error) {
+        let why = error.to_line();
+        if self.context.waiting.set(self.id, &why) {
+            log::line(format_args!("stream {} waits: {why}", self.id));
+        }
     }
 
     /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
     /// refused for a permanent reason.
-    async fn reconnect(&mut self, limit: &mut ReconnectLimit) -> Option<Session> {
-        let target = &self.request.target;
-        let useless = match limit.arrived_bytes {
-            0 => format!(
-                "target {target} accepts control connections, but nothing arrives over RoCE: \
-                 a firewall may block UDP port {ROCE_PORT}"
-            ),
-            _ => format!("target {target} accepts control connections, but RoCE connections fail"),
-        };
-        let mut error = Error::unreachable(useless);
+    async fn reconnect(&mut self, limit: &mut ReconnectLimit, path: PathState) -> Option<Session> {
+        let mut error = path.error(&self.request.target, self.context.roce, self.peer);
+        if matches!(path, PathState::SmallOnly | PathState::Closed) {
+            self.note(&error);
+        }
         while !limit.is_over() {
             limit.pause().await;
             match self.try_once().await {
-                Ok(session) => return Some(session),
+                Ok(session) => {
+                    if matches!(path, PathState::Open | PathState::Untried) {
+                        self.context.waiting.clear(self.id);
+                    }
+                    return Some(session);
+                }
                 Err(failed) => error = failed,
             }
             if !error.is_transient() {
                 break;
             }
+            self.note(&error);
         }
-        self.signals.abandon(CONNECTION, error.parts().0);
+        self.note(&error);
+        let hint = error.parts().1.filter(|_| error.is_transient());
+        let error = match hint {
+            Some(hint) => error.hint(format!("{hint}; a longer wait is --reconnect")),
+            None => error,
+        };
+        self.signals.abandon(CONNECTION, error.to_line());
         None
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod blocks;
 #[cfg(feature = "parquet")]
 pub(crate) mod columns;
 pub(crate) mod contiguous;
+mod hashes;
 pub(crate) mod litdata;
 pub(crate) mod mds;
 pub(crate) mod shard;

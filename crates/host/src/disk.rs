@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use thiserror::Error;
-use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
+use xio::disk::{Change, DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 
-use crate::root::IoMode;
+use crate::root::{IoMode, OpenFile, Stamp};
 
 /// Most reads under way in one ring.
 pub const MAX_DEPTH: u32 = 4096;
@@ -125,6 +125,8 @@ struct File {
     mode: IoMode,
     /// Length when it was added; reads that stop there are complete.
     size: u64,
+    /// Its record when it was opened, where changes are to be noticed.
+    stamp: Option<Stamp>,
     reads: u32,
 }
 
@@ -183,22 +185,22 @@ impl UringDisk {
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         // The length of anything else is unknown: reads find its end.
         let size = if regular { stat.st_size.max(0) as u64 } else { u64::MAX };
-        self.add_file_of(fd, mode, size)
+        self.add(File { fd, mode, size, stamp: None, reads: 0 })
     }
 
-    /// Takes over an open file whose length is known: no system call.
-    pub fn add_file_of(
-        &mut self,
-        fd: OwnedFd,
-        mode: IoMode,
-        size: u64,
-    ) -> Result<FileId, DiskError> {
+    /// Takes over a file that was opened below a root: no system call. Its changes are noticed.
+    pub fn add_open(&mut self, file: OpenFile) -> Result<FileId, DiskError> {
+        let OpenFile { fd, size, stamp, mode, .. } = file;
+        self.add(File { fd, mode, size, stamp: Some(stamp), reads: 0 })
+    }
+
+    fn add(&mut self, file: File) -> Result<FileId, DiskError> {
         if self.files.len() >= MAX_FILES || self.next_file == u32::MAX {
             return Err(DiskError::TooManyFiles(self.files.len()));
         }
         let id = FileId(self.next_file);
         self.next_file += 1;
-        self.files.insert(id, File { fd, mode, size, reads: 0 });
+        self.files.insert(id, file);
         Ok(id)
     }
 
@@ -386,6 +388,13 @@ impl Disk for UringDisk {
     fn len_now(&self, file: FileId) -> Option<u64> {
         let stat = rustix::fs::fstat(&self.files.get(&file)?.fd).ok()?;
         u64::try_from(stat.st_size).ok()
+    }
+
+    fn change(&self, file: FileId) -> Option<Change> {
+        let file = self.files.get(&file)?;
+        let then = file.stamp?;
+        // A server of the network that has lost the file says so.
+        Stamp::of(&file.fd).map_or(Some(Change::Removed), |now| then.change(&now))
     }
 }
 

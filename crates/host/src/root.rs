@@ -9,7 +9,7 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -18,7 +18,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use thiserror::Error;
-use xio::disk::DIRECT_ALIGN;
+use xio::disk::{Change, DIRECT_ALIGN};
 
 /// Longest name that is accepted.
 pub const MAX_NAME_BYTES: usize = 4095;
@@ -127,6 +127,50 @@ pub enum OpenError {
     },
 }
 
+/// The system's record of a file's last change. Two that are equal do not prove that the file is the same: a
+/// program that has mapped it may write without a new one, and times have a resolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Inode.
+    pub inode: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Time of the last change of contents or attributes: seconds and nanoseconds. No program can set it back.
+    pub changed: (i64, u64),
+    /// Time of the last change of contents.
+    pub modified: (i64, u64),
+    /// Names of the file; 0 after it was removed or another took its place.
+    pub names: u64,
+}
+
+impl Stamp {
+    /// The record of an open file, as this machine knows it: a file system of the network is not asked.
+    ///
+    /// # Errors
+    /// When the file is lost.
+    pub fn of(fd: impl AsFd) -> io::Result<Stamp> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = statx(fd, c"", flags, StatxFlags::BASIC_STATS)?;
+        Ok(Stamp {
+            inode: stat.stx_ino,
+            bytes: stat.stx_size,
+            changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
+            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
+            names: stat.stx_nlink.into(),
+        })
+    }
+
+    /// How a file with this record has changed, if its record is `now` another one.
+    pub fn change(&self, now: &Stamp) -> Option<Change> {
+        let same = |stamp: &Stamp| (stamp.inode, stamp.bytes, stamp.changed, stamp.modified);
+        match now.names {
+            _ if same(self) == same(now) => None,
+            0 => Some(Change::Removed),
+            _ => Some(Change::Written { len: now.bytes }),
+        }
+    }
+}
+
 /// A file opened for reading.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -134,6 +178,8 @@ pub struct OpenFile {
     pub fd: OwnedFd,
     /// Length in bytes.
     pub size: u64,
+    /// Its record when it was opened.
+    pub stamp: Stamp,
     /// How it was opened.
     pub mode: IoMode,
     /// Why not directly, if direct reads were preferred.
@@ -267,8 +313,8 @@ impl Root {
 
     fn buffered(&self, name: &str, why_buffered: Option<String>) -> Result<OpenFile, OpenError> {
         let fd = self.beneath(name, OFlags::RDONLY)?;
-        let size = require_regular(name, &fd)?;
-        Ok(OpenFile { fd, size, mode: IoMode::Buffered, why_buffered })
+        let stamp = require_regular(name, &fd)?;
+        Ok(OpenFile { fd, size: stamp.bytes, stamp, mode: IoMode::Buffered, why_buffered })
     }
 
     /// The file opened with O_DIRECT, or why the file system does not support that.
@@ -280,9 +326,10 @@ impl Root {
             }
             Err(errno) => return Err(refusal(name, errno)),
         };
-        let size = require_regular(name, &fd)?;
+        let stamp = require_regular(name, &fd)?;
+        let (size, mode, why_buffered) = (stamp.bytes, IoMode::Direct, None);
         let usable = direct_alignment(&fd);
-        Ok(usable.map(|()| OpenFile { fd, size, mode: IoMode::Direct, why_buffered: None }))
+        Ok(usable.map(|()| OpenFile { fd, size, stamp, mode, why_buffered }))
     }
 
     fn beneath(&self, name: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
@@ -365,11 +412,14 @@ fn way_out(name: &str) -> &'static str {
     "a symbolic link leads out of it"
 }
 
-/// The length of a regular file; anything else is refused.
-fn require_regular(name: &str, fd: &OwnedFd) -> Result<u64, OpenError> {
+/// The record of a regular file; anything else is refused.
+fn require_regular(name: &str, fd: &OwnedFd) -> Result<Stamp, OpenError> {
     let stat = fstat(fd).map_err(|errno| refusal(name, errno))?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => return Ok(stat.st_size.max(0) as u64),
+        FileType::RegularFile => {
+            let system = |source| OpenError::System { name: shown(name), source };
+            return Stamp::of(fd).map_err(system);
+        }
         FileType::Directory => "a directory",
         FileType::CharacterDevice | FileType::BlockDevice => "a device",
         FileType::Fifo => "a pipe",

@@ -12,6 +12,7 @@
 use thiserror::Error;
 
 use crate::dataset::Dtype;
+use crate::disk::Change;
 use crate::kernel::{Codec, Crc32c};
 
 /// Size of every capsule.
@@ -85,6 +86,8 @@ pub enum Outcome {
     },
     /// The request itself was refused.
     Refused(Refusal),
+    /// The file is not what it was when the session began.
+    Changed(Change),
 }
 
 /// Why a target refuses a request that it could decode.
@@ -337,6 +340,9 @@ impl ReadResponse {
             Outcome::Truncated { at_byte } => (2, at_byte, 0),
             Outcome::Storage { errno } => (3, u64::from(errno as u32), 0),
             Outcome::Refused(reason) => (4, reason as u64, 0),
+            Outcome::Changed(Change::Block { at_byte }) => (5, at_byte, 0),
+            Outcome::Changed(Change::Written { len }) => (6, len, 0),
+            Outcome::Changed(Change::Removed) => (7, 0, 0),
         };
         layout.0[6] = status;
         layout.u64(24, small);
@@ -362,6 +368,9 @@ impl ReadResponse {
             2 => Outcome::Truncated { at_byte: small },
             3 => Outcome::Storage { errno: u32::try_from(small).map_err(bad)? as i32 },
             4 => Outcome::Refused(Refusal::from_code(small).ok_or(CapsuleError::Field("refusal"))?),
+            5 => Outcome::Changed(Change::Block { at_byte: small }),
+            6 => Outcome::Changed(Change::Written { len: small }),
+            7 => Outcome::Changed(Change::Removed),
             _ => return Err(CapsuleError::Field("status")),
         };
         let response = ReadResponse { seq: view.u64(8), tag: view.u32(16), outcome };

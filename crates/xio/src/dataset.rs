@@ -17,6 +17,7 @@
 
 mod dtype;
 pub mod guess;
+mod identity;
 pub mod megatron;
 pub mod npy;
 
@@ -25,6 +26,7 @@ use alloc::string::String;
 use thiserror::Error;
 
 pub use dtype::Dtype;
+pub use identity::Identity;
 
 /// A described token file. The tokens of all documents are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,6 +53,23 @@ pub enum DiskFault {
     Io(i32),
 }
 
+/// How a file differs from what it was when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Change {
+    /// A block does not have the checksum of the manifest.
+    Block {
+        /// First byte of the block.
+        at_byte: u64,
+    },
+    /// The file was written, or its attributes were changed.
+    Written {
+        /// Its length now, in bytes.
+        len: u64,
+    },
+    /// The file has no name any more: it was removed, or another took its place.
+    Removed,
+}
+
 /// Reads ranges of files into registered memory.
 pub trait Disk {
     /// Accepts a read, or returns it when the disk is full. A read that can never succeed is accepted
@@ -65,6 +82,12 @@ pub trait Disk {
 
     /// Current length of a file, if the disk knows it. Called only after a short read.
     fn len_now(&self, file: FileId) -> Option<u64> {
+        let _ = file;
+        None
+    }
+
+    /// How a file has changed since it was opened, as far as the system's records tell. Called after reads.
+    fn change(&self, file: FileId) -> Option<Change> {
         let _ = file;
         None
     }

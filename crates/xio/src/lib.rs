@@ -13,6 +13,7 @@
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
 //! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Device` and [`disk`] |
 //! | [`capsule`] | the messages between the two |
+//! | [`sums`] | what is read from a file against the checksums of its manifest |
 //! | [`kernel`] | the per-byte work: narrowing with a range check, range scan, CRC32C |
 //! | [`mod@reference`] | the same batches by slow and obvious code, to check the fast path against |
 #![no_std]
@@ -31,4 +32,5 @@ pub mod plan;
 pub mod reader;
 pub mod reference;
 pub mod stage;
+pub mod sums;
 pub mod target;

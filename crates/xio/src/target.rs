@@ -5,7 +5,13 @@
 //!
 //! ```text
 //! capsule -> pending -> Reading (the disk owns the buffer) -> stages -> WRITE + SEND -> free
+//!               ^  |
+//!               |  v
+//!            Proving: a block of the file is read whole and compared with its manifest
 //! ```
+//!
+//! Bytes of a file with a manifest are sent only if they match it ([`crate::sums`]). Of any other file the disk is
+//! asked after each read whether it has changed since the session began.
 //!
 //! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only specifies
 //! tokens.
@@ -27,6 +33,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use roce::Time;
@@ -39,9 +46,10 @@ use roce::world::Staging;
 use thiserror::Error;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
-use crate::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
+use crate::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
 use crate::kernel::Kernels;
 use crate::stage::{self, BlockError, Ran, Received, SCRATCH_BYTES, TargetStages, Tools};
+use crate::sums::{Differs, FileSums, Proven, SUM_BYTES};
 use gauge::Gauge;
 
 /// Alignment of direct I/O in bytes; a staging buffer has this much slack at either end.
@@ -52,6 +60,8 @@ pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Bytes of a target's staging buffer: a block and the slack of aligned reads.
 pub const STAGING_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
+
+const _: () = assert!(SUM_BYTES <= STAGING_BYTES as u64, "a buffer holds a block of a manifest");
 
 /// Slots for a request and its response per credit. A reader sends its next request as soon as it gets
 /// a response, and the request may arrive before the acknowledgement of the response: with one slot per
@@ -88,6 +98,8 @@ pub struct Source {
     pub data_offset: u64,
     /// Tokens in the file when the session began.
     pub tokens: u64,
+    /// What the file's manifest says of its bytes, if it has one.
+    pub sums: Option<FileSums>,
 }
 
 /// Counters of a target.
@@ -123,6 +135,10 @@ pub struct TargetCounters {
     pub truncated: u64,
     /// Requests that failed with a storage error.
     pub storage_errors: u64,
+    /// Requests for a file that has changed since the session began, or that differs from its manifest.
+    pub changed: u64,
+    /// Blocks read whole and found to match their manifest.
+    pub proven_blocks: u64,
     /// Requests refused, by [`Refusal`] code minus one.
     pub refused: [u64; Refusal::ALL.len()],
     /// Work requests that ended in error (the session's queue pair failed).
@@ -180,6 +196,8 @@ pub struct Served {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
+    /// Reading this block of the job's file whole.
+    Proving(Job, u64),
     Reading(Job),
     /// Reading for a session that was closed: freed when the read completes.
     Orphan,
@@ -209,9 +227,18 @@ struct Job {
     first_byte: u64,
     /// Bytes of the tokens in the file.
     len: u32,
+    /// Offset of the tokens in the buffer.
+    at: u32,
+    /// Bytes read from storage for it so far.
+    read_bytes: u32,
 }
 
 impl Job {
+    /// Where its tokens are in the file.
+    fn range(&self) -> Range<u64> {
+        self.first_byte..self.first_byte + u64::from(self.len)
+    }
+
     /// Slack between the aligned start of the read and the first token.
     fn head(&self) -> u32 {
         (self.first_byte % u64::from(IO_ALIGN)) as u32
@@ -250,6 +277,25 @@ struct Session {
 }
 
 impl Session {
+    fn sums(&self, job: &Job) -> Option<&FileSums> {
+        self.sources.get(job.request.source as usize)?.sums.as_ref()
+    }
+
+    /// The first request whose next read is not under way, and the block to be read whole for it, if one is to
+    /// be proven first. `proving` are the blocks that are.
+    fn next_job(&self, proven: &Proven, buffers: &[State]) -> Option<(usize, Option<u64>)> {
+        let next = |(index, job): (usize, &Job)| {
+            let missing = self.sums(job).and_then(|sums| proven.missing(sums, &job.range()));
+            let under_way = |state: &State| {
+                matches!(state, State::Proving(other, block)
+                    if other.file == job.file && Some(*block) == missing)
+            };
+            let waits = missing.is_some() && buffers.iter().any(under_way);
+            (!waits).then_some((index, missing))
+        };
+        self.pending.iter().enumerate().find_map(next)
+    }
+
     fn request_addr(&self, slot: u32) -> u64 {
         self.memory.capsules.addr + u64::from(slot) * SLOT_BYTES
     }
@@ -284,7 +330,10 @@ impl Session {
             return Err(Refusal::BadType);
         }
         let first_byte = source.data_offset + request.first_token * width;
-        Ok(Job { qpn, slot, request, file: source.file, first_byte, len: bytes as u32 })
+        let (file, len) = (source.file, bytes as u32);
+        let mut job = Job { qpn, slot, request, file, first_byte, len, at: 0, read_bytes: 0 };
+        job.at = job.head();
+        Ok(job)
     }
 }
 
@@ -323,6 +372,7 @@ pub struct Target {
     kernels: Kernels,
     /// What a compressor writes into: a block, once a session compresses.
     scratch: Vec<u8>,
+    proven: Proven,
     counters: TargetCounters,
 }
 
@@ -351,6 +401,7 @@ impl Target {
             recv_cq,
             kernels,
             scratch: Vec::new(),
+            proven: Proven::default(),
             counters: TargetCounters::default(),
         }
     }
@@ -428,7 +479,9 @@ impl Target {
         self.failed.retain(|(failed, _)| *failed != qpn);
         for index in 0..self.buffers.len() {
             match self.buffers[index] {
-                State::Reading(job) if job.qpn == qpn => self.buffers[index] = State::Orphan,
+                State::Proving(job, _) | State::Reading(job) if job.qpn == qpn => {
+                    self.buffers[index] = State::Orphan;
+                }
                 State::Sending(owner, _) if owner == qpn => self.release(index as u32, None),
                 _ => {}
             }
@@ -571,21 +624,28 @@ impl Target {
             return Turn::Passed;
         };
         let may = session.buffers == 0 || self.free.len() > kept;
-        let (Some(job), Some(buffer)) = (session.pending.front(), self.free.last().copied()) else {
+        let Some(buffer) = self.free.last().copied().filter(|_| may) else {
             return Turn::Passed;
         };
-        if !may {
+        let Some((index, missing)) = session.next_job(&self.proven, &self.buffers) else {
             return Turn::Passed;
-        }
-        let (job, addr) = (*job, self.base_addr + offset_of(buffer));
-        if disk.submit(job.read(addr, u64::from(buffer))).is_err() {
+        };
+        let (job, addr) = (session.pending[index], self.base_addr + offset_of(buffer));
+        let read = match missing {
+            Some(block) => whole_block(job.file, block, addr, u64::from(buffer)),
+            None => job.read(addr, u64::from(buffer)),
+        };
+        if disk.submit(read).is_err() {
             return Turn::DiskFull;
         }
-        session.pending.pop_front();
+        session.pending.remove(index);
         self.without_buffers -= usize::from(session.buffers == 0);
         session.buffers += 1;
         self.free.pop();
-        self.buffers[buffer as usize] = State::Reading(job);
+        self.buffers[buffer as usize] = match missing {
+            Some(block) => State::Proving(job, block),
+            None => State::Reading(job),
+        };
         Turn::Taken
     }
 
@@ -596,42 +656,104 @@ impl Target {
         done: DiskDone,
     ) {
         let buffer = done.tag as u32;
-        match self.buffers.get(buffer as usize) {
-            Some(State::Reading(job)) => {
-                let job = *job;
-                if self.sessions.get(&job.qpn).is_none_or(|session| session.failed.is_some()) {
-                    return self.release(buffer, Some(job.qpn));
-                }
-                let mut outcome = self.run_stages(io, buffer, &job, done.result);
-                // A read beyond the new end of the file only shows that the end is before it.
-                if let Outcome::Truncated { at_byte } = &mut outcome {
-                    let end = disk.len_now(job.file).unwrap_or(*at_byte);
-                    *at_byte = end.min(*at_byte);
-                }
-                self.respond(io, buffer, &job, outcome);
-            }
-            Some(State::Orphan) => self.release(buffer, None),
-            _ => {}
+        let (mut job, block) = match self.buffers.get(buffer as usize) {
+            Some(State::Reading(job)) => (*job, None),
+            Some(State::Proving(job, block)) => (*job, Some(*block)),
+            Some(State::Orphan) => return self.release(buffer, None),
+            _ => return,
+        };
+        if self.sessions.get(&job.qpn).is_none_or(|session| session.failed.is_some()) {
+            return self.release(buffer, Some(job.qpn));
         }
+        let got = match done.result {
+            Ok(got) => got,
+            Err(DiskFault::Io(errno)) => {
+                return self.respond(io, buffer, &job, Outcome::Storage { errno });
+            }
+        };
+        self.counters.source_bytes += u64::from(got);
+        job.read_bytes = job.read_bytes.saturating_add(got);
+        let checked = match block {
+            Some(block) => self.prove(io.memory, disk, buffer, &mut job, block, got),
+            None => self.check_read(io.memory, disk, buffer, &job, got),
+        };
+        let outcome = match checked {
+            Ok(true) => self.run_stages(io, buffer, &job),
+            Ok(false) => {
+                if let Some(session) = self.sessions.get_mut(&job.qpn) {
+                    session.pending.push_front(job);
+                }
+                return self.release(buffer, Some(job.qpn));
+            }
+            Err(outcome) => outcome,
+        };
+        self.respond(io, buffer, &job, outcome);
     }
 
-    /// Checks that every byte was read, and runs the stages of the session over them.
+    /// Compares a block that was read whole with its manifest. False: there is more to read for the job.
+    fn prove<M: Staging, K: Disk>(
+        &mut self,
+        memory: &M,
+        disk: &K,
+        buffer: u32,
+        job: &mut Job,
+        block: u64,
+        got: u32,
+    ) -> Result<bool, Outcome> {
+        let bytes = memory.bytes(self.buffer_addr(buffer), got as usize);
+        let session = self.sessions.get(&job.qpn);
+        let Some(sums) = session.and_then(|session| session.sums(job)) else {
+            return Err(Outcome::Refused(Refusal::UnknownSource));
+        };
+        let proof = self.proven.prove(sums, block, bytes, self.kernels.crc32c);
+        proof.map_err(|error| differs(disk, job, sums, error))?;
+        self.counters.proven_blocks += 1;
+        let (range, whole) = (job.range(), sums.range(block));
+        let all_here = whole.start <= range.start && range.end <= whole.end;
+        if all_here {
+            job.at = (range.start - whole.start) as u32;
+        }
+        Ok(all_here)
+    }
+
+    /// Checks that every byte was read, and that the file is what it was. False: a block of it has to be
+    /// proven again.
+    fn check_read<M: Staging, K: Disk>(
+        &self,
+        memory: &M,
+        disk: &K,
+        buffer: u32,
+        job: &Job,
+        got: u32,
+    ) -> Result<bool, Outcome> {
+        let sums = self.sessions.get(&job.qpn).and_then(|session| session.sums(job));
+        if sums.is_none()
+            && let Some(change) = disk.change(job.file)
+        {
+            return Err(Outcome::Changed(change));
+        }
+        if got < job.head() + job.len {
+            let read = job.first_byte - u64::from(job.head()) + u64::from(got);
+            // A read beyond the new end of the file only shows that the end is before it.
+            let at_byte = disk.len_now(job.file).map_or(read, |end| end.min(read));
+            return Err(Outcome::Truncated { at_byte });
+        }
+        let Some(sums) = sums else {
+            return Ok(true);
+        };
+        let bytes = memory.bytes(self.buffer_addr(buffer), got as usize);
+        let checked = self.proven.check(sums, &job.range(), bytes, self.kernels.crc32c);
+        checked.map_err(|error| differs(disk, job, sums, error))
+    }
+
+    /// Runs the stages of the session over a block whose bytes were checked.
     fn run_stages<D, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
         buffer: u32,
         job: &Job,
-        read: Result<u32, DiskFault>,
     ) -> Outcome {
-        let got = match read {
-            Ok(got) => got,
-            Err(DiskFault::Io(errno)) => return Outcome::Storage { errno },
-        };
-        self.counters.source_bytes += u64::from(got);
-        if got < job.head() + job.len {
-            let start = job.first_byte - u64::from(job.head());
-            return Outcome::Truncated { at_byte: start + u64::from(got) };
-        }
+        let addr = self.buffer_addr(buffer) + u64::from(job.at);
         let session = self.sessions.get_mut(&job.qpn);
         let Some(Session { sources, gauge, .. }) = session else {
             return Outcome::Refused(Refusal::UnknownSource);
@@ -641,7 +763,6 @@ impl Target {
         };
         let compression = source.stages.compression();
         let compresses = compression.is_some_and(|how| how.always || gauge.pays());
-        let addr = self.base_addr + offset_of(buffer) + u64::from(job.head());
         let (now, block) = (io.now, io.memory.bytes_mut(addr, job.len as usize));
         let received = Received::stored(job.len as usize, source.stages.stored());
         let (kernels, scratch, table) = (&self.kernels, &mut self.scratch, &source.table);
@@ -653,8 +774,8 @@ impl Target {
                 }
                 self.counters.count(&ran, compression.is_some());
                 let Received { bytes, crc32c, bits, codec, replaced, .. } = ran.block;
-                let bytes = bytes as u32;
-                Outcome::Done { bytes, crc32c, source_bytes: got, bits, codec, replaced }
+                let (bytes, source_bytes) = (bytes as u32, job.read_bytes);
+                Outcome::Done { bytes, crc32c, source_bytes, bits, codec, replaced }
             }
             Err(BlockError::Overflow { index, value, stage }) => {
                 Outcome::Overflow { token: job.request.first_token + index as u64, value, stage }
@@ -695,6 +816,7 @@ impl Target {
             Outcome::Overflow { .. } => self.counters.overflow += 1,
             Outcome::Truncated { .. } => self.counters.truncated += 1,
             Outcome::Storage { .. } => self.counters.storage_errors += 1,
+            Outcome::Changed(_) => self.counters.changed += 1,
             Outcome::Refused(_) => {}
         }
         if held == NO_BUFFER {
@@ -709,7 +831,7 @@ impl Target {
     /// The WRITE of a buffer into the reader's memory, if the session is open.
     fn data_write(&self, buffer: u32, job: &Job, bytes: u32) -> Option<SendWr> {
         let lkey = self.sessions.get(&job.qpn)?.memory.staging_lkey;
-        let addr = self.buffer_addr(buffer) + u64::from(job.head());
+        let addr = self.buffer_addr(buffer) + u64::from(job.at);
         let ReadRequest { remote_addr, rkey, .. } = job.request;
         Some(SendWr {
             wr_id: DATA_WRITE,
@@ -830,6 +952,17 @@ pub(crate) fn received<'m, M: Staging>(
 ) -> Option<&'m [u8]> {
     let sent = done.opcode == WcOpcode::Recv && done.byte_len as usize <= CAPSULE_BYTES;
     sent.then(|| memory.bytes(addr, done.byte_len as usize))
+}
+
+/// The read of a whole block of a manifest.
+fn whole_block(file: FileId, block: u64, addr: u64, tag: u64) -> DiskRead {
+    DiskRead { file, offset: block * SUM_BYTES, len: SUM_BYTES as u32, addr, tag }
+}
+
+/// The outcome of a request for bytes that differ from the manifest.
+fn differs<K: Disk>(disk: &K, job: &Job, sums: &FileSums, Differs { at_byte }: Differs) -> Outcome {
+    let len = disk.len_now(job.file).filter(|len| *len < sums.bytes());
+    Outcome::Changed(len.map_or(Change::Block { at_byte }, |len| Change::Written { len }))
 }
 
 fn offset_of(buffer: u32) -> u64 {

@@ -9,13 +9,14 @@ use proptest::prelude::*;
 use sim::chance::Chance;
 use sim::memory::Arena;
 use xio::dataset::{Dtype, TokenFile, flat};
-use xio::disk::{Disk, DiskDone, DiskFault, DiskRead, FileId};
+use xio::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
 use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{
-    Delivery, LocalReader, Reader, ReaderSetup, ReaderSource, Share, Sink, SlotMeta, StreamError,
+    Delivery, LocalFile, LocalReader, ReaderSetup, ReaderSource, Share, Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError};
+use xio::sums::{FileSums, SUM_BYTES};
 
 mod toy;
 
@@ -59,7 +60,20 @@ struct TestDisk {
     landed: VecDeque<DiskDone>,
     /// Every read so far.
     reads: u64,
+    trouble: Trouble,
+    /// Whether the files were overwritten.
+    changed: bool,
+}
+
+/// What is not as it should be.
+#[derive(Clone, Debug, Default)]
+struct Trouble {
+    /// Every read fails.
     fault: Option<i32>,
+    /// The files have manifests.
+    manifests: bool,
+    /// After this many reads these are the bytes of the files.
+    overwritten: Option<(u64, Vec<Vec<u8>>)>,
 }
 
 impl TestDisk {
@@ -67,6 +81,12 @@ impl TestDisk {
         for read in &self.under_way {
             let garbage: Vec<u8> = (0..read.len.min(64)).map(|_| draw.word() as u8).collect();
             memory.poke(read.addr, &garbage);
+        }
+        if let Some((reads, files)) = &self.trouble.overwritten
+            && self.reads >= *reads
+            && !self.changed
+        {
+            (self.files, self.changed) = (files.clone(), true);
         }
         for _ in 0..draw.below(4) {
             if self.under_way.is_empty() {
@@ -78,7 +98,7 @@ impl TestDisk {
             let end = bytes.len().min(offset as usize + len as usize);
             let found = bytes.get(offset as usize..end).unwrap_or_default();
             memory.poke(addr, found);
-            let result = match self.fault {
+            let result = match self.trouble.fault {
                 Some(errno) => Err(DiskFault::Io(errno)),
                 None => Ok(found.len() as u32),
             };
@@ -103,6 +123,11 @@ impl Disk for TestDisk {
 
     fn len_now(&self, file: FileId) -> Option<u64> {
         Some(self.files[file.0 as usize].len() as u64)
+    }
+
+    fn change(&self, file: FileId) -> Option<Change> {
+        let len = self.files[file.0 as usize].len() as u64;
+        self.changed.then_some(Change::Written { len })
     }
 }
 
@@ -177,6 +202,12 @@ impl Sink for Host {
     }
 }
 
+/// What the manifest of a file says of its bytes.
+fn sums(id: u64, bytes: &[u8]) -> FileSums {
+    let blocks = bytes.chunks(SUM_BYTES as usize).map(|block| (toy::KERNELS.crc32c)(0, block));
+    FileSums::new(id, bytes.len() as u64, blocks.collect()).unwrap()
+}
+
 /// A stream over files, run to its end.
 struct Run {
     host: Host,
@@ -189,9 +220,9 @@ fn run(
     on_disk: Vec<Vec<u8>>,
     range: (u64, u64),
     seed: u64,
-    fault: Option<i32>,
+    trouble: Trouble,
 ) -> Run {
-    run_for(plan, files, on_disk, range, (0, Share::WHOLE), seed, fault)
+    run_for(plan, files, on_disk, range, (0, Share::WHOLE), seed, trouble)
 }
 
 fn run_for(
@@ -201,7 +232,7 @@ fn run_for(
     (first_batch, batches): (u64, u64),
     (shift, share): (u32, Share),
     seed: u64,
-    fault: Option<i32>,
+    trouble: Trouble,
 ) -> Run {
     let mut draw = Chance::new(seed);
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.described.dtype).collect();
@@ -214,7 +245,8 @@ fn run_for(
         .zip(branches)
         .map(|(source, (branch, layout))| {
             let stages = branch.blocks().clone();
-            ReaderSource { connection: 0, source, layout: *layout, stages }
+            let whole_pages = trouble.manifests;
+            ReaderSource { connection: 0, source, layout: *layout, stages, whole_pages }
         })
         .collect();
     let order = pipeline.order(&layouts).unwrap();
@@ -230,12 +262,16 @@ fn run_for(
         share,
         slot_bytes: SLOT_BYTES,
     };
-    let memory_bytes = Reader::memory_needed(&order, &sources);
-    let mut memory = Arena::new(memory_bytes as usize, &mut draw);
     let setup = ReaderSetup::new(order, sources, delivery);
+    let memory_bytes = LocalReader::memory_bytes(&setup, trouble.manifests);
+    let mut memory = Arena::new(memory_bytes as usize, &mut draw);
     let depth = 1 + draw.below(16) as u32;
-    let ids = (0..files.len() as u32).map(FileId).collect();
-    let mut reader = LocalReader::new(setup, ids, depth, Arena::BASE, toy::KERNELS);
+    let described = |(id, file): (u32, &File)| {
+        let sums = trouble.manifests.then(|| sums(id.into(), &file.bytes));
+        LocalFile { file: FileId(id), sums }
+    };
+    let described = (0..).zip(files).map(described).collect();
+    let mut reader = LocalReader::new(setup, described, depth, Arena::BASE, toy::KERNELS);
     reader.set_table(table());
     let mut disk = TestDisk {
         files: on_disk,
@@ -244,7 +280,8 @@ fn run_for(
         under_way: Vec::new(),
         landed: VecDeque::new(),
         reads: 0,
-        fault,
+        trouble,
+        changed: false,
     };
     let mut host = Host::new(share.count);
     for turn in 0.. {
@@ -349,14 +386,15 @@ fn contents(files: &[File]) -> Vec<Vec<u8>> {
 proptest! {
     /// Every batch is the reference's, up to the one that holds a token that does not fit.
     #[test]
-    fn local_streams_deliver_what_the_reference_says(case in case()) {
+    fn local_streams_deliver_what_the_reference_says(case in case(), manifests in any::<bool>()) {
         let plan = Plan::parse(&case.text, None).unwrap();
         let files = made(&case);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
         let reference = Reference::new(&plan, described.collect()).unwrap();
         let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
-        let ran = run(&plan, &files, contents(&files), (first_batch, batches), seed, None);
+        let trouble = Trouble { manifests, ..Trouble::default() };
+        let ran = run(&plan, &files, contents(&files), (first_batch, batches), seed, trouble);
         for (number, batch) in (first_batch..).zip(&ran.host.batches) {
             let want = reference.batch(number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
@@ -390,7 +428,7 @@ proptest! {
         let files = made(&case);
         let Case { first_batch, batches, seed, .. } = case;
         let placed = (shift, share);
-        let ran = run_for(&plan, &files, contents(&files), (first_batch, batches), placed, seed, None);
+        let ran = run_for(&plan, &files, contents(&files), (first_batch, batches), placed, seed, Trouble::default());
         prop_assert_eq!(ran.host.end, Some(Ok(())));
         prop_assert_eq!(ran.host.by_ring.len(), share.count as usize);
         let one_by_one = case.text.replace(&format!("batch({})", plan.batch()), "batch(1)");
@@ -433,7 +471,7 @@ proptest! {
         let reference = Reference::new(&plan, described.collect()).unwrap();
         let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
-        let ran = run(&plan, &files, on_disk, (first_batch, batches), seed, None);
+        let ran = run(&plan, &files, on_disk, (first_batch, batches), seed, Trouble::default());
         for (number, batch) in (first_batch..).zip(&ran.host.batches) {
             let want = reference.batch(number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
@@ -448,13 +486,55 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Files overwritten in place end the stream, or nothing of their new bytes is delivered. With a manifest one
+    /// changed bit in a block that is read afterwards suffices, and the error names the block.
+    #[test]
+    fn a_file_overwritten_in_place_is_never_mixed(
+        manifests in any::<bool>(), after in 0..12u64, bit in 0..8 * 9_000_000_u64, seed in any::<u64>(),
+    ) {
+        // Three blocks of a manifest, the last of which is short.
+        let files = [file(Dtype::U32, 600_000, 3)];
+        let plan = Plan::parse("window(700) | shuffle(5, blocks=2) | batch(2)", None).unwrap();
+        let mut other = contents(&files);
+        let byte = (bit / 8) as usize % other[0].len();
+        other[0][byte] ^= 1 << (bit % 8);
+        let overwritten = Some((after, other));
+        let trouble = Trouble { manifests, overwritten, ..Trouble::default() };
+        let ran = run(&plan, &files, contents(&files), (0, 500), seed, trouble);
+        let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
+        let mut reference = Reference::new(&plan, described.collect()).unwrap();
+        for (number, batch) in (0..).zip(&ran.host.batches) {
+            let want = reference.batch(number);
+            prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
+        }
+        let at_byte = byte as u64 / SUM_BYTES * SUM_BYTES;
+        match ran.host.end {
+            // All that is needed was read before, or the bit is in none of the tokens that were read after.
+            Some(Ok(())) => prop_assert_eq!(ran.host.batches.len(), 500),
+            Some(Err(StreamError::Changed { dataset: 0, change })) if manifests => {
+                prop_assert_eq!(change, Change::Block { at_byte });
+            }
+            Some(Err(StreamError::Changed { dataset: 0, change })) => {
+                prop_assert_eq!(change, Change::Written { len: 2_400_000 });
+            }
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_disk_that_fails_ends_a_local_stream() {
     let files = [file(Dtype::U32, 5_000, 1)];
     let plan = Plan::parse("window(10) | batch(3)", None).unwrap();
-    let ran = run(&plan, &files, contents(&files), (0, 9), 1, Some(5));
-    assert_eq!(ran.host.end, Some(Err(StreamError::Storage { dataset: 0, errno: 5 })));
-    assert!(ran.host.batches.is_empty());
+    for manifests in [false, true] {
+        let trouble = Trouble { fault: Some(5), manifests, ..Trouble::default() };
+        let ran = run(&plan, &files, contents(&files), (0, 9), 1, trouble);
+        assert_eq!(ran.host.end, Some(Err(StreamError::Storage { dataset: 0, errno: 5 })));
+        assert!(ran.host.batches.is_empty());
+    }
 }
 
 /// A stream with an end reads each block that it needs once.
@@ -464,7 +544,8 @@ fn a_local_stream_reads_what_it_needs() {
     let plan = Plan::parse("window(100) | batch(1)", None).unwrap();
     // 2,621 samples fill a block of 1 MiB.
     for (batches, blocks) in [(1, 1), (2_621, 1), (2_622, 2), (10_000, 4)] {
-        let ran = run(&plan, &files, contents(&files), (0, batches), batches, None);
+        let trouble = Trouble::default();
+        let ran = run(&plan, &files, contents(&files), (0, batches), batches, trouble);
         assert_eq!((ran.host.end, ran.disk.reads), (Some(Ok(())), blocks), "{batches} batches");
     }
 }

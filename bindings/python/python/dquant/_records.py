@@ -19,6 +19,8 @@ class Dataset:
     """Offset of the first token in the file, in bytes."""
     fingerprint: int
     """Changes when the file is replaced or written."""
+    content: int = 0
+    """Fingerprint of its manifest, which stands for every byte of the file; 0 without a manifest."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ use std::fs;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, Daemon, Ran, World};
+use super::harness::{Cat, Daemon, Ran, World, path};
 
 /// Runs a stream with and without offload, and without daemons.
 fn every_way(world: &World, target: &Daemon, dpu: &Daemon, name: &str, args: &[&str]) -> [Ran; 3] {
@@ -75,25 +75,38 @@ fn a_file_cut_short_while_it_is_read_is_an_error() {
     let Some(world) = World::new("a_file_cut_short") else {
         return;
     };
-    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(3_000_000, 3));
     let (target, dpu) = (world.target(&[]), world.dpu(&["--memory", "64MiB"]));
     let plan = "window(1024) | narrow(u16) | batch(32)";
     let args = ["--plan", plan, "--slots", "2", "--slot-size", "64KiB"];
-    let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
-    let mut alone = Cat::alone(&world, &target.url("web"), &args);
-    let mut local = Cat::local(&world, "web", &args);
-    let heads = [through.read(100), alone.read(100), local.read(100)];
-    // Eight blocks are on their way to each reader; what lies behind them is not read yet.
-    let file = fs::File::options().write(true).open(&corpus.path).expect("it exists");
-    file.set_len((9 << 20) + (1 << 19) + 12).expect("it can be cut");
-    for (cat, head) in [through, alone, local].into_iter().zip(heads) {
-        let ran = cat.finish();
-        ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "that stores it");
-        let got = [head, ran.stdout].concat();
-        // Sample 2432 is the first that is not whole.
-        assert_same(&got, &expected(plan, &[&corpus], 0..2432 / 32));
+    for has_manifest in [true, false] {
+        let manifest = world.data("web.bin.dquant.json");
+        let _ = fs::remove_file(manifest);
+        let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(3_000_000, 3));
+        if has_manifest {
+            let file = world.data("web.bin");
+            world.run(&["inspect", path(&file), "--dtype", "u32", "--write-manifest"]).good();
+        }
+        let mut through = Cat::through(&world, &dpu, &target.url("web"), &args);
+        let mut alone = Cat::alone(&world, &target.url("web"), &args);
+        let mut local = Cat::local(&world, "web", &args);
+        let heads = [through.read(100), alone.read(100), local.read(100)];
+        // Eight blocks are on their way to each reader; what lies behind them is not read yet.
+        let file = fs::File::options().write(true).open(&corpus.path).expect("it exists");
+        file.set_len((9 << 20) + (1 << 19) + 12).expect("it can be cut");
+        let want = expected(plan, &[&corpus], 0..2432 / 32);
+        for (cat, head) in [through, alone, local].into_iter().zip(heads) {
+            let ran = cat.finish();
+            ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "that stores it");
+            let got = [head, ran.stdout].concat();
+            match has_manifest {
+                // Every block of the manifest before the one that is cut; sample 2304 is the first of that.
+                true => assert_same(&got, &want[..2304 / 32 * (64 << 10)]),
+                // What was read before the file changed.
+                false => assert_same(&got, &want[..got.len()]),
+            }
+        }
     }
-    assert!(target.status(&world).counter("target.truncated") >= 2);
+    assert!(target.status(&world).counter("target.changed_files") >= 4);
 }
 
 #[test]

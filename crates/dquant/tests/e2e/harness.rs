@@ -12,9 +12,9 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -77,6 +77,8 @@ fn obstacle() -> Option<&'static str> {
 pub(crate) struct World {
     dir: PathBuf,
     sockets: PathBuf,
+    /// The network namespace in which programs start, if not in that of the test.
+    namespace: Mutex<Option<String>>,
 }
 
 impl World {
@@ -93,7 +95,7 @@ impl World {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("root")).expect("the folder for tests is writable");
         fs::create_dir_all(&sockets).expect("the temporary folder is writable");
-        Some(World { dir, sockets })
+        Some(World { dir, sockets, namespace: Mutex::default() })
     }
 
     /// The exported folder.
@@ -118,12 +120,28 @@ impl World {
 
     /// The program with these arguments and the token, without the user's own settings.
     pub(crate) fn program(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dquant"));
+        let program = env!("CARGO_BIN_EXE_dquant");
+        let mut command = match self.namespace.lock().expect("no panic").as_deref() {
+            None => Command::new(program),
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, program]);
+                command
+            }
+        };
         command.args(args).current_dir(&self.dir).stdin(Stdio::null());
         command.env("DQUANT_TOKEN", TOKEN).env_remove("DQUANT_DPU");
         command.env("XDG_RUNTIME_DIR", &self.sockets);
         command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
         command
+    }
+
+    /// Programs that `work` starts run in this network namespace.
+    pub(crate) fn within<R>(&self, namespace: &str, work: impl FnOnce() -> R) -> R {
+        *self.namespace.lock().expect("no panic") = Some(namespace.to_owned());
+        let done = work();
+        *self.namespace.lock().expect("no panic") = None;
+        done
     }
 
     /// [`World::program`], with a limit on its descriptors.
@@ -187,7 +205,7 @@ fn addresses<'a>(roce: &'a str, control: &'a str, more: &[&str]) -> Vec<&'a str>
     if !more.contains(&"--control") {
         args.extend(["--control", control]);
     }
-    if !more.contains(&"--device") {
+    if !more.contains(&"--device") && !more.contains(&"--roce") {
         args.extend(["--roce", roce]);
     }
     args

@@ -47,7 +47,7 @@ impl Lies {
 fn info(dtype: &str, tokens: u64, data_offset: u64) -> DatasetInfo {
     let (name, format, dtype) = ("web.bin".into(), "flat".into(), dtype.into());
     let dtype_origin = "given".into();
-    DatasetInfo { name, format, dtype, tokens, data_offset, fingerprint: 0, dtype_origin }
+    DatasetInfo { name, format, dtype, tokens, data_offset, dtype_origin, ..DatasetInfo::default() }
 }
 
 impl Default for Lies {

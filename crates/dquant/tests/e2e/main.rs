@@ -9,6 +9,8 @@
 //! |---|---|
 //! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
+//! | [`never_mixed`] | files that change while they are read, and between connections |
+//! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
 //! | [`types`] | who says which type a flat file has |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
@@ -33,6 +35,8 @@ mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
 mod local;
+mod never_mixed;
+mod paths;
 mod ranks;
 mod relay;
 mod same;

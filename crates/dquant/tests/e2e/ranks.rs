@@ -186,7 +186,7 @@ fn a_rank_that_is_killed_ends_the_stream_of_the_others() {
     take(&mut stream, 10);
     killed.kill();
     let end = stream.batches().find_map(Result::err).expect("a stream without end fails");
-    let Error::Stream { fault: Fault::Rank, message } = &end else {
+    let Error::Stream { fault: Fault::Rank, message, .. } = &end else {
         panic!("{end:?}");
     };
     assert!(message.contains("rank 1 of group run 7, process "), "{message}");

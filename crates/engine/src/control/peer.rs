@@ -7,6 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use roce::wire::ROCE_PORT;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -79,8 +80,16 @@ impl Peer {
                     .hint("give the name or the address of a machine that this one can resolve")
                     .transient();
             }
-            Error::unreachable(format!("{role} {name}: {cause}"))
-                .hint(format!("is {command} running there? start it with --control {name}"))
+            let text = |why: &str| Error::unreachable(format!("{role} {name}: {why}"));
+            if is_timeout(&error) {
+                let port = name.rsplit_once(':').map_or("", |(_, port)| port);
+                let seconds = CALL_TIMEOUT.as_secs();
+                return text(&format!("no answer within {seconds} s")).hint(format!(
+                    "is the machine up, and does every firewall on the way let TCP port {port} and UDP port \
+                     {ROCE_PORT} pass?"
+                ));
+            }
+            text(&cause).hint(format!("is {command} running there? start it with --control {name}"))
         })?;
         Ok(Peer { role, name, channel })
     }
@@ -104,7 +113,11 @@ impl Peer {
         call: impl Future<Output = Result<R, Status>>,
     ) -> Result<Result<R, Status>, Error> {
         let seconds = CALL_TIMEOUT.as_secs();
-        let late = |_| Error::unreachable(format!("{self} did not reply within {seconds} s"));
+        let late = |_| {
+            Error::unreachable(format!("{self} did not reply within {seconds} s")).hint(
+                "its process may be stopped or overloaded, or the path drops packets: see its log, and `dquant status`",
+            )
+        };
         tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(late)
     }
 
@@ -164,6 +177,15 @@ fn is_transient(code: Code) -> bool {
         | Code::DataLoss
         | Code::Unauthenticated => false,
     }
+}
+
+/// Whether an error says that there was no answer in time.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        let io = error.downcast_ref::<std::io::Error>();
+        io.is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut)
+            || error.is::<tokio::time::error::Elapsed>()
+    })
 }
 
 /// The innermost message of an error: that of the operating system.

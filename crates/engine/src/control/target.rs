@@ -105,8 +105,8 @@ impl TargetService {
         }
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
-            let Found { file, layout, .. } = found;
-            SessionSource { file, layout, stages, table: Arc::clone(&table) }
+            let Found { file, layout, sums, .. } = found;
+            SessionSource { file, layout, stages, table: Arc::clone(&table), sums }
         });
         let (sources, stages) = (sources.collect(), first.stages);
         let (sender, ended) = oneshot::channel();

@@ -10,12 +10,12 @@ use std::thread::JoinHandle;
 
 use host::disk::{DiskMemory, UringDisk};
 use host::ring::Producer;
-use host::root::{IoMode, OpenFile};
+use host::root::OpenFile;
 use nic::driver::{Application, Driver, Turn};
 use nic::pool::Pool;
 use roce::{Duration, Time};
-use xio::disk::FileId;
-use xio::reader::{LocalReader, ReaderSetup};
+use xio::reader::{LocalFile, LocalReader, PROOF_BUFFERS, ReaderSetup};
+use xio::sums::FileSums;
 
 use super::{Commands, EngineError, Inbox, SPIN};
 use crate::data::dpu::StreamReport;
@@ -32,8 +32,8 @@ const DOORBELL_SLOTS: u32 = 4;
 pub(crate) struct FileStreamSpec {
     /// The order of samples, computed up to where the stream begins, and what to deliver.
     pub(crate) setup: ReaderSetup,
-    /// The files, opened for buffered reads, in the order of the sources.
-    pub(crate) files: Vec<OpenFile>,
+    /// The files, opened for buffered reads, in the order of the sources, and what their manifests say.
+    pub(crate) files: Vec<(OpenFile, Option<FileSums>)>,
     /// Their names, for messages.
     pub(crate) names: Vec<String>,
     /// The table of `remap`; empty without one.
@@ -53,14 +53,14 @@ impl FileEngine {
     /// Starts the stream. The descriptor hangs up when the engine ends.
     pub(crate) fn start(spec: FileStreamSpec) -> Result<(FileEngine, OwnedFd), EngineError> {
         let os = |what| move |source| EngineError::Os { what, source };
-        let pool = Pool::new(spec.setup.memory_bytes().max(1))?;
+        let has_manifest = spec.files.iter().any(|(_, sums)| sums.is_some());
+        let pool = Pool::new(LocalReader::memory_bytes(&spec.setup, has_manifest).max(1))?;
         // SAFETY: the region stays mapped for as long as its handle lives. Only the reader reads into it, and
         // nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
-        let mut disk = UringDisk::new(memory, DEPTH)?;
-        let files = spec.files.into_iter();
-        let add = |file: OpenFile| disk.add_file_of(file.fd, IoMode::Buffered, file.size);
-        let files = files.map(add).collect::<Result<Vec<FileId>, _>>()?;
+        let mut disk = UringDisk::new(memory, DEPTH + PROOF_BUFFERS)?;
+        let add = |(file, sums)| disk.add_open(file).map(|file| LocalFile { file, sums });
+        let files = spec.files.into_iter().map(add).collect::<Result<Vec<_>, _>>()?;
         let kernels = host::kernels::best().0;
         let mut reader = LocalReader::new(spec.setup, files, DEPTH, pool.base(), kernels);
         reader.set_table(spec.table);

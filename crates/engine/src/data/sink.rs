@@ -3,7 +3,17 @@
 use std::os::fd::BorrowedFd;
 
 use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
+use xio::disk::Change;
 use xio::reader::{Sink, SlotMeta, StreamError};
+use xio::sums::SUM_BYTES;
+
+/// What to do about a file that differs from its manifest.
+const RESTORE_HINT: &str = "restore the file and open the stream again; if it is as it should be, write its manifest \
+                            anew: dquant inspect FILE --write-manifest";
+
+/// What to do about a file that changed while it was read.
+const REPLACE_HINT: &str = "open the stream again to read the file as it is now; a stream over a file with a manifest \
+                            compares contents and is not ended by new attributes: dquant inspect FILE --write-manifest";
 
 /// A stream's ring for the ranks that read the same batches.
 #[derive(Debug)]
@@ -137,7 +147,24 @@ impl RingSink {
             }
             StreamError::Storage { dataset, errno } => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                format!("{}: storage error at the target: {error}", self.name(dataset))
+                let place = if self.targets.is_empty() { "" } else { " at the target" };
+                format!("{}: storage error{place}: {error}", self.name(dataset))
+            }
+            StreamError::Changed { dataset, change } => {
+                let name = self.name(dataset);
+                match change {
+                    Change::Block { at_byte } => format!(
+                        "{name}: block {} (from byte {at_byte}) differs from the manifest's checksum: \
+                         the file was changed after its manifest was written; hint: {RESTORE_HINT}",
+                        at_byte / SUM_BYTES
+                    ),
+                    Change::Written { .. } => format!(
+                        "{name}: the file was changed while it was read; hint: {REPLACE_HINT}"
+                    ),
+                    Change::Removed => format!(
+                        "{name}: the file was removed or replaced while it was read; hint: {REPLACE_HINT}"
+                    ),
+                }
             }
             StreamError::Refused { dataset, reason } => {
                 format!("{}: the target refused a request: {reason}", self.name(dataset))

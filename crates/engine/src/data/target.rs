@@ -50,6 +50,8 @@ pub struct SessionSource {
     pub stages: TargetStages,
     /// The table of `remap`; empty without one.
     pub table: Arc<[u32]>,
+    /// What its manifest says of its bytes, if it has one.
+    pub sums: Option<xio::sums::FileSums>,
 }
 
 /// A session to begin.
@@ -369,15 +371,15 @@ impl<F: Fabric> Engine<F> {
         credits: u32,
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
-        for SessionSource { file, layout, stages, table } in files {
+        for SessionSource { file, layout, stages, table, sums } in files {
             match file.mode {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
             }
-            let file = self.disk.add_file_of(file.fd, file.mode, file.size)?;
+            let file = self.disk.add_open(file)?;
             session.files.push(file);
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
-            sources.push(Source { file, stages, table, data_offset, tokens });
+            sources.push(Source { file, stages, table, data_offset, tokens, sums });
         }
         let Domain { capsules, staging, .. } = session.domain;
         let staging_lkey = staging.lkey;

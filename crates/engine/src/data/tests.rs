@@ -62,7 +62,7 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
-    let source = ReaderSource { connection: 0, source: 0, layout, stages };
+    let source = ReaderSource { connection: 0, source: 0, layout, stages, whole_pages: false };
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,

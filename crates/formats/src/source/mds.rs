@@ -2,13 +2,15 @@
 //!
 //! A sample is a record of named columns; one of them holds tokens. Read are `ndarray` columns of integers, with or
 //! without a fixed type and shape, and `bytes` columns whose type the user names. Shards are raw or compressed with
-//! zstd; where both files exist the raw one is read.
+//! zstd; where both files exist the raw one is read. Hashes that the index records of a shard are compared with the
+//! file before any of its samples is passed on.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use xio::dataset::Dtype;
 
+use super::hashes::Hashes;
 use super::shard::Shard;
 use super::{Layout, ReadOptions, Sink, Source};
 use crate::error::Error;
@@ -42,6 +44,8 @@ struct Column {
 struct ShardFile {
     path: PathBuf,
     samples: u64,
+    /// What the index records of this file.
+    hashes: Hashes,
     /// Bytes of the shard when it is decompressed; none when it is not compressed.
     raw_bytes: Option<u64>,
     /// Fixed size of each column, in bytes.
@@ -77,6 +81,8 @@ pub(super) fn open(
     let names = shards.iter().map(|shard| shard.path.strip_prefix(folder).unwrap_or(&shard.path));
     let mut files: Vec<PathBuf> = names.map(Path::to_owned).collect();
     files.push("index.json".into());
+    let unchecked = shards.iter().flat_map(|shard| shard.hashes.unknown()).next();
+    let unchecked = unchecked.map(|algorithm| format!("; hashes of {algorithm} are not checked"));
     let documents = shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.samples));
     let layout = Layout {
         kind: Kind::Mds,
@@ -84,7 +90,7 @@ pub(super) fn open(
         origin,
         tokens: None,
         documents: Some(documents),
-        note: Some(format!("{} shards", shards.len())),
+        note: Some(format!("{} shards{}", shards.len(), unchecked.unwrap_or_default())),
         run: None,
         manifest: options.manifest(folder)?,
         folder: folder.to_owned(),
@@ -115,31 +121,34 @@ fn shard_file(
     if names.len() != encodings.len() || names.len() != sizes.len() {
         return Err(corrupt("its lists of columns differ in length"));
     }
-    let file = |field: &str| -> Result<Option<(PathBuf, u64)>, Error> {
+    let file = |field: &str| -> Result<Option<(PathBuf, u64, Hashes)>, Error> {
         let info = &shard[field];
         if info.is_null() {
             return Ok(None);
         }
         let (name, bytes) = (info["basename"].as_str(), info["bytes"].as_u64());
+        let hashes = Hashes::parse(&info["hashes"])
+            .ok_or_else(|| corrupt(&format!("`hashes` of `{field}` are no texts by name")))?;
         match (name.filter(|name| is_plain(name)), bytes) {
-            (Some(name), Some(bytes)) => Ok(Some((folder.join(name), bytes))),
+            (Some(name), Some(bytes)) => Ok(Some((folder.join(name), bytes, hashes))),
             _ => Err(corrupt(&format!("`{field}` has no basename in the folder, or no length"))),
         }
     };
-    let (raw, raw_bytes) = file("raw_data")?.ok_or_else(|| corrupt("`raw_data` is missing"))?;
-    let (path, raw_bytes) = match file("zip_data")? {
-        Some((zipped, _)) if !raw.is_file() => {
+    let raw = file("raw_data")?.ok_or_else(|| corrupt("`raw_data` is missing"))?;
+    let (raw, raw_bytes, raw_hashes) = raw;
+    let (path, raw_bytes, hashes) = match file("zip_data")? {
+        Some((zipped, _, hashes)) if !raw.is_file() => {
             let codec = shard["compression"].as_str().unwrap_or_default();
             if codec.split(':').next() != Some("zstd") {
                 let why = format!("is compressed with {codec:?}; zstd is read");
                 return Err(Error::refused(&zipped, why, "decompress it, or write it with zstd"));
             }
-            (zipped, Some(raw_bytes))
+            (zipped, Some(raw_bytes), hashes)
         }
-        _ => (raw, None),
+        _ => (raw, None, raw_hashes),
     };
     let column = column(index, names, encodings, options)?;
-    Ok(ShardFile { path, samples, raw_bytes, sizes, column })
+    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column })
 }
 
 /// Chooses the column with the tokens.
@@ -370,6 +379,7 @@ impl Source for Mds {
 
     fn read(&self, part: u64, sink: &mut dyn Sink) -> Result<(), Error> {
         let file = &self.shards[part as usize];
+        file.hashes.check(&file.path)?;
         let mut shard = file.open()?;
         while let Some(len) = shard.next_sample()? {
             file.sample(&mut shard, len, self.layout.dtype, sink)?;

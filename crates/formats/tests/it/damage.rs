@@ -114,3 +114,36 @@ fn names_in_an_index_stay_in_its_folder() {
         }
     }
 }
+
+/// Hashes in the index of MosaicML's shards: a shard that differs is refused before a token of it is used.
+#[test]
+fn a_shard_that_differs_from_a_hash_in_its_index_is_refused() {
+    let folder = Folder::new("hashes");
+    let (output, index) = (folder.path("mds"), folder.path("mds").join("index.json"));
+    flat(&folder.path("made.bin"), &made(60, 60));
+    let mut job = job(&folder.path("made.bin"), &output, Kind::Mds);
+    (job.eos, job.write.shard_bytes) = (Some(50_256), 1_500);
+    run(&job);
+    fs::remove_file(formats::manifest::path_of(&output)).expect("it was written");
+    let plain = fs::read_to_string(&index).expect("readable");
+    let opened = || formats::open(&output, &ReadOptions::default()).expect("it opens");
+    let want = read(&*opened()).expect("it reads");
+    // Of the first shard only.
+    let record = |hashes: &str| {
+        let text = plain.replacen("\"hashes\":{}", &format!("\"hashes\":{hashes}"), 1);
+        assert_ne!(text, plain, "the index has a place for hashes");
+        fs::write(&index, text).expect("writable");
+    };
+    record("{\"xxh64\":\"0123456789abcdef\"}");
+    let error = read(&*opened()).expect_err("the hash is wrong").to_string();
+    assert!(error.contains("records 0123456789abcdef"), "{error}");
+    let found = error.split("its xxh64 is ").nth(1).and_then(|rest| rest.get(..16));
+    let found = found.expect("the error has the hash of the file").to_owned();
+    record(&format!("{{\"xxh64\":\"{found}\",\"blake9\":\"00\"}}"));
+    let source = opened();
+    assert_eq!(read(&*source).expect("the hash is right"), want);
+    let note = source.layout().note.clone().unwrap_or_default();
+    assert!(note.contains("hashes of blake9 are not checked"), "{note}");
+    record("{\"xxh64\":7}");
+    assert!(formats::open(&output, &ReadOptions::default()).is_err());
+}

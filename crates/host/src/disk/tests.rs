@@ -246,7 +246,7 @@ fn an_idle_ring_is_not_readable() {
 
 fn file_of(mode: IoMode, size: u64) -> File {
     let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("fd");
-    File { fd, mode, size, reads: 1 }
+    File { fd, mode, size, stamp: None, reads: 1 }
 }
 
 fn active(len: u32) -> Active {
@@ -280,4 +280,42 @@ fn interruptions_are_repeated_but_not_for_ever() {
     assert_eq!(step(&mut read, Some(&file), -libc::EINTR), over);
     let over = Step::Over(Err(DiskFault::Io(libc::EIO)));
     assert_eq!(step(&mut active(4096), Some(&file), -libc::EIO), over);
+}
+
+#[test]
+fn changes_of_an_open_file_are_noticed() {
+    let scratch = Scratch::new("changes");
+    let folder = pattern_file(&scratch);
+    let data = folder.join("data");
+    let root = Root::new(&folder).expect("root");
+    let pool = Pool::new(1 << 20).expect("pool");
+    let mut disk = UringDisk::new(memory_of(&pool), 1).expect("ring");
+    let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
+    let mut after = |change: &dyn Fn()| {
+        // The resolution of times of files, at worst.
+        tick();
+        let opened = root.open("data", IoChoice::Auto).expect("open");
+        let file = disk.add_open(opened).expect("add");
+        assert_eq!(disk.change(file), None);
+        change();
+        disk.change(file)
+    };
+    let len = FILE_BYTES as u64;
+    let open = || std::fs::File::options().write(true).open(&data).expect("open");
+    let read = || drop(std::fs::read(&data).expect("read"));
+    assert_eq!(after(&read), None);
+    let overwrite = || {
+        let file = open();
+        let modified = file.metadata().and_then(|found| found.modified()).expect("a time");
+        std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0).expect("write");
+        file.set_modified(modified).expect("ours");
+    };
+    assert_eq!(after(&overwrite), Some(Change::Written { len }));
+    assert_eq!(after(&|| open().set_len(9).expect("cut")), Some(Change::Written { len: 9 }));
+    let replace = || {
+        std::fs::write(folder.join("new"), "other").expect("write");
+        std::fs::rename(folder.join("new"), &data).expect("rename");
+    };
+    assert_eq!(after(&replace), Some(Change::Removed));
+    assert_eq!(after(&|| std::fs::remove_file(&data).expect("remove")), Some(Change::Removed));
 }

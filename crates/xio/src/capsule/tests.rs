@@ -45,7 +45,7 @@ impl Draw {
     }
 
     fn response(&mut self) -> ReadResponse {
-        let outcome = match self.word() % 5 {
+        let outcome = match self.word() % 8 {
             0 => Outcome::Done {
                 bytes: self.number() as u32,
                 crc32c: self.number() as u32,
@@ -62,6 +62,9 @@ impl Draw {
             },
             2 => Outcome::Truncated { at_byte: self.number() },
             3 => Outcome::Storage { errno: self.number() as i32 },
+            4 => Outcome::Changed(Change::Block { at_byte: self.number() }),
+            5 => Outcome::Changed(Change::Written { len: self.number() }),
+            6 => Outcome::Changed(Change::Removed),
             _ => Outcome::Refused(self.pick(&Refusal::ALL)),
         };
         let (seq, tag) = (self.number(), self.number() as u32);
@@ -206,7 +209,7 @@ fn values_without_meaning_are_refused_by_field() {
     assert_eq!(request_error(7, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(48, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(59, 1), Err(CapsuleError::Field("reserved")));
-    assert_eq!(response_error(refused, 6, 5), Err(CapsuleError::Field("status")));
+    assert_eq!(response_error(refused, 6, 8), Err(CapsuleError::Field("status")));
     assert_eq!(response_error(refused, 24, 0), Err(CapsuleError::Field("refusal")));
     assert_eq!(response_error(refused, 24, 8), Err(CapsuleError::Field("refusal")));
     assert_eq!(response_error(refused, 20, 1), Err(CapsuleError::Field("reserved")));

@@ -6,11 +6,14 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use roce::world::Staging;
 
+use crate::disk::Change;
 use crate::kernel::Kernels;
 use crate::stage::{self, BlockError, Limit, Received, Tools};
+use crate::sums::{self, SUM_BYTES};
 
 use super::lane::{Lane, Place, Resident, Want};
 use super::schedule::Schedule;
@@ -226,7 +229,7 @@ impl Assembler {
     // ---- what arrives --------------------------------------------------------------------------
 
     /// The tokens requested for a block.
-    pub(super) fn tokens(&mut self, block_ref: &BlockRef) -> Option<core::ops::Range<u64>> {
+    pub(super) fn tokens(&mut self, block_ref: &BlockRef) -> Option<Range<u64>> {
         self.lanes[block_ref.lane as usize].tokens(block_ref.position)
     }
 
@@ -234,6 +237,31 @@ impl Assembler {
     pub(super) fn byte_of(&self, dataset: u32, token: u64) -> u64 {
         let file = &self.sources[dataset as usize].layout.file;
         file.data_offset + token * u64::from(file.dtype.bytes())
+    }
+
+    /// The error of a file that changed, seen when these bytes were read; none if it cannot be true of them.
+    pub(super) fn change(
+        &self,
+        dataset: u32,
+        bytes: Range<u64>,
+        change: Change,
+    ) -> Option<StreamError> {
+        match change {
+            Change::Block { at_byte } => {
+                let possible =
+                    at_byte.is_multiple_of(SUM_BYTES) && sums::touches(&bytes, at_byte / SUM_BYTES);
+                possible.then_some(StreamError::Changed { dataset, change })
+            }
+            Change::Written { len } => {
+                let tokens = self.sources[dataset as usize].layout.file.tokens;
+                let is_short = len < self.byte_of(dataset, tokens);
+                Some(match is_short {
+                    true => StreamError::Truncated { dataset, at_byte: len },
+                    false => StreamError::Changed { dataset, change },
+                })
+            }
+            Change::Removed => Some(StreamError::Changed { dataset, change }),
+        }
     }
 
     /// A block cannot be fetched.

@@ -128,6 +128,8 @@ pub(super) struct Lane {
     token_bytes: u32,
     base_addr: u64,
     buffer_bytes: u64,
+    /// The file, if whole pages of it are read.
+    pages_of: Option<TokenFile>,
     free: Vec<u32>,
     /// Position of `blocks[0]`.
     front: u64,
@@ -142,7 +144,8 @@ impl Lane {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
         let bytes = layout.run_tokens(samples) * u64::from(source.stages.buffered_bytes());
-        bytes.next_multiple_of(u64::from(IO_ALIGN))
+        let slack = if source.whole_pages { 2 * u64::from(IO_ALIGN) } else { 0 };
+        bytes.next_multiple_of(u64::from(IO_ALIGN)) + slack
     }
 
     /// Bytes of the largest block that may arrive compressed.
@@ -177,6 +180,7 @@ impl Lane {
             token_bytes: source.stages.buffered_bytes(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
+            pages_of: source.whole_pages.then_some(source.layout.file),
             free: (0..buffers).rev().collect(),
             front: coverage.first(),
             blocks: VecDeque::new(),
@@ -184,6 +188,14 @@ impl Lane {
             coverage,
             wanted: 0,
         }
+    }
+
+    /// Address of the token `first_token` of the file, which is the first in this buffer.
+    fn addr_in(&self, buffer: u32, first_token: u64) -> u64 {
+        let head = self.pages_of.map_or(0, |TokenFile { data_offset, dtype, .. }| {
+            (data_offset + first_token * u64::from(dtype.bytes())) % u64::from(IO_ALIGN)
+        });
+        self.base_addr + u64::from(buffer) * self.buffer_bytes + head
     }
 
     /// Sets the address of the reader's memory.
@@ -215,10 +227,10 @@ impl Lane {
         let block = &mut self.blocks[index];
         *block.load.state() = Resident::Requested;
         self.wanted -= 1;
-        let (first_token, tokens) = block.range(self.window);
+        let ((first_token, tokens), buffer) = (block.range(self.window), block.buffer);
         Some(Want {
             position: self.front + index as u64,
-            addr: self.base_addr + u64::from(block.buffer) * self.buffer_bytes,
+            addr: self.addr_in(buffer, first_token),
             first_token,
             tokens,
         })
@@ -295,11 +307,11 @@ impl Lane {
 
     /// Where the block that is requested has its buffer.
     pub(super) fn place(&mut self, position: u64) -> Option<Place> {
-        let (base, size, width) = (self.base_addr, self.buffer_bytes, self.token_bytes);
-        let window = self.window;
+        let (window, width) = (self.window, self.token_bytes);
         let block = self.block(position)?;
         let is_requested = *block.load.state() == Resident::Requested;
-        let (addr, tokens) = (base + u64::from(block.buffer) * size, block.range(window).1);
+        let (buffer, (first_token, tokens)) = (block.buffer, block.range(window));
+        let addr = self.addr_in(buffer, first_token);
         is_requested.then_some(Place { addr, tokens, bytes: tokens * width })
     }
 
@@ -345,15 +357,17 @@ impl Lane {
 
     /// Address of a sample whose tokens have `width` bytes.
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
-        let (base, size) = (self.base_addr, self.buffer_bytes);
-        let stride_bytes = u64::from(self.window.stride) * u64::from(width);
+        let (window, base) = (self.window, self.base_addr);
         let Some(block) = self.block(position) else {
             return base;
         };
-        let buffer = base + u64::from(block.buffer) * size;
-        match block.load {
-            Load::Whole(_) => buffer + u64::from(sample) * stride_bytes,
-            Load::Single { .. } => buffer,
+        let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range(window));
+        let first = self.addr_in(buffer, first_token);
+        match load {
+            Load::Whole(_) => {
+                first + u64::from(sample) * u64::from(window.stride) * u64::from(width)
+            }
+            Load::Single { .. } => first,
         }
     }
 

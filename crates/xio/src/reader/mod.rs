@@ -44,12 +44,13 @@ use thiserror::Error;
 
 use crate::capsule::Refusal;
 use crate::dataset::Dtype;
+use crate::disk::Change;
 use crate::order::{Order, SampleLayout};
 use crate::stage::{BlockStages, Limit, Received};
 
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::Lane;
-pub use local::LocalReader;
+pub use local::{LocalFile, LocalReader, PROOF_BUFFERS};
 pub use remote::{Reader, ReaderResources};
 use schedule::{Coverage, Schedule};
 pub use share::Share;
@@ -99,6 +100,8 @@ pub struct ReaderSource {
     pub layout: SampleLayout,
     /// The stages for its blocks, at the target and here.
     pub stages: BlockStages,
+    /// Whether whole pages of the file are read into the staging buffers, as for files with a manifest.
+    pub whole_pages: bool,
 }
 
 /// The batches to deliver.
@@ -201,6 +204,14 @@ pub enum StreamError {
         /// Error number at the target.
         errno: i32,
     },
+    /// The file is not what it was when the stream began.
+    #[error("dataset {dataset}: the file has changed: {change:?}")]
+    Changed {
+        /// Which dataset.
+        dataset: u32,
+        /// How.
+        change: Change,
+    },
     /// The target refused a request.
     #[error("dataset {dataset}: the target refused a request: {reason}")]
     Refused {
@@ -239,6 +250,8 @@ pub struct ReaderCounters {
     pub source_bytes: u64,
     /// Payload bytes that arrived from targets.
     pub wire_bytes: u64,
+    /// Requests that targets acknowledged.
+    pub acknowledged_requests: u64,
     /// Bytes written into the ring.
     pub delivered_bytes: u64,
     /// Conversions of blocks.

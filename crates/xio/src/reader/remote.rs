@@ -200,11 +200,13 @@ impl Reader {
             io.device.poll_cq(self.send_cq, &mut sent)?;
             busy |= !sent.is_empty();
             for done in &sent {
-                if let Some(index) = self.connection_of(done.qpn)
-                    && !self.connections[index].handle_sent(done)
-                {
-                    self.assembler.counters.bad_completions += 1;
-                }
+                let Some(index) = self.connection_of(done.qpn) else {
+                    continue;
+                };
+                let is_possible = self.connections[index].handle_sent(done);
+                let counters = &mut self.assembler.counters;
+                counters.bad_completions += u64::from(!is_possible);
+                counters.acknowledged_requests += u64::from(done.status == WcStatus::Success);
             }
             if !sent.is_full() {
                 break;
@@ -286,6 +288,11 @@ impl Reader {
             Outcome::Truncated { at_byte } => (at_byte
                 < self.assembler.byte_of(dataset, tokens.end))
             .then_some(StreamError::Truncated { dataset, at_byte }),
+            Outcome::Changed(change) => {
+                let wanted = self.assembler.byte_of(dataset, tokens.start)
+                    ..self.assembler.byte_of(dataset, tokens.end);
+                self.assembler.change(dataset, wanted, change)
+            }
             Outcome::Storage { errno } => Some(StreamError::Storage { dataset, errno }),
             Outcome::Refused(reason) => Some(StreamError::Refused { dataset, reason }),
             Outcome::Done { .. } => None,

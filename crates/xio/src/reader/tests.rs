@@ -26,7 +26,13 @@ fn setup(
     let order = Order::new(Blend::new(weights).expect("sound"), shuffles).expect("as many");
     let stages = BlockStages::compile(Dtype::U16, &BlockPlan::plain(Dtype::U16), true)
         .expect("nothing to convert");
-    let source = |source| ReaderSource { connection: 0, source, layout, stages: stages.clone() };
+    let source = |source| ReaderSource {
+        connection: 0,
+        source,
+        layout,
+        stages: stages.clone(),
+        whole_pages: false,
+    };
     let sources = (0..weights.len() as u32).map(source).collect();
     let delivery = Delivery {
         window_tokens: window,

@@ -7,11 +7,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use xio::dataset::{Dtype, Format, TokenFile};
-use xio::kernel::can_narrow;
+use xio::kernel::{can_narrow, crc32c};
 use xio::order::{Blend, BlockShuffle, Order, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::TokenReader;
 use xio::stage::{BlockPlan, BlockStages};
+use xio::sums::{FileSums, SUM_BYTES};
 
 use super::disk::SimFile;
 use sim::chance::Chance;
@@ -65,6 +66,12 @@ pub(crate) struct Recipe {
 }
 
 impl Dataset {
+    /// What a manifest says of its bytes.
+    pub(crate) fn sums(&self, id: u64) -> FileSums {
+        let blocks = self.bytes.chunks(SUM_BYTES as usize).map(|block| crc32c(0, block)).collect();
+        FileSums::new(id, self.bytes.len() as u64, blocks).unwrap()
+    }
+
     /// Tokens that the type to deliver can hold.
     fn new(shape: &Shape, recipe: &Recipe, draw: &mut Chance) -> Dataset {
         let tokens = shape.samples * u64::from(recipe.window) + shape.tail_tokens;

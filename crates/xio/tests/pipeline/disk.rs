@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use roce::{Duration, Time};
-use xio::disk::{DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
+use xio::disk::{Change, DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 
 use super::net::{Arena, earliest};
 use sim::chance::Chance;
@@ -24,6 +24,14 @@ pub(crate) struct SimFile {
     pub(crate) cut: Option<(Time, u64)>,
     /// Reads that touch this byte fail.
     pub(crate) bad_byte: Option<u64>,
+    /// From this instant on the file has these bytes.
+    pub(crate) overwritten: Option<(Time, Rc<[u8]>)>,
+}
+
+impl SimFile {
+    fn is_overwritten(&self, now: Time) -> bool {
+        self.overwritten.as_ref().is_some_and(|(at, _)| *at <= now)
+    }
 }
 
 #[derive(Debug)]
@@ -111,7 +119,11 @@ impl SimDisk {
 
     fn carry_out(&self, read: &DiskRead, arena: &mut Arena) -> Result<u32, DiskFault> {
         let file = self.open[read.file.0 as usize].ok_or(DiskFault::Io(EBADF))?;
-        let SimFile { bytes, cut, bad_byte } = &self.files[file];
+        let SimFile { cut, bad_byte, .. } = &self.files[file];
+        let bytes = match &self.files[file].overwritten {
+            Some((at, bytes)) if *at <= self.now => bytes,
+            _ => &self.files[file].bytes,
+        };
         let range = read.offset..read.offset + u64::from(read.len);
         if bad_byte.is_some_and(|byte| range.contains(&byte)) {
             return Err(DiskFault::Io(EIO));
@@ -146,5 +158,10 @@ impl Disk for SimDisk {
 
     fn poll(&mut self) -> Option<DiskDone> {
         self.landed.pop_front()
+    }
+
+    fn change(&self, file: FileId) -> Option<Change> {
+        let file = &self.files[self.open[file.0 as usize]?];
+        file.is_overwritten(self.now).then_some(Change::Written { len: file.bytes.len() as u64 })
     }
 }

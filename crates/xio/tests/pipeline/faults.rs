@@ -2,6 +2,7 @@
 //! that names the position, after every batch before it.
 
 use roce::Time;
+use xio::disk::Change;
 use xio::reader::StreamError;
 use xio::stage::Limit;
 
@@ -136,6 +137,44 @@ fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
         }
         world.tear_down();
     }
+}
+
+/// With manifests the same batches arrive, and with files that are overwritten in place no other ones do: with a
+/// manifest the error names the block, and without one the disk tells that the file was written.
+#[test]
+fn a_file_overwritten_in_place_is_never_mixed() {
+    let mut ended = [0; 2];
+    for seed in seeds(0..80) {
+        let _replay = Replay { test: "a_file_overwritten_in_place_is_never_mixed", seed };
+        let mut draw = Chance::new(seed);
+        let (corpus, mut setup, dataset, token) = any_place(&mut draw);
+        setup.streams[0].batches = Some(draw.between(1, 200));
+        setup.manifests = draw.per_mille(600);
+        let mut files = corpus.files();
+        if draw.per_mille(800) {
+            let at = Time::from_nanos(draw.below(8_000_000));
+            let mut other = corpus.datasets[dataset].bytes.to_vec();
+            other[corpus.datasets[dataset].byte_of(token) as usize] ^= 1;
+            files[dataset].overwritten = Some((at, other.into()));
+        }
+        let mut world = World::with_files(&corpus, &setup, files);
+        world.run();
+        let ring = &world.readers[0].ring;
+        let first = setup.streams[0].first_batch;
+        assert!(ring.seen == corpus.expected(first, ring.batches_seen));
+        match ring.end() {
+            Some(End::Finished) => {}
+            Some(End::Failed(StreamError::Changed { dataset: at, change })) => {
+                assert_eq!(at, dataset as u32);
+                let by_block = matches!(change, Change::Block { .. });
+                assert_eq!(by_block, setup.manifests, "{change:?}");
+                ended[usize::from(by_block)] += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+        world.tear_down();
+    }
+    assert!(ended.iter().all(|count| *count > 5), "too few changes were met: {ended:?}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use xio::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
+use xio::disk::Change;
 use xio::kernel::crc32c;
 use xio::reader::StreamError;
 
@@ -209,6 +210,20 @@ fn errors_that_a_target_makes_up_cost_nothing_but_time() {
     }
 }
 
+/// A block that the manifest cannot have, or that the request does not touch.
+#[test]
+fn a_change_that_cannot_be_costs_the_connection() {
+    for at_byte in [1, 1 << 20, u64::MAX] {
+        let (mut world, _) = lie_about_a_block(1, move |reply| {
+            reply.response.outcome = Outcome::Changed(Change::Block { at_byte });
+        });
+        world.run();
+        world.assert_delivered();
+        let counters = world.readers[0].reader.counters();
+        assert_eq!((counters.bad_responses, counters.lost_connections), (1, 1));
+    }
+}
+
 #[test]
 fn a_refusal_that_will_not_change_ends_the_stream() {
     for reason in
@@ -249,7 +264,7 @@ fn anything_at_all() {
 }
 
 fn any_lie(request: &ReadRequest, reply: &mut Reply, draw: &mut Chance) {
-    match draw.below(9) {
+    match draw.below(10) {
         0 => reply.response.tag = draw.word() as u32,
         1 => reply.response.seq = draw.word(),
         2 => reply.times = draw.below(4) as u32 + 1,
@@ -265,6 +280,11 @@ fn any_lie(request: &ReadRequest, reply: &mut Reply, draw: &mut Chance) {
             reply.capsule = Some(capsule.to_vec());
         }
         7 => {
+            let (len, at_byte) = (draw.word() >> draw.below(64), draw.word() & 1 << 20);
+            let changes = [Change::Written { len }, Change::Block { at_byte }, Change::Removed];
+            reply.response.outcome = Outcome::Changed(draw.pick(&changes));
+        }
+        8 => {
             let token = request.first_token.wrapping_add(draw.word() >> draw.below(64));
             let value = i128::from(draw.word());
             let stage = draw.below(4) as u8;

@@ -63,6 +63,8 @@ pub(crate) struct StreamSpec {
 pub(crate) struct Setup {
     pub(crate) seed: u64,
     pub(crate) narrow_at_target: bool,
+    /// Whether the files have manifests.
+    pub(crate) manifests: bool,
     pub(crate) streams: Vec<StreamSpec>,
     pub(crate) credits: u32,
     pub(crate) staging_buffers: u32,
@@ -80,6 +82,7 @@ impl Setup {
         Setup {
             seed: 1,
             narrow_at_target: true,
+            manifests: false,
             streams: vec![StreamSpec {
                 first_batch: 0,
                 batches: Some(batches),
@@ -122,6 +125,7 @@ impl Setup {
         Setup {
             seed: draw.word(),
             narrow_at_target: true,
+            manifests: false,
             streams: (0..readers).map(|_| stream(draw)).collect(),
             credits: draw.between(1, 11) as u32,
             staging_buffers: draw.between(1, 5) as u32,
@@ -258,6 +262,7 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
         source: index as u32 / spec.connections,
         layout: dataset.layout,
         stages: corpus.stages(index, setup.narrow_at_target),
+        whole_pages: false,
     };
     corpus.datasets.iter().enumerate().map(source).collect()
 }
@@ -419,6 +424,7 @@ impl World {
                 table: Default::default(),
                 data_offset: dataset.layout.file.data_offset,
                 tokens: dataset.layout.file.tokens,
+                sums: self.setup.manifests.then(|| dataset.sums(index as u64)),
             })
             .collect();
         let files = sources.iter().map(|source| source.file).collect();

@@ -1,0 +1,152 @@
+//! What keeps a stream from its target: which packets still pass, in words, and where that is shown.
+//!
+//! A lost connection shows by itself what the path carried while it lasted: whether the control plane answered,
+//! whether requests (small packets, both ways with their acknowledgements) got through, and whether data (packets
+//! of the path MTU) did. No packet is sent to find out.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use roce::wire::ROCE_PORT;
+
+use crate::data::dpu::StreamId;
+use crate::error::Error;
+
+/// What has passed between a stream and its target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// Requests that the target's machine acknowledged.
+    pub(crate) requests: u64,
+    /// Bytes of data that arrived.
+    pub(crate) bytes: u64,
+}
+
+impl Traffic {
+    /// What has passed since `before`.
+    pub(crate) fn since(&self, before: &Traffic) -> Traffic {
+        Traffic {
+            requests: self.requests.saturating_sub(before.requests),
+            bytes: self.bytes.saturating_sub(before.bytes),
+        }
+    }
+}
+
+/// What a connection that was lost says of the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathState {
+    /// Data arrived.
+    Open,
+    /// Requests were acknowledged, and no data arrived.
+    SmallOnly,
+    /// Requests were sent and never acknowledged.
+    Closed,
+    /// Nothing was sent that shows it.
+    Untried,
+}
+
+impl PathState {
+    /// `gave_up`: our queue pair ended because nothing was acknowledged.
+    pub(crate) fn of(passed: &Traffic, gave_up: bool) -> PathState {
+        match (passed.bytes, passed.requests) {
+            (1.., _) => PathState::Open,
+            (0, 1..) => PathState::SmallOnly,
+            (0, 0) if gave_up => PathState::Closed,
+            (0, 0) => PathState::Untried,
+        }
+    }
+
+    /// The error of a stream whose target answers the control plane, while its connections fail like this.
+    pub(crate) fn error(self, target: &str, ours: SocketAddr, peer: Option<PeerPath>) -> Error {
+        let theirs = peer.map_or_else(|| target.to_owned(), |peer| peer.roce.to_string());
+        let at_all = format!("target {target} accepts control connections, but");
+        match self {
+            PathState::Closed => {
+                Error::unreachable(format!("{at_all} nothing arrives over RoCE")).hint(format!(
+                    "a firewall may block UDP port {ROCE_PORT}: let it pass between {ours} and {theirs}, both ways"
+                ))
+            }
+            PathState::SmallOnly => {
+                let bytes = peer.map_or(0, |peer| peer.mtu_bytes);
+                let text = format!("{at_all} no packet with {bytes} bytes of data arrives over RoCE; small ones do");
+                Error::unreachable(text).hint(format!(
+                    "the path from {theirs} to {ours} drops large packets: a link or tunnel has a smaller MTU than the \
+                     interfaces at its ends; raise it, or lower theirs: ip link set DEV mtu 1500"
+                ))
+            }
+            PathState::Open | PathState::Untried => {
+                Error::unreachable(format!("{at_all} RoCE connections fail"))
+                    .hint("the logs of the target and of the DPU say how each connection ended")
+            }
+        }
+    }
+}
+
+/// The far end of a stream's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PeerPath {
+    /// Its RoCE endpoint.
+    pub(crate) roce: SocketAddr,
+    /// Path MTU in bytes of payload.
+    pub(crate) mtu_bytes: u32,
+}
+
+/// Streams that wait for their target, and why: shown by `dquant status`.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting(Arc<Mutex<BTreeMap<StreamId, String>>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<StreamId, String>> {
+        // The table is never left half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes why a stream waits. Whether that is news.
+    pub(crate) fn set(&self, stream: StreamId, why: &str) -> bool {
+        self.lock().insert(stream, why.to_owned()).is_none_or(|before| before != why)
+    }
+
+    /// Whether the stream is noted as waiting.
+    pub(crate) fn has(&self, stream: StreamId) -> bool {
+        self.lock().contains_key(&stream)
+    }
+
+    /// The stream waits no more.
+    pub(crate) fn clear(&self, stream: StreamId) {
+        self.lock().remove(&stream);
+    }
+
+    /// A sentence for each stream that waits.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let note = |(id, why): (&StreamId, &String)| format!("stream {id} waits: {why}");
+        self.lock().iter().map(note).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passed_tells_what_does_not() {
+        let passed = |requests, bytes| Traffic { requests, bytes };
+        let before = passed(5, 100);
+        for (now, gave_up, state, parts) in [
+            (passed(5, 100), true, PathState::Closed, ["nothing arrives", "UDP port 4791"]),
+            (passed(5, 100), false, PathState::Untried, ["connections fail", "logs"]),
+            (passed(9, 100), false, PathState::SmallOnly, ["4096 bytes", "MTU"]),
+            (passed(9, 100), true, PathState::SmallOnly, ["small ones do", "10.0.0.2:4791"]),
+            (passed(9, 101), true, PathState::Open, ["connections fail", "logs"]),
+        ] {
+            let found = PathState::of(&now.since(&before), gave_up);
+            assert_eq!(found, state);
+            let (ours, roce) = (([10, 0, 0, 1], 4791).into(), ([10, 0, 0, 2], 4791).into());
+            let peer = PeerPath { roce, mtu_bytes: 4096 };
+            let (text, hint) = found.error("t:4790", ours, Some(peer)).parts();
+            let said = format!("{text} {}", hint.unwrap_or_default());
+            for part in parts.into_iter().chain(["t:4790"]) {
+                assert!(said.contains(part), "{part:?} is not in {said:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Whether two descriptions of a dataset, made at different times, are of the same bytes.
+
+use alloc::format;
+use alloc::string::String;
+
+/// What decides which bytes a dataset gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity<'a> {
+    /// Its name, as resolved.
+    pub name: &'a str,
+    /// Type of its tokens.
+    pub dtype: &'a str,
+    /// Number of its tokens.
+    pub tokens: u64,
+    /// Offset of the first token in bytes.
+    pub data_offset: u64,
+    /// Derived from inode, length and time of change of the file.
+    pub fingerprint: u64,
+    /// Fingerprint of its manifest; 0 without one.
+    pub content: u64,
+}
+
+impl Identity<'_> {
+    /// How the dataset that is there `now` differs from this one. Two manifests decide by their contents,
+    /// because every block read is compared with them; without two the files must be the same. So a manifest
+    /// may be added or removed, and a dataset with a manifest may be copied.
+    pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
+        let Identity { name, dtype, tokens, data_offset, fingerprint, content } = *self;
+        if name != now.name {
+            Some(format!("it is {:?} now and was {name:?}", now.name))
+        } else if dtype != now.dtype {
+            Some(format!("it holds {} tokens now and held {dtype}", now.dtype))
+        } else if tokens != now.tokens {
+            Some(format!("it has {} tokens now and had {tokens}", now.tokens))
+        } else if data_offset != now.data_offset {
+            Some(format!("its tokens begin at byte {} now, not {data_offset}", now.data_offset))
+        } else if content != 0 && now.content != 0 {
+            let differs = content != now.content;
+            differs.then(|| "its manifest describes other contents now".into())
+        } else if fingerprint != now.fingerprint {
+            Some(match content != now.content {
+                true => {
+                    "it was written or replaced, and had a manifest at one of the two times only"
+                        .into()
+                }
+                false => "it was written or replaced: inode or time of change differ".into(),
+            })
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_decide_where_both_times_have_a_manifest_and_the_file_otherwise() {
+        let then = Identity {
+            name: "web.bin",
+            dtype: "u16",
+            tokens: 7,
+            data_offset: 0,
+            fingerprint: 5,
+            content: 0,
+        };
+        let with = |fingerprint, content| Identity { fingerprint, content, ..then };
+        assert_eq!(then.difference(&then), None);
+        // A manifest was added; it was there and is gone; the dataset was copied with its manifest.
+        assert_eq!(then.difference(&with(5, 9)), None);
+        assert_eq!(with(5, 9).difference(&then), None);
+        assert_eq!(with(5, 9).difference(&with(6, 9)), None);
+        let says = |a: Identity<'_>, b: Identity<'_>, what: &str| {
+            let difference = a.difference(&b).unwrap_or_default();
+            assert!(difference.contains(what), "{what:?} is not in {difference:?}");
+        };
+        says(with(5, 9), with(5, 8), "manifest describes other contents");
+        says(then, with(6, 0), "written or replaced: inode");
+        says(then, with(6, 9), "at one of the two times only");
+        says(then, Identity { tokens: 8, ..then }, "8 tokens now and had 7");
+        says(then, Identity { dtype: "u32", ..then }, "u32 tokens now and held u16");
+        says(then, Identity { data_offset: 8, ..then }, "byte 8 now");
+        says(then, Identity { name: "web.npy", ..then }, "web.npy");
+    }
+}
