@@ -3,11 +3,15 @@
 
     dquant tokenize docs --encoding r50k_base -o docs.bin
     python train_gpt.py docs.bin --steps 200 --checkpoint docs.pt
+    torchrun --nproc-per-node 4 train_gpt.py docs.bin --steps 200 --checkpoint docs.pt
 
 Every --every steps the model, the optimizer and the position of the stream go into one file, atomically. Started
 again with the same arguments, it goes on behind the last checkpoint: the tokens of every batch and the losses are
 those of a run that was never killed, to the bit. `--source numpy` gathers the same batches with numpy, in an order
 computed from docs/plan.md alone (bindings/python/tests/reference.py); the losses are the same again.
+
+With several trainers each gets its part of every batch, and gradients are averaged over them. A checkpoint may be resumed
+with another number of trainers: the tokens of every batch stay the same.
 
 Each step prints one line: its number, its loss, the loss as exact hexadecimal, and a digest of the batch's tokens.
 """
@@ -20,7 +24,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from torch import nn
+from torch import distributed, nn
 
 HEADS, LAYERS, WIDTH, CONTEXT = 4, 2, 64, 64
 
@@ -106,15 +110,40 @@ class FromNumpy:
         from reference import Reference
 
         self.reference = Reference(plan, [("u32", path)])
-        self.number = 0 if position is None else position["next_batch"]
+        self.samples = int(plan.rsplit("batch(", 1)[1].rstrip(")"))
+        self.sample = 0 if position is None else position["next_sample"]
 
     def next(self):
-        x, y = torch.from_numpy(self.reference.batch(self.number))
-        self.number += 1
+        number = self.sample // self.samples + rank()
+        x, y = torch.from_numpy(self.reference.batch(number))
+        self.sample += self.samples * trainers()
         return x, y
 
     def position(self):
-        return {"next_batch": self.number}
+        return {"next_sample": self.sample}
+
+
+def rank():
+    """This trainer's number."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def trainers():
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def gathered(tensor):
+    """The parts of all trainers, one after the other."""
+    parts = [torch.empty_like(tensor) for _ in range(trainers())]
+    distributed.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def average(tensor):
+    """The mean over all trainers, in place."""
+    distributed.all_reduce(tensor)
+    tensor /= trainers()
 
 
 SOURCES = {"stream": FromStream, "dataset": FromDataset, "numpy": FromNumpy}
@@ -152,17 +181,26 @@ def train(args):
         first, position = checkpoint["step"], checkpoint["position"]
         print(f"goes on behind step {first}", file=sys.stderr)
     plan = f"window({CONTEXT + 1}, overlap=1) | shuffle({args.seed}) | narrow(u16) | widen(i64) | pairs"
-    plan += f" | batch({args.batch})"
+    if args.batch % trainers():
+        sys.exit(f"{args.batch} samples cannot be shared by {trainers()} trainers")
+    plan += f" | batch({args.batch // trainers()})"
     source = SOURCES[args.source](args.file, plan, position)
     for step in range(first + 1, args.steps + 1):
         x, y = source.next()
-        digest = hashlib.sha256(x.numpy().tobytes() + y.numpy().tobytes()).hexdigest()[:16]
+        all_x, all_y = (gathered(x), gathered(y)) if trainers() > 1 else (x, y)
+        digest = hashlib.sha256(all_x.numpy().tobytes() + all_y.numpy().tobytes()).hexdigest()[:16]
         loss = nn.functional.cross_entropy(model(row_of[x]).flatten(0, 1), row_of[y].flatten())
         # The tensors may be views of the ring, and its slot is free once they are gone.
-        del x, y
+        del x, y, all_x, all_y
         optimizer.zero_grad()
         loss.backward()
+        loss = loss.detach()
+        if trainers() > 1:
+            for tensor in [loss, *(parameter.grad for parameter in model.parameters())]:
+                average(tensor)
         optimizer.step()
+        if rank():
+            continue
         print(f"{step} {loss.item():.4f} {loss.item().hex()} {digest}", flush=True)
         if args.checkpoint and step % args.every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -174,11 +212,14 @@ def main():
     parser.add_argument("file", help="u32 tokens of r50k_base")
     parser.add_argument("--source", choices=SOURCES, default="stream", help="where the batches come from")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=8, help="samples of a batch")
+    parser.add_argument("--batch", type=int, default=8, help="samples of a batch, of all trainers")
     parser.add_argument("--seed", type=int, default=7, help="of the order and of the weights")
     parser.add_argument("--checkpoint", help="file to write and to go on from")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
-    train(parser.parse_args())
+    args = parser.parse_args()
+    if trainers() > 1:
+        distributed.init_process_group("gloo")
+    train(args)
 
 
 if __name__ == "__main__":

@@ -168,10 +168,12 @@ const FLOORS: &[(&str, &str)] = &[
          layout: error proto
          data: budget error log status
          control: catalog data error log proto status
-         stream: budget control data error layout log proto status
-         local: budget data error runtime seed stream
+         handle: data
+         group: error handle log proto
+         stream: budget control data error group handle layout log proto status
+         local: budget data error group runtime seed stream
          files: catalog data error layout proto stream
-         daemon: budget catalog control data error log proto runtime signals status stream",
+         daemon: budget catalog control data error group log proto runtime signals status stream",
     ),
     (
         "crates/formats/src",
@@ -192,19 +194,21 @@ const FLOORS: &[(&str, &str)] = &[
         "proto
          error: proto
          url: error
-         stream: error proto
-         opening: error proto stream url
+         rank: proto
+         stream: error proto rank
+         opening: error proto rank stream url
          file: error opening stream",
     ),
     (
         "bindings/python/src",
         "errors
-         options: errors
+         ranks: errors
+         options: errors ranks
          source: errors options
          dlpack
-         batch: dlpack errors source
+         batch: dlpack errors ranks source
          records: batch
-         file: batch errors options records source
+         file: batch errors options ranks records source
          stream: batch errors options records source",
     ),
     (

@@ -15,8 +15,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::dlpack::{self, Array};
+use crate::dlpack::{self, Array, MAX_DIMENSIONS};
 use crate::errors::invalid;
+use crate::ranks::Slice;
 use crate::source::Held;
 
 /// A token type: its name in a plan, its name in numpy, its notation in `struct`, its bytes.
@@ -34,16 +35,21 @@ const TOKENS: [Token; 5] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     token: Token,
-    /// Inputs and labels, if samples are delivered as pairs; then samples; then tokens.
-    shape: [isize; 3],
+    /// Inputs and labels, if samples are delivered as pairs; then samples; then pieces of a sample, if a trainer
+    /// sees two; then tokens. What is not there has no dimension.
+    shape: [isize; MAX_DIMENSIONS],
     /// In bytes.
-    strides: [isize; 3],
+    strides: [isize; MAX_DIMENSIONS],
+    dimensions: usize,
+    /// Bytes of the batch, and where the first token that is seen lies in them.
+    bytes: usize,
+    offset: usize,
     pairs: bool,
 }
 
 impl Form {
-    /// Refuses tokens of a type that this version does not know.
-    pub(crate) fn new(opened: &Opened) -> PyResult<Form> {
+    /// Refuses tokens of a type that this version does not know, and samples that cannot be cut into equal slices.
+    pub(crate) fn new(opened: &Opened, slice: Slice) -> PyResult<Form> {
         let token = TOKENS.into_iter().find(|token| token.0 == opened.dtype).ok_or_else(|| {
             let message =
                 format!("batches hold {}, a type of tokens unknown to this version", opened.dtype);
@@ -51,15 +57,54 @@ impl Form {
         })?;
         // In range: a slot is smaller than 4 GiB.
         let (samples, tokens) = (opened.batch_samples as isize, opened.window_tokens as isize);
-        let pairs = opened.pairs;
-        let shape = [if pairs { 2 } else { 1 }, samples, tokens];
-        let width = token.3 as isize;
-        Ok(Form { token, shape, strides: [samples * tokens * width, tokens * width, width], pairs })
+        let (pairs, width) = (opened.pairs, token.3 as isize);
+        let pieces = if slice.zigzag { 2 } else { 1 };
+        let cuts = slice.parts as isize * pieces;
+        if tokens % cuts != 0 {
+            let message =
+                format!("samples of {tokens} tokens cannot be cut into {cuts} equal pieces");
+            return Err(invalid(message, "choose a seq_len that cp (twice cp for zigzag) divides"));
+        }
+        let piece = tokens / cuts;
+        // A zigzag part has piece `part` from the front and the same from the back.
+        let apart = (cuts - 1 - 2 * slice.part as isize) * piece * width;
+        let rows = if pairs { 2 } else { 1 };
+        let all = [
+            (pairs, rows, samples * tokens * width),
+            (true, samples, tokens * width),
+            (slice.zigzag, pieces, apart),
+            (true, piece, width),
+        ];
+        let mut form = Form {
+            token,
+            shape: [0; MAX_DIMENSIONS],
+            strides: [0; MAX_DIMENSIONS],
+            dimensions: 0,
+            bytes: (rows * samples * tokens * width) as usize,
+            offset: (slice.part as isize * piece * width) as usize,
+            pairs,
+        };
+        for (_, length, stride) in all.into_iter().filter(|dimension| dimension.0) {
+            form.shape[form.dimensions] = length;
+            form.strides[form.dimensions] = stride;
+            form.dimensions += 1;
+        }
+        Ok(form)
     }
 
     /// Bytes of a whole batch.
     pub(crate) fn batch_bytes(self) -> usize {
-        self.shape.iter().product::<isize>() as usize * self.token.3
+        self.bytes
+    }
+
+    /// Bytes that a trainer sees of it.
+    fn seen_bytes(&self) -> usize {
+        self.shape().iter().product::<isize>() as usize * self.token.3
+    }
+
+    /// Whether a trainer sees all of it.
+    fn is_whole(&self) -> bool {
+        self.seen_bytes() == self.bytes
     }
 
     /// Name of the token type in numpy.
@@ -67,14 +112,15 @@ impl Form {
         self.token.1
     }
 
-    /// Lengths: `[samples, tokens]`, or `[2, samples, tokens]` of pairs.
+    /// Lengths: `[samples, tokens]`, or `[2, samples, tokens]` of pairs; with 2 before the tokens where a trainer
+    /// sees two pieces of each sample.
     pub(crate) fn shape(&self) -> &[isize] {
-        &self.shape[usize::from(!self.pairs)..]
+        &self.shape[..self.dimensions]
     }
 
     /// In bytes, as many as lengths.
     fn strides(&self) -> &[isize] {
-        &self.strides[usize::from(!self.pairs)..]
+        &self.strides[..self.dimensions]
     }
 }
 
@@ -139,10 +185,22 @@ impl Batch {
         self.view.number()
     }
 
+    /// Number of the first batch of the job's next step: where a stream resumes that has delivered this one.
+    #[getter]
+    fn next_batch(&self) -> u64 {
+        self.view.next_batch()
+    }
+
     /// Samples, and tokens of a sample; of pairs 2, samples, and tokens.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.form.shape())
+    }
+
+    /// Whether it holds inputs and then labels.
+    #[getter]
+    fn pairs(&self) -> bool {
+        self.form.pairs
     }
 
     /// Token type by its name in numpy, such as `uint16`.
@@ -154,7 +212,7 @@ impl Batch {
     /// Size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.view.bytes().len()
+        self.form.seen_bytes()
     }
 
     /// A numpy array of this batch without a copy; numpy is imported here for the first time.
@@ -202,7 +260,7 @@ impl Batch {
         }
         let Batch { view, form, held } = slf.get();
         let array = Array {
-            bytes: view.bytes(),
+            bytes: &view.bytes()[form.offset..],
             shape: form.shape(),
             strides: form.strides(),
             width: form.token.3,
@@ -243,7 +301,15 @@ impl Batch {
             return Err(PyBufferError::new_err("the samples of a batch lie one after the other"));
         }
         let batch = slf.get();
-        let bytes = batch.view.bytes();
+        let in_rows = asked(ffi::PyBUF_STRIDES)
+            && !asked(ffi::PyBUF_C_CONTIGUOUS)
+            && !asked(ffi::PyBUF_ANY_CONTIGUOUS);
+        if !in_rows && !batch.form.is_whole() {
+            return Err(PyBufferError::new_err(
+                "this trainer sees slices of samples, which do not lie one after the other: copy them",
+            ));
+        }
+        let bytes = &batch.view.bytes()[batch.form.offset..];
         let shaped = asked(ffi::PyBUF_ND);
         let when = |flag: c_int, pointer: *const isize| {
             if asked(flag) { pointer.cast_mut() } else { ptr::null_mut() }
@@ -255,7 +321,7 @@ impl Batch {
         // Python writes through none of them, because the buffer is read-only.
         unsafe {
             (*buffer).buf = bytes.as_ptr().cast_mut().cast();
-            (*buffer).len = bytes.len() as isize;
+            (*buffer).len = batch.form.seen_bytes() as isize;
             (*buffer).itemsize = batch.form.token.3 as isize;
             (*buffer).readonly = 1;
             (*buffer).ndim = if shaped { batch.form.shape().len() as c_int } else { 1 };

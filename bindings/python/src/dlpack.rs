@@ -66,11 +66,14 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
+/// Most dimensions of an array.
+pub(crate) const MAX_DIMENSIONS: usize = 4;
+
 /// An array in host memory.
 #[derive(Debug)]
 pub(crate) struct Array<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Lengths, at most three.
+    /// Lengths, at most [`MAX_DIMENSIONS`].
     pub(crate) shape: &'a [isize],
     /// In bytes, one for each length.
     pub(crate) strides: &'a [isize],
@@ -83,8 +86,8 @@ pub(crate) struct Array<'a> {
 #[repr(C)]
 struct Owner<T> {
     managed: T,
-    shape: [i64; 3],
-    strides: [i64; 3],
+    shape: [i64; MAX_DIMENSIONS],
+    strides: [i64; MAX_DIMENSIONS],
     /// Keeps the memory.
     _keeper: Box<dyn Send>,
 }
@@ -128,7 +131,7 @@ fn own<T>(
     tensor_of: impl FnOnce(&mut T) -> &mut Tensor,
 ) -> *mut Owner<T> {
     let Array { bytes, width, is_signed, .. } = *array;
-    let (mut shape, mut strides) = ([0; 3], [0; 3]);
+    let (mut shape, mut strides) = ([0; MAX_DIMENSIONS], [0; MAX_DIMENSIONS]);
     shape.iter_mut().zip(array.shape).for_each(|(to, from)| *to = *from as i64);
     strides.iter_mut().zip(array.strides).for_each(|(to, from)| *to = *from as i64 / width as i64);
     let tensor = Tensor {

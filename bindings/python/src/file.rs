@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::batch::Form;
 use crate::errors::{invalid, raised};
 use crate::options::Request;
+use crate::ranks::Slice;
 use crate::records;
 use crate::source::Source;
 
@@ -27,7 +28,7 @@ pub(crate) fn open(
 ) -> PyResult<File> {
     let request = Request::new(name, Some(action), offload, options)?;
     let (source, opened) = Source::open(py, &request)?;
-    let form = Form::new(&opened)?;
+    let form = Form::new(&opened, Slice::WHOLE)?;
     Ok(File { source, request, opened, form })
 }
 

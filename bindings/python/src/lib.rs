@@ -23,6 +23,7 @@ mod dlpack;
 mod errors;
 mod file;
 mod options;
+mod ranks;
 mod records;
 mod source;
 mod stream;

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 
 use crate::errors::invalid;
+use crate::ranks::{self, Slice};
 
 /// Port of a RoCE endpoint whose address names none.
 const ROCE_PORT: u16 = 4791;
@@ -24,6 +25,7 @@ pub(crate) struct Request {
     pub(crate) plan: String,
     pub(crate) offload: bool,
     pub(crate) options: Options,
+    pub(crate) slice: Slice,
 }
 
 impl Request {
@@ -35,28 +37,43 @@ impl Request {
         given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Request> {
         let (mut options, mut actions) = (Options::from_env(), Actions::default());
+        let mut ranks = ranks::Given::default();
         for (name, value) in given.into_iter().flatten() {
             let name = name.extract::<String>()?;
-            if !value.is_none() && !actions.set(&name, &value)? {
+            if !value.is_none() && !actions.set(&name, &value)? && !ranks.set(&name, &value)? {
                 set(&mut options, &name, &value)?;
             }
         }
         let (url, blend) = datasets(source)?;
         let plan = actions.plan(plan, blend)?;
-        let end = options.batches.map_or(Some(0), |count| options.first_batch.checked_add(count));
-        if end.is_none() {
+        let (rank, slice) = ranks.place()?;
+        let all = options.batches.unwrap_or(0).checked_mul(rank.ranks.into());
+        options.rank = rank;
+        if all.and_then(|all| options.first_batch.checked_add(all)).is_none() {
             return Err(invalid(
                 "first_batch and batches together exceed 64 bits",
                 "leave batches out",
             ));
         }
-        Ok(Request { url, plan, offload, options })
+        Ok(Request { url, plan, offload, options, slice })
     }
 
     /// Number of the first batch that is not delivered; `None` for a stream without end.
     pub(crate) fn end(&self) -> Option<u64> {
         // No overflow: checked when the request was made, and later requests begin before this end.
-        self.options.batches.map(|count| self.options.first_batch + count)
+        let count = self.options.batches? * u64::from(self.options.rank.ranks);
+        Some(self.options.first_batch + count)
+    }
+
+    /// Goes on at a sample, in batches of `batch_samples`; `false` if less than a batch for each rank is left.
+    pub(crate) fn move_to(&mut self, sample: u64, batch_samples: u32) -> bool {
+        let size = u64::from(batch_samples.max(1));
+        let (end, ranks) = (self.end(), u64::from(self.options.rank.ranks));
+        self.options.first_batch = sample / size;
+        self.options.shift = (sample % size) as u32;
+        let left = end.map(|end| end.saturating_sub(self.options.first_batch) / ranks);
+        self.options.batches = left;
+        left != Some(0)
     }
 }
 
@@ -77,7 +94,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         _ => {
             return Err(PyTypeError::new_err(format!(
                 "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
-                 and token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
+                 rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
             )));
         }
     }

@@ -69,7 +69,7 @@ fn closed() -> PyErr {
 
 /// Opens a stream on a thread of its own, so that signals are handled meanwhile.
 fn connect(py: Python<'_>, request: &Request) -> PyResult<client::Stream> {
-    let Request { url, plan, offload, options } = request.clone();
+    let Request { url, plan, offload, options, .. } = request.clone();
     let (sender, mut receiver) = mpsc::sync_channel(1);
     let opener = std::thread::Builder::new().name("dquant-open".into());
     // After a signal nobody receives: the stream is dropped there as soon as it is open.
@@ -185,7 +185,7 @@ impl Source {
     }
 
     fn count(&self, batch: client::Batch) -> client::Batch {
-        self.move_to(batch.number() + 1);
+        self.move_to(batch.next_batch());
         batch
     }
 

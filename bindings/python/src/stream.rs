@@ -1,6 +1,6 @@
 //! The class `Stream`: batches in order, a position that can be saved.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use client::Opened;
 use pyo3::exceptions::PyBufferError;
@@ -14,7 +14,7 @@ use crate::records;
 use crate::source::Source;
 
 /// Version of the dictionary that `state_dict` returns.
-const STATE_VERSION: u32 = 1;
+const STATE_VERSION: u32 = 2;
 
 /// Raises `BufferError` where `close` is called while buffers of batches live.
 pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
@@ -38,8 +38,15 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `narrow`
 /// (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
-/// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` (without it the stream has no
-/// end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
+/// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
+/// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
+/// Megatron's order of ranks; what is left is data-parallel. A step of the job consumes one batch for each
+/// data-parallel rank. With `cp`, each trainer sees a slice of every sample: two pieces (`cp_split="zigzag"`) or one
+/// (`"contiguous"`). Trainers of this machine with the same `group` share a stream of the DPU (default: from
+/// `torchrun`'s variables); `local_rank` and `local_world_size` say which they are.
+///
+/// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank (without it the
+/// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
 /// flat files (default: from their manifests, else a guess with a warning), `vocab` (files with larger ids are
 /// refused), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
@@ -52,6 +59,8 @@ pub(crate) struct Stream {
     request: Request,
     opened: Opened,
     form: Form,
+    /// Samples by which batches begin later than at a multiple of their size.
+    shift: AtomicU32,
     /// The last batch was delivered before the position was loaded.
     finished: AtomicBool,
 }
@@ -69,9 +78,9 @@ impl Stream {
     ) -> PyResult<Stream> {
         let request = Request::new(source, plan, offload, options)?;
         let (source, opened) = Source::open(py, &request)?;
-        let form = Form::new(&opened)?;
-        let finished = AtomicBool::new(false);
-        Ok(Stream { source, request, opened, form, finished })
+        let form = Form::new(&opened, request.slice)?;
+        let (shift, finished) = (AtomicU32::new(0), AtomicBool::new(false));
+        Ok(Stream { source, request, opened, form, shift, finished })
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -96,7 +105,19 @@ impl Stream {
         records::opened(py, &self.opened, self.form)
     }
 
-    /// Number of the next batch.
+    /// Samples of a batch.
+    #[getter]
+    fn batch_samples(&self) -> u32 {
+        self.opened.batch_samples
+    }
+
+    /// This trainer's data-parallel rank, and how many there are: `(0, 1)` for a single trainer.
+    #[getter]
+    fn data_parallel(&self) -> (u32, u32) {
+        (self.request.options.rank.rank, self.request.options.rank.ranks)
+    }
+
+    /// Number of the next batch of the job, whatever rank it is for.
     #[getter]
     fn next_batch(&self) -> u64 {
         self.source.next_batch()
@@ -149,29 +170,28 @@ impl Stream {
         let datasets = self.opened.datasets.iter().map(|info| records::dataset_fields(py, info));
         state.set_item("datasets", PyList::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?)?;
         state.set_item("next_batch", self.source.next_batch())?;
+        state.set_item("next_sample", self.next_sample())?;
         Ok(state)
     }
 
-    /// Goes on at a saved position.
+    /// Goes on at a saved position, also with batches of another size or on another number of ranks.
     ///
     /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says what differs;
     /// the stream is then as before. Otherwise raises what opening a stream raises; it is then closed.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.source.check_owner()?;
-        let next_batch = self.check_state(py, state)?;
+        let next_sample = self.check_state(py, state)?;
         let finished_before = self.finished.load(Ordering::Relaxed);
-        let here = next_batch == self.source.next_batch() && !finished_before;
+        let here = next_sample == self.next_sample() && !finished_before;
         if here && !self.source.is_closed(py)? {
             return Ok(());
         }
-        let end = self.request.end();
-        let finished = end.is_some_and(|end| next_batch >= end);
+        let mut request = self.request.clone();
+        let finished = !request.move_to(next_sample, self.opened.batch_samples);
+        self.shift.store(request.options.shift, Ordering::Relaxed);
         if finished {
-            self.source.move_to(next_batch);
+            self.source.move_to(request.options.first_batch);
         } else {
-            let mut request = self.request.clone();
-            request.options.first_batch = next_batch;
-            request.options.batches = end.map(|end| end - next_batch);
             let opened = self.source.reopen(py, &request)?;
             if opened != self.opened {
                 self.source.close(py);
@@ -195,11 +215,22 @@ impl Stream {
 }
 
 impl Stream {
-    /// The number of the next batch in `state`, if it is a position of this stream.
+    /// Samples before the next batch of the job, in the order of the plan.
+    fn next_sample(&self) -> u64 {
+        let whole = self.source.next_batch() * u64::from(self.opened.batch_samples);
+        whole + u64::from(self.shift.load(Ordering::Relaxed))
+    }
+
+    /// The next sample of `state`, if it is a position of this stream.
     fn check_state(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<u64> {
         let ours = self.state_dict(py)?;
         let mut differences = Vec::new();
-        for name in ["version", "plan", "seed"] {
+        // A plan prints its batch last; another size of it is no other order of samples.
+        let theirs = state.get_item("plan")?.and_then(|plan| plan.extract::<String>().ok());
+        if theirs.as_deref().and_then(samples_of) != samples_of(&self.opened.plan) {
+            differences.extend(difference("plan", state, &ours)?);
+        }
+        for name in ["version", "seed"] {
             differences.extend(difference(name, state, &ours)?);
         }
         let theirs = match state.get_item("datasets")? {
@@ -217,12 +248,17 @@ impl Stream {
                 differences.extend(differs.map(|text| format!("dataset {}: {text}", info.name)));
             }
         }
-        match state.get_item("next_batch")? {
-            Some(next_batch) if differences.is_empty() => next_batch.extract(),
+        match state.get_item("next_sample")? {
+            Some(next_sample) if differences.is_empty() => next_sample.extract(),
             Some(_) => Err(refuse(&differences)),
-            None => Err(refuse(&["no next_batch in the state".to_owned()])),
+            None => Err(refuse(&["no next_sample in the state".to_owned()])),
         }
     }
+}
+
+/// The part of a plan in canonical form that decides on the order of samples.
+fn samples_of(plan: &str) -> Option<&str> {
+    Some(plan.rsplit_once(" | batch(")?.0)
 }
 
 /// How `name` differs between a state and this stream, if it does.

@@ -177,9 +177,9 @@ class Position(World):
             ({"plan": self.PLAN.replace("shuffle(7)", "shuffle(8)")}, {}, ["plan is", "shuffle(7", "shuffle(8"]),
             ({"seed": 5}, {}, ["seed is 0 in the state, 5 here"]),
             ({"url": f"dq://{self.control}/code"}, {}, ["dataset", "name is", "fingerprint is"]),
-            ({}, {"version": 2}, ["version is 2 in the state, 1 here"]),
+            ({}, {"version": 1}, ["version is 1 in the state, 2 here"]),
             ({}, {"datasets": []}, ["0 datasets in the state, 1 here"]),
-            ({}, {"next_batch": None, "plan": 3}, ["plan is 3"]),
+            ({}, {"next_sample": None, "plan": 3}, ["plan is 3"]),
         )
         for here, changes, parts in cases:
             with self.subTest(parts=parts):
@@ -189,7 +189,7 @@ class Position(World):
                 for part in parts:
                     self.assertIn(part, raised.exception.message)
                 self.assertEqual(next(stream).number, 0, "the stream is as before")
-        for name in ("version", "plan", "seed", "datasets", "next_batch"):
+        for name in ("version", "plan", "seed", "datasets", "next_sample"):
             with self.subTest(missing=name), self.assertRaises(dquant.StateError):
                 self.stream().load_state_dict({key: value for key, value in state.items() if key != name})
 

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,35 @@ class Training(unittest.TestCase):
         script = str(ROOT / "examples/python/train_gpt.py")
         line = [sys.executable, "-B", script, cls.tokens, "--batch", "4", "--steps", str(STEPS), *args]
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    @classmethod
+    def start_all(cls, trainers, *args):
+        """The example as a job of several trainers, as torchrun starts it; the first one's process prints."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        script = str(ROOT / "examples/python/train_gpt.py")
+        line = [sys.executable, "-B", script, cls.tokens, "--batch", "4", "--steps", str(STEPS), *args]
+        job = {"WORLD_SIZE": str(trainers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        pipe = subprocess.PIPE
+        return [
+            subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **job, "RANK": str(rank)})
+            for rank in range(trainers)
+        ]
+
+    def lines_of_job(self, trainers, *args):
+        processes = self.start_all(trainers, *args)
+        found = [self.lines(process) for process in processes]
+        self.assertEqual(found[1:], [[] for _ in processes[1:]])
+        return found[0]
+
+    def assert_close(self, lines, want):
+        """The same tokens, and the same losses but for the order in which gradients are added up."""
+        for line, wanted in zip(lines, want, strict=True):
+            (step, _, loss, digest), (step_wanted, _, loss_wanted, digest_wanted) = line.split(), wanted.split()
+            self.assertEqual((step, digest), (step_wanted, digest_wanted))
+            loss, loss_wanted = float.fromhex(loss), float.fromhex(loss_wanted)
+            self.assertAlmostEqual(loss / loss_wanted, 1, delta=1e-5, msg=f"step {step}")
 
     @classmethod
     def lines(cls, process):
@@ -79,6 +109,34 @@ class Training(unittest.TestCase):
                 self.assertEqual(saved % EVERY, 0)
                 self.assertIn(saved, range(max(EVERY, len(seen) - EVERY), len(seen) + 1))
                 self.assertEqual(resumed, whole[saved:steps])
+
+    def test_several_trainers_share_every_batch(self):
+        for trainers, source in ((2, "stream"), (4, "stream"), (2, "dataset"), (2, "numpy")):
+            with self.subTest(source=source, trainers=trainers):
+                self.assert_close(self.lines_of_job(trainers, "--source", source), self.whole)
+
+    def test_a_killed_job_goes_on_with_any_number_of_trainers(self):
+        pair = self.lines_of_job(2)
+        checkpoint = os.path.join(self.folder, "job.pt")
+        args = ("--every", str(EVERY), "--checkpoint", checkpoint)
+        last = random.randrange(EVERY + 1, STEPS - 10)
+        job = self.start_all(2, *args, "--steps", "1000000")
+        for _ in range(last):
+            job[0].stdout.readline()
+        for process in job:
+            process.kill()
+        for process in job:
+            process.communicate()
+        for trainers in (2, 4, 1):
+            with self.subTest(killed_behind=last, trainers=trainers):
+                copy = shutil.copy(checkpoint, f"{checkpoint}.{trainers}")
+                resumed = self.lines_of_job(trainers, "--every", str(STEPS), "--checkpoint", copy)
+                self.assertIn(STEPS - len(resumed), range(EVERY, STEPS, EVERY))
+                want = pair[STEPS - len(resumed) :]
+                if trainers == 2:
+                    self.assertEqual(resumed, want)
+                else:
+                    self.assert_close(resumed, want)
 
 
 if __name__ == "__main__":

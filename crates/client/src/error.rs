@@ -38,6 +38,14 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// There is no such data-parallel rank.
+    #[error("rank {rank} of {ranks}")]
+    NoRank {
+        /// The rank.
+        rank: u32,
+        /// How many there are.
+        ranks: u32,
+    },
     /// Neither URL nor plan names a dataset.
     #[error("the URL names no dataset, and the plan has no blend")]
     NoDataset,
@@ -177,6 +185,8 @@ pub enum Fault {
     Target,
     /// The DPU was asked to stop.
     Stopped,
+    /// Another rank that reads the stream left it, or never came.
+    Rank,
 }
 
 const START_AGAIN: &str = "start it again and open the stream at the batch you need";
@@ -191,7 +201,9 @@ impl Error {
             | Error::Closed { .. }
             | Error::NoResponse { .. }
             | Error::DaemonDied
-            | Error::Stream { fault: Fault::Target | Fault::Stopped, .. } => Reason::Unreachable,
+            | Error::Stream { fault: Fault::Target | Fault::Stopped | Fault::Rank, .. } => {
+                Reason::Unreachable
+            }
             _ => Reason::Invalid,
         }
     }
@@ -209,6 +221,7 @@ impl Error {
                 hint.as_deref().unwrap_or("`dquant cat --help` shows plans")
             }
             Error::Pattern { .. } => "a pattern names local files, for example corpora/*.bin",
+            Error::NoRank { .. } => "ranks count from 0",
             Error::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
             Error::NoDaemon { .. } => {
                 "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
@@ -231,6 +244,9 @@ impl Error {
             }
             Error::Stream { fault: Fault::Target, .. } => {
                 "start the target again; a longer wait is --reconnect"
+            }
+            Error::Stream { fault: Fault::Rank, .. } => {
+                "look for that rank's own error, and restart the job at its last checkpoint"
             }
             Error::Stream { fault: Fault::Stopped, .. } | Error::DaemonDied => START_AGAIN,
             Error::SmallBuffer { .. } => "read at least one batch at a time",
@@ -281,6 +297,7 @@ impl From<RingError> for Error {
                     codes::DATA => Fault::Data,
                     codes::STORAGE => Fault::Storage,
                     codes::STOPPED => Fault::Stopped,
+                    codes::RANK => Fault::Rank,
                     _ => Fault::Target,
                 };
                 Error::Stream { fault, message }

@@ -52,10 +52,11 @@ impl File {
             return Ok(());
         }
         let first_batch = self.stream.next_batch();
-        let end = self.options.batches.map(|count| self.options.first_batch + count);
+        let ranks = u64::from(self.options.rank.ranks.max(1));
+        let delivered = first_batch.saturating_sub(self.options.first_batch) / ranks;
         let options = Options {
             first_batch,
-            batches: end.map(|end| end.saturating_sub(first_batch)),
+            batches: self.options.batches.map(|count| count.saturating_sub(delivered)),
             ..self.options.clone()
         };
         *self = File::open(&self.url, action, offload, &options)?;

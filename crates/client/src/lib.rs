@@ -25,6 +25,7 @@ mod error;
 mod file;
 mod opening;
 mod proto;
+mod rank;
 mod stream;
 mod url;
 
@@ -32,4 +33,5 @@ pub use error::{Error, Fault, Reason, Server};
 pub use file::{File, read};
 pub use opening::{DEFAULT_MEMORY, Options, default_socket, open};
 pub use proto::{DatasetInfo, Opened, StreamStatus};
+pub use rank::{Group, Layout, LayoutError, Machine, Rank};
 pub use stream::{Batch, Batches, Next, Stream};

@@ -12,6 +12,9 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::proto::{DatasetRef, OpenRequest};
 #[cfg(feature = "in-process")]
+use crate::rank::Numbering;
+use crate::rank::Rank;
+#[cfg(feature = "in-process")]
 use crate::stream::FileStream;
 use crate::stream::{LocalDpu, Stream};
 use crate::url::Location;
@@ -33,8 +36,13 @@ pub struct Options {
     pub seed: u64,
     /// First batch to deliver.
     pub first_batch: u64,
-    /// Batches to deliver; without it the stream has no end.
+    /// Batches to deliver to each rank; without it the stream has no end.
     pub batches: Option<u64>,
+    /// Samples by which all batches begin later than at a multiple of their size, below that size: not 0
+    /// where a stream goes on from one with batches of another size.
+    pub shift: u32,
+    /// Which of the batches are for this trainer.
+    pub rank: Rank,
     /// Slots of the ring.
     pub slots: u32,
     /// Bytes of a slot.
@@ -69,6 +77,8 @@ impl Options {
             seed: 0,
             first_batch: 0,
             batches: None,
+            shift: 0,
+            rank: Rank::default(),
             slots: 16,
             slot_bytes: 1 << 20,
             roce: None,
@@ -89,6 +99,10 @@ impl Options {
 /// # Errors
 /// When the plan, the URL or a dataset is refused, and when the DPU or the target cannot be reached.
 pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result<Stream, Error> {
+    let Rank { rank, ranks, .. } = options.rank;
+    if rank >= ranks {
+        return Err(Error::NoRank { rank, ranks });
+    }
     let url = match url.parse()? {
         Location::Target(url) => url,
         Location::Files(path) => return open_files(&path, action, options),
@@ -105,6 +119,8 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
         batches: options.batches.unwrap_or(0),
         slots: options.slots,
         slot_bytes: options.slot_bytes,
+        ranks: options.rank.to_request(offload),
+        shift: options.shift,
     };
     let (connection, local) = if offload {
         (to_daemon(options)?, None)
@@ -112,7 +128,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
         let (connection, local) = to_own_engine(&request, options)?;
         (connection, Some(local))
     };
-    Stream::begin(connection, local, &request)
+    Stream::begin(connection, local, &request, &options.rank)
 }
 
 fn to_daemon(options: &Options) -> Result<Connection, Error> {
@@ -161,11 +177,16 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
         plan: plan.to_string(),
         first_batch: options.first_batch,
         batches: options.batches,
+        shift: options.shift,
+        rank: (options.rank.rank, options.rank.ranks),
         slots: options.slots,
         slot_bytes: options.slot_bytes,
         memory: options.memory,
     };
-    Stream::over_files(FileStream::open(config)?, options.first_batch)
+    Stream::over_files(
+        FileStream::open(config)?,
+        Numbering::new(options.first_batch, &options.rank),
+    )
 }
 
 /// The files that a path or a pattern stands for, by name. A file whose name looks like a pattern is a file.

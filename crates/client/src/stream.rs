@@ -9,6 +9,7 @@ use prost::Message;
 
 use crate::error::{Error, Server};
 use crate::proto::{OpenReply, OpenRequest, Opened, StreamStatus, StreamStatusRequest, open_reply};
+use crate::rank::{Numbering, Rank};
 
 #[cfg(feature = "in-process")]
 pub(crate) use engine::files::{FileStream, OpenedFiles};
@@ -35,6 +36,7 @@ pub struct Stream {
     consumer: Consumer,
     slot: Option<SlotBatches>,
     opened: Opened,
+    numbering: Numbering,
     next_batch: u64,
     origin: Origin,
 }
@@ -55,6 +57,7 @@ impl Stream {
         mut connection: Connection,
         local: Option<LocalDpu>,
         request: &OpenRequest,
+        rank: &Rank,
     ) -> Result<Stream, Error> {
         let server = server(local.is_some());
         let lost = |error| Error::lost(server, error);
@@ -78,19 +81,20 @@ impl Stream {
         let (_, fds) = message.with_fds::<{ RingFds::COUNT }>()?;
         let liveness = connection.liveness()?;
         let consumer = Consumer::attach(fds.into(), liveness)?;
-        let next_batch = request.first_batch;
-        let origin = Origin::Dpu(connection, local);
-        Ok(Stream { consumer, slot: None, opened, next_batch, origin })
+        let numbering = Numbering::new(request.first_batch, rank);
+        let (next_batch, origin) = (request.first_batch, Origin::Dpu(connection, local));
+        Ok(Stream { consumer, slot: None, opened, numbering, next_batch, origin })
     }
 
     /// A stream over local files.
     #[cfg(feature = "in-process")]
-    pub(crate) fn over_files(files: OpenedFiles, next_batch: u64) -> Result<Stream, Error> {
+    pub(crate) fn over_files(files: OpenedFiles, numbering: Numbering) -> Result<Stream, Error> {
         let OpenedFiles { stream, opened, ring, liveness } = files;
         let consumer = Consumer::attach(ring, liveness)?;
         // The same message, generated for another crate.
         let opened = Opened::decode(opened.encode_to_vec().as_slice())?;
-        Ok(Stream { consumer, slot: None, opened, next_batch, origin: Origin::Files(stream) })
+        let (next_batch, origin) = (numbering.first(), Origin::Files(stream));
+        Ok(Stream { consumer, slot: None, opened, numbering, next_batch, origin })
     }
 
     /// What was opened: datasets, the plan printed back, shape and type of the batches.
@@ -103,7 +107,7 @@ impl Stream {
         self.opened.batch_bytes()
     }
 
-    /// Number of the next batch.
+    /// Number of the next batch, of whatever rank: the first batch of the step that comes next.
     pub fn next_batch(&self) -> u64 {
         self.next_batch
     }
@@ -141,8 +145,8 @@ impl Stream {
     pub fn next_view_within(&mut self, limit: Duration) -> Result<Next, Error> {
         loop {
             if let Some(view) = self.slot.as_mut().and_then(Iterator::next) {
-                self.next_batch = view.number() + 1;
-                return Ok(Next::Batch(Batch(view)));
+                self.next_batch = self.numbering.next(view.number());
+                return Ok(Next::Batch(Batch { view, numbering: self.numbering }));
             }
             self.slot = None;
             match self.consumer.next(limit) {
@@ -222,22 +226,30 @@ impl Iterator for Batches<'_> {
 
 /// A batch, where the DPU put it. Its memory is returned when this is dropped.
 #[derive(Clone, Debug)]
-pub struct Batch(BatchView);
+pub struct Batch {
+    view: BatchView,
+    numbering: Numbering,
+}
 
 impl Batch {
     /// Its number in the stream.
     pub fn number(&self) -> u64 {
-        self.0.number()
+        self.numbering.number(self.view.number())
+    }
+
+    /// Number of the first batch of the step after it: where all ranks go on.
+    pub fn next_batch(&self) -> u64 {
+        self.numbering.next(self.view.number())
     }
 
     /// Samples one after the other, tokens little-endian.
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.view
     }
 
     /// The tokens as numbers; `None` if the bytes are not whole, aligned values of `T`.
     pub fn tokens<T: AnyBitPattern>(&self) -> Option<&[T]> {
-        bytemuck::try_cast_slice(&self.0).ok()
+        bytemuck::try_cast_slice(&self.view).ok()
     }
 }
 
@@ -258,7 +270,8 @@ mod tests {
                 ours.send(b"more", &[]).expect("there is room");
             }
             engine::stream::refuse_client(theirs, &full);
-            let refused = Stream::begin(ours, None, &request).expect_err("no ring came");
+            let refused =
+                Stream::begin(ours, None, &request, &Rank::default()).expect_err("no ring came");
             assert_eq!(refused.to_string(), "no room today");
         }
     }
@@ -273,7 +286,8 @@ mod tests {
         let reply = OpenReply { result }.encode_to_vec();
         theirs.send(&reply, &fds.to_pass()).expect("there is room");
         let request = OpenRequest { slots: 2, ..OpenRequest::default() };
-        let mut stream = Stream::begin(ours, None, &request).expect("a ring came");
+        let mut stream =
+            Stream::begin(ours, None, &request, &Rank::default()).expect("a ring came");
         let mut publish = |number| {
             let slot = producer.free_slot().expect("a slot is free");
             let meta = SlotMeta {

@@ -28,6 +28,7 @@ use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
+use crate::group::Groups;
 use crate::log;
 use crate::proto::dpu_server::{Dpu, DpuServer};
 use crate::proto::target_server::TargetServer;
@@ -256,6 +257,7 @@ pub fn run_dpu<E: From<Error>>(
         offload: true,
         memory: config.host.memory,
         rings: RingBudget::new(config.rings),
+        groups: Groups::default(),
     };
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;

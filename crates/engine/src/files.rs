@@ -17,7 +17,7 @@ use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
 use crate::error::Error;
 use crate::layout;
-use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened, StreamStatus};
+use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
 use crate::stream::stream_status;
 
 /// Which stream to open.
@@ -36,6 +36,10 @@ pub struct FilesConfig {
     pub first_batch: u64,
     /// Batches to deliver; without it the stream has no end.
     pub batches: Option<u64>,
+    /// Samples by which all batches begin later than at a multiple of their size.
+    pub shift: u32,
+    /// The data-parallel rank that the batches are for, and how many there are.
+    pub rank: (u32, u32),
     /// Slots of the ring.
     pub slots: u32,
     /// Bytes of a slot.
@@ -124,6 +128,15 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         batches: config.batches.unwrap_or(0),
         slots: config.slots,
         slot_bytes: config.slot_bytes,
+        shift: config.shift,
+        ranks: Some(Ranks {
+            ranks: config.rank.1,
+            first: config.rank.0,
+            rank: config.rank.0,
+            count: 1,
+            readers: 1,
+            ..Ranks::default()
+        }),
         ..OpenRequest::default()
     })
 }

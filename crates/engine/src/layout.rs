@@ -1,10 +1,11 @@
 //! From a request to a stream: checks names and plan, compiles the plan to stages, computes the order of
 //! samples.
 
+use host::ring::MAX_READERS;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Order, SampleLayout};
 use xio::plan::Plan;
-use xio::reader::{Delivery, Reader, ReaderSource};
+use xio::reader::{Delivery, Reader, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
@@ -74,6 +75,48 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
 }
 
+/// Most trainers that read a stream together: each costs a few descriptors.
+const MAX_TRAINERS: u32 = 64;
+
+/// Longest name of a group, in bytes.
+const MAX_GROUP_NAME: usize = 256;
+
+/// The share of a request, checked.
+pub(crate) fn share(request: &OpenRequest) -> Result<Share, Error> {
+    let Some(ranks) = &request.ranks else {
+        return Ok(Share::WHOLE);
+    };
+    let share = Share { ranks: ranks.ranks, first: ranks.first, count: ranks.count };
+    let bad = |why: String| Err(Error::invalid(why).hint("ranks count from 0"));
+    if !share.is_valid() || share.count > MAX_TRAINERS {
+        let Share { ranks, first, count } = share;
+        return bad(format!("ranks {first} to {} of {ranks}", u64::from(first) + u64::from(count)));
+    }
+    if !(share.first..share.first + share.count).contains(&ranks.rank) {
+        return bad(format!("rank {} is not one of those of this machine", ranks.rank));
+    }
+    if ranks.reader >= ranks.readers {
+        return bad(format!("reader {} of {}", ranks.reader, ranks.readers));
+    }
+    if share.count.saturating_mul(ranks.readers) > MAX_TRAINERS.min(MAX_READERS) {
+        let why = format!(
+            "{} ranks with {} trainers each are more than {MAX_TRAINERS} trainers",
+            share.count, ranks.readers
+        );
+        return Err(
+            Error::invalid(why).hint("give the ranks of this machine, not those of the job")
+        );
+    }
+    if ranks.group.len() > MAX_GROUP_NAME {
+        return bad(format!("the group's name has more than {MAX_GROUP_NAME} bytes"));
+    }
+    if ranks.group.is_empty() && (ranks.count, ranks.readers) != (1, 1) {
+        let why = "several trainers are to read one stream, but it has no name";
+        return Err(Error::invalid(why).hint("give all of them the same group=\"NAME\""));
+    }
+    Ok(share)
+}
+
 /// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `compile`
 /// decides where the plan's stages run.
 pub fn plan(
@@ -116,6 +159,8 @@ pub fn plan(
         pairs: pipeline.pairs(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
+        shift: request.shift,
+        share: share(request)?,
         slot_bytes: request.slot_bytes,
     };
     check_slot(&delivery)?;
@@ -150,8 +195,13 @@ fn types(error: &CompileError, names: &[String]) -> Error {
 const MAX_SAMPLES: u64 = 1 << 53;
 
 fn check_numbers(delivery: &Delivery) -> Result<(), Error> {
-    let Delivery { first_batch, batch_samples, .. } = *delivery;
-    let last = first_batch.checked_add(delivery.batches.unwrap_or(0));
+    let Delivery { first_batch, batch_samples, share, .. } = *delivery;
+    let all = delivery.batches.unwrap_or(0).checked_mul(share.ranks.into());
+    let last = all.and_then(|all| first_batch.checked_add(all));
+    if delivery.shift >= batch_samples.max(1) {
+        let text = format!("batches of {batch_samples} samples begin {} later", delivery.shift);
+        return Err(Error::invalid(text).hint("count whole batches as batches"));
+    }
     let most = MAX_SAMPLES / u64::from(batch_samples.max(1));
     if last.is_some_and(|last| last <= most) {
         return Ok(());

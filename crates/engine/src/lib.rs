@@ -9,6 +9,7 @@
 //! | [`files`] | streams over files of this machine, without target and DPU |
 //! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
+//! | `handle`, `group` | trainers of one job that read one stream |
 //! | [`budget`] | how much memory the rings of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
 //! | [`error`] | failures with hints, as sent to the requester |
@@ -24,6 +25,8 @@ pub mod daemon;
 pub mod data;
 pub mod error;
 pub mod files;
+mod group;
+mod handle;
 pub mod layout;
 pub mod local;
 pub mod log;

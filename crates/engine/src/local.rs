@@ -15,6 +15,7 @@ use crate::budget::RingBudget;
 use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
+use crate::group::Groups;
 use crate::runtime;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, serve_client};
@@ -61,6 +62,7 @@ impl LocalDpu {
             offload: false,
             memory: config.memory,
             rings: RingBudget::new(config.ring),
+            groups: Groups::default(),
         };
         let (ours, theirs) = Connection::pair().map_err(Error::from_cause)?;
         let client = std::thread::Builder::new()

@@ -1,12 +1,14 @@
 //! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
 //!
-//! A client sends an [`OpenRequest`] over a local socket and receives the ring's descriptors on it; after
+//! A client sends an [`OpenRequest`] over a local socket and receives the descriptors of its ring on it; trainers
+//! of one job may read one stream together (`group`). After
 //! that the socket shows that the client is alive, and carries requests for counters. One thread serves one
 //! client. A control task beside it holds the session with the target: when the target is lost the stream
 //! pauses, the task reconnects with growing delays, and the stream continues where it was (C4). When the
 //! target is lost for too long, the stream ends with an error that names it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use host::attach::Connection;
@@ -25,10 +27,12 @@ use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, q
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
 use crate::error::Error;
+use crate::group::{Groups, Member};
+use crate::handle::OpenStream;
 use crate::layout;
 use crate::log;
 use crate::proto::{
-    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, SessionRequest, StreamStatus,
+    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest, StreamStatus,
     TargetStages, open_reply,
 };
 use crate::status;
@@ -66,43 +70,32 @@ pub struct DpuContext {
     pub memory: u64,
     /// Memory for the rings of all streams.
     pub rings: RingBudget,
-}
-
-/// Closes the stream in the engine when its client is gone.
-struct OpenStream {
-    id: StreamId,
-    target: String,
-    commands: Commands<Command>,
-    signals: Signals,
-    task: Option<tokio::task::JoinHandle<()>>,
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-        self.signals.close();
-    }
+    /// Streams that several trainers read.
+    pub(crate) groups: Groups,
 }
 
 /// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
 pub fn serve_client(context: &DpuContext, mut connection: Connection, heard: impl FnOnce()) {
     connection.set_timeout(OPEN_TIMEOUT);
-    let client = connection.peer().map_or_else(
+    let peer = connection.peer();
+    let client = peer.as_ref().map_or_else(
         |_| "an unknown process".into(),
         |peer| format!("process {} of user {}", peer.pid, peer.uid),
     );
+    let user = peer.map_or(u32::MAX, |peer| peer.uid);
     let request = receive_request(&connection).inspect(|_| heard());
-    let opened = request.and_then(|request| open(context, &request));
-    match opened {
-        Ok((stream, opened, fds)) => {
+    let seated = request.and_then(|request| take_seat(context, (user, &client), &request));
+    match seated {
+        Ok(Seated { stream, member, opened, fds }) => {
             let (id, plan, target) = (stream.id, &opened.plan, &stream.target);
-            log::line(format_args!("stream {id} for {client} begins: {plan} from target {target}"));
+            let rank = member.as_ref().map_or(String::new(), |m| format!(", rank {}", m.rank()));
+            log::line(format_args!(
+                "stream {id} for {client}{rank} begins: {plan} from target {target}"
+            ));
             let begun = Instant::now();
             let reply = OpenReply { result: Some(open_reply::Result::Opened(opened)) };
             if connection.send(&reply.encode_to_vec(), &fds.to_pass()).is_ok() {
-                attend(&connection, &stream);
+                attend(&connection, &stream, member.as_ref());
             }
             log_end(&stream, begun);
         }
@@ -156,9 +149,12 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
 
 /// Replies to requests for counters until the client closes its connection, or until the engine has stopped:
 /// the client notices that its socket is closed.
-fn attend(connection: &Connection, stream: &OpenStream) {
+fn attend(connection: &Connection, stream: &OpenStream, member: Option<&Member>) {
     let mut failed = false;
     loop {
+        if let Some(member) = member {
+            member.look(stream);
+        }
         let mut fds = [PollFd::new(connection, PollFlags::IN)];
         let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
         let polled = poll(&mut fds, Some(&timeout));
@@ -199,21 +195,67 @@ pub(crate) fn stream_status(report: &StreamReport) -> StreamStatus {
     }
 }
 
+/// A client with its ring.
+struct Seated {
+    stream: Arc<OpenStream>,
+    /// Its seat, if the stream is one of several trainers.
+    member: Option<Member>,
+    opened: Opened,
+    fds: RingFds,
+}
+
+/// Opens the stream of a request, or takes a seat at it if another trainer has opened it.
+fn take_seat(
+    context: &DpuContext,
+    client: (u32, &str),
+    request: &OpenRequest,
+) -> Result<Seated, Error> {
+    layout::share(request)?;
+    let open = || open(context, request);
+    match request.ranks.as_ref().filter(|ranks| !ranks.group.is_empty()) {
+        Some(ranks) => {
+            let (member, stream, opened, fds) =
+                context.groups.join(client, request, ranks, open)?;
+            Ok(Seated { stream, member: Some(member), opened, fds })
+        }
+        None => {
+            let (stream, opened, rings) = open()?;
+            let fds = rings.into_iter().flatten().next();
+            let fds = fds.ok_or_else(|| Error::invalid("the stream has no ring"))?;
+            Ok(Seated { stream: Arc::new(stream), member: None, opened, fds })
+        }
+    }
+}
+
+/// The rings of a request: their producers, and for each ring what each of its readers maps.
+fn create_rings(request: &OpenRequest) -> Result<(Vec<Producer>, Vec<Vec<RingFds>>), Error> {
+    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
+    let (rings, readers) = match &request.ranks {
+        Some(Ranks { count, readers, .. }) => (*count, *readers),
+        None => (1, 1),
+    };
+    let rings = (0..rings).map(|_| Producer::create_shared(config, readers));
+    let rings = rings.collect::<Result<Vec<_>, _>>();
+    let rings = rings
+        .map_err(|error| Error::from_cause(error).hint("choose other --slots or --slot-size"))?;
+    Ok(rings.into_iter().unzip())
+}
+
 /// Plans the stream, starts it in the engine, and connects it to its target.
 fn open(
     context: &DpuContext,
     request: &OpenRequest,
-) -> Result<(OpenStream, Opened, RingFds), Error> {
+) -> Result<(OpenStream, Opened, Vec<Vec<RingFds>>), Error> {
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
     let infos = context.runtime.block_on(control.describe(request.datasets.clone()))?;
     let layout =
         layout::plan(request, &infos, |plan, dtypes| plan.compile(dtypes, context.offload))?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
-    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
-    let ring = context.rings.take(u64::from(request.slots) * u64::from(request.slot_bytes))?;
-    let (producer, fds) = Producer::create(config)
-        .map_err(|error| Error::from_cause(error).hint("choose other --slots or --slot-size"))?;
+    let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
+    let rings = u64::from(layout.delivery.share.count);
+    let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
+    let (producers, fds) = create_rings(request)?;
     let (events, lost) = mpsc::channel(16);
     let opened = layout.opened(infos.clone());
     let signals = context.commands.signals();
@@ -224,7 +266,7 @@ fn open(
         setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
         names: layout.names,
         targets: vec![control.name().to_owned()],
-        producer,
+        producers,
         events,
         signals: signals.clone(),
         ring,

@@ -2,7 +2,7 @@
 //! that completes in any order, and a host of any pace.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 use sim::chance::Chance;
@@ -13,7 +13,7 @@ use xio::kernel::Kernels;
 use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{
-    Delivery, LocalReader, Reader, ReaderSetup, ReaderSource, Sink, SlotMeta, StreamError,
+    Delivery, LocalReader, Reader, ReaderSetup, ReaderSource, Share, Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError};
 
@@ -105,14 +105,20 @@ struct Host {
     slots: Vec<Vec<u8>>,
     free: VecDeque<u32>,
     held: Vec<u32>,
+    /// The ring of each slot.
+    rings: BTreeMap<u32, u32>,
     batches: Vec<Vec<u8>>,
+    /// By ring: the number of its first batch, and all of them.
+    by_ring: BTreeMap<u32, (u64, Vec<Vec<u8>>)>,
     end: Option<Result<(), StreamError>>,
 }
 
 impl Host {
-    fn new() -> Host {
-        let slots = vec![vec![0xee; SLOT_BYTES as usize]; SLOTS];
-        Host { slots, free: (0..SLOTS as u32).collect(), ..Host::default() }
+    /// Slots for several rings: one that is being filled in each, and a few to hold.
+    fn new(rings: u32) -> Host {
+        let count = SLOTS + rings as usize - 1;
+        let slots = vec![vec![0xee; SLOT_BYTES as usize]; count];
+        Host { slots, free: (0..count as u32).collect(), ..Host::default() }
     }
 
     fn return_some(&mut self, draw: &mut Chance) {
@@ -126,8 +132,10 @@ impl Host {
 }
 
 impl Sink for Host {
-    fn acquire(&mut self) -> Option<u32> {
-        self.free.pop_front()
+    fn acquire(&mut self, ring: u32) -> Option<u32> {
+        let slot = self.free.pop_front()?;
+        self.rings.insert(slot, ring);
+        Some(slot)
     }
 
     fn write(&mut self, slot: u32, offset: u32, bytes: &[u8]) {
@@ -139,7 +147,17 @@ impl Sink for Host {
         assert!(self.end.is_none(), "published after the end");
         let SlotMeta { batches, batch_bytes, .. } = meta;
         let bytes = &self.slots[slot as usize][..(batches * batch_bytes) as usize];
-        self.batches.extend(bytes.chunks(batch_bytes as usize).map(<[u8]>::to_vec));
+        let batches: Vec<Vec<u8>> =
+            bytes.chunks(batch_bytes as usize).map(<[u8]>::to_vec).collect();
+        let (first, ring) =
+            self.by_ring.entry(self.rings[&slot]).or_insert((meta.first_batch, Vec::new()));
+        assert_eq!(
+            meta.first_batch,
+            *first + ring.len() as u64,
+            "the ring's own batches are counted"
+        );
+        ring.extend(batches.iter().cloned());
+        self.batches.extend(batches);
         self.held.push(slot);
     }
 
@@ -162,7 +180,19 @@ fn run(
     plan: &Plan,
     files: &[File],
     on_disk: Vec<Vec<u8>>,
+    range: (u64, u64),
+    seed: u64,
+    fault: Option<i32>,
+) -> Run {
+    run_for(plan, files, on_disk, range, (0, Share::WHOLE), seed, fault)
+}
+
+fn run_for(
+    plan: &Plan,
+    files: &[File],
+    on_disk: Vec<Vec<u8>>,
     (first_batch, batches): (u64, u64),
+    (shift, share): (u32, Share),
     seed: u64,
     fault: Option<i32>,
 ) -> Run {
@@ -189,6 +219,8 @@ fn run(
         pairs: pipeline.pairs(),
         first_batch,
         batches: Some(batches),
+        shift,
+        share,
         slot_bytes: SLOT_BYTES,
     };
     let memory_bytes = Reader::memory_needed(&order, &sources);
@@ -206,7 +238,7 @@ fn run(
         reads: 0,
         fault,
     };
-    let mut host = Host::new();
+    let mut host = Host::new(share.count);
     for turn in 0.. {
         assert!(turn < 1_000_000, "the stream does not end");
         let busy = reader.poll(&mut disk, &mut memory, &mut host);
@@ -311,6 +343,52 @@ proptest! {
                 prop_assert_eq!(refused, Err(ReferenceError::Overflow { dataset, token, value, to }));
             }
             other => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    /// The rings of all ranks together hold the order, whatever the number of ranks, the share of a stream and
+    /// the sample that it begins with.
+    #[test]
+    fn ranks_share_the_order(
+        case in case(),
+        (ranks, first, count) in (1..9u32, any::<u32>(), any::<u32>()),
+        shift in any::<u32>(),
+    ) {
+        let case = Case { wide: None, ..case };
+        let plan = Plan::parse(&case.text, None).unwrap();
+        let first = first % ranks;
+        let share = Share { ranks, first, count: 1 + count % (ranks - first) };
+        let shift = shift % plan.batch();
+        let files = made(&case);
+        let Case { first_batch, batches, seed, .. } = case;
+        let placed = (shift, share);
+        let ran = run_for(&plan, &files, contents(&files), (first_batch, batches), placed, seed, None);
+        prop_assert_eq!(ran.host.end, Some(Ok(())));
+        prop_assert_eq!(ran.host.by_ring.len(), share.count as usize);
+        let one_by_one = case.text.replace(&format!("batch({})", plan.batch()), "batch(1)");
+        let single = Plan::parse(&one_by_one, None).unwrap();
+        let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
+        let mut reference = Reference::new(&single, described.collect()).unwrap();
+        let size = u64::from(plan.batch());
+        for step in 0..batches {
+            for (ring, (numbered, ring_batches)) in &ran.host.by_ring {
+                prop_assert_eq!(*numbered, first_batch);
+                let number = first_batch + step * u64::from(ranks) + u64::from(first + ring);
+                let begin = number * size + u64::from(shift);
+                let samples: Vec<Vec<u8>> =
+                    (begin..begin + size).map(|sample| reference.batch(sample).unwrap()).collect();
+                let rows = |second: bool| {
+                    let half = |sample: &Vec<u8>| match (plan.pairs(), second) {
+                        (false, false) => sample.clone(),
+                        (false, true) => Vec::new(),
+                        (true, false) => sample[..sample.len() / 2].to_vec(),
+                        (true, true) => sample[sample.len() / 2..].to_vec(),
+                    };
+                    samples.iter().map(half).collect::<Vec<_>>().concat()
+                };
+                let want = [rows(false), rows(true)].concat();
+                prop_assert_eq!(&ring_batches[step as usize], &want, "batch {}", number);
+            }
         }
     }
 

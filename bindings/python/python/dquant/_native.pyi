@@ -23,6 +23,15 @@ class Options(TypedDict, total=False):
     narrow: str | None
     widen: str | None
     pairs: bool | None
+    rank: int | None
+    world_size: int | None
+    local_rank: int | None
+    local_world_size: int | None
+    tp: int | None
+    cp: int | None
+    pp: int | None
+    cp_split: str | None
+    group: str | None
     token: str | None
     dpu: str | None
     dtype: str | None
@@ -41,7 +50,11 @@ class Batch(Buffer):
     @property
     def number(self) -> int: ...
     @property
+    def next_batch(self) -> int: ...
+    @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def pairs(self) -> bool: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -71,6 +84,10 @@ class Stream(Iterator[Batch]):
     ) -> Self: ...
     @property
     def opened(self) -> Opened: ...
+    @property
+    def batch_samples(self) -> int: ...
+    @property
+    def data_parallel(self) -> tuple[int, int]: ...
     @property
     def next_batch(self) -> int: ...
     @property

@@ -52,8 +52,11 @@ class TokenDataset(IterableDataset):
             if resume is not None:
                 stream.load_state_dict(resume)
             self._state = stream.state_dict()
+            first, start = self._state["next_batch"], self._state["next_sample"]
+            samples = stream.batch_samples
             while (batch := next(stream, None)) is not None:
-                self._state["next_batch"] = batch.number + 1
+                self._state["next_batch"] = batch.next_batch
+                self._state["next_sample"] = start + (batch.next_batch - first) * samples
                 item = self._tensors(batch)
                 del batch
                 yield item
@@ -69,8 +72,9 @@ class TokenDataset(IterableDataset):
     def _tensors(self, batch):
         tokens = batch.torch()
         if self._copy:
-            tokens = tokens.clone()
-        return (tokens[0], tokens[1]) if tokens.dim() == 3 else tokens
+            # Two pieces of a sample become one row.
+            tokens = tokens.clone().contiguous().view(*batch.shape[: 2 if batch.pairs else 1], -1)
+        return (tokens[0], tokens[1]) if batch.pairs else tokens
 
     def state_dict(self):
         """The position, as a dictionary of numbers, strings and lists; empty before the first iteration."""

@@ -46,7 +46,7 @@ pub(super) struct DpuCommand {
     memory: u64,
 
     /// Memory for the rings of all streams together
-    #[arg(long, value_name = "SIZE", default_value = "96MiB", value_parser = units::size_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::size_bytes)]
     rings: u64,
 
     /// How long to retry a lost target before its streams fail

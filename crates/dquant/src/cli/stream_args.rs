@@ -9,7 +9,16 @@ use clap::{ArgAction, Args};
 use super::daemons::{TokenArgs, roce_address, span};
 use crate::exit::CliError;
 use crate::units;
-use client::Options;
+use client::{Group, Options, Rank};
+
+/// Parses `R/N`.
+fn rank(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text.split_once('/').map(|(rank, ranks)| (rank.parse(), ranks.parse()));
+    match numbers {
+        Some((Ok(rank), Ok(ranks))) if rank < ranks => Ok((rank, ranks)),
+        _ => Err("write it as R/N, with R from 0 to N - 1: 0/8".to_owned()),
+    }
+}
 
 /// How to open a stream.
 #[derive(Debug, Args)]
@@ -46,6 +55,14 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
 
+    /// Only the batches of data-parallel rank R of N: every N-th
+    #[arg(long, value_name = "R/N", value_parser = rank)]
+    rank: Option<(u32, u32)>,
+
+    /// Read one stream of the DPU with the other ranks, all on this machine, that give the same name
+    #[arg(long, value_name = "NAME", requires = "rank")]
+    group: Option<String>,
+
     /// Slots of the ring between DPU and this process
     #[arg(long, value_name = "N", default_value_t = 16)]
     slots: u32,
@@ -78,6 +95,15 @@ pub(super) struct StreamArgs {
 }
 
 impl StreamArgs {
+    fn rank(&self) -> Rank {
+        let Some((rank, ranks)) = self.rank else {
+            return Rank::default();
+        };
+        let group = self.group.clone();
+        let group = group.map(|name| Group { name, first: 0, count: ranks, readers: 1, reader: 0 });
+        Rank { ranks, rank, group }
+    }
+
     pub(super) fn options(&self) -> Result<Options, CliError> {
         let slot_bytes = u32::try_from(self.slot_size).map_err(|_| {
             CliError::usage("a slot is larger than 4 GiB").hint("use --slot-size 1MiB")
@@ -91,6 +117,8 @@ impl StreamArgs {
             seed: self.seed,
             first_batch: self.first_batch,
             batches: self.batches,
+            shift: 0,
+            rank: self.rank(),
             slots: self.slots,
             slot_bytes,
             roce: self.roce,

@@ -50,6 +50,8 @@ fn good_request(target: &Daemon) -> OpenRequest {
         batches: 1,
         slots: 2,
         slot_bytes: 64 << 10,
+        ranks: None,
+        shift: 0,
     }
 }
 

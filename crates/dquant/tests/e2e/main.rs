@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
+//! | [`ranks`] | several trainers of one job |
 //! | [`types`] | who says which type a flat file has |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
@@ -31,6 +32,7 @@ mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
 mod local;
+mod ranks;
 mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]

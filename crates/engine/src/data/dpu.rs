@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
@@ -55,13 +56,13 @@ pub struct StreamSpec {
     pub names: Vec<String>,
     /// Names of the targets, one connection each, for messages.
     pub targets: Vec<String>,
-    /// The ring to fill.
-    pub producer: Producer,
+    /// The rings to fill, one for each rank of the delivery's share.
+    pub producers: Vec<Producer>,
     /// Where lost connections are reported.
     pub events: tokio::sync::mpsc::Sender<Event>,
     /// Flags that the engine checks for the stream's end.
     pub signals: Signals,
-    /// The ring's share of the memory for rings, returned when the ring is freed.
+    /// Their share of the memory for rings, returned when they are freed.
     pub ring: RingLease,
 }
 
@@ -333,6 +334,10 @@ impl<F: Fabric> Engine<F> {
             stream.sink.set_loss(why);
             stream.reader.abandon(&mut stream.sink, connection);
         }
+        if let Some(why) = raised.rank_left.filter(|_| !stream.reader.has_ended()) {
+            stream.reader.stop(&mut stream.sink);
+            stream.sink.end_for_rank(why);
+        }
         self.turns.spent(Work::Drop);
     }
 
@@ -391,20 +396,36 @@ impl<F: Fabric> Engine<F> {
         };
         let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
         let resources = ReaderResources { data, send_cq, recv_cq };
-        let StreamSpec { setup, names, targets, producer, events, signals, ring } = *spec;
+        let StreamSpec { setup, names, targets, producers, events, signals, ring } = *spec;
         let connections = targets.len() as u32;
         let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
-        if let Err(source) = self.watched.add_edges(producer.credit_fd(), 2) {
+        let sink = RingSink::new(producers, names, targets, DOORBELL_SLOTS);
+        if let Err(source) = self.watch_credits(&sink) {
             domain.close(&mut self.host);
             let error = EngineError::Os { what: "credits of the ring", source };
-            return Err(Refused::new(error, (producer, ring)));
+            return Err(Refused::new(error, (sink, ring)));
         }
-        let sink = RingSink::new(producer, names, targets, DOORBELL_SLOTS);
         let id = StreamId(self.next_id);
         self.next_id += 1;
         let lines = Vec::new();
         self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, ring });
         Ok(id)
+    }
+
+    /// Watches the credits of every ring, or of none.
+    fn watch_credits(&self, sink: &RingSink) -> std::io::Result<()> {
+        for (watched, credit) in sink.credit_fds().enumerate() {
+            if let Err(error) = self.watched.add_edges(credit, 2) {
+                sink.credit_fds().take(watched).for_each(|credit| self.unwatch(credit));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn unwatch(&self, credit: BorrowedFd<'_>) {
+        let gone = self.watched.remove(credit);
+        debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
     fn domain_for(&mut self, spec: &StreamSpec) -> Result<Domain, EngineError> {
@@ -451,8 +472,7 @@ impl<F: Fabric> Engine<F> {
 
     fn close(&mut self, index: usize) {
         let mut stream = self.streams.swap_remove(index);
-        let gone = self.watched.remove(stream.sink.credit_fd());
-        debug_assert!(gone.is_ok(), "{gone:?}");
+        stream.sink.credit_fds().for_each(|credit| self.unwatch(credit));
         while let Some(line) = stream.lines.first() {
             let connection = line.connection;
             stream.drop_line(&mut self.host, connection);

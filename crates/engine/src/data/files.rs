@@ -64,7 +64,7 @@ impl FileEngine {
         let watched = driver.watched();
         watched.add(disk.fd(), 1).map_err(os("completions of the disk"))?;
         watched.add_edges(spec.producer.credit_fd(), 2).map_err(os("credits of the ring"))?;
-        let sink = RingSink::new(spec.producer, spec.names, Vec::new(), DOORBELL_SLOTS);
+        let sink = RingSink::new(vec![spec.producer], spec.names, Vec::new(), DOORBELL_SLOTS);
         let (alive, liveness) = std::io::pipe().map_err(os("pipe"))?;
         let (commands, inbox) = Commands::new(driver.waker());
         let mut engine = Engine { disk, pool, reader, sink, commands: inbox };

@@ -32,6 +32,8 @@ pub(crate) struct Raised {
     pub(crate) dropped: Vec<u32>,
     /// A connection that cannot be restored, and why.
     pub(crate) abandoned: Option<(u32, String)>,
+    /// A rank of the stream has left, and the others cannot go on without it.
+    pub(crate) rank_left: Option<String>,
 }
 
 impl Signals {
@@ -56,6 +58,11 @@ impl Signals {
     /// A connection cannot be restored, for this reason: end the stream with an error.
     pub fn abandon(&self, connection: u32, why: String) {
         self.raise(|raised| raised.abandoned = Some((connection, why)));
+    }
+
+    /// A rank has left: end the stream of the others with this error.
+    pub fn rank_left(&self, why: String) {
+        self.raise(|raised| raised.rank_left = Some(why));
     }
 
     fn raise(&self, say: impl FnOnce(&mut Raised)) {

@@ -2,13 +2,22 @@
 
 use std::os::fd::BorrowedFd;
 
-use host::ring::{Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
+use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
 use xio::reader::{Sink, SlotMeta, StreamError};
 
-/// A stream's ring.
+/// A stream's ring for the ranks that read the same batches.
+#[derive(Debug)]
+struct Ring {
+    producer: Producer,
+    /// The slot being filled.
+    taken: Option<SlotIndex>,
+}
+
+/// The rings of a stream.
 #[derive(Debug)]
 pub(crate) struct RingSink {
-    producer: Producer,
+    /// At least one.
+    rings: Vec<Ring>,
     names: Vec<String>,
     targets: Vec<String>,
     /// Why a target could not be reconnected.
@@ -16,50 +25,51 @@ pub(crate) struct RingSink {
     /// Why the stream ended early.
     failure: Option<String>,
     doorbell_slots: u32,
-    taken: Option<SlotIndex>,
-    waits_for_credit: bool,
+    /// The ring without a free slot for the next batch.
+    waits_for: Option<usize>,
     armed: bool,
 }
 
 impl RingSink {
     pub(crate) fn new(
-        producer: Producer,
+        producers: Vec<Producer>,
         names: Vec<String>,
         targets: Vec<String>,
         doorbell_slots: u32,
     ) -> RingSink {
+        let ring = |producer| Ring { producer, taken: None };
         RingSink {
-            producer,
+            rings: producers.into_iter().map(ring).collect(),
             names,
             targets,
             loss: String::new(),
             failure: None,
             doorbell_slots,
-            taken: None,
-            waits_for_credit: false,
+            waits_for: None,
             armed: false,
         }
     }
 
-    /// Prepares the ring for our sleep; `false` if a credit came meanwhile and there is work to do.
+    /// Prepares the rings for our sleep; `false` if a credit came meanwhile and there is work to do.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        self.producer.doorbell_now();
-        if !self.waits_for_credit {
-            return true;
+        for ring in &mut self.rings {
+            ring.producer.doorbell_now();
         }
-        self.armed = self.producer.arm_credit_wakeup();
+        let Some(full) = self.waits_for else {
+            return true;
+        };
+        self.armed = self.rings[full].producer.arm_credit_wakeup();
         self.armed
     }
 
-    /// The descriptor on which the host signals credits. Others may write to it at any time.
-    pub(crate) fn credit_fd(&self) -> BorrowedFd<'_> {
-        self.producer.credit_fd()
+    /// The descriptors on which hosts signal credits. Others may write to them at any time.
+    pub(crate) fn credit_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rings.iter().map(|ring| ring.producer.credit_fd())
     }
 
     pub(crate) fn after_sleep(&mut self) {
-        if self.armed {
-            self.producer.disarm_credit_wakeup();
-            self.armed = false;
+        if let (true, Some(full)) = (std::mem::take(&mut self.armed), self.waits_for) {
+            self.rings[full].producer.disarm_credit_wakeup();
         }
     }
 
@@ -70,7 +80,18 @@ impl RingSink {
 
     /// Stops the stream because the engine stops. A stream that has ended keeps its end.
     pub(crate) fn stop(&mut self, why: &str) {
-        self.producer.fail(codes::STOPPED, why);
+        self.end_rings(codes::STOPPED, why);
+    }
+
+    /// Ends the stream because one of its ranks has left. A stream that has ended keeps its end.
+    pub(crate) fn end_for_rank(&mut self, why: String) {
+        self.end_rings(codes::RANK, &why);
+        self.failure.get_or_insert(why);
+        self.waits_for = None;
+    }
+
+    fn end_rings(&mut self, code: u32, why: &str) {
+        self.rings.iter_mut().for_each(|ring| ring.producer.fail(code, why));
     }
 
     /// Why the stream ended early, if it did.
@@ -78,9 +99,18 @@ impl RingSink {
         self.failure.as_deref()
     }
 
-    /// What the ring's producer did.
+    /// What the producers of the rings did.
     pub(crate) fn counters(&self) -> ProducerCounters {
-        self.producer.counters()
+        let mut sum = ProducerCounters::default();
+        self.rings.iter().for_each(|ring| sum.add(&ring.producer.counters()));
+        sum
+    }
+
+    /// The ring of a slot number, and the number of the slot in it.
+    fn filling(&mut self, slot: u32) -> Option<(&mut Ring, SlotIndex)> {
+        let ring = self.rings.get_mut((slot / MAX_SLOTS) as usize)?;
+        let taken = ring.taken?;
+        Some((ring, taken))
     }
 
     fn name(&self, dataset: u32) -> &str {
@@ -130,23 +160,28 @@ impl RingSink {
 }
 
 impl Sink for RingSink {
-    fn acquire(&mut self) -> Option<u32> {
-        let slot = self.producer.free_slot();
-        self.waits_for_credit = slot.is_none();
-        self.taken = slot;
-        slot.map(SlotIndex::get)
+    fn acquire(&mut self, ring: u32) -> Option<u32> {
+        let index = ring as usize;
+        let taken = self.rings.get_mut(index).map(|ring| {
+            ring.taken = ring.producer.free_slot();
+            ring.taken
+        })?;
+        self.waits_for = taken.is_none().then_some(index);
+        taken.map(|slot| ring * MAX_SLOTS + slot.get())
     }
 
-    fn write(&mut self, _slot: u32, offset: u32, bytes: &[u8]) {
-        let Some(slot) = self.taken else { return };
-        let written = self.producer.write(slot, offset as usize, bytes);
+    fn write(&mut self, slot: u32, offset: u32, bytes: &[u8]) {
+        let Some((ring, slot)) = self.filling(slot) else { return };
+        let written = ring.producer.write(slot, offset as usize, bytes);
         debug_assert!(written.is_ok(), "{written:?}");
     }
 
-    fn publish(&mut self, _slot: u32, meta: SlotMeta) {
-        let Some(slot) = self.taken.take() else {
+    fn publish(&mut self, slot: u32, meta: SlotMeta) {
+        let doorbell_slots = self.doorbell_slots;
+        let Some((ring, slot)) = self.filling(slot) else {
             return;
         };
+        ring.taken = None;
         let meta = RingMeta {
             bytes: u64::from(meta.batches) * u64::from(meta.batch_bytes),
             first_batch: meta.first_batch,
@@ -154,9 +189,9 @@ impl Sink for RingSink {
             batch_bytes: u64::from(meta.batch_bytes),
             crc32c: None,
         };
-        let published = self.producer.publish(slot, meta);
+        let published = ring.producer.publish(slot, meta);
         debug_assert!(published.is_ok(), "{published:?}");
-        self.producer.doorbell_if_needed(self.doorbell_slots);
+        ring.producer.doorbell_if_needed(doorbell_slots);
     }
 
     fn fail(&mut self, error: &StreamError) {
@@ -167,15 +202,15 @@ impl Sink for RingSink {
             _ => codes::STORAGE,
         };
         let text = self.describe(error);
-        self.producer.fail(code, &text);
+        self.end_rings(code, &text);
         self.failure = Some(text);
         // Returned slots are of no more use: waiting for them would keep the engine awake.
-        self.waits_for_credit = false;
+        self.waits_for = None;
     }
 
     fn finish(&mut self) {
-        self.producer.finish();
-        self.waits_for_credit = false;
+        self.rings.iter_mut().for_each(|ring| ring.producer.finish());
+        self.waits_for = None;
     }
 }
 
@@ -191,8 +226,8 @@ mod tests {
         let (producer, fds) = Producer::create(config).expect("a small ring");
         let (alive, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
         let mut consumer = Consumer::attach(fds, alive.into()).expect("an honest ring");
-        let mut sink = RingSink::new(producer, Vec::new(), Vec::new(), 1);
-        while let Some(slot) = sink.acquire() {
+        let mut sink = RingSink::new(vec![producer], Vec::new(), Vec::new(), 1);
+        while let Some(slot) = sink.acquire(0) {
             sink.publish(slot, SlotMeta { first_batch: 0, batches: 1, batch_bytes: 8 });
         }
         assert!(sink.prepare_sleep(), "no slot is free");

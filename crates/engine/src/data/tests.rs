@@ -8,7 +8,7 @@ use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::SampleLayout;
 use xio::plan::Plan;
-use xio::reader::{Delivery, ReaderSetup, ReaderSource};
+use xio::reader::{Delivery, ReaderSetup, ReaderSource, Share};
 
 use super::dpu::{DpuEngine, StreamId, StreamSpec};
 use super::target::{SessionSpec, TargetEngine};
@@ -71,6 +71,8 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
         pairs: false,
         first_batch: 0,
         batches: None,
+        shift: 0,
+        share: Share::WHOLE,
         slot_bytes: 4096,
     };
     let ring = RingConfig { slots: 4, slot_bytes: 4096 };
@@ -83,7 +85,7 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
         setup: ReaderSetup::new(order, vec![source], delivery),
         names: vec!["a".into()],
         targets: vec!["nowhere".into()],
-        producer,
+        producers: vec![producer],
         events,
         signals: signals.clone(),
         ring: rings.take(RING_BYTES).expect("room"),

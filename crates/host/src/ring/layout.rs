@@ -1,7 +1,8 @@
 //! The layout of the two files of a ring, and the checks of what is read from them.
 //!
 //! Pure arithmetic and encoding: nothing here maps, waits or makes system calls. The *data* file is
-//! written by the producer alone; the *credit* file is the only one that the consumer can write.
+//! written by the producer alone; the *credit* file is the only one that the consumer can write. Where several
+//! processes read a ring, each has a credit file of its own.
 //!
 //! ```text
 //! data file     0  header           magic, version, geometry, nonce, checksum (never changes)
@@ -28,6 +29,8 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"DQ-RING\0");
 pub const VERSION: u32 = 1;
 /// Most slots of a ring.
 pub const MAX_SLOTS: u32 = 1024;
+/// Most processes that read one ring.
+pub const MAX_READERS: u32 = 64;
 /// Smallest slot, and the unit that slot sizes are multiples of.
 pub const MIN_SLOT_BYTES: u64 = 4096;
 /// Largest slot.

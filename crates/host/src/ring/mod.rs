@@ -1,7 +1,9 @@
 //! The host ring: batches written once into memory that the trainer maps.
 //!
 //! One [`Producer`] (the DPU process; on real hardware a DMA engine does its copies) and one
-//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, passed as [`RingFds`]. Either
+//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, passed as [`RingFds`]. Trainers that
+//! need the same batches read one ring together: each gets every slot, and each has a credit file of its own.
+//! Either
 //! may be killed at any instant; the other notices through the Unix socket on which they were passed
 //! ([`attach`](crate::attach)). Slots carry whole batches. They are published in order and returned in
 //! any order:
@@ -20,6 +22,7 @@
 //!   those with its own state and counts values that no correct consumer writes (C7). A consumer that
 //!   writes false values gets its own slots overwritten too soon, and affects nothing else.
 //! - The consumer checks every number that it takes from the producer before it is used.
+//! - Processes that read one ring together trust each other: a slot is free when all have returned it.
 //! - Nothing is queued: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
 //!
 //! `layout` defines the layout, `map` owns the memory, `wake` is the wake-up protocol.
@@ -39,8 +42,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 pub use consumer::{BatchView, Batches, Consumer, ConsumerCounters, SlotView};
 pub use error::{AttachRefusal, DescriptorFault, RingError};
 pub use layout::{
-    Geometry, MAX_END_TEXT_BYTES, MAX_RING_BYTES, MAX_SLOT_BYTES, MAX_SLOTS, MIN_SLOT_BYTES,
-    RingFile, SlotMeta, VERSION,
+    Geometry, MAX_END_TEXT_BYTES, MAX_READERS, MAX_RING_BYTES, MAX_SLOT_BYTES, MAX_SLOTS,
+    MIN_SLOT_BYTES, RingFile, SlotMeta, VERSION,
 };
 pub use producer::{Producer, ProducerCounters, SlotIndex};
 
@@ -99,6 +102,8 @@ pub mod codes {
     pub const PEER: u32 = 3;
     /// The DPU was asked to stop.
     pub const STOPPED: u32 = 4;
+    /// Another rank that reads the stream left it, or never came.
+    pub const RANK: u32 = 5;
 }
 
 /// CRC32C of `payload`, as stored in [`SlotMeta::crc32c`].

@@ -7,6 +7,8 @@
 //! [`arm_credit_wakeup`](Producer::arm_credit_wakeup) (which signals too) and poll
 //! [`credit_fd`](Producer::credit_fd).
 //!
+//! Several processes may read one ring, each with a credit file of its own.
+//!
 //! Invariants:
 //! - A slot is written only while FILLING in `states`, which no other process can see or change.
 //! - Words written by the consumer are only ever *compared*: with 1 + the sequence that a slot was
@@ -21,7 +23,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::ReadWriteFlags;
 use rustix::thread::futex;
 
-use super::layout::{self, Descriptor, Header, RingFile};
+use super::layout::{self, Descriptor, Header, MAX_READERS, RingFile};
 use super::map::{self, Access, Region, os};
 use super::wake::{self, Doorbell, DoorbellAction, SlotWords};
 use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta};
@@ -37,20 +39,60 @@ impl SlotIndex {
     }
 }
 
-/// The producer's state of one slot.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    state: State,
-    /// Release word last seen, so that each wrong value is counted once.
-    seen: u64,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
     Filling,
-    /// Published under this sequence and not yet returned.
+    /// Published under this sequence and not yet returned by every reader.
     Published(u64),
+}
+
+/// A process that reads the ring.
+#[derive(Debug)]
+struct Reader {
+    credit: Region,
+    bell: Doorbell,
+    /// Sleep word last counted as bad.
+    bad_sleep: u64,
+    /// Release word of each slot last seen, so that each wrong value is counted once.
+    seen: Box<[u64]>,
+}
+
+impl Reader {
+    fn over(geometry: Geometry, credit: BorrowedFd<'_>) -> Result<Reader, RingError> {
+        Ok(Reader {
+            credit: Region::map(credit, geometry.credit_bytes(), Access::ReadWrite)?,
+            bell: Doorbell::default(),
+            bad_sleep: 0,
+            seen: vec![0; geometry.slots() as usize].into(),
+        })
+    }
+
+    /// Whether publication `sequence` in `slot` was returned. Acquire: its reads come before our next writes.
+    fn has_returned(
+        &mut self,
+        geometry: &Geometry,
+        slot: u32,
+        sequence: u64,
+        counters: &mut ProducerCounters,
+    ) -> bool {
+        let word = self.credit.u64_at(geometry.released_at(slot)).load(Ordering::Acquire);
+        let released = word == sequence.wrapping_add(1);
+        let seen = &mut self.seen[slot as usize];
+        counters.bad_release_words += u64::from(!released && word != *seen);
+        *seen = word;
+        released
+    }
+}
+
+/// The words of the ring as `reader` and the producer share them.
+fn words<'a>(data: &'a Region, reader: &'a Reader) -> SlotWords<'a, AtomicU32, AtomicU64> {
+    SlotWords {
+        produced: data.u64_at(layout::PRODUCED_AT),
+        bell: data.u32_at(layout::DOORBELL_AT),
+        end: data.u32_at(layout::END_AT),
+        sleep: reader.credit.u64_at(layout::SLEEP_AT),
+    }
 }
 
 /// Counters of a producer.
@@ -74,18 +116,40 @@ pub struct ProducerCounters {
     pub bad_sleep_words: u64,
 }
 
+impl ProducerCounters {
+    /// Adds those of another producer.
+    pub fn add(&mut self, other: &ProducerCounters) {
+        let ProducerCounters {
+            slots,
+            bytes,
+            doorbells,
+            doorbells_deferred,
+            credit_waits,
+            spurious_credit_wakeups,
+            bad_release_words,
+            bad_sleep_words,
+        } = *other;
+        self.slots += slots;
+        self.bytes += bytes;
+        self.doorbells += doorbells;
+        self.doorbells_deferred += doorbells_deferred;
+        self.credit_waits += credit_waits;
+        self.spurious_credit_wakeups += spurious_credit_wakeups;
+        self.bad_release_words += bad_release_words;
+        self.bad_sleep_words += bad_sleep_words;
+    }
+}
+
 /// The producer's end of a ring.
 #[derive(Debug)]
 pub struct Producer {
     geometry: Geometry,
     data: Region,
-    credit: Region,
+    /// At least one.
+    readers: Box<[Reader]>,
     credit_fd: OwnedFd,
-    slots: Box<[Slot]>,
+    slots: Box<[State]>,
     produced: u64,
-    bell: Doorbell,
-    /// Sleep word last counted as bad.
-    bad_sleep: u64,
     armed: bool,
     ended: bool,
     counters: ProducerCounters,
@@ -95,33 +159,49 @@ impl Producer {
     /// Creates a ring with all its memory reserved and faulted in. Send the [`RingFds`] to the
     /// consumer; they may be dropped afterwards.
     pub fn create(config: RingConfig) -> Result<(Producer, RingFds), RingError> {
+        let (producer, mut readers) = Producer::create_shared(config, 1)?;
+        // One was asked for.
+        let fds = readers.pop().ok_or(os("memfd_create", rustix::io::Errno::NOMEM))?;
+        Ok((producer, fds))
+    }
+
+    /// Creates a ring that `readers` processes (at least one) read: each gets every slot, and a slot is free
+    /// when all have returned it. They must trust each other to return slots; the payload is safe from all.
+    pub fn create_shared(
+        config: RingConfig,
+        readers: u32,
+    ) -> Result<(Producer, Vec<RingFds>), RingError> {
         let geometry = Geometry::new(config.slots, config.slot_bytes)?;
+        if !(1..=MAX_READERS).contains(&readers) {
+            let (value, max) = (readers.into(), MAX_READERS.into());
+            return Err(RingError::Limit { field: "readers", value, min: 1, max });
+        }
         let data = map::create_file("dquant-ring-data", geometry.data_bytes())?;
-        let credit = map::create_file("dquant-ring-credit", geometry.credit_bytes())?;
+        let credit = |_| map::create_file("dquant-ring-credit", geometry.credit_bytes());
+        let credits = (0..readers).map(credit).collect::<Result<Vec<OwnedFd>, RingError>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = rustix::event::eventfd(0, flags).map_err(|e| os("eventfd", e))?;
-        let producer = Producer::over(geometry, data.as_fd(), credit.as_fd(), &doorbell)?;
+        let producer = Producer::over(geometry, data.as_fd(), &credits, &doorbell)?;
         map::seal(&data, true)?;
-        map::seal(&credit, false)?;
-        Ok((producer, RingFds { data, credit, doorbell }))
+        credits.iter().try_for_each(|credit| map::seal(credit, false))?;
+        let fds = |credit| Ok(RingFds { data: dup(&data)?, credit, doorbell: dup(&doorbell)? });
+        Ok((producer, credits.into_iter().map(fds).collect::<Result<_, RingError>>()?))
     }
 
     fn over(
         geometry: Geometry,
         data: BorrowedFd<'_>,
-        credit: BorrowedFd<'_>,
+        credits: &[OwnedFd],
         doorbell: &OwnedFd,
     ) -> Result<Producer, RingError> {
-        let doorbell = doorbell.try_clone().map_err(|_| os("dup", rustix::io::Errno::MFILE))?;
+        let readers = credits.iter().map(|credit| Reader::over(geometry, credit.as_fd()));
         let producer = Producer {
             geometry,
             data: Region::map(data, geometry.data_bytes(), Access::ReadWrite)?,
-            credit: Region::map(credit, geometry.credit_bytes(), Access::ReadWrite)?,
-            credit_fd: doorbell,
-            slots: vec![Slot { state: State::Free, seen: 0 }; geometry.slots() as usize].into(),
+            readers: readers.collect::<Result<_, RingError>>()?,
+            credit_fd: dup(doorbell)?,
+            slots: vec![State::Free; geometry.slots() as usize].into(),
             produced: 0,
-            bell: Doorbell::default(),
-            bad_sleep: 0,
             armed: false,
             ended: false,
             counters: ProducerCounters::default(),
@@ -138,7 +218,10 @@ impl Producer {
         // SAFETY: the files have not been shared yet, so nobody else touches them.
         unsafe {
             self.data.copy_in(0, &header.encode(RingFile::Data));
-            self.credit.copy_in(0, &header.encode(RingFile::Credit));
+        }
+        for reader in &self.readers {
+            // SAFETY: as above.
+            unsafe { reader.credit.copy_in(0, &header.encode(RingFile::Credit)) };
         }
         Ok(())
     }
@@ -162,7 +245,7 @@ impl Producer {
     pub fn free_slot(&mut self) -> Option<SlotIndex> {
         // The lowest: with a fast consumer a few slots alternate and stay in the processor's cache.
         let slot = (0..self.geometry.slots()).find(|&slot| self.is_free(slot))?;
-        self.slots[slot as usize].state = State::Filling;
+        self.slots[slot as usize] = State::Filling;
         Some(SlotIndex(slot))
     }
 
@@ -172,24 +255,22 @@ impl Producer {
     }
 
     fn is_free(&mut self, slot: u32) -> bool {
-        match self.slots[slot as usize].state {
+        match self.slots[slot as usize] {
             State::Free => true,
             State::Filling => false,
             State::Published(sequence) => self.reclaim(slot, sequence),
         }
     }
 
-    /// Checks whether the consumer returned `slot`. Acquire: its reads come before our next writes.
+    /// Frees a published slot that every reader has returned.
     fn reclaim(&mut self, slot: u32, sequence: u64) -> bool {
-        let word = self.credit.u64_at(self.geometry.released_at(slot)).load(Ordering::Acquire);
-        let known = &mut self.slots[slot as usize];
-        let released = word == sequence.wrapping_add(1);
+        let Producer { geometry, counters, .. } = self;
+        let mut readers = self.readers.iter_mut();
+        let released =
+            readers.all(|reader| reader.has_returned(geometry, slot, sequence, counters));
         if released {
-            known.state = State::Free;
-        } else if word != known.seen {
-            self.counters.bad_release_words += 1;
+            self.slots[slot as usize] = State::Free;
         }
-        known.seen = word;
         released
     }
 
@@ -220,7 +301,7 @@ impl Producer {
     /// Offset in the data file of a slot that is being filled.
     fn filling(&self, slot: SlotIndex) -> Result<usize, RingError> {
         match self.slots.get(slot.0 as usize) {
-            Some(Slot { state: State::Filling, .. }) => Ok(self.geometry.slot_at(slot.0)),
+            Some(State::Filling) => Ok(self.geometry.slot_at(slot.0)),
             _ => Err(RingError::NotFilling { slot: slot.0 }),
         }
     }
@@ -228,7 +309,7 @@ impl Producer {
     /// Releases a slot that was taken and will not be published.
     pub fn abandon(&mut self, slot: SlotIndex) -> Result<(), RingError> {
         self.filling(slot)?;
-        self.slots[slot.0 as usize].state = State::Free;
+        self.slots[slot.0 as usize] = State::Free;
         Ok(())
     }
 
@@ -243,7 +324,7 @@ impl Producer {
             .map_err(|fault| RingError::BadMeta { slot: slot.0, fault })?;
         let sequence = self.produced;
         self.write_descriptor(&Descriptor { sequence, slot: slot.0, meta });
-        self.slots[slot.0 as usize].state = State::Published(sequence);
+        self.slots[slot.0 as usize] = State::Published(sequence);
         self.produced += 1;
         self.words().publish(self.produced);
         self.counters.slots += 1;
@@ -293,15 +374,24 @@ impl Producer {
     /// first slot later, at the latest when the producer goes idle and calls
     /// [`doorbell_now`](Self::doorbell_now).
     pub fn doorbell_if_needed(&mut self, min_ready: u32) -> bool {
-        let sleep = self.words().sleep_word();
-        let verdict = self.bell.judge(sleep, self.produced, self.geometry.slots(), min_ready);
-        match verdict {
-            DoorbellAction::Ring => self.ring(),
-            DoorbellAction::Defer => self.counters.doorbells_deferred += 1,
-            DoorbellAction::Bad => self.count_bad_sleep(sleep),
-            DoorbellAction::Quiet => {}
+        let Producer { data, produced, geometry, counters, .. } = self;
+        let mut rings = false;
+        for reader in &mut self.readers {
+            let sleep = words(data, reader).sleep_word();
+            match reader.bell.judge(sleep, *produced, geometry.slots(), min_ready) {
+                DoorbellAction::Ring => rings = true,
+                DoorbellAction::Defer => counters.doorbells_deferred += 1,
+                DoorbellAction::Bad => {
+                    counters.bad_sleep_words += u64::from(sleep != reader.bad_sleep);
+                    reader.bad_sleep = sleep;
+                }
+                DoorbellAction::Quiet => {}
+            }
         }
-        verdict == DoorbellAction::Ring
+        if rings {
+            self.ring();
+        }
+        rings
     }
 
     /// Wakes the consumer if it sleeps and anything is ready. Call before going idle.
@@ -309,26 +399,19 @@ impl Producer {
         self.doorbell_if_needed(1)
     }
 
-    fn count_bad_sleep(&mut self, sleep: u64) {
-        self.counters.bad_sleep_words += u64::from(sleep != self.bad_sleep);
-        self.bad_sleep = sleep;
-    }
-
     fn ring(&mut self) {
         self.words().ring();
         self.counters.doorbells += 1;
         // An error is impossible for a mapped word, and could not be handled: the consumer checks by
-        // itself in any case.
-        let _ = futex::wake(self.data.u32_at(layout::DOORBELL_AT), futex::Flags::empty(), 1);
+        // itself in any case. Readers share the word; one that was woken for another sleeps again.
+        let readers = self.readers.len() as u32;
+        let bell = self.data.u32_at(layout::DOORBELL_AT);
+        let _ = futex::wake(bell, futex::Flags::empty(), readers);
     }
 
+    /// The words of the first reader; `produced`, `bell` and `end` are those of all.
     pub(super) fn words(&self) -> SlotWords<'_, AtomicU32, AtomicU64> {
-        SlotWords {
-            produced: self.data.u64_at(layout::PRODUCED_AT),
-            bell: self.data.u32_at(layout::DOORBELL_AT),
-            end: self.data.u32_at(layout::END_AT),
-            sleep: self.credit.u64_at(layout::SLEEP_AT),
-        }
+        words(&self.data, &self.readers[0])
     }
 
     /// Announces that the producer is about to sleep until a slot is returned, and signals the
@@ -371,4 +454,8 @@ impl Producer {
     pub fn credit_fd(&self) -> BorrowedFd<'_> {
         self.credit_fd.as_fd()
     }
+}
+
+fn dup(fd: &OwnedFd) -> Result<OwnedFd, RingError> {
+    fd.try_clone().map_err(|_| os("dup", rustix::io::Errno::MFILE))
 }

@@ -475,3 +475,88 @@ fn a_header_that_promises_more_than_the_file_is_refused() {
     let expected = header.geometry.data_bytes();
     assert_eq!(refused, AttachRefusal::Size { file: RingFile::Data, found: 8192, expected });
 }
+
+/// A ring with several readers, each with a socket of its own.
+fn shared(slots: u32, readers: u32) -> (Producer, Vec<Consumer>, Vec<Connection>) {
+    let config = RingConfig { slots, slot_bytes: 4096 };
+    let (producer, fds) = Producer::create_shared(config, readers).unwrap();
+    let (ours, theirs): (Vec<_>, Vec<_>) = fds.iter().map(|_| Connection::pair().unwrap()).unzip();
+    let attach = |(fds, socket): (RingFds, &Connection)| {
+        Consumer::attach(fds, socket.liveness().unwrap()).unwrap()
+    };
+    let consumers = fds.into_iter().zip(&theirs).map(attach).collect();
+    (producer, consumers, ours)
+}
+
+#[test]
+fn a_slot_is_free_when_every_reader_has_returned_it() {
+    let (mut producer, mut readers, _alive) = shared(2, 3);
+    publish_u64(&mut producer, 7);
+    publish_u64(&mut producer, 8);
+    assert!(!producer.has_free_slot());
+    let mut views: Vec<SlotView> =
+        readers.iter_mut().map(|reader| reader.next(LONG).unwrap().unwrap()).collect();
+    assert!(views.iter().all(|view| view[..] == 7_u64.to_le_bytes()));
+    while let Some(view) = views.pop() {
+        assert!(!producer.has_free_slot(), "a reader still has the slot");
+        drop(view);
+    }
+    assert!(producer.has_free_slot());
+    assert_eq!(producer.counters().bad_release_words, 0);
+    publish_u64(&mut producer, 9);
+    for reader in &mut readers {
+        for value in [8_u64, 9] {
+            assert_eq!(reader.next(LONG).unwrap().unwrap()[..], value.to_le_bytes());
+        }
+    }
+}
+
+/// Readers at paces of their own: nobody misses a slot, and
+/// nobody sees one that is filled again.
+#[test]
+fn every_reader_gets_every_slot() {
+    const COUNT: u64 = 3_000;
+    let (mut producer, readers, _alive) = shared(5, 4);
+    let reading: Vec<_> = (0..)
+        .zip(readers)
+        .map(|(seed, mut reader)| {
+            thread::spawn(move || {
+                let mut rng = Rng::new(seed);
+                let mut held: Vec<(SlotView, u64)> = Vec::new();
+                for value in 0..COUNT {
+                    let view = reader.next(LONG).unwrap().unwrap();
+                    held.push((view, value));
+                    // One each: together they leave the producer a slot.
+                    while held.len() > rng.below(2) {
+                        let (view, value) = held.swap_remove(rng.below(held.len()));
+                        assert_eq!(view[..], value.to_le_bytes());
+                    }
+                    if rng.below(200) == 0 {
+                        thread::sleep(Duration::from_micros(300));
+                    }
+                }
+                held.clear();
+                assert!(reader.next(LONG).unwrap().is_none());
+            })
+        })
+        .collect();
+    for value in 0..COUNT {
+        let slot = wait_for_slot(&mut producer);
+        producer.write(slot, 0, &value.to_le_bytes()).unwrap();
+        producer.publish(slot, one_batch(8, value)).unwrap();
+        producer.doorbell_if_needed(2);
+    }
+    producer.finish();
+    reading.into_iter().for_each(|reader| reader.join().unwrap());
+    let counters = producer.counters();
+    assert_eq!((counters.bad_release_words, counters.bad_sleep_words), (0, 0));
+}
+
+#[test]
+fn a_ring_has_at_least_one_reader_and_not_too_many() {
+    let config = RingConfig { slots: 2, slot_bytes: 4096 };
+    for readers in [0, MAX_READERS + 1] {
+        let refused = Producer::create_shared(config, readers).unwrap_err();
+        assert!(matches!(refused, RingError::Limit { field: "readers", .. }), "{refused}");
+    }
+}

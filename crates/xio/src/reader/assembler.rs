@@ -1,4 +1,4 @@
-//! From blocks to batches: staging buffers, the order of samples, and the slot being filled.
+//! From blocks to batches: staging buffers, the order of samples, and the slots being filled.
 //!
 //! What a reader does wherever its blocks come from: it says which block to fetch next and where to put
 //! it, runs the reader's stages over a block that has arrived, and copies samples into the ring. How
@@ -14,7 +14,8 @@ use crate::stage::{self, BlockError};
 use super::lane::{Lane, Resident, Want};
 use super::schedule::Schedule;
 use super::{
-    CRC_RETRIES, Delivery, ReaderCounters, ReaderSetup, ReaderSource, Sink, SlotMeta, StreamError,
+    CRC_RETRIES, Delivery, ReaderCounters, ReaderSetup, ReaderSource, Share, Sink, SlotMeta,
+    StreamError,
 };
 use crate::capsule::Refusal;
 
@@ -37,11 +38,32 @@ pub(super) struct BlockRef {
     pub(super) position: u64,
 }
 
-/// The slot being filled.
+/// A slot being filled.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     slot: u32,
     samples: u64,
+    /// The step of its first batch.
+    step: u64,
+}
+
+/// The place of the next sample: in which batch, and whose batch that is.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    /// Batches before it since the start of the stream, of all ranks.
+    index: u64,
+    /// Samples before it in its batch.
+    sample: u32,
+    step: u64,
+    /// The ring for its batch; none if another stream delivers it.
+    ring: Option<u32>,
+}
+
+impl Position {
+    fn at(share: &Share, index: u64) -> Position {
+        let (step, rank) = share.place(index);
+        Position { index, sample: 0, step, ring: share.ring(rank) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +81,7 @@ impl Delivery {
         filling: &Filling,
         sample: &[u8],
     ) {
-        let Filling { slot, samples } = *filling;
+        let Filling { slot, samples, .. } = *filling;
         let row_bytes = u64::from(self.row_tokens() * self.dtype.bytes());
         let mut write = |offset: u64, tokens: &[u8]| {
             // In range: a slot is smaller than 4 GiB.
@@ -116,8 +138,9 @@ pub(super) struct Assembler {
     lanes: Vec<Lane>,
     delivery: Delivery,
     pub(super) kernels: Kernels,
-    filling: Option<Filling>,
-    next_batch: u64,
+    /// For each ring the slot that is being filled.
+    fillings: Vec<Option<Filling>>,
+    position: Position,
     phase: Phase,
     first_lane: usize,
     pub(super) counters: ReaderCounters,
@@ -132,10 +155,10 @@ impl Assembler {
             schedule,
             lanes,
             sources,
-            next_batch: delivery.first_batch,
+            position: Position::at(&delivery.share, 0),
+            fillings: (0..delivery.share.count).map(|_| None).collect(),
             delivery,
             kernels,
-            filling: None,
             phase: Phase::Streaming,
             first_lane: 0,
             counters: ReaderCounters::default(),
@@ -150,8 +173,9 @@ impl Assembler {
         self.lanes.iter().map(Lane::buffer_count).sum()
     }
 
+    /// Number of the batch that the next sample belongs to.
     pub(super) fn next_batch(&self) -> u64 {
-        self.next_batch
+        self.delivery.first_batch + self.position.index
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -260,19 +284,23 @@ impl Assembler {
 
     // ---- batches -------------------------------------------------------------------------------
 
-    /// Copies samples, in order, into the slot being filled.
+    /// Copies samples, in order, into the slots being filled; those of other streams are passed over.
     pub(super) fn copy<M: Staging, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
         let (mut copied, mut samples) = (0, 0);
         while copied < COPY_BYTES_PER_POLL
             && samples < COPY_SAMPLES_PER_POLL
-            && self.phase == Phase::Streaming
+            && !self.end_if_complete(sink)
         {
-            let Some(mut filling) = self.slot_to_fill(sink) else {
+            let Some(filling) = self.slot_to_fill(sink) else {
                 break;
             };
             let pick = self.schedule.peek();
             let lane = &mut self.lanes[pick.dataset as usize];
-            match lane.resident(pick.position, pick.sample) {
+            let resident = match filling {
+                Some(_) => lane.resident(pick.position, pick.sample),
+                None => lane.resident_to_pass(pick.position),
+            };
+            match resident {
                 Resident::Ready => {}
                 Resident::Failed(error) => {
                     self.end_with(sink, &error);
@@ -283,60 +311,71 @@ impl Assembler {
                     break;
                 }
             }
-            let width = self.delivery.sample_dtype.bytes();
-            let from = lane.sample_addr(pick.position, pick.sample, width);
-            let bytes = memory.bytes(from, (self.delivery.window_tokens * width) as usize);
-            self.delivery.write_sample(sink, &self.kernels, &filling, bytes);
+            if let Some(filling) = filling {
+                let width = self.delivery.sample_dtype.bytes();
+                let from = lane.sample_addr(pick.position, pick.sample, width);
+                let bytes = memory.bytes(from, (self.delivery.window_tokens * width) as usize);
+                self.delivery.write_sample(sink, &self.kernels, &filling, bytes);
+                copied += self.delivery.sample_bytes();
+            }
             lane.consume(pick.position);
             self.schedule.advance();
-            filling.samples += 1;
-            copied += self.delivery.sample_bytes();
             samples += 1;
-            self.filling = Some(filling);
-            self.publish_if_full(sink);
+            self.advance(sink, filling);
         }
         self.counters.delivered_bytes += copied;
-        copied > 0
+        samples > 0
     }
 
-    fn slot_to_fill<S: Sink>(&mut self, sink: &mut S) -> Option<Filling> {
-        if let Some(filling) = self.filling {
-            return Some(filling);
+    /// Notes that the next sample was written into `filling`, or passed over.
+    fn advance<S: Sink>(&mut self, sink: &mut S, filling: Option<Filling>) {
+        if let (Some(filling), Some(ring)) = (filling, self.position.ring) {
+            let samples = filling.samples + 1;
+            self.fillings[ring as usize] = Some(Filling { samples, ..filling });
+            if samples >= self.batches_in_slot(&filling) * u64::from(self.delivery.batch_samples) {
+                self.publish(sink, ring);
+            }
         }
-        if self.batches_left() == Some(0) {
+        self.position.sample += 1;
+        if self.position.sample == self.delivery.batch_samples {
+            self.position = Position::at(&self.delivery.share, self.position.index + 1);
+        }
+    }
+
+    /// Whether the stream has ended; ends it after its last batch.
+    fn end_if_complete<S: Sink>(&mut self, sink: &mut S) -> bool {
+        let is_over = || self.delivery.end_batch().is_some_and(|end| self.next_batch() >= end);
+        if self.phase == Phase::Streaming && self.position.sample == 0 && is_over() {
             self.phase = Phase::Ended;
             self.lanes.iter_mut().for_each(Lane::finish);
             sink.finish();
-            return None;
         }
-        match sink.acquire() {
-            Some(slot) => self.filling = Some(Filling { slot, samples: 0 }),
-            None => self.counters.waits_for_host += 1,
-        }
-        self.filling
+        self.phase == Phase::Ended
     }
 
-    fn batches_left(&self) -> Option<u64> {
-        let end = self.delivery.end_batch()?;
-        Some(end.saturating_sub(self.next_batch))
+    /// Where the next sample goes: nowhere, if it belongs to another stream. `None` if the host has no slot for it.
+    fn slot_to_fill<S: Sink>(&mut self, sink: &mut S) -> Option<Option<Filling>> {
+        let Some(ring) = self.position.ring else {
+            return Some(None);
+        };
+        let filling = &mut self.fillings[ring as usize];
+        if filling.is_none() {
+            let step = self.position.step;
+            *filling = sink.acquire(ring).map(|slot| Filling { slot, samples: 0, step });
+            self.counters.waits_for_host += u64::from(filling.is_none());
+        }
+        filling.map(Some)
     }
 
-    /// Number of batches for the slot being filled.
-    fn batches_in_slot(&self) -> u64 {
+    /// Number of batches for a slot.
+    fn batches_in_slot(&self, filling: &Filling) -> u64 {
         let fit = self.delivery.batches_per_slot();
-        self.batches_left().map_or(fit, |left| left.min(fit))
-    }
-
-    fn publish_if_full<S: Sink>(&mut self, sink: &mut S) {
-        let full = self.batches_in_slot() * u64::from(self.delivery.batch_samples);
-        if self.filling.is_some_and(|filling| filling.samples >= full) {
-            self.publish(sink);
-        }
+        self.delivery.batches.map_or(fit, |all| all.saturating_sub(filling.step).min(fit))
     }
 
     /// Publishes the whole batches of the slot being filled, if there are any.
-    fn publish<S: Sink>(&mut self, sink: &mut S) {
-        let Some(filling) = self.filling.take() else {
+    fn publish<S: Sink>(&mut self, sink: &mut S, ring: u32) {
+        let Some(filling) = self.fillings[ring as usize].take() else {
             return;
         };
         let batch_bytes = self.delivery.batch_bytes();
@@ -345,12 +384,11 @@ impl Assembler {
             return;
         }
         let meta = SlotMeta {
-            first_batch: self.next_batch,
+            first_batch: self.delivery.first_batch + filling.step,
             batches: batches as u32,
             batch_bytes: batch_bytes as u32,
         };
         sink.publish(filling.slot, meta);
-        self.next_batch += batches;
         self.counters.batches += batches;
     }
 
@@ -359,8 +397,15 @@ impl Assembler {
         if self.phase == Phase::Ended {
             return;
         }
-        self.publish(sink);
+        self.stop(sink);
         sink.fail(error);
-        self.phase = Phase::Ended;
+    }
+
+    /// Publishes the whole batches of every slot being filled, and does nothing more.
+    pub(super) fn stop<S: Sink>(&mut self, sink: &mut S) {
+        if self.phase == Phase::Streaming {
+            (0..self.delivery.share.count).for_each(|ring| self.publish(sink, ring));
+            self.phase = Phase::Ended;
+        }
     }
 }

@@ -312,6 +312,19 @@ impl Lane {
         }
     }
 
+    /// State of a block with a sample that the order has reached and that another stream delivers: when it is
+    /// ready its buffer may be freed, because nothing will be written to it.
+    pub(super) fn resident_to_pass(&mut self, position: u64) -> Resident {
+        match self.block(position).map(|block| block.load) {
+            None => Resident::Wanted,
+            Some(Load::Whole(state)) => state,
+            Some(Load::Single { state: Resident::Requested | Resident::Wanted, .. }) => {
+                Resident::Requested
+            }
+            Some(Load::Single { .. }) => Resident::Ready,
+        }
+    }
+
     /// Address of a sample whose tokens have `width` bytes.
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
         let (base, size) = (self.base_addr, self.buffer_bytes);

@@ -35,6 +35,7 @@ mod lane;
 mod local;
 mod remote;
 mod schedule;
+mod share;
 
 use alloc::vec::Vec;
 
@@ -51,14 +52,17 @@ use lane::Lane;
 pub use local::LocalReader;
 pub use remote::{Reader, ReaderResources};
 use schedule::{Coverage, Schedule};
+pub use share::Share;
 
 /// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
 
-/// The destination of finished batches: the ring shared with the host.
+/// The destination of finished batches: the rings shared with the host, one for each rank of the stream's
+/// [`Share`].
 pub trait Sink {
-    /// A slot to fill, or `None` while the host holds them all.
-    fn acquire(&mut self) -> Option<u32>;
+    /// A slot of a ring to fill, or `None` while the host holds them all. No two slots that are being filled
+    /// have one number, whatever their rings.
+    fn acquire(&mut self, ring: u32) -> Option<u32>;
 
     /// Copies into the slot.
     fn write(&mut self, slot: u32, offset: u32, bytes: &[u8]);
@@ -76,7 +80,7 @@ pub trait Sink {
 /// The contents of a published slot: whole batches, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMeta {
-    /// Number of the first batch.
+    /// Number of the first batch, counted over the batches of this ring, from the number of the stream's first.
     pub first_batch: u64,
     /// Batches in the slot.
     pub batches: u32,
@@ -112,8 +116,13 @@ pub struct Delivery {
     pub pairs: bool,
     /// First batch to deliver: resuming means starting at another number.
     pub first_batch: u64,
-    /// Batches to deliver before the stream ends; without it the stream is endless.
+    /// Batches to deliver to each rank before the stream ends; without it the stream is endless.
     pub batches: Option<u64>,
+    /// Samples by which all batches begin later than at a multiple of [`batch_samples`](Self::batch_samples):
+    /// not 0 where a stream goes on from one with batches of another size.
+    pub shift: u32,
+    /// Which batches are delivered, and to whom.
+    pub share: Share,
     /// Bytes of a ring slot.
     pub slot_bytes: u32,
 }
@@ -137,12 +146,13 @@ impl Delivery {
 
     /// The first global sample of a batch.
     fn first_sample(&self, batch: u64) -> u64 {
-        batch.saturating_mul(u64::from(self.batch_samples))
+        batch.saturating_mul(u64::from(self.batch_samples)).saturating_add(self.shift.into())
     }
 
-    /// The batch after the last one.
+    /// The batch after the last one, of any rank.
     fn end_batch(&self) -> Option<u64> {
-        Some(self.first_batch.saturating_add(self.batches?))
+        let all = self.batches?.saturating_mul(self.share.ranks.into());
+        Some(self.first_batch.saturating_add(all))
     }
 
     /// The global sample after the last one.

@@ -164,6 +164,11 @@ impl Reader {
         self.assembler.end_with(sink, &StreamError::Lost { connection });
     }
 
+    /// Ends the stream after the batches that are whole. The caller ends its rings.
+    pub fn stop<S: Sink>(&mut self, sink: &mut S) {
+        self.assembler.stop(sink);
+    }
+
     /// Does all work possible now. Returns whether there was any.
     pub fn poll<D: Device, M: Staging, S: Sink>(
         &mut self,

@@ -34,6 +34,8 @@ fn setup(
         pairs: false,
         first_batch: batches.0,
         batches: batches.1,
+        shift: 0,
+        share: Share::WHOLE,
         slot_bytes: 1 << 20,
     };
     ReaderSetup::new(order, sources, delivery)

@@ -94,7 +94,7 @@ impl HostRing {
 }
 
 impl Sink for HostRing {
-    fn acquire(&mut self) -> Option<u32> {
+    fn acquire(&mut self, _: u32) -> Option<u32> {
         assert_eq!(self.end, None, "a slot is wanted after the end");
         let free = self.slots.iter().position(|(slot, _)| *slot == Slot::Free)?;
         self.slots[free] = (Slot::Filling, Vec::new());

@@ -14,7 +14,7 @@ use xio::kernel::Kernels;
 use xio::order::SampleLayout;
 use xio::reader::{
     self, ConnectionMemory, Delivery, Reader, ReaderCounters, ReaderResources, ReaderSetup,
-    ReaderSource,
+    ReaderSource, Share,
 };
 use xio::target::{
     self, STAGING_BYTES, SessionFailure, SessionMemory, Source, Target, WORK_PER_CREDIT,
@@ -343,6 +343,8 @@ impl World {
             pairs: false,
             first_batch: spec.first_batch,
             batches: spec.batches,
+            shift: 0,
+            share: Share::WHOLE,
             slot_bytes: spec.slot_bytes,
         };
         let resources = ReaderResources { data, send_cq: cqs.send, recv_cq: cqs.recv };
