@@ -69,11 +69,15 @@ fn add_programs(
     let name = content.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let data = content.join(format!("{name}.data"));
     for (from, to) in
-        [("dquant", "scripts/dquant"), ("libibverbs.so", "data/lib/dquant/libibverbs.so.1")]
+        [("dquant", "scripts/dquant"), ("deps/libibverbs.so", "data/lib/dquant/libibverbs.so.1")]
     {
         let to = data.join(to);
         fs::create_dir_all(to.parent().unwrap_or(&data)).map_err(failed)?;
-        fs::copy(built.join(from), to).map_err(failed)?;
+        fs::copy(built.join(from), &to).map_err(failed)?;
+        // Line tables are two thirds of the size.
+        if shell::answers("strip", &["--version"]) {
+            shell::run(Command::new("strip").arg("--strip-debug").arg(&to))?;
+        }
     }
     fs::create_dir_all(&wheels).map_err(failed)?;
     let mut pack = Command::new(python);
