@@ -85,8 +85,11 @@ def frombuffer(buffer, dtype, count=-1, offset=0):
 
 
 class Finder:
+    def __init__(self, absent):
+        self.absent = absent
+
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ABSENT:
+        if name.split(".")[0] in self.absent:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -97,9 +100,15 @@ class Finder:
         pass
 
 
-def install():
-    sys.meta_path.insert(0, Finder())
+def install(real=frozenset()):
+    """Makes the absent modules importable, but for those that are `real`."""
+    sys.meta_path.insert(0, Finder(ABSENT - real))
     import torch
+    if "torch" in real:
+        if not hasattr(torch, "uint16"):
+            # LitData lists it in a table; torch has it from 2.3 on.
+            torch.uint16 = torch.int16
+        return
     torch.frombuffer = frombuffer
     # The names that torch has for the same types.
     torch.int, torch.long, torch.short = torch.int32, torch.int64, torch.int16

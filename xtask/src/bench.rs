@@ -10,6 +10,7 @@
 //! | [`figures`] | what one run says, as numbers |
 //! | [`table`] | medians, spread and targets, for people and for programs |
 //! | [`process`] | runs the demo and watches the memory of its DPU from outside |
+//! | [`peers`] | the loaders that people use today, on the same tokens |
 //! | [`soak`] | one long stream: does memory stay where it is? |
 //! | [`machine`] | what the figures were taken on |
 //!
@@ -18,6 +19,7 @@
 mod data;
 mod figures;
 mod machine;
+mod peers;
 mod process;
 mod soak;
 mod table;
@@ -25,6 +27,7 @@ mod table;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use self::peers::Peers;
 use crate::Command;
 use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo};
@@ -39,10 +42,19 @@ Builds dquant in release mode and runs `dquant demo` over and over: with offload
 corpus. Prints medians with the lowest and highest value, and the target where there is one. Every run verifies its
 batches; all runs over the same corpora must deliver the same stream. docs/benchmarks.md explains each row.
 
+With --peers: numpy, LitData, MosaicML Streaming, WebDataset and a plain loop beside Dquant's Python package, all on one
+corpus, with the CPU time of the process that trains and of all processes, and every target. Libraries come from PyPI
+into a virtual environment below the target folder, once; what cannot be installed is skipped, with the reason. Builds the
+release wheel, too. Needs 3 GiB on disk, and some minutes the first time.
+
 Options:
   --runs N        rounds, each of which runs every configuration once [default: 5]
   --seconds S     length of the measured part of a run [default: 5]
   --io HOW        how the target reads files: auto, buffered or direct [default: auto]
+  --peers         compare with other loaders instead [rounds: 3, seconds: 3]
+  --tokens N      size of the corpus of --peers in units of 2^20 tokens [default: 128]
+  --only TEXT     cases of --peers whose key contains this; the keys are printed as they run
+  --wheel PATH    measure this wheel with --peers and build none
   --soak TIME     instead: one stream of that length, and whether the DPU's memory stays flat
   --binary PATH   measure this dquant and build nothing
   --json          one JSON object with every run
@@ -53,6 +65,8 @@ on the machine.
 Examples:
   cargo xtask bench data                         five rounds, about four minutes
   cargo xtask bench data --runs 1 --seconds 2    a quick look
+  cargo xtask bench data --peers                 other loaders and dquant, about eight minutes
+  cargo xtask bench data --peers --only local    streams of local files alone
   cargo xtask bench data --soak 60s              one minute of streaming, memory watched",
     run,
 };
@@ -64,6 +78,7 @@ struct Options {
     seconds: Duration,
     io: String,
     soak: Option<Duration>,
+    peers: Option<Peers>,
     binary: Option<PathBuf>,
     json: bool,
 }
@@ -75,6 +90,7 @@ impl Default for Options {
             seconds: Duration::from_secs(5),
             io: "auto".to_owned(),
             soak: None,
+            peers: None,
             binary: None,
             json: false,
         }
@@ -87,9 +103,10 @@ fn run(args: &[String]) -> Result<(), Failure> {
         Some(path) => path.clone(),
         None => build()?,
     };
-    match options.soak {
-        Some(length) => soak::run(&program, &options, length),
-        None => data::run(&program, &options),
+    match (options.soak, &options.peers) {
+        (Some(length), _) => soak::run(&program, &options, length),
+        (None, Some(peers)) => peers::run(&program, &options, peers),
+        (None, None) => data::run(&program, &options),
     }
 }
 
@@ -108,7 +125,11 @@ fn parse(args: &[String]) -> Result<Options, Failure> {
         )));
     }
     let mut options = Options::default();
-    let mut rest = rest.iter();
+    if rest.iter().any(|flag| flag == "--peers") {
+        let seconds = Duration::from_secs(3);
+        options = Options { runs: 3, seconds, peers: Some(Peers::default()), ..options };
+    }
+    let mut rest = rest.iter().filter(|flag| *flag != "--peers");
     while let Some(flag) = rest.next() {
         if flag == "--json" {
             options.json = true;
@@ -127,6 +148,9 @@ fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Fai
         "--seconds" => options.seconds = time(flag, given()?)?,
         "--soak" => options.soak = Some(time(flag, given()?)?),
         "--binary" => options.binary = Some(given()?.into()),
+        "--tokens" => peers(options, flag)?.mi_tokens = mi_tokens(given()?)?,
+        "--only" => peers(options, flag)?.only = given()?.to_owned(),
+        "--wheel" => peers(options, flag)?.wheel = Some(given()?.into()),
         "--io" => match given()? {
             how @ ("auto" | "buffered" | "direct") => options.io = how.to_owned(),
             other => {
@@ -138,6 +162,19 @@ fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Fai
         _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
     }
     Ok(())
+}
+
+/// The options that only `--peers` has.
+fn peers<'a>(options: &'a mut Options, flag: &str) -> Result<&'a mut Peers, Failure> {
+    options.peers.as_mut().ok_or_else(|| Failure::usage(format!("{flag} belongs to --peers")))
+}
+
+/// Larger corpora do not fit the page cache of most machines; smaller ones hold too few blocks to shuffle.
+fn mi_tokens(text: &str) -> Result<u64, Failure> {
+    match text.parse() {
+        Ok(tokens @ 8..=4_096) => Ok(tokens),
+        _ => Err(Failure::usage(format!("--tokens is a number from 8 to 4096, not '{text}'"))),
+    }
 }
 
 /// More rounds than this give no new information and take hours.
@@ -181,6 +218,10 @@ mod tests {
         let soak = parsed("data --soak 2min").expect("good").soak;
         assert_eq!(soak, Some(Duration::from_secs(120)));
         assert_eq!(parsed("data").expect("good"), Options::default());
+        let options = parsed("data --tokens 8 --only local --peers --runs 1").expect("good");
+        assert_eq!((options.runs, options.seconds), (1, Duration::from_secs(3)));
+        let peers = options.peers.expect("given");
+        assert_eq!((peers.mi_tokens, peers.only.as_str()), (8, "local"));
     }
 
     #[test]
@@ -195,6 +236,8 @@ mod tests {
             "data --seconds nan",
             "data --io fast",
             "data --sok 1s",
+            "data --only local",
+            "data --peers --tokens 1",
         ] {
             let failure = parsed(line).expect_err(line);
             assert_eq!(failure.exit_code(), 2, "{line}");

@@ -1,8 +1,12 @@
 //! `cargo xtask python`: builds the Python package as users do and runs its tests.
 //!
 //! Everything lives below the target folder: a virtual environment with maturin and numpy, and the wheel. The only
-//! network that is used is PyPI, the first time.
+//! network that is used is PyPI, the first time. [`wheel`] makes the package that others install.
 
+mod wheel;
+
+use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 
@@ -15,19 +19,27 @@ pub(crate) const COMMAND: Command = Command {
     summary: "The Python package: built as a wheel and tested in a virtual environment",
     help: "\
 Usage: cargo xtask python [-k PATTERN]
+       cargo xtask python --wheel
 
 Makes a virtual environment below the target folder, installs maturin and numpy from PyPI into it (once), builds
 `bindings/python` as a wheel, installs that, and runs `bindings/python/tests` against daemons of a fresh `dquant`.
 Skipped, with the reason, where there is no Python 3.11 with `venv` or PyPI cannot be reached.
 
+With --wheel: the wheel for others. Built in release mode with zig as linker, for glibc 2.28 and Python 3.11 and later of
+this machine's architecture, with the command line `dquant` (every feature) and its libibverbs.so.1 inside. auditwheel
+checks the platform; then it is installed in a clean virtual environment, where the same tests run with its own `dquant`.
+The path of the wheel is the last line of the output.
+
 Options:
   -k PATTERN  only tests whose name contains this text
+  --wheel     build, check and test a wheel for manylinux_2_28
 
 Exit code: 0 all passed or skipped, 1 a test failed, 2 usage or environment.
 
 Examples:
   cargo xtask python             everything
-  cargo xtask python -k ctrl_c   tests with `ctrl_c` in their name",
+  cargo xtask python -k ctrl_c   tests with `ctrl_c` in their name
+  cargo xtask python --wheel     a wheel that `pip install` takes anywhere",
     run,
 };
 
@@ -35,11 +47,12 @@ fn run(args: &[String]) -> Result<(), Failure> {
     match args {
         [] => {}
         [flag, _] if flag == "-k" => {}
-        _ => return Err(Failure::usage("options are: -k PATTERN; see --help")),
+        [flag] if flag == "--wheel" => return wheel::run(),
+        _ => return Err(Failure::usage("options are: -k PATTERN, or --wheel; see --help")),
     }
     let target = workspace::target_directory()?;
     let folder = target.join("python");
-    let python = match environment(&folder) {
+    let python = match environment(&folder.join("venv"), &["maturin>=1.9,<2", "numpy"]) {
         Ok(python) => python,
         Err(reason) => {
             println!("skipped: {reason}");
@@ -47,52 +60,76 @@ fn run(args: &[String]) -> Result<(), Failure> {
         }
     };
     shell::run(&mut cargo(&["build", "--package", "dquant", "--bin", "dquant"]))?;
-    install(&python, &folder.join("wheels"))?;
-    let mut tests = process::Command::new(&python);
-    tests.args(["-B", "-m", "unittest", "discover", "-s", "bindings/python/tests", "-v"]);
-    let binary = target.join("debug/dquant");
-    shell::run(tests.args(args).env("DQUANT", binary).current_dir(root()))
+    // In the profile of the other tests.
+    let wheel = build(&python, &folder.join("wheels"), &["--profile", "dev"])?;
+    install(&python, &wheel)?;
+    test(&python, &target.join("debug/dquant"), args)
 }
 
-/// The interpreter of a virtual environment with what the build and the tests need, or why there is none.
-fn environment(folder: &Path) -> Result<PathBuf, String> {
+/// Runs the tests of the package with an interpreter that has it, and this binary; `more` are options of unittest.
+fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
+    let mut tests = process::Command::new(python);
+    tests.args(["-B", "-m", "unittest", "discover", "-s", "bindings/python/tests", "-v"]);
+    shell::run(tests.args(more).env("DQUANT", binary).current_dir(root()))
+}
+
+/// The interpreter of a virtual environment with these packages, or why there is none.
+fn environment(venv: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     if !shell::answers("python3", &["-c", "import sys; assert sys.version_info >= (3, 11)"]) {
         return Err("no python3 of version 3.11 or later".into());
     }
-    let venv = folder.join("venv");
     let python = venv.join("bin/python");
-    let answers = |args: &[&str]| shell::answers(&python.to_string_lossy(), args);
-    if !answers(&["-m", "pip", "--version"]) {
+    if !shell::answers(&python.to_string_lossy(), &["-m", "pip", "--version"]) {
         let mut make = process::Command::new("python3");
-        make.args(["-m", "venv", "--clear"]).arg(&venv);
+        make.args(["-m", "venv", "--clear"]).arg(venv);
         shell::run(&mut make).map_err(|failure| format!("no virtual environment: {failure}"))?;
     }
-    if !answers(&["-c", "import maturin, numpy"]) {
-        let mut pip = process::Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet", "maturin>=1.9,<2", "numpy"]);
-        shell::run(&mut pip).map_err(|failure| format!("PyPI cannot be used: {failure}"))?;
-    }
+    // Asks PyPI for nothing when all of them are there.
+    let mut pip = process::Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet"]).args(packages);
+    shell::run(&mut pip).map_err(|failure| format!("PyPI cannot be used: {failure}"))?;
     Ok(python)
 }
 
-/// Builds the package in the profile of the other tests and installs it in place of an earlier build.
-fn install(python: &Path, wheels: &Path) -> Result<(), Failure> {
+/// Builds the package as a wheel, the only one in the folder `wheels`, with these options of maturin.
+///
+/// # Errors
+/// When it cannot be built.
+pub(crate) fn build(python: &Path, wheels: &Path, options: &[&str]) -> Result<PathBuf, Failure> {
+    // An earlier build of another version would stay beside this one.
+    let _ = fs::remove_dir_all(wheels);
     let mut maturin = process::Command::new(python);
-    maturin.args([
-        "-m",
-        "maturin",
-        "build",
-        "--quiet",
-        "--locked",
-        "--profile",
-        "dev",
-        "--interpreter",
-    ]);
-    maturin.arg(python).arg("--out").arg(wheels);
-    shell::run(maturin.current_dir(root().join("bindings/python")))?;
+    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--interpreter"]).arg(python);
+    maturin.arg("--out").arg(wheels).args(options);
+    shell::run(
+        maturin.current_dir(root().join("bindings/python")).env("PATH", search_path(python)),
+    )?;
+    only_wheel(wheels)
+}
+
+/// Installs a wheel in place of an earlier build.
+///
+/// # Errors
+/// When pip refuses it.
+pub(crate) fn install(python: &Path, wheel: &Path) -> Result<(), Failure> {
     let mut pip = process::Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", "--no-index"]);
-    shell::run(pip.arg("--find-links").arg(wheels).arg("dquant"))
+    shell::run(pip.arg(wheel))
+}
+
+/// The wheel in a folder.
+fn only_wheel(folder: &Path) -> Result<PathBuf, Failure> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut wheels = files.filter(|path| path.extension().is_some_and(|end| end == "whl"));
+    wheels.next().ok_or_else(|| Failure::check(format!("no wheel in {}", folder.display())))
+}
+
+/// The programs of a virtual environment before all others: zig is found by its name.
+fn search_path(python: &Path) -> OsString {
+    let mut path = python.parent().map(OsString::from).unwrap_or_default();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    path
 }
 
 #[cfg(test)]
@@ -101,7 +138,7 @@ mod tests {
 
     #[test]
     fn only_a_pattern_may_follow() {
-        for wrong in [&["-k"][..], &["ctrl_c"], &["-k", "a", "b"]] {
+        for wrong in [&["-k"][..], &["ctrl_c"], &["-k", "a", "b"], &["--wheel", "x"]] {
             let args: Vec<String> = wrong.iter().map(|arg| (*arg).to_owned()).collect();
             assert_eq!(run(&args).expect_err("refused").exit_code(), 2);
         }

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import pickle
 import unittest
 
 import numpy
@@ -18,6 +19,10 @@ try:
     from dquant.torch import TokenDataset
 except ImportError:
     torch = None
+try:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+except ImportError:
+    StatefulDataLoader = None
 try:
     import jax
 except ImportError:
@@ -189,6 +194,38 @@ class Torch(World):
         wrong.load_state_dict({**state, "plan": "window(9)"})
         with self.assertRaises(dquant.StateError):
             next(iter(wrong))
+
+    def test_the_state_behind_an_epoch_is_the_beginning(self):
+        dataset = self.dataset(batches=5)
+        self.assertEqual(len(self.items(dataset)), 5)
+        state = dataset.state_dict()
+        self.assertEqual(state["next_batch"], 0)
+        other = self.dataset(batches=5)
+        other.load_state_dict(state)
+        self.assertEqual(len(self.items(other)), 5)
+
+    @unittest.skipIf(StatefulDataLoader is None, "torchdata is not installed")
+    def test_the_loader_of_torchdata_saves_and_resumes(self):
+        def loader(workers, copy=True):
+            return StatefulDataLoader(self.dataset(batches=20, copy=copy), batch_size=None, num_workers=workers)
+
+        whole = self.items(loader(0))
+        for workers, copy in ((0, True), (0, False), (1, True), (3, False)):
+            with self.subTest(workers=workers, copy=copy):
+                first = loader(workers, copy)
+                iterator = iter(first)
+                for _ in range(7):
+                    next(iterator)
+                state = pickle.loads(pickle.dumps(first.state_dict()))
+                del iterator
+                resumed = loader(workers, copy)
+                resumed.load_state_dict(state)
+                for (x, y), want in zip(self.items(resumed), whole[7:], strict=True):
+                    numpy.testing.assert_array_equal((x, y), want)
+                self.assertEqual(len(self.items(resumed)), 20, "the next epoch begins anew")
+                after = loader(workers, copy)
+                after.load_state_dict(resumed.state_dict())
+                self.assertEqual(len(self.items(after)), 20, "an epoch that ended is not resumed")
 
 
 @unittest.skipIf(jax is None, "jax is not installed")

@@ -7,7 +7,7 @@ use super::figures::Figures;
 
 /// Target of a figure.
 #[derive(Clone, Copy, Debug)]
-enum Target {
+pub(super) enum Target {
     None,
     AtLeast(f64),
     AtMost(f64),
@@ -126,15 +126,15 @@ const METRICS: &[Metric] = &[
 
 /// Median and range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Spread {
-    median: f64,
-    lowest: f64,
-    highest: f64,
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) lowest: f64,
+    pub(super) highest: f64,
 }
 
 impl Spread {
     /// `None` when no run has the figure.
-    fn of(values: impl Iterator<Item = Option<f64>>) -> Option<Spread> {
+    pub(super) fn of(values: impl Iterator<Item = Option<f64>>) -> Option<Spread> {
         let mut values: Vec<f64> = values.flatten().collect();
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
@@ -147,7 +147,7 @@ impl Spread {
         Some(Spread { median, lowest, highest })
     }
 
-    fn text(self, digits: usize) -> String {
+    pub(super) fn text(self, digits: usize) -> String {
         let Spread { median, lowest, highest } = self;
         if lowest == highest {
             return format!("{median:.digits$}");
@@ -157,7 +157,7 @@ impl Spread {
 }
 
 impl Target {
-    fn text(self) -> String {
+    pub(super) fn text(self) -> String {
         match self {
             Target::None => String::new(),
             Target::AtLeast(bound) => format!("≥ {bound}"),
@@ -165,7 +165,7 @@ impl Target {
         }
     }
 
-    fn is_met(self, median: f64) -> Option<bool> {
+    pub(super) fn is_met(self, median: f64) -> Option<bool> {
         match self {
             Target::None => None,
             Target::AtLeast(bound) => Some(median >= bound),
@@ -205,7 +205,7 @@ pub(super) fn text(series: &[Series]) -> String {
 }
 
 /// Columns of equal width, the first row underlined.
-fn align(rows: &[Vec<String>]) -> String {
+pub(super) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0).max(3)).collect();

@@ -29,7 +29,8 @@ class TokenDataset(IterableDataset):
     must not be written, and a loop that keeps as many as the ring holds gets `dquant.SlotsHeldError`.
 
     `state_dict` and `load_state_dict` are what `torchdata.stateful_dataloader.StatefulDataLoader` looks for: the position
-    is that behind the batch yielded last. A new iteration starts where a loaded state says, else at the beginning.
+    is that behind the batch yielded last, and the beginning after an iteration that ended. A new iteration starts where
+    a loaded state says, else at the beginning.
     """
 
     def __init__(self, source, plan=None, offload=True, *, copy=True, **options):
@@ -46,6 +47,7 @@ class TokenDataset(IterableDataset):
             return
         resume, self._resume = self._resume, None
         stream = _native.Stream(*self._arguments, **self._options)
+        beginning = stream.state_dict()
         try:
             if resume is not None:
                 stream.load_state_dict(resume)
@@ -60,6 +62,8 @@ class TokenDataset(IterableDataset):
                 yield item
                 # The last reference to a view of the ring, where nobody has kept another.
                 del item
+            # A whole epoch lies behind: who loads this state goes on with the next.
+            self._state = beginning
         finally:
             # A loop may keep its last item; views stay readable.
             with contextlib.suppress(BufferError):
