@@ -3,8 +3,8 @@
 import gc
 import multiprocessing
 import os
-import signal
 import pickle
+import signal
 import unittest
 
 import numpy
