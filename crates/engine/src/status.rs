@@ -184,7 +184,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         overflow,
         truncated,
         storage_errors,
-        changed,
+        changed_files,
         proven_blocks,
         refused: _,
         failed_work_requests,
@@ -206,7 +206,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.overflow", overflow),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),
-        ("target.changed_files", changed),
+        ("target.changed_files", changed_files),
         ("target.proven_blocks", proven_blocks),
         ("target.failed_work_requests", failed_work_requests),
         ("target.bad_completions", bad_completions),
@@ -250,10 +250,10 @@ mod tests {
         let reader = ReaderCounters { batches: 2, ..Default::default() };
         let ring = ProducerCounters { slots: 3, ..Default::default() };
         let mut sum = Counters::of_stream(&Default::default(), &Default::default());
-        assert_eq!(sum.0.len(), 24);
+        assert_eq!(sum.0.len(), 25);
         (0..2).for_each(|_| sum.add(&Counters::of_stream(&reader, &ring)));
         assert_eq!((sum.get("stream.batches"), sum.get("ring.slots")), (4, 6));
-        assert_eq!(sum.0.len(), 24);
+        assert_eq!(sum.0.len(), 25);
     }
 
     /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not here:

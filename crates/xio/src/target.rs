@@ -136,7 +136,7 @@ pub struct TargetCounters {
     /// Requests that failed with a storage error.
     pub storage_errors: u64,
     /// Requests for a file that has changed since the session began, or that differs from its manifest.
-    pub changed: u64,
+    pub changed_files: u64,
     /// Blocks read whole and found to match their manifest.
     pub proven_blocks: u64,
     /// Requests refused, by [`Refusal`] code minus one.
@@ -816,7 +816,7 @@ impl Target {
             Outcome::Overflow { .. } => self.counters.overflow += 1,
             Outcome::Truncated { .. } => self.counters.truncated += 1,
             Outcome::Storage { .. } => self.counters.storage_errors += 1,
-            Outcome::Changed(_) => self.counters.changed += 1,
+            Outcome::Changed(_) => self.counters.changed_files += 1,
             Outcome::Refused(_) => {}
         }
         if held == NO_BUFFER {
