@@ -10,7 +10,7 @@
 //! | [`figures`] | what one run says, as numbers |
 //! | [`table`] | medians, spread and targets, for people and for programs |
 //! | [`process`] | runs the demo and watches the memory of its DPU from outside |
-//! | [`peers`] | the loaders that people use today, on the same tokens |
+//! | [`mod@peers`] | the loaders that people use today, on the same tokens |
 //! | [`soak`] | one long stream: does memory stay where it is? |
 //! | [`machine`] | what the figures were taken on |
 //!

@@ -230,7 +230,7 @@ trait Operation {
     fn output(&self, input: Type) -> Option<Type>;
 }
 
-/// An operation over the bytes of a block ([`run`]).
+/// An operation over the bytes of a block ([`run()`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOp {
     /// Replaces every token by the entry of a table at its place (C5: one without an entry is refused).
