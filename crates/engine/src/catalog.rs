@@ -149,15 +149,30 @@ impl Table {
 
     /// Reads a table that was opened for buffered reads.
     fn read(found: Found) -> Result<Table, Status> {
-        let Found { info, file, layout, .. } = found;
+        let Found { info, file, layout, sums } = found;
         Table::ids_of(&info).map_err(|error| {
             let (message, hint) = error.parts();
             Status::invalid_argument(format!("{message}\n{}", hint.unwrap_or_default()))
         })?;
-        let mut bytes = vec![0; layout.data_bytes() as usize];
-        let read = File::from(file.fd).read_exact_at(&mut bytes, layout.data_offset);
+        // Whole, header and all, as the manifest has it.
+        let data_offset = layout.data_offset as usize;
+        let mut bytes = vec![0; data_offset + layout.data_bytes() as usize];
+        let (stamp, opened) = (file.stamp, File::from(file.fd));
+        let read = opened.read_exact_at(&mut bytes, 0);
         read.map_err(|error| Status::internal(format!("{}: {error}", info.name)))?;
-        let ids = bytes.as_chunks().0.iter().map(|raw| u32::from_le_bytes(*raw)).collect();
+        let changed = |what: &str| Status::failed_precondition(format!("{}: {what}", info.name));
+        let now = Stamp::of(&opened).map_err(|error| changed(&error.to_string()))?;
+        if stamp.change(&now).is_some() {
+            return Err(changed("the table was changed while it was read"));
+        }
+        if let Some(sums) = sums
+            && let Err(differs) = sums.check_whole(&bytes, host::kernels::best().0.crc32c)
+        {
+            let what = format!("the block at byte {} differs from the manifest", differs.at_byte);
+            return Err(changed(&what));
+        }
+        let ids =
+            bytes[data_offset..].as_chunks().0.iter().map(|raw| u32::from_le_bytes(*raw)).collect();
         Ok(Table { info, ids })
     }
 

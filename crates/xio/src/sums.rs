@@ -61,6 +61,22 @@ impl FileSums {
     }
 }
 
+impl FileSums {
+    /// Compares a whole file with its checksums.
+    ///
+    /// # Errors
+    /// When they differ, or the file has another length.
+    pub fn check_whole(&self, bytes: &[u8], crc: Crc32c) -> Result<(), Differs> {
+        let mut blocks = bytes.chunks(SUM_BYTES as usize).zip(0..);
+        let wrong = blocks.find(|(block, at)| self.blocks.get(*at) != Some(&crc(0, block)));
+        match wrong {
+            Some((_, at)) => Err(Differs { at_byte: at as u64 * SUM_BYTES }),
+            None if bytes.len() as u64 != self.bytes => Err(Differs { at_byte: self.bytes }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The whole pages that hold these bytes of a file.
 pub fn pages_of(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / PAGE_BYTES * PAGE_BYTES..bytes.end.next_multiple_of(PAGE_BYTES)
@@ -259,5 +275,14 @@ mod tests {
         assert_eq!(proven.missing(&sums, &(0..1)), Some(0));
         assert_eq!(proven.missing(&sums, &(SUM_BYTES..len)), None);
         assert_eq!(proven.blocks.len(), MAX_PROVEN_BLOCKS);
+    }
+
+    #[test]
+    fn a_whole_file_matches_its_checksums_or_does_not() {
+        let (mut data, sums) = file((1 << 20) + 100);
+        assert_eq!(sums.check_whole(&data, crc32c), Ok(()));
+        assert!(sums.check_whole(&data[..1 << 20], crc32c).is_err());
+        data[(1 << 20) + 5] ^= 1;
+        assert_eq!(sums.check_whole(&data, crc32c), Err(Differs { at_byte: 1 << 20 }));
     }
 }
