@@ -40,7 +40,7 @@ impl fmt::Display for Codec {
 }
 
 /// Levels of Zstandard that plans may name: beyond them a block costs much and gains little.
-pub const ZSTD_LEVELS: core::ops::RangeInclusive<i32> = -7..=9;
+pub const ZSTD_LEVELS: core::ops::RangeInclusive<i32> = -7..=3;
 
 /// How blocks are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
