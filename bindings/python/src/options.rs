@@ -69,10 +69,12 @@ impl Request {
     /// Goes on at a sample, in batches of `batch_samples`; `false` if less than a batch for each rank is left.
     pub(crate) fn move_to(&mut self, sample: u64, batch_samples: u32) -> bool {
         let size = u64::from(batch_samples.max(1));
-        let (end, ranks) = (self.end(), u64::from(self.options.rank.ranks));
+        // The end is a sample, too: whole batches for every rank fit before it.
+        let end = self.end().map(|end| end.saturating_mul(size));
+        let ranks = u64::from(self.options.rank.ranks);
         self.options.first_batch = sample / size;
         self.options.shift = (sample % size) as u32;
-        let left = end.map(|end| end.saturating_sub(self.options.first_batch) / ranks);
+        let left = end.map(|end| end.saturating_sub(sample) / size / ranks);
         self.options.batches = left;
         left != Some(0)
     }

@@ -142,6 +142,15 @@ class Ranks(World):
             self.assertEqual({found["next_sample"] for found in states}, {at})
             state = states[0]
 
+    def test_a_position_between_batches_ends_before_the_last_sample(self):
+        state = self.stream(self.folder_url, PLAN.replace("batch(8)", "batch(4)")).state_dict()
+        stream = self.stream(self.folder_url, PLAN, batches=3)
+        stream.load_state_dict({**state, "next_sample": 4})
+        samples = b"".join(self.whole(3))
+        size = 64 * 2
+        got = [batch.numpy().tobytes() for batch in stream]
+        self.assertEqual(got, [samples[4 * size : 12 * size], samples[12 * size : 20 * size]])
+
     def test_a_rank_that_is_killed_ends_the_others(self):
         context = multiprocessing.get_context("spawn")
         results, barrier = context.Queue(), context.Barrier(2)
