@@ -24,6 +24,9 @@ use crate::proto::{OpenRequest, Opened, Ranks};
 /// How long trainers wait for those that have not come.
 pub(crate) const JOIN_LIMIT: Duration = Duration::from_secs(300);
 
+/// Most seats of all groups that can be joined: a DPU serves no more clients at once.
+const MAX_SEATS: usize = 64;
+
 /// After this long the log says who is missing.
 const JOIN_NOTICE: Duration = Duration::from_secs(10);
 
@@ -118,7 +121,7 @@ impl Groups {
         open: impl FnOnce() -> Result<(OpenStream, Opened, Vec<Vec<RingFds>>), Error>,
     ) -> Result<(Member, Arc<OpenStream>, Opened, RingFds), Error> {
         let seat = Seat::of(ranks);
-        let (group, is_first) = self.take_seat(user, request, ranks, seat);
+        let (group, is_first) = self.take_seat(user, request, ranks, seat)?;
         let groups = self.clone();
         let member = Member { groups, group, seat, client: client.to_owned() };
         if is_first {
@@ -145,7 +148,7 @@ impl Groups {
         request: &OpenRequest,
         ranks: &Ranks,
         seat: Seat,
-    ) -> (Arc<Group>, bool) {
+    ) -> Result<(Arc<Group>, bool), Error> {
         let shared = shared_part(request, ranks);
         let mut groups = lock(&self.0);
         let same = |group: &&Arc<Group>| {
@@ -155,8 +158,15 @@ impl Groups {
             let place = &mut lock(&group.state).places[seat.ring][seat.reader];
             if *place == Place::Free {
                 *place = Place::Taken;
-                return (Arc::clone(group), false);
+                return Ok((Arc::clone(group), false));
             }
+        }
+        let seats =
+            |group: &Arc<Group>| lock(&group.state).places.iter().map(Vec::len).sum::<usize>();
+        let taken: usize = groups.iter().map(seats).sum();
+        if taken + (ranks.count * ranks.readers) as usize > MAX_SEATS {
+            let why = format!("the DPU has {taken} of {MAX_SEATS} seats for trainers in use");
+            return Err(Error::invalid(why).hint("try again when another job has ended"));
         }
         let mut places = vec![vec![Place::Free; ranks.readers as usize]; ranks.count as usize];
         places[seat.ring][seat.reader] = Place::Taken;
@@ -171,12 +181,15 @@ impl Groups {
             opened: Condvar::new(),
         });
         groups.push(Arc::clone(&group));
-        (group, true)
+        Ok((group, true))
     }
 
-    /// Nobody joins this group any more.
+    /// Nobody joins this group any more: the rings that wait for trainers go.
     fn forget(&self, group: &Arc<Group>) {
         lock(&self.0).retain(|other| !Arc::ptr_eq(other, group));
+        if let Phase::Open { rings, .. } = &mut lock(&group.state).phase {
+            rings.clear();
+        }
     }
 
     /// How another stream of the same name and user differs, if there is one.
@@ -223,8 +236,9 @@ impl Group {
             Phase::Open { stream, opened, rings } => {
                 let fds =
                     rings.get_mut(seat.ring).and_then(|ring| ring.get_mut(seat.reader)?.take());
-                let fds =
-                    fds.ok_or_else(|| Error::invalid("the stream has no ring for this rank"))?;
+                let fds = fds.ok_or_else(|| {
+                    Error::invalid("another trainer has left this stream").hint("open it again")
+                })?;
                 Ok((Arc::clone(stream), opened.clone(), fds))
             }
             Phase::Failed(error) => Err(error.clone()),
@@ -250,8 +264,11 @@ impl Group {
 }
 
 impl Member {
-    /// Looks after those that have not come. Called from time to time.
-    pub(crate) fn look(&self, stream: &OpenStream) {
+    /// Looks after those that have not come. Called from time to time; `failed` once the stream has.
+    pub(crate) fn look(&self, stream: &OpenStream, failed: bool) {
+        if failed {
+            return self.groups.forget(&self.group);
+        }
         let waited = self.group.begun.elapsed();
         if waited < JOIN_NOTICE {
             return;

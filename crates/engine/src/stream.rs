@@ -162,7 +162,7 @@ fn attend(connection: &Connection, stream: &OpenStream, member: Option<&Member>)
     let mut failed = false;
     loop {
         if let Some(member) = member {
-            member.look(stream);
+            member.look(stream, failed);
         }
         let mut fds = [PollFd::new(connection, PollFlags::IN)];
         let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -325,7 +325,8 @@ impl ReconnectLimit {
             PathState::Open => true,
             // The host may have been too slow for any request to be sent.
             PathState::Untried => lived >= SETTLED,
-            PathState::SmallOnly | PathState::Closed => false,
+            // Such a connection shows nothing good, but after this long the time of an earlier loss is over.
+            PathState::SmallOnly | PathState::Closed => lived >= self.limit,
         };
         if was_good {
             (self.since, self.delay) = (Instant::now(), Duration::ZERO);
@@ -535,6 +536,7 @@ impl Keeper {
             None => error,
         };
         self.signals.abandon(CONNECTION, error.to_line());
+        self.context.waiting.clear(self.id);
         None
     }
 
@@ -547,6 +549,20 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A connection that lasted longer than the limit is a new start, whatever ended it; shorter ones that failed are not.
+    #[test]
+    fn the_time_of_an_earlier_loss_ends_with_a_long_connection() {
+        let limit = Duration::from_millis(30);
+        for path in [PathState::Closed, PathState::SmallOnly] {
+            let mut lost = ReconnectLimit::new(limit);
+            std::thread::sleep(limit);
+            lost.lose(path, limit / 2);
+            assert!(lost.is_over(), "{path:?}");
+            lost.lose(path, limit);
+            assert!(!lost.is_over(), "{path:?}");
+        }
+    }
 
     #[test]
     fn an_engine_that_is_full_may_have_room_later() {

@@ -266,3 +266,27 @@ fn ranks_that_cannot_be_are_refused() {
     assert_eq!(ran.exit, Some(2));
     assert!(ran.stderr.contains("write it as R/N"), "{}", ran.stderr);
 }
+
+/// Trainers that never come hold descriptors of the DPU: there is a limit to them, and they go with the others.
+#[test]
+fn seats_of_trainers_are_bounded_and_come_back() {
+    let Some(world) = World::new("seats_of_trainers_are_bounded") else {
+        return;
+    };
+    corpora(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let begin = |name: &str, readers| {
+        open(&target.url(""), PLAN, true, &options(&dpu, trainer(name, 1, 0, readers, 0)))
+    };
+    drop(begin("warm", 1).expect("it opens"));
+    let rest = eventually("rest", || {
+        let now = dpu.descriptors();
+        (dpu.status(&world).counter("dpu.streams") == 0 && now == dpu.descriptors()).then_some(now)
+    });
+    let whole = begin("all", 64).expect("it opens");
+    let refused = begin("more", 1).expect_err("no seat is left");
+    assert!(refused.to_string().contains("64 of 64 seats"), "{refused}");
+    drop(whole);
+    eventually("every descriptor came back", || (dpu.descriptors() <= rest).then_some(()));
+    drop(begin("more", 64).expect("there are seats again"));
+}

@@ -62,7 +62,10 @@ impl Signals {
 
     /// A rank has left: end the stream of the others with this error.
     pub fn rank_left(&self, why: String) {
-        self.raise(|raised| raised.rank_left = Some(why));
+        // The first to leave is the cause; others may follow it.
+        self.raise(|raised| {
+            raised.rank_left.get_or_insert(why);
+        });
     }
 
     fn raise(&self, say: impl FnOnce(&mut Raised)) {

@@ -404,9 +404,8 @@ impl Producer {
         self.counters.doorbells += 1;
         // An error is impossible for a mapped word, and could not be handled: the consumer checks by
         // itself in any case. Readers share the word; one that was woken for another sleeps again.
-        let readers = self.readers.len() as u32;
         let bell = self.data.u32_at(layout::DOORBELL_AT);
-        let _ = futex::wake(bell, futex::Flags::empty(), readers);
+        let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
     }
 
     /// The words of the first reader; `produced`, `bell` and `end` are those of all.
