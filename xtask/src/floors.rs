@@ -83,11 +83,12 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/xio/src",
         "dataset
+         documents
          kernel: dataset
          disk
          capsule: dataset disk kernel
          sums: disk kernel
-         order: dataset
+         order: dataset documents
          plan: dataset kernel order
          stage: dataset kernel order plan
          target: capsule disk kernel stage sums

@@ -8,6 +8,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`dataset`] | token files described from their header bytes: flat, NumPy, Megatron |
+//! | [`documents`] | where the documents of a file begin and end |
 //! | [`plan`] | the plan language and its errors |
 //! | [`stage`] | a plan compiled to stages: types, where each runs, the loop that runs them over a block |
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
@@ -26,6 +27,7 @@ extern crate std;
 pub mod capsule;
 pub mod dataset;
 pub mod disk;
+pub mod documents;
 pub mod kernel;
 pub mod order;
 pub mod plan;

@@ -1,0 +1,146 @@
+//! The documents of a token file: where each begins and how long it is.
+//!
+//! A table, because document lengths follow no rule. It is read once when a stream opens, and every sampler that
+//! respects documents works on it; how it gets here (an index beside the file, a reply of the target) does not
+//! belong here.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use thiserror::Error;
+
+/// Most documents of a dataset: 2.3 GiB of table, as many as in the largest index that is read.
+pub const MAX_DOCUMENTS: usize = 200_000_000;
+
+/// The documents of a file, in the order of the file. Between two of them there may be tokens of none, as where
+/// documents were filtered out. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Documents {
+    starts: Arc<[u64]>,
+    lengths: Arc<[u32]>,
+}
+
+/// Why runs of tokens are no documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DocumentsError {
+    /// More than [`MAX_DOCUMENTS`].
+    #[error("{documents} documents, at most {MAX_DOCUMENTS} are supported")]
+    TooMany {
+        /// How many.
+        documents: usize,
+    },
+    /// A document begins before the end of the one before it.
+    #[error("document {document} begins at token {start}, before the end of the one before it")]
+    Overlap {
+        /// Which one, from 0.
+        document: usize,
+        /// Its first token.
+        start: u64,
+    },
+    /// A document has more than 2^32 - 1 tokens.
+    #[error("document {document} has {tokens} tokens, at most 4,294,967,295 are supported")]
+    TooLong {
+        /// Which one, from 0.
+        document: usize,
+        /// Its tokens.
+        tokens: u64,
+    },
+}
+
+impl Documents {
+    /// Documents at these tokens of the file, in ascending order. Empty ones are allowed.
+    ///
+    /// # Errors
+    /// When two overlap, and when there are too many or one is too long.
+    pub fn new(ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Documents, DocumentsError> {
+        let (mut starts, mut lengths, mut end) = (Vec::new(), Vec::new(), 0);
+        for (document, range) in ranges.into_iter().enumerate() {
+            if document == MAX_DOCUMENTS {
+                return Err(DocumentsError::TooMany { documents: document + 1 });
+            }
+            if range.start < end {
+                return Err(DocumentsError::Overlap { document, start: range.start });
+            }
+            let tokens = range.end.saturating_sub(range.start);
+            let too_long = |_| DocumentsError::TooLong { document, tokens };
+            starts.push(range.start);
+            lengths.push(u32::try_from(tokens).map_err(too_long)?);
+            end = range.start + tokens;
+        }
+        Ok(Documents { starts: starts.into(), lengths: lengths.into() })
+    }
+
+    /// Documents of these lengths in tokens, one after the other from the first token on.
+    ///
+    /// # Errors
+    /// As [`new`](Documents::new).
+    pub fn contiguous(lengths: impl IntoIterator<Item = u32>) -> Result<Documents, DocumentsError> {
+        let mut end = 0u64;
+        Documents::new(lengths.into_iter().map(|tokens| {
+            let start = end;
+            end += u64::from(tokens);
+            start..end
+        }))
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// The tokens of a document, which must be one of [`len`](Documents::len).
+    pub fn range(&self, document: usize) -> Range<u64> {
+        let start = self.starts[document];
+        start..start + u64::from(self.lengths[document])
+    }
+
+    /// Tokens of each document.
+    pub fn lengths(&self) -> &[u32] {
+        &self.lengths
+    }
+
+    /// The tokens of every document, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Range<u64>> + '_ {
+        (0..self.len()).map(|document| self.range(document))
+    }
+
+    /// Tokens of all documents together.
+    pub fn tokens(&self) -> u64 {
+        self.lengths.iter().map(|tokens| u64::from(*tokens)).sum()
+    }
+
+    /// The token after the last document.
+    pub fn end(&self) -> u64 {
+        self.len().checked_sub(1).map_or(0, |last| self.range(last).end)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_are_where_they_were_said_to_be() {
+        let documents = Documents::new([0..3, 3..3, 5..9]).unwrap();
+        assert_eq!(documents.iter().collect::<Vec<_>>(), [0..3, 3..3, 5..9]);
+        assert_eq!((documents.len(), documents.tokens(), documents.end()), (3, 7, 9));
+        assert_eq!(Documents::contiguous([3, 0, 4]).unwrap().range(2), 3..7);
+        assert!(Documents::default().is_empty());
+    }
+
+    #[test]
+    fn overlaps_and_long_documents_are_refused() {
+        let overlap = Documents::new([0..3, 2..4]);
+        assert_eq!(overlap, Err(DocumentsError::Overlap { document: 1, start: 2 }));
+        let tokens = 1 << 32;
+        let long = Documents::new(core::iter::once(0..tokens));
+        assert_eq!(long, Err(DocumentsError::TooLong { document: 0, tokens }));
+    }
+}
