@@ -4,6 +4,7 @@
 //! it, runs the reader's stages over a block that has arrived, and copies samples into the ring. How
 //! blocks are fetched does not belong here.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use roce::world::Staging;
@@ -14,7 +15,8 @@ use crate::stage::{self, BlockError};
 use super::lane::{Lane, Resident, Want};
 use super::schedule::Schedule;
 use super::{
-    CRC_RETRIES, Delivery, ReaderCounters, ReaderSetup, ReaderSource, Sink, SlotMeta, StreamError,
+    CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Sink, SlotMeta,
+    StreamError,
 };
 use crate::capsule::Refusal;
 
@@ -114,7 +116,9 @@ pub(super) struct Assembler {
     schedule: Schedule,
     pub(super) sources: Vec<ReaderSource>,
     lanes: Vec<Lane>,
+    /// Of the present run.
     delivery: Delivery,
+    later: VecDeque<Prepared>,
     pub(super) kernels: Kernels,
     filling: Option<Filling>,
     next_batch: u64,
@@ -126,7 +130,7 @@ pub(super) struct Assembler {
 impl Assembler {
     /// Its staging buffers start at `memory_addr`.
     pub(super) fn new(setup: ReaderSetup, memory_addr: u64, kernels: Kernels) -> Assembler {
-        let ReaderSetup { schedule, sources, mut lanes, delivery, .. } = setup;
+        let ReaderSetup { schedule, sources, mut lanes, delivery, later, .. } = setup;
         lanes.iter_mut().for_each(|lane| lane.move_to(memory_addr));
         Assembler {
             schedule,
@@ -134,6 +138,7 @@ impl Assembler {
             sources,
             next_batch: delivery.first_batch,
             delivery,
+            later,
             kernels,
             filling: None,
             phase: Phase::Streaming,
@@ -303,10 +308,7 @@ impl Assembler {
         if let Some(filling) = self.filling {
             return Some(filling);
         }
-        if self.batches_left() == Some(0) {
-            self.phase = Phase::Ended;
-            self.lanes.iter_mut().for_each(Lane::finish);
-            sink.finish();
+        if self.batches_left() == Some(0) && !self.begin_next_run(sink) {
             return None;
         }
         match sink.acquire() {
@@ -314,6 +316,29 @@ impl Assembler {
             None => self.counters.waits_for_host += 1,
         }
         self.filling
+    }
+
+    /// Goes on behind batches that are left out, or ends the stream. Whether there is a batch to fill: not while
+    /// a request of the run before may still write to its buffer.
+    fn begin_next_run<S: Sink>(&mut self, sink: &mut S) -> bool {
+        let mut all_free = true;
+        self.lanes.iter_mut().for_each(|lane| all_free &= lane.finish());
+        if self.later.is_empty() {
+            self.phase = Phase::Ended;
+            sink.finish();
+            return false;
+        }
+        let Some(Prepared { run, blend, coverages }) =
+            all_free.then(|| self.later.pop_front()).flatten()
+        else {
+            self.counters.waits_for_data += 1;
+            return false;
+        };
+        self.lanes.iter_mut().zip(coverages).for_each(|(lane, part)| lane.restart(part));
+        self.schedule.restart(blend);
+        self.delivery = self.delivery.of_run(run);
+        self.next_batch = self.delivery.first_batch;
+        true
     }
 
     fn batches_left(&self) -> Option<u64> {
