@@ -1,10 +1,11 @@
 //! Keyword arguments of a stream as a request to `client`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use client::Options;
+use client::{LeaveOut, Options};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
@@ -69,6 +70,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "seed" => options.seed = value.extract()?,
         "first_batch" => options.first_batch = value.extract()?,
         "batches" => options.batches = Some(batches(value.extract()?)?),
+        "leave_out" => options.leave_out = ranges(value)?,
         "slots" => options.slots = value.extract()?,
         "slot_size" => options.slot_bytes = value.extract()?,
         "roce" => options.roce = Some(roce_address(value.extract()?)?),
@@ -77,7 +79,8 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         _ => {
             return Err(PyTypeError::new_err(format!(
                 "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
-                 and token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
+                 and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, \
+                 memory, reconnect"
             )));
         }
     }
@@ -183,6 +186,24 @@ fn batches(count: u64) -> PyResult<u64> {
         )),
         count => Ok(count),
     }
+}
+
+/// Pairs of a first batch and the batch after the last.
+pub(crate) fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
+    let hint = "give pairs of a first batch and the batch after the last: [(1000, 1200)]";
+    let pairs = value.extract::<Vec<(u64, u64)>>();
+    let pairs = pairs.map_err(|_| match value.repr() {
+        Ok(given) => invalid(format!("leave_out is {given}"), hint),
+        Err(error) => error,
+    })?;
+    let ranges = pairs.into_iter().map(|(first, end)| first..end);
+    Ok(left_out(ranges)?.ranges().to_vec())
+}
+
+/// Ranges of batches in rising order, joined where they touch.
+pub(crate) fn left_out(ranges: impl IntoIterator<Item = Range<u64>>) -> PyResult<LeaveOut> {
+    let hint = "a range is (first, end), its last batch is end - 1";
+    LeaveOut::new(ranges).map_err(|error| invalid(error.to_string(), hint))
 }
 
 fn seconds(value: f64) -> PyResult<Duration> {

@@ -1,15 +1,16 @@
 //! The class `Stream`: batches in order, a position that can be saved.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use client::Opened;
+use client::{LeaveOut, Opened};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::batch::{Batch, Form};
 use crate::errors::Class;
-use crate::options::Request;
+use crate::options::{Request, left_out, ranges};
 use crate::records;
 use crate::source::Source;
 
@@ -41,7 +42,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` (without it the stream has no
 /// end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
 /// flat files (default: from their manifests, else a guess with a warning), `vocab` (files with larger ids are
-/// refused), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
+/// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
+/// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
 ///
 /// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the DPU or the
@@ -54,6 +56,8 @@ pub(crate) struct Stream {
     form: Form,
     /// The last batch was delivered before the position was loaded.
     finished: AtomicBool,
+    /// Batches that are not delivered: those that were given, and those of a loaded position.
+    left_out: Mutex<LeaveOut>,
 }
 
 #[pymethods]
@@ -71,7 +75,8 @@ impl Stream {
         let (source, opened) = Source::open(py, &request)?;
         let form = Form::new(&opened)?;
         let finished = AtomicBool::new(false);
-        Ok(Stream { source, request, opened, form, finished })
+        let left_out = Mutex::new(left_out(request.options.leave_out.iter().cloned())?);
+        Ok(Stream { source, request, opened, form, finished, left_out })
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -149,18 +154,26 @@ impl Stream {
         let datasets = self.opened.datasets.iter().map(|info| records::dataset_fields(py, info));
         state.set_item("datasets", PyList::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?)?;
         state.set_item("next_batch", self.source.next_batch())?;
+        let left_out = self.left_out().ranges().to_vec();
+        let left_out = left_out.iter().map(|range| PyList::new(py, [range.start, range.end]));
+        state.set_item("leave_out", PyList::new(py, left_out.collect::<PyResult<Vec<_>>>()?)?)?;
         Ok(state)
     }
 
-    /// Goes on at a saved position.
+    /// Goes on at a saved position. Batches that the stream of that position left out stay left out, beside those of
+    /// this one's `leave_out`.
     ///
     /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says what differs;
     /// the stream is then as before. Otherwise raises what opening a stream raises; it is then closed.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.source.check_owner()?;
         let next_batch = self.check_state(py, state)?;
+        let before = self.left_out();
+        let saved = state.get_item("leave_out")?.map(|saved| ranges(&saved)).transpose()?;
+        let ours = before.ranges().iter().cloned();
+        let left_out = left_out(ours.chain(saved.unwrap_or_default()))?;
         let finished_before = self.finished.load(Ordering::Relaxed);
-        let here = next_batch == self.source.next_batch() && !finished_before;
+        let here = next_batch == self.source.next_batch() && !finished_before && left_out == before;
         if here && !self.source.is_closed(py)? {
             return Ok(());
         }
@@ -172,6 +185,7 @@ impl Stream {
             let mut request = self.request.clone();
             request.options.first_batch = next_batch;
             request.options.batches = end.map(|end| end - next_batch);
+            request.options.leave_out = left_out.ranges().to_vec();
             let opened = self.source.reopen(py, &request)?;
             if opened != self.opened {
                 self.source.close(py);
@@ -181,6 +195,7 @@ impl Stream {
             }
         }
         self.finished.store(finished, Ordering::Relaxed);
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = left_out;
         Ok(())
     }
 
@@ -195,6 +210,10 @@ impl Stream {
 }
 
 impl Stream {
+    fn left_out(&self) -> LeaveOut {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The number of the next batch in `state`, if it is a position of this stream.
     fn check_state(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<u64> {
         let ours = self.state_dict(py)?;

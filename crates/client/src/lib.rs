@@ -33,3 +33,4 @@ pub use file::{File, read};
 pub use opening::{DEFAULT_MEMORY, Options, default_socket, open};
 pub use proto::{DatasetInfo, Opened, StreamStatus};
 pub use stream::{Batch, Batches, Next, Stream};
+pub use xio::reader::{LeaveOut, LeaveOutError};

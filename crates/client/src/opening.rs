@@ -1,6 +1,7 @@
 //! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this process.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 #[cfg(feature = "in-process")]
 use std::path::Path;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use host::attach::{AttachError, Connection};
 use rustix::io::Errno;
 
 use crate::error::Error;
-use crate::proto::{DatasetRef, OpenRequest};
+use crate::proto::{BatchRange, DatasetRef, OpenRequest};
 #[cfg(feature = "in-process")]
 use crate::stream::FileStream;
 use crate::stream::{LocalDpu, Stream};
@@ -33,8 +34,11 @@ pub struct Options {
     pub seed: u64,
     /// First batch to deliver.
     pub first_batch: u64,
-    /// Batches to deliver; without it the stream has no end.
+    /// Batches to deliver, those left out included; without it the stream has no end.
     pub batches: Option<u64>,
+    /// Batches that are not delivered, as after a loss spike. Batches keep the numbers of the plan: the one
+    /// after `999` is `1200` where `1000..1200` is left out.
+    pub leave_out: Vec<Range<u64>>,
     /// Slots of the ring.
     pub slots: u32,
     /// Bytes of a slot.
@@ -69,6 +73,7 @@ impl Options {
             seed: 0,
             first_batch: 0,
             batches: None,
+            leave_out: Vec::new(),
             slots: 16,
             slot_bytes: 1 << 20,
             roce: None,
@@ -95,6 +100,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
     };
     let (plan, names) = url.datasets(action, options.seed)?;
     let vocabulary = options.vocabulary.unwrap_or(0);
+    let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
     let dataset = |name| DatasetRef { name, dtype: options.dtype.clone(), vocabulary };
     let request = OpenRequest {
         target: url.target(),
@@ -105,6 +111,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
         batches: options.batches.unwrap_or(0),
         slots: options.slots,
         slot_bytes: options.slot_bytes,
+        leave_out: options.leave_out.iter().map(range).collect(),
     };
     let (connection, local) = if offload {
         (to_daemon(options)?, None)
@@ -161,6 +168,7 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
         plan: plan.to_string(),
         first_batch: options.first_batch,
         batches: options.batches,
+        leave_out: options.leave_out.clone(),
         slots: options.slots,
         slot_bytes: options.slot_bytes,
         memory: options.memory,

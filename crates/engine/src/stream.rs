@@ -17,7 +17,7 @@ use roce::wire::ROCE_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use xio::reader::{ReaderSetup, ReaderSource};
+use xio::reader::ReaderSource;
 
 use crate::budget::RingBudget;
 use crate::control::stages;
@@ -220,9 +220,9 @@ fn open(
     let to_message = |source: &ReaderSource| stages::message(source.stages.target());
     let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
+        names: layout.names.clone(),
         // Prepared on this thread: the engine's thread serves all streams.
-        setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
-        names: layout.names,
+        setup: layout.setup(),
         targets: vec![control.name().to_owned()],
         producer,
         events,

@@ -30,8 +30,9 @@ const WAIT_LOOK: Duration = Duration::from_millis(100);
     after_help = "\
 Plans are actions joined by `|`, in any order:
   window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
-  shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
+  shuffle(SEED)           mix samples; blocks=64, block=256KiB set the size of the groups
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
+  phases(N, …)            from sample N on, the next weights of blend(NAME=W1:W2, …)
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
   widen(i64)              deliver tokens in a larger type: u32, i32 or i64
   pairs                   inputs and labels, which are one token later
