@@ -11,7 +11,6 @@ Exit status: 0 done; 77 the libraries cannot be installed (the reason is printed
 """
 
 import argparse
-import sys
 import types
 
 import formats
@@ -36,50 +35,28 @@ def quality(order):
     return same / pairs, correlation, displacement, (numpy.abs(here - following) == 1).mean()
 
 
-def package(name):
-    """Makes modules of a package importable without running the package, which would import torch."""
-    import importlib.util
-    where = importlib.util.find_spec(name.split(".")[0]).submodule_search_locations[0]
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
-        module = types.ModuleType(".".join(parts[:depth]))
-        module.__path__ = ["/".join([where, *parts[1:depth]])]
-        sys.modules[module.__name__] = module
-
-
 def mosaic(count):
-    """The orders of MosaicML's algorithms: shards of 64 MiB, one node, blocks as by default."""
-    import importlib
+    """MosaicML's default, py1e: shards of 64 MiB, one node, blocks of 4 million samples."""
     import numpy
-    package("streaming.base.shuffle")
+    from streaming.base.shuffle.py1e import get_shuffle_py1e
     shards = numpy.full(-(-count // SHARD), SHARD, numpy.int64)
     shards[-1] -= shards.sum() - count
-    for name in ("py1e", "py1s", "py2s"):
-        module = importlib.import_module(f"streaming.base.shuffle.{name}")
-        shuffle = getattr(module, f"get_shuffle_{name}")
-        # StreamingDataset: num_canonical_nodes is 64 per node for py1s and py2s, else the number of nodes.
-        nodes = 64 if name in ("py1s", "py2s") else 1
-        block = max(4_000_000 // nodes, 1 << 18)
-        ids = numpy.asarray(shuffle(shards, nodes, SEED, 0, block))
-        yield f"MosaicML {name}", ids
+    return numpy.asarray(get_shuffle_py1e(shards, 1, SEED, 0, 4_000_000))
 
 
 def litdata(count):
-    """The order of LitData's loader: chunks permuted, samples permuted within their chunk."""
+    """LitData's default, FullShuffle: chunks permuted, samples permuted in windows of their chunk."""
     import numpy
-    package("litdata.streaming")
-    import importlib
-    module = importlib.import_module("litdata.streaming.shuffle")
-    intervals = [(first, first, min(first + SHARD, count), min(first + SHARD, count)) for first in range(0, count, SHARD)]
-    cache = types.SimpleNamespace(get_chunk_intervals=lambda: intervals)
-    shuffle = module.FullShuffle(cache, SEED, False)
-    distributed = types.SimpleNamespace(world_size=1, global_rank=0, num_nodes=1)
-    chunks, workers = shuffle.get_chunks_and_intervals_per_workers(distributed, 1, BATCH, 1)
+    from litdata.streaming.shuffle import FullShuffle
+    from litdata.utilities.env import _DistributedEnv
+    chunks = [(first, first, min(first + SHARD, count), min(first + SHARD, count)) for first in range(0, count, SHARD)]
+    cache = types.SimpleNamespace(get_chunk_intervals=lambda: chunks, _reader=types.SimpleNamespace())
+    shuffle = FullShuffle(cache, SEED, drop_last=False)
     order = []
-    for position, (chunk, interval) in enumerate(zip(chunks[0], workers[0], strict=True)):
-        inside = numpy.arange(interval[1], interval[2])
-        order.extend(shuffle(inside, len(chunks[0]), 1, position))
-    yield "LitData FullShuffle", numpy.asarray(order)
+    plans = shuffle.get_chunks_and_intervals_per_workers(_DistributedEnv(1, 0, 1), 1, BATCH, 1)
+    for chunk, interval in zip(plans[0][0], plans[1][0], strict=True):
+        order.extend(shuffle(numpy.arange(interval[1], interval[2]), len(chunks), 1, int(chunk)))
+    return numpy.asarray(order)
 
 
 def main():
@@ -88,11 +65,12 @@ def main():
     count = arguments.parse_args().samples
     formats.enter_environment()
     from importlib.metadata import version
+    import torch_stub
+    torch_stub.install()
     print(f"mosaicml-streaming {version('mosaicml-streaming')}, litdata {version('litdata')}")
-    for make in (mosaic, litdata):
-        for name, order in make(count):
-            same, correlation, displacement, neighbours = quality(order)
-            print(f"| {name} | {100 * same:.2f} % | {correlation + 0:.3f} | {displacement:.3f} | {neighbours:.4f} |")
+    for name, make in (("MosaicML py1e", mosaic), ("LitData FullShuffle", litdata)):
+        same, correlation, displacement, neighbours = quality(make(count))
+        print(f"| {name} | {100 * same:.2f} % | {correlation + 0:.3f} | {displacement:.3f} | {neighbours:.4f} |")
 
 
 if __name__ == "__main__":
