@@ -124,7 +124,7 @@ pub fn plan(
     check_numbers(&delivery)?;
     let left_out = request.leave_out.iter().map(|range| range.first..range.end);
     let left_out = LeaveOut::new(left_out).map_err(|error| {
-        Error::invalid(&error).hint("a range is FIRST..END, its last batch is END - 1")
+        Error::invalid(error).hint("a range is FIRST..END, its last batch is END - 1")
     })?;
     Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
 }
