@@ -222,6 +222,22 @@ fn datasets_are_found_by_name() {
     assert_eq!(single.bind(&[]), Err(BindError::NoDataset));
 }
 
+/// A change of this value reorders every run that resumes across it: the default groups and the phases.
+#[test]
+fn the_order_of_a_plan_is_frozen() {
+    let plan = plan("window(2048) | shuffle(7) | blend(a=5:1, b=3:1, c=2:6) | phases(9000)");
+    let file = |tokens: u64| crate::dataset::flat(Dtype::U32, 4 * tokens).unwrap();
+    let layouts = [40_000_000, 3_000_001, 70_000].map(file);
+    let layouts = [0, 1, 2].map(|dataset| plan.layout(dataset, layouts[dataset]).unwrap());
+    let order = plan.order(&layouts).unwrap();
+    let digest = order.cursor_at(0).take(20_000).fold(0u64, |digest, sample| {
+        let place = sample.place;
+        let parts = [sample.dataset as u64, place.epoch, place.block, place.sample.into()];
+        parts.iter().fold(digest, |digest, part| (digest ^ part).wrapping_mul(0x100_0000_01b3))
+    });
+    assert_eq!(digest, 1_425_626_136_196_670_759);
+}
+
 /// Weights of each phase without a common divisor; no dataset where all are zero.
 fn reduced(names: Vec<(String, Vec<u32>)>, phases: usize) -> Vec<Part> {
     let part = |(name, weights): (String, Vec<u32>)| Part { name, weights };
