@@ -84,8 +84,8 @@ BLENDS = (
         "window(600) | shuffle(seed) | blend(less=1:0:3, many=0:1:1, border=1) | phases(9, 40) | batch(8)",
     ),
     (
-        ("many", "whole.u16", "above"),
-        "blend(many=0.9:0.5:0, whole.u16=0.1:0.5:0.3, above=0:0.000003:0.7) | phases(5_927, 100_000) | window(333) "
+        ("many", "wide.npy", "above"),
+        "blend(many=0.9:0.5:0, wide=0.1:0.5:0.3, above=0:0.00003:0.7) | phases(5_927, 100_000) | window(333) "
         "| shuffle(seed) | narrow(u16) | batch(16)",
     ),
     (
