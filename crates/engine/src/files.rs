@@ -85,7 +85,7 @@ impl FileStream {
         let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
-        let mut layout = layout::plan(&request, &infos, compile)?;
+        let mut layout = layout::plan(&request, &infos, Vec::new(), compile)?;
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
         for (source, found) in layout.sources.iter_mut().zip(&found) {

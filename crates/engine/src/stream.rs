@@ -266,7 +266,7 @@ fn open(
     let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
     let compile =
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
-    let layout = layout::plan(request, &infos, compile)?;
+    let layout = layout::plan(request, &infos, Vec::new(), compile)?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
