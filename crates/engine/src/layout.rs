@@ -3,6 +3,7 @@
 
 use host::ring::MAX_READERS;
 use xio::dataset::{Dtype, Format, TokenFile};
+use xio::documents::Documents;
 use xio::order::{Order, OrderError, SampleLayout};
 use xio::plan::Plan;
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
@@ -22,6 +23,8 @@ pub struct Layout {
     pub sources: Vec<ReaderSource>,
     /// Their names.
     pub names: Vec<String>,
+    /// Their documents, where the plan needs them.
+    pub documents: Vec<Documents>,
     /// What to deliver.
     pub delivery: Delivery,
     /// What of it not to deliver.
@@ -124,11 +127,12 @@ pub(crate) fn share(request: &OpenRequest) -> Result<Share, Error> {
     Ok(share)
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `compile`
-/// decides where the plan's stages run.
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `documents` are
+/// theirs if the plan needs them, else there are none; `compile` decides where the plan's stages run.
 pub fn plan(
     request: &OpenRequest,
     infos: &[DatasetInfo],
+    documents: Vec<Documents>,
     compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
 ) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
@@ -180,7 +184,7 @@ pub fn plan(
             format!("begin and end ranges a multiple of {ranks} batches after batch {first}");
         return Err(Error::invalid(text).hint(hint));
     }
-    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
+    Ok(Layout { plan: plan.to_string(), order, sources, names, documents, delivery, left_out })
 }
 
 /// Why a file has no samples.

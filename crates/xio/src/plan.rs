@@ -320,6 +320,11 @@ impl Plan {
         self.batch
     }
 
+    /// Whether an action of the plan works on the documents of the datasets.
+    pub fn needs_documents(&self) -> bool {
+        false
+    }
+
     /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
     /// the blend. Each name must be used once; without a blend there must be one.
     pub fn bind(&self, names: &[&str]) -> Result<Vec<usize>, BindError> {
