@@ -27,14 +27,15 @@ impl Opened {
 impl DatasetInfo {
     /// What decides which bytes it gives.
     pub fn identity(&self) -> Identity<'_> {
-        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, content, .. } = self;
+        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, .. } = self;
         Identity {
             name,
             dtype,
             tokens: *tokens,
             data_offset: *data_offset,
             fingerprint: *fingerprint,
-            content: *content,
+            content: self.content,
+            documents: self.documents,
         }
     }
 }
