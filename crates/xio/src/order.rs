@@ -17,6 +17,7 @@
 //! [`Blend::cursor_at`].
 
 mod blend;
+pub mod megatron;
 mod mix;
 mod permutation;
 mod shuffle;
