@@ -1,10 +1,11 @@
 //! Keyword arguments of a stream as a request to `client`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use client::Options;
+use client::{LeaveOut, Options};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -112,6 +113,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "seed" => options.seed = large()?,
         "first_batch" => options.first_batch = large()?,
         "batches" => options.batches = Some(batches(large()?)?),
+        "leave_out" => options.leave_out = ranges(value)?,
         "slots" => options.slots = small()?,
         "slot_size" => options.slot_bytes = small()?,
         "roce" => options.roce = Some(roce_address(&text()?)?),
@@ -120,7 +122,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         _ => {
             return Err(PyTypeError::new_err(format!(
                 "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
-                 rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, slots, slot_size, roce, memory, reconnect"
+                 rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
     }
@@ -234,6 +236,24 @@ fn batches(count: u64) -> PyResult<u64> {
         )),
         count => Ok(count),
     }
+}
+
+/// Pairs of a first batch and the batch after the last.
+pub(crate) fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
+    let hint = "give pairs of a first batch and the batch after the last: [(1000, 1200)]";
+    let pairs = value.extract::<Vec<(u64, u64)>>();
+    let pairs = pairs.map_err(|_| match value.repr() {
+        Ok(given) => invalid(format!("leave_out is {given}"), hint),
+        Err(error) => error,
+    })?;
+    let ranges = pairs.into_iter().map(|(first, end)| first..end);
+    Ok(left_out(ranges)?.ranges().to_vec())
+}
+
+/// Ranges of batches in rising order, joined where they touch.
+pub(crate) fn left_out(ranges: impl IntoIterator<Item = Range<u64>>) -> PyResult<LeaveOut> {
+    let hint = "a range is (first, end), its last batch is end - 1";
+    LeaveOut::new(ranges).map_err(|error| invalid(error.to_string(), hint))
 }
 
 fn seconds(value: f64) -> PyResult<Duration> {

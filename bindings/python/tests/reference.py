@@ -18,7 +18,7 @@ import numpy
 
 BITS = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
-BLOCK_BYTES = 1 << 20
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
 TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
 
 
@@ -74,6 +74,11 @@ def parse(text):
         if not rest:
             return actions
         take("|")
+
+
+def size(text):
+    """Bytes of a size with its unit."""
+    return int(text[:-3]) * UNITS[text[-3:]]
 
 
 def integers(weights):
@@ -184,13 +189,39 @@ def blend_of(weights):
     return Blend(weights)
 
 
+class Phases:
+    """Blends one after the other: `starts` are their first global samples, the first of them 0."""
+
+    def __init__(self, starts, blends):
+        self.starts, self.blends = starts, blends
+        self.before = [[0] * len(blends[0].weights)]
+        for i, blend in enumerate(blends[:-1]):
+            # Whole periods, and the draws of the rest of the phase one by one.
+            periods, rest = divmod(starts[i + 1] - starts[i], blend.period)
+            drawn = [have + periods * weight for have, weight in zip(self.before[i], blend.weights, strict=True)]
+            for n in range(rest):
+                drawn[blend.draw(n)[0]] += 1
+            self.before.append(drawn)
+
+    def draw(self, n):
+        """Global sample n as (dataset, number of the draw ever)."""
+        i = max(i for i, start in enumerate(self.starts) if start <= n)
+        d, k = self.blends[i].draw(n - self.starts[i])
+        return d, self.before[i][d] + k
+
+    def group_blocks(self, d, sample_bytes):
+        """Blocks of a group of dataset d, where the plan does not say."""
+        unit = max(1 << 18, sample_bytes)
+        return max(max(2, -(-(1 << 24) * blend.weights[d] // (unit * blend.period))) for blend in self.blends)
+
+
 # One dataset.
 
 
 class Dataset:
-    """A file as samples, and their order."""
+    """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample."""
 
-    def __init__(self, dtype, path, window, overlap):
+    def __init__(self, dtype, path, window, overlap, block_bytes):
         if path.endswith(".npy"):
             self.tokens = numpy.load(path, mmap_mode="r")
         else:
@@ -199,18 +230,18 @@ class Dataset:
         self.stride = window - overlap
         count = len(self.tokens)
         self.samples = (count - overlap) // self.stride if count >= window else 0
-        self.per_block = (BLOCK_BYTES // self.tokens.itemsize - overlap) // self.stride
+        self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
         self._epoch = None
 
     def sample(self, i):
         """Sample i of the file."""
         return self.tokens[i * self.stride : i * self.stride + self.window]
 
-    def place(self, own, group_blocks, k):
+    def place(self, own, k):
         """The sample of the file that is the k-th of the dataset, shuffled under the dataset's own key."""
         epoch, i = divmod(k, self.samples)
-        if self._epoch is None or self._epoch[0] != (own, group_blocks, epoch):
-            self._epoch = (own, group_blocks, epoch), self._groups(own, group_blocks, epoch)
+        if self._epoch is None or self._epoch[0] != (own, epoch):
+            self._epoch = (own, epoch), self._groups(own, epoch)
         at = 0
         for g, blocks in enumerate(self._epoch[1]):
             size = sum(length for _, length in blocks)
@@ -223,14 +254,14 @@ class Dataset:
             at += size
         raise AssertionError("an epoch has every sample")
 
-    def _groups(self, own, group_blocks, epoch):
+    def _groups(self, own, epoch):
         """The blocks of an epoch in its order, as (first sample, samples), cut into groups."""
         full, short = divmod(self.samples, self.per_block)
         order = [permute(key(own, 1, epoch), full, x) for x in range(full)]
         if short > 0:
             order.insert(scale(mix(key(own, 2, epoch)), full + 1), full)
         blocks = [(block * self.per_block, short if block == full else self.per_block) for block in order]
-        return [blocks[g : g + group_blocks] for g in range(0, len(blocks), group_blocks)]
+        return [blocks[g : g + self.group_blocks] for g in range(0, len(blocks), self.group_blocks)]
 
 
 class Reference:
@@ -251,18 +282,27 @@ class Reference:
             return seed if text == "seed" else int(text)
 
         overlap = number("window", "overlap", 0)
-        self.datasets = [Dataset(dtype, path, number("window", "tokens", None), overlap) for dtype, path in files]
-        self.samples = number("batch", "samples", 32)
-        self.shuffle = None
+        self.shuffle, blocks, block_bytes = None, None, 1 << 20
         if "shuffle" in actions:
-            self.shuffle = number("shuffle", "seed", None), number("shuffle", "blocks", 8)
+            self.shuffle = number("shuffle", "seed", None)
+            blocks, block = options["shuffle"].get("blocks"), options["shuffle"].get("block", "1MiB")
+            block_bytes = 1 << 18 if blocks is None else size(block)
+        window = number("window", "tokens", None)
+        self.datasets = [Dataset(dtype, path, window, overlap, block_bytes) for dtype, path in files]
+        self.samples = number("batch", "samples", 32)
+        starts = [0, *(int(start) for _, start in actions.get("phases", ()))]
         if "blend" in actions:
-            weights = integers([weight for _, weight in actions["blend"]])
+            given = [weights.split(":") for _, weights in actions["blend"]]
+            given = [weights * len(starts) if len(weights) == 1 else weights for weights in given]
+            weights = [integers(phase) for phase in zip(*given, strict=True)]
         else:
-            weights = proportional([dataset.samples for dataset in self.datasets])
-        if len(files) != len(weights):
-            raise ValueError(f"{len(files)} files for {len(weights)} datasets")
-        self.blend = blend_of(weights)
+            weights = [proportional([dataset.samples for dataset in self.datasets])]
+        if len(files) != len(weights[0]) or len(weights) != len(starts):
+            raise ValueError(f"{len(files)} files for {len(weights[0])} datasets in {len(weights)} phases")
+        self.blend = Phases(starts, [blend_of(phase) for phase in weights])
+        for d, dataset in enumerate(self.datasets):
+            width = dataset.tokens.itemsize
+            dataset.group_blocks = self.blend.group_blocks(d, window * width) if blocks is None else int(blocks)
         self.table = None if table is None else numpy.asarray(table, "<u4")
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
@@ -275,8 +315,7 @@ class Reference:
         dataset = self.datasets[d]
         if self.shuffle is None:
             return d, k % dataset.samples
-        seed, group_blocks = self.shuffle
-        return d, dataset.place(key(seed, d), group_blocks, k)
+        return d, dataset.place(key(self.shuffle, d), k)
 
     def batch(self, b):
         """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""

@@ -14,7 +14,7 @@ SEEDS = (0, 7, 2**64 - 1)
 LAST_SAMPLE = 2**53
 """Streams are endless up to here."""
 
-# Tokens per block of 1 MiB, if windows divide it.
+# Tokens per MiB.
 U16, U32, I64 = 1 << 19, 1 << 18, 1 << 17
 
 FILES = {
@@ -57,6 +57,12 @@ ONE_FILE = (
     ("wide.npy", "window(1000, overlap=500) | shuffle(seed) | narrow(u32) | widen(i64) | batch(9)"),
     ("signed.npy", "window(40_000, overlap=39_000) | shuffle(seed, blocks=2) | batch(2)"),
     ("small.npy", "window(128) | shuffle(seed) | widen(i32) | pairs | batch(33)"),
+    # Blocks of other sizes, of one sample that is longer, and of more bytes than the file has.
+    ("many", "window(2048) | shuffle(seed, blocks=5, block=64KiB) | narrow(u16) | batch(32)"),
+    ("many", "window(1000, overlap=7) | shuffle(seed, block=36KiB, blocks=100) | batch(32)"),
+    ("many", "window(20_000) | shuffle(seed, blocks=7, block=4KiB) | batch(3)"),
+    ("wide.npy", "window(17_000, overlap=3) | shuffle(seed) | narrow(u16) | batch(5)"),
+    ("short.u16", "window(512) | shuffle(seed, blocks=1024, block=1024KiB) | batch(8)"),
 )
 
 BLENDS = (
@@ -73,6 +79,15 @@ BLENDS = (
         ("wide.npy", "small.npy", "above", "one sample", "signed.npy"),
         'window(15_001, overlap=1) | shuffle(seed, blocks=2) | narrow(u16) | widen(i64) | pairs | batch(4) '
         '| blend(wide=0.2, small=0.2, above=0.2, "one sample"=0.199999, signed=0.2)',
+    ),
+    (
+        ("less", "many", "border"),
+        "window(600) | shuffle(seed) | blend(less=1:0:3, many=0:1:1, border=1) | phases(9, 40) | batch(8)",
+    ),
+    (
+        ("many", "wide.npy", "above"),
+        "blend(many=0.9:0.5:0, wide=0.1:0.5:0.3, above=0:0.00003:0.7) | phases(5_927, 100_000) | window(333) "
+        "| shuffle(seed) | narrow(u16) | batch(16)",
     ),
     (
         ("below", "border", "above", "many", "less"),
@@ -202,6 +217,40 @@ class Batches(unittest.TestCase):
                 for batch in stream:
                     self.assert_equal(batch, reference)
                     del batch
+
+    def test_every_batch_across_phases(self):
+        names = ("less", "many")
+        plan = "window(4096) | shuffle(3) | blend(less=1:5:1, many=4:1:0) | phases(100, 150) | narrow(u16) | batch(8)"
+        reference = self.reference(names, plan)
+        with self.stream(self.folder, plan, batches=40) as stream:
+            for batch in stream:
+                self.assert_equal(batch, reference)
+                del batch
+            self.assertEqual(stream.next_batch, 40)
+
+    def test_batches_that_are_left_out_change_no_other(self):
+        names = ("less", "many")
+        plan = "window(8192) | shuffle(3) | blend(less=1, many=4) | narrow(u16) | batch(8)"
+        reference = self.reference(names, plan)
+        left_out = [(0, 2), (5, 6), (20, 10**6), (10**6, 10**6 + 3)]
+        numbers = []
+        with self.stream(self.folder, plan, batches=10**6 + 5, leave_out=left_out) as stream:
+            for batch in stream:
+                self.assert_equal(batch, reference)
+                numbers.append(batch.number)
+                del batch
+        self.assertEqual(numbers, [2, 3, 4, *range(6, 20), 10**6 + 3, 10**6 + 4])
+
+    def test_a_dataset_of_weight_0_may_be_too_short(self):
+        numpy.save(os.path.join(self.folder, "tiny.npy"), numpy.arange(5, dtype="<u4"))
+        plan = "window(64) | shuffle(3) | blend(less=1, tiny=0) | batch(8)"
+        reference = Reference(plan, [(FILES["less"][0], self.path("less")), (None, os.path.join(self.folder, "tiny.npy"))])
+        with self.stream(self.folder, plan, batches=3) as stream:
+            for batch in stream:
+                self.assert_equal(batch, reference)
+                del batch
+        with self.assertRaisesRegex(dquant.InvalidError, "tiny.*do not fill one window"):
+            self.stream(self.folder, plan.replace("tiny=0", "tiny=0.001"))
 
     def test_another_seed_is_another_batch(self):
         plan = "window(64) | shuffle(seed) | batch(8)"

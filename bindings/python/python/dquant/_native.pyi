@@ -1,6 +1,6 @@
 """Types of the compiled module. The docstrings are in the module: `help(dquant.Stream)`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, final, type_check_only
@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     seed: int | None
     first_batch: int | None
     batches: int | None
+    leave_out: Sequence[tuple[int, int]] | None
     slots: int | None
     slot_size: int | None
     roce: str | None
