@@ -109,6 +109,9 @@ pub enum OrderError {
         /// Samples of a block.
         per_block: u32,
     },
+    /// The order is made from the documents of the datasets, which are not at hand.
+    #[error("order(megatron) is made from documents, which are not read for this stream")]
+    NeedsDocuments,
     /// A shuffle over no block, or over more than [`MAX_GROUP_BLOCKS`].
     #[error("a shuffle over {blocks} blocks is outside 1 to {MAX_GROUP_BLOCKS}")]
     GroupBlocks {
