@@ -89,7 +89,7 @@ const FLOORS: &[(&str, &str)] = &[
          capsule: dataset disk kernel
          sums: disk kernel
          order: dataset documents
-         plan: dataset kernel order
+         plan: dataset documents kernel order
          stage: dataset kernel order plan
          target: capsule disk kernel stage sums
          reader: capsule dataset disk kernel order stage sums target
