@@ -55,6 +55,7 @@ impl Draft {
         let one = "order(megatron)";
         match () {
             () if self.shuffle.is_some() => refuse(Problem::Exclusive { one, other: "shuffle" }),
+            () if self.pack.is_some() => refuse(Problem::Exclusive { one, other: "pack" }),
             () if self.phases.is_some() => refuse(Problem::Exclusive { one, other: "phases" }),
             () if overlap > 1 => refuse(Problem::MegatronOverlap { overlap }),
             () => Ok(()),
