@@ -4,7 +4,8 @@
 use host::ring::MAX_READERS;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::documents::Documents;
-use xio::order::{Cut, Order, OrderError, PackingError, SampleLayout};
+use xio::order::megatron::MegatronError;
+use xio::order::{Cut, OrderError, PackingError, SampleLayout, StreamOrder};
 use xio::plan::Plan;
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
@@ -18,7 +19,7 @@ pub struct Layout {
     /// The plan, printed back.
     pub plan: String,
     /// The order of samples.
-    pub order: Order,
+    pub order: StreamOrder,
     /// Datasets, in the order of the blend.
     pub sources: Vec<ReaderSource>,
     /// Their names.
@@ -148,8 +149,12 @@ pub fn plan(
     for (dataset, (file, name)) in files.iter().zip(&names).enumerate() {
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
+    let listed = plan.megatron_order(documents.clone(), MAX_ORDER_TABLES);
     let cuts = cut(&plan, &mut layouts, documents, &names)?;
-    let order = pipeline.order(&layouts).map_err(Error::invalid)?;
+    let order: StreamOrder = match listed {
+        Some(order) => order.map_err(|error| unlisted(&error))?.into(),
+        None => pipeline.order(&layouts).map_err(Error::invalid)?.into(),
+    };
     let source =
         |(index, ((layout, cut), branch)): (u32, ((&SampleLayout, Cut), &Branch))| ReaderSource {
             connection: 0,
@@ -161,7 +166,7 @@ pub fn plan(
         };
     let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
     let sources = (0..).zip(cuts).map(source).collect();
-    let delivery = Delivery {
+    let mut delivery = Delivery {
         window_tokens: pipeline.window_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
@@ -174,6 +179,7 @@ pub fn plan(
         slot_bytes: request.slot_bytes,
     };
     check_slot(&delivery)?;
+    check_end(&mut delivery, &order)?;
     check_numbers(&delivery)?;
     let left_out = request.leave_out.iter().map(|range| range.first..range.end);
     let left_out = LeaveOut::new(left_out).map_err(|error| {
@@ -197,6 +203,9 @@ fn cut(
     documents: Vec<Documents>,
     names: &[String],
 ) -> Result<Vec<Cut>, Error> {
+    if plan.megatron().is_some() {
+        return Ok(vec![Cut::Listed; layouts.len()]);
+    }
     if !plan.needs_documents() {
         return Ok(vec![Cut::Windows; layouts.len()]);
     }
@@ -255,6 +264,41 @@ fn types(error: &CompileError, names: &[String]) -> Error {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
             Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
+        }
+    }
+}
+
+/// Bytes of tables of one stream that follows Megatron-core's order: about 10^8 samples.
+const MAX_ORDER_TABLES: u64 = 1 << 30;
+
+/// Why there is no order of Megatron-core.
+fn unlisted(error: &MegatronError) -> Error {
+    Error::invalid(error).hint("docs/megatron.md says what Megatron-core needs")
+}
+
+/// Ends a stream over an order that ends, after the last whole batch for every rank.
+fn check_end(delivery: &mut Delivery, order: &StreamOrder) -> Result<(), Error> {
+    let Some(samples) = order.samples() else {
+        return Ok(());
+    };
+    let Delivery { batch_samples, shift, first_batch, share, .. } = *delivery;
+    let all = samples.saturating_sub(shift.into()) / u64::from(batch_samples.max(1));
+    let left = all.saturating_sub(first_batch) / u64::from(share.ranks);
+    match delivery.batches {
+        Some(batches) if batches > left => {
+            let text = format!(
+                "{batches} batches are asked for, the order has {left} from batch {first_batch} on"
+            );
+            Err(Error::invalid(text).hint("its samples= says how many samples there are"))
+        }
+        None if left == 0 => {
+            let text = format!("the order has no batch for every rank from batch {first_batch} on");
+            Err(Error::invalid(text).hint("its samples= says how many samples there are"))
+        }
+        Some(_) => Ok(()),
+        None => {
+            delivery.batches = Some(left);
+            Ok(())
         }
     }
 }

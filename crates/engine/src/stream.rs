@@ -294,6 +294,7 @@ fn open(
         false => (Vec::new(), None),
     };
     let layout = layout::plan(&request, &infos, documents, compile)?;
+    let order = context.documents.take(layout.order.table_bytes())?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
@@ -313,7 +314,7 @@ fn open(
         producers,
         events,
         signals: signals.clone(),
-        leases: std::iter::once(ring).chain(tables).collect(),
+        leases: [ring, order].into_iter().chain(tables).collect(),
     };
     let id = context
         .commands

@@ -283,8 +283,10 @@ impl Plan {
         let (window, overlap) = (self.window, self.overlap);
         let unused = || self.shares(dataset).all(|share| share.0 == 0);
         let layout = match SampleLayout::new(file, window, overlap) {
-            // Packed documents are no windows: how many samples they fill is not known yet.
-            Err(OrderError::NoSample { .. }) if self.pack.is_some() || unused() => {
+            // Packed or listed documents are no windows: how many samples they fill is not known yet.
+            Err(OrderError::NoSample { .. })
+                if self.pack.is_some() || self.megatron.is_some() || unused() =>
+            {
                 SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1 }
             }
             layout => layout?,
