@@ -23,7 +23,8 @@ use crate::source::Held;
 /// A token type: its name in a plan, its name in numpy, its notation in `struct`, its bytes.
 type Token = (&'static str, &'static str, &'static CStr, usize);
 
-const TOKENS: [Token; 5] = [
+const TOKENS: [Token; 6] = [
+    ("u8", "uint8", c"B", 1),
     ("u16", "uint16", c"H", 2),
     ("u32", "uint32", c"I", 4),
     ("i32", "int32", c"i", 4),

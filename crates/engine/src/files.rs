@@ -143,8 +143,10 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         [] if infos.len() > 1 => plan.blended(proportions(&plan, infos)?).to_string(),
         _ => config.plan.clone(),
     };
-    let dataset =
-        |info: &DatasetInfo| DatasetRef { name: info.name.clone(), ..DatasetRef::default() };
+    let dataset = |info: &DatasetInfo| {
+        let (name, dtype) = (info.name.clone(), config.dtype.clone());
+        DatasetRef { name, dtype, ..DatasetRef::default() }
+    };
     Ok(OpenRequest {
         datasets: infos.iter().map(dataset).collect(),
         plan,

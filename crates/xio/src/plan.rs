@@ -45,8 +45,8 @@ use crate::kernel::Compression;
 
 pub use error::{PlanError, Problem};
 
-/// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
-pub const MAX_WINDOW: u32 = 131_072;
+/// Longest window in tokens: a sample of bytes then just fits a block of 1 MiB.
+pub const MAX_WINDOW: u32 = 1 << 20;
 
 /// Most samples of a batch.
 pub const MAX_BATCH: u32 = 65_536;

@@ -13,6 +13,7 @@
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
 //! | [`types`] | who says which type a flat file has |
+//! | [`records`] | records that are no tokens |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
 //! | [`stages`] | what a session agrees on, and that it is what both ends do |
@@ -38,6 +39,7 @@ mod local;
 mod never_mixed;
 mod paths;
 mod ranks;
+mod records;
 mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]

@@ -64,6 +64,11 @@ impl Dtype {
         matches!(self, Dtype::U16 | Dtype::U32 | Dtype::I32 | Dtype::U64 | Dtype::I64)
     }
 
+    /// Whether blocks of files of this type are streamed: tokens, and bytes where they are asked for.
+    pub const fn is_streamed(self) -> bool {
+        self.is_token() || matches!(self, Dtype::U8)
+    }
+
     /// Smallest and largest value.
     pub const fn range(self) -> (i128, i128) {
         let bits = self.bytes() * 8;

@@ -95,8 +95,8 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | narrow(u16) | narrow(u32)", "narrow", "a second time"),
     ("window", "window", "needs its argument `tokens`"),
     ("window()", "window()", "needs its argument `tokens`"),
-    ("window(0)", "0", "outside 1 to 131072"),
-    ("window(131073)", "131073", "nearest allowed value is 131072"),
+    ("window(0)", "0", "outside 1 to 1048576"),
+    ("window(1048577)", "1048577", "nearest allowed value is 1048576"),
     ("window(two)", "two", "must be a whole number, found `two`"),
     ("window(-1)", "-1", "must be a whole number"),
     ("window(+1)", "+1", "must be a whole number"),
@@ -272,6 +272,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
         |((window, overlap, pairs), shuffle, blend, (narrow, widen, forms), batch)| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
+            let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
             Plan {
                 window,
                 overlap,

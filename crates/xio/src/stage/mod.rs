@@ -414,7 +414,7 @@ impl Operation for TargetOp {
     fn output(&self, input: Type) -> Option<Type> {
         let Type { dtype, shape } = input;
         match self {
-            TargetOp::Read => (shape == Shape::File && dtype.is_token())
+            TargetOp::Read => (shape == Shape::File && dtype.is_streamed())
                 .then_some(Type { dtype, shape: Shape::Block }),
             TargetOp::Block(op) => op.output(input),
         }
@@ -443,7 +443,7 @@ impl Operation for SampleOp {
             (SampleOp::Widen { to }, Shape::Sample { .. }) if can_widen(dtype, *to) => {
                 Some(Type { dtype: *to, shape })
             }
-            (SampleOp::Pairs, Shape::Sample { tokens: tokens @ 2.. }) => {
+            (SampleOp::Pairs, Shape::Sample { tokens: tokens @ 2.. }) if dtype != Dtype::U8 => {
                 Some(Type { dtype, shape: Shape::Pair { tokens: tokens - 1 } })
             }
             (SampleOp::Batch { samples }, Shape::Sample { tokens }) => {

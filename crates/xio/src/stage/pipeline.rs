@@ -182,6 +182,16 @@ pub enum CompileError {
         /// Requested bits.
         bits: u8,
     },
+    /// An action over tokens, and a file that holds none.
+    #[error("dataset {dataset} holds {}, and {action} is for tokens", kind(*holds))]
+    NotTokens {
+        /// Position in the blend.
+        dataset: usize,
+        /// Type of the file.
+        holds: Dtype,
+        /// The action, or the argument of one.
+        action: &'static str,
+    },
     /// `remap` without the table.
     #[error("the table of remap is not known here")]
     NoTable,
@@ -194,6 +204,14 @@ pub enum CompileError {
         /// Their output.
         output: Type,
     },
+}
+
+/// What files of this type hold.
+fn kind(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::U8 => "bytes",
+        _ => dtype.name(),
+    }
 }
 
 impl Plan {
@@ -229,6 +247,7 @@ impl Plan {
         let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
             return Err(CompileError::Count { sources: sources.len(), datasets });
         };
+        self.check_actions(sources)?;
         let mut numbered = sources.iter().copied().enumerate();
         match self.narrow() {
             Some(Narrow { to, overflow }) => {
@@ -242,6 +261,28 @@ impl Plan {
                 Some((dataset, other)) => Err(CompileError::MixedTypes { first, dataset, other }),
                 None => Ok(first),
             },
+        }
+    }
+
+    /// Whether the actions are defined for what the files hold.
+    fn check_actions(&self, sources: &[Dtype]) -> Result<(), CompileError> {
+        let Some((dataset, holds)) =
+            sources.iter().copied().enumerate().find(|(_, dtype)| !dtype.is_token())
+        else {
+            return Ok(());
+        };
+        let is_bytes = holds == Dtype::U8;
+        let actions = [
+            ("remap", self.remap().is_some()),
+            ("narrow", self.narrow().is_some()),
+            ("bitpack", self.bitpack().is_some()),
+            ("widen", self.widen().is_some()),
+            ("pairs", self.pairs() && is_bytes),
+            ("overlap", self.overlap() > 0 && is_bytes),
+        ];
+        match actions.into_iter().find(|(_, is_there)| *is_there) {
+            Some((action, _)) => Err(CompileError::NotTokens { dataset, holds, action }),
+            None => Ok(()),
         }
     }
 

@@ -88,8 +88,21 @@ fn types_that_do_not_go_together_are_refused() {
     assert_eq!(raw.delivered_dtype(&[Dtype::I64; 2]), Ok(Dtype::I64));
     let count = CompileError::Count { sources: 1, datasets: 2 };
     assert_eq!(raw.compile(&[Dtype::U16], true), Err(count));
-    let bytes = plan("window(4)").compile(&[Dtype::U8], true).unwrap_err();
-    assert!(matches!(bytes, CompileError::Stages(StageError::Undefined { position: 1, .. })));
+    let short = plan("window(4)").compile(&[Dtype::I16], true).unwrap_err();
+    assert!(matches!(short, CompileError::Stages(StageError::Undefined { position: 1, .. })));
+    for (text, action) in [
+        ("window(4) | remap(t)", "remap"),
+        ("window(4) | narrow(u16)", "narrow"),
+        ("window(4) | bitpack(9)", "bitpack"),
+        ("window(4) | widen(i32)", "widen"),
+        ("window(4) | pairs", "pairs"),
+        ("window(4, overlap=1)", "overlap"),
+    ] {
+        let error = CompileError::NotTokens { dataset: 0, holds: Dtype::U8, action };
+        assert_eq!(plan(text).compile_with(&[Dtype::U8], Some(4), true), Err(error), "{text}");
+    }
+    let records = plan("window(4) | shuffle(1) | compress(zstd)").compile(&[Dtype::U8], true);
+    assert_eq!(records.unwrap().output().sample_bytes(), Some(4));
 }
 
 const fn narrow(to: Dtype) -> TargetOp {
