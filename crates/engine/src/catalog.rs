@@ -301,7 +301,7 @@ fn describe(
     }
     if let Some(vocabulary) = vocabulary {
         if !layout.dtype.is_token() {
-            return Err(refuse(&name, "its records have no vocabulary", VOCABULARY_HINT));
+            return Err(refuse(&name, "it holds no tokens of a vocabulary", VOCABULARY_HINT));
         }
         let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
         settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
@@ -337,7 +337,8 @@ fn hint_of(error: &DatasetError) -> &'static str {
 
 /// The token type in the request, if there is one.
 fn given_type(name: &str, given: &str) -> Result<Option<Dtype>, Status> {
-    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32; bytes for records";
+    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32; f32, f16 and bf16 for \
+                values, bytes for records";
     match given {
         "" => Ok(None),
         given => Dtype::from_name(given)

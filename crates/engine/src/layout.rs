@@ -179,7 +179,7 @@ pub fn plan(
     };
     let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
     let delivery = Delivery {
-        window_tokens: pipeline.window_tokens(),
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
@@ -206,9 +206,17 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::Pack { .. } => Error::invalid(error).hint(
             "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
         ),
-        CompileError::NotTokens { dataset, action, .. } => {
-            let text = format!("{} holds records, and {action} is for tokens", name(dataset));
-            Error::invalid(text).hint(format!("records pass as they are: leave {action} out"))
+        CompileError::NotTokens { dataset, holds, action } => {
+            let (what, hint) = match holds.is_float() {
+                true => (holds.name(), "values pass as they are, or through quantize: leave"),
+                false => ("records", "records pass as they are: leave"),
+            };
+            let text = format!("{} holds {what}, and {action} is for tokens", name(dataset));
+            Error::invalid(text).hint(format!("{hint} {action} out"))
+        }
+        CompileError::NotFloats { dataset, holds } => {
+            let text = format!("{} holds {holds}, which quantize cannot round", name(dataset));
+            Error::invalid(text).hint("quantize is for f32, f16 and bf16: name a flat file's type with --dtype f32")
         }
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
@@ -221,7 +229,11 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
-            Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
+            let hint = match first.is_float() && other.is_float() {
+                true => "deliver one type: quantize(e4m3, deliver=f32)",
+                false => "deliver one type: add narrow(u16) or narrow(u32)",
+            };
+            Error::invalid(text).hint(hint)
         }
     }
 }

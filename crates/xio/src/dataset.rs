@@ -12,7 +12,7 @@
 //! | records of bytes, flat or `.npy` | [`bytes`], [`npy::parse_records`] | that the user asks for [`BYTES`] |
 //!
 //! Invariants: a returned `TokenFile` has `data_offset + tokens * dtype.bytes()` equal to the length of
-//! the file, without overflow, and a dtype that is delivered as tokens, or `u8` for records. Header bytes are hostile: they
+//! the file, without overflow, and a dtype that is delivered as tokens or as floating point, or `u8` for records. Header bytes are hostile: they
 //! are checked before use, sizes are bounded before anything is allocated, and every refusal names the
 //! field and its value and has a counter name ([`DatasetError::reason`]).
 
@@ -105,7 +105,7 @@ pub fn sniff(head: &[u8]) -> Sniff {
 
 /// Describes a flat file of `file_len` bytes that holds nothing but `dtype` tokens.
 pub fn flat(dtype: Dtype, file_len: u64) -> Result<TokenFile, DatasetError> {
-    let dtype = dtype.token()?;
+    let dtype = if dtype.is_float() { dtype } else { dtype.token()? };
     let bytes = u64::from(dtype.bytes());
     if !file_len.is_multiple_of(bytes) {
         return Err(DatasetError::Ragged { dtype, len: file_len, left: file_len % bytes });

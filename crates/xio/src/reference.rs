@@ -8,13 +8,15 @@
 //!
 //! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
 //! a row is one window of tokens, each replaced by its entry in the table of `remap` and converted to the
-//! type of `narrow`, little-endian, in the delivered type. Sample `i` of a file is its
+//! type of `narrow`, or quantized and back, little-endian, in the delivered type. Sample `i` of a file is its
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
+
+mod quantized;
 
 use alloc::vec::Vec;
 
@@ -24,10 +26,10 @@ use crate::dataset::{Dtype, TokenFile};
 use crate::order::{
     OrderError, SampleLayout, block_permutation, dataset_key, sample_permutation, tail_slot,
 };
-use crate::plan::{Narrow, Overflow, Plan};
+use crate::plan::{Deliver, Narrow, Overflow, Plan};
 use crate::stage::{CompileError, Limit};
 
-/// Reads single tokens as whole numbers.
+/// Reads single tokens as whole numbers; values of floating point as their bits.
 pub trait TokenReader {
     /// The token at `index`, counted from the first of the file; none if it cannot be read.
     fn token(&mut self, index: u64) -> Option<i128>;
@@ -193,6 +195,9 @@ impl<R: TokenReader> Reference<R> {
             let value = self.datasets[dataset].reader.token(token);
             values.push(value.ok_or(ReferenceError::Unreadable { dataset, token })?);
         }
+        if self.plan.quantize().is_some() {
+            return self.quantized(dataset, first, &values);
+        }
         // One action after the other, over the whole row: the first that refuses a token is the error.
         for action in [Reference::remapped, Reference::narrowed, Reference::fitting] {
             for (token, value) in (first..).zip(&mut values) {
@@ -205,6 +210,39 @@ impl<R: TokenReader> Reference<R> {
         }
         let width = self.dtype.bytes() as usize;
         Ok(values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect())
+    }
+
+    /// A row of values with these bits, quantized.
+    fn quantized(
+        &self,
+        dataset: usize,
+        first: u64,
+        bits: &[i128],
+    ) -> Result<Vec<u8>, ReferenceError> {
+        let Some(quantize) = self.plan.quantize() else {
+            return Ok(Vec::new());
+        };
+        let stored = self.datasets[dataset].layout.file.dtype;
+        let row: Vec<f64> = bits.iter().map(|bits| quantized::read(*bits as u64, stored)).collect();
+        let refused = |(index, limit), value: f64| {
+            let (token, value) = (first + index as u64, (value as f32).to_bits().into());
+            ReferenceError::Overflow { dataset, token, value, limit }
+        };
+        let codes = quantized::quantize(&row, quantize.to);
+        let codes = codes.map_err(|(index, limit)| refused((index, limit), row[index]))?;
+        if quantize.deliver == Deliver::Quantized {
+            return Ok(codes);
+        }
+        let width = self.dtype.bytes() as usize;
+        let mut delivered = Vec::new();
+        for (index, value) in
+            quantized::dequantize(&codes, quantize.to, row.len()).into_iter().enumerate()
+        {
+            let bits = quantized::write(value, self.dtype);
+            let bits = bits.map_err(|limit| refused((index, limit), value))?;
+            delivered.extend_from_slice(&bits.to_le_bytes()[..width]);
+        }
+        Ok(delivered)
     }
 
     /// The entry of the table for a token, if there is a table.

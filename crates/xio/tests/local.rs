@@ -251,7 +251,7 @@ fn run_for(
         .collect();
     let order = pipeline.order(&layouts).unwrap();
     let delivery = Delivery {
-        window_tokens: window,
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),

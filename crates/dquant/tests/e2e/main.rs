@@ -13,7 +13,7 @@
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
 //! | [`types`] | who says which type a flat file has |
-//! | [`records`] | records that are no tokens |
+//! | [`records`], [`quantized`] | records that are no tokens, values of floating point |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
 //! | [`stages`] | what a session agrees on, and that it is what both ends do |
@@ -38,6 +38,7 @@ mod lifecycle;
 mod local;
 mod never_mixed;
 mod paths;
+mod quantized;
 mod ranks;
 mod records;
 mod relay;

@@ -29,17 +29,30 @@ pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
 }
 
 /// Describes a `.npy` file of `file_len` bytes from its first bytes, at least [`header_bytes`] of
-/// them, and refuses types that are not delivered as tokens.
+/// them, and refuses types that are delivered neither as tokens nor as floating point.
 pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
-    let file = parse_integers(head, file_len)?;
-    file.dtype.token().map(|_| file)
+    let file = parse_elements(head, file_len, |descr| {
+        Dtype::float_from_npy(descr).map_or_else(|| Dtype::from_npy(descr), Ok)
+    })?;
+    if !file.dtype.is_float() {
+        file.dtype.token()?;
+    }
+    Ok(file)
 }
 
-/// As [`parse`], with integers of any type.
+/// As [`parse`], with integers of any type and nothing else.
 pub fn parse_integers(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
+    parse_elements(head, file_len, Dtype::from_npy)
+}
+
+fn parse_elements(
+    head: &[u8],
+    file_len: u64,
+    dtype_of: impl Fn(&str) -> Result<Dtype, DatasetError>,
+) -> Result<TokenFile, DatasetError> {
     let (header, data_offset, version) = header(head)?;
     let dtype = match &header.descr {
-        Descr::Simple(descr) => Dtype::from_npy(descr)?,
+        Descr::Simple(descr) => dtype_of(descr)?,
         Descr::Structure { .. } => {
             return Err(DatasetError::NotInteger { descr: "a structure".into(), kind: '[' });
         }
@@ -461,7 +474,7 @@ mod tests {
     #[test]
     fn refusals_by_reason() {
         let cases = [
-            (dict("<f4", "False", "(4,)"), "not-integer"),
+            (dict("<f8", "False", "(4,)"), "not-integer"),
             (dict(">u4", "False", "(4,)"), "big-endian"),
             (dict("|u1", "False", "(4,)"), "not-tokens"),
             (dict("<u4", "True", "(4,)"), "fortran-order"),

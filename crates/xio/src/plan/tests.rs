@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};
 
 use super::*;
-use crate::kernel::Codec;
+use crate::kernel::{Codec, Quant};
 
 const FULL: &str =
     "window(2048) | shuffle(seed, blocks=8) | blend(a=0.5,b=0.3,c=0.2) | narrow(u16)";
@@ -42,6 +42,7 @@ fn the_same_plan_in_other_words() {
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
         ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
+        ("window(1)|quantize(to=e4m3,deliver=float16)", "quantize(e4m3, deliver=f16) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
         ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
         ("window(9) | blend(a=1000000, b=0)", "window(9) | blend(a=7., b=0)"),
@@ -157,6 +158,20 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | compress(lz4, level=1)", "1", "lz4 has no levels"),
     ("window(4) | compress(lz4, when=never)", "never", "when=faster"),
     ("window(4) | compress(lz4, fast=1)", "fast", "has no argument `fast`"),
+    ("window(4) | quantize", "quantize", "needs its argument `to`"),
+    ("window(4) | quantize(int4)", "int4", "types are int8, e4m3 and e5m2"),
+    ("window(4) | quantize(int8, deliver=u8)", "u8", "deliver=quantized for codes and scales"),
+    ("window(4) | quantize(int8, f16)", "f16", "takes no further argument"),
+    ("window(4, overlap=1) | quantize(int8)", "quantize(int8)", "quantize and overlap exclude"),
+    ("window(4) | quantize(int8) | narrow(u16)", "quantize(int8)", "quantize and narrow exclude"),
+    ("window(4) | widen(i64) | quantize(e4m3)", "quantize(e4m3)", "quantize and widen exclude"),
+    ("window(4) | bitpack(17) | quantize(e5m2)", "quantize(e5m2)", "quantize and bitpack exclude"),
+    ("window(4) | quantize(e5m2) | remap(t)", "quantize(e5m2)", "quantize and remap exclude"),
+    (
+        "window(4) | quantize(e5m2, deliver=quantized) | pairs",
+        "quantize(e5m2, deliver=quantized)",
+        "quantize and pairs exclude",
+    ),
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
@@ -268,12 +283,17 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
-    let types = (narrow, widen, (remap, bits, codec));
+    let deliver = [Deliver::Source, Deliver::As(Dtype::F16), Deliver::Quantized];
+    let quantize =
+        (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver.to_vec()));
+    let quantize = quantize.prop_map(|(to, deliver)| Quantize { to, deliver });
+    let quantize = prop::option::of(quantize);
+    let types = (narrow, widen, (remap, bits, codec, quantize));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
         |((window, overlap, pairs), shuffle, blend, (narrow, widen, forms), batch)| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
-            Plan {
+            let plan = Plan {
                 window,
                 overlap,
                 shuffle,
@@ -282,9 +302,24 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 narrow,
                 bitpack,
                 compress,
+                quantize: None,
                 widen,
                 pairs,
                 batch,
+            };
+            match forms.3 {
+                // What is for tokens is left out.
+                Some(quantize) => Plan {
+                    overlap: 0,
+                    remap: None,
+                    narrow: None,
+                    bitpack: None,
+                    widen: None,
+                    pairs: pairs && quantize.deliver != Deliver::Quantized,
+                    quantize: Some(quantize),
+                    ..plan
+                },
+                None => plan,
             }
         },
     )
@@ -322,7 +357,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

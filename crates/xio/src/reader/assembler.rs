@@ -281,8 +281,8 @@ impl Assembler {
         let Some(Place { addr, tokens, bytes }) = lane.place(block_ref.position) else {
             return;
         };
-        let received = Received { tokens: tokens as usize, ..arrived };
         let stages = &self.sources[dataset as usize].stages;
+        let received = Received { tokens: stages.arriving_tokens(tokens), ..arrived };
         let (kernels, scratch) = (&self.kernels, self.scratch.as_mut_slice());
         let mut tools = Tools { kernels, scratch, table, compresses: false };
         let buffer = memory.bytes_mut(addr, bytes as usize);
@@ -357,7 +357,9 @@ impl Assembler {
             }
             if let Some(filling) = filling {
                 let width = self.delivery.sample_dtype.bytes();
-                let from = lane.sample_addr(pick.position, pick.sample, width);
+                let overlap = self.sources[pick.dataset as usize].layout.overlap;
+                let stride_bytes = (self.delivery.window_tokens - overlap) * width;
+                let from = lane.sample_addr(pick.position, pick.sample, stride_bytes);
                 let bytes = memory.bytes(from, (self.delivery.window_tokens * width) as usize);
                 self.delivery.write_sample(sink, &self.kernels, &filling, bytes);
                 copied += self.delivery.sample_bytes();

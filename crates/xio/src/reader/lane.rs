@@ -148,10 +148,10 @@ impl Lane {
         bytes.next_multiple_of(u64::from(IO_ALIGN)) + slack
     }
 
-    /// Bytes of the largest block that may arrive compressed.
+    /// Bytes of the largest block that stages need a second buffer for.
     pub(super) fn scratch_bytes(sources: &[ReaderSource]) -> u64 {
-        let compressed = sources.iter().filter(|source| source.stages.decompresses());
-        compressed.map(Lane::buffer_bytes).max().unwrap_or(0)
+        let in_two = sources.iter().filter(|source| source.stages.needs_scratch());
+        in_two.map(Lane::buffer_bytes).max().unwrap_or(0)
     }
 
     fn buffers(order: &Order, lane: usize) -> u32 {
@@ -355,8 +355,8 @@ impl Lane {
         }
     }
 
-    /// Address of a sample whose tokens have `width` bytes.
-    pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
+    /// Address of a sample, where the next begins `stride_bytes` after it.
+    pub(super) fn sample_addr(&mut self, position: u64, sample: u32, stride_bytes: u32) -> u64 {
         let (window, base) = (self.window, self.base_addr);
         let Some(block) = self.block(position) else {
             return base;
@@ -364,9 +364,7 @@ impl Lane {
         let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range(window));
         let first = self.addr_in(buffer, first_token);
         match load {
-            Load::Whole(_) => {
-                first + u64::from(sample) * u64::from(window.stride) * u64::from(width)
-            }
+            Load::Whole(_) => first + u64::from(sample) * u64::from(stride_bytes),
             Load::Single { .. } => first,
         }
     }

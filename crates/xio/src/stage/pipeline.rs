@@ -9,9 +9,10 @@ use super::{
 };
 use crate::dataset::Dtype;
 use crate::kernel::pack::can_pack;
+use crate::kernel::quantize::SCALED_VALUES;
 use crate::kernel::{can_narrow, can_widen};
 use crate::order::{Blend, BlockShuffle, Order, OrderError, SampleLayout};
-use crate::plan::{Narrow, Overflow, Plan, Shuffle};
+use crate::plan::{Deliver, Narrow, Overflow, Plan, Quantize, Shuffle};
 
 /// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +100,14 @@ impl Pipeline {
     /// Tokens of a sample.
     pub fn window_tokens(&self) -> u32 {
         self.window
+    }
+
+    /// Tokens of a sample as it is cut from blocks: where it is delivered quantized, its codes and its scales.
+    pub fn sample_tokens(&self) -> u32 {
+        match self.sample.shape {
+            Shape::Sample { tokens } => tokens,
+            _ => self.window,
+        }
     }
 
     /// Tokens that a sample shares with the one before it.
@@ -192,6 +201,14 @@ pub enum CompileError {
         /// The action, or the argument of one.
         action: &'static str,
     },
+    /// Quantization of what is not floating point.
+    #[error("dataset {dataset} holds {}, and quantize is for f32, f16 and bf16", kind(*holds))]
+    NotFloats {
+        /// Position in the blend.
+        dataset: usize,
+        /// Type of the file.
+        holds: Dtype,
+    },
     /// `remap` without the table.
     #[error("the table of remap is not known here")]
     NoTable,
@@ -248,6 +265,11 @@ impl Plan {
             return Err(CompileError::Count { sources: sources.len(), datasets });
         };
         self.check_actions(sources)?;
+        match self.quantize().map(|quantize| quantize.deliver) {
+            Some(Deliver::As(dtype)) => return Ok(dtype),
+            Some(Deliver::Quantized) => return Ok(Dtype::U8),
+            Some(Deliver::Source) | None => {}
+        }
         let mut numbered = sources.iter().copied().enumerate();
         match self.narrow() {
             Some(Narrow { to, overflow }) => {
@@ -266,9 +288,14 @@ impl Plan {
 
     /// Whether the actions are defined for what the files hold.
     fn check_actions(&self, sources: &[Dtype]) -> Result<(), CompileError> {
-        let Some((dataset, holds)) =
-            sources.iter().copied().enumerate().find(|(_, dtype)| !dtype.is_token())
-        else {
+        let mut numbered = sources.iter().copied().enumerate();
+        if self.quantize().is_some() {
+            return match numbered.find(|(_, dtype)| !dtype.is_float()) {
+                Some((dataset, holds)) => Err(CompileError::NotFloats { dataset, holds }),
+                None => Ok(()),
+            };
+        }
+        let Some((dataset, holds)) = numbered.find(|(_, dtype)| !dtype.is_token()) else {
             return Ok(());
         };
         let is_bytes = holds == Dtype::U8;
@@ -342,7 +369,8 @@ impl Plan {
             (Some(Overflow::Escape), _, Some(_)) => Some(Packing::EscapeWhole),
             (_, bits, _) => bits.map(Packing::Bits),
         };
-        Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress() })
+        let quantize = self.quantize().map(|quantize| (quantize.to, self.window()));
+        Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress(), quantize })
     }
 
     /// Joins one branch for each file, whose stages over blocks are compiled by `blocks`.
@@ -357,7 +385,13 @@ impl Plan {
         let branch = |(dataset, stored): (usize, &Dtype)| {
             let blocks = blocks(*stored)?;
             let (tokens, overlap) = (self.window(), self.overlap());
-            let window = Some(SampleOp::Window { tokens, overlap });
+            let scales = match self.quantize() {
+                Some(Quantize { deliver: Deliver::Quantized, .. }) => {
+                    tokens.div_ceil(SCALED_VALUES as u32)
+                }
+                _ => 0,
+            };
+            let window = Some(SampleOp::Window { tokens, overlap, scales });
             let shuffle = self.shuffle().map(SampleOp::Shuffle);
             let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
             let weight = self.blend().get(dataset).map_or(1, |part| part.weight);
