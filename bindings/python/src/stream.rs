@@ -1,15 +1,17 @@
 //! The class `Stream`: batches in order, a position that can be saved.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use client::{DatasetInfo, Identity, Opened};
+use client::{DatasetInfo, Identity, LeaveOut, Opened};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::batch::{Batch, Form};
 use crate::errors::Class;
-use crate::options::Request;
+use crate::options::{Request, left_out, ranges};
 use crate::records;
 use crate::source::Source;
 
@@ -36,7 +38,10 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// of this process: no daemon is needed, and `offload` does not matter.
 ///
 /// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `narrow`
-/// (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
+/// (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that tokens become which do not fit), `remap` (a table),
+/// `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with `compress_level` and `compress_when` (`"faster"`, `"always"`),
+/// `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver` (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen`
+/// (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
 /// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
 /// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
@@ -47,8 +52,10 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 ///
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank (without it the
 /// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
-/// flat files (default: from their manifests, else a guess with a warning), `vocab` (files with larger ids are
-/// refused), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
+/// flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
+/// `seq_len` bytes), `vocab` (files with larger ids are
+/// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
+/// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
 ///
 /// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the DPU or the
@@ -63,6 +70,8 @@ pub(crate) struct Stream {
     shift: AtomicU32,
     /// The last batch was delivered before the position was loaded.
     finished: AtomicBool,
+    /// Batches that are not delivered: those that were given, and those of a loaded position.
+    left_out: Mutex<LeaveOut>,
 }
 
 #[pymethods]
@@ -80,7 +89,12 @@ impl Stream {
         let (source, opened) = Source::open(py, &request)?;
         let form = Form::new(&opened, request.slice)?;
         let (shift, finished) = (AtomicU32::new(0), AtomicBool::new(false));
-        Ok(Stream { source, request, opened, form, shift, finished })
+        let samples = u64::from(opened.batch_samples);
+        let given = request.options.leave_out.iter();
+        let given = given
+            .map(|range| range.start.saturating_mul(samples)..range.end.saturating_mul(samples));
+        let left_out = Mutex::new(left_out(given)?);
+        Ok(Stream { source, request, opened, form, shift, finished, left_out })
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -171,18 +185,25 @@ impl Stream {
         state.set_item("datasets", PyList::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?)?;
         state.set_item("next_batch", self.source.next_batch())?;
         state.set_item("next_sample", self.next_sample())?;
+        let left_out = self.left_out().ranges().to_vec();
+        let left_out = left_out.iter().map(|range| PyList::new(py, [range.start, range.end]));
+        state.set_item("leave_out", PyList::new(py, left_out.collect::<PyResult<Vec<_>>>()?)?)?;
         Ok(state)
     }
 
-    /// Goes on at a saved position, also with batches of another size or on another number of ranks.
+    /// Goes on at a saved position, also with batches of another size or on another number of ranks. What the stream
+    /// of that position left out stays left out, beside this one's `leave_out`.
     ///
     /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says what differs;
     /// the stream is then as before. Otherwise raises what opening a stream raises; it is then closed.
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.source.check_owner()?;
         let next_sample = self.check_state(py, state)?;
+        let before = self.left_out();
+        let saved = state.get_item("leave_out")?.map(|saved| ranges(&saved)).transpose()?;
+        let left_out = left_out(before.ranges().iter().cloned().chain(saved.unwrap_or_default()))?;
         let finished_before = self.finished.load(Ordering::Relaxed);
-        let here = next_sample == self.next_sample() && !finished_before;
+        let here = next_sample == self.next_sample() && !finished_before && left_out == before;
         if here && !self.source.is_closed(py)? {
             return Ok(());
         }
@@ -192,6 +213,8 @@ impl Stream {
         if finished {
             self.source.move_to(request.options.first_batch);
         } else {
+            request.options.leave_out =
+                self.in_batches(&left_out, next_sample, request.options.shift)?;
             let opened = self.source.reopen(py, &request)?;
             let pairs = self.opened.datasets.iter().zip(&opened.datasets);
             let differences = pairs.filter_map(|(then, now)| {
@@ -208,6 +231,7 @@ impl Stream {
             }
         }
         self.finished.store(finished, Ordering::Relaxed);
+        *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = left_out;
         Ok(())
     }
 
@@ -222,6 +246,33 @@ impl Stream {
 }
 
 impl Stream {
+    /// What is left out, in global samples: they mean the same whatever the size of a batch.
+    fn left_out(&self) -> LeaveOut {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What is left out from sample `next` on, in batches that begin `shift` samples after a multiple of their size.
+    fn in_batches(&self, left_out: &LeaveOut, next: u64, shift: u32) -> PyResult<Vec<Range<u64>>> {
+        let (size, shift) = (u64::from(self.opened.batch_samples), u64::from(shift));
+        let ahead = left_out.ranges().iter().filter(|range| range.end > next);
+        let batch = |sample: u64| {
+            (sample >= shift && (sample - shift).is_multiple_of(size))
+                .then(|| (sample - shift) / size)
+        };
+        ahead
+            .map(|range| {
+                let batches = batch(range.start.max(next)).zip(batch(range.end));
+                batches.map(|(first, end)| first..end).ok_or_else(|| {
+                    refuse(&[format!(
+                        "samples {} to {} are left out, which are no whole batches of {size}",
+                        range.start,
+                        range.end - 1
+                    )])
+                })
+            })
+            .collect()
+    }
+
     /// Samples before the next batch of the job, in the order of the plan.
     fn next_sample(&self) -> u64 {
         let whole = self.source.next_batch() * u64::from(self.opened.batch_samples);

@@ -18,8 +18,10 @@ import numpy
 
 BITS = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
-BLOCK_BYTES = 1 << 20
-TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
+TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f16": "<f2"}
+# What numpy has no type for is held as its bits.
+TYPES |= {"bf16": "<u2", "bytes": "u1"}
 
 
 # The text of a plan.
@@ -74,6 +76,11 @@ def parse(text):
         if not rest:
             return actions
         take("|")
+
+
+def size(text):
+    """Bytes of a size with its unit."""
+    return int(text[:-3]) * UNITS[text[-3:]]
 
 
 def integers(weights):
@@ -184,33 +191,143 @@ def blend_of(weights):
     return Blend(weights)
 
 
+class Phases:
+    """Blends one after the other: `starts` are their first global samples, the first of them 0."""
+
+    def __init__(self, starts, blends):
+        self.starts, self.blends = starts, blends
+        self.before = [[0] * len(blends[0].weights)]
+        for i, blend in enumerate(blends[:-1]):
+            # Whole periods, and the draws of the rest of the phase one by one.
+            periods, rest = divmod(starts[i + 1] - starts[i], blend.period)
+            drawn = [have + periods * weight for have, weight in zip(self.before[i], blend.weights, strict=True)]
+            for n in range(rest):
+                drawn[blend.draw(n)[0]] += 1
+            self.before.append(drawn)
+
+    def draw(self, n):
+        """Global sample n as (dataset, number of the draw ever)."""
+        i = max(i for i, start in enumerate(self.starts) if start <= n)
+        d, k = self.blends[i].draw(n - self.starts[i])
+        return d, self.before[i][d] + k
+
+    def group_blocks(self, d, sample_bytes):
+        """Blocks of a group of dataset d, where the plan does not say."""
+        unit = max(1 << 18, sample_bytes)
+        return max(max(2, -(-(1 << 24) * blend.weights[d] // (unit * blend.period))) for blend in self.blends)
+
+
+# Quantization.
+
+
+def codes_of(quant):
+    """Codes of a type as (code, value), without sign for floating point; even codes come first."""
+    if quant == "int8":
+        found = [(c % 256, c / 64) for c in range(-127, 128)]
+    else:
+        mantissa, bias, largest = {"e4m3": (3, 7, 448), "e5m2": (2, 15, 57_344)}[quant]
+        found = []
+        for code in range(128):
+            exponent, rest = code >> mantissa, code & ((1 << mantissa) - 1)
+            whole = rest if exponent == 0 else rest + (1 << mantissa)
+            found.append((code, math.ldexp(whole, max(exponent, 1) - bias - mantissa)))
+        found = [(code, value) for code, value in found if value <= largest]
+    return sorted(found, key=lambda one: (one[0] % 2, one[0]))
+
+
+CODES = {quant: codes_of(quant) for quant in ("int8", "e4m3", "e5m2")}
+
+
+def code_of(v, quant):
+    """The code of a value that was divided by its scale."""
+    negative = 0x80 if math.copysign(1, v) < 0 else 0
+    if not math.isfinite(v):
+        if quant == "int8" or (quant == "e4m3" and math.isinf(v)):
+            raise OverflowError(f"{quant} has no {v}")
+        return negative | (0x7C if math.isinf(v) else 0x7F)
+    if quant == "int8":
+        return min(CODES[quant], key=lambda one: abs(one[1] - v))[0]
+    return negative | min(CODES[quant], key=lambda one: abs(one[1] - abs(v)))[0]
+
+
+def value_of(code, quant):
+    """The value of a code."""
+    if quant == "int8":
+        return dict(CODES[quant])[code]
+    sign = -1.0 if code & 0x80 else 1.0
+    infinite = quant == "e5m2" and code & 0x7F == 0x7C
+    return math.copysign(dict(CODES[quant]).get(code & 0x7F, math.inf if infinite else math.nan), sign)
+
+
+def quantize(values, quant):
+    """The codes and the scales of a sample."""
+    codes, scales = [], []
+    for first in range(0, len(values), 32):
+        block = values[first : first + 32]
+        m = max((abs(v) for v in block if math.isfinite(v)), default=0.0)
+        # frexp gives a fraction from a half to one.
+        s = max(-127, math.frexp(m)[1] - 1 - {"int8": 0, "e4m3": 8, "e5m2": 15}[quant]) if m > 0 else -127
+        codes += [code_of(math.ldexp(v, -s), quant) for v in block]
+        scales.append(s + 127)
+    return codes, scales
+
+
+def dequantize(codes, scales, quant):
+    """The values that they stand for."""
+    return [math.ldexp(value_of(code, quant), scales[i // 32] - 127) for i, code in enumerate(codes)]
+
+
+def as_values(stored, dtype):
+    """Numbers of a type of floating point, as Python has them."""
+    if dtype == "bf16":
+        stored = (stored.astype("<u4") << 16).view("<f4")
+    return stored.astype(float).tolist()
+
+
+def as_stored(values, dtype):
+    """The nearest numbers of a type; ties go to the even one."""
+    exact = numpy.array(values)
+    with numpy.errstate(over="ignore"):
+        near = exact.astype("<f2" if dtype == "f16" else "<f4")
+    if (numpy.isinf(near) & numpy.isfinite(exact)).any():
+        raise OverflowError(f"a value does not fit {dtype}")
+    if dtype == "bf16":
+        bits = near.view("<u4").astype("<u8")
+        near = numpy.where(numpy.isnan(near), bits >> 16 | 0x40, bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+    return near
+
+
 # One dataset.
 
 
 class Dataset:
-    """A file as samples, and their order."""
+    """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample."""
 
-    def __init__(self, dtype, path, window, overlap):
-        if path.endswith(".npy"):
+    def __init__(self, dtype, path, window, overlap, block_bytes):
+        if path.endswith(".npy") and dtype == "bytes":
+            self.tokens = numpy.frombuffer(numpy.load(path).tobytes(), "u1")
+        elif path.endswith(".npy"):
             self.tokens = numpy.load(path, mmap_mode="r")
+            dtype = {"float32": "f32", "float16": "f16"}.get(self.tokens.dtype.name, self.tokens.dtype.name)
         else:
             self.tokens = numpy.memmap(path, TYPES[dtype], mode="r")
+        self.dtype = dtype
         self.window = window
         self.stride = window - overlap
         count = len(self.tokens)
         self.samples = (count - overlap) // self.stride if count >= window else 0
-        self.per_block = (BLOCK_BYTES // self.tokens.itemsize - overlap) // self.stride
+        self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
         self._epoch = None
 
     def sample(self, i):
         """Sample i of the file."""
         return self.tokens[i * self.stride : i * self.stride + self.window]
 
-    def place(self, own, group_blocks, k):
+    def place(self, own, k):
         """The sample of the file that is the k-th of the dataset, shuffled under the dataset's own key."""
         epoch, i = divmod(k, self.samples)
-        if self._epoch is None or self._epoch[0] != (own, group_blocks, epoch):
-            self._epoch = (own, group_blocks, epoch), self._groups(own, group_blocks, epoch)
+        if self._epoch is None or self._epoch[0] != (own, epoch):
+            self._epoch = (own, epoch), self._groups(own, epoch)
         at = 0
         for g, blocks in enumerate(self._epoch[1]):
             size = sum(length for _, length in blocks)
@@ -223,14 +340,14 @@ class Dataset:
             at += size
         raise AssertionError("an epoch has every sample")
 
-    def _groups(self, own, group_blocks, epoch):
+    def _groups(self, own, epoch):
         """The blocks of an epoch in its order, as (first sample, samples), cut into groups."""
         full, short = divmod(self.samples, self.per_block)
         order = [permute(key(own, 1, epoch), full, x) for x in range(full)]
         if short > 0:
             order.insert(scale(mix(key(own, 2, epoch)), full + 1), full)
         blocks = [(block * self.per_block, short if block == full else self.per_block) for block in order]
-        return [blocks[g : g + group_blocks] for g in range(0, len(blocks), group_blocks)]
+        return [blocks[g : g + self.group_blocks] for g in range(0, len(blocks), self.group_blocks)]
 
 
 class Reference:
@@ -251,22 +368,32 @@ class Reference:
             return seed if text == "seed" else int(text)
 
         overlap = number("window", "overlap", 0)
-        self.datasets = [Dataset(dtype, path, number("window", "tokens", None), overlap) for dtype, path in files]
-        self.samples = number("batch", "samples", 32)
-        self.shuffle = None
+        self.shuffle, blocks, block_bytes = None, None, 1 << 20
         if "shuffle" in actions:
-            self.shuffle = number("shuffle", "seed", None), number("shuffle", "blocks", 8)
+            self.shuffle = number("shuffle", "seed", None)
+            blocks, block = options["shuffle"].get("blocks"), options["shuffle"].get("block", "1MiB")
+            block_bytes = 1 << 18 if blocks is None else size(block)
+        window = number("window", "tokens", None)
+        self.datasets = [Dataset(dtype, path, window, overlap, block_bytes) for dtype, path in files]
+        self.samples = number("batch", "samples", 32)
+        starts = [0, *(int(start) for _, start in actions.get("phases", ()))]
         if "blend" in actions:
-            weights = integers([weight for _, weight in actions["blend"]])
+            given = [weights.split(":") for _, weights in actions["blend"]]
+            given = [weights * len(starts) if len(weights) == 1 else weights for weights in given]
+            weights = [integers(phase) for phase in zip(*given, strict=True)]
         else:
-            weights = proportional([dataset.samples for dataset in self.datasets])
-        if len(files) != len(weights):
-            raise ValueError(f"{len(files)} files for {len(weights)} datasets")
-        self.blend = blend_of(weights)
+            weights = [proportional([dataset.samples for dataset in self.datasets])]
+        if len(files) != len(weights[0]) or len(weights) != len(starts):
+            raise ValueError(f"{len(files)} files for {len(weights[0])} datasets in {len(weights)} phases")
+        self.blend = Phases(starts, [blend_of(phase) for phase in weights])
+        for d, dataset in enumerate(self.datasets):
+            width = dataset.tokens.itemsize
+            dataset.group_blocks = self.blend.group_blocks(d, window * width) if blocks is None else int(blocks)
         self.table = None if table is None else numpy.asarray(table, "<u4")
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
         self.widen = options["widen"][None] if "widen" in actions else None
+        self.quantize = options.get("quantize")
         self.pairs = "pairs" in actions
 
     def place(self, n):
@@ -275,19 +402,29 @@ class Reference:
         dataset = self.datasets[d]
         if self.shuffle is None:
             return d, k % dataset.samples
-        seed, group_blocks = self.shuffle
-        return d, dataset.place(key(seed, d), group_blocks, k)
+        return d, dataset.place(key(self.shuffle, d), k)
 
     def batch(self, b):
         """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
         places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
-        rows = [self.datasets[d].sample(i) for d, i in places]
-        rows = numpy.stack([self.delivered(row) for row in rows])
+        rows = [(self.datasets[d].sample(i), self.datasets[d].dtype) for d, i in places]
+        rows = numpy.stack([self.delivered(row, dtype) for row, dtype in rows])
         return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
 
+    @property
+    def dtype(self):
+        """Type of the delivered values, where they are no tokens."""
+        return self.datasets[0].dtype if self.quantize is None else self.quantize.get("deliver", self.datasets[0].dtype)
 
-    def delivered(self, row):
-        """The tokens of a sample as they are delivered."""
+    def delivered(self, row, dtype):
+        """The tokens of a sample of a file of this type as they are delivered."""
+        if self.quantize is not None:
+            quant = self.quantize.get("to", self.quantize.get(None))
+            codes, scales = quantize(as_values(row, dtype), quant)
+            deliver = self.quantize.get("deliver", dtype)
+            if deliver == "quantized":
+                return numpy.array(codes + scales, "u1")
+            return as_stored(dequantize(codes, scales, quant), deliver)
         if self.table is not None:
             if (row < 0).any() or (row >= len(self.table)).any():
                 raise OverflowError("a token has no entry in the table")

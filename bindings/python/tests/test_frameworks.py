@@ -54,7 +54,7 @@ class Forms(World):
 
     def test_keyword_arguments_are_a_plan(self):
         with self.opened(self.url, seq_len=64, batch_size=4, seed=5, narrow="u16", batches=3) as stream:
-            self.assertEqual(stream.opened.plan, "window(64) | shuffle(5, blocks=8) | narrow(u16) | batch(4)")
+            self.assertEqual(stream.opened.plan, "window(64) | shuffle(5) | narrow(u16) | batch(4)")
             first = b"".join(bytes(batch) for batch in stream)
         with self.stream(plan="window(64) | shuffle(5) | narrow(u16) | batch(4)", batches=3) as stream:
             self.assertEqual(first, b"".join(bytes(batch) for batch in stream))

@@ -142,6 +142,38 @@ class Ranks(World):
             self.assertEqual({found["next_sample"] for found in states}, {at})
             state = states[0]
 
+    def test_all_ranks_leave_out_the_same_steps(self):
+        want, plan = self.whole(40), {"batches": 10, "world_size": 4, "leave_out": [(8, 16), (20, 28)]}
+        for rank in range(4):
+            stream = self.stream(self.folder_url, PLAN, rank=rank, offload=rank % 2 == 0, memory=64 << 20, **plan)
+            got = [(batch.number, batch.numpy().tobytes()) for batch in stream]
+            numbers = [4 * step + rank for step in (0, 1, 4, 7, 8, 9)]
+            self.assertEqual(got, [(number, want[number]) for number in numbers])
+        with self.assertRaises(dquant.InvalidError) as raised:
+            self.stream(self.folder_url, PLAN, rank=0, world_size=4, leave_out=[(8, 14)])
+        self.assertIn("no whole steps of 4 ranks", raised.exception.message)
+
+    def test_what_was_left_out_stays_so_with_other_ranks_and_other_batches(self):
+        samples, size = b"".join(self.whole(100)), 64 * 2
+        state, at = None, 0
+        for world_size, batch in ((4, 8), (2, 16), (1, 32), (8, 4)):
+            plan = PLAN.replace("batch(8)", f"batch({batch})")
+            left_out = [(8, 16)] if state is None else []
+            states = []
+            for rank in range(world_size):
+                options = {"rank": rank, "world_size": world_size, "batches": 1000, "leave_out": left_out}
+                stream = self.stream(self.folder_url, plan, offload=False, memory=64 << 20, **options)
+                if state is not None:
+                    stream.load_state_dict(state)
+                # Global batches of 32 samples, of which numbers 2 and 3 are left out.
+                first = (at + (2 if at == 2 else 0)) * 32 + rank * batch
+                got = next(stream).numpy().tobytes()
+                self.assertEqual(got, samples[first * size : (first + batch) * size], f"{rank} of {world_size}")
+                states.append(stream.state_dict())
+                stream.close()
+            at = states[0]["next_sample"] // 32
+            state = states[0]
+
     def test_a_position_between_batches_ends_before_the_last_sample(self):
         state = self.stream(self.folder_url, PLAN.replace("batch(8)", "batch(4)")).state_dict()
         stream = self.stream(self.folder_url, PLAN, batches=3)

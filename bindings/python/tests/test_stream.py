@@ -171,6 +171,30 @@ class Position(World):
                 third.load_state_dict(state)
                 self.assertEqual(bytes(next(third)), want[13])
 
+    def test_a_state_carries_what_is_left_out(self):
+        want = [bytes(batch) for batch in self.stream(batches=20)]
+        first = self.stream(batches=20, leave_out=[(4, 5), (1, 3)])
+        self.assertEqual([next(first).number for _ in range(2)], [0, 3])
+        state = json.loads(json.dumps(first.state_dict()))
+        size = first.batch_samples
+        in_samples = [[1 * size, 3 * size], [4 * size, 5 * size]]
+        self.assertEqual((state["next_batch"], state["leave_out"]), (4, in_samples))
+        # A range that is added does not move a position; those of the state still hold.
+        second = self.stream(batches=20, leave_out=[(8, 18), (19, 40)])
+        second.load_state_dict(state)
+        more = [[8 * size, 18 * size], [19 * size, 40 * size]]
+        self.assertEqual(second.state_dict()["leave_out"], in_samples + more)
+        for batch, number in zip(second, (5, 6, 7, 18), strict=True):
+            self.assertEqual((batch.number, bytes(batch)), (number, want[number]))
+            del batch
+        # Nothing is left of the stream, and that is no error.
+        third = self.stream(batches=20)
+        third.load_state_dict(second.state_dict())
+        self.assertEqual(list(third), [])
+        for wrong in ([(3, 3)], [(5, 2)], 7, [(1, 2, 3)], [(-1, 2)]):
+            with self.subTest(leave_out=wrong), self.assertRaises(dquant.InvalidError):
+                self.stream(leave_out=wrong)
+
     def test_a_state_of_another_stream_is_refused_and_says_what_differs(self):
         state = self.stream().state_dict()
         cases = (

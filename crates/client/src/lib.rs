@@ -36,3 +36,4 @@ pub use proto::{DatasetInfo, Opened, StreamStatus};
 pub use rank::{Group, Layout, LayoutError, Machine, Rank};
 pub use stream::{Batch, Batches, Next, Stream};
 pub use xio::dataset::Identity;
+pub use xio::reader::{LeaveOut, LeaveOutError};

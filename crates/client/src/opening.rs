@@ -1,6 +1,7 @@
 //! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this process.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 #[cfg(feature = "in-process")]
 use std::path::Path;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use host::attach::{AttachError, Connection};
 use rustix::io::Errno;
 
 use crate::error::Error;
-use crate::proto::{DatasetRef, OpenRequest};
+use crate::proto::{BatchRange, DatasetRef, OpenRequest};
 #[cfg(feature = "in-process")]
 use crate::rank::Numbering;
 use crate::rank::Rank;
@@ -36,11 +37,14 @@ pub struct Options {
     pub seed: u64,
     /// First batch to deliver.
     pub first_batch: u64,
-    /// Batches to deliver to each rank; without it the stream has no end.
+    /// Batches to deliver to each rank, those left out included; without it the stream has no end.
     pub batches: Option<u64>,
     /// Samples by which all batches begin later than at a multiple of their size, below that size: not 0
     /// where a stream goes on from one with batches of another size.
     pub shift: u32,
+    /// Batches that are not delivered, as after a loss spike: whole steps of the job. Batches keep the numbers of
+    /// the plan: the one after `999` is `1200` where `1000..1200` is left out.
+    pub leave_out: Vec<Range<u64>>,
     /// Which of the batches are for this trainer.
     pub rank: Rank,
     /// Slots of the ring.
@@ -78,6 +82,7 @@ impl Options {
             first_batch: 0,
             batches: None,
             shift: 0,
+            leave_out: Vec::new(),
             rank: Rank::default(),
             slots: 16,
             slot_bytes: 1 << 20,
@@ -109,6 +114,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
     };
     let (plan, names) = url.datasets(action, options.seed)?;
     let vocabulary = options.vocabulary.unwrap_or(0);
+    let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
     let dataset = |name| DatasetRef { name, dtype: options.dtype.clone(), vocabulary };
     let request = OpenRequest {
         target: url.target(),
@@ -121,6 +127,7 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
         slot_bytes: options.slot_bytes,
         ranks: options.rank.to_request(offload),
         shift: options.shift,
+        leave_out: options.leave_out.iter().map(range).collect(),
     };
     let (connection, local) = if offload {
         (to_daemon(options)?, None)
@@ -178,6 +185,7 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
         first_batch: options.first_batch,
         batches: options.batches,
         shift: options.shift,
+        leave_out: options.leave_out.clone(),
         rank: (options.rank.rank, options.rank.ranks),
         slots: options.slots,
         slot_bytes: options.slot_bytes,

@@ -3,15 +3,15 @@
 //! The batches are those of the same plan over the same files behind a target (C4). Where a name stands for
 //! several files, they are blended in proportion to their samples.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use host::ring::{Producer, RingConfig, RingFds};
 use xio::dataset::Dtype;
-use xio::order::MAX_TOTAL_WEIGHT;
+use xio::order::{MAX_TOTAL_WEIGHT, OrderError};
 use xio::plan::Plan;
-use xio::reader::ReaderSetup;
 
 use crate::catalog::{Found, Table, find_file};
 use crate::data::EngineError;
@@ -19,7 +19,7 @@ use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
 use crate::error::Error;
 use crate::layout;
-use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
+use crate::proto::{BatchRange, DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
 use crate::stream::stream_status;
 
 /// Which stream to open.
@@ -36,12 +36,14 @@ pub struct FilesConfig {
     pub plan: String,
     /// First batch to deliver.
     pub first_batch: u64,
-    /// Batches to deliver; without it the stream has no end.
+    /// Batches to deliver, those left out included; without it the stream has no end.
     pub batches: Option<u64>,
     /// Samples by which all batches begin later than at a multiple of their size.
     pub shift: u32,
     /// The data-parallel rank that the batches are for, and how many there are.
     pub rank: (u32, u32),
+    /// Batches that are not delivered, by the plan's numbers.
+    pub leave_out: Vec<Range<u64>>,
     /// Slots of the ring.
     pub slots: u32,
     /// Bytes of a slot.
@@ -96,8 +98,8 @@ impl FileStream {
         })?;
         let opened = layout.opened(infos);
         let spec = FileStreamSpec {
-            names: layout.names,
-            setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
+            names: layout.names.clone(),
+            setup: layout.setup(),
             files: found.into_iter().map(|found| (found.file, found.sums)).collect(),
             table,
             producer,
@@ -143,6 +145,7 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         [] if infos.len() > 1 => plan.blended(proportions(&plan, infos)?).to_string(),
         _ => config.plan.clone(),
     };
+    let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
     let dataset = |info: &DatasetInfo| {
         let (name, dtype) = (info.name.clone(), config.dtype.clone());
         DatasetRef { name, dtype, ..DatasetRef::default() }
@@ -154,6 +157,7 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         batches: config.batches.unwrap_or(0),
         slots: config.slots,
         slot_bytes: config.slot_bytes,
+        leave_out: config.leave_out.iter().map(range).collect(),
         shift: config.shift,
         ranks: Some(Ranks {
             ranks: config.rank.1,
@@ -168,7 +172,8 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
 }
 
 /// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
-/// else to a part in [`MAX_TOTAL_WEIGHT`].
+/// else to a part in [`MAX_TOTAL_WEIGHT`]. A file without a sample is refused: only a blend that gives it weight 0
+/// says that it is to be left out.
 fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>, Error> {
     let (window, overlap) = (plan.window(), plan.overlap());
     // The parser has checked that the overlap is below the window.
@@ -176,13 +181,17 @@ fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>,
         info.tokens.saturating_sub(overlap.into()) / u64::from(window - overlap)
     };
     let counts: Vec<u64> = infos.iter().map(samples).collect();
+    if let Some((info, _)) = infos.iter().zip(&counts).find(|(_, count)| **count == 0) {
+        let short = OrderError::NoSample { tokens: info.tokens, window };
+        return Err(layout::undivided(&info.name, &short));
+    }
     let divisor = counts.iter().copied().fold(0, gcd).max(1);
     let total: u128 = counts.iter().map(|count| u128::from(count / divisor)).sum();
     // Rounding adds at most one part for each file.
     let most = u128::from(MAX_TOTAL_WEIGHT).saturating_sub(infos.len() as u128).max(1);
     let weight = |count: u64| match total <= most {
         true => u128::from(count / divisor),
-        false => (u128::from(count / divisor) * most / total).max(u128::from(count > 0)),
+        false => (u128::from(count / divisor) * most / total).max(1),
     };
     let named = infos.iter().zip(counts).map(|(info, count)| {
         let weight = u32::try_from(weight(count)).unwrap_or(u32::MAX);

@@ -3,9 +3,9 @@
 
 use host::ring::MAX_READERS;
 use xio::dataset::{BYTES, Dtype, Format, TokenFile};
-use xio::order::{Order, SampleLayout};
+use xio::order::{Order, OrderError, SampleLayout};
 use xio::plan::Plan;
-use xio::reader::{Delivery, Reader, ReaderSource, Share};
+use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
@@ -24,6 +24,8 @@ pub struct Layout {
     pub names: Vec<String>,
     /// What to deliver.
     pub delivery: Delivery,
+    /// What of it not to deliver.
+    pub left_out: LeaveOut,
 }
 
 impl Layout {
@@ -31,6 +33,11 @@ impl Layout {
     /// them, so they are checked first.
     pub fn memory_needed(&self) -> u64 {
         Reader::memory_needed(&self.order, &self.sources)
+    }
+
+    /// Prepares the stream; takes as long as the plan asks for.
+    pub fn setup(self) -> ReaderSetup {
+        ReaderSetup::leaving_out(self.order, self.sources, self.delivery, &self.left_out)
     }
 
     /// What a trainer is told about the stream.
@@ -158,16 +165,11 @@ pub fn plan(
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
-    for ((file, name), info) in files.iter().zip(&names).zip(infos) {
+    for (dataset, ((file, name), info)) in files.iter().zip(&names).zip(infos).enumerate() {
         if file.dtype == Dtype::U8 {
             check_records(info, pipeline.window_tokens())?;
         }
-        let layout = SampleLayout::new(*file, pipeline.window_tokens(), pipeline.overlap_tokens());
-        let layout = layout.map_err(|error| {
-            Error::invalid(format!("{name}: {error}"))
-                .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
-        });
-        layouts.push(layout?);
+        layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
     let order = pipeline.order(&layouts).map_err(Error::invalid)?;
     let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
@@ -192,7 +194,25 @@ pub fn plan(
     };
     check_slot(&delivery)?;
     check_numbers(&delivery)?;
-    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery })
+    let left_out = request.leave_out.iter().map(|range| range.first..range.end);
+    let left_out = LeaveOut::new(left_out).map_err(|error| {
+        Error::invalid(error).hint("a range is FIRST..END, its last batch is END - 1")
+    })?;
+    if !left_out.is_of_steps(delivery.first_batch, delivery.share.ranks) {
+        let ranks = delivery.share.ranks;
+        let text = format!("the batches to leave out are no whole steps of {ranks} ranks");
+        let first = delivery.first_batch;
+        let hint =
+            format!("begin and end ranges a multiple of {ranks} batches after batch {first}");
+        return Err(Error::invalid(text).hint(hint));
+    }
+    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
+}
+
+/// Why a file has no samples.
+pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
+    Error::invalid(format!("{name}: {error}"))
+        .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
 }
 
 /// An error of the compiler, with the names of the files.

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use xio::dataset::Dtype;
 use xio::plan::Plan;
-use xio::reader::{ReaderSetup, ReaderSource};
+use xio::reader::ReaderSource;
 
 use crate::budget::RingBudget;
 use crate::catalog::Table;
@@ -279,9 +279,9 @@ fn open(
         |source: &ReaderSource| stages::message(source.stages.target(), table.as_ref());
     let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
+        names: layout.names.clone(),
         // Prepared on this thread: the engine's thread serves all streams.
-        setup: ReaderSetup::new(layout.order, layout.sources, layout.delivery),
-        names: layout.names,
+        setup: layout.setup(),
         targets: vec![control.name().to_owned()],
         producers,
         events,

@@ -4,7 +4,7 @@
 //! over all datasets, epochs and ranks. Two maps locate it:
 //!
 //! ```text
-//! n --Blend--> (dataset, k)                 k-th sample drawn from that dataset, ever
+//! n --Curriculum--> (dataset, k)            k-th sample drawn from that dataset, ever; a Blend in each phase
 //! k --BlockShuffle--> (epoch, group, block, sample in block)
 //! ```
 //!
@@ -14,9 +14,10 @@
 //! reorder every training run that resumes across it.
 //!
 //! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications per sample; a seek costs as much as
-//! [`Blend::cursor_at`].
+//! [`Curriculum::cursor_at`].
 
 mod blend;
+mod curriculum;
 mod mix;
 mod permutation;
 mod shuffle;
@@ -28,11 +29,15 @@ use thiserror::Error;
 use crate::dataset::{Dtype, TokenFile};
 
 pub use blend::{Blend, BlendCursor, MAX_DATASETS, MAX_TOTAL_WEIGHT};
+pub use curriculum::{Curriculum, CurriculumCursor, MAX_PHASES};
 pub use permutation::Permutation;
-pub use shuffle::{Block, BlockShuffle, Epoch, Group, MAX_GROUP_BLOCKS, Place, Quality};
+pub use shuffle::{
+    Block, BlockShuffle, DEFAULT_BLOCK_BYTES, Epoch, Group, MAX_GROUP_BLOCKS, Place, QUALITY_BATCH,
+    Quality, default_group_blocks,
+};
 pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
 
-/// Most bytes of a block, the unit of file reads and staging.
+/// Most bytes of a block, the unit of file reads and staging; the size of blocks in file order.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Why an order cannot be made.
@@ -58,6 +63,16 @@ pub enum OrderError {
     TotalTooLarge {
         /// Sum of the weights after division by their greatest common divisor.
         total: u64,
+    },
+    /// Phases that do not begin at sample 0, do not rise, or are more than [`MAX_PHASES`].
+    #[error(
+        "phase {phase} cannot begin at sample {start}: the first begins at 0, each later than the one before it, and there are at most {MAX_PHASES}"
+    )]
+    Phase {
+        /// Which phase, from 0.
+        phase: usize,
+        /// Where it would begin.
+        start: u64,
     },
     /// The number of weights must equal the number of datasets.
     #[error("{weights} weights for {datasets} datasets")]
@@ -111,28 +126,39 @@ pub struct SampleLayout {
     pub window: u32,
     /// Tokens that it shares with the sample before it, fewer than `window`.
     pub overlap: u32,
-    /// Whole samples in the file, at least one.
+    /// Whole samples in the file: at least one, or none in a dataset that is never drawn from.
     pub samples: u64,
-    /// Samples of a full block, at least one; as many as fit into [`BLOCK_BYTES`].
+    /// Samples of a full block: as many as fit into its bytes, at least one.
     pub samples_per_block: u32,
 }
 
 impl SampleLayout {
-    /// Divides `file` into windows of `window` tokens, which share `overlap` with the one before.
+    /// Divides `file` into windows of `window` tokens, which share `overlap` with the one before, and into
+    /// blocks of [`BLOCK_BYTES`].
+    ///
+    /// # Errors
+    /// When a window has no token of its own, does not fit a block, or is longer than the file.
     pub fn new(file: TokenFile, window: u32, overlap: u32) -> Result<SampleLayout, OrderError> {
         let fits = window
             .checked_mul(file.dtype.bytes())
             .is_some_and(|bytes| (1..=BLOCK_BYTES).contains(&bytes));
         let stride = window.checked_sub(overlap).filter(|stride| *stride > 0 && fits);
         let stride = stride.ok_or(OrderError::Window { window, dtype: file.dtype })?;
-        // What does not belong to the first sample of a run belongs to one stride each.
-        let block_tokens = BLOCK_BYTES / file.dtype.bytes();
-        let samples_per_block = (block_tokens - overlap) / stride;
         let samples = file.tokens.saturating_sub(overlap.into()) / u64::from(stride);
         if samples == 0 {
             return Err(OrderError::NoSample { tokens: file.tokens, window });
         }
-        Ok(SampleLayout { file, window, overlap, samples, samples_per_block })
+        let layout = SampleLayout { file, window, overlap, samples, samples_per_block: 1 };
+        Ok(layout.in_blocks(BLOCK_BYTES))
+    }
+
+    /// The same samples in blocks of at most `block_bytes` of the file; a longer sample is a block of its own.
+    #[must_use]
+    pub fn in_blocks(self, block_bytes: u32) -> SampleLayout {
+        // What does not belong to the first sample of a run belongs to one stride each.
+        let block_tokens = block_bytes / self.file.dtype.bytes();
+        let samples_per_block = block_tokens.saturating_sub(self.overlap) / self.stride();
+        SampleLayout { samples_per_block: samples_per_block.max(1), ..self }
     }
 
     /// Tokens from the start of a sample to the start of the next.
@@ -167,7 +193,7 @@ impl SampleLayout {
 
     /// Tokens after the last whole window, which are never delivered.
     pub const fn tail_tokens(&self) -> u64 {
-        self.file.tokens - self.run_tokens(self.samples)
+        self.file.tokens.saturating_sub(self.run_tokens(self.samples))
     }
 }
 
@@ -183,22 +209,49 @@ pub struct Sample {
 /// The whole order: a blend of datasets, each shuffled separately.
 #[derive(Clone, Debug)]
 pub struct Order {
-    blend: Blend,
+    curriculum: Curriculum,
     shuffles: Vec<BlockShuffle>,
+    /// Datasets that are drawn from.
+    drawn: u32,
 }
 
 impl Order {
-    /// Joins a blend with one shuffle for each of its datasets.
-    pub fn new(blend: Blend, shuffles: Vec<BlockShuffle>) -> Result<Order, OrderError> {
-        match (blend.weights().len(), shuffles.len()) {
-            (weights, datasets) if weights == datasets => Ok(Order { blend, shuffles }),
+    /// Joins a blend, or several in phases, with one shuffle for each of its datasets.
+    ///
+    /// # Errors
+    /// When there are more or fewer shuffles than datasets.
+    pub fn new(
+        curriculum: impl Into<Curriculum>,
+        shuffles: Vec<BlockShuffle>,
+    ) -> Result<Order, OrderError> {
+        let curriculum = curriculum.into();
+        match (curriculum.datasets(), shuffles.len()) {
+            (weights, datasets) if weights == datasets => {
+                let drawn = (0..datasets).filter(|dataset| curriculum.draws(*dataset)).count();
+                Ok(Order { curriculum, shuffles, drawn: drawn as u32 })
+            }
             (weights, datasets) => Err(OrderError::Count { weights, datasets }),
         }
     }
 
-    /// The blend of the datasets.
-    pub fn blend(&self) -> &Blend {
-        &self.blend
+    /// Datasets of the blend.
+    pub fn datasets(&self) -> usize {
+        self.shuffles.len()
+    }
+
+    /// How many of them are ever drawn from.
+    pub(crate) fn drawn_datasets(&self) -> u32 {
+        self.drawn
+    }
+
+    /// The state of the blend before global sample `n`.
+    pub(crate) fn blend_at(&self, n: u64) -> CurriculumCursor {
+        self.curriculum.cursor_at(n)
+    }
+
+    /// Whether a dataset is ever drawn from: it has a weight in some phase.
+    pub fn draws(&self, dataset: usize) -> bool {
+        self.curriculum.draws(dataset)
     }
 
     /// The shuffle of a dataset, in the order of the blend.
@@ -213,14 +266,19 @@ impl Order {
 
     /// Global sample `n`. Costs a seek: use a cursor for a run of samples.
     pub fn at(&self, n: u64) -> Sample {
-        let (dataset, k) = self.blend.pick(n);
+        let (dataset, k) = self.curriculum.pick(n);
         Sample { dataset, place: self.shuffles[dataset].at(k) }
     }
 
     /// Iterates from global sample `n` on, without end.
     pub fn cursor_at(&self, n: u64) -> OrderCursor {
+        self.cursor(self.curriculum.cursor_at(n))
+    }
+
+    /// Iterates from where `blend` is, one of this order's.
+    pub(crate) fn cursor(&self, blend: CurriculumCursor) -> OrderCursor {
         let caches = self.shuffles.iter().map(|shuffle| ShuffleCache::new(*shuffle)).collect();
-        OrderCursor { blend: self.blend.cursor_at(n), caches }
+        OrderCursor { blend, caches }
     }
 }
 
@@ -228,7 +286,7 @@ impl Order {
 /// keys except where a dataset enters a new group.
 #[derive(Clone, Debug)]
 pub struct OrderCursor {
-    blend: BlendCursor,
+    blend: CurriculumCursor,
     caches: Vec<ShuffleCache>,
 }
 
@@ -243,11 +301,6 @@ impl OrderCursor {
         let (dataset, k) = self.blend.step();
         let (position, sample) = self.caches[dataset].position_of(k);
         (dataset, position, sample)
-    }
-
-    /// The state of the blend before global sample `n`.
-    pub(crate) fn blend_at(&self, n: u64) -> BlendCursor {
-        self.blend.forward_to(n)
     }
 
     /// Samples drawn from a dataset before the next one.

@@ -2,15 +2,18 @@
 //! turns a plan into [stages](crate::stage).
 //!
 //! ```text
-//! window(2048) | shuffle(seed, blocks=8) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
+//! window(2048) | shuffle(seed) | blend(web=0.5, code=0.3, "my books"=0.2) | narrow(u16) | batch(32)
 //! window(2049, overlap=1) | narrow(u16) | widen(i64) | pairs
+//! window(2048) | shuffle(7, blocks=64, block=256KiB) | blend(web=0.9:0.5, code=0.1:0.5) | phases(1_000_000)
 //! ```
 //!
 //! | action | meaning | default |
 //! |---|---|---|
 //! | `window(N, overlap=K)` | samples are N tokens long; each begins with the last K of the one before it | required; K is 0 |
-//! | `shuffle(SEED, blocks=B)` | mix samples inside groups of B blocks of 1 MiB, blocks over the file | file order |
+//! | `shuffle(SEED)` | permute blocks over the file, and samples inside groups of blocks | file order |
+//! | `shuffle(SEED, blocks=B, block=SIZE)` | the same in groups of B blocks of SIZE, 1 MiB where none is given | |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
+//! | `phases(N, …)` | global samples at which the blend goes on with the next of `WEIGHT:WEIGHT:…` | one phase |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
 //! | `narrow(u16, overflow=saturate(ID))` | as above, but those that do not fit become `ID` | refuse |
@@ -41,8 +44,12 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::dataset::Dtype;
+use crate::dataset::{Dtype, TokenFile};
 use crate::kernel::{Compression, Quant};
+use crate::order::{
+    BLOCK_BYTES, Blend, BlockShuffle, Curriculum, DEFAULT_BLOCK_BYTES, Order, OrderError,
+    SampleLayout, default_group_blocks,
+};
 
 pub use error::{PlanError, Problem};
 
@@ -58,8 +65,11 @@ pub const MAX_BATCH_TOKENS: u64 = 1 << 28;
 /// Samples of a batch, unless the plan says otherwise.
 pub const DEFAULT_BATCH: u32 = 32;
 
-/// Blocks of a shuffle group, unless the plan says otherwise.
-pub const DEFAULT_GROUP_BLOCKS: u32 = 8;
+/// Least bytes of a block that a plan may choose.
+pub const MIN_BLOCK_BYTES: u32 = 4 << 10;
+
+/// Last global sample at which a phase may begin.
+pub const MAX_PHASE_START: u64 = 1 << 53;
 
 /// Longest plan in bytes: enough for a full blend with long names.
 pub const MAX_PLAN_BYTES: usize = 256 << 10;
@@ -71,6 +81,8 @@ pub struct Plan {
     overlap: u32,
     shuffle: Option<Shuffle>,
     blend: Vec<Part>,
+    /// First samples of the phases of the blend after the first one.
+    phases: Vec<u64>,
     remap: Option<String>,
     narrow: Option<Narrow>,
     bitpack: Option<u8>,
@@ -147,8 +159,54 @@ impl fmt::Display for Narrow {
 pub struct Shuffle {
     /// Selects the order.
     pub seed: u64,
+    /// Groups of the same size for every dataset; without it their sizes follow from the blend.
+    pub groups: Option<Groups>,
+}
+
+/// The size of shuffle groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
     /// Blocks of a group.
     pub blocks: u32,
+    /// Bytes of the file in a block.
+    pub block_bytes: u32,
+}
+
+impl Shuffle {
+    /// Bytes of the file in a block.
+    pub fn block_bytes(&self) -> u32 {
+        self.groups.map_or(DEFAULT_BLOCK_BYTES, |groups| groups.block_bytes)
+    }
+
+    /// Blocks of a group of a dataset with the largest share that `shares`, as weight and total of a phase,
+    /// have of it, and samples of `sample_bytes` in the file.
+    pub fn group_blocks(
+        &self,
+        shares: impl IntoIterator<Item = (u32, u32)>,
+        sample_bytes: u32,
+    ) -> u32 {
+        if let Some(groups) = self.groups {
+            return groups.blocks;
+        }
+        let blocks = |(weight, total)| default_group_blocks(weight, total, sample_bytes);
+        shares.into_iter().map(blocks).max().unwrap_or(1)
+    }
+}
+
+/// As printed in a plan.
+impl fmt::Display for Shuffle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seed = self.seed;
+        match self.groups {
+            None => write!(f, "shuffle({seed})"),
+            Some(Groups { blocks, block_bytes: BLOCK_BYTES }) => {
+                write!(f, "shuffle({seed}, blocks={blocks})")
+            }
+            Some(Groups { blocks, block_bytes }) => {
+                write!(f, "shuffle({seed}, blocks={blocks}, block={}KiB)", block_bytes >> 10)
+            }
+        }
+    }
 }
 
 /// One dataset of the `blend` action.
@@ -156,8 +214,8 @@ pub struct Shuffle {
 pub struct Part {
     /// The dataset.
     pub name: String,
-    /// Its share, in parts of the sum over all datasets; no common divisor.
-    pub weight: u32,
+    /// Its share in each phase, in parts of the sum over all datasets; no common divisor in a phase.
+    pub weights: Vec<u32>,
 }
 
 impl Plan {
@@ -186,18 +244,78 @@ impl Plan {
         &self.blend
     }
 
-    /// The same plan with another blend. Weights are reduced by their common divisor; without a weight
-    /// above zero the plan stays as it is.
+    /// First samples of the phases of the blend after the first one.
+    pub fn phases(&self) -> &[u64] {
+        &self.phases
+    }
+
+    /// The weights of all datasets in a phase.
+    fn weights(&self, phase: usize) -> Vec<u32> {
+        let weight = |part: &Part| part.weights.get(phase).copied().unwrap_or(0);
+        if self.blend.is_empty() { Vec::from([1]) } else { self.blend.iter().map(weight).collect() }
+    }
+
+    /// Weight of a dataset and of all together, in each phase.
+    fn shares(&self, dataset: usize) -> impl Iterator<Item = (u32, u32)> {
+        let weight = |part: &Part, phase: usize| part.weights.get(phase).copied().unwrap_or(0);
+        let share = move |phase| match self.blend.get(dataset) {
+            Some(own) => {
+                let total = self.blend.iter().map(|part| weight(part, phase)).sum();
+                (weight(own, phase), total)
+            }
+            None => (1, 1),
+        };
+        (0..=self.phases.len()).map(share)
+    }
+
+    /// Divides the file of a dataset, by its position in the blend, into samples and blocks. A dataset of
+    /// weight 0 need not hold a sample.
+    ///
+    /// # Errors
+    /// As [`SampleLayout::new`].
+    pub fn layout(&self, dataset: usize, file: TokenFile) -> Result<SampleLayout, OrderError> {
+        let (window, overlap) = (self.window, self.overlap);
+        let layout = match SampleLayout::new(file, window, overlap) {
+            Err(OrderError::NoSample { .. }) if self.shares(dataset).all(|share| share.0 == 0) => {
+                SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1 }
+            }
+            layout => layout?,
+        };
+        Ok(self.shuffle.map_or(layout, |shuffle| layout.in_blocks(shuffle.block_bytes())))
+    }
+
+    /// The order of the samples of datasets divided by [`layout`](Plan::layout), in the order of the blend.
+    ///
+    /// # Errors
+    /// When there are more or fewer datasets than the plan has.
+    pub fn order(&self, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
+        let starts = core::iter::once(0).chain(self.phases.iter().copied());
+        let blend = |(phase, start)| Blend::new(&self.weights(phase)).map(|blend| (start, blend));
+        let phases = starts.enumerate().map(blend).collect::<Result<Vec<_>, OrderError>>()?;
+        let shuffle = |(dataset, layout): (usize, &SampleLayout)| {
+            let (samples, per_block) = (layout.samples.max(1), layout.samples_per_block);
+            let Some(shuffle) = self.shuffle else {
+                return BlockShuffle::sequential(samples, per_block);
+            };
+            let blocks = shuffle.group_blocks(self.shares(dataset), layout.sample_bytes());
+            BlockShuffle::new(samples, per_block, blocks, shuffle.seed, dataset as u64)
+        };
+        let shuffles = datasets.iter().enumerate().map(shuffle);
+        Order::new(Curriculum::new(phases)?, shuffles.collect::<Result<_, _>>()?)
+    }
+
+    /// The same plan with another blend, of one phase. Weights are reduced by their common divisor; without a
+    /// weight above zero the plan stays as it is.
     #[must_use]
     pub fn blended(&self, shares: impl IntoIterator<Item = (String, u32)>) -> Plan {
-        let parts: Vec<Part> =
-            shares.into_iter().map(|(name, weight)| Part { name, weight }).collect();
-        let divisor = parts.iter().fold(0, |a, part| gcd(a, part.weight));
+        let shares: Vec<(String, u32)> = shares.into_iter().collect();
+        let divisor = shares.iter().fold(0, |a, (_, weight)| gcd(a, *weight));
         if divisor == 0 {
             return self.clone();
         }
-        let reduced = parts.into_iter().map(|part| Part { weight: part.weight / divisor, ..part });
-        Plan { blend: reduced.collect(), ..self.clone() }
+        let part = |(name, weight)| Part { name, weights: Vec::from([weight / divisor]) };
+        let blend = shares.into_iter().map(part).collect();
+        Plan { blend, phases: Vec::new(), ..self.clone() }
     }
 
     /// The table that tokens are replaced by, if they are: a name at the target, or a path of a local file.
@@ -300,11 +418,14 @@ pub enum BindError {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", WindowText { tokens: self.window, overlap: self.overlap })?;
-        if let Some(Shuffle { seed, blocks }) = self.shuffle {
-            write!(f, " | shuffle({seed}, blocks={blocks})")?;
+        if let Some(shuffle) = self.shuffle {
+            write!(f, " | {shuffle}")?;
         }
         if !self.blend.is_empty() {
             write!(f, " | {}", BlendText(&self.blend))?;
+        }
+        if !self.phases.is_empty() {
+            write!(f, " | {}", PhasesText(&self.phases))?;
         }
         if let Some(table) = &self.remap {
             write!(f, " | remap({})", Quoted(table))?;
@@ -359,12 +480,35 @@ impl fmt::Display for BlendText<'_> {
         for (i, part) in self.0.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
             match lexer::is_bare(&part.name) {
-                true => write!(f, "{comma}{}={}", part.name, part.weight)?,
-                false => write!(f, "{comma}{}={}", Quoted(&part.name), part.weight)?,
+                true => write!(f, "{comma}{}=", part.name)?,
+                false => write!(f, "{comma}{}=", Quoted(&part.name))?,
             }
+            write_list(f, &part.weights, ":")?;
         }
         f.write_str(")")
     }
+}
+
+/// Prints `phases(…)`.
+struct PhasesText<'a>(&'a [u64]);
+
+impl fmt::Display for PhasesText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("phases(")?;
+        write_list(f, self.0, ", ")?;
+        f.write_str(")")
+    }
+}
+
+fn write_list<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    items: &[T],
+    between: &str,
+) -> fmt::Result {
+    items.iter().enumerate().try_for_each(|(i, item)| {
+        let between = if i == 0 { "" } else { between };
+        write!(f, "{between}{item}")
+    })
 }
 
 /// Prints a name in quotes.

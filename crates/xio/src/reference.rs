@@ -96,9 +96,12 @@ pub struct Reference<R> {
 struct Dataset<R> {
     layout: SampleLayout,
     reader: R,
-    weight: i128,
+    /// In each phase.
+    weights: Vec<i128>,
     /// Samples drawn so far from this dataset.
     drawn: u64,
+    /// The same since the phase began.
+    drawn_in_phase: u64,
     /// An epoch and its file samples, in order of delivery.
     table: Option<(u64, Vec<u64>)>,
 }
@@ -110,9 +113,13 @@ impl<R: TokenReader> Reference<R> {
         let dtype = plan.delivered_dtype(&sources)?;
         let mut datasets = Vec::new();
         for (i, (file, reader)) in files.into_iter().enumerate() {
-            let weight = plan.blend().get(i).map_or(1, |part| part.weight.into());
-            let layout = SampleLayout::new(file, plan.window(), plan.overlap())?;
-            datasets.push(Dataset { layout, reader, weight, drawn: 0, table: None });
+            let part = plan.blend().get(i);
+            let weights = part.map_or(Vec::from([1]), |part| {
+                part.weights.iter().map(|weight| i128::from(*weight)).collect()
+            });
+            let layout = plan.layout(i, file)?;
+            let (drawn, drawn_in_phase) = (0, 0);
+            datasets.push(Dataset { layout, reader, weights, drawn, drawn_in_phase, table: None });
         }
         let must_fit = plan.sample_dtype(&sources)?;
         let table = Vec::new();
@@ -137,7 +144,7 @@ impl<R: TokenReader> Reference<R> {
         let first = first.ok_or(ReferenceError::BatchNumber { batch })?;
         if first < self.drawn {
             self.drawn = 0;
-            self.datasets.iter_mut().for_each(|dataset| dataset.drawn = 0);
+            self.datasets.iter_mut().for_each(|d| (d.drawn, d.drawn_in_phase) = (0, 0));
         }
         while self.drawn < first {
             self.draw();
@@ -158,30 +165,39 @@ impl<R: TokenReader> Reference<R> {
 
     /// Draws the next sample: returns its dataset, and how many were drawn from that before.
     fn draw(&mut self) -> (usize, u64) {
+        if self.plan.phases().contains(&self.drawn) {
+            self.datasets.iter_mut().for_each(|dataset| dataset.drawn_in_phase = 0);
+        }
         let pick = self.due();
-        let k = self.datasets[pick].drawn;
-        self.datasets[pick].drawn += 1;
+        let dataset = &mut self.datasets[pick];
+        let k = dataset.drawn;
+        dataset.drawn += 1;
+        dataset.drawn_in_phase += 1;
         self.drawn += 1;
         (pick, k)
     }
 
-    /// The dataset to draw from, by Tijdeman's rule. With `e = 1/(2D - 2)`, a dataset may be drawn as
-    /// step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose count, if
+    /// The dataset to draw from, by Tijdeman's rule within the phase. With `e = 1/(2D - 2)`, a dataset may be
+    /// drawn as step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose count, if
     /// unchanged, soonest falls below `n * p/Q - (1 - e)`; of several, the first.
     fn due(&self) -> usize {
-        let total: i128 = self.datasets.iter().map(|d| d.weight).sum();
-        let weighted = self.datasets.iter().filter(|d| d.weight > 0).count() as i128;
+        let begun: Vec<u64> =
+            self.plan.phases().iter().copied().filter(|start| *start <= self.drawn).collect();
+        let (phase, start) = (begun.len(), begun.last().copied().unwrap_or(0));
+        let weight = |d: &Dataset<R>| d.weights[phase];
+        let total: i128 = self.datasets.iter().map(weight).sum();
+        let weighted = self.datasets.iter().filter(|d| weight(d) > 0).count() as i128;
         let slack = 2 * weighted - 2;
-        let step = i128::from(self.drawn) + 1;
+        let step = i128::from(self.drawn - start) + 1;
         let may = |d: &Dataset<R>| {
-            let after = i128::from(d.drawn) + 1;
-            slack == 0 || (after * total - step * d.weight) * slack <= total * (slack - 1)
+            let after = i128::from(d.drawn_in_phase) + 1;
+            slack == 0 || (after * total - step * weight(d)) * slack <= total * (slack - 1)
         };
         let safe_until = |d: &Dataset<R>| match slack {
             0 => 0,
-            _ => (i128::from(d.drawn) * slack + slack - 1) * total / (d.weight * slack),
+            _ => (i128::from(d.drawn_in_phase) * slack + slack - 1) * total / (weight(d) * slack),
         };
-        let open = self.datasets.iter().enumerate().filter(|(_, d)| d.weight > 0 && may(d));
+        let open = self.datasets.iter().enumerate().filter(|(_, d)| weight(d) > 0 && may(d));
         open.min_by_key(|(_, d)| safe_until(d)).map_or(0, |(i, _)| i)
     }
 
@@ -304,12 +320,29 @@ impl<R: TokenReader> Reference<R> {
             first..(first + per_block).min(layout.samples)
         };
         let mut table = Vec::new();
-        for (group, blocks) in blocks.chunks(shuffle.blocks as usize).enumerate() {
+        for (group, blocks) in blocks.chunks(self.group_blocks(dataset)).enumerate() {
             let samples: Vec<u64> = blocks.iter().flat_map(samples_of).collect();
             let count = samples.len() as u64;
             let permutation = sample_permutation(own, epoch, group as u64, count);
             table.extend((0..count).map(|i| samples[permutation.apply(i) as usize]));
         }
         table
+    }
+
+    /// Blocks of a group: as the plan says, else 16 MiB in proportion to the dataset's largest share of a phase,
+    /// in blocks of 256 KiB or of one longer sample, and at least 2.
+    fn group_blocks(&self, dataset: usize) -> usize {
+        let groups = self.plan.shuffle().and_then(|shuffle| shuffle.groups);
+        if let Some(groups) = groups {
+            return groups.blocks as usize;
+        }
+        let block_bytes = i128::from(self.datasets[dataset].layout.sample_bytes().max(256 << 10));
+        let mut most = 2;
+        for (phase, weight) in self.datasets[dataset].weights.iter().enumerate() {
+            let total: i128 = self.datasets.iter().map(|d| d.weights[phase]).sum();
+            let parts = total * block_bytes;
+            most = most.max(((16 << 20) * weight + parts - 1) / parts);
+        }
+        most as usize
     }
 }

@@ -52,14 +52,18 @@ use crate::stage::{self, BlockError, Ran, Received, SCRATCH_BYTES, TargetStages,
 use crate::sums::{Differs, FileSums, Proven, SUM_BYTES};
 use gauge::Gauge;
 
-/// Alignment of direct I/O in bytes; a staging buffer has this much slack at either end.
+use staging::{UNIT_BYTES, UNITS};
+
+mod staging;
+
+/// Alignment of direct I/O in bytes.
 pub const IO_ALIGN: u32 = 4096;
 
 /// Most bytes of a file in one request.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
-/// Bytes of a target's staging buffer: a block and the slack of aligned reads.
-pub const STAGING_BYTES: u32 = BLOCK_BYTES + 2 * IO_ALIGN;
+/// Bytes of a target's staging buffer: a block of this size or several smaller ones, and the slack of aligned reads.
+pub const STAGING_BYTES: u32 = UNITS * UNIT_BYTES;
 
 const _: () = assert!(SUM_BYTES <= STAGING_BYTES as u64, "a buffer holds a block of a manifest");
 
@@ -68,8 +72,15 @@ const _: () = assert!(SUM_BYTES <= STAGING_BYTES as u64, "a buffer holds a block
 /// credit it would find no receive posted and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
-/// Reads started per [`Target::poll`]: the kernel may copy from its page cache during submission.
-const READS_PER_POLL: u32 = 2;
+/// Bytes of reads started per [`Target::poll`], and most reads: the kernel may copy from its page cache during
+/// submission.
+const READ_BYTES_PER_POLL: u32 = 2 * BLOCK_BYTES;
+const READS_PER_POLL: u32 = 16;
+
+/// Blocks that one [`Target::poll`] takes through their stages: as many as have these bytes of a file, and no
+/// more than this.
+const STAGED_BYTES_PER_POLL: u64 = BLOCK_BYTES as u64;
+const BLOCKS_PER_POLL: u32 = 8;
 
 /// Completions taken from a queue at once, and how often of each kind per [`Target::poll`].
 const COMPLETIONS_PER_BATCH: usize = 32;
@@ -192,7 +203,7 @@ pub struct Served {
     pub bytes: u64,
 }
 
-/// State of a staging buffer.
+/// State of a staging buffer, or of the part of it that a request took, at its first unit.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
@@ -244,6 +255,11 @@ impl Job {
         (self.first_byte % u64::from(IO_ALIGN)) as u32
     }
 
+    /// Units of a staging buffer for the aligned read.
+    fn units(&self) -> u32 {
+        staging::units_of((self.head() + self.len).next_multiple_of(IO_ALIGN))
+    }
+
     fn read(&self, addr: u64, tag: u64) -> DiskRead {
         let len = (self.head() + self.len).next_multiple_of(IO_ALIGN);
         let offset = self.first_byte - u64::from(self.head());
@@ -253,7 +269,8 @@ impl Job {
 
 /// The outcome of a session's turn to start a read.
 enum Turn {
-    Taken,
+    /// A read of so many bytes.
+    Taken(u32),
     /// Nothing to read, or no buffer is available.
     Passed,
     DiskFull,
@@ -283,14 +300,10 @@ impl Session {
 
     /// The first request whose next read is not under way, and the block to be read whole for it, if one is to
     /// be proven first. `proving` are the blocks that are.
-    fn next_job(&self, proven: &Proven, buffers: &[State]) -> Option<(usize, Option<u64>)> {
+    fn next_job(&self, proven: &Proven, proving: &[(FileId, u64)]) -> Option<(usize, Option<u64>)> {
         let next = |(index, job): (usize, &Job)| {
             let missing = self.sums(job).and_then(|sums| proven.missing(sums, &job.range()));
-            let under_way = |state: &State| {
-                matches!(state, State::Proving(other, block)
-                    if other.file == job.file && Some(*block) == missing)
-            };
-            let waits = missing.is_some() && buffers.iter().any(under_way);
+            let waits = missing.is_some_and(|block| proving.contains(&(job.file, block)));
             (!waits).then_some((index, missing))
         };
         self.pending.iter().enumerate().find_map(next)
@@ -358,9 +371,10 @@ pub struct SessionMemory {
 /// The storage target.
 #[derive(Debug)]
 pub struct Target {
+    /// By unit: a buffer, or the part of one that a request took, is known by its first.
     buffers: Vec<State>,
     base_addr: u64,
-    free: Vec<u32>,
+    staging: staging::Buffers,
     sessions: BTreeMap<Qpn, Session>,
     turns: VecDeque<Qpn>,
     /// Open sessions that hold no buffer.
@@ -373,6 +387,8 @@ pub struct Target {
     /// What a compressor writes into: a block, once a session compresses.
     scratch: Vec<u8>,
     proven: Proven,
+    /// Blocks that are being read whole: at most one for each buffer.
+    proving: Vec<(FileId, u64)>,
     counters: TargetCounters,
 }
 
@@ -390,9 +406,9 @@ impl Target {
         kernels: Kernels,
     ) -> Target {
         Target {
-            buffers: (0..count).map(|_| State::Free).collect(),
+            buffers: (0..count * UNITS).map(|_| State::Free).collect(),
             base_addr,
-            free: (0..count).rev().collect(),
+            staging: staging::Buffers::new(count),
             sessions: BTreeMap::new(),
             turns: VecDeque::new(),
             without_buffers: 0,
@@ -402,6 +418,7 @@ impl Target {
             kernels,
             scratch: Vec::new(),
             proven: Proven::default(),
+            proving: Vec::new(),
             counters: TargetCounters::default(),
         }
     }
@@ -416,14 +433,14 @@ impl Target {
         self.sessions.len()
     }
 
-    /// Staging buffers not in use; all of them when no session is open and the disk is idle.
+    /// Staging buffers of which nothing is in use; all of them when no session is open and the disk is idle.
     pub fn free_buffers(&self) -> usize {
-        self.free.len()
+        self.staging.whole()
     }
 
     /// Staging buffers in all.
     pub fn buffer_count(&self) -> usize {
-        self.buffers.len()
+        self.staging.buffers()
     }
 
     /// Opens a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each credit:
@@ -479,9 +496,11 @@ impl Target {
         self.failed.retain(|(failed, _)| *failed != qpn);
         for index in 0..self.buffers.len() {
             match self.buffers[index] {
-                State::Proving(job, _) | State::Reading(job) if job.qpn == qpn => {
+                State::Proving(job, block) if job.qpn == qpn => {
+                    self.no_longer_proving(&job, block);
                     self.buffers[index] = State::Orphan;
                 }
+                State::Reading(job) if job.qpn == qpn => self.buffers[index] = State::Orphan,
                 State::Sending(owner, _) if owner == qpn => self.release(index as u32, None),
                 _ => {}
             }
@@ -494,8 +513,8 @@ impl Target {
         self.failed.pop_front()
     }
 
-    /// Does the work possible now: at most one block through its stages, and `READS_PER_POLL` reads
-    /// started. Returns whether there was any.
+    /// Does the work possible now: at most `BLOCKS_PER_POLL` blocks through their stages, and `READS_PER_POLL`
+    /// reads started. Returns whether there was any.
     pub fn poll<D: Device, M: Staging, K: Disk>(
         &mut self,
         now: Time,
@@ -507,9 +526,14 @@ impl Target {
         let mut busy = self.take_completions(io, self.send_cq, Target::handle_sent);
         busy |= self.take_completions(io, self.recv_cq, Target::handle_capsule);
         busy |= self.start_reads(disk);
-        if let Some(done) = disk.poll() {
+        let before = self.counters.source_bytes;
+        for _ in 0..BLOCKS_PER_POLL {
+            let Some(done) = disk.poll() else { break };
             busy = true;
             self.handle_read(io, disk, done);
+            if self.counters.source_bytes - before >= STAGED_BYTES_PER_POLL {
+                break;
+            }
         }
         busy
     }
@@ -606,10 +630,12 @@ impl Target {
 
     /// Gives free buffers to sessions in turn. A session that finds the disk full keeps its turn.
     fn start_reads<K: Disk>(&mut self, disk: &mut K) -> bool {
-        let (mut started, mut passed) = (0, 0);
-        while passed < self.turns.len() && !self.free.is_empty() && started < READS_PER_POLL {
+        let (mut started, mut bytes, mut passed) = (0, 0, 0);
+        while passed < self.turns.len() && started < READS_PER_POLL && bytes < READ_BYTES_PER_POLL {
             match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
-                Some(Turn::Taken) => (started, passed) = (started + 1, 0),
+                Some(Turn::Taken(len)) => {
+                    (started, bytes, passed) = (started + 1, bytes + len, 0);
+                }
                 Some(Turn::Passed) => passed += 1,
                 Some(Turn::DiskFull) | None => break,
             }
@@ -619,18 +645,24 @@ impl Target {
     }
 
     fn start_read<K: Disk>(&mut self, qpn: Qpn, disk: &mut K) -> Turn {
-        let kept = self.without_buffers.min(self.buffers.len() / 2);
+        let kept = self.without_buffers.min(self.staging.buffers() / 2);
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
         };
-        let may = session.buffers == 0 || self.free.len() > kept;
-        let Some(buffer) = self.free.last().copied().filter(|_| may) else {
+        // What is reserved is whole buffers: parts of them would never become room for a large block.
+        let (first, whole) = (session.buffers == 0, self.staging.whole());
+        if !first && whole < kept {
+            return Turn::Passed;
+        }
+        let Some((index, missing)) = session.next_job(&self.proven, &self.proving) else {
             return Turn::Passed;
         };
-        let Some((index, missing)) = session.next_job(&self.proven, &self.buffers) else {
+        let job = session.pending[index];
+        let units = if missing.is_some() { UNITS } else { job.units() };
+        let Some(buffer) = self.staging.find(units, first || whole > kept) else {
             return Turn::Passed;
         };
-        let (job, addr) = (session.pending[index], self.base_addr + offset_of(buffer));
+        let addr = self.base_addr + offset_of(buffer);
         let read = match missing {
             Some(block) => whole_block(job.file, block, addr, u64::from(buffer)),
             None => job.read(addr, u64::from(buffer)),
@@ -641,12 +673,15 @@ impl Target {
         session.pending.remove(index);
         self.without_buffers -= usize::from(session.buffers == 0);
         session.buffers += 1;
-        self.free.pop();
+        self.staging.take(buffer, units);
         self.buffers[buffer as usize] = match missing {
-            Some(block) => State::Proving(job, block),
+            Some(block) => {
+                self.proving.push((job.file, block));
+                State::Proving(job, block)
+            }
             None => State::Reading(job),
         };
-        Turn::Taken
+        Turn::Taken(if missing.is_some() { SUM_BYTES as u32 } else { job.len })
     }
 
     fn handle_read<D: Device, M: Staging, K: Disk>(
@@ -658,7 +693,11 @@ impl Target {
         let buffer = done.tag as u32;
         let (mut job, block) = match self.buffers.get(buffer as usize) {
             Some(State::Reading(job)) => (*job, None),
-            Some(State::Proving(job, block)) => (*job, Some(*block)),
+            Some(State::Proving(job, block)) => {
+                let (job, block) = (*job, *block);
+                self.no_longer_proving(&job, block);
+                (job, Some(block))
+            }
             Some(State::Orphan) => return self.release(buffer, None),
             _ => return,
         };
@@ -688,6 +727,13 @@ impl Target {
             Err(outcome) => outcome,
         };
         self.respond(io, buffer, &job, outcome);
+    }
+
+    fn no_longer_proving(&mut self, job: &Job, block: u64) {
+        let read = |proving: &(FileId, u64)| *proving == (job.file, block);
+        if let Some(index) = self.proving.iter().position(read) {
+            self.proving.swap_remove(index);
+        }
     }
 
     /// Compares a block that was read whole with its manifest. False: there is more to read for the job.
@@ -935,7 +981,7 @@ impl Target {
     /// Frees a buffer held by the session `owner`, if that is still open.
     fn release(&mut self, buffer: u32, owner: Option<Qpn>) {
         self.buffers[buffer as usize] = State::Free;
-        self.free.push(buffer);
+        self.staging.give_back(buffer);
         if let Some(session) = owner.and_then(|qpn| self.sessions.get_mut(&qpn)) {
             session.buffers -= 1;
             self.without_buffers += usize::from(session.buffers == 0);
@@ -966,5 +1012,5 @@ fn differs<K: Disk>(disk: &K, job: &Job, sums: &FileSums, Differs { at_byte }: D
 }
 
 fn offset_of(buffer: u32) -> u64 {
-    u64::from(buffer) * u64::from(STAGING_BYTES)
+    u64::from(buffer) * u64::from(UNIT_BYTES)
 }

@@ -2,7 +2,8 @@
 //! that completes in any order, and a host of any pace.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -13,7 +14,8 @@ use xio::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
 use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{
-    Delivery, LocalFile, LocalReader, ReaderSetup, ReaderSource, Share, Sink, SlotMeta, StreamError,
+    Delivery, LeaveOut, LeaveOutError, LocalFile, LocalReader, ReaderSetup, ReaderSource, Share,
+    Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError};
 use xio::sums::{FileSums, SUM_BYTES};
@@ -139,9 +141,10 @@ struct Host {
     held: Vec<u32>,
     /// The ring of each slot.
     rings: BTreeMap<u32, u32>,
-    batches: Vec<Vec<u8>>,
-    /// By ring: the number of its first batch, and all of them.
-    by_ring: BTreeMap<u32, (u64, Vec<Vec<u8>>)>,
+    /// By the plan's numbers, if there is one ring.
+    batches: Vec<(u64, Vec<u8>)>,
+    /// By ring: its batches, and their numbers in it.
+    by_ring: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
     end: Option<Result<(), StreamError>>,
 }
 
@@ -177,17 +180,13 @@ impl Sink for Host {
 
     fn publish(&mut self, slot: u32, meta: SlotMeta) {
         assert!(self.end.is_none(), "published after the end");
-        let SlotMeta { batches, batch_bytes, .. } = meta;
+        let SlotMeta { first_batch, batches, batch_bytes } = meta;
         let bytes = &self.slots[slot as usize][..(batches * batch_bytes) as usize];
-        let batches: Vec<Vec<u8>> =
-            bytes.chunks(batch_bytes as usize).map(<[u8]>::to_vec).collect();
-        let (first, ring) =
-            self.by_ring.entry(self.rings[&slot]).or_insert((meta.first_batch, Vec::new()));
-        assert_eq!(
-            meta.first_batch,
-            *first + ring.len() as u64,
-            "the ring's own batches are counted"
-        );
+        let each = bytes.chunks(batch_bytes as usize).map(<[u8]>::to_vec);
+        let batches: Vec<(u64, Vec<u8>)> = (first_batch..).zip(each).collect();
+        let ring = self.by_ring.entry(self.rings[&slot]).or_default();
+        let after_the_last = ring.last().is_none_or(|(last, _)| *last < first_batch);
+        assert!(after_the_last, "the ring's own batches are counted");
         ring.extend(batches.iter().cloned());
         self.batches.extend(batches);
         self.held.push(slot);
@@ -214,31 +213,39 @@ struct Run {
     disk: TestDisk,
 }
 
+/// What is delivered of a plan, and to whom.
+struct Part {
+    /// First batch, and how many.
+    range: (u64, u64),
+    left_out: LeaveOut,
+    shift: u32,
+    share: Share,
+}
+
+impl Part {
+    /// All of these batches, to one trainer.
+    fn all(range: (u64, u64)) -> Part {
+        Part::without(range, LeaveOut::default())
+    }
+
+    fn without(range: (u64, u64), left_out: LeaveOut) -> Part {
+        Part { range, left_out, shift: 0, share: Share::WHOLE }
+    }
+}
+
 fn run(
     plan: &Plan,
     files: &[File],
     on_disk: Vec<Vec<u8>>,
-    range: (u64, u64),
+    part: Part,
     seed: u64,
     trouble: Trouble,
 ) -> Run {
-    run_for(plan, files, on_disk, range, (0, Share::WHOLE), seed, trouble)
-}
-
-fn run_for(
-    plan: &Plan,
-    files: &[File],
-    on_disk: Vec<Vec<u8>>,
-    (first_batch, batches): (u64, u64),
-    (shift, share): (u32, Share),
-    seed: u64,
-    trouble: Trouble,
-) -> Run {
+    let Part { range: (first_batch, batches), left_out, shift, share } = part;
     let mut draw = Chance::new(seed);
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.described.dtype).collect();
     let pipeline = plan.compile_local(&dtypes, Some(table().len() as u32)).unwrap();
-    let (window, overlap) = (pipeline.window_tokens(), pipeline.overlap_tokens());
-    let layouts = files.iter().map(|file| SampleLayout::new(file.described, window, overlap));
+    let layouts = files.iter().enumerate().map(|(i, file)| pipeline.layout(i, file.described));
     let layouts: Vec<SampleLayout> = layouts.collect::<Result<_, _>>().unwrap();
     let branches = pipeline.branches().iter().zip(&layouts);
     let sources: Vec<ReaderSource> = (0..)
@@ -262,7 +269,7 @@ fn run_for(
         share,
         slot_bytes: SLOT_BYTES,
     };
-    let setup = ReaderSetup::new(order, sources, delivery);
+    let setup = ReaderSetup::leaving_out(order, sources, delivery, &left_out);
     let memory_bytes = LocalReader::memory_bytes(&setup, trouble.manifests);
     let mut memory = Arena::new(memory_bytes as usize, &mut draw);
     let depth = 1 + draw.below(16) as u32;
@@ -308,16 +315,39 @@ struct Case {
     wide: Option<(usize, u64, u32)>,
     first_batch: u64,
     batches: u64,
+    leave_out: Vec<Range<u64>>,
     seed: u64,
+}
+
+impl Case {
+    fn left_out(&self) -> LeaveOut {
+        LeaveOut::new(self.leave_out.iter().cloned()).unwrap()
+    }
+
+    /// Numbers of the batches to deliver.
+    fn numbers(&self) -> Vec<u64> {
+        let all = self.first_batch..self.first_batch + self.batches;
+        all.filter(|number| self.leave_out.iter().all(|range| !range.contains(number))).collect()
+    }
 }
 
 fn case() -> impl Strategy<Value = Case> {
     let types = prop::sample::select(vec![Dtype::U16, Dtype::U32, Dtype::I32, Dtype::I64]);
-    let files = prop::collection::vec((types, 60..900u64, 1..5u32), 1..4);
-    let shuffle = prop::option::of((any::<u64>(), 1..4u32));
+    let weights = prop::collection::vec(0..5u32, 3);
+    let files = prop::collection::vec((types, 60..900u64, weights), 1..4);
+    let groups = prop::sample::select(vec![
+        "",
+        ", blocks=1",
+        ", blocks=3",
+        ", blocks=2, block=4KiB",
+        ", blocks=5, block=8KiB",
+    ]);
+    let shuffle = prop::option::of((any::<u64>(), groups));
+    let starts = prop::collection::btree_set(1..900u64, 0..3);
+    let leave_out = prop::collection::vec((0..230u64, 1..9u64), 0..6);
     let form = (prop::sample::select(vec!["u16", "u32"]), 0..4u32, any::<bool>(), 0..40u32);
     let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 16..64u32));
-    let range = (0..200u64, 1..30u64, any::<u64>());
+    let range = (0..200u64, 1..30u64, any::<u64>(), starts, leave_out);
     (files, shuffle, form, wide, range, (2..40u32, 1..9u32, 0..4u32, 0..8u32)).prop_map(
         |(
             files,
@@ -327,6 +357,7 @@ fn case() -> impl Strategy<Value = Case> {
             range,
             (window, batch, policy, form),
         )| {
+            let (first_batch, batches, seed, starts, leave_out) = range;
             let narrow = if files.iter().any(|file| file.0 == Dtype::U16) { "u16" } else { narrow };
             let overlap = overlap % window;
             let policy = match (policy, widen, narrow) {
@@ -344,12 +375,10 @@ fn case() -> impl Strategy<Value = Case> {
                 _ => "",
             };
             if files.len() > 1 {
-                let parts = files.iter().enumerate().map(|(i, file)| format!("d{i}={}", file.2));
-                text += &format!(" | blend({})", parts.collect::<Vec<_>>().join(", "));
+                text += &blend(files.iter().map(|file| &file.2), &starts);
             }
-            text += &shuffle.map_or(String::new(), |(seed, blocks)| {
-                format!(" | shuffle({seed}, blocks={blocks})")
-            });
+            text += &shuffle
+                .map_or(String::new(), |(seed, groups)| format!(" | shuffle({seed}{groups})"));
             text += match (widen, narrow) {
                 (0, "u16") => " | widen(u32)",
                 (1, "u16") => " | widen(i32)",
@@ -362,10 +391,27 @@ fn case() -> impl Strategy<Value = Case> {
                 (file, token % files[file].1, bit % (8 * files[file].0.bytes()))
             });
             let files = files.into_iter().map(|(dtype, tokens, _)| (dtype, tokens)).collect();
-            let (first_batch, batches, seed) = range;
-            Case { text, files, wide, first_batch, batches, seed }
+            let leave_out = leave_out.into_iter().map(|(first, len)| first..first + len).collect();
+            Case { text, files, wide, first_batch, batches, leave_out, seed }
         },
     )
+}
+
+/// A blend by `weights` in phases from `starts` on; in each phase the first dataset has a weight.
+fn blend<'a>(weights: impl Iterator<Item = &'a Vec<u32>>, starts: &BTreeSet<u64>) -> String {
+    let of_phase = |dataset: usize, weight: u32| if dataset == 0 { weight.max(1) } else { weight };
+    let parts = weights.enumerate().map(|(dataset, weights)| {
+        let weights = weights.iter().take(starts.len() + 1);
+        let weights: Vec<String> =
+            weights.map(|weight| of_phase(dataset, *weight).to_string()).collect();
+        format!("d{dataset}={}", weights.join(":"))
+    });
+    let mut text = format!(" | blend({})", parts.collect::<Vec<_>>().join(", "));
+    if !starts.is_empty() {
+        let starts: Vec<String> = starts.iter().map(u64::to_string).collect();
+        text += &format!(" | phases({})", starts.join(", "));
+    }
+    text
 }
 
 fn made(case: &Case) -> Vec<File> {
@@ -394,16 +440,18 @@ proptest! {
         let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
         let trouble = Trouble { manifests, ..Trouble::default() };
-        let ran = run(&plan, &files, contents(&files), (first_batch, batches), seed, trouble);
-        for (number, batch) in (first_batch..).zip(&ran.host.batches) {
-            let want = reference.batch(number);
+        let (range, numbers) = ((first_batch, batches), case.numbers());
+        let ran = run(&plan, &files, contents(&files), Part::without(range, case.left_out()), seed, trouble);
+        let delivered = ran.host.batches.len();
+        for (number, (said, batch)) in numbers.iter().zip(&ran.host.batches) {
+            prop_assert_eq!(said, number);
+            let want = reference.batch(*number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
         }
-        let delivered = ran.host.batches.len() as u64;
         match ran.host.end {
-            Some(Ok(())) => prop_assert_eq!(delivered, batches),
+            Some(Ok(())) => prop_assert_eq!(delivered, numbers.len()),
             Some(Err(StreamError::Overflow { dataset, token, value, limit, .. })) => {
-                let refused = reference.batch(first_batch + delivered);
+                let refused = reference.batch(numbers[delivered]);
                 let dataset = dataset as usize;
                 let expected = ReferenceError::Overflow { dataset, token, value, limit };
                 prop_assert_eq!(refused, Err(expected));
@@ -412,13 +460,14 @@ proptest! {
         }
     }
 
-    /// The rings of all ranks together hold the order, whatever the number of ranks, the share of a stream and
-    /// the sample that it begins with.
+    /// The rings of all ranks together hold the order, whatever the number of ranks, the share of a stream, the
+    /// sample that it begins with and the steps that are left out.
     #[test]
     fn ranks_share_the_order(
         case in case(),
         (ranks, first, count) in (1..9u32, any::<u32>(), any::<u32>()),
         shift in any::<u32>(),
+        gone in (0..30u64, 1..5u64),
     ) {
         let case = Case { wide: None, text: case.text.replace(" | remap(t)", ""), ..case };
         let plan = Plan::parse(&case.text, None).unwrap();
@@ -427,18 +476,24 @@ proptest! {
         let shift = shift % plan.batch();
         let files = made(&case);
         let Case { first_batch, batches, seed, .. } = case;
-        let placed = (shift, share);
-        let ran = run_for(&plan, &files, contents(&files), (first_batch, batches), placed, seed, Trouble::default());
+        let in_batches = |step: u64| first_batch + step * u64::from(ranks);
+        let gone = gone.0..gone.0 + gone.1;
+        let left_out = LeaveOut::new(std::iter::once(in_batches(gone.start)..in_batches(gone.end)));
+        let part = Part { range: (first_batch, batches), left_out: left_out.unwrap(), shift, share };
+        let ran = run(&plan, &files, contents(&files), part, seed, Trouble::default());
+        let steps: Vec<u64> = (0..batches).filter(|step| !gone.contains(step)).collect();
         prop_assert_eq!(ran.host.end, Some(Ok(())));
-        prop_assert_eq!(ran.host.by_ring.len(), share.count as usize);
+        let rings = if steps.is_empty() { 0 } else { share.count as usize };
+        prop_assert_eq!(ran.host.by_ring.len(), rings);
         let one_by_one = case.text.replace(&format!("batch({})", plan.batch()), "batch(1)");
         let single = Plan::parse(&one_by_one, None).unwrap();
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
         let mut reference = Reference::new(&single, described.collect()).unwrap();
         let size = u64::from(plan.batch());
-        for step in 0..batches {
-            for (ring, (numbered, ring_batches)) in &ran.host.by_ring {
-                prop_assert_eq!(*numbered, first_batch);
+        for (ring, batches) in &ran.host.by_ring {
+            prop_assert_eq!(batches.len(), steps.len());
+            for (step, (numbered, batch)) in steps.iter().zip(batches) {
+                prop_assert_eq!(*numbered, first_batch + step);
                 let number = first_batch + step * u64::from(ranks) + u64::from(first + ring);
                 let begin = number * size + u64::from(shift);
                 let samples: Vec<Vec<u8>> =
@@ -453,7 +508,7 @@ proptest! {
                     samples.iter().map(half).collect::<Vec<_>>().concat()
                 };
                 let want = [rows(false), rows(true)].concat();
-                prop_assert_eq!(&ring_batches[step as usize], &want, "batch {}", number);
+                prop_assert_eq!(batch, &want, "batch {}", number);
             }
         }
     }
@@ -471,13 +526,16 @@ proptest! {
         let reference = Reference::new(&plan, described.collect()).unwrap();
         let mut reference = reference.with_table(table().to_vec());
         let Case { first_batch, batches, seed, .. } = case;
-        let ran = run(&plan, &files, on_disk, (first_batch, batches), seed, Trouble::default());
-        for (number, batch) in (first_batch..).zip(&ran.host.batches) {
-            let want = reference.batch(number);
+        let (range, numbers) = ((first_batch, batches), case.numbers());
+        let trouble = Trouble::default();
+        let ran = run(&plan, &files, on_disk, Part::without(range, case.left_out()), seed, trouble);
+        for (number, (said, batch)) in numbers.iter().zip(&ran.host.batches) {
+            prop_assert_eq!(said, number);
+            let want = reference.batch(*number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
         }
         match ran.host.end {
-            Some(Ok(())) => prop_assert_eq!(ran.host.batches.len() as u64, batches),
+            Some(Ok(())) => prop_assert_eq!(ran.host.batches.len(), numbers.len()),
             Some(Err(StreamError::Truncated { dataset: 0, at_byte })) => {
                 prop_assert_eq!(at_byte, left as u64);
             }
@@ -503,11 +561,11 @@ proptest! {
         other[0][byte] ^= 1 << (bit % 8);
         let overwritten = Some((after, other));
         let trouble = Trouble { manifests, overwritten, ..Trouble::default() };
-        let ran = run(&plan, &files, contents(&files), (0, 500), seed, trouble);
+        let ran = run(&plan, &files, contents(&files), Part::all((0, 500)), seed, trouble);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
         let mut reference = Reference::new(&plan, described.collect()).unwrap();
-        for (number, batch) in (0..).zip(&ran.host.batches) {
-            let want = reference.batch(number);
+        for (number, batch) in &ran.host.batches {
+            let want = reference.batch(*number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);
         }
         let at_byte = byte as u64 / SUM_BYTES * SUM_BYTES;
@@ -531,7 +589,7 @@ fn a_disk_that_fails_ends_a_local_stream() {
     let plan = Plan::parse("window(10) | batch(3)", None).unwrap();
     for manifests in [false, true] {
         let trouble = Trouble { fault: Some(5), manifests, ..Trouble::default() };
-        let ran = run(&plan, &files, contents(&files), (0, 9), 1, trouble);
+        let ran = run(&plan, &files, contents(&files), Part::all((0, 9)), 1, trouble);
         assert_eq!(ran.host.end, Some(Err(StreamError::Storage { dataset: 0, errno: 5 })));
         assert!(ran.host.batches.is_empty());
     }
@@ -544,8 +602,46 @@ fn a_local_stream_reads_what_it_needs() {
     let plan = Plan::parse("window(100) | batch(1)", None).unwrap();
     // 2,621 samples fill a block of 1 MiB.
     for (batches, blocks) in [(1, 1), (2_621, 1), (2_622, 2), (10_000, 4)] {
-        let trouble = Trouble::default();
-        let ran = run(&plan, &files, contents(&files), (0, batches), batches, trouble);
+        let (part, trouble) = (Part::all((0, batches)), Trouble::default());
+        let ran = run(&plan, &files, contents(&files), part, batches, trouble);
         assert_eq!((ran.host.end, ran.disk.reads), (Some(Ok(())), blocks), "{batches} batches");
     }
+}
+
+/// Batches that are left out are not read, whatever their number; nothing of the others is read twice.
+#[test]
+fn what_is_left_out_is_not_read() {
+    let files = [file(Dtype::U32, 1_000_000, 1)];
+    let plan = Plan::parse("window(100) | batch(1)", None).unwrap();
+    // 2,621 samples fill a block of 1 MiB: batches of the first and of the last of four.
+    let far = LeaveOut::new(std::iter::once(5..9_000)).unwrap();
+    let ran =
+        run(&plan, &files, contents(&files), Part::without((0, 9_005), far), 3, Trouble::default());
+    let numbers: Vec<u64> = ran.host.batches.iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 9_000, 9_001, 9_002, 9_003, 9_004]);
+    assert_eq!((ran.host.end, ran.disk.reads), (Some(Ok(())), 2));
+    // Nothing is left, and a token that would end the stream is not reached.
+    let mut bad = [file(Dtype::U32, 5_000, 1)];
+    bad[0].bytes[4 * 550 + 3] = 1;
+    let plan = Plan::parse("window(100) | narrow(u16) | batch(1)", None).unwrap();
+    for (left_out, delivered) in [(0..50, 0), (5..6, 9), (9..60, 5), (5..7, 8)] {
+        let left_out = LeaveOut::new(std::iter::once(left_out.clone())).unwrap();
+        let part = Part::without((0, 10), left_out.clone());
+        let ran = run(&plan, &bad, contents(&bad), part, 4, Trouble::default());
+        let ended = (ran.host.batches.len(), ran.host.end);
+        let wanted = if delivered == 5 { None } else { Some(Ok(())) };
+        assert_eq!(ended.0, delivered, "{left_out:?}");
+        assert!(wanted.is_none_or(|wanted| ended.1 == Some(wanted)), "{left_out:?}");
+    }
+}
+
+#[test]
+fn ranges_to_leave_out_are_joined_or_refused() {
+    let joined = LeaveOut::new([9..12, 1..3, 3..4, 10..11]).unwrap();
+    assert_eq!(joined.ranges(), [1..4, 9..12]);
+    let empty = LeaveOut::new([1..2, 7..7]);
+    assert_eq!(empty, Err(LeaveOutError::Empty { start: 7, end: 7 }));
+    let many = LeaveOut::new((0..65).map(|i| 3 * i..3 * i + 1));
+    assert_eq!(many, Err(LeaveOutError::TooMany { ranges: 65 }));
+    assert!(LeaveOut::new((0..65).map(|i| 3 * i..3 * i + 3)).is_ok());
 }

@@ -7,7 +7,7 @@
 use proptest::prelude::*;
 use xio::dataset::{Dtype, TokenFile, flat};
 use xio::kernel::Quant;
-use xio::order::SampleLayout;
+use xio::order::{OrderError, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
 use xio::stage::{BlockError, Limit, Pipeline, Received, Tools, run};
@@ -58,9 +58,8 @@ fn dtypes(files: &[File]) -> Vec<Dtype> {
 }
 
 fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>, Overflow> {
-    let layout =
-        |file: &File| SampleLayout::new(file.described, pipeline.window_tokens(), 0).unwrap();
-    let layouts: Vec<SampleLayout> = files.iter().map(layout).collect();
+    let layout = |(i, file): (usize, &File)| pipeline.layout(i, file.described).unwrap();
+    let layouts: Vec<SampleLayout> = files.iter().enumerate().map(layout).collect();
     let order = pipeline.order(&layouts).unwrap();
     let samples = u64::from(pipeline.batch_samples());
     let mut out = Vec::new();
@@ -140,6 +139,52 @@ fn many_blocks_in_groups() {
         );
         assert_same(&text, &files, [0, 1, 10, 25, 40]);
     }
+}
+
+#[test]
+fn groups_of_the_default_size_and_of_others() {
+    let files =
+        [file(Dtype::U32, 3_000_000, 5), file(Dtype::U32, 700_001, 6), file(Dtype::I64, 40_000, 7)];
+    for shuffle in
+        ["shuffle(3)", "shuffle(3, blocks=20, block=64KiB)", "shuffle(seed, blocks=2, block=36KiB)"]
+    {
+        for (window, batches) in [(2_048, [0, 1, 10, 25, 40]), (33_000, [0, 1, 2, 3, 4])] {
+            let text = format!(
+                "window({window}) | {shuffle} | blend(x=20, y=1, z=1) | narrow(u16) | batch(50)"
+            );
+            assert_same(&text, &files, batches);
+        }
+    }
+}
+
+#[test]
+fn weights_change_where_a_phase_begins() {
+    let files = [file(Dtype::U32, 30_000, 1), file(Dtype::U16, 7_000, 2), file(Dtype::U32, 900, 3)];
+    for phases in ["1", "100, 101", "777, 1000, 5_000"] {
+        let weights = |weights: [&str; 4]| weights[..=phases.split(',').count()].join(":");
+        let (a, b, c) =
+            (["1", "0", "0.3", "5"], ["0", "0.7", "0.3", "2"], ["3", "0.01", "0.4", "0"]);
+        let text = format!(
+            "window(100) | shuffle(5) | blend(a={}, b={}, c={}) | phases({phases}) | narrow(u16) | batch(16)",
+            weights(a),
+            weights(b),
+            weights(c),
+        );
+        assert_same(&text, &files, (0..20).chain([47, 48, 49, 62, 63, 300, 312, 313, 2]));
+    }
+}
+
+/// A dataset of weight 0 in every phase may be empty; any other must fill a window.
+#[test]
+fn a_dataset_that_is_not_drawn_from_need_not_hold_a_sample() {
+    let files = [file(Dtype::U32, 9_000, 1), file(Dtype::U32, 99, 2)];
+    assert_same("window(100) | shuffle(5) | blend(a=1, b=0) | batch(4)", &files, 0..30);
+    let plan =
+        Plan::parse("window(100) | blend(a=1, b=0:1) | phases(1000) | batch(4)", None).unwrap();
+    let described = files.iter().map(|file| (file.described, reader(file))).collect();
+    let short = OrderError::NoSample { tokens: 99, window: 100 };
+    assert_eq!(plan.layout(1, files[1].described), Err(short.clone()));
+    assert_eq!(Reference::new(&plan, described).err(), Some(ReferenceError::Order(short)));
 }
 
 #[test]

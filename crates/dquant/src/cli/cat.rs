@@ -30,8 +30,9 @@ const WAIT_LOOK: Duration = Duration::from_millis(100);
     after_help = "\
 Plans are actions joined by `|`, in any order:
   window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
-  shuffle(SEED, blocks=B) mix samples inside groups of B blocks of 1 MiB [default: 8]
+  shuffle(SEED)           mix samples; blocks=64, block=256KiB set the size of the groups
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
+  phases(N, …)            from sample N on, the next weights of blend(NAME=W1:W2, …)
   remap(TABLE)            replace each token by its entry in a table of u32 beside the datasets
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
   narrow(u16, overflow=P) P is error, saturate(ID), or escape for a plan with widen(u32)

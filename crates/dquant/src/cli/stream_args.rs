@@ -1,6 +1,7 @@
 //! Options of the commands that open a stream.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     first_batch: u64,
 
-    /// Batches to deliver; without it the stream has no end
+    /// Batches to deliver, those left out included; without it the stream has no end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batches: Option<u64>,
 
@@ -63,6 +64,12 @@ pub(super) struct StreamArgs {
     /// Read one stream of the DPU with the other ranks, all on this machine, that give the same name
     #[arg(long, value_name = "NAME", requires = "rank")]
     group: Option<String>,
+
+    /// Batches not to deliver: 1000..1200 leaves out 1000 to 1199
+    ///
+    /// May be given several times. The other batches keep their numbers and bytes.
+    #[arg(long, value_name = "A..B", value_parser = batch_range)]
+    leave_out: Vec<Range<u64>>,
 
     /// Slots of the ring between DPU and this process
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -119,6 +126,7 @@ impl StreamArgs {
             first_batch: self.first_batch,
             batches: self.batches,
             shift: 0,
+            leave_out: self.leave_out.clone(),
             rank: self.rank(),
             slots: self.slots,
             slot_bytes,
@@ -127,5 +135,28 @@ impl StreamArgs {
             loss_ppm: self.loss,
             reconnect: self.reconnect,
         })
+    }
+}
+
+fn batch_range(text: &str) -> Result<Range<u64>, String> {
+    let number = |text: &str| text.replace('_', "").parse::<u64>().ok();
+    let ends = text.split_once("..").and_then(|(a, b)| Some((number(a)?, number(b)?)));
+    match ends {
+        Some((first, end)) if first < end => Ok(first..end),
+        Some(_) => Err("the range is empty; its last batch is END - 1".to_owned()),
+        None => Err("write it as FIRST..END, such as 1000..1200".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_batches() {
+        assert_eq!(batch_range("1_000..1200"), Ok(1_000..1_200));
+        for wrong in ["", "5", "5..", "..5", "5..5", "6..5", "-1..5", "1...5", "1..x"] {
+            assert!(batch_range(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -55,7 +55,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
     let Some(world) = World::new("what_does_not_fit_is_refused_before_it_runs") else {
         return;
     };
-    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(2_000_000, 1));
+    Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(3_000_000, 1));
     let (target, dpu) = (world.target(&[]), world.dpu(&["--memory", "16MiB"]));
     type Case = (&'static [&'static str], &'static [&'static str], &'static str);
     let cases: &[Case] = &[
@@ -65,7 +65,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
             "--slot-size",
         ),
         (
-            &["--plan", "window(1024) | shuffle(1, blocks=32) | narrow(u16) | batch(64)"],
+            &["--plan", "window(1024) | shuffle(1, blocks=32) | batch(64)"],
             &["bytes of staging buffers", "needed"],
             "blocks=",
         ),

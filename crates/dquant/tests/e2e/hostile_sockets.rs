@@ -13,7 +13,8 @@ use std::time::Duration;
 use engine::control::target::TargetControl;
 use engine::error::{Error, Kind};
 use engine::proto::{
-    DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus, open_reply,
+    BatchRange, DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus,
+    open_reply,
 };
 use host::attach::Connection;
 use prost::Message;
@@ -52,6 +53,7 @@ fn good_request(target: &Daemon) -> OpenRequest {
         slot_bytes: 64 << 10,
         ranks: None,
         shift: 0,
+        leave_out: Vec::new(),
     }
 }
 
@@ -110,7 +112,7 @@ fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
         request.encode_to_vec()
     };
     let half = request(|_| {});
-    let cases: [(Vec<u8>, &str); 13] = [
+    let cases: [(Vec<u8>, &str); 15] = [
         (half[..half.len() / 2].to_vec(), "request"),
         (request(|r| r.slots = u32::MAX), "a ring of"),
         (request(|r| r.slots = 0), "slots"),
@@ -124,6 +126,14 @@ fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
         (request(|r| r.target = "\0 nowhere".into()), "nowhere"),
         (request(|r| r.target = "http://127.0.0.1:1/x".into()), "http"),
         (request(|r| r.first_batch = u64::MAX), "beyond"),
+        (request(|r| r.leave_out = vec![BatchRange { first: 5, end: 5 }]), "is empty"),
+        (
+            request(|r| {
+                r.leave_out =
+                    (0..65).map(|i| BatchRange { first: 2 * i, end: 2 * i + 1 }).collect();
+            }),
+            "at most 64",
+        ),
     ];
     for (message, part) in cases {
         let text = refusal(dpu, &message);

@@ -20,7 +20,7 @@ fn values(count: usize, dtype: Dtype, salt: u64) -> Vec<i128> {
     let mixed = |i: u64| (i + salt * 1_000_003).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     let bits = |i: u64| match dtype {
         Dtype::F32 => {
-            let exponent = 100 + (mixed(i) >> 24) % 50;
+            let exponent = 100 + (mixed(i) >> 24) % 40;
             (mixed(i) & 0x807f_ffff) | exponent << 23
         }
         Dtype::F16 => (mixed(i) & 0x83ff) | (mixed(i) >> 20) % 31 << 10,

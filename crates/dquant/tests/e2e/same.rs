@@ -168,9 +168,42 @@ fn a_stream_resumes_at_any_batch() {
         let args = ["", "--plan", plan, "--first-batch", &from, "--batches", &count];
         every_way(&world, &target, &dpu, &args, &full[first * batch_bytes..]);
     }
+    // The others keep their numbers and bytes.
+    let without = [
+        &full[..3 * batch_bytes],
+        &full[50 * batch_bytes..60 * batch_bytes],
+        &full[199 * batch_bytes..],
+    ];
+    let leave_out = ["--leave-out", "60..199", "--leave-out", "3..50"];
+    let args = [&["", "--plan", plan, "--batches", "200"][..], &leave_out].concat();
+    every_way(&world, &target, &dpu, &args, &without.concat());
     let far = expected(plan, &corpora, 2_000..2_005);
     let args = ["", "--plan", plan, "--first-batch", "2000", "--batches", "5"];
     every_way(&world, &target, &dpu, &args, &far);
+}
+
+/// More datasets than there was memory for when each took two groups of 8 MiB, and weights that change.
+#[test]
+fn many_datasets_open_with_default_settings() {
+    let Some(world) = World::new("many_datasets_open_with_default_settings") else {
+        return;
+    };
+    let name = |i: u64| format!("d{i:02}");
+    let corpora: Vec<Corpus> = (0..40)
+        .map(|i| {
+            Corpus::flat(&world.data(&format!("{}.bin", name(i))), Dtype::U32, tokens(600_000, i))
+        })
+        .collect();
+    let weights: Vec<String> =
+        (0..40).map(|i| format!("{}={}:{}", name(i), 1 + i % 3, 40 - i)).collect();
+    let plan = format!(
+        "window(512) | shuffle(9) | blend({}) | phases(1000) | batch(20)",
+        weights.join(", ")
+    );
+    let corpora: Vec<&Corpus> = corpora.iter().collect();
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let args = ["", "--plan", &plan, "--batches", "120"];
+    every_way(&world, &target, &dpu, &args, &expected(&plan, &corpora, 0..120));
 }
 
 #[test]

@@ -21,8 +21,8 @@ use super::{Commands, EngineError, Inbox, SPIN};
 use crate::data::dpu::StreamReport;
 use crate::data::sink::RingSink;
 
-/// Reads under way. A block is 1 MiB, so this keeps the disk busy and a first batch waits for few of them.
-const DEPTH: u32 = 16;
+/// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of their group.
+const DEPTH: u32 = 64;
 
 /// Slots that must be ready before a sleeping trainer is woken.
 const DOORBELL_SLOTS: u32 = 4;

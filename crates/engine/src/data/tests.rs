@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
-use xio::order::SampleLayout;
 use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSetup, ReaderSource, Share};
 
@@ -58,7 +57,7 @@ struct Opened {
 fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
     let plan = Plan::parse("window(64)", None).expect("a plan");
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
-    let layout = SampleLayout::new(file, plan.window(), 0).expect("it fits");
+    let layout = plan.layout(0, file).expect("it fits");
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();

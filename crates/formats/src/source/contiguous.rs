@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use xio::dataset::{DatasetError, Format, TokenFile, megatron, npy};
+use xio::dataset::{DatasetError, Dtype, Format, TokenFile, megatron, npy};
 
 use super::blocks::Blocks;
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};

@@ -14,6 +14,7 @@
 //! evaluated at a point: the state is the key. Groups never cross epochs: each epoch holds every sample
 //! exactly once.
 
+use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::mix::{key, mix, scale};
@@ -21,6 +22,29 @@ use super::{OrderError, Permutation};
 
 /// Most blocks in a group: 1 GiB of blocks in memory for one dataset.
 pub const MAX_GROUP_BLOCKS: u32 = 1_024;
+
+/// Bytes of the file in a block, unless the plan says otherwise.
+pub const DEFAULT_BLOCK_BYTES: u32 = 256 << 10;
+
+/// Bytes of the file in the groups of all datasets together, unless the plan says otherwise.
+const DEFAULT_GROUP_BYTES: u64 = 16 << 20;
+
+/// Least blocks of a group, unless the plan says otherwise.
+const MIN_GROUP_BLOCKS: u64 = 2;
+
+/// Blocks of a group of a dataset with this `weight` of a `total`, unless the plan says otherwise.
+///
+/// Two samples of a batch come from one dataset with probability `(weight / total)^2`, and then from one block
+/// with about one in the blocks of its group. Groups in proportion to the weights therefore keep the share of
+/// such pairs at `DEFAULT_BLOCK_BYTES / DEFAULT_GROUP_BYTES`, whatever the blend, in the memory of one dataset.
+/// A sample longer than a block is one of its own; then fewer make a group.
+pub fn default_group_blocks(weight: u32, total: u32, sample_bytes: u32) -> u32 {
+    let block_bytes = u64::from(sample_bytes.max(DEFAULT_BLOCK_BYTES));
+    let parts = block_bytes * u64::from(total.max(1));
+    let blocks = (DEFAULT_GROUP_BYTES * u64::from(weight)).div_ceil(parts);
+    // A weight is at most the total, so this is at most 64.
+    blocks.max(MIN_GROUP_BLOCKS) as u32
+}
 
 /// The purpose of a key, so that keys for different purposes are unrelated.
 const FOR_BLOCKS: u64 = 1;
@@ -83,7 +107,7 @@ pub struct Place {
 
 impl BlockShuffle {
     /// Shuffles `samples` samples in blocks of `per_block` and groups of `group_blocks`; `seed` and
-    /// `dataset` select the order.
+    /// `dataset` select the order. A group has no more blocks than an epoch: more would be the same order.
     pub fn new(
         samples: u64,
         per_block: u32,
@@ -96,7 +120,7 @@ impl BlockShuffle {
         }
         let sequential = BlockShuffle::sequential(samples, per_block)?;
         Ok(BlockShuffle {
-            group_blocks: group_blocks.into(),
+            group_blocks: sequential.blocks().min(group_blocks.into()),
             key: Some(dataset_key(seed, dataset)),
             ..sequential
         })
@@ -159,29 +183,49 @@ impl BlockShuffle {
         Epoch { shuffle: *self, number, blocks, tail }
     }
 
-    /// How far an epoch's order is from file order, estimated from `probes` samples spread over it.
-    pub fn quality(&self, epoch: u64, probes: u64) -> Quality {
-        let pairs = self.samples - 1;
-        let probes = probes.clamp(1, pairs.max(1));
+    /// How far an epoch's order is from file order, estimated from `probes` runs of [`QUALITY_BATCH`] samples
+    /// spread over it. `per_mib` samples fill 1 MiB of the file.
+    pub fn quality(&self, epoch: u64, probes: u64, per_mib: u64) -> Quality {
+        let run = QUALITY_BATCH.min(self.samples);
+        let starts = self.samples - run;
+        let probes = probes.clamp(1, starts + 1);
         let order = self.epoch(epoch);
-        let (mut displacement, mut adjacent) = (0.0, 0u64);
-        for probe in 0..probes.min(pairs) {
-            let index = scale_index(probe, pairs, probes);
-            let (here, next) = (order.file_sample(index), order.file_sample(index + 1));
-            displacement += here.abs_diff(index) as f64 / self.samples as f64;
-            adjacent += u64::from(here.abs_diff(next) == 1);
+        // Positions around their mean, in units of their standard deviation.
+        let (samples, centre) = (self.samples as f64, (self.samples - 1) as f64 / 2.0);
+        let variance = (samples * samples - 1.0) / 12.0;
+        let (mut moved, mut product) = (0.0, 0.0);
+        let (mut adjacent, mut shared) = (0u64, 0u64);
+        for probe in 0..probes {
+            let start = scale_index(probe, starts, probes);
+            let places: Vec<u64> = (start..start + run).map(|i| order.file_sample(i)).collect();
+            for (index, (i, here)) in (start..).zip(&places).enumerate() {
+                moved += here.abs_diff(i) as f64;
+                let same = |other: &&u64| **other / per_mib.max(1) == here / per_mib.max(1);
+                shared += places[index + 1..].iter().filter(same).count() as u64;
+            }
+            for next in places.windows(2) {
+                adjacent += u64::from(next[0].abs_diff(next[1]) == 1);
+                product += (next[0] as f64 - centre) * (next[1] as f64 - centre);
+            }
         }
+        let (runs, pairs) = (probes as f64, (run * (run - 1) / 2).max(1) as f64);
+        let steps = runs * (run - 1).max(1) as f64;
         Quality {
-            mean_displacement: displacement / probes as f64,
-            adjacency: adjacent as f64 / probes as f64,
+            mean_displacement: moved / (runs * run as f64 * samples),
+            adjacency: adjacent as f64 / steps,
+            same_mib: shared as f64 / (runs * pairs),
+            autocorrelation: if variance > 0.0 { product / (steps * variance) } else { 0.0 },
         }
     }
 }
 
-/// `probe * pairs / probes` without overflow.
-fn scale_index(probe: u64, pairs: u64, probes: u64) -> u64 {
-    (u128::from(probe) * u128::from(pairs) / u128::from(probes)) as u64
+/// `probe * starts / probes` without overflow.
+fn scale_index(probe: u64, starts: u64, probes: u64) -> u64 {
+    (u128::from(probe) * u128::from(starts) / u128::from(probes)) as u64
 }
+
+/// Samples of a batch for [`Quality::same_mib`].
+pub const QUALITY_BATCH: u64 = 32;
 
 /// The shuffle quality of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -192,6 +236,25 @@ pub struct Quality {
     /// How often two samples delivered in a row are neighbours in the file: 1 in file order, `2 / N`
     /// for a perfect shuffle, about `2 / samples of a group` here.
     pub adjacency: f64,
+    /// How many of the pairs of samples in a batch of [`QUALITY_BATCH`] come from the same MiB of the file.
+    pub same_mib: f64,
+    /// Correlation of the file positions of two samples delivered in a row: 1 in file order, 0 for a perfect
+    /// shuffle, about `1 / blocks of a group` here.
+    pub autocorrelation: f64,
+}
+
+impl Quality {
+    /// That of a perfect shuffle of `samples` samples, of which `per_mib` fill 1 MiB of the file.
+    pub fn perfect(samples: u64, per_mib: u64) -> Quality {
+        let others = samples.saturating_sub(1).max(1) as f64;
+        let count = samples as f64;
+        Quality {
+            mean_displacement: (count * count - 1.0) / (3.0 * count * count),
+            adjacency: 2.0 / count,
+            same_mib: (per_mib.min(samples).saturating_sub(1)) as f64 / others,
+            autocorrelation: -1.0 / others,
+        }
+    }
 }
 
 /// The short last block of the file.

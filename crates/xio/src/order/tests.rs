@@ -243,13 +243,118 @@ fn seeds_datasets_and_epochs_give_different_orders() {
 
 #[test]
 fn quality_tells_good_from_bad() {
-    let sequential = BlockShuffle::sequential(100_000, 128).unwrap().quality(0, 5_000);
-    assert_eq!(sequential, Quality { mean_displacement: 0.0, adjacency: 1.0 });
-    let shuffled = BlockShuffle::new(100_000, 128, 8, 1, 0).unwrap().quality(0, 5_000);
-    assert!((0.28..0.39).contains(&shuffled.mean_displacement), "{shuffled:?}");
-    assert!(shuffled.adjacency < 0.01, "{shuffled:?}");
-    let single = BlockShuffle::new(1, 1, 1, 1, 0).unwrap().quality(0, 10);
-    assert_eq!((single.mean_displacement, single.adjacency), (0.0, 0.0));
+    let close = |a: f64, b: f64, off: f64| (a - b).abs() <= off;
+    let perfect = Quality::perfect(100_000, 128);
+    let sequential = BlockShuffle::sequential(100_000, 128).unwrap().quality(0, 500, 128);
+    assert_eq!((sequential.mean_displacement, sequential.adjacency), (0.0, 1.0));
+    assert!(sequential.same_mib > 0.8 && sequential.autocorrelation > 0.99, "{sequential:?}");
+    // 8 blocks of 1 MiB, and 64 of an eighth of it: a pair shares a block with one in as many.
+    for (per_block, group) in [(128, 8), (16, 64)] {
+        let shuffle = BlockShuffle::new(100_000, per_block, group, 1, 0).unwrap();
+        let shuffled = shuffle.quality(0, 2_000, 128);
+        assert!(close(shuffled.mean_displacement, 1.0 / 3.0, 0.06), "{shuffled:?}");
+        assert!(shuffled.adjacency < 0.01, "{shuffled:?}");
+        let one_in = 1.0 / f64::from(group);
+        assert!(close(shuffled.same_mib, one_in + perfect.same_mib, 0.1 * one_in), "{shuffled:?}");
+        assert!(close(shuffled.autocorrelation, one_in, 0.5 * one_in), "{shuffled:?}");
+    }
+    // One group over everything is a shuffle without a structure.
+    let all = BlockShuffle::new(100_000, 128, 1_024, 1, 0).unwrap().quality(0, 3_000, 128);
+    assert!(close(all.mean_displacement, perfect.mean_displacement, 0.01), "{all:?}");
+    assert!(close(all.same_mib, perfect.same_mib, 0.0003), "{all:?} {perfect:?}");
+    assert!(close(all.autocorrelation, perfect.autocorrelation, 0.02), "{all:?}");
+    let single = BlockShuffle::new(1, 1, 1, 1, 0).unwrap().quality(0, 10, 128);
+    let nothing =
+        Quality { mean_displacement: 0.0, adjacency: 0.0, same_mib: 0.0, autocorrelation: 0.0 };
+    assert_eq!(single, nothing);
+}
+
+/// Whatever the blend, two samples of a batch share a block at most as often as 256 KiB are of 16 MiB, and the
+/// groups of all datasets take no more memory than two of 16 MiB and two blocks for each dataset.
+#[test]
+fn default_groups_share_the_memory_of_one() {
+    for seed in 0..300 {
+        let weights = weights(seed, 100_000);
+        let total: u32 = weights.iter().sum();
+        let part = |weight: u32| f64::from(weight) / f64::from(total);
+        let blocks = |weight| f64::from(default_group_blocks(weight, total, 8_192));
+        let shared: f64 = weights.iter().map(|w| part(*w).powi(2) / blocks(*w)).sum();
+        assert!(shared <= 1.0 / 64.0 + 1e-9, "seed {seed}: {shared}");
+        let sum: f64 = weights.iter().map(|w| blocks(*w)).sum();
+        assert!(sum <= 64.0 + 2.0 * weights.len() as f64, "seed {seed}: {sum}");
+    }
+    assert_eq!(default_group_blocks(1, 1, 8_192), 64);
+    assert_eq!(default_group_blocks(1, 1, BLOCK_BYTES), 16);
+    assert_eq!(default_group_blocks(1, 1_000_000, 2), 2);
+    assert_eq!(default_group_blocks(999_999, 1_000_000, 2), 64);
+}
+
+#[test]
+fn groups_larger_than_an_epoch_are_the_epoch() {
+    for (samples, per_block) in [(1, 1), (100, 9), (77, 100)] {
+        let whole = BlockShuffle::new(samples, per_block, MAX_GROUP_BLOCKS, 3, 1).unwrap();
+        let fits = BlockShuffle::new(samples, per_block, whole.blocks() as u32, 3, 1).unwrap();
+        assert_eq!((whole, whole.groups()), (fits, 1));
+    }
+}
+
+#[test]
+fn phases_follow_one_another() {
+    for seed in 0..100 {
+        let blends: Vec<Blend> = (0..4)
+            .map(|phase| {
+                let mut weights = weights(seed, 400);
+                let turn = phase % weights.len();
+                weights.rotate_left(turn);
+                Blend::new(&weights).unwrap()
+            })
+            .collect();
+        let datasets = blends[0].weights().len();
+        let starts: Vec<u64> =
+            (0..4).map(|i| i * 300 + scale(key(&[seed, i]), 299) * i.min(1)).collect();
+        let curriculum = Curriculum::new(starts.iter().copied().zip(blends.clone())).unwrap();
+        // Each phase by itself, its draws counted on from those before it.
+        let mut drawn = vec![0; datasets];
+        let mut walked = Vec::new();
+        for (phase, blend) in blends.iter().enumerate() {
+            let end = starts.get(phase + 1).map_or(starts[phase] + 700, |next| *next);
+            for (dataset, _) in blend.cursor_at(0).take((end - starts[phase]) as usize) {
+                walked.push((dataset, drawn[dataset]));
+                drawn[dataset] += 1;
+            }
+        }
+        let all: Vec<_> = curriculum.cursor_at(0).take(walked.len()).collect();
+        assert_eq!(all, walked, "replay: seed {seed}");
+        for at in (0..walked.len()).step_by(37).chain(starts.iter().map(|start| *start as usize)) {
+            let cursor = curriculum.cursor_at(at as u64);
+            assert_eq!(cursor.position(), at as u64);
+            let counts = (0..datasets).map(|d| walked[..at].iter().filter(|w| w.0 == d).count());
+            for (dataset, count) in counts.enumerate() {
+                assert_eq!(cursor.drawn(dataset), count as u64, "replay: seed {seed}, at {at}");
+            }
+            for to in [at, at + 1, (at + 299).min(walked.len() - 1), at / 2] {
+                let step = cursor.forward_to(to as u64).step();
+                assert_eq!(step, walked[to], "replay: seed {seed}, {at} to {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn phases_that_cannot_follow_are_refused() {
+    let even = || Blend::new(&[1, 1]).unwrap();
+    let refused = |phases: Vec<(u64, Blend)>| Curriculum::new(phases).unwrap_err();
+    assert_eq!(refused(vec![]), OrderError::Phase { phase: 0, start: 0 });
+    assert_eq!(refused(vec![(1, even())]), OrderError::Phase { phase: 0, start: 1 });
+    let twice = vec![(0, even()), (5, even()), (5, even())];
+    assert_eq!(refused(twice), OrderError::Phase { phase: 2, start: 5 });
+    let other = vec![(0, even()), (5, Blend::new(&[1]).unwrap())];
+    assert_eq!(refused(other), OrderError::Count { weights: 1, datasets: 2 });
+    let long = || Blend::new(&[500_001, 1]).unwrap();
+    let total = 2 * 500_002;
+    assert_eq!(refused(vec![(0, long()), (5, long())]), OrderError::TotalTooLarge { total });
+    let many = (0..=MAX_PHASES as u64).map(|start| (start, even())).collect();
+    assert_eq!(refused(many), OrderError::Phase { phase: MAX_PHASES, start: MAX_PHASES as u64 });
 }
 
 #[test]
@@ -292,6 +397,12 @@ fn layouts_cut_files_into_blocks() {
     assert_eq!(layout.block_range(u64::MAX), None);
     let refused = SampleLayout::new(file(2_047), 2_048, 0);
     assert_eq!(refused, Err(OrderError::NoSample { tokens: 2_047, window: 2_048 }));
+    // Smaller blocks hold what fits, and at least one sample.
+    let of_blocks = |bytes| layout.in_blocks(bytes).samples_per_block;
+    assert_eq!([of_blocks(128 << 10), of_blocks(9_000), of_blocks(4 << 10)], [16, 1, 1]);
+    let overlapping = SampleLayout::new(file(1_000_000), 2_048, 2_000).unwrap();
+    assert_eq!(overlapping.in_blocks(16 << 10).samples_per_block, (4_096 - 2_000) / 48);
+    assert_eq!(overlapping.in_blocks(4 << 10).samples_per_block, 1);
     for window in [0, 262_145, u32::MAX] {
         let refused = SampleLayout::new(file(1_000_000), window, 0);
         assert_eq!(refused, Err(OrderError::Window { window, dtype: Dtype::U32 }));

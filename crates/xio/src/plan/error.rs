@@ -15,10 +15,10 @@ use core::ops::Range;
 
 use thiserror::Error;
 
-use super::{MAX_BATCH_TOKENS, MAX_PLAN_BYTES};
+use super::{MAX_BATCH_TOKENS, MAX_PLAN_BYTES, MIN_BLOCK_BYTES};
 use crate::dataset::Dtype;
 use crate::kernel::Codec;
-use crate::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
+use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_PHASES, MAX_TOTAL_WEIGHT};
 
 /// Characters of the plan shown on each side of a mistake.
 const CONTEXT_CHARS: usize = 48;
@@ -65,6 +65,10 @@ pub enum Problem {
     NotANumber { argument: &'static str, found: String },
     #[error("`{argument}` is {value}, outside {min} to {max}")]
     OutOfRange { argument: &'static str, value: u64, min: u64, max: u64 },
+    #[error("`{argument}` must be a size such as 256KiB, found {found}")]
+    NotASize { argument: &'static str, found: String },
+    #[error("a block of {bytes} bytes is outside {} KiB to {} KiB", MIN_BLOCK_BYTES >> 10, BLOCK_BYTES >> 10)]
+    BlockBytes { bytes: u64 },
     #[error("the plan uses the seed given beside it, but none is given")]
     NoSeed,
     #[error("narrow cannot deliver {found}")]
@@ -105,6 +109,16 @@ pub enum Problem {
     TotalTooLarge { total: u64 },
     #[error("the blend names more than {MAX_DATASETS} datasets")]
     TooManyDatasets,
+    #[error("`{name}` has weights for {weights} phases, the plan has {phases}")]
+    PhaseCount { name: String, weights: usize, phases: usize },
+    #[error(
+        "a phase cannot begin at sample {start}, because the one before it does not begin earlier"
+    )]
+    PhaseOrder { start: u64 },
+    #[error("the plan has more than {MAX_PHASES} phases")]
+    TooManyPhases,
+    #[error("phases of a blend are given, but no blend")]
+    PhasesWithoutBlend,
     #[error("the plan does not say how long a sample is")]
     NoWindow,
     #[error("a batch of {batch} windows of {window} tokens exceeds {MAX_BATCH_TOKENS} tokens")]
@@ -180,6 +194,7 @@ fn excerpt(plan: &str, span: &Range<usize>) -> (String, String) {
 }
 
 impl Problem {
+    #[expect(clippy::too_many_lines, reason = "a table: one entry for each mistake")]
     fn hint(&self) -> Option<String> {
         let hint: &dyn fmt::Display = match self {
             Problem::Empty | Problem::NoWindow => &"begin with window(2048)",
@@ -193,7 +208,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, shuffle, blend, remap, narrow, bitpack, compress, quantize, widen, pairs, batch"
+                &"actions are window, shuffle, blend, phases, remap, narrow, bitpack, compress, quantize, widen, pairs, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -204,6 +219,8 @@ impl Problem {
                 let nearest = value.clamp(min, max);
                 return Some(alloc::format!("the nearest allowed value is {nearest}"));
             }
+            Problem::NotASize { .. } => &"write a number with KiB or MiB: block=256KiB",
+            Problem::BlockBytes { .. } => &"256KiB reads well from most disks",
             Problem::NoSeed => &"give a seed beside the plan, or write a number: shuffle(42)",
             Problem::NarrowType { .. } => {
                 &"narrow(u16) holds ids below 65536, narrow(u32) the rest"
@@ -239,6 +256,17 @@ impl Problem {
             Problem::TotalTooLarge { .. } => {
                 &"round the weights to fewer digits; the ratio is then kept to within one sample for ever"
             }
+            Problem::PhaseCount { phases: 1, .. } => {
+                &"say where the next weights apply: phases(1_000_000)"
+            }
+            Problem::PhaseCount { .. } => {
+                &"give one weight for all phases, or one for each: blend(web=0.9:0.5, code=1) | phases(1_000_000)"
+            }
+            Problem::PhaseOrder { .. } => {
+                &"write phases in rising order: phases(1_000_000, 5_000_000)"
+            }
+            Problem::TooManyPhases => &"join phases whose weights differ little",
+            Problem::PhasesWithoutBlend => &"blend(web=0.9:0.5, code=0.1:0.5) | phases(1_000_000)",
             Problem::TooManyDatasets => &"join small files into one dataset",
             Problem::BatchTooLarge { .. } => &"lower batch(…) or window(…)",
         };

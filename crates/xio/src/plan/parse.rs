@@ -7,17 +7,17 @@ use core::ops::Range;
 use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::{
-    DEFAULT_BATCH, DEFAULT_GROUP_BLOCKS, Deliver, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PLAN_BYTES,
-    MAX_WINDOW, Narrow, Overflow, Part, Plan, Quantize, Shuffle,
+    DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Part, Plan, Quantize, Shuffle,
 };
 use crate::dataset::Dtype;
 use crate::kernel::pack::PACKED_BITS;
 use crate::kernel::{Codec, Compression, Quant, ZSTD_LEVELS};
-use crate::order::{MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_TOTAL_WEIGHT};
+use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT};
 
-const ACTIONS: [&str; 11] = [
-    "window", "shuffle", "blend", "remap", "narrow", "bitpack", "compress", "quantize", "widen",
-    "pairs", "batch",
+const ACTIONS: [&str; 12] = [
+    "window", "shuffle", "blend", "phases", "remap", "narrow", "bitpack", "compress", "quantize",
+    "widen", "pairs", "batch",
 ];
 
 /// Digits after the point of a weight.
@@ -238,7 +238,8 @@ impl<'a> Syntax<'a> {
 struct Draft {
     window: Option<(u32, u32)>,
     shuffle: Option<Shuffle>,
-    blend: Option<Vec<Part>>,
+    blend: Option<(Vec<Share>, Range<usize>)>,
+    phases: Option<(Vec<u64>, Range<usize>)>,
     remap: Option<String>,
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
@@ -258,7 +259,14 @@ impl Draft {
         match action.name.text.as_str() {
             "window" => once(self.window.replace(window(action)?).is_none(), "window"),
             "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
-            "blend" => once(self.blend.replace(blend(action)?).is_none(), "blend"),
+            "blend" => {
+                let blend = (blend(action)?, action.span.clone());
+                once(self.blend.replace(blend).is_none(), "blend")
+            }
+            "phases" => {
+                let phases = (phases(action)?, action.span.clone());
+                once(self.phases.replace(phases).is_none(), "phases")
+            }
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
             "narrow" => {
                 let narrow = (narrow(action)?, action.span.clone());
@@ -301,11 +309,22 @@ impl Draft {
         if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
             return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
         }
+        let phases = match (&self.blend, self.phases) {
+            (None, Some((_, span))) => {
+                return Err(PlanError::new(Problem::PhasesWithoutBlend, span));
+            }
+            (_, phases) => phases.map_or(Vec::new(), |(phases, _)| phases),
+        };
+        let blend = match self.blend {
+            Some((shares, span)) => reduce(shares, phases.len() + 1, span)?,
+            None => Vec::new(),
+        };
         Ok(Plan {
             window,
             overlap,
             shuffle: self.shuffle,
-            blend: self.blend.unwrap_or_default(),
+            blend,
+            phases,
             remap: self.remap,
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
@@ -507,16 +526,42 @@ fn quantize(action: &Action) -> Result<Quantize, PlanError> {
 }
 
 fn shuffle(action: &Action, default_seed: Option<u64>) -> Result<Shuffle, PlanError> {
-    const USAGE: &str = "shuffle(SEED) or shuffle(seed=SEED, blocks=8)";
-    let [seed, blocks] = action.named("shuffle", ["seed", "blocks"], USAGE)?;
-    let missing = Problem::MissingArgument { action: "shuffle", argument: "seed", usage: USAGE };
-    let seed = seed.ok_or(PlanError::new(missing, action.span.clone()))?;
-    let seed = seed_value(seed, default_seed)?;
-    let blocks = match blocks {
-        Some(blocks) => blocks.number("blocks", 1, MAX_GROUP_BLOCKS.into())? as u32,
-        None => DEFAULT_GROUP_BLOCKS,
+    const USAGE: &str = "shuffle(SEED) or shuffle(SEED, blocks=64, block=256KiB)";
+    let [seed, blocks, block] = action.named("shuffle", ["seed", "blocks", "block"], USAGE)?;
+    let missing = |argument| {
+        let problem = Problem::MissingArgument { action: "shuffle", argument, usage: USAGE };
+        PlanError::new(problem, action.span.clone())
     };
-    Ok(Shuffle { seed, blocks })
+    let seed = seed_value(seed.ok_or_else(|| missing("seed"))?, default_seed)?;
+    let blocks = blocks.map(|blocks| blocks.number("blocks", 1, MAX_GROUP_BLOCKS.into()));
+    let block_bytes = block.map(block_bytes).transpose()?;
+    let groups = match (blocks.transpose()?, block_bytes) {
+        (None, None) => None,
+        (None, Some(_)) => return Err(missing("blocks")),
+        (Some(blocks), bytes) => {
+            Some(Groups { blocks: blocks as u32, block_bytes: bytes.unwrap_or(BLOCK_BYTES) })
+        }
+    };
+    Ok(Shuffle { seed, groups })
+}
+
+/// A size in whole KiB, with its unit.
+fn block_bytes(value: &Piece) -> Result<u32, PlanError> {
+    let kib = value.text.strip_suffix("KiB").map(|count| (count, 1));
+    let mib = value.text.strip_suffix("MiB").map(|count| (count, 1_024));
+    let Some((count, unit)) = kib.or(mib).filter(|_| !value.quoted) else {
+        return value.refuse(Problem::NotASize { argument: "block", found: value.describe() });
+    };
+    let digits = count.chars().all(|c| c.is_ascii_digit());
+    let Some(count) = count.parse::<u64>().ok().filter(|_| digits) else {
+        return value.refuse(Problem::NotASize { argument: "block", found: value.describe() });
+    };
+    let bytes = count.saturating_mul(unit).saturating_mul(1_024);
+    let (min, max) = (u64::from(MIN_BLOCK_BYTES), u64::from(BLOCK_BYTES));
+    match (min..=max).contains(&bytes) {
+        true => Ok(bytes as u32),
+        false => value.refuse(Problem::BlockBytes { bytes }),
+    }
 }
 
 fn seed_value(value: &Piece, default_seed: Option<u64>) -> Result<u64, PlanError> {
@@ -526,13 +571,48 @@ fn seed_value(value: &Piece, default_seed: Option<u64>) -> Result<u64, PlanError
     }
 }
 
-fn blend(action: &Action) -> Result<Vec<Part>, PlanError> {
+/// First samples of the phases after the first one.
+fn phases(action: &Action) -> Result<Vec<u64>, PlanError> {
+    if action.arguments.is_empty() {
+        let usage =
+            "phases(1_000_000): global samples at which the next weights of the blend apply";
+        let missing = Problem::MissingArgument { action: "phases", argument: "N", usage };
+        return Err(PlanError::new(missing, action.span.clone()));
+    }
+    let mut starts: Vec<u64> = Vec::new();
+    for argument in &action.arguments {
+        if let Some(key) = &argument.key {
+            let (name, known) = (key.text.clone(), "phases(1_000_000, 5_000_000)");
+            return key.refuse(Problem::UnknownArgument { action: "phases", name, known });
+        }
+        // The first phase begins at 0.
+        if starts.len() + 1 == MAX_PHASES {
+            return argument.value.refuse(Problem::TooManyPhases);
+        }
+        let start = argument.value.number("N", 1, MAX_PHASE_START)?;
+        if starts.last().is_some_and(|last| start <= *last) {
+            return argument.value.refuse(Problem::PhaseOrder { start });
+        }
+        starts.push(start);
+    }
+    Ok(starts)
+}
+
+/// A dataset of a blend, with its weights in millionths.
+struct Share {
+    name: String,
+    /// One, or one for each phase.
+    weights: Vec<u64>,
+    span: Range<usize>,
+}
+
+fn blend(action: &Action) -> Result<Vec<Share>, PlanError> {
     if action.arguments.is_empty() {
         let usage = "blend(web=0.7, code=0.3): datasets and their share";
         let missing = Problem::MissingArgument { action: "blend", argument: "NAME=WEIGHT", usage };
         return Err(PlanError::new(missing, action.span.clone()));
     }
-    let mut shares: Vec<(String, u64)> = Vec::new();
+    let mut shares: Vec<Share> = Vec::new();
     for Argument { key, value, .. } in &action.arguments {
         let Some(name) = key else {
             return value.refuse(Problem::NoWeight { found: value.describe() });
@@ -540,22 +620,24 @@ fn blend(action: &Action) -> Result<Vec<Part>, PlanError> {
         if shares.len() == MAX_DATASETS {
             return name.refuse(Problem::TooManyDatasets);
         }
-        if shares.iter().any(|(other, _)| *other == name.text) {
+        if shares.iter().any(|other| other.name == name.text) {
             return name.refuse(Problem::RepeatedArgument { name: name.text.clone() });
         }
-        shares.push((name.text.clone(), weight(name, value)?));
+        let weights = value.text.split(':').map(|text| weight(name, value, text));
+        let weights = weights.collect::<Result<Vec<u64>, PlanError>>()?;
+        shares.push(Share { name: name.text.clone(), weights, span: value.span.clone() });
     }
-    reduce(shares).map_err(|problem| PlanError::new(problem, action.span.clone()))
+    Ok(shares)
 }
 
-/// A decimal number in millionths, exactly.
-fn weight(name: &Piece, value: &Piece) -> Result<u64, PlanError> {
+/// The decimal number `text` of `value` in millionths, exactly.
+fn weight(name: &Piece, value: &Piece, text: &str) -> Result<u64, PlanError> {
     let refuse = |why| {
         value.refuse(Problem::Weight { name: name.text.clone(), found: value.describe(), why })
     };
-    let (whole, fraction) = value.text.split_once('.').unwrap_or((&value.text, ""));
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
-    if let Some(positive) = value.text.strip_prefix('-')
+    if let Some(positive) = text.strip_prefix('-')
         && positive.starts_with(|c: char| c.is_ascii_digit() || c == '.')
     {
         return refuse(WeightProblem::Negative);
@@ -580,18 +662,38 @@ fn weight(name: &Piece, value: &Piece) -> Result<u64, PlanError> {
     }
 }
 
-/// Removes the common divisor of the weights.
-fn reduce(shares: Vec<(String, u64)>) -> Result<Vec<Part>, Problem> {
-    let divisor = shares.iter().fold(0, |a, (_, share)| gcd(a, *share));
-    if divisor == 0 {
-        return Err(Problem::AllZero);
+/// Removes the common divisor of the weights of each phase. A dataset with one weight has it in every phase.
+fn reduce(
+    mut shares: Vec<Share>,
+    phases: usize,
+    span: Range<usize>,
+) -> Result<Vec<Part>, PlanError> {
+    for Share { name, weights, span } in &mut shares {
+        match weights.as_slice() {
+            [only] => *weights = alloc::vec![*only; phases],
+            many if many.len() == phases => {}
+            many => {
+                let (name, weights) = (name.clone(), many.len());
+                let problem = Problem::PhaseCount { name, weights, phases };
+                return Err(PlanError::new(problem, span.clone()));
+            }
+        }
     }
-    let total = shares.iter().map(|(_, share)| share / divisor).sum();
-    if total > MAX_TOTAL_WEIGHT {
-        return Err(Problem::TotalTooLarge { total });
+    let mut all = 0u64;
+    for phase in 0..phases {
+        let divisor = shares.iter().fold(0, |a, share| gcd(a, share.weights[phase]));
+        if divisor == 0 {
+            return Err(PlanError::new(Problem::AllZero, span));
+        }
+        shares.iter_mut().for_each(|share| share.weights[phase] /= divisor);
+        all += shares.iter().map(|share| share.weights[phase]).sum::<u64>();
+    }
+    if all > MAX_TOTAL_WEIGHT {
+        return Err(PlanError::new(Problem::TotalTooLarge { total: all }, span));
     }
     // Each weight is at most the total, far inside 32 bits.
-    let part = |(name, share)| Part { name, weight: (share / divisor) as u32 };
+    let narrow = |weights: Vec<u64>| weights.into_iter().map(|weight| weight as u32).collect();
+    let part = |Share { name, weights, .. }| Part { name, weights: narrow(weights) };
     Ok(shares.into_iter().map(part).collect())
 }
 

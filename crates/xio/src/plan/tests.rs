@@ -18,8 +18,9 @@ fn a_full_plan_is_read_and_printed() {
     let full = plan(FULL);
     let narrow = Some(Narrow { to: Dtype::U16, overflow: Overflow::Refuse });
     assert_eq!((full.window(), full.batch(), full.narrow()), (2_048, 32, narrow));
-    assert_eq!(full.shuffle(), Some(Shuffle { seed: 7, blocks: 8 }));
-    let weights: Vec<_> = full.blend().iter().map(|p| (p.name.as_str(), p.weight)).collect();
+    let groups = Some(Groups { blocks: 8, block_bytes: BLOCK_BYTES });
+    assert_eq!(full.shuffle(), Some(Shuffle { seed: 7, groups }));
+    let weights: Vec<_> = full.blend().iter().map(|p| (p.name.as_str(), p.weights[0])).collect();
     assert_eq!(weights, [("a", 5), ("b", 3), ("c", 2)]);
     let canonical =
         "window(2048) | shuffle(7, blocks=8) | blend(a=5, b=3, c=2) | narrow(u16) | batch(32)";
@@ -31,7 +32,7 @@ fn the_same_plan_in_other_words() {
     for (text, same) in [
         ("narrow(u16)|blend(a=.5 ,b=0.30, c=0.2)|shuffle(blocks=8,seed=seed)|window(2_048)", FULL),
         (
-            "batch(samples=32,) | narrow(to=uint16)\n| blend(a=5,b=3.0,c=2)|shuffle(7)|window(tokens=2048)",
+            "batch(samples=32,) | narrow(to=uint16)\n| blend(a=5,b=3.0,c=2)|shuffle(7, block=1MiB, blocks=8)|window(tokens=2048)",
             FULL,
         ),
         ("window(1)", "window(1) | batch(32)"),
@@ -49,6 +50,14 @@ fn the_same_plan_in_other_words() {
     ] {
         assert_eq!(plan(text), plan(same), "{text}");
     }
+    let blocks = |block| format!("window(9) | shuffle(1, blocks=3, block={block})");
+    assert_eq!(plan(&blocks("1024KiB")), plan("window(9) | shuffle(1, blocks=3)"));
+    assert_eq!(plan(&blocks("0256KiB")), plan(&blocks("256KiB")));
+    let phased = "window(9) | blend(a=1, b=0.5:0:2) | phases(1_000, 2000)";
+    assert_eq!(
+        plan(phased).to_string(),
+        "window(9) | blend(a=2:1:1, b=1:0:2) | phases(1000, 2000) | batch(32)"
+    );
     assert_eq!(plan("window(9)").shuffle(), None);
     assert!(plan("window(9)").blend().is_empty());
 }
@@ -112,7 +121,32 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | shuffle(1, 8)", "8", "takes no further argument"),
     ("window(4) | shuffle(1, blocks=0)", "0", "outside 1 to 1024"),
     ("window(4) | shuffle(1, seed=2)", "seed", "a second time"),
-    ("window(4) | shuffle(1, block=2)", "block", "has no argument `block`"),
+    ("window(4) | shuffle(1, bloks=2)", "bloks", "has no argument `bloks`"),
+    (
+        "window(4) | shuffle(1, block=256KiB)",
+        "shuffle(1, block=256KiB)",
+        "needs its argument `blocks`",
+    ),
+    ("window(4) | shuffle(1, blocks=2, block=256)", "256", "must be a size such as 256KiB"),
+    ("window(4) | shuffle(1, blocks=2, block=-1KiB)", "-1KiB", "must be a size such as 256KiB"),
+    ("window(4) | shuffle(1, blocks=2, block=\"4KiB\")", "\"4KiB\"", "found \"4KiB\""),
+    ("window(4) | shuffle(1, blocks=2, block=3KiB)", "3KiB", "outside 4 KiB to 1024 KiB"),
+    ("window(4) | shuffle(1, blocks=2, block=2MiB)", "2MiB", "outside 4 KiB to 1024 KiB"),
+    (
+        "window(4) | shuffle(1, blocks=2, block=99999999999999999999KiB)",
+        "99999999999999999999KiB",
+        "must be a size",
+    ),
+    (
+        "window(4) | shuffle(1, blocks=2, block=18014398509481985KiB)",
+        "18014398509481985KiB",
+        "outside 4 KiB",
+    ),
+    ("window(4) | blend(a=1) | phases", "phases", "needs its argument `N`"),
+    ("window(4) | blend(a=1) | phases(0)", "0", "outside 1 to 9007199254740992"),
+    ("window(4) | blend(a=1) | phases(5, 5)", "5", "does not begin earlier"),
+    ("window(4) | blend(a=1) | phases(at=5)", "at", "has no argument `at`"),
+    ("window(4) | phases(5)", "phases(5)", "no blend"),
     ("window(4) | narrow(u8)", "u8", "narrow(u16) holds ids below 65536"),
     ("window(4) | narrow(f16)", "f16", "cannot deliver `f16`"),
     ("window(4) | narrow(u16, u32)", "u32", "takes no further argument"),
@@ -194,6 +228,16 @@ const WEIGHTS: &[(&str, &str, &str)] = &[
     ("window(4) | blend(a=1000001)", "1000001", "larger than"),
     ("window(4) | blend(a=0, b=0.0)", "blend(a=0, b=0.0)", "all weights are zero"),
     ("window(4) | blend(a=0.123457, b=1)", "blend(a=0.123457, b=1)", "need 1123457 parts"),
+    ("window(4) | blend(a=1:2, b=1)", "1:2", "weights for 2 phases, the plan has 1"),
+    ("window(4) | blend(a=1:2:3, b=1) | phases(7)", "1:2:3", "give one weight for all phases"),
+    ("window(4) | blend(a=1:, b=1) | phases(7)", "1:", "not a decimal number"),
+    ("window(4) | blend(a=1:-1, b=1) | phases(7)", "1:-1", "cannot be negative"),
+    ("window(4) | blend(a=1:0, b=1:0) | phases(7)", "blend(a=1:0, b=1:0)", "all weights are zero"),
+    (
+        "window(4) | blend(a=0.6:0.4, b=0.399999:0.600001) | phases(7)",
+        "blend(a=0.6:0.4, b=0.399999:0.600001)",
+        "need 1333334 parts",
+    ),
 ];
 
 #[test]
@@ -251,20 +295,51 @@ fn datasets_are_found_by_name() {
     assert_eq!(single.bind(&[]), Err(BindError::NoDataset));
 }
 
+/// A change of this value reorders every run that resumes across it: the default groups and the phases.
+#[test]
+fn the_order_of_a_plan_is_frozen() {
+    let plan = plan("window(2048) | shuffle(7) | blend(a=5:1, b=3:1, c=2:6) | phases(9000)");
+    let file = |tokens: u64| crate::dataset::flat(Dtype::U32, 4 * tokens).unwrap();
+    let layouts = [40_000_000, 3_000_001, 70_000].map(file);
+    let layouts = [0, 1, 2].map(|dataset| plan.layout(dataset, layouts[dataset]).unwrap());
+    let order = plan.order(&layouts).unwrap();
+    let digest = order.cursor_at(0).take(20_000).fold(0u64, |digest, sample| {
+        let place = sample.place;
+        let parts = [sample.dataset as u64, place.epoch, place.block, place.sample.into()];
+        parts.iter().fold(digest, |digest, part| (digest ^ part).wrapping_mul(0x100_0000_01b3))
+    });
+    assert_eq!(digest, 12_849_016_044_387_688_526);
+}
+
+/// Weights of each phase without a common divisor; no dataset where all are zero.
+fn reduced(names: Vec<(String, Vec<u32>)>, phases: usize) -> Vec<Part> {
+    let part = |(name, weights): (String, Vec<u32>)| Part { name, weights };
+    let mut parts: Vec<Part> = names.into_iter().map(part).collect();
+    for phase in 0..phases {
+        let divisor = parts.iter().fold(0, |a, part| gcd(a, part.weights[phase]));
+        if divisor == 0 {
+            return Vec::new();
+        }
+        parts.iter_mut().for_each(|part| part.weights[phase] /= divisor);
+    }
+    parts
+}
+
 pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
-    let shuffle = (any::<u64>(), 1..=crate::order::MAX_GROUP_BLOCKS);
-    let shuffle = shuffle.prop_map(|(seed, blocks)| Shuffle { seed, blocks });
-    let names = prop::collection::btree_map("[^\\p{C}]{0,12}|[a-z0-9./-]{1,20}", 0u32..1_000, 0..8);
-    let blend = names.prop_map(|names| {
-        let divisor = names.values().fold(0, |a: u32, b| {
-            let (mut a, mut b) = (a, *b);
-            while b > 0 {
-                (a, b) = (b, a % b);
-            }
-            a
-        });
-        let part = |(name, weight)| Part { name, weight: weight / divisor.max(1) };
-        if divisor == 0 { Vec::new() } else { names.into_iter().map(part).collect() }
+    let block_bytes = (MIN_BLOCK_BYTES >> 10..=BLOCK_BYTES >> 10).prop_map(|kib| kib << 10);
+    let groups = (1..=crate::order::MAX_GROUP_BLOCKS, block_bytes);
+    let groups = groups.prop_map(|(blocks, block_bytes)| Groups { blocks, block_bytes });
+    let shuffle = (any::<u64>(), prop::option::of(groups));
+    let shuffle = shuffle.prop_map(|(seed, groups)| Shuffle { seed, groups });
+    let weights = prop::collection::vec(0u32..1_000, 3);
+    let names = prop::collection::btree_map("[^\\p{C}]{0,12}|[a-z0-9./-]{1,20}", weights, 0..8);
+    let starts = prop::collection::btree_set(1..=MAX_PHASE_START, 0..3);
+    let blend = (names, starts).prop_map(|(names, starts)| {
+        let phases = starts.len() + 1;
+        let names = names.into_iter().map(|(name, weights)| (name, weights[..phases].to_vec()));
+        let blend = reduced(names.collect(), phases);
+        let starts = if blend.is_empty() { Vec::new() } else { starts.into_iter().collect() };
+        (blend, starts)
     });
     let narrow = prop::option::of((prop::sample::select(vec![Dtype::U16, Dtype::U32]), 0..4u32));
     let remap = prop::option::of("[^\\p{C}]{1,12}");
@@ -290,7 +365,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let quantize = prop::option::of(quantize);
     let types = (narrow, widen, (remap, bits, codec, quantize));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
-        |((window, overlap, pairs), shuffle, blend, (narrow, widen, forms), batch)| {
+        |((window, overlap, pairs), shuffle, (blend, phases), (narrow, widen, forms), batch)| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
             let plan = Plan {
@@ -298,6 +373,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 overlap,
                 shuffle,
                 blend,
+                phases,
                 remap: forms.0,
                 narrow,
                 bitpack,
@@ -357,7 +433,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blend|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

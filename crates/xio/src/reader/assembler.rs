@@ -4,6 +4,7 @@
 //! it, runs the reader's stages over a block that has arrived, and copies samples into the ring. How
 //! blocks are fetched does not belong here.
 
+use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -18,8 +19,8 @@ use crate::sums::{self, SUM_BYTES};
 use super::lane::{Lane, Place, Resident, Want};
 use super::schedule::Schedule;
 use super::{
-    CRC_RETRIES, Delivery, ReaderCounters, ReaderSetup, ReaderSource, Share, Sink, SlotMeta,
-    StreamError,
+    CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run, Share, Sink,
+    SlotMeta, StreamError,
 };
 use crate::capsule::Refusal;
 
@@ -141,6 +142,9 @@ pub(super) struct Assembler {
     pub(super) sources: Vec<ReaderSource>,
     lanes: Vec<Lane>,
     delivery: Delivery,
+    /// The batches being delivered, and those after the ones that are left out next.
+    run: Run,
+    later: VecDeque<Prepared>,
     pub(super) kernels: Kernels,
     /// For each ring the slot that is being filled.
     fillings: Vec<Option<Filling>>,
@@ -155,15 +159,19 @@ pub(super) struct Assembler {
 impl Assembler {
     /// Its staging buffers start at `memory_addr`.
     pub(super) fn new(setup: ReaderSetup, memory_addr: u64, kernels: Kernels) -> Assembler {
-        let ReaderSetup { schedule, sources, mut lanes, delivery, scratch_bytes, .. } = setup;
+        let ReaderSetup {
+            schedule, sources, mut lanes, delivery, run, later, scratch_bytes, ..
+        } = setup;
         lanes.iter_mut().for_each(|lane| lane.move_to(memory_addr));
         Assembler {
             schedule,
             lanes,
             sources,
-            position: Position::at(&delivery.share, 0),
+            position: Position::at(&delivery.share, run.0 - delivery.first_batch),
             fillings: (0..delivery.share.count).map(|_| None).collect(),
             delivery,
+            run,
+            later,
             kernels,
             phase: Phase::Streaming,
             first_lane: 0,
@@ -333,7 +341,7 @@ impl Assembler {
         let (mut copied, mut samples) = (0, 0);
         while copied < COPY_BYTES_PER_POLL
             && samples < COPY_SAMPLES_PER_POLL
-            && !self.end_if_complete(sink)
+            && !self.is_between_runs(sink)
         {
             let Some(filling) = self.slot_to_fill(sink) else {
                 break;
@@ -388,15 +396,37 @@ impl Assembler {
         }
     }
 
-    /// Whether the stream has ended; ends it after its last batch.
-    fn end_if_complete<S: Sink>(&mut self, sink: &mut S) -> bool {
-        let is_over = || self.delivery.end_batch().is_some_and(|end| self.next_batch() >= end);
-        if self.phase == Phase::Streaming && self.position.sample == 0 && is_over() {
-            self.phase = Phase::Ended;
-            self.lanes.iter_mut().for_each(Lane::finish);
-            sink.finish();
+    /// After the last batch of a run, goes on behind those that are left out, or ends the stream. Whether there is
+    /// no batch to fill: also while a request of the run before may still write to its buffer.
+    fn is_between_runs<S: Sink>(&mut self, sink: &mut S) -> bool {
+        let run_is_over = self.run.1.is_some_and(|end| self.next_batch() >= end);
+        if self.phase == Phase::Streaming && self.position.sample == 0 && run_is_over {
+            return !self.begin_next_run(sink);
         }
         self.phase == Phase::Ended
+    }
+
+    /// Whether there is another run, and every buffer is free for it. Ends the stream after the last.
+    fn begin_next_run<S: Sink>(&mut self, sink: &mut S) -> bool {
+        let mut all_free = true;
+        self.lanes.iter_mut().for_each(|lane| all_free &= lane.finish());
+        if self.later.is_empty() {
+            self.phase = Phase::Ended;
+            sink.finish();
+            return false;
+        }
+        let Some(Prepared { run, blend, coverages }) =
+            all_free.then(|| self.later.pop_front()).flatten()
+        else {
+            self.counters.waits_for_data += 1;
+            return false;
+        };
+        self.lanes.iter_mut().zip(coverages).for_each(|(lane, part)| lane.restart(part));
+        self.schedule.restart(blend);
+        self.run = run;
+        let index = run.0 - self.delivery.first_batch;
+        self.position = Position::at(&self.delivery.share, index);
+        true
     }
 
     /// Where the next sample goes: nowhere, if it belongs to another stream. `None` if the host has no slot for it.
@@ -416,7 +446,9 @@ impl Assembler {
     /// Number of batches for a slot.
     fn batches_in_slot(&self, filling: &Filling) -> u64 {
         let fit = self.delivery.batches_per_slot();
-        self.delivery.batches.map_or(fit, |all| all.saturating_sub(filling.step).min(fit))
+        self.delivery
+            .end_step(&self.run)
+            .map_or(fit, |end| end.saturating_sub(filling.step).min(fit))
     }
 
     /// Publishes the whole batches of the slot being filled, if there are any.

@@ -155,9 +155,13 @@ impl Lane {
     }
 
     fn buffers(order: &Order, lane: usize) -> u32 {
-        match order.blend().weights()[lane] {
-            0 => 0,
-            _ => buffers_per_lane(order.shuffle_of(lane).group_blocks() as u32),
+        match order.draws(lane) {
+            false => 0,
+            // A group has at most MAX_GROUP_BLOCKS.
+            true => buffers_per_lane(
+                order.shuffle_of(lane).group_blocks() as u32,
+                order.drawn_datasets(),
+            ),
         }
     }
 
@@ -384,9 +388,17 @@ impl Lane {
         }
     }
 
-    /// Frees every buffer: nothing more is delivered.
-    pub(super) fn finish(&mut self) {
+    /// Frees every buffer that no request will write to: nothing more is delivered, for now. Whether all are
+    /// free.
+    pub(super) fn finish(&mut self) -> bool {
         self.retire_before(u64::MAX);
+        self.blocks.is_empty()
+    }
+
+    /// Goes on with another part of the dataset, after [`finish`](Lane::finish) has freed all buffers.
+    pub(super) fn restart(&mut self, coverage: Coverage) {
+        self.front = coverage.first();
+        self.coverage = coverage;
     }
 
     /// Frees the blocks before `end`, none of which is needed any more. In the groups that the stream

@@ -21,7 +21,10 @@ use crate::sums::{self, Differs, FileSums, Proven, SUM_BYTES};
 
 use super::assembler::{Assembler, BlockRef, Supply};
 use super::lane::Want;
-use super::{ReaderCounters, ReaderSetup, ReaderSource, Sink, StreamError};
+use super::{
+    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, ReaderCounters, ReaderSetup, ReaderSource, Sink,
+    StreamError,
+};
 
 /// Blocks of manifests that are read whole at a time.
 pub const PROOF_BUFFERS: u32 = 2;
@@ -203,11 +206,15 @@ impl LocalReader {
         if self.has_ended() {
             return false;
         }
-        // A read may bring a block for our stages: one at a time.
-        let done = disk.poll();
-        let mut busy = done.is_some();
-        if let Some(done) = done {
+        // A read may bring a block for our stages.
+        let (arrived, mut busy) = (self.assembler.counters.source_bytes, false);
+        for _ in 0..BLOCKS_PER_POLL {
+            let Some(done) = disk.poll() else { break };
+            busy = true;
             self.settle(disk, memory, &done);
+            if self.assembler.counters.source_bytes - arrived >= BLOCK_BYTES_PER_POLL {
+                break;
+            }
         }
         busy |= self.request_blocks(disk);
         busy |= self.assembler.copy(memory, sink);

@@ -22,9 +22,12 @@
 //! [`Reader`] gets its blocks from storage targets, [`LocalReader`] from files of this machine. All that
 //! they have in common is the assembler's: which block comes next, and how blocks become batches.
 //!
+//! A stream may [leave out](LeaveOut) batches. It is then a sequence of runs, each prepared beforehand like a
+//! stream of its own; between two runs every buffer is free for a moment.
+//!
 //! Streams share a thread. Work that grows with the plan is done beforehand, on any thread, in
-//! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: one block through its stages,
-//! `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
+//! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: `BLOCK_BYTES_PER_POLL` and one more block
+//! through their stages, `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
 //!
 //! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection, then
 //! [`Reader::poll`] as long as it returns `true`. A [`LocalReader`] has nothing to connect.
@@ -34,9 +37,11 @@ mod connection;
 mod lane;
 mod local;
 mod remote;
+mod runs;
 mod schedule;
 mod share;
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use roce::verbs::VerbsError;
@@ -45,15 +50,21 @@ use thiserror::Error;
 use crate::capsule::Refusal;
 use crate::dataset::Dtype;
 use crate::disk::Change;
-use crate::order::{Order, SampleLayout};
+use crate::order::{BLOCK_BYTES, CurriculumCursor, Order, SampleLayout};
 use crate::stage::{BlockStages, Limit, Received};
 
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::Lane;
 pub use local::{LocalFile, LocalReader, PROOF_BUFFERS};
 pub use remote::{Reader, ReaderResources};
+use runs::Run;
+pub use runs::{LeaveOut, LeaveOutError, MAX_LEFT_OUT};
 use schedule::{Coverage, Schedule};
 pub use share::Share;
+
+/// Blocks that one poll takes through their stages: as many as have these bytes, and no more than this.
+const BLOCK_BYTES_PER_POLL: u64 = BLOCK_BYTES as u64 / 2;
+const BLOCKS_PER_POLL: u32 = 8;
 
 /// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
@@ -158,9 +169,9 @@ impl Delivery {
         Some(self.first_batch.saturating_add(all))
     }
 
-    /// The global sample after the last one.
-    fn end_sample(&self) -> Option<u64> {
-        self.end_batch().map(|end| self.first_sample(end))
+    /// The step after the last one of a run, counted from the stream's first batch.
+    fn end_step(&self, (_, end): &Run) -> Option<u64> {
+        Some(end.as_ref()?.saturating_sub(self.first_batch) / u64::from(self.share.ranks))
     }
 
     /// Whole batches that fit a slot.
@@ -293,8 +304,33 @@ impl ReaderCounters {
     }
 }
 
-/// A stream, prepared up to its first sample. Costs at most two walks of the blend, and for each
-/// dataset a step per block of a shuffle group.
+/// A run of a stream, prepared up to its first sample.
+#[derive(Debug)]
+struct Prepared {
+    run: Run,
+    /// Before its first sample.
+    blend: CurriculumCursor,
+    /// By lane.
+    coverages: Vec<Coverage>,
+}
+
+impl Prepared {
+    /// Walks on from `before`, a state of the blend.
+    fn new(order: &Order, delivery: &Delivery, run: Run, before: &CurriculumCursor) -> Prepared {
+        let (first, end) = run;
+        let blend = before.forward_to(delivery.first_sample(first));
+        let last = end.map(|end| blend.forward_to(delivery.first_sample(end)));
+        let coverage = |lane| {
+            let end = last.as_ref().map(|last| last.drawn(lane));
+            Coverage::new(order.shuffle_of(lane), blend.drawn(lane), end)
+        };
+        let coverages = (0..order.datasets()).map(coverage).collect();
+        Prepared { run, blend, coverages }
+    }
+}
+
+/// A stream, prepared up to its first sample. Costs at most two walks of the blend for each of its runs, and
+/// for each dataset a step per block of a shuffle group.
 #[derive(Debug)]
 pub struct ReaderSetup {
     schedule: Schedule,
@@ -302,6 +338,9 @@ pub struct ReaderSetup {
     /// Their addresses are relative to the start of the reader's memory.
     lanes: Vec<Lane>,
     delivery: Delivery,
+    run: Run,
+    /// The runs after the first.
+    later: VecDeque<Prepared>,
     memory_bytes: u64,
     scratch_bytes: u64,
 }
@@ -309,22 +348,42 @@ pub struct ReaderSetup {
 impl ReaderSetup {
     /// Prepares a stream that starts at `delivery.first_batch`.
     pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
+        ReaderSetup::leaving_out(order, sources, delivery, &LeaveOut::default())
+    }
+
+    /// Prepares a stream that starts at `delivery.first_batch`, or at the first batch after it that is not left
+    /// out, and ends where it would otherwise.
+    pub fn leaving_out(
+        order: Order,
+        sources: Vec<ReaderSource>,
+        delivery: Delivery,
+        left_out: &LeaveOut,
+    ) -> ReaderSetup {
         let delivers =
             |source: &ReaderSource| source.stages.output().dtype == delivery.sample_dtype;
         debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
-        let start = order.cursor_at(delivery.first_sample(delivery.first_batch));
-        let end = delivery.end_sample().map(|end| start.blend_at(end));
+        let first_batch = delivery.first_batch;
+        let mut runs = left_out.runs(first_batch, delivery.end_batch()).into_iter();
+        let nothing = (first_batch, Some(first_batch));
+        let first = runs.next().unwrap_or(nothing);
+        let begin = order.blend_at(delivery.first_sample(first.0));
+        let Prepared { run, blend, coverages } = Prepared::new(&order, &delivery, first, &begin);
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
         let scratch_bytes = Lane::scratch_bytes(&sources);
-        for (index, source) in sources.iter().enumerate() {
-            let last = end.as_ref().map(|end| end.drawn(index));
-            let coverage = Coverage::new(order.shuffle_of(index), start.drawn(index), last);
+        for ((index, source), coverage) in sources.iter().enumerate().zip(coverages) {
             lanes.push(Lane::new(&order, index, source, memory_bytes, coverage));
             memory_bytes += Lane::bytes_needed(&order, index, source);
         }
+        let mut later = VecDeque::new();
+        for run in runs {
+            let before = later.back().map_or(&blend, |prepared: &Prepared| &prepared.blend);
+            let prepared = Prepared::new(&order, &delivery, run, before);
+            later.push_back(prepared);
+        }
         let layouts = sources.iter().map(|source| source.layout).collect();
-        let schedule = Schedule::new(order, layouts, start);
-        ReaderSetup { schedule, sources, lanes, delivery, memory_bytes, scratch_bytes }
+        let cursor = order.cursor(blend);
+        let schedule = Schedule::new(order, layouts, cursor);
+        ReaderSetup { schedule, sources, lanes, delivery, run, later, memory_bytes, scratch_bytes }
     }
 
     /// Bytes of staging buffers for the stream.
@@ -333,9 +392,15 @@ impl ReaderSetup {
     }
 }
 
-/// Staging buffers of a lane: for the group being consumed and the next, or enough to keep a disk busy.
-pub fn buffers_per_lane(group_blocks: u32) -> u32 {
-    (2 * group_blocks).max(8)
+/// Blocks that all lanes together read ahead at least, and those of one lane.
+const READ_AHEAD: u32 = 64;
+const READ_AHEAD_OF_LANE: (u32, u32) = (4, 8);
+
+/// Staging buffers of one of `lanes` lanes: for the group being consumed and the next, or enough to keep a disk
+/// busy.
+pub fn buffers_per_lane(group_blocks: u32, lanes: u32) -> u32 {
+    let (least, most) = READ_AHEAD_OF_LANE;
+    (2 * group_blocks).max((READ_AHEAD / lanes.max(1)).clamp(least, most))
 }
 
 #[cfg(test)]

@@ -20,7 +20,10 @@ use crate::stage::Received;
 use super::assembler::{Assembler, BlockRef, Supply};
 use super::connection::{Connection, ConnectionMemory, Io, Response};
 use super::lane::{Lane, Want};
-use super::{ReaderCounters, ReaderSetup, ReaderSource, Sink, StreamError};
+use super::{
+    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, ReaderCounters, ReaderSetup, ReaderSource, Sink,
+    StreamError,
+};
 
 /// Request completions taken from their queue at once, and how often in one [`Reader::poll`].
 const SENT_PER_BATCH: usize = 32;
@@ -212,11 +215,18 @@ impl Reader {
                 break;
             }
         }
-        // A response may bring a block for our stages: one at a time.
-        let mut response = ArrayVec::<_, 1>::new();
-        io.device.poll_cq(self.recv_cq, &mut response)?;
-        busy |= !response.is_empty();
-        response.iter().for_each(|done| self.take_response(io, done));
+        // A response may bring a block for our stages.
+        let arrived = self.assembler.counters.wire_bytes;
+        for _ in 0..BLOCKS_PER_POLL {
+            let mut response = ArrayVec::<_, 1>::new();
+            io.device.poll_cq(self.recv_cq, &mut response)?;
+            busy |= !response.is_empty();
+            response.iter().for_each(|done| self.take_response(io, done));
+            let bytes = self.assembler.counters.wire_bytes - arrived;
+            if response.is_empty() || bytes >= BLOCK_BYTES_PER_POLL {
+                break;
+            }
+        }
         Ok(busy)
     }
 

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::order::{BlockShuffle, Group, Order, OrderCursor, SampleLayout};
+use crate::order::{BlockShuffle, CurriculumCursor, Group, Order, OrderCursor, SampleLayout};
 
 /// The next sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,12 @@ impl Schedule {
         let mut schedule = Schedule { order, layouts, cursor, next };
         schedule.advance();
         schedule
+    }
+
+    /// Goes on at another place of the blend.
+    pub(super) fn restart(&mut self, blend: CurriculumCursor) {
+        self.cursor = self.order.cursor(blend);
+        self.advance();
     }
 
     pub(super) fn peek(&self) -> Pick {

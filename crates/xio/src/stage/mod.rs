@@ -530,9 +530,7 @@ impl fmt::Display for SampleOp {
             SampleOp::Window { tokens, overlap, .. } => {
                 WindowText { tokens: *tokens, overlap: *overlap }.fmt(f)
             }
-            SampleOp::Shuffle(Shuffle { seed, blocks }) => {
-                write!(f, "shuffle({seed}, blocks={blocks})")
-            }
+            SampleOp::Shuffle(shuffle) => shuffle.fmt(f),
             SampleOp::Blend(parts) => BlendText(parts).fmt(f),
             SampleOp::Widen { to } => write!(f, "widen({to})"),
             SampleOp::Pairs => f.write_str("pairs"),

@@ -7,12 +7,12 @@ use thiserror::Error;
 use super::{
     BlockPlan, BlockStages, Packing, Place, SampleOp, Shape, Stage, StageError, Type, chain,
 };
-use crate::dataset::Dtype;
+use crate::dataset::{Dtype, TokenFile};
 use crate::kernel::pack::can_pack;
 use crate::kernel::quantize::SCALED_VALUES;
 use crate::kernel::{can_narrow, can_widen};
-use crate::order::{Blend, BlockShuffle, Order, OrderError, SampleLayout};
-use crate::plan::{Deliver, Narrow, Overflow, Plan, Quantize, Shuffle};
+use crate::order::{Order, OrderError, SampleLayout};
+use crate::plan::{Deliver, Narrow, Overflow, Plan, Quantize};
 
 /// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Branch {
 }
 
 impl Branch {
-    /// Its share of the samples, in parts of the sum over all branches.
+    /// Its share of the samples in the first phase, in parts of the sum over all branches.
     pub fn weight(&self) -> u32 {
         self.weight
     }
@@ -38,14 +38,6 @@ impl Branch {
         &self.samples
     }
 
-    /// The shuffle of this dataset, if there is one.
-    pub fn shuffle(&self) -> Option<Shuffle> {
-        self.samples.iter().find_map(|stage| match stage.op {
-            SampleOp::Shuffle(shuffle) => Some(shuffle),
-            _ => None,
-        })
-    }
-
     /// The output type.
     pub fn output(&self) -> Type {
         self.samples.last().map_or(self.blocks.output(), |last| last.output)
@@ -55,14 +47,13 @@ impl Branch {
 /// A compiled plan: one branch for each dataset, and the stages after they are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
+    plan: Plan,
     branches: Vec<Branch>,
     joint: Vec<Stage<SampleOp>>,
     /// Type of the samples as they are cut from blocks.
     sample: Type,
     /// What is delivered.
     output: Type,
-    window: u32,
-    overlap: u32,
     batch_samples: u32,
 }
 
@@ -99,20 +90,20 @@ impl Pipeline {
 
     /// Tokens of a sample.
     pub fn window_tokens(&self) -> u32 {
-        self.window
+        self.plan.window()
     }
 
     /// Tokens of a sample as it is cut from blocks: where it is delivered quantized, its codes and its scales.
     pub fn sample_tokens(&self) -> u32 {
         match self.sample.shape {
             Shape::Sample { tokens } => tokens,
-            _ => self.window,
+            _ => self.window_tokens(),
         }
     }
 
     /// Tokens that a sample shares with the one before it.
     pub fn overlap_tokens(&self) -> u32 {
-        self.overlap
+        self.plan.overlap()
     }
 
     /// Samples of a batch.
@@ -120,23 +111,20 @@ impl Pipeline {
         self.batch_samples
     }
 
+    /// Divides the file of a branch, as [`Plan::layout`].
+    ///
+    /// # Errors
+    /// As [`Plan::layout`].
+    pub fn layout(&self, dataset: usize, file: TokenFile) -> Result<SampleLayout, OrderError> {
+        self.plan.layout(dataset, file)
+    }
+
     /// The order of its samples; `datasets` are in the order of the branches.
     ///
     /// # Errors
-    /// When the numbers of datasets and branches differ, and as [`Blend::new`] and
-    /// [`BlockShuffle::new`].
+    /// As [`Plan::order`].
     pub fn order(&self, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
-        let shuffles = datasets.iter().enumerate().map(|(dataset, layout)| {
-            let (samples, per_block) = (layout.samples, layout.samples_per_block);
-            match self.branches.get(dataset).and_then(Branch::shuffle) {
-                Some(Shuffle { seed, blocks }) => {
-                    BlockShuffle::new(samples, per_block, blocks, seed, dataset as u64)
-                }
-                None => BlockShuffle::sequential(samples, per_block),
-            }
-        });
-        let weights: Vec<u32> = self.branches.iter().map(Branch::weight).collect();
-        Order::new(Blend::new(&weights)?, shuffles.collect::<Result<_, _>>()?)
+        self.plan.order(datasets)
     }
 }
 
@@ -394,7 +382,7 @@ impl Plan {
             let window = Some(SampleOp::Window { tokens, overlap, scales });
             let shuffle = self.shuffle().map(SampleOp::Shuffle);
             let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
-            let weight = self.blend().get(dataset).map_or(1, |part| part.weight);
+            let weight = self.blend().get(dataset).map_or(1, |part| part.weights[0]);
             Ok(Branch { weight, blocks, samples })
         };
         let branches = sources.iter().enumerate().map(branch);
@@ -414,15 +402,7 @@ impl Plan {
         let (Shape::Batch { samples, .. } | Shape::PairBatch { samples, .. }) = output.shape else {
             return Err(CompileError::NoBatches { output });
         };
-        let (window, overlap) = (self.window(), self.overlap());
-        Ok(Pipeline {
-            branches,
-            joint,
-            sample: takes,
-            output,
-            window,
-            overlap,
-            batch_samples: samples,
-        })
+        let plan = self.clone();
+        Ok(Pipeline { plan, branches, joint, sample: takes, output, batch_samples: samples })
     }
 }

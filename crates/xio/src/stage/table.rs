@@ -33,7 +33,8 @@ pub struct Table {
     pub dtype: Dtype,
     /// The actions.
     pub rows: Vec<Row>,
-    /// The number of samples for all byte counts: one period of the blend, in which the ratio is exact.
+    /// The number of samples for all byte counts: one period of the blend, in which the ratio is exact; of
+    /// the first phase, where there are several.
     pub samples: u64,
     /// Bytes read from disks.
     pub disk_bytes: u64,

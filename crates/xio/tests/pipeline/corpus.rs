@@ -127,9 +127,9 @@ impl Corpus {
             seed: 0,
         };
         let mut datasets = Vec::new();
-        for shape in shapes {
+        for (index, shape) in shapes.iter().enumerate() {
             let mut dataset = Dataset::new(shape, &recipe, draw);
-            let layout = SampleLayout::new(dataset.layout.file, plan.window(), 0);
+            let layout = pipeline.layout(index, dataset.layout.file);
             dataset.layout = layout.expect("the plan fits");
             datasets.push(dataset);
         }

@@ -42,7 +42,7 @@ fn any_place(draw: &mut Chance) -> (Corpus, Setup, usize, u64) {
     let mut setup = Setup::draw(&corpus, draw);
     setup.streams.truncate(1);
     setup.streams[0].batches = None;
-    let used = |index: &usize| corpus.order.blend().weights()[*index] > 0;
+    let used = |index: &usize| corpus.order.draws(*index);
     let used: Vec<usize> = (0..corpus.datasets.len()).filter(used).collect();
     let dataset = draw.pick(&used);
     let layout = corpus.datasets[dataset].layout;

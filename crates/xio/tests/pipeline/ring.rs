@@ -1,6 +1,7 @@
 //! A ring of slots with a consumer in virtual time: the second implementation of [`Sink`].
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use roce::{Duration, Time};
 use xio::reader::{Sink, SlotMeta, StreamError};
@@ -28,6 +29,7 @@ pub(crate) struct HostRing {
     slot_bytes: usize,
     queue: VecDeque<(u32, SlotMeta)>,
     next_batch: u64,
+    left_out: Range<u64>,
     /// Every batch, one after the other, as seen by the host.
     pub(crate) seen: Vec<u8>,
     pub(crate) batches_seen: u64,
@@ -43,6 +45,7 @@ impl HostRing {
         slots: u32,
         slot_bytes: u32,
         first_batch: u64,
+        left_out: Range<u64>,
         pace_ns: u64,
         seed: u64,
     ) -> HostRing {
@@ -52,6 +55,7 @@ impl HostRing {
             slot_bytes: slot_bytes as usize,
             queue: VecDeque::new(),
             next_batch: first_batch,
+            left_out,
             seen: Vec::new(),
             batches_seen: 0,
             end: None,
@@ -113,6 +117,9 @@ impl Sink for HostRing {
         assert_eq!(self.end, None, "a batch came after the end");
         let (state, filled) = &mut self.slots[slot as usize];
         assert_eq!(*state, Slot::Filling, "slot {slot} is not ours");
+        if self.left_out.contains(&self.next_batch) {
+            self.next_batch = self.left_out.end;
+        }
         assert_eq!(meta.first_batch, self.next_batch, "batches are in order");
         assert!(meta.batches > 0, "an empty slot");
         let bytes = meta.batches as usize * meta.batch_bytes as usize;
