@@ -262,6 +262,24 @@ mod tests {
     }
 
     #[test]
+    fn floating_point_is_contradicted_by_ids_only() {
+        let ids = ids(5_000, 50_257);
+        for given in Dtype::FLOATS {
+            for bytes in [4, 8] {
+                let why = evidence(&stored(&ids, bytes), None).against(given).unwrap();
+                assert!(why.contains(&std::format!("is not {given}")), "{why}");
+            }
+        }
+        let values = |width: usize| -> Vec<u8> {
+            let bits = ids.iter().map(|id| ((*id as f32 - 25_000.0) / 7_000.0).to_bits());
+            bits.flat_map(|bits| bits.to_le_bytes()[4 - width..].to_vec()).collect()
+        };
+        assert_eq!(evidence(&values(4), None).against(Dtype::F32), None);
+        assert_eq!(evidence(&values(2), None).against(Dtype::Bf16), None);
+        assert_eq!(evidence(&values(2), None).against(Dtype::F16), None);
+    }
+
+    #[test]
     fn labels_below_zero_are_of_a_signed_type() {
         let mut labels = stored(&ids(5_000, 50_257), 4);
         for at in (0..labels.len()).step_by(28) {
