@@ -45,12 +45,13 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::kernel::{Compression, Quant};
+use crate::kernel::Compression;
 use crate::order::{
     BLOCK_BYTES, Blend, BlockShuffle, Curriculum, DEFAULT_BLOCK_BYTES, Order, OrderError,
     SampleLayout, default_group_blocks,
 };
 
+pub use crate::kernel::Quant;
 pub use error::{PlanError, Problem};
 
 /// Longest window in tokens: a sample of bytes then just fits a block of 1 MiB.

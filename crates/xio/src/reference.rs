@@ -16,7 +16,7 @@
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
 
-mod quantized;
+pub mod quantized;
 
 use alloc::vec::Vec;
 

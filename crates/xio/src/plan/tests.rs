@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};
 
 use super::*;
-use crate::kernel::{Codec, Quant};
+use crate::kernel::Codec;
 
 const FULL: &str =
     "window(2048) | shuffle(seed, blocks=8) | blend(a=0.5,b=0.3,c=0.2) | narrow(u16)";
