@@ -239,7 +239,7 @@ fn values(dtype: Dtype, count: u64, salt: u64) -> File {
             Dtype::F32 => bits.to_le_bytes().to_vec(),
             Dtype::Bf16 => bits.to_le_bytes()[2..].to_vec(),
             // Exponents lie within those of halves: the mantissa is cut.
-            _ => ((bits >> 16 & 0x8000 | (bits & 0x7fff_ffff) - (112 << 23) >> 13) as u16)
+            _ => ((bits >> 16 & 0x8000 | ((bits & 0x7fff_ffff) - (112 << 23)) >> 13) as u16)
                 .to_le_bytes()
                 .to_vec(),
         }
