@@ -89,7 +89,7 @@ const FLOORS: &[(&str, &str)] = &[
          capsule: dataset disk kernel
          sums: disk kernel
          order: dataset documents
-         plan: dataset kernel order
+         plan: dataset documents kernel order
          stage: dataset kernel order plan
          target: capsule disk kernel stage sums
          reader: capsule dataset disk kernel order stage sums target
@@ -175,7 +175,7 @@ const FLOORS: &[(&str, &str)] = &[
          handle: data path
          group: error handle log proto
          stream: budget catalog control data error group handle layout log path proto status
-         local: budget data error group path runtime seed stream
+         local: budget control data error group path runtime seed stream
          files: catalog data error layout proto stream
          daemon: budget catalog control data error group log path proto runtime signals status stream",
     ),
@@ -185,6 +185,7 @@ const FLOORS: &[(&str, &str)] = &[
          kind
          value
          digest: value
+         documents: error
          whole: error
          manifest: error whole
          settle: manifest

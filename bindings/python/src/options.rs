@@ -310,12 +310,13 @@ fn batches(count: u64) -> PyResult<u64> {
 /// Pairs of a first batch and the batch after the last.
 pub(crate) fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
     let hint = "give pairs of a first batch and the batch after the last: [(1000, 1200)]";
-    let pairs = value.extract::<Vec<(u64, u64)>>();
+    // A saved state has lists where users write tuples.
+    let pairs = value.extract::<Vec<[u64; 2]>>();
     let pairs = pairs.map_err(|_| match value.repr() {
         Ok(given) => invalid(format!("leave_out is {given}"), hint),
         Err(error) => error,
     })?;
-    let ranges = pairs.into_iter().map(|(first, end)| first..end);
+    let ranges = pairs.into_iter().map(|[first, end]| first..end);
     Ok(left_out(ranges)?.ranges().to_vec())
 }
 

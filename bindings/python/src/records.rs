@@ -19,6 +19,7 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("data_offset", dataset.data_offset)?;
     fields.set_item("fingerprint", dataset.fingerprint)?;
     fields.set_item("content", dataset.content)?;
+    fields.set_item("documents", dataset.documents)?;
     Ok(fields)
 }
 

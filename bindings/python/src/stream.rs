@@ -327,8 +327,9 @@ fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult
         tokens: item("tokens")?.extract()?,
         data_offset: item("data_offset")?.extract()?,
         fingerprint: item("fingerprint")?.extract()?,
-        // States of earlier versions have none.
+        // States of earlier versions lack these.
         content: state.get_item("content")?.map_or(Ok(0), |content| content.extract())?,
+        documents: state.get_item("documents")?.map_or(Ok(0), |documents| documents.extract())?,
     };
     Ok(then.difference(&ours.identity()))
 }

@@ -115,7 +115,12 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
     let (plan, names) = url.datasets(action, options.seed)?;
     let vocabulary = options.vocabulary.unwrap_or(0);
     let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
-    let dataset = |name| DatasetRef { name, dtype: options.dtype.clone(), vocabulary };
+    let dataset = |name| DatasetRef {
+        name,
+        dtype: options.dtype.clone(),
+        vocabulary,
+        ..DatasetRef::default()
+    };
     let request = OpenRequest {
         target: url.target(),
         token: options.token.clone(),

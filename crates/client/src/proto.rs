@@ -12,24 +12,30 @@ impl Opened {
         Dtype::from_name(&self.dtype).map_or(0, |dtype| dtype.bytes() as usize)
     }
 
+    /// Rows of a sample: its tokens, or inputs and labels; then positions and numbers of documents, if the plan asks
+    /// for them.
+    pub fn rows(&self) -> usize {
+        1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
+    }
+
     /// Bytes of a batch.
     pub fn batch_bytes(&self) -> usize {
-        let rows = if self.pairs { 2 } else { 1 } * self.batch_samples as usize;
-        rows * self.window_tokens as usize * self.token_bytes()
+        self.rows() * self.batch_samples as usize * self.window_tokens as usize * self.token_bytes()
     }
 }
 
 impl DatasetInfo {
     /// What decides which bytes it gives.
     pub fn identity(&self) -> Identity<'_> {
-        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, content, .. } = self;
+        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, .. } = self;
         Identity {
             name,
             dtype,
             tokens: *tokens,
             data_offset: *data_offset,
             fingerprint: *fingerprint,
-            content: *content,
+            content: self.content,
+            documents: self.documents,
         }
     }
 }

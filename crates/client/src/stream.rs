@@ -22,10 +22,10 @@ pub(crate) type LocalDpu = std::convert::Infallible;
 
 /// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that the
 /// DPU, which knows the cause, reports a target that sends no reply.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(feature = "in-process")]
-const _: () = assert!(OPEN_TIMEOUT.as_secs() >= 6 * engine::control::CALL_TIMEOUT.as_secs());
+const _: () = assert!(OPEN_TIMEOUT.as_secs() >= 12 * engine::control::CALL_TIMEOUT.as_secs());
 
 /// How long to wait for the next slot before checking whether all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

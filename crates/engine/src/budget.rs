@@ -1,49 +1,59 @@
-//! A bound on memory that clients choose the size of: the rings of a DPU (C6).
+//! Bounds on memory that clients choose the size of: rings and tables of documents of a DPU (C6).
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::Error;
 
-/// Bytes that rings may take together.
+/// Bytes that things of one kind may take together.
 #[derive(Clone, Debug)]
-pub struct RingBudget {
+pub struct Budget {
     limit: u64,
     used: Arc<Mutex<u64>>,
+    /// What takes them, and what to do when they are taken.
+    what: &'static str,
+    hint: &'static str,
 }
 
 /// A part of a budget, given back when dropped.
 #[derive(Debug)]
-pub struct RingLease {
+pub struct Lease {
     bytes: u64,
     used: Arc<Mutex<u64>>,
 }
 
-impl RingBudget {
-    /// A budget of `limit` bytes.
-    pub fn new(limit: u64) -> RingBudget {
-        RingBudget { limit, used: Arc::default() }
+impl Budget {
+    /// A budget of `limit` bytes for rings.
+    pub fn rings(limit: u64) -> Budget {
+        let hint = "use fewer --slots or a smaller --slot-size, or start the DPU with more --rings";
+        Budget { limit, used: Arc::default(), what: "a ring", hint }
+    }
+
+    /// A budget of `limit` bytes for tables of documents.
+    pub fn documents(limit: u64) -> Budget {
+        let hint = "start the DPU with more --documents, or use a plan that needs no documents";
+        Budget { limit, used: Arc::default(), what: "the tables of documents", hint }
     }
 
     /// Takes `bytes` from the budget.
     ///
     /// # Errors
     /// When less is left.
-    pub fn take(&self, bytes: u64) -> Result<RingLease, Error> {
+    pub fn take(&self, bytes: u64) -> Result<Lease, Error> {
         // A panic elsewhere cannot leave a number half changed.
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.limit.saturating_sub(*used);
         if bytes > left {
             let (need, left, limit) = (Bytes(bytes), Bytes(left), Bytes(self.limit));
-            return Err(Error::invalid(format!("a ring of {need}: {left} of {limit} are left"))
-                .hint("use fewer --slots or a smaller --slot-size, or start the DPU with more --rings"));
+            let text = format!("{} of {need}: {left} of {limit} are left", self.what);
+            return Err(Error::invalid(text).hint(self.hint));
         }
         *used += bytes;
-        Ok(RingLease { bytes, used: Arc::clone(&self.used) })
+        Ok(Lease { bytes, used: Arc::clone(&self.used) })
     }
 }
 
-impl Drop for RingLease {
+impl Drop for Lease {
     fn drop(&mut self) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.saturating_sub(self.bytes);
@@ -72,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_can_be_taken_again() {
-        let budget = RingBudget::new(100);
+        let budget = Budget::rings(100);
         let first = budget.take(60).expect("room");
         assert!(budget.take(41).is_err());
         let second = budget.take(40).expect("exactly the rest");
@@ -83,6 +93,6 @@ mod tests {
 
     #[test]
     fn a_size_beyond_all_numbers_is_refused() {
-        assert!(RingBudget::new(100).take(u64::MAX).is_err());
+        assert!(Budget::rings(100).take(u64::MAX).is_err());
     }
 }

@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::Manifest;
+use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Origin, Refusal};
 use host::root::{IoChoice, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
-use xio::dataset::{self, BYTES, DatasetError, Dtype, TokenFile, flat, megatron, npy};
+use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, npy};
+use xio::documents::{Documents, DocumentsError};
 use xio::sums::FileSums;
 
 use crate::error::{Error, with_limit_hint};
@@ -34,12 +36,19 @@ const MAX_TABLE_IDS: u64 = 1 << 20;
 /// Bytes of a file that hold its header: enough for every `.npy` header in use.
 const HEAD_BYTES: u64 = 64 << 10;
 
-/// Largest Megatron index that is read, 4 GiB: about 200 million sequences.
+/// Largest Megatron index that is read, 4 GiB: 200 million documents.
 const MAX_INDEX_BYTES: u64 = 4 << 30;
 
 const NAMES_HINT: &str = "names are paths below a --root, with or without .bin or .npy";
 
 const VOCABULARY_HINT: &str = "leave --vocab out: only tokens have a vocabulary";
+/// What to do about documents that are too long or too many.
+pub(crate) const SPLIT_HINT: &str =
+    "split what is too long or too much, or use a plan that needs no documents";
+
+const INSPECT_HINT: &str = "`dquant inspect FILE` shows what is in it";
+
+const NO_INDEX: &str = "has no index beside it that says where its documents are";
 
 const DENIED_HINT: &str = "the user that runs `dquant serve` needs read permission";
 
@@ -61,6 +70,8 @@ pub struct Found {
     pub layout: TokenFile,
     /// What its manifest says of its bytes, if it has one.
     pub sums: Option<FileSums>,
+    /// Its documents, where they were asked for and it is a file of this machine.
+    pub documents: Option<Documents>,
 }
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
@@ -75,12 +86,17 @@ impl Catalog {
 
     /// Finds and opens every dataset, or returns which one cannot be opened.
     pub fn find_all(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
-        if refs.is_empty() || refs.len() > MAX_DATASETS {
-            let count = refs.len();
-            let why = format!("{count} datasets named, 1 to {MAX_DATASETS} allowed");
-            return Err(Status::invalid_argument(why));
-        }
+        Catalog::check_count(refs)?;
         refs.iter().map(|dataset| self.find(dataset, self.io)).collect()
+    }
+
+    /// Refuses a request for no dataset, or for more than a plan can name.
+    pub(crate) fn check_count(refs: &[DatasetRef]) -> Result<(), Status> {
+        if (1..=MAX_DATASETS).contains(&refs.len()) {
+            return Ok(());
+        }
+        let why = format!("{} datasets named, 1 to {MAX_DATASETS} allowed", refs.len());
+        Err(Status::invalid_argument(why))
     }
 
     /// Finds and reads the table of this name.
@@ -88,15 +104,42 @@ impl Catalog {
         Table::read(self.find(&Table::request(name), IoChoice::Buffered)?)
     }
 
+    /// Opens the index of a dataset of this name, to be read once.
+    pub(crate) fn index(&self, name: &str) -> Result<IndexReader, Status> {
+        self.locate(name, IoChoice::Buffered, |root, name, file| {
+            let described = match name.ends_with(".npy") {
+                true => {
+                    let layout = npy::parse(&read(&name, file.fd, HEAD_BYTES)?, file.size);
+                    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
+                    Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) }
+                }
+                false => Described { bytes: file.size, dtype: None },
+            };
+            open_index(root, &name, described)?
+                .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
+        })
+    }
+
     fn find(&self, dataset: &DatasetRef, io: IoChoice) -> Result<Found, Status> {
-        let name = &dataset.name;
+        self.locate(&dataset.name, io, |root, name, file| {
+            describe(root, name, file, dataset, &mut |_| ())
+        })
+    }
+
+    /// Opens the file of this name, with or without its ending, and passes it on with its full name.
+    fn locate<R>(
+        &self,
+        name: &str,
+        io: IoChoice,
+        found: impl FnOnce(&Root, String, OpenFile) -> Result<R, Status>,
+    ) -> Result<R, Status> {
         // A folder `web` does not hide `web.bin`, but is reported if there is nothing else.
         let mut irregular = None;
         for root in &self.roots {
             for ending in ["", ".bin", ".npy"] {
                 let full = format!("{name}{ending}");
                 match root.open(&full, io) {
-                    Ok(file) => return describe(root, full, file, dataset),
+                    Ok(file) => return found(root, full, file),
                     Err(OpenError::NotFound { .. }) => {}
                     Err(error @ OpenError::NotRegular { .. }) => {
                         irregular.get_or_insert(error);
@@ -126,7 +169,12 @@ pub(crate) struct Table {
 impl Table {
     /// The request for a table: flat files are taken as `u32`.
     pub(crate) fn request(name: &str) -> DatasetRef {
-        DatasetRef { name: name.to_owned(), dtype: Dtype::U32.to_string(), vocabulary: 0 }
+        DatasetRef {
+            name: name.to_owned(),
+            dtype: Dtype::U32.to_string(),
+            vocabulary: 0,
+            ..DatasetRef::default()
+        }
     }
 
     /// The number of entries, from the description of a table.
@@ -151,7 +199,7 @@ impl Table {
 
     /// Reads a table that was opened for buffered reads.
     fn read(found: Found) -> Result<Table, Status> {
-        let Found { info, file, layout, sums } = found;
+        let Found { info, file, layout, sums, .. } = found;
         Table::ids_of(&info).map_err(|error| {
             let (message, hint) = error.parts();
             Status::invalid_argument(format!("{message}\n{}", hint.unwrap_or_default()))
@@ -199,7 +247,8 @@ fn local_error(status: &Status) -> Error {
 }
 
 /// Finds and opens a file of this machine by its path, with or without its ending, for buffered reads. The
-/// dataset is named as the path was given; of `request` only type and vocabulary matter.
+/// dataset is named as the path was given; the name in `request` does not matter. Its documents are read where
+/// the request asks for them.
 pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let given = path.display().to_string();
     let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
@@ -223,13 +272,26 @@ pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
         return Err(refused(&"its name is not UTF-8"));
     };
     let root = Root::new(folder).map_err(|error| refused(&error))?;
-    let open = || {
+    let mut lengths = Vec::new();
+    let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(&root, name.to_owned(), file, request)
+        describe(&root, name.to_owned(), file, request, &mut |tokens| lengths.push(tokens))
     };
     let found = open().map_err(|status| local_error(&status))?;
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
-    Ok(Found { info, ..found })
+    let documents = request.documents.then(|| documents_of(&lengths)).transpose();
+    let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
+    Ok(Found { info, documents, ..found })
+}
+
+/// Documents of these lengths, one after the other.
+fn documents_of(lengths: &[u64]) -> Result<Documents, DocumentsError> {
+    let mut end = 0;
+    Documents::new(lengths.iter().map(|tokens| {
+        let start = end;
+        end += tokens;
+        start..end
+    }))
 }
 
 /// The error names the file itself, with the ending that was tried.
@@ -245,11 +307,13 @@ fn refused_open(error: &OpenError) -> Status {
     }
 }
 
+/// Describes an open file. Where its documents are asked for, passes their lengths to `each`.
 fn describe(
     root: &Root,
     name: String,
     file: OpenFile,
     request: &DatasetRef,
+    each: &mut dyn FnMut(u64),
 ) -> Result<Found, Status> {
     if name.ends_with(".idx") || name.ends_with(ENDING) {
         let why = "an index or a manifest holds no tokens";
@@ -264,6 +328,12 @@ fn describe(
         settle::sample(&File::from(buffered), range, vocabulary)
             .map_err(|error| Status::internal(format!("{name}: {error}")))
     };
+    let mut documents = Fingerprint::default();
+    let mut note = |tokens| {
+        documents.push(tokens);
+        each(tokens);
+    };
+    let whole_file = Described { bytes: file.size, dtype: None };
     let (layout, origin) = if holds_records {
         let layout = match name.ends_with(".npy") {
             false => Ok(dataset::bytes(file.size)),
@@ -279,8 +349,10 @@ fn describe(
         (layout, Origin::Given)
     } else if name.ends_with(".npy") {
         (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
-    } else if let Some(index) = index_of(root, &name)? {
-        (megatron::parse(&index, file.size), Origin::File)
+    } else if let Some(index) = open_index(root, &name, whole_file)? {
+        let read =
+            if request.documents { index.read_all(&mut note) } else { index.read_all(|_| ()) };
+        (Ok(read.map_err(|error| refused_index(&name, &error))?), Origin::File)
     } else {
         let given = given_type(&name, &request.dtype)?;
         // A manifest tells more than samples.
@@ -293,6 +365,12 @@ fn describe(
         (flat(dtype, file.size), origin)
     };
     let layout = layout.map_err(|error| refuse(&name, &error, hint_of(&error)))?;
+    if request.documents && !holds_records && !matches!(layout.format, Format::Megatron { .. }) {
+        let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
+        let index = open_index(root, &name, of)?;
+        let index = index.ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))?;
+        index.read_all(&mut note).map_err(|error| refused_index(&name, &error))?;
+    }
     if let Some(manifest) = &manifest {
         // Bytes are those of the tokens, if it describes tokens.
         let stored = if holds_records { manifest.dtype() } else { layout.dtype };
@@ -318,8 +396,10 @@ fn describe(
         dtype_origin: origin.to_string(),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
         record_bytes,
+        documents: if request.documents { documents.value() } else { 0 },
+        document_count: documents.documents(),
     };
-    Ok(Found { info, file, layout, sums })
+    Ok(Found { info, file, layout, sums, documents: None })
 }
 
 /// What to try with a file that is not accepted.
@@ -331,7 +411,7 @@ fn hint_of(error: &DatasetError) -> &'static str {
             "if it holds records that are no tokens, such as images: --dtype bytes and window(BYTES OF A RECORD)"
         }
         DatasetError::NoRecords { .. } => "save an array of a type of fixed size",
-        _ => "`dquant inspect FILE` shows what is in it",
+        _ => INSPECT_HINT,
     }
 }
 
@@ -386,9 +466,9 @@ fn fingerprint(stamp: &Stamp) -> u64 {
     parts.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// The Megatron index beside a `.bin`, if there is one.
-fn index_of(root: &Root, name: &str) -> Result<Option<Vec<u8>>, Status> {
-    let Some(stem) = name.strip_suffix(".bin") else {
+/// The index beside a `.bin` or `.npy`, if there is one, which has to describe these tokens.
+fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexReader>, Status> {
+    let Some(stem) = name.strip_suffix(".bin").or(name.strip_suffix(".npy")) else {
         return Ok(None);
     };
     let index = format!("{stem}.idx");
@@ -397,9 +477,21 @@ fn index_of(root: &Root, name: &str) -> Result<Option<Vec<u8>>, Status> {
             let why = format!("index of {} bytes is larger than {MAX_INDEX_BYTES}", file.size);
             Err(refuse(&index, why, "split the dataset"))
         }
-        Ok(file) => read(&index, file.fd, file.size).map(Some),
+        Ok(file) => IndexReader::new(Path::new(&index), file.fd.into(), of)
+            .map(Some)
+            .map_err(|error| refused_index(name, &error)),
         Err(OpenError::NotFound { .. }) => Ok(None),
         Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// An index that does not describe the file `name`.
+pub(crate) fn refused_index(name: &str, error: &formats::Error) -> Status {
+    match error {
+        // Which array of the index is wrong with which value; the file may be what is wrong.
+        formats::Error::Dataset { source, .. } => refuse(name, source, INSPECT_HINT),
+        formats::Error::Io { .. } => Status::internal(error.to_string()),
+        _ => Status::invalid_argument(format!("{error}\n{}", error.hint())),
     }
 }
 

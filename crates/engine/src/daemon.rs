@@ -16,7 +16,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::budget::RingBudget;
+use crate::budget::Budget;
 use crate::catalog::Catalog;
 use crate::control::CALL_TIMEOUT;
 use crate::control::auth::CheckToken;
@@ -95,6 +95,8 @@ pub struct DpuConfig {
     pub reconnect: Duration,
     /// Bytes for the rings of all streams.
     pub rings: u64,
+    /// Bytes for the tables of documents of all streams.
+    pub documents: u64,
 }
 
 /// Printed once a daemon serves.
@@ -259,7 +261,8 @@ pub fn run_dpu<E: From<Error>>(
         reconnect: config.reconnect,
         offload: true,
         memory: config.host.memory,
-        rings: RingBudget::new(config.rings),
+        rings: Budget::rings(config.rings),
+        documents: Budget::documents(config.documents),
         waiting: Waiting::default(),
         groups: Groups::default(),
     };

@@ -77,15 +77,17 @@ impl FileStream {
     pub fn open(config: FilesConfig) -> Result<OpenedFiles, Error> {
         let (name, dtype) = (String::new(), config.dtype.clone());
         let vocabulary = config.vocabulary.unwrap_or(0);
-        let asked = DatasetRef { name, dtype, vocabulary };
+        let documents = layout::parse(&config.plan)?.needs_documents();
+        let asked = DatasetRef { name, dtype, vocabulary, documents };
         let find = |path: &PathBuf| find_file(path, &asked);
-        let found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
+        let mut found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
+        let documents = found.iter_mut().filter_map(|found| found.documents.take()).collect();
         let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
         let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
-        let mut layout = layout::plan(&request, &infos, compile)?;
+        let mut layout = layout::plan(&request, &infos, documents, compile)?;
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
         for (source, found) in layout.sources.iter_mut().zip(&found) {

@@ -3,7 +3,8 @@
 
 use host::ring::MAX_READERS;
 use xio::dataset::{BYTES, Dtype, Format, TokenFile};
-use xio::order::{Order, OrderError, SampleLayout};
+use xio::documents::Documents;
+use xio::order::{Cut, Order, OrderError, PackingError, SampleLayout};
 use xio::plan::Plan;
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
@@ -48,7 +49,8 @@ impl Layout {
             dtype: self.delivery.dtype.to_string(),
             batch_samples: self.delivery.batch_samples,
             window_tokens: self.delivery.row_tokens(),
-            pairs: self.delivery.pairs,
+            pairs: self.delivery.rows.pairs,
+            positions: self.delivery.rows.positions,
         }
     }
 }
@@ -146,11 +148,12 @@ pub(crate) fn share(request: &OpenRequest) -> Result<Share, Error> {
     Ok(share)
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `compile`
-/// decides where the plan's stages run.
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `documents` are
+/// theirs if the plan needs them, else there are none; `compile` decides where the plan's stages run.
 pub fn plan(
     request: &OpenRequest,
     infos: &[DatasetInfo],
+    documents: Vec<Documents>,
     compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
 ) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
@@ -171,21 +174,25 @@ pub fn plan(
         }
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
+    let cuts = cut(&plan, &mut layouts, documents, &names)?;
     let order = pipeline.order(&layouts).map_err(Error::invalid)?;
-    let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
-        connection: 0,
-        source: index,
-        layout: *layout,
-        stages: branch.blocks().clone(),
-        whole_pages: false,
-    };
-    let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
+    let source =
+        |(index, ((layout, cut), branch)): (u32, ((&SampleLayout, Cut), &Branch))| ReaderSource {
+            connection: 0,
+            source: index,
+            layout: *layout,
+            cut,
+            stages: branch.blocks().clone(),
+            whole_pages: false,
+        };
+    let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
+    let sources = (0..).zip(cuts).map(source).collect();
     let delivery = Delivery {
         window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
-        pairs: pipeline.pairs(),
+        rows: pipeline.rows(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         shift: request.shift,
@@ -209,6 +216,39 @@ pub fn plan(
     Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
 }
 
+/// How samples are cut from each dataset; packed ones get the number of their samples.
+fn cut(
+    plan: &Plan,
+    layouts: &mut [SampleLayout],
+    documents: Vec<Documents>,
+    names: &[String],
+) -> Result<Vec<Cut>, Error> {
+    if !plan.needs_documents() {
+        return Ok(vec![Cut::Windows; layouts.len()]);
+    }
+    let mut cuts = Vec::with_capacity(layouts.len());
+    let datasets = layouts.iter_mut().zip(documents).zip(names);
+    for (dataset, ((layout, documents), name)) in datasets.enumerate() {
+        let cut = plan.cut(dataset, *layout, documents).map_err(|error| unpacked(name, &error))?;
+        *layout = cut.0;
+        cuts.push(cut.1);
+    }
+    Ok(cuts)
+}
+
+/// Why the documents of a dataset cannot be packed.
+fn unpacked(name: &str, error: &PackingError) -> Error {
+    let hint = match error {
+        PackingError::Sparse { .. } => {
+            "write the documents that are kept to a file of their own: `dquant convert`"
+        }
+        PackingError::Empty | PackingError::Beyond { .. } => {
+            "`dquant inspect` shows what the index says"
+        }
+    };
+    Error::invalid(format!("{name}: {error}")).hint(hint)
+}
+
 /// Why a file has no samples.
 pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
     Error::invalid(format!("{name}: {error}"))
@@ -221,8 +261,11 @@ fn types(error: &CompileError, names: &[String]) -> Error {
     match *error {
         CompileError::Count { .. }
         | CompileError::NoTable
+        | CompileError::Id { .. }
         | CompileError::Stages(_)
         | CompileError::NoBatches { .. } => Error::invalid(error),
+        CompileError::Positions { .. } => Error::invalid(error)
+            .hint("positions are counted in the type of the tokens: narrow less, or add widen(i64)"),
         CompileError::Pack { .. } => Error::invalid(error).hint(
             "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
         ),

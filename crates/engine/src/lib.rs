@@ -11,7 +11,7 @@
 //! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
 //! | `handle`, `group` | trainers of one job that read one stream |
-//! | [`budget`] | how much memory the rings of a DPU may take |
+//! | [`budget`] | how much memory rings and tables of documents of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
 //! | [`error`] | failures with hints, as sent to the requester |
 //! | [`runtime`], [`signals`], [`seed`] | async runtimes; signals and seeds from the operating system |

@@ -10,8 +10,10 @@ use std::time::Duration;
 use host::attach::Connection;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
+use xio::documents::MAX_DOCUMENTS;
 
-use crate::budget::RingBudget;
+use crate::budget::Budget;
+use crate::control::documents::DOCUMENT_BYTES;
 use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
@@ -62,7 +64,8 @@ impl LocalDpu {
             reconnect: config.reconnect,
             offload: false,
             memory: config.memory,
-            rings: RingBudget::new(config.ring),
+            rings: Budget::rings(config.ring),
+            documents: Budget::documents(MAX_DOCUMENTS as u64 * DOCUMENT_BYTES),
             waiting: Waiting::default(),
             groups: Groups::default(),
         };

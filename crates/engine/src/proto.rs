@@ -10,14 +10,15 @@ tonic::include_proto!("dquant.v1");
 impl DatasetInfo {
     /// What decides which bytes it gives.
     pub fn identity(&self) -> Identity<'_> {
-        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, content, .. } = self;
+        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, .. } = self;
         Identity {
             name,
             dtype,
             tokens: *tokens,
             data_offset: *data_offset,
             fingerprint: *fingerprint,
-            content: *content,
+            content: self.content,
+            documents: self.documents,
         }
     }
 }

@@ -19,11 +19,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use xio::dataset::Dtype;
+use xio::documents::Documents;
 use xio::plan::Plan;
 use xio::reader::ReaderSource;
 
-use crate::budget::RingBudget;
+use crate::budget::{Budget, Lease};
 use crate::catalog::Table;
+use crate::control::documents::DOCUMENT_BYTES;
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
@@ -76,7 +78,9 @@ pub struct DpuContext {
     /// Total bytes of staging buffers of the engine.
     pub memory: u64,
     /// Memory for the rings of all streams.
-    pub rings: RingBudget,
+    pub rings: Budget,
+    /// Memory for the tables of documents of all streams.
+    pub documents: Budget,
     /// Streams that several trainers read.
     pub(crate) groups: Groups,
     /// Streams that wait for their target.
@@ -250,6 +254,19 @@ fn create_rings(request: &OpenRequest) -> Result<(Vec<Producer>, Vec<Vec<RingFds
     Ok(rings.into_iter().unzip())
 }
 
+/// The documents of all datasets of a request, and their share of the memory for them.
+fn documents_of(
+    context: &DpuContext,
+    control: &TargetControl,
+    request: &OpenRequest,
+    infos: &[DatasetInfo],
+) -> Result<(Vec<Documents>, Option<Lease>), Error> {
+    let count = infos.iter().fold(0, |sum: u64, info| sum.saturating_add(info.document_count));
+    let tables = context.documents.take(count.saturating_mul(DOCUMENT_BYTES))?;
+    let documents = control.documents(request.datasets.clone(), infos);
+    Ok((context.runtime.block_on(documents)?, Some(tables)))
+}
+
 /// Plans the stream, starts it in the engine, and connects it to its target.
 fn open(
     context: &DpuContext,
@@ -257,7 +274,13 @@ fn open(
 ) -> Result<(OpenStream, Opened, Vec<Vec<RingFds>>), Error> {
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
-    let table = layout::parse(&request.plan)?.remap().map(Table::request);
+    let plan = layout::parse(&request.plan)?;
+    let table = plan.remap().map(Table::request);
+    let mut request = request.clone();
+    for dataset in &mut request.datasets {
+        // For every session of the stream: one with other documents is refused.
+        dataset.documents = plan.needs_documents();
+    }
     let asked: Vec<_> = request.datasets.iter().cloned().chain(table).collect();
     let has_table = asked.len() > request.datasets.len();
     let mut infos = context.runtime.block_on(control.describe(asked))?;
@@ -266,12 +289,16 @@ fn open(
     let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
     let compile =
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
-    let layout = layout::plan(request, &infos, compile)?;
+    let (documents, tables) = match plan.needs_documents() {
+        true => documents_of(context, &control, &request, &infos)?,
+        false => (Vec::new(), None),
+    };
+    let layout = layout::plan(&request, &infos, documents, compile)?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
     let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
-    let (producers, fds) = create_rings(request)?;
+    let (producers, fds) = create_rings(&request)?;
     let (events, lost) = mpsc::channel(16);
     let opened = layout.opened(infos.clone());
     let signals = context.commands.signals();
@@ -286,7 +313,7 @@ fn open(
         producers,
         events,
         signals: signals.clone(),
-        ring,
+        leases: std::iter::once(ring).chain(tables).collect(),
     };
     let id = context
         .commands
@@ -294,7 +321,7 @@ fn open(
         .and_then(|answer| answer.map_err(|refused| refused.error))
         .map_err(Error::from)?;
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
-    let (context, request) = (context.clone(), request.clone());
+    let context = context.clone();
     let waiting = context.waiting.clone();
     let mut stream =
         OpenStream { id, target, commands, signals: signals.clone(), waiting, task: None };

@@ -8,6 +8,7 @@
 //! | [`source`], [`reading`] | detection, a stream of tokens for each format, and all cores reading one |
 //! | [`convert`] | from one format into another, verified, and resumed after a crash |
 //! | [`manifest`] | the sidecar file with type, counts and checksums |
+//! | [`documents`] | the lengths of documents, from the index beside a file |
 //! | [`settle`] | which type the tokens of a flat file have, and who says so |
 //!
 //! Files are hostile: every length and offset is checked before it is used, memory is bounded whatever they say, and
@@ -16,6 +17,7 @@
 
 pub mod convert;
 mod digest;
+pub mod documents;
 mod error;
 mod kind;
 pub mod manifest;

@@ -21,6 +21,8 @@ class Dataset:
     """Changes when the file is replaced or written."""
     content: int = 0
     """Fingerprint of its manifest, which stands for every byte of the file; 0 without a manifest."""
+    documents: int = 0
+    """Fingerprint of its documents as the plan takes them; 0 where the plan does not need them."""
 
 
 @dataclass(frozen=True)

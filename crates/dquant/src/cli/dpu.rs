@@ -15,8 +15,8 @@ use engine::daemon::{self, DpuConfig};
 
 /// Run a software DPU: fetch, blend and shuffle token data for the processes of this machine
 ///
-/// Host processes find it by its local socket. Its memory is bounded by --memory and by the rings
-/// of its streams. Runs until SIGTERM, SIGINT or SIGHUP.
+/// Host processes find it by its local socket. Its memory is bounded by --memory, by the rings
+/// of its streams, and by their tables of documents. Runs until SIGTERM, SIGINT or SIGHUP.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -48,6 +48,12 @@ pub(super) struct DpuCommand {
     /// Memory for the rings of all streams together
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::size_bytes)]
     rings: u64,
+
+    /// Memory for the tables of documents of all streams together, for plans that need documents
+    ///
+    /// A document takes 28 bytes while a stream opens, and 12 later.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::size_bytes)]
+    documents: u64,
 
     /// How long to retry a lost target before its streams fail
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
@@ -87,6 +93,7 @@ impl DpuCommand {
             token,
             reconnect: self.reconnect,
             rings: self.rings,
+            documents: self.documents,
         };
         daemon::run_dpu(config, |ready| console.report(&ready_report(ready)))?;
         Ok(Exit::Good)

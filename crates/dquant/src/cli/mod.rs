@@ -15,6 +15,7 @@ mod daemons;
 mod datasets;
 mod demo;
 mod doctor;
+mod documents;
 mod dpu;
 mod explain;
 mod inspect;
@@ -52,6 +53,7 @@ Examples:
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
   dquant convert mds/ corpus.bin
   dquant inspect corpus.bin
+  dquant documents corpus.bin
   dquant capture check run.pcap
   dquant doctor
   dquant run -- ibv_devinfo -v
@@ -78,6 +80,7 @@ enum Command {
     Tokenize(tokenize::Tokenize),
     Convert(convert::Convert),
     Inspect(inspect::Inspect),
+    Documents(documents::DocumentsCommand),
     Capture(capture::Capture),
     Doctor(doctor::Doctor),
     Run(run::Run),
@@ -98,6 +101,7 @@ impl Command {
             Command::Tokenize(command) => command.run(console),
             Command::Convert(command) => command.run(console),
             Command::Inspect(command) => command.run(console),
+            Command::Documents(command) => command.run(console),
             Command::Capture(command) => command.run(console),
             Command::Doctor(command) => command.run(console),
             Command::Run(command) => command.run(console),

@@ -28,7 +28,12 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 fn session(runtime: &Runtime, target: &Daemon, reader: QueuePair, credits: u32) -> Session {
-    let dataset = DatasetRef { name: "web".into(), dtype: "u32".into(), vocabulary: 0 };
+    let dataset = DatasetRef {
+        name: "web".into(),
+        dtype: "u32".into(),
+        vocabulary: 0,
+        ..DatasetRef::default()
+    };
     let (datasets, reader, stages) = (vec![dataset], Some(reader), vec![u32_to_u16()]);
     let request = SessionRequest { datasets, reader, credits, stages };
     runtime.block_on(async {

@@ -58,7 +58,7 @@ fn good_request(target: &Daemon) -> OpenRequest {
 }
 
 fn dataset(name: &str) -> DatasetRef {
-    DatasetRef { name: name.into(), dtype: "u32".into(), vocabulary: 0 }
+    DatasetRef { name: name.into(), dtype: "u32".into(), vocabulary: 0, ..DatasetRef::default() }
 }
 
 /// Sends one message; the text of the daemon's refusal.

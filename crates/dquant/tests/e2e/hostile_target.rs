@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use engine::proto::target_server::{Target, TargetServer};
 use engine::proto::{
-    DatasetInfo, DescribeReply, DescribeRequest, QueuePair, SessionReply, SessionRequest,
-    StatusReply, StatusRequest, TargetStages,
+    DatasetInfo, DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest, QueuePair,
+    SessionReply, SessionRequest, StatusReply, StatusRequest, TargetStages,
 };
 use roce::verbs::{SendOp, WcStatus};
 use tokio::net::TcpListener;
@@ -29,6 +29,8 @@ const ARGS: &[&str] = &["--plan", "window(100) | narrow(u16)", "--batches", "3"]
 #[derive(Clone)]
 pub(crate) struct Lies {
     datasets: Vec<DatasetInfo>,
+    /// What it sends for their documents.
+    documents: Vec<DocumentsReply>,
     session_datasets: Vec<DatasetInfo>,
     target: Option<QueuePair>,
     mtu: u32,
@@ -41,6 +43,11 @@ impl Lies {
     /// A target that runs these stages, whatever was requested.
     pub(crate) fn running(stages: Vec<TargetStages>) -> Lies {
         Lies { stages: Some(stages), ..Lies::default() }
+    }
+
+    /// A target that describes a dataset like this and sends these pieces of its documents.
+    pub(crate) fn with_documents(info: &DatasetInfo, documents: Vec<DocumentsReply>) -> Lies {
+        Lies { datasets: vec![info.clone()], documents, ..Lies::default() }
     }
 }
 
@@ -56,6 +63,7 @@ impl Default for Lies {
         let address = format!("{}:4791", fresh_ip());
         Lies {
             datasets: vec![info("u32", 1_000_000, 0)],
+            documents: Vec::new(),
             session_datasets: vec![info("u32", 1_000_000, 0)],
             target: Some(QueuePair {
                 address,
@@ -118,6 +126,8 @@ impl Drop for FakeTarget {
     }
 }
 
+type Pieces = Pin<Box<dyn Stream<Item = Result<DocumentsReply, Status>> + Send>>;
+
 type Replies = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -127,6 +137,13 @@ impl Target for Service {
         _: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
         Ok(Response::new(DescribeReply { datasets: self.lies.datasets.clone() }))
+    }
+
+    type DocumentsStream = Pieces;
+
+    async fn documents(&self, _: Request<DocumentsRequest>) -> Result<Response<Pieces>, Status> {
+        let pieces = self.lies.documents.clone().into_iter().map(Ok);
+        Ok(Response::new(Box::pin(tokio_stream::iter(pieces))))
     }
 
     type SessionStream = Replies;

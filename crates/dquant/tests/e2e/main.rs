@@ -12,6 +12,7 @@
 //! | [`never_mixed`] | files that change while they are read, and between connections |
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
+//! | [`documents`] | tables of documents, and indices that do not fit |
 //! | [`types`] | who says which type a flat file has |
 //! | [`records`], [`quantized`] | records that are no tokens, values of floating point |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
@@ -26,6 +27,7 @@ mod bad_data;
 mod bad_names;
 mod bad_plans;
 mod corpus;
+mod documents;
 mod dpu_dies;
 mod few_descriptors;
 mod floods;

@@ -94,8 +94,12 @@ fn a_target_refuses_stages_that_it_cannot_run() {
         for (stages, part, hint) in cases {
             let address = format!("{}:4791", fresh_ip());
             let reader = QueuePair { address, qpn: 5, psn: 0, mtu: 4096, selective_repeat: false };
-            let datasets =
-                vec![DatasetRef { name: "web".into(), dtype: "u32".into(), vocabulary: 0 }];
+            let datasets = vec![DatasetRef {
+                name: "web".into(),
+                dtype: "u32".into(),
+                vocabulary: 0,
+                ..DatasetRef::default()
+            }];
             let request = SessionRequest { datasets, reader: Some(reader), credits: 4, stages };
             let error = control.session(request).await.map(drop).expect_err(part);
             let (message, hinted) = error.parts();

@@ -16,10 +16,12 @@ use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xio::dataset::Format;
+use xio::documents::Documents;
 use xio::stage::TargetStages;
 use xio::target::Served;
 
 use super::auth::{self, AddToken};
+use super::documents::{Arriving, Readers, TABLES_TIMEOUT};
 use super::gate::{self, Call, Gate};
 use super::peer::{Peer, root_cause};
 use super::stages;
@@ -32,8 +34,8 @@ use crate::log;
 use crate::proto::target_client::TargetClient;
 use crate::proto::target_server::Target;
 use crate::proto::{
-    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, QueuePair, SessionReply,
-    SessionRequest, StatusReply, StatusRequest,
+    DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest,
+    QueuePair, SessionReply, SessionRequest, StatusReply, StatusRequest,
 };
 use crate::status::{Counters, Event};
 
@@ -47,6 +49,7 @@ pub struct TargetService {
     control: SocketAddr,
     roce: SocketAddr,
     notes: Arc<[String]>,
+    documents: Readers,
 }
 
 impl TargetService {
@@ -61,7 +64,8 @@ impl TargetService {
     ) -> TargetService {
         let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
         let (catalog, (control, roce)) = (Arc::new(catalog), at);
-        TargetService { catalog, commands, reports, gate, control, roce, notes: notes.into() }
+        let (notes, documents) = (notes.into(), Readers::default());
+        TargetService { catalog, commands, reports, gate, control, roce, notes, documents }
     }
 
     /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
@@ -272,6 +276,8 @@ fn engine_status(error: EngineError) -> Status {
 /// The call for which work is done, held while the work lasts.
 type Held = Option<Arc<Call>>;
 
+type DocumentsStream = Pin<Box<dyn Stream<Item = Result<DocumentsReply, Status>> + Send>>;
+
 type SessionStream = Pin<Box<dyn Stream<Item = Result<SessionReply, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -286,6 +292,21 @@ impl Target for TargetService {
         let found = found.inspect_err(|status| log_refusal("datasets", &from, status))?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))
+    }
+
+    type DocumentsStream = DocumentsStream;
+
+    async fn documents(
+        &self,
+        request: Request<DocumentsRequest>,
+    ) -> Result<Response<DocumentsStream>, Status> {
+        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let call = Call::work(&request)?;
+        let datasets = request.into_inner().datasets;
+        Catalog::check_count(&datasets)?;
+        let pieces = self.documents.read(Arc::clone(&self.catalog), datasets, call).await;
+        let pieces = pieces.inspect_err(|status| log_refusal("documents", &from, status))?;
+        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(pieces))))
     }
 
     type SessionStream = SessionStream;
@@ -444,6 +465,33 @@ impl TargetControl {
         let call = client.describe(DescribeRequest { datasets });
         let reply = self.peer.within(call).await?;
         Ok(reply.into_inner().datasets)
+    }
+
+    /// The documents of datasets that were described as `infos`, with their documents.
+    ///
+    /// # Errors
+    /// When the target refuses or takes too long, and when its reply does not agree with the descriptions.
+    pub async fn documents(
+        &self,
+        datasets: Vec<DatasetRef>,
+        infos: &[DatasetInfo],
+    ) -> Result<Vec<Documents>, Error> {
+        let mut arriving = Arriving::new(infos)?;
+        let receive = async {
+            let mut client = self.client.clone();
+            let call = client.documents(DocumentsRequest { datasets });
+            let mut pieces = self.peer.within(call).await?.into_inner();
+            while let Some(piece) = self.peer.within(pieces.message()).await? {
+                arriving.take(&piece)?;
+            }
+            arriving.finish()
+        };
+        let late = |_| {
+            let seconds = TABLES_TIMEOUT.as_secs();
+            Error::unreachable(format!("{}: no tables of documents within {seconds} s", self.peer))
+                .hint("its disk or the path to it is slow: see `dquant status`")
+        };
+        tokio::time::timeout(TABLES_TIMEOUT, receive).await.map_err(late)?
     }
 
     /// Begins a session.

@@ -27,7 +27,7 @@ use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
     Turns, Work,
 };
-use crate::budget::RingLease;
+use crate::budget::Lease;
 use crate::data::sink::RingSink;
 use crate::log;
 use crate::status::Counters;
@@ -62,8 +62,8 @@ pub struct StreamSpec {
     pub events: tokio::sync::mpsc::Sender<Event>,
     /// Flags that the engine checks for the stream's end.
     pub signals: Signals,
-    /// Their share of the memory for rings, returned when they are freed.
-    pub ring: RingLease,
+    /// Their share of the memory for rings and tables of documents, returned when they are freed.
+    pub leases: Vec<Lease>,
 }
 
 /// What an engine reports about a stream.
@@ -188,7 +188,7 @@ struct Stream {
     lines: Vec<Line>,
     events: tokio::sync::mpsc::Sender<Event>,
     signals: Signals,
-    ring: RingLease,
+    leases: Vec<Lease>,
 }
 
 struct Engine<F> {
@@ -396,19 +396,19 @@ impl<F: Fabric> Engine<F> {
         };
         let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
         let resources = ReaderResources { data, send_cq, recv_cq };
-        let StreamSpec { setup, names, targets, producers, events, signals, ring } = *spec;
+        let StreamSpec { setup, names, targets, producers, events, signals, leases } = *spec;
         let connections = targets.len() as u32;
         let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
         let sink = RingSink::new(producers, names, targets, DOORBELL_SLOTS);
         if let Err(source) = self.watch_credits(&sink) {
             domain.close(&mut self.host);
             let error = EngineError::Os { what: "credits of the ring", source };
-            return Err(Refused::new(error, (sink, ring)));
+            return Err(Refused::new(error, (sink, leases)));
         }
         let id = StreamId(self.next_id);
         self.next_id += 1;
         let lines = Vec::new();
-        self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, ring });
+        self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, leases });
         Ok(id)
     }
 
@@ -479,9 +479,9 @@ impl<F: Fabric> Engine<F> {
         }
         stream.domain.close(&mut self.host);
         self.ended.add(&stream.counters());
-        let Stream { reader, sink, ring, events, .. } = stream;
-        // In this order: the ring's memory is free when its share is given back.
-        self.disposer.dispose((reader, sink, ring, events));
+        let Stream { reader, sink, leases, events, .. } = stream;
+        // In this order: the memory is free when its share is given back.
+        self.disposer.dispose((reader, sink, leases, events));
     }
 
     fn status(&self) -> Counters {

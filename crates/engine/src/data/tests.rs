@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
+use xio::order::Cut;
 use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSetup, ReaderSource, Share};
+use xio::stage::Rows;
 
 use super::dpu::{DpuEngine, StreamId, StreamSpec};
 use super::target::{SessionSpec, TargetEngine};
 use super::*;
-use crate::budget::RingBudget;
+use crate::budget::Budget;
 use crate::status::Counters;
 
 const RING_BYTES: u64 = 16 << 10;
@@ -54,20 +56,21 @@ struct Opened {
     _events: tokio::sync::mpsc::Receiver<dpu::Event>,
 }
 
-fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
+fn open(engine: &DpuEngine, rings: &Budget) -> Opened {
     let plan = Plan::parse("window(64)", None).expect("a plan");
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
     let layout = plan.layout(0, file).expect("it fits");
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
-    let source = ReaderSource { connection: 0, source: 0, layout, stages, whole_pages: false };
+    let (cut, whole_pages) = (Cut::Windows, false);
+    let source = ReaderSource { connection: 0, source: 0, layout, cut, stages, whole_pages };
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,
         sample_dtype: Dtype::U16,
         dtype: Dtype::U16,
-        pairs: false,
+        rows: Rows::default(),
         first_batch: 0,
         batches: None,
         shift: 0,
@@ -87,7 +90,7 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
         producers: vec![producer],
         events,
         signals: signals.clone(),
-        ring: rings.take(RING_BYTES).expect("room"),
+        leases: vec![rings.take(RING_BYTES).expect("room")],
     };
     let id = engine.commands.call(|reply| dpu::Command::Open(Box::new(spec), reply));
     let id = id.expect("it runs").expect("there is room");
@@ -97,7 +100,7 @@ fn open(engine: &DpuEngine, rings: &RingBudget) -> Opened {
 #[test]
 fn a_full_queue_loses_no_end_of_a_stream() {
     let engine = DpuEngine::start(config()).expect("loopback");
-    let rings = RingBudget::new(2 * RING_BYTES);
+    let rings = Budget::rings(2 * RING_BYTES);
     let (closed, mut abandoned) = (open(&engine, &rings), open(&engine, &rings));
     let status = || engine.commands.call(dpu::Command::Status).expect("it runs");
     let before = status().get("dpu.memory_free_bytes");
@@ -127,7 +130,7 @@ fn a_full_queue_loses_no_end_of_a_stream() {
 fn streams_are_not_bounded_by_what_one_sleep_watches() {
     const STREAMS: usize = 40;
     let engine = DpuEngine::start(config()).expect("loopback");
-    let rings = RingBudget::new(STREAMS as u64 * RING_BYTES);
+    let rings = Budget::rings(STREAMS as u64 * RING_BYTES);
     let status = || engine.commands.call(dpu::Command::Status).expect("it runs");
     let free_bytes = status().get("dpu.memory_free_bytes");
     let mut streams: Vec<_> = (0..STREAMS).map(|_| open(&engine, &rings)).collect();
@@ -194,7 +197,7 @@ fn a_full_queue_loses_no_end_of_a_session() {
 #[test]
 fn a_caller_waits_for_room_in_a_full_queue() {
     let engine = DpuEngine::start(config()).expect("loopback");
-    let stream = open(&engine, &RingBudget::new(RING_BYTES));
+    let stream = open(&engine, &Budget::rings(RING_BYTES));
     let stalled = stall(&engine.commands, dpu::Command::Status);
     let (commands, id) = (engine.commands.clone(), stream.id);
     let call = std::thread::spawn(move || commands.call(|reply| dpu::Command::Stream(id, reply)));
@@ -293,7 +296,7 @@ fn failing() -> (Host<Failing>, Arc<AtomicBool>) {
 fn a_device_that_is_gone_ends_streams_and_engines_with_that_reason() {
     let (host, has_failed) = failing();
     let engine = DpuEngine::start_on(host).expect("it works so far");
-    let rings = RingBudget::new(RING_BYTES);
+    let rings = Budget::rings(RING_BYTES);
     let mut stream = open(&engine, &rings);
     assert_eq!(engine.commands.failure(), None);
     has_failed.store(true, Ordering::Relaxed);

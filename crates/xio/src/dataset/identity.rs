@@ -18,6 +18,8 @@ pub struct Identity<'a> {
     pub fingerprint: u64,
     /// Fingerprint of its manifest; 0 without one.
     pub content: u64,
+    /// Fingerprint of its documents as the plan takes them; 0 where it does not need them.
+    pub documents: u64,
 }
 
 impl Identity<'_> {
@@ -25,7 +27,7 @@ impl Identity<'_> {
     /// because every block read is compared with them; without two the files must be the same. So a manifest
     /// may be added or removed, and a dataset with a manifest may be copied.
     pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
-        let Identity { name, dtype, tokens, data_offset, fingerprint, content } = *self;
+        let Identity { name, dtype, tokens, data_offset, fingerprint, content, documents } = *self;
         if name != now.name {
             Some(format!("it is {:?} now and was {name:?}", now.name))
         } else if dtype != now.dtype {
@@ -34,6 +36,8 @@ impl Identity<'_> {
             Some(format!("it has {} tokens now and had {tokens}", now.tokens))
         } else if data_offset != now.data_offset {
             Some(format!("its tokens begin at byte {} now, not {data_offset}", now.data_offset))
+        } else if documents != now.documents {
+            Some("its index describes other documents now".into())
         } else if content != 0 && now.content != 0 {
             let differs = content != now.content;
             differs.then(|| "its manifest describes other contents now".into())
@@ -64,6 +68,7 @@ mod tests {
             data_offset: 0,
             fingerprint: 5,
             content: 0,
+            documents: 0,
         };
         let with = |fingerprint, content| Identity { fingerprint, content, ..then };
         assert_eq!(then.difference(&then), None);
@@ -82,5 +87,9 @@ mod tests {
         says(then, Identity { dtype: "u32", ..then }, "u32 tokens now and held u16");
         says(then, Identity { data_offset: 8, ..then }, "byte 8 now");
         says(then, Identity { name: "web.npy", ..then }, "web.npy");
+        // Whatever the manifests say: the index is another file.
+        let documents = |documents| Identity { documents, ..with(5, 9) };
+        assert_eq!(documents(3).difference(&documents(3)), None);
+        says(documents(3), documents(4), "other documents");
     }
 }

@@ -209,6 +209,15 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
+    ("window(4) | pack", "pack", "needs its argument `fit`"),
+    ("window(4) | pack(worst)", "worst", "best and first fill samples"),
+    ("window(4) | pack(best, pad=-1)", "-1", "must be a whole number"),
+    ("window(4) | pack(best, 0)", "0", "takes no further argument"),
+    ("window(4, overlap=1) | pack(best)", "pack(best)", "cannot overlap"),
+    ("window(4) | pairs(1)", "1", "no argument but ignore=ID"),
+    ("window(4) | pairs(ignore=x)", "x", "no whole number"),
+    ("window(4) | positions(1)", "1", "takes no further argument"),
+    ("window(4) | positions | positions", "positions", "a second time"),
     ("narrow(u16)", "", "does not say how long a sample is"),
     ("window(131072) | batch(65536)", "batch(65536)", "exceeds 268435456 tokens"),
 ];
@@ -363,14 +372,25 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver.to_vec()));
     let quantize = quantize.prop_map(|(to, deliver)| Quantize { to, deliver });
     let quantize = prop::option::of(quantize);
+    let fit = prop::sample::select(Fit::ALL.to_vec());
+    let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
+    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
     let types = (narrow, widen, (remap, bits, codec, quantize));
-    (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
-        |((window, overlap, pairs), shuffle, (blend, phases), (narrow, widen, forms), batch)| {
+    (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
+        |(
+            (window, overlap, pairs),
+            shuffle,
+            (blend, phases),
+            (narrow, widen, forms),
+            batch,
+            (pack, ignore, positions),
+        )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
             let plan = Plan {
                 window,
-                overlap,
+                overlap: if pack.is_some() { 0 } else { overlap },
+                pack,
                 shuffle,
                 blend,
                 phases,
@@ -381,12 +401,17 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 quantize: None,
                 widen,
                 pairs,
+                ignore: ignore.filter(|_| pairs),
+                positions,
                 batch,
             };
             match forms.3 {
                 // What is for tokens is left out.
                 Some(quantize) => Plan {
                     overlap: 0,
+                    pack: None,
+                    ignore: None,
+                    positions: false,
                     remap: None,
                     narrow: None,
                     bitpack: None,
@@ -433,7 +458,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

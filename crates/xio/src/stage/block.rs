@@ -274,6 +274,15 @@ impl BlockStages {
         }
     }
 
+    /// Tokens of [`output`](Self::output) type that so many tokens of the file become, whole samples of them.
+    pub fn output_tokens(&self, tokens: u32) -> u32 {
+        let row = self.over_blocks().find_map(|stage| match stage.op {
+            BlockOp::Quantize { row, .. } if self.output.dtype == Dtype::U8 => Some(row),
+            _ => None,
+        });
+        row.map_or(tokens, |row| tokens / row.max(1) * quantized_bytes(row as usize) as u32)
+    }
+
     /// Bytes of a token of the file that the reader's buffers need room for.
     pub fn buffered_bytes(&self) -> u32 {
         // A quantized value and its share of the scale.

@@ -1,0 +1,197 @@
+//! The documents of datasets: from the index on the disk to whoever asks, at this machine and through a target.
+
+use std::fs;
+use std::path::Path;
+
+use engine::proto::{DatasetInfo, DocumentsReply};
+use serde_json::{Value, json};
+use xio::dataset::Dtype;
+
+use super::corpus::{Corpus, tokens};
+use super::harness::{Cat, Daemon, Ran, World, path};
+use super::hostile_packets::runtime;
+use super::hostile_target::{FakeTarget, Lies};
+
+/// Writes the index of documents of these lengths, each of one sequence, for tokens of this code and width.
+pub(crate) fn write_index(path: &Path, lengths: &[u32], (code, width): (u8, i64)) {
+    let mut index = b"MMIDIDX\x00\x00".to_vec();
+    index.extend(1_u64.to_le_bytes());
+    index.push(code);
+    index.extend((lengths.len() as u64).to_le_bytes());
+    index.extend((lengths.len() as u64 + 1).to_le_bytes());
+    index.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    let mut at = 0_i64;
+    for length in lengths {
+        index.extend(at.to_le_bytes());
+        at += i64::from(*length) * width;
+    }
+    index.extend((0..=lengths.len() as i64).flat_map(i64::to_le_bytes));
+    fs::write(path, index).expect("the folder is writable");
+}
+
+const U16: (u8, i64) = (8, 2);
+const I64: (u8, i64) = (5, 8);
+
+/// More documents than fit one piece on the wire, a few of them empty or long.
+fn many() -> Vec<u32> {
+    (0..300_000_u32).map(|i| if i % 1_000 == 7 { i } else { i % 5 }).collect()
+}
+
+fn listing(ran: Ran) -> Value {
+    serde_json::from_slice(&ran.good().stdout).expect("one JSON object")
+}
+
+/// What a listing has to say of these documents.
+fn check(listing: &Value, lengths: &[u32]) {
+    let mut end = 0;
+    let mut starts = Vec::new();
+    for length in lengths {
+        starts.push(end);
+        end += u64::from(*length);
+    }
+    assert_eq!(listing["schema"], "dquant.documents/1");
+    assert_eq!((&listing["documents"], &listing["tokens"]), (&json!(lengths.len()), &json!(end)));
+    assert!(listing["lengths"] == json!(lengths), "other lengths");
+    assert!(listing["starts"] == json!(starts), "other starts");
+}
+
+fn ask(world: &World, target: &Daemon, name: &str) -> Ran {
+    world.run(&["documents", &target.url(name), "--json"])
+}
+
+fn ask_local(world: &World, name: &str) -> Ran {
+    world.run(&["documents", path(&world.data(name)), "--json"])
+}
+
+#[test]
+fn both_ends_see_the_documents_of_the_index() {
+    let Some(world) = World::new("both_ends_see_the_documents") else { return };
+    let target = world.target(&[]);
+    let lengths = many();
+    let total: u32 = lengths.iter().sum();
+    Corpus::flat(&world.data("many.bin"), Dtype::U16, tokens(total as usize, 1));
+    write_index(&world.data("many.idx"), &lengths, U16);
+    Corpus::npy(&world.data("array.npy"), tokens(10, 1));
+    write_index(&world.data("array.idx"), &[3, 0, 7], I64);
+    Corpus::flat(&world.data("empty.bin"), Dtype::U16, tokens(0, 1));
+    write_index(&world.data("empty.idx"), &[], U16);
+    for (name, lengths) in [("many", &lengths[..]), ("array", &[3, 0, 7]), ("empty", &[])] {
+        let (local, remote) =
+            (listing(ask_local(&world, name)), listing(ask(&world, &target, name)));
+        check(&local, lengths);
+        check(&remote, lengths);
+        assert_eq!(local["fingerprint"], remote["fingerprint"]);
+    }
+    // Text: a line for each.
+    let text = world.run(&["documents", path(&world.data("array.npy"))]).good().stdout;
+    assert_eq!(
+        String::from_utf8_lossy(&text),
+        "# document first-token tokens\n0 0 3\n1 3 0\n2 3 7\n"
+    );
+    // More callers than the target answers at once.
+    let ask = |_| {
+        let url = target.url("many");
+        Cat::start(&world, world.program(&["documents", &url, "--json"]))
+    };
+    let callers: Vec<Cat> = (0..12).map(ask).collect();
+    for caller in callers {
+        check(&listing(caller.finish()), &lengths);
+    }
+    assert_eq!(target.status(&world).counter("control.refused_calls"), 0);
+}
+
+#[test]
+fn datasets_without_a_fitting_index_are_refused() {
+    let Some(world) = World::new("datasets_without_a_fitting_index") else { return };
+    let target = world.target(&[]);
+    let fails = |name: &str, parts: &[&str], hint: &str| {
+        ask(&world, &target, name).failed(2, parts, hint);
+        ask_local(&world, name).failed(2, parts, hint);
+    };
+    Corpus::flat(&world.data("flat.bin"), Dtype::U32, tokens(5_000, 1));
+    Corpus::npy(&world.data("array.npy"), tokens(10, 1));
+    let none = "no index beside it";
+    fails("flat", &["flat.bin", none], "dquant convert FILE NAME.idx --eos ID");
+    fails("array", &["array.npy", none], "dquant tokenize");
+    fails("nothing", &["nothing"], "");
+    // The index of another file: too few tokens, too many, tokens of another width.
+    write_index(&world.data("array.idx"), &[3, 6], I64);
+    fails("array", &["array.npy", "80 bytes, 72 described"], "dquant inspect");
+    write_index(&world.data("array.idx"), &[3, 8], I64);
+    fails("array", &["array.npy", "sequence_lengths[1] is 8"], "dquant inspect");
+    write_index(&world.data("array.idx"), &[3, 7], U16);
+    fails("array", &["array.idx", "u16 tokens, the file holds i64"], "dquant convert");
+    // Cut off, and nothing at all.
+    write_index(&world.data("array.idx"), &[3, 7], I64);
+    let whole = fs::read(world.data("array.idx")).expect("it is there");
+    for cut in [0, 9, 33, 40, whole.len() - 1] {
+        fs::write(world.data("array.idx"), &whole[..cut]).expect("writable");
+        fails("array", &["array.npy", "ends early"], "dquant inspect");
+    }
+    // A document that is too long for anyone, of an index that is valid.
+    fs::File::create(world.data("long.bin"))
+        .and_then(|file| file.set_len(12 << 30))
+        .expect("sparse");
+    write_index(&world.data("long.idx"), &[1 << 30; 6], U16);
+    let mut index = fs::read(world.data("long.idx")).expect("it is there");
+    // All six sequences are one document.
+    let documents = index.len() - 7 * 8;
+    index[26..34].copy_from_slice(&2_u64.to_le_bytes());
+    index.truncate(documents + 8);
+    index.extend(6_u64.to_le_bytes());
+    fs::write(world.data("long.idx"), index).expect("writable");
+    fails("long", &["long", "6442450944 tokens"], "");
+}
+
+#[test]
+fn a_caller_without_the_token_gets_no_documents() {
+    let Some(world) = World::new("a_caller_without_the_token_gets_no_documents") else { return };
+    let target = world.target(&[]);
+    Corpus::megatron(&world.data("web.bin"), tokens(1_000, 1));
+    let mut call = world.program(&["documents", &target.url("web")]);
+    call.env("DQUANT_TOKEN", "wrong-token");
+    Cat::start(&world, call).finish().failed(2, &["token"], "--token");
+    assert_eq!(target.status(&world).counter("control.auth_failures"), 1);
+}
+
+/// What a target describes is not what it sends: the index changed in between, or the target lies.
+#[test]
+fn tables_that_are_not_as_described_are_refused() {
+    let Some(world) = World::new("tables_that_are_not_as_described") else { return };
+    let runtime = runtime();
+    let target = world.target(&[]);
+    Corpus::megatron(&world.data("web.bin"), tokens(7, 1));
+    write_index(&world.data("web.idx"), &[3, 4], U16);
+    let fingerprint = listing(ask(&world, &target, "web"))["fingerprint"].to_string();
+    let fingerprint = u64::from_str_radix(fingerprint.trim_matches('"'), 16).expect("16 digits");
+    let info = DatasetInfo {
+        name: "web.bin".into(),
+        dtype: "u16".into(),
+        tokens: 7,
+        documents: fingerprint,
+        document_count: 2,
+        ..DatasetInfo::default()
+    };
+    let piece = |dataset, lengths: &[u8]| DocumentsReply { dataset, lengths: lengths.to_vec() };
+    let sends = |info: &DatasetInfo, documents: Vec<DocumentsReply>| {
+        let fake = FakeTarget::start(&runtime, Lies::with_documents(info, documents));
+        world.run(&["documents", &fake.url("web"), "--json"])
+    };
+    check(&listing(sends(&info, vec![piece(0, &[3, 4])])), &[3, 4]);
+    let again = "open the stream again";
+    for (pieces, part, hint) in [
+        (vec![], "fewer documents", again),
+        (vec![piece(0, &[3])], "fewer documents", again),
+        (vec![piece(0, &[3, 3])], "another number of tokens", again),
+        (vec![piece(0, &[4, 3])], "documents of other lengths", again),
+        (vec![piece(0, &[3]), piece(0, &[4, 0])], "more documents", again),
+        (vec![piece(0, &[3, 0x84])], "cut off", "same version"),
+        (vec![piece(1, &[3, 4])], "out of order", "same version"),
+    ] {
+        sends(&info, pieces).failed(2, &[part], hint);
+    }
+    let old = DatasetInfo { documents: 0, document_count: 0, ..info.clone() };
+    sends(&old, vec![]).failed(2, &["web.bin", "does not tell its documents"], "same version");
+    let huge = DatasetInfo { document_count: u64::MAX, ..info };
+    sends(&huge, vec![]).failed(2, &["at most 200000000"], "split");
+}
