@@ -20,7 +20,7 @@ use formats::settle::{self, Origin, Refusal};
 use host::root::{IoChoice, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
-use xio::dataset::{Dtype, Format, TokenFile, flat, npy};
+use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, npy};
 use xio::documents::{Documents, DocumentsError};
 use xio::sums::FileSums;
 
@@ -41,6 +41,7 @@ const MAX_INDEX_BYTES: u64 = 4 << 30;
 
 const NAMES_HINT: &str = "names are paths below a --root, with or without .bin or .npy";
 
+const VOCABULARY_HINT: &str = "leave --vocab out: only tokens have a vocabulary";
 /// What to do about documents that are too long or too many.
 pub(crate) const SPLIT_HINT: &str =
     "split what is too long or too much, or use a plan that needs no documents";
@@ -321,6 +322,7 @@ fn describe(
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
+    let (holds_records, mut record_bytes) = (request.dtype == BYTES, 0);
     let sample = |range: Range<u64>| {
         let buffered = reopen(root, &name, &file.stamp)?;
         settle::sample(&File::from(buffered), range, vocabulary)
@@ -332,7 +334,20 @@ fn describe(
         each(tokens);
     };
     let whole_file = Described { bytes: file.size, dtype: None };
-    let (layout, origin) = if name.ends_with(".npy") {
+    let (layout, origin) = if holds_records {
+        let layout = match name.ends_with(".npy") {
+            false => Ok(dataset::bytes(file.size)),
+            true => {
+                let head = read_head(root, &name, &file.stamp)?;
+                let parsed = npy::parse_records(&head, file.size);
+                parsed.map(|(layout, bytes)| {
+                    record_bytes = bytes;
+                    layout
+                })
+            }
+        };
+        (layout, Origin::Given)
+    } else if name.ends_with(".npy") {
         (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
     } else if let Some(index) = open_index(root, &name, whole_file)? {
         let read =
@@ -349,18 +364,23 @@ fn describe(
             settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
         (flat(dtype, file.size), origin)
     };
-    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
-    if request.documents && !matches!(layout.format, Format::Megatron { .. }) {
+    let layout = layout.map_err(|error| refuse(&name, &error, hint_of(&error)))?;
+    if request.documents && !holds_records && !matches!(layout.format, Format::Megatron { .. }) {
         let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
         let index = open_index(root, &name, of)?;
         let index = index.ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))?;
         index.read_all(&mut note).map_err(|error| refused_index(&name, &error))?;
     }
     if let Some(manifest) = &manifest {
-        settle::agrees(manifest, (&name, file.size), (layout.dtype, layout.tokens))
-            .map_err(refused)?;
+        // Bytes are those of the tokens, if it describes tokens.
+        let stored = if holds_records { manifest.dtype() } else { layout.dtype };
+        let tokens = layout.data_bytes() / u64::from(stored.bytes());
+        settle::agrees(manifest, (&name, file.size), (stored, tokens)).map_err(refused)?;
     }
     if let Some(vocabulary) = vocabulary {
+        if !layout.dtype.is_token() {
+            return Err(refuse(&name, "it holds no tokens of a vocabulary", VOCABULARY_HINT));
+        }
         let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
         settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
@@ -375,15 +395,30 @@ fn describe(
         fingerprint: fingerprint(&file.stamp),
         dtype_origin: origin.to_string(),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
+        record_bytes,
         documents: if request.documents { documents.value() } else { 0 },
         document_count: documents.documents(),
     };
     Ok(Found { info, file, layout, sums, documents: None })
 }
 
+/// What to try with a file that is not accepted.
+fn hint_of(error: &DatasetError) -> &'static str {
+    match error {
+        DatasetError::NotTokens { .. }
+        | DatasetError::NotInteger { .. }
+        | DatasetError::BigEndian { .. } => {
+            "if it holds records that are no tokens, such as images: --dtype bytes and window(BYTES OF A RECORD)"
+        }
+        DatasetError::NoRecords { .. } => "save an array of a type of fixed size",
+        _ => INSPECT_HINT,
+    }
+}
+
 /// The token type in the request, if there is one.
 fn given_type(name: &str, given: &str) -> Result<Option<Dtype>, Status> {
-    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32";
+    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32; f32, f16 and bf16 for \
+                values, bytes for records";
     match given {
         "" => Ok(None),
         given => Dtype::from_name(given)

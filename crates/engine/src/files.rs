@@ -148,8 +148,10 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         _ => config.plan.clone(),
     };
     let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
-    let dataset =
-        |info: &DatasetInfo| DatasetRef { name: info.name.clone(), ..DatasetRef::default() };
+    let dataset = |info: &DatasetInfo| {
+        let (name, dtype) = (info.name.clone(), config.dtype.clone());
+        DatasetRef { name, dtype, ..DatasetRef::default() }
+    };
     Ok(OpenRequest {
         datasets: infos.iter().map(dataset).collect(),
         plan,

@@ -2,7 +2,7 @@
 //! samples.
 
 use host::ring::MAX_READERS;
-use xio::dataset::{Dtype, Format, TokenFile};
+use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
 use xio::order::megatron::MegatronError;
 use xio::order::{Cut, OrderError, PackingError, SampleLayout, StreamOrder};
@@ -11,7 +11,7 @@ use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
-use crate::proto::{DatasetInfo, OpenRequest, Opened};
+use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -71,10 +71,12 @@ pub(crate) fn parse(text: &str) -> Result<Plan, Error> {
     })
 }
 
-/// Checks the description of a dataset by its target.
-fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
+/// Checks the description of a dataset by its target. Bytes are never taken for tokens: they have to be asked for.
+fn token_file((info, asked): (&DatasetInfo, &DatasetRef)) -> Result<TokenFile, Error> {
     let bad = |why: &str| Error::invalid(format!("{}: the target's description: {why}", info.name));
-    let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_token());
+    let is_asked = |dtype: &Dtype| (*dtype == Dtype::U8) == (asked.dtype == BYTES);
+    let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_streamed());
+    let dtype = dtype.filter(is_asked);
     let dtype = dtype.ok_or_else(|| bad("its token type is unknown"))?;
     let bytes = info.tokens.checked_mul(u64::from(dtype.bytes()));
     let end = bytes.and_then(|bytes| bytes.checked_add(info.data_offset));
@@ -83,6 +85,26 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     }
     let (tokens, data_offset) = (info.tokens, info.data_offset);
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
+}
+
+/// Whether samples are whole records of the file, all of which are samples.
+fn check_records(info: &DatasetInfo, window: u32) -> Result<(), Error> {
+    let DatasetInfo { name, record_bytes, tokens: bytes, .. } = info;
+    if *record_bytes > 0 && !u64::from(window).is_multiple_of(*record_bytes) {
+        let text = format!("{name}: a record has {record_bytes} bytes, window({window}) cuts it");
+        let hint = format!("a sample is a record, or several: window({record_bytes})");
+        return Err(Error::invalid(text).hint(hint));
+    }
+    match bytes % u64::from(window) {
+        0 => Ok(()),
+        left => {
+            let text = format!(
+                "{name}: its {bytes} bytes are no multiple of window({window}), {left} are left over"
+            );
+            Err(Error::invalid(text)
+                .hint("window(N) has to be the bytes of a record, or of several"))
+        }
+    }
 }
 
 /// Most trainers that read a stream together: each costs a few descriptors.
@@ -141,12 +163,16 @@ pub fn plan(
         let why = format!("{} datasets for a plan over {expected}", infos.len());
         return Err(Error::invalid(why));
     }
-    let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
+    let asked = infos.iter().zip(&request.datasets);
+    let files = asked.map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
-    for (dataset, (file, name)) in files.iter().zip(&names).enumerate() {
+    for (dataset, ((file, name), info)) in files.iter().zip(&names).zip(infos).enumerate() {
+        if file.dtype == Dtype::U8 {
+            check_records(info, pipeline.window_tokens())?;
+        }
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
     let listed = plan.megatron_order(documents.clone(), MAX_ORDER_TABLES);
@@ -167,7 +193,7 @@ pub fn plan(
     let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
     let sources = (0..).zip(cuts).map(source).collect();
     let mut delivery = Delivery {
-        window_tokens: pipeline.window_tokens(),
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
@@ -252,6 +278,18 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::Pack { .. } => Error::invalid(error).hint(
             "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
         ),
+        CompileError::NotTokens { dataset, holds, action } => {
+            let (what, hint) = match holds.is_float() {
+                true => (holds.name(), "values pass as they are, or through quantize: leave"),
+                false => ("records", "records pass as they are: leave"),
+            };
+            let text = format!("{} holds {what}, and {action} is for tokens", name(dataset));
+            Error::invalid(text).hint(format!("{hint} {action} out"))
+        }
+        CompileError::NotFloats { dataset, holds } => {
+            let text = format!("{} holds {holds}, which quantize cannot round", name(dataset));
+            Error::invalid(text).hint("quantize is for f32, f16 and bf16: name a flat file's type with --dtype f32")
+        }
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
@@ -263,7 +301,11 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
-            Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
+            let hint = match first.is_float() && other.is_float() {
+                true => "deliver one type: quantize(e4m3, deliver=f32)",
+                false => "deliver one type: add narrow(u16) or narrow(u32)",
+            };
+            Error::invalid(text).hint(hint)
         }
     }
 }

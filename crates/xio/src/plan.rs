@@ -22,6 +22,7 @@
 //! | `narrow(u16, overflow=escape)` | tokens cross the wire in 16 bits, in blocks where all of them fit | refuse |
 //! | `bitpack(N)` | tokens cross the wire in N bits; refuse those that do not fit | not |
 //! | `compress(zstd, level=1)`, `compress(lz4)` | blocks cross the wire compressed | not |
+//! | `quantize(int8)`, `quantize(e4m3)`, `quantize(e5m2)` | floating-point values cross the wire in 8 bits and a scale for each 32 | not |
 //! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
 //! | `pairs` | deliver each sample twice, without its last and without its first token | once |
 //! | `pairs(ignore=ID)` | as above, and labels beyond the document of their input become `ID` | all labels |
@@ -56,11 +57,12 @@ use crate::order::{
     PackingError, SampleLayout, default_group_blocks,
 };
 
+pub use crate::kernel::Quant;
 pub use error::{PlanError, Problem};
 pub use megatron::{Decimal, Megatron};
 
-/// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
-pub const MAX_WINDOW: u32 = 131_072;
+/// Longest window in tokens: a sample of bytes then just fits a block of 1 MiB.
+pub const MAX_WINDOW: u32 = 1 << 20;
 
 /// Most samples of a batch.
 pub const MAX_BATCH: u32 = 65_536;
@@ -95,12 +97,44 @@ pub struct Plan {
     narrow: Option<Narrow>,
     bitpack: Option<u8>,
     compress: Option<Compression>,
+    quantize: Option<Quantize>,
     widen: Option<Dtype>,
     pairs: bool,
     /// Labels beyond the document of their input.
     ignore: Option<i64>,
     positions: bool,
     batch: u32,
+}
+
+/// The `quantize` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantize {
+    /// Type of the codes.
+    pub to: Quant,
+    /// What is delivered.
+    pub deliver: Deliver,
+}
+
+/// What is delivered of quantized values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deliver {
+    /// Values of the type that the file has.
+    Source,
+    /// Values of this type.
+    As(Dtype),
+    /// Codes, then scales, as bytes.
+    Quantized,
+}
+
+impl fmt::Display for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = self.to;
+        match self.deliver {
+            Deliver::Source => write!(f, "quantize({to})"),
+            Deliver::As(dtype) => write!(f, "quantize({to}, deliver={dtype})"),
+            Deliver::Quantized => write!(f, "quantize({to}, deliver=quantized)"),
+        }
+    }
 }
 
 /// The `narrow` action.
@@ -377,6 +411,11 @@ impl Plan {
         self.compress
     }
 
+    /// How values are quantized, if they are.
+    pub fn quantize(&self) -> Option<Quantize> {
+        self.quantize
+    }
+
     /// The larger type that tokens are delivered in, if they are.
     pub fn widen(&self) -> Option<Dtype> {
         self.widen
@@ -493,6 +532,9 @@ impl fmt::Display for Plan {
         }
         if let Some(compression) = self.compress {
             write!(f, " | {compression}")?;
+        }
+        if let Some(quantize) = self.quantize {
+            write!(f, " | {quantize}")?;
         }
         if let Some(dtype) = self.widen {
             write!(f, " | widen({dtype})")?;

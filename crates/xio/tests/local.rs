@@ -293,7 +293,7 @@ fn run(
         None => pipeline.order(&layouts).unwrap().into(),
     };
     let delivery = Delivery {
-        window_tokens: pipeline.window_tokens(),
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),

@@ -5,12 +5,12 @@
 //! not request, so a peer of another version is refused with a hint and never misread (C7).
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codec, Compression};
+use xio::kernel::{Codec, Compression, Quant};
 use xio::stage::{BlockOp, Form, Packing, Shape, Stage, StageError, TargetOp, TargetStages, Type};
 
 use crate::proto::{
-    self, ChecksumStage, CompressStage, DatasetInfo, NarrowStage, PackStage, ReadStage, RemapStage,
-    stage::Kind,
+    self, ChecksumStage, CompressStage, DatasetInfo, NarrowStage, PackStage, QuantizeStage,
+    ReadStage, RemapStage, stage::Kind,
 };
 
 /// A list as a message. `table` describes the table of `remap`.
@@ -25,6 +25,9 @@ pub(crate) fn message(stages: &TargetStages, table: Option<&DatasetInfo>) -> pro
             }
             BlockOp::Narrow { to, instead } => {
                 Some(Kind::Narrow(NarrowStage { from: dtype, to: to.to_string(), instead }))
+            }
+            BlockOp::Quantize { to, row } => {
+                Some(Kind::Quantize(QuantizeStage { dtype, to: to.to_string(), row }))
             }
             BlockOp::Checksum => Some(Kind::Checksum(ChecksumStage { dtype })),
             BlockOp::Pack(packing) => {
@@ -42,6 +45,7 @@ pub(crate) fn message(stages: &TargetStages, table: Option<&DatasetInfo>) -> pro
             // Readers do the rest: the message has no such stages, and a target refuses one without a kind.
             BlockOp::Fit { .. }
             | BlockOp::Widen { .. }
+            | BlockOp::Dequantize { .. }
             | BlockOp::Decompress(_)
             | BlockOp::Unpack(_)
             | BlockOp::Verify => None,
@@ -95,6 +99,10 @@ fn claim(stage: &proto::Stage) -> Option<(TargetOp, Type)> {
         Kind::Narrow(NarrowStage { from, to, instead }) => {
             let (to, instead) = (Dtype::from_name(to)?, *instead);
             (block(BlockOp::Narrow { to, instead }), from, Shape::Block)
+        }
+        Kind::Quantize(QuantizeStage { dtype, to, row }) => {
+            let (to, row) = (Quant::from_name(to)?, *row);
+            (block(BlockOp::Quantize { to, row }), dtype, Shape::Block)
         }
         Kind::Checksum(ChecksumStage { dtype }) => (block(BlockOp::Checksum), dtype, Shape::Block),
         Kind::Pack(PackStage { dtype, bits, packs_others }) => {

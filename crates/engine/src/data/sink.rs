@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
 use xio::disk::Change;
 use xio::reader::{Sink, SlotMeta, StreamError};
+use xio::stage::Limit;
 use xio::sums::SUM_BYTES;
 
 /// What to do about a file that differs from its manifest.
@@ -132,7 +133,17 @@ impl RingSink {
         match *error {
             StreamError::Overflow { dataset, token, byte, value, limit } => {
                 let name = self.name(dataset);
-                format!("{name}: token {token} (byte {byte}) is {value}: {limit}")
+                let hint = match limit {
+                    Limit::Quantized(_) => {
+                        "; hint: quantize(e5m2) passes NaN and infinities, quantize(e4m3) NaN"
+                    }
+                    Limit::Type(dtype) if dtype.is_float() => {
+                        "; hint: quantize(…, deliver=bf16) and deliver=f32 have room for it"
+                    }
+                    _ => "",
+                };
+                let value = limit.shown(value);
+                format!("{name}: token {token} (byte {byte}) is {value}: {limit}{hint}")
             }
             StreamError::Truncated { dataset, at_byte } => {
                 let name = self.name(dataset);

@@ -10,17 +10,17 @@ use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::{
-    DEFAULT_BATCH, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Shuffle,
+    DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle,
 };
 use crate::dataset::Dtype;
 use crate::kernel::pack::PACKED_BITS;
-use crate::kernel::{Codec, Compression, ZSTD_LEVELS};
+use crate::kernel::{Codec, Compression, Quant, ZSTD_LEVELS};
 use crate::order::{
     BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
 };
 
-const ACTIONS: [&str; 14] = [
+const ACTIONS: [&str; 15] = [
     "window",
     "pack",
     "shuffle",
@@ -31,6 +31,7 @@ const ACTIONS: [&str; 14] = [
     "narrow",
     "bitpack",
     "compress",
+    "quantize",
     "widen",
     "pairs",
     "positions",
@@ -264,6 +265,7 @@ struct Draft {
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
     compress: Option<(Compression, Range<usize>)>,
+    quantize: Option<(Quantize, Range<usize>)>,
     widen: Option<Dtype>,
     /// With the label to ignore.
     pairs: Option<(Option<i64>, Range<usize>)>,
@@ -313,6 +315,10 @@ impl Draft {
                 let compression = (compress(action)?, action.span.clone());
                 once(self.compress.replace(compression).is_none(), "compress")
             }
+            "quantize" => {
+                let quantize = (quantize(action)?, action.span.clone());
+                once(self.quantize.replace(quantize).is_none(), "quantize")
+            }
             "widen" => once(self.widen.replace(widen(action)?).is_none(), "widen"),
             "pairs" => once(self.pairs.replace(pairs(action)?).is_none(), "pairs"),
             "batch" => {
@@ -333,6 +339,7 @@ impl Draft {
             return Err(PlanError::new(Problem::Pairs, span));
         }
         self.check_forms()?;
+        self.check_quantize(overlap)?;
         if let Some((_, span)) = self.pack.as_ref().filter(|_| overlap > 0) {
             return Err(PlanError::new(Problem::PackOverlap, span.clone()));
         }
@@ -364,6 +371,7 @@ impl Draft {
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
             compress: self.compress.map(|(compression, _)| compression),
+            quantize: self.quantize.map(|(quantize, _)| quantize),
             widen: self.widen,
             ignore: self.pairs.as_ref().and_then(|(ignore, _)| *ignore),
             pairs: self.pairs.is_some(),
@@ -402,6 +410,34 @@ impl Draft {
                 refuse(Problem::SaturateId { id, limit: alloc::format!("{bits} bits") }, span)
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl Draft {
+    /// Whether there is nothing else that values cannot have: actions over tokens, and samples that share values,
+    /// whose blocks would have different scales in each.
+    fn check_quantize(&self, overlap: u32) -> Result<(), PlanError> {
+        let Some((quantize, span)) = &self.quantize else {
+            return Ok(());
+        };
+        let others = [
+            ("overlap", overlap > 0),
+            ("pack", self.pack.is_some()),
+            ("positions", self.positions),
+            ("ignore", self.pairs.as_ref().is_some_and(|(ignore, _)| ignore.is_some())),
+            ("remap", self.remap.is_some()),
+            ("narrow", self.narrow.is_some()),
+            ("bitpack", self.bitpack.is_some()),
+            ("widen", self.widen.is_some()),
+            ("pairs", self.pairs.is_some() && quantize.deliver == Deliver::Quantized),
+        ];
+        match others.into_iter().find(|(_, is_there)| *is_there) {
+            Some((other, _)) => {
+                let problem = Problem::Exclusive { one: "quantize", other };
+                Err(PlanError::new(problem, span.clone()))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -543,6 +579,26 @@ fn compress(action: &Action) -> Result<Compression, PlanError> {
         // The default levels are legal.
         (None, None) => name.refuse(Problem::UnknownCodec { found: name.describe() }),
     }
+}
+
+fn quantize(action: &Action) -> Result<Quantize, PlanError> {
+    const USAGE: &str =
+        "quantize(int8), quantize(e4m3, deliver=f16) or quantize(int8, deliver=quantized)";
+    let [to, deliver] = action.named("quantize", ["to", "deliver"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "quantize", argument: "to", usage: USAGE };
+    let to = to.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let Some(quant) = Quant::from_name(&to.text) else {
+        return to.refuse(Problem::QuantizeType { found: to.describe() });
+    };
+    let deliver = match deliver {
+        None => Deliver::Source,
+        Some(piece) => match (piece.text.as_str(), Dtype::from_name(&piece.text)) {
+            ("quantized", _) => Deliver::Quantized,
+            (_, Some(dtype)) if dtype.is_float() => Deliver::As(dtype),
+            _ => return piece.refuse(Problem::QuantizeDeliver { found: piece.describe() }),
+        },
+    };
+    Ok(Quantize { to: quant, deliver })
 }
 
 fn shuffle(action: &Action, default_seed: Option<u64>) -> Result<Shuffle, PlanError> {

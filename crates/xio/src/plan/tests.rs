@@ -45,6 +45,7 @@ fn the_same_plan_in_other_words() {
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
         ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
+        ("window(1)|quantize(to=e4m3,deliver=float16)", "quantize(e4m3, deliver=f16) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
         ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
         ("window(9) | blend(a=1000000, b=0)", "window(9) | blend(a=7., b=0)"),
@@ -106,8 +107,8 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | narrow(u16) | narrow(u32)", "narrow", "a second time"),
     ("window", "window", "needs its argument `tokens`"),
     ("window()", "window()", "needs its argument `tokens`"),
-    ("window(0)", "0", "outside 1 to 131072"),
-    ("window(131073)", "131073", "nearest allowed value is 131072"),
+    ("window(0)", "0", "outside 1 to 1048576"),
+    ("window(1048577)", "1048577", "nearest allowed value is 1048576"),
     ("window(two)", "two", "must be a whole number, found `two`"),
     ("window(-1)", "-1", "must be a whole number"),
     ("window(+1)", "+1", "must be a whole number"),
@@ -193,6 +194,20 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | compress(lz4, level=1)", "1", "lz4 has no levels"),
     ("window(4) | compress(lz4, when=never)", "never", "when=faster"),
     ("window(4) | compress(lz4, fast=1)", "fast", "has no argument `fast`"),
+    ("window(4) | quantize", "quantize", "needs its argument `to`"),
+    ("window(4) | quantize(int4)", "int4", "types are int8, e4m3 and e5m2"),
+    ("window(4) | quantize(int8, deliver=u8)", "u8", "deliver=quantized for codes and scales"),
+    ("window(4) | quantize(int8, f16)", "f16", "takes no further argument"),
+    ("window(4, overlap=1) | quantize(int8)", "quantize(int8)", "quantize and overlap exclude"),
+    ("window(4) | quantize(int8) | narrow(u16)", "quantize(int8)", "quantize and narrow exclude"),
+    ("window(4) | widen(i64) | quantize(e4m3)", "quantize(e4m3)", "quantize and widen exclude"),
+    ("window(4) | bitpack(17) | quantize(e5m2)", "quantize(e5m2)", "quantize and bitpack exclude"),
+    ("window(4) | quantize(e5m2) | remap(t)", "quantize(e5m2)", "quantize and remap exclude"),
+    (
+        "window(4) | quantize(e5m2, deliver=quantized) | pairs",
+        "quantize(e5m2, deliver=quantized)",
+        "quantize and pairs exclude",
+    ),
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
@@ -432,6 +447,7 @@ fn reduced(names: Vec<(String, Vec<u32>)>, phases: usize) -> Vec<Part> {
     parts
 }
 
+#[expect(clippy::too_many_lines, reason = "a value for every field of a plan")]
 pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let block_bytes = (MIN_BLOCK_BYTES >> 10..=BLOCK_BYTES >> 10).prop_map(|kib| kib << 10);
     let groups = (1..=crate::order::MAX_GROUP_BLOCKS, block_bytes);
@@ -465,10 +481,15 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
+    let deliver = [Deliver::Source, Deliver::As(Dtype::F16), Deliver::Quantized];
+    let quantize =
+        (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver.to_vec()));
+    let quantize = quantize.prop_map(|(to, deliver)| Quantize { to, deliver });
+    let quantize = prop::option::of(quantize);
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
     let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
-    let types = (narrow, widen, (remap, bits, codec));
+    let types = (narrow, widen, (remap, bits, codec, quantize));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
             (window, overlap, pairs),
@@ -479,7 +500,8 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (pack, ignore, positions),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
-            Plan {
+            let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
+            let plan = Plan {
                 window,
                 overlap: if pack.is_some() { 0 } else { overlap },
                 pack,
@@ -491,11 +513,29 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 narrow,
                 bitpack,
                 compress,
+                quantize: None,
                 widen,
                 pairs,
                 ignore: ignore.filter(|_| pairs),
                 positions,
                 batch,
+            };
+            match forms.3 {
+                // What is for tokens is left out.
+                Some(quantize) => Plan {
+                    overlap: 0,
+                    pack: None,
+                    ignore: None,
+                    positions: false,
+                    remap: None,
+                    narrow: None,
+                    bitpack: None,
+                    widen: None,
+                    pairs: pairs && quantize.deliver != Deliver::Quantized,
+                    quantize: Some(quantize),
+                    ..plan
+                },
+                None => plan,
             }
         },
     )
@@ -533,7 +573,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

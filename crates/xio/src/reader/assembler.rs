@@ -241,8 +241,8 @@ impl Assembler {
         let Some(Place { addr, tokens, bytes }) = lane.place(block_ref.position) else {
             return;
         };
-        let received = Received { tokens: tokens as usize, ..arrived };
         let stages = &self.sources[dataset as usize].stages;
+        let received = Received { tokens: stages.arriving_tokens(tokens), ..arrived };
         let (kernels, scratch) = (&self.kernels, self.scratch.as_mut_slice());
         let mut tools = Tools { kernels, scratch, table, compresses: false };
         let buffer = memory.bytes_mut(addr, bytes as usize);

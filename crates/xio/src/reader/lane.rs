@@ -179,6 +179,8 @@ pub(super) struct Lane {
     listed: Option<Listed>,
     /// By position, the samples of blocks of which one was reached.
     packed: BTreeMap<u64, Packed>,
+    /// From the start of a sample to the start of the next, in tokens as the stages give them.
+    cut_stride: u32,
     /// Bytes of a token that a buffer has room for.
     token_bytes: u32,
     base_addr: u64,
@@ -208,10 +210,10 @@ impl Lane {
         bytes.next_multiple_of(u64::from(IO_ALIGN)) + slack
     }
 
-    /// Bytes of the largest block that may arrive compressed.
+    /// Bytes of the largest block that stages need a second buffer for.
     pub(super) fn scratch_bytes(sources: &[ReaderSource]) -> u64 {
-        let compressed = sources.iter().filter(|source| source.stages.decompresses());
-        compressed.map(Lane::buffer_bytes).max().unwrap_or(0)
+        let in_two = sources.iter().filter(|source| source.stages.needs_scratch());
+        in_two.map(Lane::buffer_bytes).max().unwrap_or(0)
     }
 
     fn buffers(order: &StreamOrder, lane: usize) -> u32 {
@@ -251,6 +253,7 @@ impl Lane {
             cut: source.cut.clone(),
             listed: Listed::new(order, dataset, &coverage),
             packed: BTreeMap::new(),
+            cut_stride: source.stages.output_tokens(source.layout.stride()),
             token_bytes: source.stages.buffered_bytes(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
@@ -453,15 +456,14 @@ impl Lane {
     /// Address of a sample whose tokens have `width` bytes.
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
         let (window, base) = (self.window, self.base_addr);
+        let stride_bytes = u64::from(self.cut_stride) * u64::from(width);
         let Some(block) = self.block(position) else {
             return base;
         };
         let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range(window));
         let first = self.addr_in(buffer, first_token);
         match load {
-            Load::Whole(_) => {
-                first + u64::from(sample) * u64::from(window.stride) * u64::from(width)
-            }
+            Load::Whole(_) => first + u64::from(sample) * stride_bytes,
             Load::Single { .. } => first,
         }
     }

@@ -187,7 +187,7 @@ impl Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StreamError {
     /// A token that the plan cannot deliver (C5).
-    #[error("dataset {dataset}: token {token} (byte {byte}) is {value}: {limit}")]
+    #[error("dataset {dataset}: token {token} (byte {byte}) is {}: {limit}", limit.shown(*value))]
     Overflow {
         /// Which dataset.
         dataset: u32,
@@ -195,7 +195,7 @@ pub enum StreamError {
         token: u64,
         /// Its offset in the file.
         byte: u64,
-        /// Its value.
+        /// Its value; of floating point the bits as a `f32`.
         value: i128,
         /// What it does not fit.
         limit: Limit,
