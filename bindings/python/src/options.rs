@@ -121,7 +121,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, filter, keep, dedup, narrow, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
@@ -135,6 +135,8 @@ struct Actions {
     seq_len: Option<u32>,
     batch_size: Option<u32>,
     shuffle: Option<bool>,
+    /// `filter`, `keep` and `dedup`, as actions.
+    selection: [Option<String>; 3],
     narrow: Option<String>,
     widen: Option<String>,
     pairs: bool,
@@ -149,6 +151,13 @@ impl Actions {
             "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
             "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "filter" => {
+                self.selection[0] = Some(format!("filter({})", quoted(&list(name, value)?)));
+            }
+            "keep" => {
+                self.selection[1] = Some(format!("filter(keep={})", quoted(&list(name, value)?)));
+            }
+            "dedup" => self.selection[2] = dedup(value)?.map(str::to_owned),
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
             "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
             "pairs" => self.pairs = value_of(name, value, "True or False")?,
@@ -180,8 +189,9 @@ impl Actions {
                 let widen = self.widen.map(|to| format!("widen({to})"));
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let actions = [Some(window), shuffle, narrow, widen, pairs, batch];
-                actions.into_iter().flatten().collect::<Vec<_>>().join(" | ")
+                let before = [Some(window), shuffle].into_iter().chain(self.selection);
+                let actions = before.chain([narrow, widen, pairs, batch]);
+                actions.flatten().collect::<Vec<_>>().join(" | ")
             }
         };
         if let Some(blend) = blend {
@@ -189,6 +199,28 @@ impl Actions {
         }
         Ok(text)
     }
+}
+
+/// The name of a list of hashes.
+fn list(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let path = value_of::<PathBuf>(name, value, "the name or path of a list of hashes")?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The action of `dedup=True` and `dedup="across"`.
+fn dedup(value: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    if let Ok(on) = value.extract::<bool>() {
+        return Ok(on.then_some("dedup"));
+    }
+    match value_of::<String>("dedup", value, "True, False or \"across\"")?.as_str() {
+        "across" => Ok(Some("dedup(across)")),
+        other => Err(invalid(format!("dedup is {other:?}"), "give True, False or \"across\"")),
+    }
+}
+
+/// A name in quotes, as a plan has it.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// The URL of a stream, and the blend of datasets that are given with their weights.
@@ -220,8 +252,7 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
                 "all datasets of a stream are at one target, or all are local",
             ));
         }
-        let quoted = name.replace('\\', "\\\\").replace('"', "\\\"");
-        parts.push(format!("\"{quoted}\"={weight}"));
+        parts.push(format!("{}={weight}", quoted(&name)));
     }
     let target =
         target.ok_or_else(|| invalid("no dataset is given", "{\"web\": 0.7, \"code\": 0.3}"))?;

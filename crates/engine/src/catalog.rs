@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::Manifest;
+use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Origin, Refusal};
@@ -71,6 +72,8 @@ pub struct Found {
     pub sums: Option<FileSums>,
     /// Its documents, where they were asked for and it is a file of this machine.
     pub documents: Option<Documents>,
+    /// Their hashes, in the same case.
+    pub hashes: Option<Vec<u64>>,
 }
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
@@ -116,6 +119,19 @@ impl Catalog {
             };
             open_index(root, &name, described)?
                 .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
+        })
+    }
+
+    /// Opens the hashes of a dataset of this name, to be read once.
+    pub(crate) fn hashes(&self, name: &str) -> Result<Words, Status> {
+        self.locate(name, IoChoice::Buffered, |root, name, _| Ok(open_hashes(root, &name)?.1))
+    }
+
+    /// Opens the list of hashes of this name, to be read once.
+    pub(crate) fn list(&self, name: &str) -> Result<ListReader, Status> {
+        self.locate(name, IoChoice::Buffered, |_, name, file| {
+            ListReader::new(Path::new(&name), file.fd.into())
+                .map_err(|error| refused_hashes(&error))
         })
     }
 
@@ -280,7 +296,16 @@ pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     let documents = request.documents.then(|| documents_of(&lengths)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
-    Ok(Found { info, documents, ..found })
+    let hashes = || {
+        let (header, mut words) = open_hashes(&root, name)?;
+        let hashes = words.next(header.of.documents as usize);
+        let hashes = hashes.map_err(|error| refused_hashes(&error))?;
+        check_digest(&info.name, info.document_hashes, &hashes)?;
+        Ok(hashes)
+    };
+    let hashes = request.document_hashes.then(hashes).transpose();
+    let hashes = hashes.map_err(|status| local_error(&status))?;
+    Ok(Found { info, documents, hashes, ..found })
 }
 
 /// Documents of these lengths, one after the other.
@@ -366,7 +391,7 @@ fn describe(
             .map_err(refused)?;
     }
     let sums = manifest.as_ref().map(|manifest| sums_of(manifest, &name)).transpose()?;
-    let info = DatasetInfo {
+    let mut info = DatasetInfo {
         name,
         format: layout.format.name().to_owned(),
         dtype: layout.dtype.to_string(),
@@ -377,8 +402,12 @@ fn describe(
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
         documents: if request.documents { documents.value() } else { 0 },
         document_count: documents.documents(),
+        ..DatasetInfo::default()
     };
-    Ok(Found { info, file, layout, sums, documents: None })
+    if request.document_hashes {
+        info.document_hashes = current_hashes(root, &info)?;
+    }
+    Ok(Found { info, file, layout, sums, documents: None, hashes: None })
 }
 
 /// The token type in the request, if there is one.
@@ -447,6 +476,81 @@ fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexRead
             .map_err(|error| refused_index(name, &error)),
         Err(OpenError::NotFound { .. }) => Ok(None),
         Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// What hashes of the documents of a dataset have to be of.
+pub fn subject(info: &DatasetInfo) -> Subject {
+    Subject {
+        documents: info.document_count,
+        tokens: info.tokens,
+        lengths: info.documents,
+        file: info.fingerprint,
+        content: info.content,
+    }
+}
+
+/// The hashes beside a file.
+fn open_hashes(root: &Root, name: &str) -> Result<(dochash::Header, Words), Status> {
+    let path = format!("{name}{}", dochash::ENDING);
+    match root.open(&path, IoChoice::Buffered) {
+        Ok(file) => Words::of_sidecar(Path::new(&path), file.fd.into())
+            .map_err(|error| refused_hashes(&error)),
+        Err(OpenError::NotFound { .. }) => {
+            Err(refuse(name, "has no hashes of its documents beside it", WRITE_HINT))
+        }
+        Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// The digest of the hashes beside a file, which have to be of the documents that were described.
+fn current_hashes(root: &Root, info: &DatasetInfo) -> Result<u64, Status> {
+    let (header, _) = open_hashes(root, &info.name)?;
+    match header.of.difference(&subject(info)) {
+        None => Ok(header.digest),
+        Some(why) => {
+            let why = format!("the hashes of its documents are stale: {why}");
+            Err(refuse(&info.name, why, WRITE_HINT))
+        }
+    }
+}
+
+/// Hashes that cannot be read.
+pub(crate) fn refused_hashes(error: &formats::Error) -> Status {
+    match error {
+        formats::Error::Io { .. } => Status::internal(error.to_string()),
+        _ => Status::invalid_argument(format!("{error}\n{}", error.hint())),
+    }
+}
+
+/// Whether hashes are those that their sidecar was written with.
+fn check_digest(name: &str, expected: u64, hashes: &[u64]) -> Result<(), Status> {
+    let mut digest = dochash::Digest::default();
+    digest.extend(hashes);
+    match digest.value() == expected {
+        true => Ok(()),
+        false => Err(refuse(name, "the hashes of its documents are damaged", WRITE_HINT)),
+    }
+}
+
+/// Reads a list of hashes of this machine by its path.
+///
+/// # Errors
+/// When it cannot be read, or is no list of hashes.
+pub fn read_list(path: &str) -> Result<Vec<u64>, Error> {
+    let refused = |error: &formats::Error| local_error(&refused_hashes(error));
+    let file = File::open(path).map_err(|error| {
+        Error::invalid(format!("{path}: {error}"))
+            .hint("name a list of hashes that exists and is readable")
+    })?;
+    let mut list = ListReader::new(Path::new(path), file).map_err(|error| refused(&error))?;
+    let mut hashes = Vec::new();
+    loop {
+        let more = list.next(1 << 16).map_err(|error| refused(&error))?;
+        if more.is_empty() {
+            return Ok(hashes);
+        }
+        hashes.extend(more);
     }
 }
 

@@ -20,6 +20,9 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     batch_size: int | None
     shuffle: bool | None
+    filter: str | PathLike[str] | None
+    keep: str | PathLike[str] | None
+    dedup: bool | str | None
     narrow: str | None
     widen: str | None
     pairs: bool | None

@@ -86,7 +86,10 @@ fn both_ends_see_the_documents_of_the_index() {
     let text = world.run(&["documents", path(&world.data("array.npy"))]).good().stdout;
     assert_eq!(
         String::from_utf8_lossy(&text),
-        "# document first-token tokens\n0 0 3\n1 3 0\n2 3 7\n"
+        format!(
+            "# {}: 3 documents, 10 tokens\n# document first-token tokens\n0 0 3\n1 3 0\n2 3 7\n",
+            path(&world.data("array.npy"))
+        )
     );
     // More callers than the target answers at once.
     let ask = |_| {
@@ -172,7 +175,11 @@ fn tables_that_are_not_as_described_are_refused() {
         document_count: 2,
         ..DatasetInfo::default()
     };
-    let piece = |dataset, lengths: &[u8]| DocumentsReply { dataset, lengths: lengths.to_vec() };
+    let piece = |dataset, lengths: &[u8]| DocumentsReply {
+        dataset,
+        lengths: lengths.to_vec(),
+        ..DocumentsReply::default()
+    };
     let sends = |info: &DatasetInfo, documents: Vec<DocumentsReply>| {
         let fake = FakeTarget::start(&runtime, Lies::with_documents(info, documents));
         world.run(&["documents", &fake.url("web"), "--json"])
@@ -186,7 +193,7 @@ fn tables_that_are_not_as_described_are_refused() {
         (vec![piece(0, &[4, 3])], "documents of other lengths", again),
         (vec![piece(0, &[3]), piece(0, &[4, 0])], "more documents", again),
         (vec![piece(0, &[3, 0x84])], "cut off", "same version"),
-        (vec![piece(1, &[3, 4])], "out of order", "same version"),
+        (vec![piece(2, &[3, 4])], "out of order", "same version"),
     ] {
         sends(&info, pieces).failed(2, &[part], hint);
     }
@@ -194,4 +201,155 @@ fn tables_that_are_not_as_described_are_refused() {
     sends(&old, vec![]).failed(2, &["web.bin", "does not tell its documents"], "same version");
     let huge = DatasetInfo { document_count: u64::MAX, ..info };
     sends(&huge, vec![]).failed(2, &["at most 200000000"], "split");
+}
+
+/// Documents of these ids, `u16` and `i64`: the second is the first again, in part.
+fn two_datasets(world: &World) {
+    let ids = |documents: &[&[i128]]| documents.concat();
+    let lengths = |documents: &[&[i128]]| -> Vec<u32> {
+        documents.iter().map(|document| document.len() as u32).collect()
+    };
+    let a: &[&[i128]] = &[&[1, 2, 3], &[4], &[1, 2, 3], &[], &[5, 6]];
+    let b: &[&[i128]] = &[&[4], &[7, 8], &[1, 2], &[5, 6], &[5, 6]];
+    Corpus::flat(&world.data("a.bin"), Dtype::U16, ids(a));
+    write_index(&world.data("a.idx"), &lengths(a), U16);
+    Corpus::npy(&world.data("b.npy"), ids(b));
+    write_index(&world.data("b.idx"), &lengths(b), I64);
+}
+
+fn hash(world: &World, name: &str) {
+    let ran = world.run(&["documents", path(&world.data(name)), "--hash", "--json"]).good();
+    let written: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+    assert_eq!(
+        (&written["schema"], &written["documents"]),
+        (&"dquant.dochash/1".into(), &5.into())
+    );
+}
+
+/// Runs `dquant documents` over `a` and `b` with these options, locally and through the target, and returns the tokens
+/// of the documents that each keeps, and what was dropped of each: filtered, duplicates.
+fn selected(world: &World, target: &Daemon, options: &[&str]) -> [(Value, [u64; 4]); 2] {
+    let run = |names: [&str; 2], options: &[&str]| {
+        let ran =
+            world.run(&[&["documents", names[0], names[1], "--json"], options].concat()).good();
+        let text = String::from_utf8(ran.stdout).expect("text");
+        let listings: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let counts = |listing: &Value| {
+            ["filtered_documents", "filtered_tokens", "duplicate_documents", "duplicate_tokens"]
+                .map(|name| listing[name].as_u64().expect("a number"))
+        };
+        let [a, b] = &listings[..] else { panic!("two datasets: {text}") };
+        [a, b].map(|listing| (json!([listing["starts"], listing["lengths"]]), counts(listing)))
+    };
+    let urls = [target.url("a"), target.url("b")];
+    let remote = run([&urls[0], &urls[1]], options);
+    let files = [world.data("a.bin"), world.data("b.npy")];
+    let list = world.data("list.txt");
+    let local: Vec<&str> =
+        options.iter().map(|arg| if *arg == "list.txt" { path(&list) } else { *arg }).collect();
+    assert_eq!(run([path(&files[0]), path(&files[1])], &local), remote);
+    remote
+}
+
+#[test]
+fn documents_are_filtered_and_deduplicated_by_their_hashes() {
+    let Some(world) = World::new("documents_are_filtered") else { return };
+    let target = world.target(&[]);
+    two_datasets(&world);
+    hash(&world, "a");
+    hash(&world, "b.npy");
+    let shown = |name: &str| -> Vec<String> {
+        let ran = world.run(&["documents", &target.url(name), "--hashes", "--json"]).good();
+        let listing: Value = serde_json::from_slice(&ran.stdout).expect("one JSON object");
+        serde_json::from_value(listing["hashes"].clone()).expect("hashes")
+    };
+    let (a, b) = (shown("a"), shown("b"));
+    // xxhash.xxh3_64_hexdigest(numpy.array([1, 2, 3], "<i8").tobytes()), and of nothing.
+    assert_eq!((a[0].as_str(), a[3].as_str()), (HASH_OF_123, "2d06800538d394c2"));
+    assert_eq!((&a[0], &a[1], &a[4]), (&a[2], &b[0], &b[3]), "whatever the type of the file");
+    let within = selected(&world, &target, &["--dedup", "within"]);
+    assert_eq!(within[0], (json!([[0, 3, 7, 7], [3, 1, 0, 2]]), [0, 0, 1, 3]));
+    assert_eq!(within[1], (json!([[0, 1, 3, 5], [1, 2, 2, 2]]), [0, 0, 1, 2]));
+    let across = selected(&world, &target, &["--dedup", "across"]);
+    assert_eq!(across[0], within[0]);
+    assert_eq!(across[1], (json!([[1, 3], [2, 2]]), [0, 0, 3, 5]));
+    fs::write(world.data("list.txt"), format!("# known\n{}\n{}\n", a[0], b[1])).expect("writable");
+    let dropped = selected(&world, &target, &["--filter", "list.txt"]);
+    assert_eq!(dropped[0], (json!([[3, 7, 7], [1, 0, 2]]), [2, 6, 0, 0]));
+    assert_eq!(dropped[1], (json!([[0, 3, 5, 7], [1, 2, 2, 2]]), [1, 2, 0, 0]));
+    let kept = selected(&world, &target, &["--keep", "list.txt", "--dedup", "within"]);
+    assert_eq!(kept[0], (json!([[0], [3]]), [3, 3, 1, 3]));
+    assert_eq!(kept[1], (json!([[1], [2]]), [4, 7, 0, 0]));
+}
+
+/// As Python computes it.
+const HASH_OF_123: &str = "7c68b4906e7ea780";
+
+#[test]
+fn hashes_and_lists_that_do_not_fit_are_refused() {
+    let Some(world) = World::new("hashes_and_lists_that_do_not_fit") else { return };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    two_datasets(&world);
+    let fails = |options: &[&str], parts: &[&str], hint: &str| {
+        let (url, file) = (target.url("a"), world.data("a"));
+        world.run(&[&["documents", &url], options].concat()).failed(2, parts, hint);
+        let list = world.data("list.txt");
+        let local: Vec<&str> =
+            options.iter().map(|arg| if *arg == "list.txt" { path(&list) } else { *arg }).collect();
+        world.run(&[&["documents", path(&file)], &local[..]].concat()).failed(2, parts, hint);
+    };
+    let write = "dquant documents FILE --hash";
+    fails(&["--hashes"], &["a.bin", "no hashes"], write);
+    hash(&world, "a");
+    fails(&["--filter", "list.txt"], &["list.txt"], "");
+    for (list, part) in [
+        (&b""[..], "the list of hashes is empty"),
+        (b"\n# nothing\n", "the list of hashes is empty"),
+        (b"00000000000000ff\nxyz\n", "line 2 is not a hash"),
+        (b"\x93NUMPY\x01\x00", "ends early"),
+    ] {
+        fs::write(world.data("list.txt"), list).expect("writable");
+        fails(&["--keep", "list.txt"], &["list.txt", part], "");
+    }
+    fs::write(world.data("list.txt"), "00000000000000ff\n").expect("writable");
+    fails(&["--keep", "list.txt"], &["a.bin", "leave no token"], "check the list");
+    // Damage that leaves the length as it is, of a hash and of the header; a part of it; another file's.
+    let sidecar = world.data("a.bin.dochash");
+    let whole = fs::read(&sidecar).expect("it is there");
+    let damage = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&sidecar, bytes).expect("writable");
+    };
+    damage(70);
+    fails(&["--hashes"], &["a.bin", "damaged"], write);
+    damage(0);
+    fails(&["--hashes"], &["a.bin.dochash", "holds no hashes"], write);
+    damage(32);
+    fails(&["--hashes"], &["a.bin", "stale", "other documents"], write);
+    fs::write(&sidecar, &whole[..80]).expect("writable");
+    fails(&["--hashes"], &["a.bin.dochash", "80 bytes"], write);
+    fs::write(&sidecar, &whole).expect("writable");
+    world.run(&["documents", &target.url("a"), "--hashes"]).good();
+    // The file is written again, with the same documents.
+    two_datasets(&world);
+    fails(&["--hashes"], &["a.bin", "stale", "written or replaced"], write);
+    // Windows of whole files would hold what was dropped.
+    hash(&world, "a");
+    let plan = ["--plan", "window(2) | dedup", "--batches", "1"];
+    let refused = "windows of whole files";
+    Cat::through(&world, &dpu, &target.url("a"), &plan).finish().failed(
+        2,
+        &[refused],
+        "dquant documents",
+    );
+    Cat::local(&world, "a", &plan).finish().failed(2, &[refused], "dquant documents");
+    world.run(&["documents", &target.url("a"), "--hash"]).failed(
+        2,
+        &["where the file is"],
+        "at the target",
+    );
+    let mixed = ["documents", &target.url("a"), "a.bin"];
+    world.run(&mixed).failed(2, &["not at one place"], "");
 }

@@ -204,7 +204,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, shuffle, blend, phases, remap, narrow, bitpack, compress, widen, pairs, batch"
+                &"actions are window, shuffle, blend, phases, filter, dedup, remap, narrow, bitpack, compress, widen, pairs, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,

@@ -11,13 +11,14 @@ use super::{
     MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Part, Plan, Shuffle,
 };
 use crate::dataset::Dtype;
+use crate::documents::{Dedup, Filter, Selection};
 use crate::kernel::pack::PACKED_BITS;
 use crate::kernel::{Codec, Compression, ZSTD_LEVELS};
 use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT};
 
-const ACTIONS: [&str; 11] = [
-    "window", "shuffle", "blend", "phases", "remap", "narrow", "bitpack", "compress", "widen",
-    "pairs", "batch",
+const ACTIONS: [&str; 13] = [
+    "window", "shuffle", "blend", "phases", "filter", "dedup", "remap", "narrow", "bitpack",
+    "compress", "widen", "pairs", "batch",
 ];
 
 /// Digits after the point of a weight.
@@ -240,6 +241,7 @@ struct Draft {
     shuffle: Option<Shuffle>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
+    selection: Selection,
     remap: Option<String>,
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
@@ -266,6 +268,8 @@ impl Draft {
                 let phases = (phases(action)?, action.span.clone());
                 once(self.phases.replace(phases).is_none(), "phases")
             }
+            "filter" => once(self.selection.filter.replace(filter(action)?).is_none(), "filter"),
+            "dedup" => once(self.selection.dedup.replace(dedup(action)?).is_none(), "dedup"),
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
             "narrow" => {
                 let narrow = (narrow(action)?, action.span.clone());
@@ -319,6 +323,7 @@ impl Draft {
             shuffle: self.shuffle,
             blend,
             phases,
+            selection: self.selection,
             remap: self.remap,
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
@@ -426,6 +431,37 @@ fn narrow(action: &Action) -> Result<Narrow, PlanError> {
         _ => return policy.refuse(Problem::OverflowPolicy { found: policy.describe() }),
     };
     Ok(Narrow { to: dtype, overflow })
+}
+
+/// The list of a filter.
+fn filter(action: &Action) -> Result<Filter, PlanError> {
+    const USAGE: &str = "filter(\"LIST\") drops the documents whose hash is in the list, filter(keep=\"LIST\") keeps them";
+    let missing = Problem::MissingArgument { action: "filter", argument: "drop", usage: USAGE };
+    let [drop, keep] = action.named("filter", ["drop", "keep"], USAGE)?;
+    let (list, is_keep) = match (drop, keep) {
+        (Some(list), None) => (list, false),
+        (None, Some(list)) => (list, true),
+        (None, None) => return Err(PlanError::new(missing, action.span.clone())),
+        (Some(_), Some(list)) => {
+            return list.refuse(Problem::ExtraArgument { action: "filter", usage: USAGE });
+        }
+    };
+    match list.text.is_empty() {
+        true => list.refuse(missing),
+        false => Ok(Filter { list: list.text.clone(), keep: is_keep }),
+    }
+}
+
+fn dedup(action: &Action) -> Result<Dedup, PlanError> {
+    const USAGE: &str = "dedup, or dedup(across) for documents of different datasets";
+    match action.arguments.as_slice() {
+        [] => Ok(Dedup::Within),
+        [Argument { key: None, value, .. }] if value.text == "across" => Ok(Dedup::Across),
+        [first, ..] => {
+            let problem = Problem::ExtraArgument { action: "dedup", usage: USAGE };
+            Err(PlanError::new(problem, first.span()))
+        }
+    }
 }
 
 /// The name of a table.

@@ -39,6 +39,11 @@ fn the_same_plan_in_other_words() {
         ("window(1)|narrow(u16,overflow=error)", "window(1) | narrow(u16)"),
         ("window(1)|compress(zstd)", "window(1) | compress(zstd, level=1, when=faster)"),
         (
+            "dedup(across)|filter(keep=bad)|window(1)",
+            "window(1) | filter(keep=\"bad\") | dedup(across) | batch(32)",
+        ),
+        ("filter(a.npy)|dedup|window(1)", "window(1) | filter(\"a.npy\") | dedup | batch(32)"),
+        (
             "window(1)|compress(codec=lz4)|remap(table='a b')",
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
@@ -191,6 +196,12 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | compress(lz4, level=1)", "1", "lz4 has no levels"),
     ("window(4) | compress(lz4, when=never)", "never", "when=faster"),
     ("window(4) | compress(lz4, fast=1)", "fast", "has no argument `fast`"),
+    ("window(4) | filter", "filter", "needs its argument `drop`"),
+    ("window(4) | filter(\"\")", "\"\"", "needs its argument `drop`"),
+    ("window(4) | filter(a, keep=b)", "b", "takes no further argument"),
+    ("window(4) | filter(list=a)", "list", "has no argument `list`"),
+    ("window(4) | dedup | dedup", "dedup", "appears a second time"),
+    ("window(4) | dedup(all)", "all", "takes no further argument"),
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
@@ -343,7 +354,11 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
-    let types = (narrow, widen, (remap, bits, codec));
+    let list = ("[^\\p{C}]{1,12}", any::<bool>()).prop_map(|(list, keep)| Filter { list, keep });
+    let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
+    let selection = (prop::option::of(list), prop::option::of(dedup));
+    let selection = selection.prop_map(|(filter, dedup)| Selection { filter, dedup });
+    let types = (narrow, widen, (remap, bits, codec, selection));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
         |((window, overlap, pairs), shuffle, (blend, phases), (narrow, widen, forms), batch)| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
@@ -353,6 +368,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 shuffle,
                 blend,
                 phases,
+                selection: forms.3,
                 remap: forms.0,
                 narrow,
                 bitpack,
@@ -397,7 +413,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {
