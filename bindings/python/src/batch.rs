@@ -35,7 +35,7 @@ const TOKENS: [Token; 5] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     token: Token,
-    /// Inputs and labels, if samples are delivered as pairs; then samples; then pieces of a sample, if a trainer
+    /// Rows of a sample, if there are several: inputs and labels, positions; then samples; then pieces of a sample, if a trainer
     /// sees two; then tokens. What is not there has no dimension.
     shape: [isize; MAX_DIMENSIONS],
     /// In bytes.
@@ -45,6 +45,7 @@ pub(crate) struct Form {
     bytes: usize,
     offset: usize,
     pairs: bool,
+    positions: bool,
 }
 
 impl Form {
@@ -68,9 +69,9 @@ impl Form {
         let piece = tokens / cuts;
         // A zigzag part has piece `part` from the front and the same from the back.
         let apart = (cuts - 1 - 2 * slice.part as isize) * piece * width;
-        let rows = if pairs { 2 } else { 1 };
+        let rows = opened.rows() as isize;
         let all = [
-            (pairs, rows, samples * tokens * width),
+            (rows > 1, rows, samples * tokens * width),
             (true, samples, tokens * width),
             (slice.zigzag, pieces, apart),
             (true, piece, width),
@@ -83,6 +84,7 @@ impl Form {
             bytes: (rows * samples * tokens * width) as usize,
             offset: (slice.part as isize * piece * width) as usize,
             pairs,
+            positions: opened.positions,
         };
         for (_, length, stride) in all.into_iter().filter(|dimension| dimension.0) {
             form.shape[form.dimensions] = length;
@@ -112,8 +114,8 @@ impl Form {
         self.token.1
     }
 
-    /// Lengths: `[samples, tokens]`, or `[2, samples, tokens]` of pairs; with 2 before the tokens where a trainer
-    /// sees two pieces of each sample.
+    /// Lengths: `[samples, tokens]`, or `[rows, samples, tokens]` of pairs and with positions; with 2 before the tokens
+    /// where a trainer sees two pieces of each sample.
     pub(crate) fn shape(&self) -> &[isize] {
         &self.shape[..self.dimensions]
     }
@@ -127,7 +129,7 @@ impl Form {
 /// One batch, in the memory that the DPU wrote it to: an array of tokens, read-only.
 ///
 /// It has the buffer protocol: `memoryview(batch)` and `numpy.asarray(batch)` are views of shape
-/// `[samples, tokens]`, or `[2, samples, tokens]` if the plan ends in `pairs`, without a copy. The memory goes back to the DPU when
+/// `[samples, tokens]`, or `[2, samples, tokens]` if the plan has `pairs`, without a copy; `positions` adds two rows. The memory goes back to the DPU when
 /// the batch and the last view of it are gone, views of views included.
 #[pyclass(frozen, module = "dquant")]
 pub(crate) struct Batch {
@@ -159,15 +161,21 @@ impl Batch {
 }
 
 impl Batch {
-    fn row_of_pairs<'py>(
+    fn row<'py>(&self, slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        let all = Batch::numpy(slf)?;
+        if self.form.pairs || self.form.positions { all.get_item(index) } else { Ok(all) }
+    }
+
+    fn row_of_positions<'py>(
         &self,
         slf: &Bound<'py, Self>,
         index: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !self.form.pairs {
-            return Err(invalid("the batches hold no pairs", "end the plan in `pairs`"));
+        if !self.form.positions {
+            let hint = "add `positions` to the plan, and documents to the dataset";
+            return Err(invalid("the batches hold no positions", hint));
         }
-        Batch::numpy(slf)?.get_item(index)
+        self.row(slf, 1 + usize::from(self.form.pairs) + index)
     }
 }
 
@@ -191,7 +199,7 @@ impl Batch {
         self.view.next_batch()
     }
 
-    /// Samples, and tokens of a sample; of pairs 2, samples, and tokens.
+    /// Samples, and tokens of a sample; of pairs 2, samples, and tokens; with positions 2 more rows.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.form.shape())
@@ -229,16 +237,33 @@ impl Batch {
         FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?.call1((slf,))
     }
 
-    /// Inputs of a batch of pairs: a numpy array `[samples, tokens]` without a copy.
+    /// Inputs, or without pairs the tokens: a numpy array `[samples, tokens]` without a copy.
     #[getter]
     fn x<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().row_of_pairs(slf, 0)
+        slf.get().row(slf, 0)
     }
 
     /// Labels of a batch of pairs: the inputs one token later.
     #[getter]
     fn y<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().row_of_pairs(slf, 1)
+        if !slf.get().form.pairs {
+            return Err(invalid("the batches hold no pairs", "end the plan in `pairs`"));
+        }
+        slf.get().row(slf, 1)
+    }
+
+    /// With `positions`, how many tokens of the same document lie before each input token in its sample: a numpy
+    /// array `[samples, tokens]` without a copy.
+    #[getter]
+    fn positions<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().row_of_positions(slf, 0)
+    }
+
+    /// With `positions`, the number of each input token's document in its sample, from 1; 0 is padding. Tokens attend
+    /// to tokens of the same number.
+    #[getter]
+    fn documents<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().row_of_positions(slf, 1)
     }
 
     /// DLPack: a capsule of a read-only tensor in host memory, without a copy.

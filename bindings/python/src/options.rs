@@ -121,7 +121,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, filter, keep, dedup, narrow, widen, pairs in place of a plan, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, narrow, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
@@ -135,8 +135,8 @@ struct Actions {
     seq_len: Option<u32>,
     batch_size: Option<u32>,
     shuffle: Option<bool>,
-    /// `filter`, `keep` and `dedup`, as actions.
-    selection: [Option<String>; 3],
+    /// `pack`, `filter`, `keep` and `dedup`, as actions.
+    documents: [Option<String>; 4],
     narrow: Option<String>,
     widen: Option<String>,
     pairs: bool,
@@ -151,13 +151,17 @@ impl Actions {
             "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
             "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "pack" => {
+                let fit = value_of::<String>(name, value, "best, first or single")?;
+                self.documents[0] = Some(format!("pack({fit})"));
+            }
             "filter" => {
-                self.selection[0] = Some(format!("filter({})", quoted(&list(name, value)?)));
+                self.documents[1] = Some(format!("filter({})", quoted(&list(name, value)?)));
             }
             "keep" => {
-                self.selection[1] = Some(format!("filter(keep={})", quoted(&list(name, value)?)));
+                self.documents[2] = Some(format!("filter(keep={})", quoted(&list(name, value)?)));
             }
-            "dedup" => self.selection[2] = dedup(value)?.map(str::to_owned),
+            "dedup" => self.documents[3] = dedup(value)?.map(str::to_owned),
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
             "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
             "pairs" => self.pairs = value_of(name, value, "True or False")?,
@@ -189,7 +193,7 @@ impl Actions {
                 let widen = self.widen.map(|to| format!("widen({to})"));
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let before = [Some(window), shuffle].into_iter().chain(self.selection);
+                let before = [Some(window), shuffle].into_iter().chain(self.documents);
                 let actions = before.chain([narrow, widen, pairs, batch]);
                 actions.flatten().collect::<Vec<_>>().join(" | ")
             }

@@ -100,6 +100,15 @@ class Documents(unittest.TestCase):
         with self.assertRaises(dquant.InvalidError) as caught:
             dquant.Stream(self.path("a.bin"), seq_len=8, filter=self.path("no list"), dedup="across")
         self.assertIn("no list", caught.exception.message)
+        with dquant.Stream(self.path("a.bin"), seq_len=8, pack="best", dedup=True, batches=2, batch_size=2) as stream:
+            self.assertIn("pack(best", stream.plan)
+            self.assertIn("dedup", stream.plan)
+            (dataset,) = stream.datasets
+            (said,) = self.ask("--dedup", "within")[:1]
+            self.assertEqual(dataset.duplicate_documents, said["duplicate_documents"])
+            self.assertGreater(dataset.duplicate_documents, 0)
+            self.assertNotEqual(f"{dataset.documents:016x}", self.ask()[0]["fingerprint"])
+            self.assertEqual(stream.state_dict()["datasets"][0]["documents"], dataset.documents)
         for wrong in ({"dedup": "all"}, {"dedup": 3.5}, {"filter": 7}):
             with self.subTest(wrong), self.assertRaises((dquant.InvalidError, TypeError)):
                 dquant.Stream(self.path("a.bin"), seq_len=8, **wrong)

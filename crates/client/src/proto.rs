@@ -12,10 +12,15 @@ impl Opened {
         Dtype::from_name(&self.dtype).map_or(0, |dtype| dtype.bytes() as usize)
     }
 
+    /// Rows of a sample: its tokens, or inputs and labels; then positions and numbers of documents, if the plan asks
+    /// for them.
+    pub fn rows(&self) -> usize {
+        1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
+    }
+
     /// Bytes of a batch.
     pub fn batch_bytes(&self) -> usize {
-        let rows = if self.pairs { 2 } else { 1 } * self.batch_samples as usize;
-        rows * self.window_tokens as usize * self.token_bytes()
+        self.rows() * self.batch_samples as usize * self.window_tokens as usize * self.token_bytes()
     }
 }
 

@@ -4,7 +4,7 @@
 use host::ring::MAX_READERS;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::documents::Documents;
-use xio::order::{Order, OrderError, SampleLayout};
+use xio::order::{Cut, Order, OrderError, PackingError, SampleLayout};
 use xio::plan::Plan;
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
@@ -23,8 +23,6 @@ pub struct Layout {
     pub sources: Vec<ReaderSource>,
     /// Their names.
     pub names: Vec<String>,
-    /// Their documents, where the plan needs them.
-    pub documents: Vec<Documents>,
     /// What to deliver.
     pub delivery: Delivery,
     /// What of it not to deliver.
@@ -51,7 +49,8 @@ impl Layout {
             dtype: self.delivery.dtype.to_string(),
             batch_samples: self.delivery.batch_samples,
             window_tokens: self.delivery.row_tokens(),
-            pairs: self.delivery.pairs,
+            pairs: self.delivery.rows.pairs,
+            positions: self.delivery.rows.positions,
         }
     }
 }
@@ -150,21 +149,25 @@ pub fn plan(
     for (dataset, (file, name)) in files.iter().zip(&names).enumerate() {
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
+    let cuts = cut(&plan, &mut layouts, documents, &names)?;
     let order = pipeline.order(&layouts).map_err(Error::invalid)?;
-    let source = |(index, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
-        connection: 0,
-        source: index,
-        layout: *layout,
-        stages: branch.blocks().clone(),
-        whole_pages: false,
-    };
-    let sources = (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
+    let source =
+        |(index, ((layout, cut), branch)): (u32, ((&SampleLayout, Cut), &Branch))| ReaderSource {
+            connection: 0,
+            source: index,
+            layout: *layout,
+            cut,
+            stages: branch.blocks().clone(),
+            whole_pages: false,
+        };
+    let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
+    let sources = (0..).zip(cuts).map(source).collect();
     let delivery = Delivery {
         window_tokens: pipeline.window_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
-        pairs: pipeline.pairs(),
+        rows: pipeline.rows(),
         first_batch: request.first_batch,
         batches: (request.batches > 0).then_some(request.batches),
         shift: request.shift,
@@ -185,7 +188,40 @@ pub fn plan(
             format!("begin and end ranges a multiple of {ranks} batches after batch {first}");
         return Err(Error::invalid(text).hint(hint));
     }
-    Ok(Layout { plan: plan.to_string(), order, sources, names, documents, delivery, left_out })
+    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
+}
+
+/// How samples are cut from each dataset; packed ones get the number of their samples.
+fn cut(
+    plan: &Plan,
+    layouts: &mut [SampleLayout],
+    documents: Vec<Documents>,
+    names: &[String],
+) -> Result<Vec<Cut>, Error> {
+    if !plan.needs_documents() {
+        return Ok(vec![Cut::Windows; layouts.len()]);
+    }
+    let mut cuts = Vec::with_capacity(layouts.len());
+    let datasets = layouts.iter_mut().zip(documents).zip(names);
+    for (dataset, ((layout, documents), name)) in datasets.enumerate() {
+        let cut = plan.cut(dataset, *layout, documents).map_err(|error| unpacked(name, &error))?;
+        *layout = cut.0;
+        cuts.push(cut.1);
+    }
+    Ok(cuts)
+}
+
+/// Why the documents of a dataset cannot be packed.
+fn unpacked(name: &str, error: &PackingError) -> Error {
+    let hint = match error {
+        PackingError::Sparse { .. } => {
+            "write the documents that are kept to a file of their own: `dquant convert`"
+        }
+        PackingError::Empty | PackingError::Beyond { .. } => {
+            "`dquant inspect` shows what the index says"
+        }
+    };
+    Error::invalid(format!("{name}: {error}")).hint(hint)
 }
 
 /// Why a file has no samples.
@@ -196,7 +232,7 @@ pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
 
 /// Windows are cut from whole files: they would hold the tokens of dropped documents.
 fn check_selection(plan: &Plan) -> Result<(), Error> {
-    if plan.selection().is_empty() {
+    if plan.selection().is_empty() || plan.pack().is_some() {
         return Ok(());
     }
     let text =
@@ -211,8 +247,11 @@ fn types(error: &CompileError, names: &[String]) -> Error {
     match *error {
         CompileError::Count { .. }
         | CompileError::NoTable
+        | CompileError::Id { .. }
         | CompileError::Stages(_)
         | CompileError::NoBatches { .. } => Error::invalid(error),
+        CompileError::Positions { .. } => Error::invalid(error)
+            .hint("positions are counted in the type of the tokens: narrow less, or add widen(i64)"),
         CompileError::Pack { .. } => Error::invalid(error).hint(
             "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
         ),

@@ -119,6 +119,19 @@ impl Documents {
         self.lengths.iter().map(|tokens| u64::from(*tokens)).sum()
     }
 
+    /// Where documents begin or end inside a range of tokens, in order; not at the ends of the range.
+    pub fn borders(&self, range: Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let first = self.starts.partition_point(|start| *start <= range.start).saturating_sub(1);
+        let reached = (first..self.len()).map(|document| self.range(document));
+        let reached = reached.take_while(move |document| document.start < range.end);
+        let mut last = range.start;
+        reached.flat_map(|document| [document.start, document.end]).filter(move |token| {
+            let inside = (last + 1..range.end).contains(token);
+            last = if inside { *token } else { last };
+            inside
+        })
+    }
+
     /// The token after the last document.
     pub fn end(&self) -> u64 {
         self.len().checked_sub(1).map_or(0, |last| self.range(last).end)
@@ -128,6 +141,8 @@ impl Documents {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
 
     #[test]
@@ -137,6 +152,16 @@ mod tests {
         assert_eq!((documents.len(), documents.tokens(), documents.end()), (3, 7, 9));
         assert_eq!(Documents::contiguous([3, 0, 4]).unwrap().range(2), 3..7);
         assert!(Documents::default().is_empty());
+    }
+
+    #[test]
+    fn borders_lie_inside_a_range() {
+        let documents = Documents::new([0..3, 3..3, 3..5, 8..9]).unwrap();
+        let inside = |range| documents.borders(range).collect::<Vec<_>>();
+        assert_eq!(inside(0..9), [3, 5, 8]);
+        assert_eq!((inside(1..3), inside(2..4), inside(3..9)), (vec![], vec![3], vec![5, 8]));
+        assert_eq!((inside(4..8), inside(5..8), inside(6..20)), (vec![5], vec![], vec![8, 9]));
+        assert_eq!(Documents::default().borders(0..9).count(), 0);
     }
 
     #[test]

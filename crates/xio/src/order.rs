@@ -19,17 +19,21 @@
 mod blend;
 mod curriculum;
 mod mix;
+mod packing;
 mod permutation;
 mod shuffle;
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
+use crate::documents::Documents;
 
 pub use blend::{Blend, BlendCursor, MAX_DATASETS, MAX_TOTAL_WEIGHT};
 pub use curriculum::{Curriculum, CurriculumCursor, MAX_PHASES};
+pub use packing::{Fit, MAX_CHUNKS, Packed, Packing, PackingError};
 pub use permutation::Permutation;
 pub use shuffle::{
     Block, BlockShuffle, DEFAULT_BLOCK_BYTES, Epoch, Group, MAX_GROUP_BLOCKS, Place, QUALITY_BATCH,
@@ -194,6 +198,40 @@ impl SampleLayout {
     /// Tokens after the last whole window, which are never delivered.
     pub const fn tail_tokens(&self) -> u64 {
         self.file.tokens.saturating_sub(self.run_tokens(self.samples))
+    }
+}
+
+/// How samples are cut from the blocks of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Cut {
+    /// Windows of consecutive tokens.
+    #[default]
+    Windows,
+    /// The same, through documents that are known.
+    Through(Documents),
+    /// Documents laid into samples.
+    Packed(Arc<Packing>),
+}
+
+impl Cut {
+    /// Packs documents into the samples of `layout`, whose number becomes that of the packing.
+    ///
+    /// # Errors
+    /// As [`Packing::new`], and when the documents extend beyond the file.
+    pub fn packed(
+        layout: SampleLayout,
+        documents: Documents,
+        fit: Fit,
+    ) -> Result<(SampleLayout, Cut), PackingError> {
+        let (end, tokens) = (documents.end(), layout.file.tokens);
+        if end > tokens {
+            return Err(PackingError::Beyond { end, tokens });
+        }
+        let SampleLayout { file, window, samples_per_block, .. } = layout;
+        let bytes = file.dtype.bytes();
+        let packing = Packing::new(documents, fit, window, samples_per_block, bytes)?;
+        let samples = packing.samples();
+        Ok((SampleLayout { samples, ..layout }, Cut::Packed(Arc::new(packing))))
     }
 }
 

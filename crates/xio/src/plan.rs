@@ -10,6 +10,7 @@
 //! | action | meaning | default |
 //! |---|---|---|
 //! | `window(N, overlap=K)` | samples are N tokens long; each begins with the last K of the one before it | required; K is 0 |
+//! | `pack(FIT, pad=ID)` | samples hold whole documents, or parts of one that is longer; `best`, `first` or `single` | windows cut through documents |
 //! | `shuffle(SEED)` | permute blocks over the file, and samples inside groups of blocks | file order |
 //! | `shuffle(SEED, blocks=B, block=SIZE)` | the same in groups of B blocks of SIZE, 1 MiB where none is given | |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
@@ -24,6 +25,8 @@
 //! | `compress(zstd, level=1)`, `compress(lz4)` | blocks cross the wire compressed | not |
 //! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
 //! | `pairs` | deliver each sample twice, without its last and without its first token | once |
+//! | `pairs(ignore=ID)` | as above, and labels beyond the document of their input become `ID` | all labels |
+//! | `positions` | add to each sample the position of each token in its document, and the document's number | not |
 //! | `batch(N)` | samples of a batch | 32 |
 //!
 //! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
@@ -46,11 +49,11 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::documents::{Dedup, Filter, Selection};
+use crate::documents::{Dedup, Documents, Filter, Selection};
 use crate::kernel::Compression;
 use crate::order::{
-    BLOCK_BYTES, Blend, BlockShuffle, Curriculum, DEFAULT_BLOCK_BYTES, Order, OrderError,
-    SampleLayout, default_group_blocks,
+    BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, DEFAULT_BLOCK_BYTES, Fit, Order, OrderError,
+    PackingError, SampleLayout, default_group_blocks,
 };
 
 pub use error::{PlanError, Problem};
@@ -81,6 +84,7 @@ pub const MAX_PLAN_BYTES: usize = 256 << 10;
 pub struct Plan {
     window: u32,
     overlap: u32,
+    pack: Option<Pack>,
     shuffle: Option<Shuffle>,
     blend: Vec<Part>,
     /// First samples of the phases of the blend after the first one.
@@ -92,6 +96,9 @@ pub struct Plan {
     compress: Option<Compression>,
     widen: Option<Dtype>,
     pairs: bool,
+    /// Labels beyond the document of their input.
+    ignore: Option<i64>,
+    positions: bool,
     batch: u32,
 }
 
@@ -122,6 +129,22 @@ impl fmt::Display for Narrow {
             Overflow::Saturate(id) => write!(f, "narrow({}, overflow=saturate({id}))", self.to),
             Overflow::Escape => write!(f, "narrow({}, overflow=escape)", self.to),
         }
+    }
+}
+
+/// The `pack` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// Which sample a document goes to.
+    pub fit: Fit,
+    /// The id of tokens behind the last document of a sample.
+    pub pad: u32,
+}
+
+impl fmt::Display for Pack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pack { fit, pad } = self;
+        write!(f, "pack({}, pad={pad})", fit.name())
     }
 }
 
@@ -205,6 +228,17 @@ impl Plan {
         self.overlap
     }
 
+    /// How documents are packed, if they are.
+    pub fn pack(&self) -> Option<Pack> {
+        self.pack
+    }
+
+    /// Whether the documents of the files decide anything.
+    pub fn needs_documents(&self) -> bool {
+        let by_rows = self.pack.is_some() || self.positions || self.ignore.is_some();
+        by_rows || !self.selection.is_empty()
+    }
+
     /// The shuffle, if there is one.
     pub fn shuffle(&self) -> Option<Shuffle> {
         self.shuffle
@@ -246,13 +280,36 @@ impl Plan {
     /// As [`SampleLayout::new`].
     pub fn layout(&self, dataset: usize, file: TokenFile) -> Result<SampleLayout, OrderError> {
         let (window, overlap) = (self.window, self.overlap);
+        let unused = || self.shares(dataset).all(|share| share.0 == 0);
         let layout = match SampleLayout::new(file, window, overlap) {
-            Err(OrderError::NoSample { .. }) if self.shares(dataset).all(|share| share.0 == 0) => {
+            // Packed documents are no windows: how many samples they fill is not known yet.
+            Err(OrderError::NoSample { .. }) if self.pack.is_some() || unused() => {
                 SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1 }
             }
             layout => layout?,
         };
         Ok(self.shuffle.map_or(layout, |shuffle| layout.in_blocks(shuffle.block_bytes())))
+    }
+
+    /// Cuts samples from a dataset that [`layout`](Plan::layout) has divided, where documents matter.
+    ///
+    /// # Errors
+    /// When the documents cannot be packed; a dataset of weight 0 need not have any.
+    pub fn cut(
+        &self,
+        dataset: usize,
+        layout: SampleLayout,
+        documents: Documents,
+    ) -> Result<(SampleLayout, Cut), PackingError> {
+        let Some(Pack { fit, .. }) = self.pack else {
+            return Ok((layout, Cut::Through(documents)));
+        };
+        match Cut::packed(layout, documents, fit) {
+            Err(PackingError::Empty) if self.shares(dataset).all(|share| share.0 == 0) => {
+                Ok((SampleLayout { samples: 0, ..layout }, Cut::Windows))
+            }
+            cut => cut,
+        }
     }
 
     /// The order of the samples of datasets divided by [`layout`](Plan::layout), in the order of the blend.
@@ -319,14 +376,19 @@ impl Plan {
         self.pairs
     }
 
+    /// What labels beyond the document of their input become, if they do.
+    pub fn ignore(&self) -> Option<i64> {
+        self.ignore
+    }
+
+    /// Whether each sample is delivered with the position of each token in its document, and the document's number.
+    pub fn positions(&self) -> bool {
+        self.positions
+    }
+
     /// Samples of a batch.
     pub fn batch(&self) -> u32 {
         self.batch
-    }
-
-    /// Whether an action of the plan works on the documents of the datasets.
-    pub fn needs_documents(&self) -> bool {
-        !self.selection.is_empty()
     }
 
     /// Which documents are dropped.
@@ -399,6 +461,9 @@ pub enum BindError {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", WindowText { tokens: self.window, overlap: self.overlap })?;
+        if let Some(pack) = self.pack {
+            write!(f, " | {pack}")?;
+        }
         if let Some(shuffle) = self.shuffle {
             write!(f, " | {shuffle}")?;
         }
@@ -433,8 +498,13 @@ impl fmt::Display for Plan {
         if let Some(dtype) = self.widen {
             write!(f, " | widen({dtype})")?;
         }
-        if self.pairs {
-            f.write_str(" | pairs")?;
+        match self.ignore {
+            Some(ignore) => write!(f, " | pairs(ignore={ignore})")?,
+            None if self.pairs => f.write_str(" | pairs")?,
+            None => {}
+        }
+        if self.positions {
+            f.write_str(" | positions")?;
         }
         write!(f, " | batch({})", self.batch)
     }

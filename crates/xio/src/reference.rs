@@ -12,19 +12,23 @@
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
+//! Packed samples, ignored labels and rows of positions are defined by `rows` below.
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
 
+use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
 use crate::order::{
-    OrderError, SampleLayout, block_permutation, dataset_key, sample_permutation, tail_slot,
+    BLOCK_BYTES, Fit, MAX_CHUNKS, OrderError, SampleLayout, block_permutation, dataset_key,
+    sample_permutation, tail_slot,
 };
-use crate::plan::{Narrow, Overflow, Plan};
+use crate::plan::{Narrow, Overflow, Pack, Plan};
 use crate::stage::{CompileError, Limit};
 
 /// Reads single tokens as whole numbers.
@@ -94,6 +98,9 @@ pub struct Reference<R> {
 struct Dataset<R> {
     layout: SampleLayout,
     reader: R,
+    documents: Vec<Range<u64>>,
+    /// The samples that documents are packed into, each by document.
+    packed: Option<Vec<Vec<Range<u64>>>>,
     /// In each phase.
     weights: Vec<i128>,
     /// Samples drawn so far from this dataset.
@@ -117,11 +124,45 @@ impl<R: TokenReader> Reference<R> {
             });
             let layout = plan.layout(i, file)?;
             let (drawn, drawn_in_phase) = (0, 0);
-            datasets.push(Dataset { layout, reader, weights, drawn, drawn_in_phase, table: None });
+            datasets.push(Dataset {
+                layout,
+                reader,
+                documents: Vec::new(),
+                packed: None,
+                weights,
+                drawn,
+                drawn_in_phase,
+                table: None,
+            });
         }
         let must_fit = plan.sample_dtype(&sources)?;
         let table = Vec::new();
         Ok(Reference { plan: plan.clone(), must_fit, dtype, table, datasets, drawn: 0 })
+    }
+
+    /// The same with the documents of each dataset, in ascending order.
+    ///
+    /// # Errors
+    /// When no document of a dataset that is packed holds a token.
+    pub fn with_documents(
+        mut self,
+        documents: Vec<Vec<Range<u64>>>,
+    ) -> Result<Reference<R>, ReferenceError> {
+        for (dataset, documents) in self.datasets.iter_mut().zip(documents) {
+            if let Some(Pack { fit, .. }) = self.plan.pack() {
+                let packed = packed(&documents, fit, &dataset.layout);
+                let samples = packed.len() as u64;
+                dataset.layout.samples = samples;
+                let SampleLayout { window, file, .. } = dataset.layout;
+                let tokens = file.tokens;
+                if samples == 0 {
+                    return Err(OrderError::NoSample { tokens, window }.into());
+                }
+                dataset.packed = Some(packed);
+            }
+            dataset.documents = documents;
+        }
+        Ok(self)
     }
 
     /// The same with a table for `remap`; every token is refused without one.
@@ -150,15 +191,13 @@ impl<R: TokenReader> Reference<R> {
         let mut rows = Vec::new();
         for _ in 0..samples {
             let (dataset, k) = self.draw();
-            rows.push(self.row(dataset, k)?);
+            rows.push(self.rows(dataset, k)?);
         }
-        if !self.plan.pairs() {
-            return Ok(rows.concat());
-        }
+        // The first row of all samples, then the second of all samples, and so on.
+        let count = rows[0].len();
+        let by_row = (0..count).flat_map(|row| rows.iter().flat_map(move |rows| &rows[row]));
         let width = self.dtype.bytes() as usize;
-        let inputs = rows.iter().map(|row| &row[..row.len() - width]);
-        let labels = rows.iter().map(|row| &row[width..]);
-        Ok(inputs.chain(labels).flatten().copied().collect())
+        Ok(by_row.flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect())
     }
 
     /// Draws the next sample: returns its dataset, and how many were drawn from that before.
@@ -199,28 +238,64 @@ impl<R: TokenReader> Reference<R> {
         open.min_by_key(|(_, d)| safe_until(d)).map_or(0, |(i, _)| i)
     }
 
-    /// The row of the `k`-th sample drawn from a dataset.
-    fn row(&mut self, dataset: usize, k: u64) -> Result<Vec<u8>, ReferenceError> {
-        let sample = self.file_sample(dataset, k);
-        let (window, overlap) = (u64::from(self.plan.window()), u64::from(self.plan.overlap()));
-        let first = sample * (window - overlap);
+    /// The rows of the `k`-th sample drawn from a dataset.
+    fn rows(&mut self, dataset: usize, k: u64) -> Result<Vec<Vec<i128>>, ReferenceError> {
+        let pieces = self.pieces(dataset, k);
         let mut values = Vec::new();
-        for token in first..first + window {
+        for token in pieces.iter().cloned().flatten() {
             let value = self.datasets[dataset].reader.token(token);
-            values.push(value.ok_or(ReferenceError::Unreadable { dataset, token })?);
+            let value = value.ok_or(ReferenceError::Unreadable { dataset, token })?;
+            values.push((token, value));
         }
-        // One action after the other, over the whole row: the first that refuses a token is the error.
+        // One action after the other, over the whole sample: the first that refuses a token is the error.
         for action in [Reference::remapped, Reference::narrowed, Reference::fitting] {
-            for (token, value) in (first..).zip(&mut values) {
-                let refused = |limit| {
-                    let value = *value;
-                    ReferenceError::Overflow { dataset, token, value, limit }
-                };
-                *value = action(self, *value).map_err(refused)?;
+            for (token, value) in &mut values {
+                let (token, old) = (*token, *value);
+                let refused =
+                    |limit| ReferenceError::Overflow { dataset, token, value: old, limit };
+                *value = action(self, old).map_err(refused)?;
             }
         }
-        let width = self.dtype.bytes() as usize;
-        Ok(values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect())
+        // Each token with its position in its document and the number of that, from 1; 0 is padding.
+        let numbers = (1..).zip(&pieces).flat_map(|(document, piece)| {
+            (0..(piece.end - piece.start) as i128).map(move |position| (position, document))
+        });
+        let mut tokens: Vec<(i128, (i128, i128))> =
+            values.into_iter().map(|(_, value)| value).zip(numbers).collect();
+        let pad = self.plan.pack().map_or(0, |pack| pack.pad.into());
+        tokens.resize(self.plan.window() as usize, (pad, (0, 0)));
+        let inputs = tokens.len() - usize::from(self.plan.pairs());
+        let mut rows = Vec::from([tokens[..inputs].iter().map(|token| token.0).collect()]);
+        if self.plan.pairs() {
+            let label = |pair: &[(i128, (i128, i128))]| match self.plan.ignore() {
+                Some(id) if pair[0].1.1 != pair[1].1.1 || pair[1].1.1 == 0 => id.into(),
+                _ => pair[1].0,
+            };
+            rows.push(tokens.windows(2).map(label).collect());
+        }
+        if self.plan.positions() {
+            rows.push(tokens[..inputs].iter().map(|token| token.1.0).collect());
+            rows.push(tokens[..inputs].iter().map(|token| token.1.1).collect());
+        }
+        Ok(rows)
+    }
+
+    /// The tokens of the `k`-th sample drawn from a dataset, by document.
+    fn pieces(&mut self, dataset: usize, k: u64) -> Vec<Range<u64>> {
+        let sample = self.file_sample(dataset, k);
+        if let Some(packed) = &self.datasets[dataset].packed {
+            return packed[sample as usize].clone();
+        }
+        let (window, overlap) = (u64::from(self.plan.window()), u64::from(self.plan.overlap()));
+        let first = sample * (window - overlap);
+        let ends = self.datasets[dataset].documents.iter();
+        let borders = ends.flat_map(|document| [document.start, document.end]);
+        let mut borders: Vec<u64> =
+            borders.filter(|token| (first + 1..first + window).contains(token)).collect();
+        borders.push(first + window);
+        borders.dedup();
+        let mut start = first;
+        borders.into_iter().map(|end| core::mem::replace(&mut start, end)..end).collect()
     }
 
     /// The entry of the table for a token, if there is a table.
@@ -307,4 +382,79 @@ impl<R: TokenReader> Reference<R> {
         }
         most as usize
     }
+}
+
+/// Packs documents: the samples of all blocks, one block after the other.
+fn packed(documents: &[Range<u64>], fit: Fit, layout: &SampleLayout) -> Vec<Vec<Range<u64>>> {
+    let (window, per_block) = (u64::from(layout.window), layout.samples_per_block as usize);
+    let span = u64::from(BLOCK_BYTES / layout.file.dtype.bytes());
+    let mut chunks = Vec::new();
+    for document in documents {
+        let mut rest = document.clone();
+        while !rest.is_empty() {
+            let end = rest.end.min(rest.start + window);
+            chunks.push(rest.start..end);
+            rest.start = end;
+        }
+    }
+    let mut samples = Vec::new();
+    let mut rest = &chunks[..];
+    while !rest.is_empty() {
+        // As many chunks as the block has room for by their sum, then fewer until they fit.
+        let can_hold = |count: &usize| {
+            let (tokens, count) = (rest[..*count].iter().map(length).sum::<u64>(), *count);
+            let room = match fit {
+                Fit::Single => count <= per_block,
+                Fit::Best | Fit::First => {
+                    tokens <= per_block as u64 * window && count <= MAX_CHUNKS.max(per_block)
+                }
+            };
+            room && rest[count - 1].end - rest[0].start <= span
+        };
+        let mut count = (1..=rest.len()).take_while(can_hold).last().unwrap_or(1);
+        let mut bins = laid(&rest[..count], fit, window);
+        while bins.len() > per_block {
+            count -= 1;
+            bins = laid(&rest[..count], fit, window);
+        }
+        while bins.len() < per_block && count < rest.len() {
+            let most = bins.iter().map(Vec::len).max().unwrap_or(0);
+            let fullest = bins.iter().position(|bin| bin.len() == most).unwrap_or(0);
+            let last = bins[fullest].pop();
+            bins.extend(last.map(|chunk| vec![chunk]));
+        }
+        for mut bin in bins {
+            bin.sort_by_key(|chunk| chunk.start);
+            samples.push(bin);
+        }
+        rest = &rest[count..];
+    }
+    samples
+}
+
+/// Lays chunks into samples, the longest first.
+fn laid(chunks: &[Range<u64>], fit: Fit, window: u64) -> Vec<Vec<Range<u64>>> {
+    let mut by_length = chunks.to_vec();
+    if fit != Fit::Single {
+        by_length.sort_by_key(|chunk| core::cmp::Reverse(length(chunk)));
+    }
+    let mut bins: Vec<Vec<Range<u64>>> = Vec::new();
+    for chunk in by_length {
+        let room = |bin: &Vec<Range<u64>>| window - bin.iter().map(length).sum::<u64>();
+        let fitting = bins.iter().enumerate().filter(|(_, bin)| room(bin) >= length(&chunk));
+        let found = match fit {
+            Fit::Best => fitting.min_by_key(|(_, bin)| room(bin)),
+            Fit::First => fitting.min_by_key(|(number, _)| *number),
+            Fit::Single => None,
+        };
+        match found.map(|(number, _)| number) {
+            Some(number) => bins[number].push(chunk),
+            None => bins.push(vec![chunk]),
+        }
+    }
+    bins
+}
+
+fn length(chunk: &Range<u64>) -> u64 {
+    chunk.end - chunk.start
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use xio::dataset::{Dtype, flat};
-use xio::order::{Quality, SampleLayout};
+use xio::order::{Cut, Quality, SampleLayout};
 use xio::plan::Plan;
 use xio::reader::{Reader, ReaderSource};
 
@@ -91,7 +91,8 @@ fn memory(datasets: usize, mib: u64, shuffle: &str) -> u64 {
         .zip(pipeline.branches())
         .map(|(source, branch)| {
             let (layout, stages) = (layouts[source as usize], branch.blocks().clone());
-            ReaderSource { connection: 0, source, layout, stages, whole_pages: false }
+            let (cut, whole_pages) = (Cut::Windows, false);
+            ReaderSource { connection: 0, source, layout, cut, stages, whole_pages }
         })
         .collect();
     Reader::memory_needed(&pipeline.order(&layouts).unwrap(), &sources)

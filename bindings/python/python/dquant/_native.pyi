@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     batch_size: int | None
     shuffle: bool | None
+    pack: str | None
     filter: str | PathLike[str] | None
     keep: str | PathLike[str] | None
     dedup: bool | str | None
@@ -69,6 +70,10 @@ class Batch(Buffer):
     def x(self) -> npt.NDArray[np.integer[Any]]: ...
     @property
     def y(self) -> npt.NDArray[np.integer[Any]]: ...
+    @property
+    def positions(self) -> npt.NDArray[np.integer[Any]]: ...
+    @property
+    def documents(self) -> npt.NDArray[np.integer[Any]]: ...
     def __dlpack__(
         self,
         *,

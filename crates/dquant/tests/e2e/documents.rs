@@ -1,13 +1,16 @@
 //! The documents of datasets: from the index on the disk to whoever asks, at this machine and through a target.
 
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use engine::proto::{DatasetInfo, DocumentsReply};
 use serde_json::{Value, json};
-use xio::dataset::Dtype;
+use xio::dataset::{Dtype, Format, TokenFile};
+use xio::plan::Plan;
+use xio::reference::Reference;
 
-use super::corpus::{Corpus, tokens};
+use super::corpus::{Corpus, assert_same, tokens};
 use super::harness::{Cat, Daemon, Ran, World, path};
 use super::hostile_packets::runtime;
 use super::hostile_target::{FakeTarget, Lies};
@@ -352,4 +355,129 @@ fn hashes_and_lists_that_do_not_fit_are_refused() {
     );
     let mixed = ["documents", &target.url("a"), "a.bin"];
     world.run(&mixed).failed(2, &["not at one place"], "");
+}
+
+type Documents = Vec<Vec<i128>>;
+
+/// A document of this number.
+fn document(number: u64) -> Vec<i128> {
+    tokens((number * 7 % 50) as usize, number)
+}
+
+/// Two hashed files in which every document comes several times, some in both.
+fn repeated(world: &World) -> [(Corpus, Documents); 2] {
+    [("a", 400, 0), ("b", 300, 60)].map(|(name, count, first)| {
+        let documents: Documents = (0..count).map(|i| document(first + i * 5 % 97)).collect();
+        let lengths: Vec<u32> = documents.iter().map(|ids| ids.len() as u32).collect();
+        write_index(&world.data(&format!("{name}.idx")), &lengths, U16);
+        let file = world.data(&format!("{name}.bin"));
+        let corpus = Corpus::flat(&file, Dtype::U16, documents.concat());
+        world.run(&["documents", path(&file), "--hash"]).good();
+        (corpus, documents)
+    })
+}
+
+/// Writes a list of the hash of one of these documents.
+fn list_of(world: &World, (corpus, documents): &(Corpus, Documents), listed: &[i128]) {
+    let shown = world.run(&["documents", path(&corpus.path), "--hashes", "--json"]).good();
+    let shown: Value = serde_json::from_slice(&shown.stdout).expect("one JSON object");
+    let at = documents.iter().position(|ids| ids == listed).expect("it is there");
+    let hash = shown["hashes"][at].as_str().expect("a hash");
+    fs::write(world.data("bad.txt"), format!("{hash}\n")).expect("writable");
+}
+
+/// Where the documents are that are left of both files.
+fn left(corpora: &[(Corpus, Documents); 2], dropped: &[i128]) -> Vec<Vec<Range<u64>>> {
+    let mut seen = Vec::new();
+    let of_file = |(_, documents): &(Corpus, Documents)| {
+        let (mut left, mut end) = (Vec::new(), 0);
+        for ids in documents {
+            let start = end;
+            end += ids.len() as u64;
+            if ids != dropped && !seen.contains(ids) {
+                seen.push(ids.clone());
+                left.push(start..end);
+            }
+        }
+        left
+    };
+    corpora.iter().map(of_file).collect()
+}
+
+fn plan(list: &str) -> String {
+    let samples = "window(64) | pack(best) | shuffle(3) | blend(a=2, b=1) | batch(4)";
+    format!("{samples} | filter(\"{list}\") | dedup(across)")
+}
+
+/// The first batches over what is left.
+fn batches(corpora: &[(Corpus, Documents); 2], left: Vec<Vec<Range<u64>>>, count: u64) -> Vec<u8> {
+    let files = corpora.each_ref().map(|(corpus, _)| {
+        let ids = corpus.tokens.clone();
+        let tokens = ids.len() as u64;
+        let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens, format: Format::Flat };
+        (file, move |index: u64| ids.get(index as usize).copied())
+    });
+    let plan = Plan::parse(&plan("bad.txt"), None).expect("a plan");
+    let reference = Reference::new(&plan, files.into()).expect("the files go with the plan");
+    let mut reference = reference.with_documents(left).expect("documents are left");
+    (0..count).flat_map(|batch| reference.batch(batch).expect("it fits")).collect()
+}
+
+/// Streams of packed documents hold what the selection keeps and nothing else, on every way.
+#[test]
+fn streams_draw_from_the_documents_that_are_kept() {
+    let Some(world) = World::new("streams_draw_from_the_documents") else { return };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let (corpora, dropped) = (repeated(&world), document(15));
+    list_of(&world, &corpora[0], &dropped);
+    let left = left(&corpora, &dropped);
+    let kept: u64 = left.iter().map(|left| left.len() as u64).sum();
+    let want = batches(&corpora, left, 40);
+    let remote = plan("bad.txt");
+    let args = ["--plan", &remote, "--batches", "40"];
+    let local = plan(path(&world.data("bad.txt")));
+    for cat in [
+        Cat::through(&world, &dpu, &target.url(""), &args),
+        Cat::alone(&world, &target.url(""), &args),
+        Cat::local(&world, "", &["--plan", &local, "--batches", "40"]),
+    ] {
+        let ran = cat.finish().good();
+        assert_same(&ran.stdout, &want);
+        for action in ["filter dropped", "dedup dropped"] {
+            assert!(ran.stderr.contains(action), "{}", ran.stderr);
+        }
+    }
+    let status = dpu.status(&world);
+    let all: u64 = corpora.iter().map(|(_, documents)| documents.len() as u64).sum();
+    let filtered = status.counter("dpu.filtered_documents");
+    assert_eq!(filtered + status.counter("dpu.duplicate_documents") + kept, all);
+    assert!(filtered > 0);
+}
+
+#[test]
+fn an_index_that_changes_while_the_target_is_away_ends_the_stream() {
+    let Some(world) = World::new("an_index_that_changes") else { return };
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let (corpora, dropped) = (repeated(&world), document(15));
+    list_of(&world, &corpora[0], &dropped);
+    let plan = plan("bad.txt");
+    let endless = ["--plan", &plan, "--slots", "2", "--slot-size", "64KiB"];
+    let mut cat = Cat::through(&world, &dpu, &target.url(""), &endless);
+    cat.read(1 << 10);
+    target.kill();
+    // Neither list nor hashes matter any more, and the same index is the same.
+    fs::remove_file(world.data("bad.txt")).expect("it is there");
+    fs::remove_file(world.data("b.bin.dochash")).expect("it is there");
+    let mut lengths: Vec<u32> = corpora[0].1.iter().map(|ids| ids.len() as u32).collect();
+    write_index(&world.data("a.idx"), &lengths, U16);
+    target.restart(&world);
+    cat.read(8 << 20);
+    target.kill();
+    let longer = lengths.iter().position(|tokens| *tokens > 1).expect("there is one");
+    lengths[longer] -= 1;
+    lengths[longer + 1] += 1;
+    write_index(&world.data("a.idx"), &lengths, U16);
+    target.restart(&world);
+    let ran = cat.finish();
+    ran.failed(3, &["a.bin has changed since", "other documents"], "open the stream again");
 }

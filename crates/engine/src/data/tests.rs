@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use xio::dataset::{Dtype, Format, TokenFile};
+use xio::order::Cut;
 use xio::plan::Plan;
 use xio::reader::{Delivery, ReaderSetup, ReaderSource, Share};
+use xio::stage::Rows;
 
 use super::dpu::{DpuEngine, StreamId, StreamSpec};
 use super::target::{SessionSpec, TargetEngine};
@@ -61,13 +63,14 @@ fn open(engine: &DpuEngine, rings: &Budget) -> Opened {
     let pipeline = plan.compile(&[Dtype::U16], true).expect("it fits");
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
-    let source = ReaderSource { connection: 0, source: 0, layout, stages, whole_pages: false };
+    let (cut, whole_pages) = (Cut::Windows, false);
+    let source = ReaderSource { connection: 0, source: 0, layout, cut, stages, whole_pages };
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,
         sample_dtype: Dtype::U16,
         dtype: Dtype::U16,
-        pairs: false,
+        rows: Rows::default(),
         first_batch: 0,
         batches: None,
         shift: 0,

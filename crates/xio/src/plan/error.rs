@@ -93,8 +93,14 @@ pub enum Problem {
     CompressWhen { found: String },
     #[error("widen cannot deliver {found}")]
     WidenType { found: String },
-    #[error("pairs takes no argument, but needs windows of two tokens")]
+    #[error("pairs takes no argument but ignore=ID, and needs windows of two tokens")]
     Pairs,
+    #[error("the label to ignore is {found}, which is no whole number")]
+    Ignore { found: String },
+    #[error("pack does not know how to fit documents {found}")]
+    PackFit { found: String },
+    #[error("packed samples hold whole documents, so they cannot overlap")]
+    PackOverlap,
     #[error("blend needs NAME=WEIGHT, found {found} alone")]
     NoWeight { found: String },
     #[error("the weight of `{name}` is {found}: {why}")]
@@ -204,7 +210,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, shuffle, blend, phases, filter, dedup, remap, narrow, bitpack, compress, widen, pairs, batch"
+                &"actions are window, pack, shuffle, blend, phases, filter, dedup, remap, narrow, bitpack, compress, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -240,6 +246,15 @@ impl Problem {
                 &"when=faster skips blocks where the link is faster than the codec, when=always does not"
             }
             Problem::WidenType { .. } => &"types to widen to are u32, i32 and i64",
+            Problem::Ignore { .. } => {
+                &"-100 is what cross_entropy of PyTorch ignores: pairs(ignore=-100)"
+            }
+            Problem::PackFit { .. } => {
+                &"best and first fill samples with several documents, single gives each its own"
+            }
+            Problem::PackOverlap => {
+                &"leave overlap out: with pairs, documents keep their last token"
+            }
             Problem::Pairs => &"write window(2049, overlap=1) | pairs: 2048 inputs and 2048 labels",
             Problem::NoWeight { .. } => &"blend(web=0.7, code=0.3)",
             Problem::Weight { why: WeightProblem::Negative, .. } => &"use 0 to leave a dataset out",

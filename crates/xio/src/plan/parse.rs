@@ -8,17 +8,32 @@ use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::{
     DEFAULT_BATCH, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Part, Plan, Shuffle,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Shuffle,
 };
 use crate::dataset::Dtype;
 use crate::documents::{Dedup, Filter, Selection};
 use crate::kernel::pack::PACKED_BITS;
 use crate::kernel::{Codec, Compression, ZSTD_LEVELS};
-use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT};
+use crate::order::{
+    BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
+};
 
-const ACTIONS: [&str; 13] = [
-    "window", "shuffle", "blend", "phases", "filter", "dedup", "remap", "narrow", "bitpack",
-    "compress", "widen", "pairs", "batch",
+const ACTIONS: [&str; 15] = [
+    "window",
+    "pack",
+    "shuffle",
+    "blend",
+    "phases",
+    "filter",
+    "dedup",
+    "remap",
+    "narrow",
+    "bitpack",
+    "compress",
+    "widen",
+    "pairs",
+    "positions",
+    "batch",
 ];
 
 /// Digits after the point of a weight.
@@ -238,6 +253,7 @@ impl<'a> Syntax<'a> {
 #[derive(Default)]
 struct Draft {
     window: Option<(u32, u32)>,
+    pack: Option<(Pack, Range<usize>)>,
     shuffle: Option<Shuffle>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
@@ -247,7 +263,9 @@ struct Draft {
     bitpack: Option<(u8, Range<usize>)>,
     compress: Option<(Compression, Range<usize>)>,
     widen: Option<Dtype>,
-    pairs: Option<Range<usize>>,
+    /// With the label to ignore.
+    pairs: Option<(Option<i64>, Range<usize>)>,
+    positions: bool,
     batch: Option<(u32, Range<usize>)>,
 }
 
@@ -259,6 +277,14 @@ impl Draft {
         };
         match action.name.text.as_str() {
             "window" => once(self.window.replace(window(action)?).is_none(), "window"),
+            "pack" => {
+                let pack = (pack(action)?, action.span.clone());
+                once(self.pack.replace(pack).is_none(), "pack")
+            }
+            "positions" => {
+                let first = !core::mem::replace(&mut self.positions, positions(action)?);
+                once(first, "positions")
+            }
             "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
             "blend" => {
                 let blend = (blend(action)?, action.span.clone());
@@ -299,10 +325,13 @@ impl Draft {
     fn finish(self, text: &str) -> Result<Plan, PlanError> {
         let end = text.trim_end().len();
         let (window, overlap) = self.window.ok_or(PlanError::new(Problem::NoWindow, end..end))?;
-        if let Some(span) = self.pairs.clone().filter(|_| window < 2) {
+        if let Some((_, span)) = self.pairs.clone().filter(|_| window < 2) {
             return Err(PlanError::new(Problem::Pairs, span));
         }
         self.check_forms()?;
+        if let Some((_, span)) = self.pack.as_ref().filter(|_| overlap > 0) {
+            return Err(PlanError::new(Problem::PackOverlap, span.clone()));
+        }
         let (batch, span) = self.batch.unwrap_or((DEFAULT_BATCH, end..end));
         if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
             return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
@@ -320,6 +349,7 @@ impl Draft {
         Ok(Plan {
             window,
             overlap,
+            pack: self.pack.map(|(pack, _)| pack),
             shuffle: self.shuffle,
             blend,
             phases,
@@ -329,7 +359,9 @@ impl Draft {
             bitpack: self.bitpack.map(|(bits, _)| bits),
             compress: self.compress.map(|(compression, _)| compression),
             widen: self.widen,
+            ignore: self.pairs.as_ref().and_then(|(ignore, _)| *ignore),
             pairs: self.pairs.is_some(),
+            positions: self.positions,
             batch,
         })
     }
@@ -390,10 +422,39 @@ fn widen(action: &Action) -> Result<Dtype, PlanError> {
     }
 }
 
-fn pairs(action: &Action) -> Result<Range<usize>, PlanError> {
+/// The label to ignore, if there is one.
+fn pairs(action: &Action) -> Result<(Option<i64>, Range<usize>), PlanError> {
+    let ignore = match action.arguments.as_slice() {
+        [] => None,
+        [Argument { key: Some(key), value, .. }] if key.text == "ignore" => {
+            let not_a_number = Problem::Ignore { found: value.describe() };
+            let id = value.text.replace('_', "").parse::<i64>();
+            Some(id.map_err(|_| PlanError::new(not_a_number, value.span.clone()))?)
+        }
+        [extra, ..] => return Err(PlanError::new(Problem::Pairs, extra.span())),
+    };
+    Ok((ignore, action.span.clone()))
+}
+
+fn pack(action: &Action) -> Result<Pack, PlanError> {
+    const USAGE: &str = "pack(best), pack(first, pad=0) or pack(single, pad=0)";
+    let [fit, pad] = action.named("pack", ["fit", "pad"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "pack", argument: "fit", usage: USAGE };
+    let fit = fit.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let Some(known) = Fit::from_name(&fit.text) else {
+        return fit.refuse(Problem::PackFit { found: fit.describe() });
+    };
+    let pad = pad.map_or(Ok(0), |pad| pad.number("pad", 0, u32::MAX.into()))?;
+    Ok(Pack { fit: known, pad: pad as u32 })
+}
+
+fn positions(action: &Action) -> Result<bool, PlanError> {
     match action.arguments.first() {
-        Some(extra) => Err(PlanError::new(Problem::Pairs, extra.span())),
-        None => Ok(action.span.clone()),
+        Some(extra) => {
+            let usage = "write positions alone: it adds two rows to every sample";
+            Err(PlanError::new(Problem::ExtraArgument { action: "positions", usage }, extra.span()))
+        }
+        None => Ok(true),
     }
 }
 

@@ -205,6 +205,15 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
+    ("window(4) | pack", "pack", "needs its argument `fit`"),
+    ("window(4) | pack(worst)", "worst", "best and first fill samples"),
+    ("window(4) | pack(best, pad=-1)", "-1", "must be a whole number"),
+    ("window(4) | pack(best, 0)", "0", "takes no further argument"),
+    ("window(4, overlap=1) | pack(best)", "pack(best)", "cannot overlap"),
+    ("window(4) | pairs(1)", "1", "no argument but ignore=ID"),
+    ("window(4) | pairs(ignore=x)", "x", "no whole number"),
+    ("window(4) | positions(1)", "1", "takes no further argument"),
+    ("window(4) | positions | positions", "positions", "a second time"),
     ("narrow(u16)", "", "does not say how long a sample is"),
     ("window(131072) | batch(65536)", "batch(65536)", "exceeds 268435456 tokens"),
 ];
@@ -358,13 +367,24 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
     let selection = (prop::option::of(list), prop::option::of(dedup));
     let selection = selection.prop_map(|(filter, dedup)| Selection { filter, dedup });
+    let fit = prop::sample::select(Fit::ALL.to_vec());
+    let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
+    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
     let types = (narrow, widen, (remap, bits, codec, selection));
-    (window, prop::option::of(shuffle), blend, types, 1..=2_048u32).prop_map(
-        |((window, overlap, pairs), shuffle, (blend, phases), (narrow, widen, forms), batch)| {
+    (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
+        |(
+            (window, overlap, pairs),
+            shuffle,
+            (blend, phases),
+            (narrow, widen, forms),
+            batch,
+            (pack, ignore, positions),
+        )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             Plan {
                 window,
-                overlap,
+                overlap: if pack.is_some() { 0 } else { overlap },
+                pack,
                 shuffle,
                 blend,
                 phases,
@@ -375,6 +395,8 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 compress,
                 widen,
                 pairs,
+                ignore: ignore.filter(|_| pairs),
+                positions,
                 batch,
             }
         },
@@ -413,7 +435,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

@@ -17,6 +17,7 @@ use crate::stage::{self, BlockError, Limit, Received, Tools};
 use crate::sums::{self, SUM_BYTES};
 
 use super::lane::{Lane, Place, Resident, Want};
+use super::rows::{Row, Writer};
 use super::schedule::Schedule;
 use super::{
     CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run, Share, Sink,
@@ -29,9 +30,6 @@ const COPY_BYTES_PER_POLL: u64 = 256 << 10;
 
 /// Samples copied per poll: the order costs about 100 ns for each, however small it is.
 const COPY_SAMPLES_PER_POLL: u32 = 2048;
-
-/// Bytes widened at a time: they stay in the first-level cache on their way to the ring.
-const WIDENED_BYTES: usize = 8 << 10;
 
 /// Blocks that one poll examines to find one to request.
 const LOOKS_PER_POLL: u32 = 512;
@@ -77,55 +75,6 @@ enum Phase {
     Ended,
 }
 
-impl Delivery {
-    /// Writes the next sample of a slot, in the form of the batches.
-    fn write_sample<S: Sink>(
-        &self,
-        sink: &mut S,
-        kernels: &Kernels,
-        filling: &Filling,
-        sample: &[u8],
-    ) {
-        let Filling { slot, samples, .. } = *filling;
-        let row_bytes = u64::from(self.row_tokens() * self.dtype.bytes());
-        let mut write = |offset: u64, tokens: &[u8]| {
-            // In range: a slot is smaller than 4 GiB.
-            self.write_tokens(sink, kernels, slot, offset as u32, tokens);
-        };
-        if !self.pairs {
-            return write(samples * row_bytes, sample);
-        }
-        let batch = u64::from(self.batch_samples);
-        let inputs = samples / batch * 2 * batch + samples % batch;
-        let width = self.sample_dtype.bytes() as usize;
-        write(inputs * row_bytes, &sample[..sample.len() - width]);
-        write((inputs + batch) * row_bytes, &sample[width..]);
-    }
-
-    /// Writes tokens, widened if need be, piece by piece.
-    fn write_tokens<S: Sink>(
-        &self,
-        sink: &mut S,
-        kernels: &Kernels,
-        slot: u32,
-        mut offset: u32,
-        tokens: &[u8],
-    ) {
-        let (from, to) = (self.sample_dtype, self.dtype);
-        if from == to {
-            return sink.write(slot, offset, tokens);
-        }
-        let mut wide = [0; WIDENED_BYTES];
-        let piece_bytes = WIDENED_BYTES / to.bytes() as usize * from.bytes() as usize;
-        for piece in tokens.chunks(piece_bytes) {
-            let wide = &mut wide[..piece.len() / from.bytes() as usize * to.bytes() as usize];
-            (kernels.widen)(piece, from, to, wide);
-            sink.write(slot, offset, wide);
-            offset += wide.len() as u32;
-        }
-    }
-}
-
 /// What fetches blocks.
 pub(super) trait Supply {
     /// Whether it takes a request for a block of this source.
@@ -153,6 +102,8 @@ pub(super) struct Assembler {
     first_lane: usize,
     /// What a decompressor reads from: the largest block, if blocks are compressed.
     scratch: Vec<u8>,
+    /// The sample being copied.
+    row: Row,
     pub(super) counters: ReaderCounters,
 }
 
@@ -169,6 +120,7 @@ impl Assembler {
             sources,
             position: Position::at(&delivery.share, run.0 - delivery.first_batch),
             fillings: (0..delivery.share.count).map(|_| None).collect(),
+            row: Row::new(&delivery),
             delivery,
             run,
             later,
@@ -365,9 +317,18 @@ impl Assembler {
             }
             if let Some(filling) = filling {
                 let width = self.delivery.sample_dtype.bytes();
-                let from = lane.sample_addr(pick.position, pick.sample, width);
-                let bytes = memory.bytes(from, (self.delivery.window_tokens * width) as usize);
-                self.delivery.write_sample(sink, &self.kernels, &filling, bytes);
+                let at = (pick.position, pick.sample);
+                let sample = match lane.gather(memory, at, width, &mut self.row) {
+                    Some(addr) => {
+                        memory.bytes(addr, (self.delivery.window_tokens * width) as usize)
+                    }
+                    None => {
+                        self.row.pad(&self.delivery);
+                        &self.row.tokens
+                    }
+                };
+                let mut writer = Writer { sink, kernels: &self.kernels, delivery: &self.delivery };
+                writer.write_sample(filling.slot, filling.samples, sample, &self.row.ends);
                 copied += self.delivery.sample_bytes();
             }
             lane.consume(pick.position);

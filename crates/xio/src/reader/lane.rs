@@ -4,15 +4,18 @@
 //! run of positions, the oldest in front; each has its own staging buffer until its last sample is
 //! consumed.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use roce::world::Staging;
+
 use crate::capsule::ReadRequest;
 use crate::dataset::TokenFile;
-use crate::order::Order;
+use crate::order::{Cut, Order, Packed};
 use crate::target::IO_ALIGN;
 
+use super::rows::Row;
 use super::schedule::{Coverage, Schedule};
 use super::{ReaderSource, StreamError, buffers_per_lane};
 
@@ -55,6 +58,8 @@ impl Load {
 struct Block {
     load: Load,
     buffer: u32,
+    /// Its number in the file.
+    number: u64,
     first_token: u64,
     tokens: u32,
     samples_left: u32,
@@ -124,6 +129,9 @@ struct Window {
 pub(super) struct Lane {
     dataset: u32,
     window: Window,
+    cut: Cut,
+    /// By position, the samples of blocks of which one was reached.
+    packed: BTreeMap<u64, Packed>,
     /// Bytes of a token that a buffer has room for.
     token_bytes: u32,
     base_addr: u64,
@@ -143,7 +151,11 @@ impl Lane {
     fn buffer_bytes(source: &ReaderSource) -> u64 {
         let layout = &source.layout;
         let samples = layout.samples.min(layout.samples_per_block.into());
-        let bytes = layout.run_tokens(samples) * u64::from(source.stages.buffered_bytes());
+        let tokens = match &source.cut {
+            Cut::Packed(packing) => packing.longest_block().into(),
+            Cut::Windows | Cut::Through(_) => layout.run_tokens(samples),
+        };
+        let bytes = tokens * u64::from(source.stages.buffered_bytes());
         let slack = if source.whole_pages { 2 * u64::from(IO_ALIGN) } else { 0 };
         bytes.next_multiple_of(u64::from(IO_ALIGN)) + slack
     }
@@ -181,6 +193,8 @@ impl Lane {
         Lane {
             dataset: dataset as u32,
             window: Window { tokens: source.layout.window, stride: source.layout.stride() },
+            cut: source.cut.clone(),
+            packed: BTreeMap::new(),
             token_bytes: source.stages.buffered_bytes(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
@@ -255,6 +269,7 @@ impl Lane {
             self.blocks.push_back(Block {
                 load: Load::Whole(Resident::Wanted),
                 buffer,
+                number: range.number,
                 first_token: range.first_token,
                 tokens: range.tokens,
                 samples_left,
@@ -286,15 +301,17 @@ impl Lane {
         }
     }
 
-    /// The request failed. If one token of a block is at fault, the other samples can still be fetched.
+    /// The request failed. If one token of a block is at fault, the other samples can still be fetched, unless
+    /// they are packed: then the block fails.
     pub(super) fn fail(&mut self, position: u64, error: StreamError) {
+        let is_packed = matches!(self.cut, Cut::Packed(_));
         let Some(block) = self.block(position) else {
             return;
         };
         let one_token =
             matches!(error, StreamError::Overflow { .. } | StreamError::Truncated { .. });
         match block.load {
-            Load::Whole(_) if one_token => {
+            Load::Whole(_) if one_token && !is_packed => {
                 block.load = Load::Single { sample: NO_SAMPLE, state: Resident::Ready };
             }
             _ => *block.load.state() = Resident::Failed(error),
@@ -375,6 +392,43 @@ impl Lane {
         }
     }
 
+    /// Gathers what a sample consists of into `row`: where documents end in it, and its tokens unless they lie in
+    /// one piece, at the address that is returned. They have `width` bytes.
+    pub(super) fn gather<M: Staging>(
+        &mut self,
+        memory: &M,
+        (position, sample): (u64, u32),
+        width: u32,
+        row: &mut Row,
+    ) -> Option<u64> {
+        row.ends.clear();
+        if let Cut::Packed(packing) = &self.cut {
+            let packing = packing.clone();
+            let (number, buffer, first) =
+                self.block(position).map(|b| (b.number, b.buffer, b.first_token))?;
+            let addr = self.addr_in(buffer, first);
+            let packed = self.packed.entry(position).or_insert_with(|| packing.packed(number));
+            row.tokens.clear();
+            for piece in packed.sample(sample) {
+                let from = addr + u64::from(piece.start) * u64::from(width);
+                row.tokens
+                    .extend_from_slice(memory.bytes(from, (piece.len() as u32 * width) as usize));
+                row.ends.push(row.tokens.len() as u32 / width);
+            }
+            return None;
+        }
+        if let (Cut::Through(documents), true) = (&self.cut, row.needs_ends) {
+            let documents = documents.clone();
+            let stride = u64::from(self.window.stride);
+            let first = self.block(position).map_or(0, |block| block.first_token);
+            let first = first + u64::from(sample) * stride;
+            let end = first + u64::from(self.window.tokens);
+            row.ends.extend(documents.borders(first..end).map(|token| (token - first) as u32));
+            row.ends.push(self.window.tokens);
+        }
+        Some(self.sample_addr(position, sample, width))
+    }
+
     /// Marks one sample of the block as delivered.
     pub(super) fn consume(&mut self, position: u64) {
         let head_end = self.coverage.head_end();
@@ -420,6 +474,7 @@ impl Lane {
                 block.samples_left = 0;
                 block.load = Load::Whole(Resident::Ready);
                 self.free.push(block.buffer);
+                self.packed.remove(&position);
             }
         }
         while self.blocks.front().is_some_and(|block| block.samples_left == 0) {
@@ -433,6 +488,7 @@ impl Lane {
         if let Some(block) = self.block(position) {
             let buffer = block.buffer;
             self.free.push(buffer);
+            self.packed.remove(&position);
             self.pass(position);
         }
     }

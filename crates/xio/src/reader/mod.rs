@@ -37,6 +37,7 @@ mod connection;
 mod lane;
 mod local;
 mod remote;
+mod rows;
 mod runs;
 mod schedule;
 mod share;
@@ -50,8 +51,8 @@ use thiserror::Error;
 use crate::capsule::Refusal;
 use crate::dataset::Dtype;
 use crate::disk::Change;
-use crate::order::{BLOCK_BYTES, CurriculumCursor, Order, SampleLayout};
-use crate::stage::{BlockStages, Limit, Received};
+use crate::order::{BLOCK_BYTES, CurriculumCursor, Cut, Order, SampleLayout};
+use crate::stage::{BlockStages, Limit, Received, Rows};
 
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
 use lane::Lane;
@@ -109,6 +110,8 @@ pub struct ReaderSource {
     pub source: u32,
     /// The file, and its division into samples.
     pub layout: SampleLayout,
+    /// How samples are cut from its blocks.
+    pub cut: Cut,
     /// The stages for its blocks, at the target and here.
     pub stages: BlockStages,
     /// Whether whole pages of the file are read into the staging buffers, as for files with a manifest.
@@ -126,8 +129,8 @@ pub struct Delivery {
     pub sample_dtype: Dtype,
     /// Token type of the batches.
     pub dtype: Dtype,
-    /// Whether a batch holds the inputs of all samples and then their labels, one token later.
-    pub pairs: bool,
+    /// The rows of a batch: of each, those of all samples.
+    pub rows: Rows,
     /// First batch to deliver: resuming means starting at another number.
     pub first_batch: u64,
     /// Batches to deliver to each rank before the stream ends; without it the stream is endless.
@@ -149,13 +152,13 @@ impl Delivery {
 
     /// Bytes of a sample in a batch.
     fn sample_bytes(&self) -> u64 {
-        let rows = if self.pairs { 2 } else { 1 };
+        let rows = u64::from(self.rows.count());
         rows * u64::from(self.row_tokens()) * u64::from(self.dtype.bytes())
     }
 
     /// Tokens of a row of a batch: of a sample, or of its inputs or labels.
     pub fn row_tokens(&self) -> u32 {
-        self.window_tokens - u32::from(self.pairs)
+        self.window_tokens - u32::from(self.rows.pairs)
     }
 
     /// The first global sample of a batch.
@@ -380,9 +383,9 @@ impl ReaderSetup {
             let prepared = Prepared::new(&order, &delivery, run, before);
             later.push_back(prepared);
         }
-        let layouts = sources.iter().map(|source| source.layout).collect();
+        let cuts = sources.iter().map(|source| (source.layout, source.cut.clone())).collect();
         let cursor = order.cursor(blend);
-        let schedule = Schedule::new(order, layouts, cursor);
+        let schedule = Schedule::new(order, cuts, cursor);
         ReaderSetup { schedule, sources, lanes, delivery, run, later, memory_bytes, scratch_bytes }
     }
 

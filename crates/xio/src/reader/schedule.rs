@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::order::{BlockShuffle, CurriculumCursor, Group, Order, OrderCursor, SampleLayout};
+use crate::order::{BlockShuffle, CurriculumCursor, Cut, Group, Order, OrderCursor, SampleLayout};
 
 /// The next sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(super) struct Pick {
 /// The tokens and samples of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockRange {
+    /// Its number in the file.
+    pub(super) number: u64,
     pub(super) first_token: u64,
     pub(super) tokens: u32,
     pub(super) samples: u32,
@@ -140,16 +142,20 @@ impl Coverage {
 #[derive(Debug)]
 pub(super) struct Schedule {
     order: Order,
-    layouts: Vec<SampleLayout>,
+    cuts: Vec<(SampleLayout, Cut)>,
     cursor: OrderCursor,
     next: Pick,
 }
 
 impl Schedule {
-    /// Starts at `cursor`, a cursor of `order`. `layouts` are in the order of the datasets in `order`.
-    pub(super) fn new(order: Order, layouts: Vec<SampleLayout>, cursor: OrderCursor) -> Schedule {
+    /// Starts at `cursor`, a cursor of `order`. `cuts` are in the order of the datasets in `order`.
+    pub(super) fn new(
+        order: Order,
+        cuts: Vec<(SampleLayout, Cut)>,
+        cursor: OrderCursor,
+    ) -> Schedule {
         let next = Pick { dataset: 0, position: 0, sample: 0 };
-        let mut schedule = Schedule { order, layouts, cursor, next };
+        let mut schedule = Schedule { order, cuts, cursor, next };
         schedule.advance();
         schedule
     }
@@ -174,12 +180,24 @@ impl Schedule {
         let shuffle = self.order.shuffle_of(dataset as usize);
         let (epoch, in_epoch) = (position / shuffle.blocks(), position % shuffle.blocks());
         let block = shuffle.epoch(epoch).block_in(in_epoch);
-        let layout = &self.layouts[dataset as usize];
-        let first_sample = block.block * u64::from(layout.samples_per_block);
+        let (layout, cut) = &self.cuts[dataset as usize];
+        let (number, samples) = (block.block, block.samples);
+        if let Cut::Packed(packing) = cut {
+            let Range { start, end } = packing.block(number);
+            // In range: a block has at most BLOCK_BYTES.
+            return BlockRange {
+                number,
+                first_token: start,
+                tokens: (end - start) as u32,
+                samples,
+            };
+        }
+        let first_token = number * u64::from(layout.samples_per_block) * u64::from(layout.stride());
         BlockRange {
-            first_token: first_sample * u64::from(layout.stride()),
-            tokens: layout.run_tokens(block.samples.into()) as u32,
-            samples: block.samples,
+            number,
+            first_token,
+            tokens: layout.run_tokens(samples.into()) as u32,
+            samples,
         }
     }
 }

@@ -5,8 +5,8 @@ use std::{format, vec, vec::Vec};
 
 use super::*;
 use crate::dataset::{Format, TokenFile};
-use crate::order::{Blend, BlockShuffle, MAX_TOTAL_WEIGHT, cost};
-use crate::stage::BlockPlan;
+use crate::order::{Blend, BlockShuffle, Cut, MAX_TOTAL_WEIGHT, cost};
+use crate::stage::{BlockPlan, Rows};
 
 /// A setup over `weights.len()` files of `tokens` tokens.
 fn setup(
@@ -30,6 +30,7 @@ fn setup(
         connection: 0,
         source,
         layout,
+        cut: Cut::Windows,
         stages: stages.clone(),
         whole_pages: false,
     };
@@ -39,7 +40,7 @@ fn setup(
         batch_samples: 8,
         sample_dtype: Dtype::U16,
         dtype: Dtype::U16,
-        pairs: false,
+        rows: Rows::default(),
         first_batch: batches.0,
         batches: batches.1,
         shift: 0,

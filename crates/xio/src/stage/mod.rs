@@ -36,10 +36,10 @@ use thiserror::Error;
 use crate::dataset::Dtype;
 use crate::kernel::pack::can_pack;
 use crate::kernel::{Codec, Compression, can_narrow, can_widen};
-use crate::plan::{BlendText, Narrow, Overflow, Part, Shuffle, WindowText};
+use crate::plan::{BlendText, Narrow, Overflow, Pack, Part, Shuffle, WindowText};
 
 pub use block::{BlockPlan, BlockStages, MAX_TARGET_STAGES, TargetStages};
-pub use pipeline::{Branch, CompileError, Pipeline};
+pub use pipeline::{Branch, CompileError, Pipeline, Rows};
 pub use run::{BlockError, Encoding, Ran, Received, SCRATCH_BYTES, Tools, run};
 pub use table::{Row, Table};
 
@@ -104,9 +104,11 @@ pub enum Shape {
         /// Its tokens.
         tokens: u32,
     },
-    /// The inputs and the labels of a sample, one token later.
-    Pair {
-        /// Tokens of each of the two.
+    /// Rows of one length made of a sample: inputs, labels one token later, positions, numbers of documents.
+    Rows {
+        /// How many.
+        rows: u32,
+        /// Tokens of each.
         tokens: u32,
     },
     /// A batch of samples of the same length.
@@ -116,11 +118,13 @@ pub enum Shape {
         /// Tokens of each.
         tokens: u32,
     },
-    /// A batch of pairs: the inputs of all samples, then the labels of all samples.
-    PairBatch {
+    /// A batch of rows: the first row of all samples, then the second of all samples, and so on.
+    RowsBatch {
         /// Number of samples.
         samples: u32,
-        /// Tokens of the inputs of a sample, and of its labels.
+        /// Rows of each.
+        rows: u32,
+        /// Tokens of a row.
         tokens: u32,
     },
 }
@@ -192,7 +196,9 @@ impl Type {
         let tokens = match self.shape {
             Shape::File | Shape::Block | Shape::SummedBlock(_) => return None,
             Shape::Sample { tokens } | Shape::Batch { tokens, .. } => u64::from(tokens),
-            Shape::Pair { tokens } | Shape::PairBatch { tokens, .. } => 2 * u64::from(tokens),
+            Shape::Rows { rows, tokens } | Shape::RowsBatch { rows, tokens, .. } => {
+                u64::from(rows) * u64::from(tokens)
+            }
         };
         Some(tokens * u64::from(self.dtype.bytes()))
     }
@@ -210,13 +216,26 @@ impl fmt::Display for Type {
                 write!(f, "{compressed}{packed}blocks of {dtype} with a checksum")
             }
             Shape::Sample { tokens } => write!(f, "samples of {tokens} {dtype}"),
-            Shape::Pair { tokens } => write!(f, "pairs of {tokens} {dtype}"),
+            Shape::Rows { rows, tokens } => write!(f, "{} of {tokens} {dtype}", Samples(rows)),
             Shape::Batch { samples, tokens } => {
                 write!(f, "batches of {samples} samples of {tokens} {dtype}")
             }
-            Shape::PairBatch { samples, tokens } => {
-                write!(f, "batches of {samples} pairs of {tokens} {dtype}")
+            Shape::RowsBatch { samples, rows, tokens } => {
+                write!(f, "batches of {samples} {} of {tokens} {dtype}", Samples(rows))
             }
+        }
+    }
+}
+
+/// What samples of so many rows are called.
+struct Samples(u32);
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            2 => f.write_str("pairs"),
+            3 => f.write_str("samples with positions"),
+            _ => f.write_str("pairs with positions"),
         }
     }
 }
@@ -298,7 +317,14 @@ pub enum SampleOp {
         to: Dtype,
     },
     /// Makes inputs and labels of each sample.
-    Pairs,
+    Pairs {
+        /// What labels beyond the document of their input become.
+        ignore: Option<i64>,
+    },
+    /// Adds the position of each input token in its document, and the document's number.
+    Positions,
+    /// Lays documents into samples.
+    Pack(Pack),
     /// Joins samples into batches.
     Batch {
         /// Samples of a batch.
@@ -428,7 +454,9 @@ impl Operation for SampleOp {
             SampleOp::Shuffle(_) => "shuffle",
             SampleOp::Blend(_) => "blend",
             SampleOp::Widen { .. } => "widen",
-            SampleOp::Pairs => "pairs",
+            SampleOp::Pairs { .. } => "pairs",
+            SampleOp::Positions => "positions",
+            SampleOp::Pack(_) => "pack",
             SampleOp::Batch { .. } => "batch",
         }
     }
@@ -439,18 +467,27 @@ impl Operation for SampleOp {
             (SampleOp::Window { tokens, .. }, Shape::Block) => {
                 Some(Type { dtype, shape: Shape::Sample { tokens: *tokens } })
             }
-            (SampleOp::Shuffle(_) | SampleOp::Blend(_), Shape::Sample { .. }) => Some(input),
+            (
+                SampleOp::Pack(_) | SampleOp::Shuffle(_) | SampleOp::Blend(_),
+                Shape::Sample { .. },
+            ) => Some(input),
             (SampleOp::Widen { to }, Shape::Sample { .. }) if can_widen(dtype, *to) => {
                 Some(Type { dtype: *to, shape })
             }
-            (SampleOp::Pairs, Shape::Sample { tokens: tokens @ 2.. }) => {
-                Some(Type { dtype, shape: Shape::Pair { tokens: tokens - 1 } })
+            (SampleOp::Pairs { .. }, Shape::Sample { tokens: tokens @ 2.. }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows: 2, tokens: tokens - 1 } })
+            }
+            (SampleOp::Positions, Shape::Sample { tokens }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows: 3, tokens } })
+            }
+            (SampleOp::Positions, Shape::Rows { rows, tokens }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows: rows + 2, tokens } })
             }
             (SampleOp::Batch { samples }, Shape::Sample { tokens }) => {
                 Some(Type { dtype, shape: Shape::Batch { samples: *samples, tokens } })
             }
-            (SampleOp::Batch { samples }, Shape::Pair { tokens }) => {
-                Some(Type { dtype, shape: Shape::PairBatch { samples: *samples, tokens } })
+            (SampleOp::Batch { samples }, Shape::Rows { rows, tokens }) => {
+                Some(Type { dtype, shape: Shape::RowsBatch { samples: *samples, rows, tokens } })
             }
             _ => None,
         }
@@ -467,7 +504,10 @@ impl fmt::Display for SampleOp {
             SampleOp::Shuffle(shuffle) => shuffle.fmt(f),
             SampleOp::Blend(parts) => BlendText(parts).fmt(f),
             SampleOp::Widen { to } => write!(f, "widen({to})"),
-            SampleOp::Pairs => f.write_str("pairs"),
+            SampleOp::Pairs { ignore: None } => f.write_str("pairs"),
+            SampleOp::Pairs { ignore: Some(ignore) } => write!(f, "pairs(ignore={ignore})"),
+            SampleOp::Positions => f.write_str("positions"),
+            SampleOp::Pack(pack) => pack.fmt(f),
             SampleOp::Batch { samples } => write!(f, "batch({samples})"),
         }
     }

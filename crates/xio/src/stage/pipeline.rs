@@ -43,6 +43,31 @@ impl Branch {
     }
 }
 
+/// The rows that a sample is delivered as. Without any of them a sample is one row, its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// A row of inputs and a row of labels, one token later, in place of the tokens.
+    pub pairs: bool,
+    /// After them, a row of positions and a row of numbers of documents.
+    pub positions: bool,
+    /// What labels beyond the document of their input become.
+    pub ignore: Option<i64>,
+    /// The id of tokens behind the last document.
+    pub pad: u32,
+}
+
+impl Rows {
+    /// How many.
+    pub fn count(&self) -> u32 {
+        1 + u32::from(self.pairs) + 2 * u32::from(self.positions)
+    }
+
+    /// Whether the documents of a sample decide what is in its rows.
+    pub fn need_documents(&self) -> bool {
+        self.positions || self.ignore.is_some()
+    }
+}
+
 /// A compiled plan: one branch for each dataset, and the stages after they are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
@@ -79,7 +104,13 @@ impl Pipeline {
 
     /// Whether samples are delivered as inputs and labels.
     pub fn pairs(&self) -> bool {
-        matches!(self.output.shape, Shape::PairBatch { .. })
+        self.plan.pairs()
+    }
+
+    /// What the rows of a sample are, beside its tokens.
+    pub fn rows(&self) -> Rows {
+        let (plan, pad) = (&self.plan, self.plan.pack().map_or(0, |pack| pack.pad));
+        Rows { pairs: plan.pairs(), positions: plan.positions(), ignore: plan.ignore(), pad }
     }
 
     /// The delivered batches.
@@ -169,6 +200,24 @@ pub enum CompileError {
         dtype: Dtype,
         /// Requested bits.
         bits: u8,
+    },
+    /// The id of padding, or of labels to ignore, cannot be delivered.
+    #[error("the {what} {id} does not fit {dtype}")]
+    Id {
+        /// Its purpose.
+        what: &'static str,
+        /// The id.
+        id: i64,
+        /// Type that it would have.
+        dtype: Dtype,
+    },
+    /// Positions in long documents do not fit the delivered type.
+    #[error("positions in samples of {window} tokens do not fit {dtype}")]
+    Positions {
+        /// Tokens of a sample.
+        window: u32,
+        /// The delivered type.
+        dtype: Dtype,
     },
     /// `remap` without the table.
     #[error("the table of remap is not known here")]
@@ -292,6 +341,25 @@ impl Plan {
         Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress() })
     }
 
+    /// Whether what the plan adds to the tokens of samples of type `sample` fits the types.
+    fn check_ids(&self, sample: Dtype, delivered: Dtype) -> Result<(), CompileError> {
+        let fits = |what, id: i64, dtype: Dtype| {
+            let (low, high) = dtype.range();
+            match (low..=high).contains(&id.into()) {
+                true => Ok(()),
+                false => Err(CompileError::Id { what, id, dtype }),
+            }
+        };
+        let pad = self.pack().map(|pack| fits("padding", pack.pad.into(), sample));
+        let ignore = self.ignore().map(|id| fits("label to ignore", id, delivered));
+        pad.into_iter().chain(ignore).collect::<Result<(), _>>()?;
+        let window = self.window();
+        match self.positions() && i128::from(window) > delivered.range().1 + 1 {
+            true => Err(CompileError::Positions { window, dtype: delivered }),
+            false => Ok(()),
+        }
+    }
+
     /// Joins one branch for each file, whose stages over blocks are compiled by `blocks`.
     fn join(
         &self,
@@ -301,12 +369,15 @@ impl Plan {
     ) -> Result<Pipeline, CompileError> {
         let dtype = self.sample_dtype(sources)?;
         let delivered = self.delivered_dtype(sources)?;
+        self.check_ids(dtype, delivered)?;
         let branch = |(dataset, stored): (usize, &Dtype)| {
             let blocks = blocks(*stored)?;
             let (tokens, overlap) = (self.window(), self.overlap());
             let window = Some(SampleOp::Window { tokens, overlap });
-            let shuffle = self.shuffle().map(SampleOp::Shuffle);
-            let samples = chain(blocks.output(), place, [window, shuffle].into_iter().flatten())?;
+            let (pack, shuffle) =
+                (self.pack().map(SampleOp::Pack), self.shuffle().map(SampleOp::Shuffle));
+            let ops = [window, pack, shuffle].into_iter().flatten();
+            let samples = chain(blocks.output(), place, ops)?;
             let weight = self.blend().get(dataset).map_or(1, |part| part.weights[0]);
             Ok(Branch { weight, blocks, samples })
         };
@@ -321,10 +392,12 @@ impl Plan {
         let blend = (!self.blend().is_empty()).then(|| SampleOp::Blend(self.blend().to_vec()));
         let batch = Some(SampleOp::Batch { samples: self.batch() });
         let widen = (delivered != dtype).then_some(SampleOp::Widen { to: delivered });
-        let pairs = self.pairs().then_some(SampleOp::Pairs);
-        let joint = chain(takes, place, [blend, widen, pairs, batch].into_iter().flatten())?;
+        let pairs = self.pairs().then_some(SampleOp::Pairs { ignore: self.ignore() });
+        let positions = self.positions().then_some(SampleOp::Positions);
+        let ops = [blend, widen, pairs, positions, batch].into_iter().flatten();
+        let joint = chain(takes, place, ops)?;
         let output = joint.last().map_or(takes, |last| last.output);
-        let (Shape::Batch { samples, .. } | Shape::PairBatch { samples, .. }) = output.shape else {
+        let (Shape::Batch { samples, .. } | Shape::RowsBatch { samples, .. }) = output.shape else {
             return Err(CompileError::NoBatches { output });
         };
         let plan = self.clone();

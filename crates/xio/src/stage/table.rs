@@ -154,7 +154,8 @@ fn why(op: &SampleOp, place: Place) -> &'static str {
         SampleOp::Shuffle(_) => "needs several blocks at once",
         SampleOp::Blend(_) => "needs several files at once",
         SampleOp::Widen { .. } => "adds bytes: done where samples are copied",
-        SampleOp::Pairs => "adds bytes: done where samples are copied",
+        SampleOp::Pairs { .. } | SampleOp::Positions => "adds bytes: done where samples are copied",
+        SampleOp::Pack(_) => "pieces of a block are joined where samples are copied",
         SampleOp::Batch { .. } => "fills one slot of the host's ring",
     }
 }

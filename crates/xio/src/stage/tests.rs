@@ -399,9 +399,10 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         assert_eq!(blocks.output(), joined(summed, reader, blocks.reader()));
         let sample = joined(blocks.output(), reader, branch.sample_stages());
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
-        let shape = match pipeline.pairs() {
-            true => Shape::PairBatch { samples, tokens: tokens - 1 },
-            false => Shape::Batch { samples, tokens },
+        let tokens = tokens - u32::from(pipeline.pairs());
+        let shape = match pipeline.rows().count() {
+            1 => Shape::Batch { samples, tokens },
+            rows => Shape::RowsBatch { samples, rows, tokens },
         };
         assert_eq!(
             joined(sample, reader, pipeline.joint()),

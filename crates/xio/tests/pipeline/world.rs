@@ -12,11 +12,12 @@ use roce::{Duration, Time};
 use sim::chance::Chance;
 use sim::faults::{Fault, FaultMix};
 use xio::disk::FileId;
-use xio::order::SampleLayout;
+use xio::order::{Cut, SampleLayout};
 use xio::reader::{
     self, ConnectionMemory, Delivery, LeaveOut, Reader, ReaderCounters, ReaderResources,
     ReaderSetup, ReaderSource, Share,
 };
+use xio::stage::Rows;
 use xio::target::{
     self, STAGING_BYTES, SessionFailure, SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
@@ -284,6 +285,7 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
         connection: index as u32 % spec.connections,
         source: index as u32 / spec.connections,
         layout: dataset.layout,
+        cut: Cut::Windows,
         stages: corpus.stages(index, setup.narrow_at_target),
         whole_pages: false,
     };
@@ -363,7 +365,7 @@ impl World {
             batch_samples: corpus.batch_samples,
             sample_dtype: corpus.deliver,
             dtype: corpus.deliver,
-            pairs: false,
+            rows: Rows::default(),
             first_batch: spec.first_batch,
             batches: spec.batches,
             shift: 0,

@@ -1,0 +1,168 @@
+//! The rows of a sample: tokens, or inputs and labels, and where its documents are.
+//!
+//! A batch holds the first row of all its samples, then the second of all, and so on. Rows are written in the
+//! delivered type, piece by piece through a small buffer. Which sample comes next is not known here.
+
+use alloc::vec::Vec;
+
+use crate::dataset::Dtype;
+use crate::kernel::Kernels;
+
+use super::{Delivery, Sink};
+
+/// Bytes written at a time: they stay in the first-level cache on their way to the ring.
+const PIECE_BYTES: usize = 8 << 10;
+
+/// What a sample consists of.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    /// Its tokens, if they do not lie in one piece.
+    pub(super) tokens: Vec<u8>,
+    /// By document in it, the token after its last; none where documents do not matter.
+    pub(super) ends: Vec<u32>,
+    /// Whether any row depends on the ends.
+    pub(super) needs_ends: bool,
+}
+
+impl Row {
+    pub(super) fn new(delivery: &Delivery) -> Row {
+        Row { needs_ends: delivery.rows.need_documents(), ..Row::default() }
+    }
+
+    /// Adds padding to the tokens that were gathered.
+    pub(super) fn pad(&mut self, delivery: &Delivery) {
+        let width = delivery.sample_dtype.bytes() as usize;
+        let pad = u64::from(delivery.rows.pad).to_le_bytes();
+        while self.tokens.len() < delivery.window_tokens as usize * width {
+            self.tokens.extend_from_slice(&pad[..width]);
+        }
+    }
+}
+
+/// Writes samples into slots.
+pub(super) struct Writer<'a, S> {
+    pub(super) sink: &'a mut S,
+    pub(super) kernels: &'a Kernels,
+    pub(super) delivery: &'a Delivery,
+}
+
+impl<S: Sink> Writer<'_, S> {
+    /// Writes the sample with this number in a slot. Its documents end at `ends`; what is behind the last is
+    /// padding.
+    pub(super) fn write_sample(&mut self, slot: u32, number: u64, sample: &[u8], ends: &[u32]) {
+        let Delivery { rows, sample_dtype, .. } = *self.delivery;
+        let width = sample_dtype.bytes() as usize;
+        if rows.pairs {
+            self.write_tokens(slot, self.row_at(number, 0), &sample[..sample.len() - width]);
+            self.write_tokens(slot, self.row_at(number, 1), &sample[width..]);
+        } else {
+            self.write_tokens(slot, self.row_at(number, 0), sample);
+        }
+        if let Some(ignore) = rows.ignore {
+            self.ignore_labels(slot, self.row_at(number, 1), ends, ignore);
+        }
+        if rows.positions {
+            let first = 1 + u32::from(rows.pairs);
+            self.write_numbers(slot, self.row_at(number, first), ends, |start, _, token| {
+                token - start
+            });
+            self.write_numbers(slot, self.row_at(number, first + 1), ends, |_, document, _| {
+                document + 1
+            });
+        }
+    }
+
+    /// Offset in the slot of a row of a sample. In range: a slot is smaller than 4 GiB.
+    fn row_at(&self, number: u64, row: u32) -> u32 {
+        let batch = u64::from(self.delivery.batch_samples);
+        let rows = u64::from(self.delivery.rows.count());
+        let index = (number / batch * rows + u64::from(row)) * batch + number % batch;
+        (index * u64::from(self.row_bytes())) as u32
+    }
+
+    fn row_bytes(&self) -> u32 {
+        self.delivery.row_tokens() * self.delivery.dtype.bytes()
+    }
+
+    /// Writes tokens, widened if need be.
+    fn write_tokens(&mut self, slot: u32, mut offset: u32, tokens: &[u8]) {
+        let (from, to) = (self.delivery.sample_dtype, self.delivery.dtype);
+        if from == to {
+            return self.sink.write(slot, offset, tokens);
+        }
+        let mut wide = [0; PIECE_BYTES];
+        let piece_bytes = PIECE_BYTES / to.bytes() as usize * from.bytes() as usize;
+        for piece in tokens.chunks(piece_bytes) {
+            let wide = &mut wide[..piece.len() / from.bytes() as usize * to.bytes() as usize];
+            (self.kernels.widen)(piece, from, to, wide);
+            self.sink.write(slot, offset, wide);
+            offset += wide.len() as u32;
+        }
+    }
+
+    /// Overwrites the labels that belong to another document than their input, and those of padding. Label `i` is
+    /// token `i + 1`.
+    fn ignore_labels(&mut self, slot: u32, row: u32, ends: &[u32], ignore: i64) {
+        let (labels, width) = (self.delivery.row_tokens(), self.delivery.dtype.bytes());
+        let id = ignore.to_le_bytes();
+        let id = &id[..width as usize];
+        let used = ends.last().copied().unwrap_or(0);
+        let borders = ends.iter().map(|end| end - 1);
+        for label in borders.filter(|label| *label < labels).chain(used..labels) {
+            self.sink.write(slot, row + label * width, id);
+        }
+    }
+
+    /// Writes a number for each token of a row: `of` its document's first token, its document and itself, all
+    /// counted in the sample; 0 for padding.
+    fn write_numbers(
+        &mut self,
+        slot: u32,
+        row: u32,
+        ends: &[u32],
+        of: impl Fn(u32, u32, u32) -> u32,
+    ) {
+        let (tokens, dtype) = (self.delivery.row_tokens(), self.delivery.dtype);
+        let mut piece = Piece { bytes: [0; PIECE_BYTES], len: 0, slot, offset: row, dtype };
+        let (mut start, mut token) = (0, 0);
+        for (document, &end) in (0..).zip(ends) {
+            while token < end.min(tokens) {
+                piece.push(self.sink, of(start, document, token));
+                token += 1;
+            }
+            start = end;
+        }
+        while token < tokens {
+            piece.push(self.sink, 0);
+            token += 1;
+        }
+        piece.flush(self.sink);
+    }
+}
+
+/// Numbers on their way to a slot.
+struct Piece {
+    bytes: [u8; PIECE_BYTES],
+    len: usize,
+    slot: u32,
+    offset: u32,
+    dtype: Dtype,
+}
+
+impl Piece {
+    fn push<S: Sink>(&mut self, sink: &mut S, number: u32) {
+        let width = self.dtype.bytes() as usize;
+        let number = u64::from(number).to_le_bytes();
+        self.bytes[self.len..self.len + width].copy_from_slice(&number[..width]);
+        self.len += width;
+        if self.len + width > PIECE_BYTES {
+            self.flush(sink);
+        }
+    }
+
+    fn flush<S: Sink>(&mut self, sink: &mut S) {
+        sink.write(self.slot, self.offset, &self.bytes[..self.len]);
+        self.offset += self.len as u32;
+        self.len = 0;
+    }
+}
