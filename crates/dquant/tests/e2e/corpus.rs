@@ -8,6 +8,8 @@ use xio::dataset::{Dtype, Format, TokenFile};
 use xio::plan::Plan;
 use xio::reference::Reference;
 
+use super::documents::{U16, write_index};
+
 /// Ids of the usual vocabularies lie below this.
 const VOCABULARY: u64 = 50_257;
 
@@ -17,6 +19,8 @@ pub(crate) struct Corpus {
     pub(crate) path: PathBuf,
     pub(crate) dtype: Dtype,
     pub(crate) tokens: Vec<i128>,
+    /// Where its documents are, if it has an index of them.
+    pub(crate) documents: Vec<Range<u64>>,
 }
 
 /// Tokens that encode their place, so that any mix-up is found.
@@ -34,7 +38,7 @@ impl Corpus {
     /// A file without a header.
     pub(crate) fn flat(path: &Path, dtype: Dtype, tokens: Vec<i128>) -> Corpus {
         fs::write(path, encode(&tokens, dtype)).expect("the folder is writable");
-        Corpus { path: path.to_owned(), dtype, tokens }
+        Corpus { path: path.to_owned(), dtype, tokens, documents: Vec::new() }
     }
 
     /// A NumPy file of 64-bit integers.
@@ -46,22 +50,27 @@ impl Corpus {
         bytes.extend(header.as_bytes());
         bytes.extend(encode(&tokens, Dtype::I64));
         fs::write(path, bytes).expect("the folder is writable");
-        Corpus { path: path.to_owned(), dtype: Dtype::I64, tokens }
+        let (dtype, documents) = (Dtype::I64, Vec::new());
+        Corpus { path: path.to_owned(), dtype, tokens, documents }
     }
 
     /// A Megatron pair of 16-bit tokens: `path` is the `.bin`; one document.
     pub(crate) fn megatron(path: &Path, tokens: Vec<i128>) -> Corpus {
-        const UINT16: u8 = 8;
-        let mut index = b"MMIDIDX\x00\x00".to_vec();
-        index.extend(1_u64.to_le_bytes());
-        index.push(UINT16);
-        index.extend(1_u64.to_le_bytes());
-        index.extend(2_u64.to_le_bytes());
-        index.extend(i32::try_from(tokens.len()).expect("short").to_le_bytes());
-        index.extend(0_i64.to_le_bytes());
-        index.extend([0_i64, 1].iter().flat_map(|document| document.to_le_bytes()));
-        fs::write(path.with_extension("idx"), index).expect("the folder is writable");
-        Corpus::flat(path, Dtype::U16, tokens)
+        let all = u32::try_from(tokens.len()).expect("short");
+        Corpus::with_documents(path, tokens, vec![all])
+    }
+
+    /// A Megatron pair of 16-bit tokens with documents of these lengths.
+    pub(crate) fn with_documents(path: &Path, tokens: Vec<i128>, lengths: Vec<u32>) -> Corpus {
+        write_index(&path.with_extension("idx"), &lengths, U16);
+        let mut end = 0;
+        let range = |length: &u32| {
+            let start = end;
+            end += u64::from(*length);
+            start..end
+        };
+        let documents = lengths.iter().map(range).collect();
+        Corpus { documents, ..Corpus::flat(path, Dtype::U16, tokens) }
     }
 
     fn described(&self) -> TokenFile {
@@ -82,7 +91,9 @@ pub(crate) fn expected(plan: &str, corpora: &[&Corpus], batches: Range<u64>) -> 
         (corpus.described(), move |index: u64| tokens.get(index as usize).copied())
     };
     let files = corpora.iter().map(file).collect();
-    let mut reference = Reference::new(&plan, files).expect("the files go with the plan");
+    let reference = Reference::new(&plan, files).expect("the files go with the plan");
+    let documents = corpora.iter().map(|corpus| corpus.documents.clone()).collect();
+    let mut reference = reference.with_documents(documents).expect("documents with tokens");
     batches.flat_map(|batch| reference.batch(batch).expect("every token fits")).collect()
 }
 

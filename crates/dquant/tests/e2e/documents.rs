@@ -32,7 +32,7 @@ pub(crate) fn write_index(path: &Path, lengths: &[u32], (code, width): (u8, i64)
     fs::write(path, index).expect("the folder is writable");
 }
 
-const U16: (u8, i64) = (8, 2);
+pub(crate) const U16: (u8, i64) = (8, 2);
 const I64: (u8, i64) = (5, 8);
 
 /// More documents than fit one piece on the wire, a few of them empty or long.

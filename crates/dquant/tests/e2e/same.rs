@@ -72,6 +72,36 @@ fn three_corpora_blended_and_shuffled() {
     every_way(&world, &target, &dpu, &args, &want);
 }
 
+/// Documents of 0 to 2,400 tokens, most of them short.
+fn documents(world: &World, name: &str, salt: u64) -> Corpus {
+    let length = |i: u64| {
+        ((i * i * 7_919 + salt * 31) % if i.is_multiple_of(9) { 2_401 } else { 300 }) as u32
+    };
+    let lengths: Vec<u32> = (0..2_500).map(length).collect();
+    let all = lengths.iter().sum::<u32>() as usize;
+    Corpus::with_documents(&world.data(name), tokens(all, salt), lengths)
+}
+
+#[test]
+fn documents_packed_into_samples() {
+    let Some(world) = World::new("documents_packed_into_samples") else {
+        return;
+    };
+    let corpora = [documents(&world, "web.bin", 1), documents(&world, "code.bin", 2)];
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    for plan in [
+        "window(1025) | pack(best, pad=50256) | shuffle(7) | blend(web=2, code=1) | widen(i64) \
+         | pairs(ignore=-100) | positions | batch(4)",
+        "window(512) | pack(first) | blend(web=2, code=1) | batch(4)",
+        "window(700) | pack(single, pad=1) | shuffle(3, blocks=2) | blend(web=1, code=1) | positions | batch(3)",
+        "window(900, overlap=100) | shuffle(7) | blend(web=2, code=1) | widen(i32) | pairs(ignore=-1) \
+         | positions | batch(2)",
+    ] {
+        let want = expected(plan, &[&corpora[0], &corpora[1]], 0..300);
+        every_way(&world, &target, &dpu, &["", "--plan", plan, "--batches", "300"], &want);
+    }
+}
+
 #[test]
 fn other_placements_and_types() {
     let Some(world) = World::new("other_placements_and_types") else {
