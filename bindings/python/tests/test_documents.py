@@ -35,7 +35,9 @@ class Documents(unittest.TestCase):
         pool = [[chance.randrange(50_000) for _ in range(n)] for n in (0, 1, 2, 3, 15, 16, 17, 30, 31, 127, 128, 129, 900)]
         self.ids, self.index = {}, {}
         for name, size, count in (("a.bin", "H", 60), ("b.npy", "q", 90)):
-            self.ids[name] = documents = [chance.choice(pool) for _ in range(count)]
+            # Two that the other file has not.
+            own = [[count] * 5, [count] * 7]
+            self.ids[name] = documents = [chance.choice(pool) for _ in range(count)] + own
             flat = [token for document in documents for token in document]
             data = struct.pack(f"<{len(flat)}{size}", *flat)
             if name.endswith("npy"):
@@ -73,7 +75,10 @@ class Documents(unittest.TestCase):
         for name, data in self.index.items():
             hashes = [reference.hash_of(ids) for ids in self.ids[name]]
             datasets.append(list(zip(reference.documents_of(data), hashes, strict=True)))
-        listed = sorted({found for dataset in datasets for _, found in dataset})[::3]
+        own = [dataset[-1][1] for dataset in datasets]
+        kept = {dataset[-2][1] for dataset in datasets}
+        others = {found for dataset in datasets for _, found in dataset} - kept
+        listed = sorted({*sorted(others)[::3], *own})
         text = "# a third of them\n" + "".join(f"{found:016x}\n" for found in listed)
         self.write("list.txt", text.encode())
         head = f"{{'descr': '<u8', 'fortran_order': False, 'shape': ({len(listed)},), }}\n".encode()
@@ -101,9 +106,9 @@ class Documents(unittest.TestCase):
             dquant.Stream(self.path("a.bin"), seq_len=8, filter=self.path("no list"), dedup="across")
         self.assertIn("no list", caught.exception.message)
         with dquant.Stream(self.path("a.bin"), seq_len=8, pack="best", dedup=True, batches=2, batch_size=2) as stream:
-            self.assertIn("pack(best", stream.plan)
-            self.assertIn("dedup", stream.plan)
-            (dataset,) = stream.datasets
+            self.assertIn("pack(best", stream.opened.plan)
+            self.assertIn("dedup", stream.opened.plan)
+            (dataset,) = stream.opened.datasets
             (said,) = self.ask("--dedup", "within")[:1]
             self.assertEqual(dataset.duplicate_documents, said["duplicate_documents"])
             self.assertGreater(dataset.duplicate_documents, 0)
