@@ -170,14 +170,15 @@ const FLOORS: &[(&str, &str)] = &[
          catalog: error proto
          layout: error proto
          data: budget error log status
-         control: catalog data error log proto status
+         control: budget catalog data error log proto status
+         selection: control error proto status
          path: data error
          handle: data path
          group: error handle log proto
-         stream: budget catalog control data error group handle layout log path proto status
+         stream: budget catalog control data error group handle layout log path proto selection status
          local: budget control data error group path runtime seed stream
-         files: catalog data error layout proto stream
-         daemon: budget catalog control data error group log path proto runtime signals status stream",
+         files: catalog control data error layout proto selection stream
+         daemon: budget catalog control data error group log path proto runtime selection signals status stream",
     ),
     (
         "crates/formats/src",
@@ -187,6 +188,7 @@ const FLOORS: &[(&str, &str)] = &[
          digest: value
          documents: error
          whole: error
+         dochash: error value whole
          manifest: error whole
          settle: manifest
          source: error kind manifest settle

@@ -121,8 +121,8 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, remap, narrow, overflow, bitpack, compress, \
-                 compress_level, compress_when, quantize, deliver, widen, pairs in place of a plan, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, remap, narrow, overflow, \
+                 bitpack, compress, compress_level, compress_when, quantize, deliver, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
@@ -136,6 +136,8 @@ struct Actions {
     seq_len: Option<u32>,
     batch_size: Option<u32>,
     shuffle: Option<bool>,
+    /// `pack`, `filter`, `keep` and `dedup`, as actions.
+    documents: [Option<String>; 4],
     remap: Option<PathBuf>,
     narrow: Option<String>,
     overflow: Option<String>,
@@ -158,6 +160,17 @@ impl Actions {
             "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
             "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "pack" => {
+                let fit = value_of::<String>(name, value, "best, first or single")?;
+                self.documents[0] = Some(format!("pack({fit})"));
+            }
+            "filter" => {
+                self.documents[1] = Some(format!("filter({})", quoted(&list(name, value)?)));
+            }
+            "keep" => {
+                self.documents[2] = Some(format!("filter(keep={})", quoted(&list(name, value)?)));
+            }
+            "dedup" => self.documents[3] = dedup(value)?.map(str::to_owned),
             "remap" => self.remap = Some(value_of(name, value, "the name or path of a table")?),
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
             "overflow" => self.overflow = Some(overflow(value)?),
@@ -216,8 +229,8 @@ impl Actions {
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
                 let forms = [remap, narrow, bitpack, compress, quantize];
-                let actions = [Some(window), shuffle].into_iter().chain(forms);
-                let actions = actions.chain([widen, pairs, batch]);
+                let before = [Some(window), shuffle].into_iter().chain(self.documents);
+                let actions = before.chain(forms).chain([widen, pairs, batch]);
                 actions.flatten().collect::<Vec<_>>().join(" | ")
             }
         };
@@ -260,6 +273,28 @@ fn overflow(value: &Bound<'_, PyAny>) -> PyResult<String> {
     }
 }
 
+/// The name of a list of hashes.
+fn list(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let path = value_of::<PathBuf>(name, value, "the name or path of a list of hashes")?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The action of `dedup=True` and `dedup="across"`.
+fn dedup(value: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    if let Ok(on) = value.extract::<bool>() {
+        return Ok(on.then_some("dedup"));
+    }
+    match value_of::<String>("dedup", value, "True, False or \"across\"")?.as_str() {
+        "across" => Ok(Some("dedup(across)")),
+        other => Err(invalid(format!("dedup is {other:?}"), "give True, False or \"across\"")),
+    }
+}
+
+/// A name in quotes, as a plan has it.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
 /// The URL of a stream, and the blend of datasets that are given with their weights.
 fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     let Ok(weights) = source.cast::<PyMapping>() else {
@@ -289,8 +324,7 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
                 "all datasets of a stream are at one target, or all are local",
             ));
         }
-        let quoted = name.replace('\\', "\\\\").replace('"', "\\\"");
-        parts.push(format!("\"{quoted}\"={weight}"));
+        parts.push(format!("{}={weight}", quoted(&name)));
     }
     let target =
         target.ok_or_else(|| invalid("no dataset is given", "{\"web\": 0.7, \"code\": 0.3}"))?;

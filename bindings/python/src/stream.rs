@@ -37,11 +37,12 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// dictionary of such names (of one target, or all local) and their weights. Local files are read by threads
 /// of this process: no daemon is needed, and `offload` does not matter.
 ///
-/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `narrow`
-/// (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that tokens become which do not fit), `remap` (a table),
-/// `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with `compress_level` and `compress_when` (`"faster"`, `"always"`),
-/// `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver` (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen`
-/// (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
+/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `pack`
+/// (`"best"`: whole documents in place of windows), `filter` and `keep` (lists of hashes of documents to drop, or to keep
+/// alone), `dedup` (True, or `"across"` datasets), `narrow` (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that
+/// tokens become which do not fit), `remap` (a table), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
+/// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
+/// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
 /// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
 /// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in

@@ -163,6 +163,7 @@ pub fn plan(
         let why = format!("{} datasets for a plan over {expected}", infos.len());
         return Err(Error::invalid(why));
     }
+    check_selection(&plan)?;
     let asked = infos.iter().zip(&request.datasets);
     let files = asked.map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
@@ -262,6 +263,17 @@ fn unpacked(name: &str, error: &PackingError) -> Error {
 pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
     Error::invalid(format!("{name}: {error}"))
         .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
+}
+
+/// Windows are cut from whole files: they would hold the tokens of dropped documents.
+fn check_selection(plan: &Plan) -> Result<(), Error> {
+    if plan.selection().is_empty() || plan.pack().is_some() {
+        return Ok(());
+    }
+    let text =
+        "filter and dedup drop documents, but the samples of this plan are windows of whole files";
+    Err(Error::invalid(text)
+        .hint("leave them out, or write what they keep into a file: `dquant documents` lists it"))
 }
 
 /// An error of the compiler, with the names of the files.

@@ -16,6 +16,8 @@
 //! | `order(megatron, seed=SEED, samples=N, split="A,B,C")` | the order of Megatron-core | the own order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
 //! | `phases(N, …)` | global samples at which the blend goes on with the next of `WEIGHT:WEIGHT:…` | one phase |
+//! | `filter("LIST")`, `filter(keep="LIST")` | drop the documents whose hash is in a list, or keep only those | keep all |
+//! | `dedup`, `dedup(across)` | of documents with one hash keep the first of each dataset, or of all | keep all |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
 //! | `narrow(u16, overflow=saturate(ID))` | as above, but those that do not fit become `ID` | refuse |
@@ -50,7 +52,7 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::documents::Documents;
+use crate::documents::{Dedup, Documents, Filter, Selection};
 use crate::kernel::Compression;
 use crate::order::{
     BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, DEFAULT_BLOCK_BYTES, Fit, Order, OrderError,
@@ -93,6 +95,7 @@ pub struct Plan {
     blend: Vec<Part>,
     /// First samples of the phases of the blend after the first one.
     phases: Vec<u64>,
+    selection: Selection,
     remap: Option<String>,
     narrow: Option<Narrow>,
     bitpack: Option<u8>,
@@ -271,7 +274,7 @@ impl Plan {
     /// Whether the documents of the files decide anything.
     pub fn needs_documents(&self) -> bool {
         let cut = self.pack.is_some() || self.megatron.is_some();
-        cut || self.positions || self.ignore.is_some()
+        cut || self.positions || self.ignore.is_some() || !self.selection.is_empty()
     }
 
     /// The shuffle, if there is one.
@@ -441,6 +444,16 @@ impl Plan {
         self.batch
     }
 
+    /// Which documents are dropped.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// Whether samples are drawn from a dataset, by its position in the blend.
+    pub fn draws(&self, dataset: usize) -> bool {
+        self.shares(dataset).any(|(weight, _)| weight > 0)
+    }
+
     /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
     /// the blend. Each name must be used once; without a blend there must be one.
     pub fn bind(&self, names: &[&str]) -> Result<Vec<usize>, BindError> {
@@ -520,6 +533,16 @@ impl fmt::Display for Plan {
         }
         if !self.phases.is_empty() {
             write!(f, " | {}", PhasesText(&self.phases))?;
+        }
+        match &self.selection.filter {
+            Some(Filter { list, keep: true }) => write!(f, " | filter(keep={})", Quoted(list))?,
+            Some(Filter { list, keep: false }) => write!(f, " | filter({})", Quoted(list))?,
+            None => {}
+        }
+        match self.selection.dedup {
+            Some(Dedup::Within) => f.write_str(" | dedup")?,
+            Some(Dedup::Across) => f.write_str(" | dedup(across)")?,
+            None => {}
         }
         if let Some(table) = &self.remap {
             write!(f, " | remap({})", Quoted(table))?;

@@ -19,6 +19,10 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     batch_size: int | None
     shuffle: bool | None
+    pack: str | None
+    filter: str | PathLike[str] | None
+    keep: str | PathLike[str] | None
+    dedup: bool | str | None
     remap: str | PathLike[str] | None
     narrow: str | None
     overflow: str | int | None

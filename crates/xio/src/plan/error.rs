@@ -223,7 +223,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, order, blend, phases, remap, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, filter, dedup, remap, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,

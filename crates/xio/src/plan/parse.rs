@@ -14,19 +14,22 @@ use super::{
     MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle,
 };
 use crate::dataset::Dtype;
+use crate::documents::{Dedup, Filter, Selection};
 use crate::kernel::pack::PACKED_BITS;
 use crate::kernel::{Codec, Compression, Quant, ZSTD_LEVELS};
 use crate::order::{
     BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
 };
 
-const ACTIONS: [&str; 15] = [
+const ACTIONS: [&str; 17] = [
     "window",
     "pack",
     "shuffle",
     "order",
     "blend",
     "phases",
+    "filter",
+    "dedup",
     "remap",
     "narrow",
     "bitpack",
@@ -261,6 +264,7 @@ struct Draft {
     order: Option<(Megatron, Range<usize>)>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
+    selection: Selection,
     remap: Option<String>,
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
@@ -302,6 +306,8 @@ impl Draft {
                 let phases = (phases(action)?, action.span.clone());
                 once(self.phases.replace(phases).is_none(), "phases")
             }
+            "filter" => once(self.selection.filter.replace(filter(action)?).is_none(), "filter"),
+            "dedup" => once(self.selection.dedup.replace(dedup(action)?).is_none(), "dedup"),
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
             "narrow" => {
                 let narrow = (narrow(action)?, action.span.clone());
@@ -367,6 +373,7 @@ impl Draft {
             megatron: self.order.map(|(megatron, _)| megatron),
             blend,
             phases,
+            selection: self.selection,
             remap: self.remap,
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
@@ -534,6 +541,37 @@ fn narrow(action: &Action) -> Result<Narrow, PlanError> {
         _ => return policy.refuse(Problem::OverflowPolicy { found: policy.describe() }),
     };
     Ok(Narrow { to: dtype, overflow })
+}
+
+/// The list of a filter.
+fn filter(action: &Action) -> Result<Filter, PlanError> {
+    const USAGE: &str = "filter(\"LIST\") drops the documents whose hash is in the list, filter(keep=\"LIST\") keeps them";
+    let missing = Problem::MissingArgument { action: "filter", argument: "drop", usage: USAGE };
+    let [drop, keep] = action.named("filter", ["drop", "keep"], USAGE)?;
+    let (list, is_keep) = match (drop, keep) {
+        (Some(list), None) => (list, false),
+        (None, Some(list)) => (list, true),
+        (None, None) => return Err(PlanError::new(missing, action.span.clone())),
+        (Some(_), Some(list)) => {
+            return list.refuse(Problem::ExtraArgument { action: "filter", usage: USAGE });
+        }
+    };
+    match list.text.is_empty() {
+        true => list.refuse(missing),
+        false => Ok(Filter { list: list.text.clone(), keep: is_keep }),
+    }
+}
+
+fn dedup(action: &Action) -> Result<Dedup, PlanError> {
+    const USAGE: &str = "dedup, or dedup(across) for documents of different datasets";
+    match action.arguments.as_slice() {
+        [] => Ok(Dedup::Within),
+        [Argument { key: None, value, .. }] if value.text == "across" => Ok(Dedup::Across),
+        [first, ..] => {
+            let problem = Problem::ExtraArgument { action: "dedup", usage: USAGE };
+            Err(PlanError::new(problem, first.span()))
+        }
+    }
 }
 
 /// The name of a table.

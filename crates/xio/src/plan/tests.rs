@@ -41,6 +41,11 @@ fn the_same_plan_in_other_words() {
         ("window(1)|narrow(u16,overflow=error)", "window(1) | narrow(u16)"),
         ("window(1)|compress(zstd)", "window(1) | compress(zstd, level=1, when=faster)"),
         (
+            "dedup(across)|filter(keep=bad)|window(1)",
+            "window(1) | filter(keep=\"bad\") | dedup(across) | batch(32)",
+        ),
+        ("filter(a.npy)|dedup|window(1)", "window(1) | filter(\"a.npy\") | dedup | batch(32)"),
+        (
             "window(1)|compress(codec=lz4)|remap(table='a b')",
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
@@ -208,6 +213,12 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
         "quantize(e5m2, deliver=quantized)",
         "quantize and pairs exclude",
     ),
+    ("window(4) | filter", "filter", "needs its argument `drop`"),
+    ("window(4) | filter(\"\")", "\"\"", "needs its argument `drop`"),
+    ("window(4) | filter(a, keep=b)", "b", "takes no further argument"),
+    ("window(4) | filter(list=a)", "list", "has no argument `list`"),
+    ("window(4) | dedup | dedup", "dedup", "appears a second time"),
+    ("window(4) | dedup(all)", "all", "takes no further argument"),
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
@@ -486,9 +497,13 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
         (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver.to_vec()));
     let quantize = quantize.prop_map(|(to, deliver)| Quantize { to, deliver });
     let quantize = prop::option::of(quantize);
+    let list = ("[^\\p{C}]{1,12}", any::<bool>()).prop_map(|(list, keep)| Filter { list, keep });
+    let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
+    let selection = (prop::option::of(list), prop::option::of(dedup));
+    let selection = selection.prop_map(|(filter, dedup)| Selection { filter, dedup });
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
-    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
+    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection);
     let types = (narrow, widen, (remap, bits, codec, quantize));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
@@ -497,7 +512,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (blend, phases),
             (narrow, widen, forms),
             batch,
-            (pack, ignore, positions),
+            (pack, ignore, positions, selection),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
@@ -509,6 +524,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 megatron: None,
                 blend,
                 phases,
+                selection,
                 remap: forms.0,
                 narrow,
                 bitpack,
@@ -573,7 +589,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {
