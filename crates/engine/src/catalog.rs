@@ -332,18 +332,6 @@ fn refused_open(error: &OpenError) -> Status {
     }
 }
 
-/// A file of records, and the bytes of each where the file says so, else 0.
-fn records(
-    root: &Root,
-    name: &str,
-    file: &OpenFile,
-) -> Result<Result<(TokenFile, u64), DatasetError>, Status> {
-    Ok(match name.ends_with(".npy") {
-        false => Ok((dataset::bytes(file.size), 0)),
-        true => npy::parse_records(&read_head(root, name, &file.stamp)?, file.size),
-    })
-}
-
 /// Passes the lengths of the documents of a file whose format has none: there is an index beside it.
 fn read_other_index(
     root: &Root,
@@ -380,10 +368,7 @@ fn describe(
     request: &DatasetRef,
     each: &mut dyn FnMut(u64),
 ) -> Result<Found, Status> {
-    if name.ends_with(".idx") || name.ends_with(ENDING) {
-        let why = "an index or a manifest holds no tokens";
-        return Err(refuse(&name, why, "name the file that it describes"));
-    }
+    refuse_description(&name)?;
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
@@ -397,18 +382,16 @@ fn describe(
     let mut note = |tokens| (documents.push(tokens), each(tokens)).1;
     let whole_file = Described { bytes: file.size, dtype: None };
     let (layout, origin) = if holds_records {
-        let records = records(root, &name, &file)?;
-        record_bytes = records.as_ref().map_or(0, |(_, bytes)| *bytes);
-        (records.map(|(layout, _)| layout), Origin::Given)
+        let (layout, bytes) = records_of(root, &name, &file)?;
+        record_bytes = bytes;
+        (Ok(layout), Origin::Given)
     } else if name.ends_with(".npy") {
         (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
     } else if let Some(index) = open_index(root, &name, whole_file)? {
-        let wanted = request.documents;
-        let read = index.read_all(|tokens| {
-            if wanted {
-                note(tokens)
-            }
-        });
+        let read = match request.documents {
+            true => index.read_all(&mut note),
+            false => index.read_all(|_| ()),
+        };
         (Ok(read.map_err(|error| refused_index(&name, &error))?), Origin::File)
     } else {
         // A manifest tells more than samples.
@@ -428,11 +411,8 @@ fn describe(
         agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
     }
     if let Some(vocabulary) = vocabulary {
-        if !layout.dtype.is_token() {
-            return Err(refuse(&name, "it holds no tokens of a vocabulary", VOCABULARY_HINT));
-        }
         let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
-        settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
+        within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
     }
     let sums = manifest.as_ref().map(|manifest| sums_of(manifest, &name)).transpose()?;
@@ -454,6 +434,40 @@ fn describe(
         info.document_hashes = current_hashes(root, &info)?;
     }
     Ok(Found { info, file, layout, sums, documents: None, hashes: None })
+}
+
+/// Refuses what describes a dataset.
+fn refuse_description(name: &str) -> Result<(), Status> {
+    match name.ends_with(".idx") || name.ends_with(ENDING) {
+        true => {
+            let why = "an index or a manifest holds no tokens";
+            Err(refuse(name, why, "name the file that it describes"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// A file as records, and the bytes of one where the file says them.
+fn records_of(root: &Root, name: &str, file: &OpenFile) -> Result<(TokenFile, u64), Status> {
+    if !name.ends_with(".npy") {
+        return Ok((dataset::bytes(file.size), 0));
+    }
+    let parsed = npy::parse_records(&read_head(root, name, &file.stamp)?, file.size);
+    parsed.map_err(|error| refuse(name, &error, hint_of(&error)))
+}
+
+/// Checks the ids against the vocabulary, which only tokens have.
+fn within_vocabulary(
+    vocabulary: u64,
+    manifest: Option<&Manifest>,
+    dtype: Dtype,
+    evidence: &Evidence,
+) -> Result<(), Refusal> {
+    if !dtype.is_token() {
+        let why = "it holds no tokens of a vocabulary".into();
+        return Err(Refusal { why, hint: VOCABULARY_HINT.into() });
+    }
+    settle::within_vocabulary(vocabulary, manifest, dtype, evidence)
 }
 
 /// What to try with a file that is not accepted.

@@ -492,11 +492,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
-    let deliver = [Deliver::Source, Deliver::As(Dtype::F16), Deliver::Quantized];
-    let quantize =
-        (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver.to_vec()));
-    let quantize = quantize.prop_map(|(to, deliver)| Quantize { to, deliver });
-    let quantize = prop::option::of(quantize);
+    let quantize = prop::option::of(any_quantize());
     let list = ("[^\\p{C}]{1,12}", any::<bool>()).prop_map(|(list, keep)| Filter { list, keep });
     let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
     let selection = (prop::option::of(list), prop::option::of(dedup));
@@ -536,25 +532,35 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 positions,
                 batch,
             };
-            match forms.3 {
-                // What is for tokens is left out.
-                Some(quantize) => Plan {
-                    overlap: 0,
-                    pack: None,
-                    ignore: None,
-                    positions: false,
-                    remap: None,
-                    narrow: None,
-                    bitpack: None,
-                    widen: None,
-                    pairs: pairs && quantize.deliver != Deliver::Quantized,
-                    quantize: Some(quantize),
-                    ..plan
-                },
-                None => plan,
-            }
+            with_quantize(plan, forms.3)
         },
     )
+}
+
+fn any_quantize() -> impl Strategy<Value = Quantize> {
+    let deliver = vec![Deliver::Source, Deliver::As(Dtype::F16), Deliver::Quantized];
+    let quantize = (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver));
+    quantize.prop_map(|(to, deliver)| Quantize { to, deliver })
+}
+
+/// The plan without what is for tokens, if it quantizes.
+fn with_quantize(plan: Plan, quantize: Option<Quantize>) -> Plan {
+    let Some(quantize) = quantize else {
+        return plan;
+    };
+    Plan {
+        overlap: 0,
+        pack: None,
+        ignore: None,
+        positions: false,
+        remap: None,
+        narrow: None,
+        bitpack: None,
+        widen: None,
+        pairs: plan.pairs && quantize.deliver != Deliver::Quantized,
+        quantize: Some(quantize),
+        ..plan
+    }
 }
 
 /// The nearest forms that go together.
