@@ -14,6 +14,7 @@ const COMMANDS: &[&[&str]] = &[
     &["tokenize"],
     &["convert"],
     &["inspect"],
+    &["documents"],
     &["capture"],
     &["capture", "check"],
     &["capture", "live"],

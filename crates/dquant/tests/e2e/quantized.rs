@@ -23,7 +23,7 @@ fn values(count: usize, dtype: Dtype, salt: u64) -> Vec<i128> {
             let exponent = 100 + (mixed(i) >> 24) % 40;
             (mixed(i) & 0x807f_ffff) | exponent << 23
         }
-        Dtype::F16 => (mixed(i) & 0x83ff) | (mixed(i) >> 20) % 31 << 10,
+        Dtype::F16 => (mixed(i) & 0x83ff) | (((mixed(i) >> 20) % 31) << 10),
         _ => (mixed(i) & 0x807f) | (90 + (mixed(i) >> 20) % 60) << 7,
     };
     (0..count as u64).map(|i| i128::from(bits(i))).collect()
@@ -81,6 +81,10 @@ fn values_are_the_same_quantized_in_every_placement() {
     }
 }
 
+/// A file, a plan, further arguments, parts of the message, and part of the hint.
+type Refused =
+    (&'static str, &'static str, &'static [&'static str], &'static [&'static str], &'static str);
+
 #[test]
 fn what_cannot_be_quantized_is_refused() {
     let Some(world) = World::new("what_cannot_be_quantized") else {
@@ -114,7 +118,7 @@ fn what_cannot_be_quantized_is_refused() {
     );
     fs::write(world.data("odd.bin"), [0; 4_098]).expect("writable");
     let floats: &[&str] = &["--dtype", "f32"];
-    let cases: [(&str, &str, &[&str], &[&str], &str); 8] = [
+    let cases: [Refused; 8] = [
         ("good", "quantize(int4)", floats, &["no quantized type `int4`"], "int8, e4m3 and e5m2"),
         ("good", "quantize(int8) | narrow(u16)", floats, &["exclude each other"], "keep one"),
         (

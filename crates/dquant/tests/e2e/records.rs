@@ -75,6 +75,10 @@ fn records_are_delivered_as_they_are() {
     }
 }
 
+/// A file, a plan, further arguments, parts of the message, and part of the hint.
+type Refused =
+    (&'static str, &'static str, &'static [&'static str], &'static [&'static str], &'static str);
+
 #[test]
 fn bytes_are_never_taken_for_tokens_nor_cut_into_pieces() {
     let Some(world) = World::new("bytes_are_never_taken_for_tokens") else {
@@ -86,21 +90,22 @@ fn bytes_are_never_taken_for_tokens_nor_cut_into_pieces() {
     npy(&world, "images.npy", "'|u1'", "(100, 28, 28)", bytes(78_400, 1));
     npy(&world, "fields.npy", "[('a', '<u4'), ('b', '<f4')]", "(99,)", bytes(792, 1));
     npy(&world, "objects.npy", "'|O'", "(99,)", bytes(792, 1));
-    let (ask, hint) = (["--dtype", "bytes"], "--dtype bytes");
-    let cases: [(&str, &str, &[&str], &[&str], &str); 15] = [
+    const ASK: &[&str] = &["--dtype", "bytes"];
+    let hint = "--dtype bytes";
+    let cases: [Refused; 15] = [
         ("cifar", "window(3073)", &["--dtype", "u8"], &["cifar.bin", "u8 is not delivered"], hint),
         ("images", "window(784)", &[], &["images.npy", "u8 is not delivered"], hint),
         ("fields", "window(8)", &[], &["fields.npy", "a structure"], hint),
-        ("objects", "window(8)", &ask, &["objects.npy", "no fixed size"], "fixed size"),
-        ("torn", "window(3073)", &ask, &["torn.bin", "3073005 bytes", "5 are left"], "of a record"),
-        ("cifar", "window(3072)", &ask, &["cifar.bin", "1000 are left over"], "of a record"),
-        ("images", "window(28)", &ask, &["a record has 784 bytes"], "window(784)"),
-        ("fields", "window(16)", &ask, &["fields.npy", "8 are left over"], "of several"),
-        ("cifar", "window(3073) | narrow(u16)", &ask, &["narrow is for tokens"], "leave narrow"),
-        ("cifar", "window(3073) | widen(i64)", &ask, &["widen is for tokens"], "leave widen"),
-        ("cifar", "window(3073) | bitpack(9)", &ask, &["bitpack is for tokens"], "leave bitpack"),
-        ("cifar", "window(3073) | pairs", &ask, &["pairs is for tokens"], "leave pairs"),
-        ("cifar", "window(3073, overlap=1)", &ask, &["overlap is for tokens"], "leave overlap"),
+        ("objects", "window(8)", ASK, &["objects.npy", "no fixed size"], "fixed size"),
+        ("torn", "window(3073)", ASK, &["torn.bin", "3073005 bytes", "5 are left"], "of a record"),
+        ("cifar", "window(3072)", ASK, &["cifar.bin", "1000 are left over"], "of a record"),
+        ("images", "window(28)", ASK, &["a record has 784 bytes"], "window(784)"),
+        ("fields", "window(16)", ASK, &["fields.npy", "8 are left over"], "of several"),
+        ("cifar", "window(3073) | narrow(u16)", ASK, &["narrow is for tokens"], "leave narrow"),
+        ("cifar", "window(3073) | widen(i64)", ASK, &["widen is for tokens"], "leave widen"),
+        ("cifar", "window(3073) | bitpack(9)", ASK, &["bitpack is for tokens"], "leave bitpack"),
+        ("cifar", "window(3073) | pairs", ASK, &["pairs is for tokens"], "leave pairs"),
+        ("cifar", "window(3073, overlap=1)", ASK, &["overlap is for tokens"], "leave overlap"),
         (
             "cifar",
             "window(3073)",
