@@ -22,6 +22,8 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("documents", dataset.documents)?;
     fields.set_item("filtered_documents", dataset.filtered_documents)?;
     fields.set_item("duplicate_documents", dataset.duplicate_documents)?;
+    fields.set_item("packed_samples", dataset.packed_samples)?;
+    fields.set_item("packed_tokens", dataset.packed_tokens)?;
     Ok(fields)
 }
 

@@ -184,6 +184,9 @@ impl Stream {
         state.set_item("seed", self.request.options.seed)?;
         let datasets = self.opened.datasets.iter().map(|info| records::dataset_fields(py, info));
         state.set_item("datasets", PyList::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?)?;
+        let table = self.opened.table.as_ref();
+        let table = table.map(|info| records::dataset_fields(py, info)).transpose()?;
+        state.set_item("table", table)?;
         state.set_item("next_batch", self.source.next_batch())?;
         state.set_item("next_sample", self.next_sample())?;
         let left_out = self.left_out().ranges().to_vec();
@@ -217,7 +220,8 @@ impl Stream {
             request.options.leave_out =
                 self.in_batches(&left_out, next_sample, request.options.shift)?;
             let opened = self.source.reopen(py, &request)?;
-            let pairs = self.opened.datasets.iter().zip(&opened.datasets);
+            let tables = self.opened.table.iter().zip(&opened.table);
+            let pairs = self.opened.datasets.iter().zip(&opened.datasets).chain(tables);
             let differences = pairs.filter_map(|(then, now)| {
                 let how = then.identity().difference(&now.identity())?;
                 Some(format!("dataset {}: {how}", then.name))
@@ -303,6 +307,15 @@ impl Stream {
         for (info, theirs) in self.opened.datasets.iter().zip(&theirs) {
             let how = dataset_difference(theirs, info)?;
             differences.extend(how.map(|how| format!("dataset {}: {how}", info.name)));
+        }
+        if let Some(info) = &self.opened.table {
+            let theirs =
+                state.get_item("table")?.and_then(|table| table.cast_into::<PyDict>().ok());
+            let how = match theirs {
+                Some(theirs) => dataset_difference(&theirs, info)?,
+                None => Some("it is not in the state".to_owned()),
+            };
+            differences.extend(how.map(|how| format!("table {}: {how}", info.name)));
         }
         match state.get_item("next_sample")? {
             Some(next_sample) if differences.is_empty() => next_sample.extract(),

@@ -92,6 +92,7 @@ impl FileStream {
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
         let documents = documents_of(&layout::parse(&request.plan)?, &mut found, &mut infos)?;
         let mut layout = layout::plan(&request, &infos, documents, compile)?;
+        let table_info = table.as_ref().map(|table| table.info.clone());
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
         for (source, found) in layout.sources.iter_mut().zip(&found) {
@@ -102,7 +103,7 @@ impl FileStream {
         let (producer, ring) = Producer::create(ring).map_err(|error| {
             Error::from_cause(error).hint("choose other --slots or --slot-size")
         })?;
-        let opened = layout.opened(infos);
+        let opened = layout.opened(infos, table_info);
         let spec = FileStreamSpec {
             names: layout.names.clone(),
             setup: layout.setup(),

@@ -42,9 +42,15 @@ impl Layout {
         ReaderSetup::leaving_out(self.order, self.sources, self.delivery, &self.left_out)
     }
 
-    /// What a trainer is told about the stream.
-    pub fn opened(&self, datasets: Vec<DatasetInfo>) -> Opened {
+    /// What a trainer is told about the stream, its datasets and its table.
+    pub fn opened(&self, mut datasets: Vec<DatasetInfo>, table: Option<DatasetInfo>) -> Opened {
+        for (info, source) in datasets.iter_mut().zip(&self.sources) {
+            if let Cut::Packed(packing) = &source.cut {
+                (info.packed_samples, info.packed_tokens) = (packing.samples(), packing.tokens());
+            }
+        }
         Opened {
+            table,
             datasets,
             plan: self.plan.clone(),
             dtype: self.delivery.dtype.to_string(),

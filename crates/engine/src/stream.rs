@@ -314,7 +314,7 @@ fn open(
     let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
     let (producers, fds) = create_rings(&request)?;
     let (events, lost) = mpsc::channel(16);
-    let opened = layout.opened(infos);
+    let opened = layout.opened(infos, table.clone());
     let signals = context.commands.signals();
     let to_message =
         |source: &ReaderSource| stages::message(source.stages.target(), table.as_ref());

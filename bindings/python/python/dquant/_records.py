@@ -27,6 +27,10 @@ class Dataset:
     """Documents that the plan's filter dropped."""
     duplicate_documents: int = 0
     """Documents that the plan's deduplication dropped."""
+    packed_samples: int = 0
+    """Where documents are packed, the samples of an epoch."""
+    packed_tokens: int = 0
+    """Tokens of documents in them; the others are padding."""
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ struct Written {
     /// What the plan's filter and its deduplication dropped of all datasets: documents, and their tokens.
     filtered: Dropped,
     duplicates: Dropped,
+    /// Share of the samples of an epoch that is padding, over all datasets; only where documents are packed.
+    padding: Option<f64>,
 }
 
 /// Documents that were dropped.
@@ -149,8 +151,19 @@ impl fmt::Display for Written {
                 write!(f, "; {how} dropped {documents} documents with {tokens} tokens")?;
             }
         }
+        if let Some(padding) = self.padding {
+            write!(f, "; {:.2} % of the packed samples is padding", 100.0 * padding)?;
+        }
         Ok(())
     }
+}
+
+/// The share of packed samples of `window` tokens that is padding.
+fn padding(datasets: &[DatasetInfo], window: u64) -> Option<f64> {
+    let sum = |of: fn(&DatasetInfo) -> u64| datasets.iter().map(of).sum::<u64>();
+    let (samples, tokens) = (sum(|info| info.packed_samples), sum(|info| info.packed_tokens));
+    let all = samples.saturating_mul(window);
+    (all > 0).then(|| 1.0 - tokens as f64 / all as f64)
 }
 
 impl Cat {
@@ -167,6 +180,9 @@ impl Cat {
             Dropped::of(datasets, |info| (info.filtered_documents, info.filtered_tokens));
         let duplicates =
             Dropped::of(datasets, |info| (info.duplicate_documents, info.duplicate_tokens));
+        let opened = stream.opened();
+        let window = u64::from(opened.window_tokens) + u64::from(opened.pairs);
+        let padding = padding(datasets, window);
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {
@@ -192,6 +208,7 @@ impl Cat {
             replaced_tokens,
             filtered,
             duplicates,
+            padding,
         };
         match self.output {
             Some(_) => console.report(&written)?,
