@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 
+import numpy
+
 import dquant
 from world import World
 
@@ -139,3 +141,23 @@ class Changes(World):
                 error = self.resumed(source, state, want)
                 self.assertIsInstance(error, dquant.StateError)
                 self.assertIn("its manifest describes other contents", error.message)
+
+    def test_a_table_that_changed_is_refused(self):
+        self.restore(False)
+        table = self.path("new-ids.npy")
+        ids = numpy.arange(1 << 16, dtype="<u4")
+        for source, name in zip(self.sources, ("new-ids.npy", table), strict=True):
+            with self.subTest(source=source):
+                numpy.save(table, ids)
+                plan = f'window(64) | remap("{name}") | batch(4)'
+                with self.stream(source, plan, batches=BATCHES) as stream:
+                    next(stream)
+                    state = stream.state_dict()
+                with self.stream(source, plan, batches=BATCHES) as stream:
+                    stream.load_state_dict(state)
+                numpy.save(table, ids[::-1])
+                with self.stream(source, plan, batches=BATCHES) as stream:
+                    with self.assertRaisesRegex(dquant.StateError, "table .*new-ids.*written or replaced"):
+                        stream.load_state_dict(state)
+                    with self.assertRaisesRegex(dquant.StateError, "not in the state"):
+                        stream.load_state_dict({key: value for key, value in state.items() if key != "table"})
