@@ -53,6 +53,32 @@ impl Budget {
     }
 }
 
+impl Budget {
+    /// Takes half of what is left, and at most `bytes`, for something whose size is known when it is made: then
+    /// [`Lease::shrink`]. Half, so that another can be made at the same time.
+    pub fn take_part(&self, bytes: u64) -> Lease {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = bytes.min(self.limit.saturating_sub(*used) / 2);
+        *used += bytes;
+        Lease { bytes, used: Arc::clone(&self.used) }
+    }
+}
+
+impl Lease {
+    /// How much was taken.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Gives back what is more than `bytes`.
+    pub fn shrink(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        *used = used.saturating_sub(self.bytes - bytes);
+        self.bytes = bytes;
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,6 +115,20 @@ mod tests {
         drop(first);
         assert!(budget.take(60).is_ok());
         drop(second);
+    }
+
+    #[test]
+    fn what_is_made_takes_its_size_in_the_end() {
+        let budget = Budget::documents(100);
+        let mut first = budget.take_part(80);
+        let second = budget.take_part(80);
+        assert_eq!((first.bytes(), second.bytes()), (50, 25));
+        first.shrink(10);
+        assert_eq!(first.bytes(), 10);
+        assert!(budget.take(65).is_ok() && budget.take(66).is_err());
+        first.shrink(90);
+        drop((first, second));
+        assert!(budget.take(100).is_ok());
     }
 
     #[test]

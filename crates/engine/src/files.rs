@@ -20,7 +20,7 @@ use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
 use crate::error::Error;
-use crate::layout;
+use crate::layout::{self, MAX_ORDER_TABLES};
 use crate::proto::{BatchRange, DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
 use crate::selection;
 use crate::stream::stream_status;
@@ -91,7 +91,7 @@ impl FileStream {
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
         let documents = documents_of(&layout::parse(&request.plan)?, &mut found, &mut infos)?;
-        let mut layout = layout::plan(&request, &infos, documents, compile)?;
+        let mut layout = layout::plan(&request, &infos, documents, MAX_ORDER_TABLES, compile)?;
         let table_info = table.as_ref().map(|table| table.info.clone());
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;

@@ -59,7 +59,7 @@ enum Phase {
     Opening,
     Open {
         stream: Arc<OpenStream>,
-        opened: Opened,
+        opened: Box<Opened>,
         /// By ring and reader, until its trainer has taken it.
         rings: Vec<Vec<Option<RingFds>>>,
     },
@@ -128,7 +128,7 @@ impl Groups {
             member.group.set(match open() {
                 Ok((stream, opened, rings)) => Phase::Open {
                     stream: Arc::new(stream),
-                    opened,
+                    opened: Box::new(opened),
                     rings: rings
                         .into_iter()
                         .map(|ring| ring.into_iter().map(Some).collect())
@@ -239,7 +239,7 @@ impl Group {
                 let fds = fds.ok_or_else(|| {
                     Error::invalid("another trainer has left this stream").hint("open it again")
                 })?;
-                Ok((Arc::clone(stream), opened.clone(), fds))
+                Ok((Arc::clone(stream), (**opened).clone(), fds))
             }
             Phase::Failed(error) => Err(error.clone()),
             Phase::Opening => Err(Error::invalid("the stream is not open")),

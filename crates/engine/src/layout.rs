@@ -156,11 +156,13 @@ pub(crate) fn share(request: &OpenRequest) -> Result<Share, Error> {
 }
 
 /// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `documents` are
-/// theirs if the plan needs them, else there are none; `compile` decides where the plan's stages run.
+/// theirs if the plan needs them, else there are none; tables of an order take at most `order_bytes`; `compile` decides
+/// where the plan's stages run.
 pub fn plan(
     request: &OpenRequest,
     infos: &[DatasetInfo],
     documents: Vec<Documents>,
+    order_bytes: u64,
     compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
 ) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
@@ -182,7 +184,7 @@ pub fn plan(
         }
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
-    let listed = plan.megatron_order(documents.clone(), MAX_ORDER_TABLES);
+    let listed = plan.megatron_order(documents.clone(), order_bytes);
     let cuts = cut(&plan, &mut layouts, documents, &names)?;
     let order: StreamOrder = match listed {
         Some(order) => order.map_err(|error| unlisted(&error))?.into(),
@@ -328,8 +330,8 @@ fn types(error: &CompileError, names: &[String]) -> Error {
     }
 }
 
-/// Bytes of tables of one stream that follows Megatron-core's order: about 10^8 samples.
-const MAX_ORDER_TABLES: u64 = 1 << 30;
+/// Most bytes of tables of one stream that follows Megatron-core's order: about 7 * 10^7 samples.
+pub(crate) const MAX_ORDER_TABLES: u64 = 1 << 30;
 
 /// Why there is no order of Megatron-core.
 fn unlisted(error: &MegatronError) -> Error {

@@ -33,7 +33,7 @@ use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path
 use crate::error::Error;
 use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
-use crate::layout;
+use crate::layout::{self, MAX_ORDER_TABLES};
 use crate::log;
 use crate::path::{PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
@@ -306,8 +306,10 @@ fn open(
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
     let described = infos.clone();
     let (documents, tables) = documents_of(context, &control, &plan, &request, &mut infos)?;
-    let layout = layout::plan(&request, &infos, documents, compile)?;
-    let order = context.documents.take(layout.order.table_bytes())?;
+    let most = if plan.megatron().is_some() { MAX_ORDER_TABLES } else { 0 };
+    let mut order = context.documents.take_part(most);
+    let layout = layout::plan(&request, &infos, documents, order.bytes(), compile)?;
+    order.shrink(layout.order.table_bytes());
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
