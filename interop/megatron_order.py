@@ -3,6 +3,7 @@
 
     megatron_order.py check [VERSION...]     the recorded order against these versions, by default all of VERSIONS
     megatron_order.py golden                 writes crates/xio/tests/data/megatron.txt
+    megatron_order.py batches DQUANT         what this program reads from the same files, against the newest version
 
 megatron-core comes from PyPI into a folder per version below the target folder, once, without its dependencies. Its
 own `IndexedDatasetBuilder` writes the corpora, its `BlendedMegatronDatasetBuilder` builds the datasets, and the tokens
@@ -136,13 +137,15 @@ class Tokenizer:
     unique_identifiers = {}
 
 
-def write_corpora(folder):
+def write_corpora(folder, names=None):
     import numpy
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     import torch
     import torch_stub
     real = isinstance(torch.Tensor, type) and torch.Tensor is not torch_stub.Array
     for name, lengths in corpora().items():
+        if names is not None and name not in names:
+            continue
         builder, start = IndexedDatasetBuilder(f"{folder}/{name}.bin", dtype=numpy.int32), 0
         for length in lengths:
             tokens = numpy.arange(start, start + length, dtype=numpy.int32)
@@ -222,6 +225,48 @@ def run_version(version):
     json.dump(found, sys.stdout)
 
 
+def plan_of(case, batch):
+    """The plan for a case."""
+    overlap, names = case["extra"], case["data"]
+    split = f", split=\"{case['split']}\"" if case["split"] != "1,0,0" else ""
+    samples = f", samples={case['samples']}" if case["samples"] else ""
+    plan = (f"window({case['sequence'] + overlap}, overlap={overlap}) | batch({batch}) | "
+            f"order(megatron, seed={case['seed']}{samples}{split})")
+    if len(names) > 1 or names[0][1]:
+        plan += " | blend(" + ", ".join(name if weight is None else f"{name}={weight}" for name, weight in names) + ")"
+    return plan
+
+
+def compare_batches(dquant, batch=10):
+    """Reads the training split of every case with `dquant cat`, if the plan language has the case."""
+    import numpy
+    wrong = 0
+    for case in cases():
+        names = [name for name, _ in case["data"]]
+        if case["part"] or len(set(names)) < len(names):
+            continue
+        with tempfile.TemporaryDirectory(prefix="megatron-order-") as folder:
+            write_corpora(folder, names)
+            dataset = build(case, folder)
+            parts, rows = getattr(dataset, "datasets", [dataset]), []
+            total = case["samples"] or len(dataset)
+            for at in range(total // batch * batch):
+                which, sample = 0, at
+                if parts[0] is not dataset:
+                    which, sample = int(dataset.dataset_index[at]), int(dataset.dataset_sample_index[at])
+                rows.append(parts[which]._query_document_sample_shuffle_indices(sample)[0])
+            expected = numpy.concatenate(rows).astype("<i4").tobytes()
+            # With a blend, its names are below a folder.
+            plan = plan_of(case, batch)
+            path = f"{folder}/" if "blend(" in plan else f"{folder}/{names[0]}.bin"
+            done = subprocess.run([dquant, "cat", path, "--plan", plan], capture_output=True)
+        same = done.stdout == expected
+        wrong += not same
+        print(f"{'equal' if same else 'DIFFERENT'}: {case['name']}, seed {case['seed']}, {len(rows)} samples",
+              "" if same else done.stderr.decode()[-300:])
+    return 1 if wrong else 0
+
+
 # --- all versions ---
 
 def install(version):
@@ -238,11 +283,15 @@ def install(version):
         (folder / "complete").touch()
 
 
+def environment(version):
+    path = os.pathsep.join([str(ENVIRONMENT / version), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def recorded(version):
     install(version)
-    path = os.pathsep.join([str(ENVIRONMENT / version), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, __file__, "run", version], stdout=subprocess.PIPE, check=True,
-                          env={**os.environ, "PYTHONPATH": path})
+                          env=environment(version))
     return json.loads(done.stdout)
 
 
@@ -267,6 +316,12 @@ def main():
     match sys.argv[1:]:
         case ["run", version]:
             run_version(version)
+        case ["batches", dquant]:
+            install(VERSIONS[-1])
+            return subprocess.run([sys.executable, __file__, "compare", dquant], env=environment(VERSIONS[-1])).returncode
+        case ["compare", dquant]:
+            load(ENVIRONMENT / VERSIONS[-1])
+            return compare_batches(dquant)
         case ["golden"]:
             lines = list(text())
             GOLDEN.write_text("\n".join(lines) + "\n")

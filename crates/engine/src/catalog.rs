@@ -337,7 +337,7 @@ fn read_other_index(
     root: &Root,
     name: &str,
     layout: &TokenFile,
-    note: impl FnMut(u64),
+    note: impl FnMut(u64, u64),
 ) -> Result<(), Status> {
     let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
     let index = open_index(root, name, of)?;
@@ -378,8 +378,12 @@ fn describe(
         settle::sample(&File::from(buffered), range, vocabulary)
             .map_err(|error| Status::internal(format!("{name}: {error}")))
     };
-    let mut documents = Fingerprint::default();
-    let mut note = |tokens| (documents.push(tokens), each(tokens)).1;
+    let (mut documents, mut single) = (Fingerprint::default(), 0);
+    let mut note = |tokens, sequences| {
+        documents.push(tokens);
+        single += u64::from(sequences == 1);
+        each(tokens);
+    };
     let whole_file = Described { bytes: file.size, dtype: None };
     let (layout, origin) = if holds_records {
         let (layout, bytes) = records_of(root, &name, &file)?;
@@ -390,7 +394,7 @@ fn describe(
     } else if let Some(index) = open_index(root, &name, whole_file)? {
         let read = match request.documents {
             true => index.read_all(&mut note),
-            false => index.read_all(|_| ()),
+            false => index.read_all(|_, _| ()),
         };
         (Ok(read.map_err(|error| refused_index(&name, &error))?), Origin::File)
     } else {
@@ -428,6 +432,7 @@ fn describe(
         record_bytes,
         documents: if request.documents { documents.value() } else { 0 },
         document_count: documents.documents(),
+        single_sequence_documents: single,
         ..DatasetInfo::default()
     };
     if request.document_hashes {

@@ -184,6 +184,9 @@ pub fn plan(
         }
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
+    if plan.megatron().is_some() {
+        check_sequences(infos)?;
+    }
     let listed = plan.megatron_order(documents.clone(), order_bytes);
     let cuts = cut(&plan, &mut layouts, documents, &names)?;
     let order: StreamOrder = match listed {
@@ -275,7 +278,7 @@ pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
 
 /// Windows are cut from whole files: they would hold the tokens of dropped documents.
 fn check_selection(plan: &Plan) -> Result<(), Error> {
-    if plan.selection().is_empty() || plan.pack().is_some() {
+    if plan.selection().is_empty() || plan.pack().is_some() || plan.megatron().is_some() {
         return Ok(());
     }
     let text =
@@ -335,7 +338,33 @@ pub(crate) const MAX_ORDER_TABLES: u64 = 1 << 30;
 
 /// Why there is no order of Megatron-core.
 fn unlisted(error: &MegatronError) -> Error {
-    Error::invalid(error).hint("docs/megatron.md says what Megatron-core needs")
+    let hint = match error {
+        MegatronError::Memory { .. } => "lower samples= in order(megatron, …)",
+        MegatronError::TooFew { .. } => "give each dataset a weight: blend(web=0.7, code=0.3)",
+        MegatronError::NoTokens { .. } | MegatronError::NoSample { .. } => {
+            "datasets count from 0, as in the blend; `dquant documents` shows what one has"
+        }
+        _ => "docs/megatron.md says what Megatron-core needs",
+    };
+    Error::invalid(error).hint(hint)
+}
+
+/// Megatron-core shuffles sequences, and the tables of documents do not tell where those of a document are.
+fn check_sequences(infos: &[DatasetInfo]) -> Result<(), Error> {
+    for info in infos {
+        // Before a selection dropped some.
+        let all = info.document_count + info.filtered_documents + info.duplicate_documents;
+        if info.single_sequence_documents != all {
+            let (name, others) = (&info.name, all.saturating_sub(info.single_sequence_documents));
+            let text = format!(
+                "{name}: {others} of its {all} documents are not one sequence of the index, but Megatron-core shuffles sequences"
+            );
+            let hint =
+                "write it again with one sequence for each document: `dquant convert FILE NEW.idx`";
+            return Err(Error::invalid(text).hint(hint));
+        }
+    }
+    Ok(())
 }
 
 /// Ends a stream over an order that ends, after the last whole batch for every rank.

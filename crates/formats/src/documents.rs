@@ -211,13 +211,15 @@ impl IndexReader {
         self.walk.finish().map_err(Error::dataset(&self.path))
     }
 
-    /// Reads all documents, and passes their lengths to `each`.
+    /// Reads all documents, and passes the tokens and the sequences of each to `each`.
     ///
     /// # Errors
     /// As [`next_document`](IndexReader::next_document) and [`finish`](IndexReader::finish).
-    pub fn read_all(mut self, mut each: impl FnMut(u64)) -> Result<TokenFile, Error> {
+    pub fn read_all(mut self, mut each: impl FnMut(u64, u64)) -> Result<TokenFile, Error> {
+        let mut begun = self.sequence;
         while let Some(tokens) = self.next_document()? {
-            each(tokens);
+            each(tokens, self.sequence - begun);
+            begun = self.sequence;
         }
         self.finish()
     }
@@ -263,8 +265,23 @@ mod tests {
     fn read(bytes: &[u8], of: Described) -> Result<(Vec<u64>, TokenFile), Error> {
         let mut found = Vec::new();
         let reader = IndexReader::new(Path::new("web.idx"), file(bytes), of)?;
-        let described = reader.read_all(|tokens| found.push(tokens))?;
+        let described = reader.read_all(|tokens, _| found.push(tokens))?;
         Ok((found, described))
+    }
+
+    #[test]
+    fn the_sequences_of_each_document_are_counted() {
+        for (ends, expected) in [
+            (&[0, 1, 1, 3, 4][..], &[1, 0, 2, 1][..]),
+            (&[0, 1], &[1, 3]),
+            (&[0, 1, 2, 3, 4], &[1; 4]),
+        ] {
+            let bytes = index(&[3, 0, 5, 1], ends);
+            let reader = IndexReader::new(Path::new("web.idx"), file(&bytes), of(9)).unwrap();
+            let mut found = Vec::new();
+            reader.read_all(|_, sequences| found.push(sequences)).unwrap();
+            assert_eq!(found, expected);
+        }
     }
 
     fn of(tokens: u64) -> Described {

@@ -454,6 +454,41 @@ fn streams_draw_from_the_documents_that_are_kept() {
     assert!(filtered > 0);
 }
 
+/// Megatron-core's order over what is left is its order over files of nothing else, split and all.
+#[test]
+fn the_order_of_megatron_draws_from_the_documents_that_are_kept() {
+    let Some(world) = World::new("the_order_of_megatron_draws") else { return };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let (corpora, dropped) = (repeated(&world), document(15));
+    list_of(&world, &corpora[0], &dropped);
+    fs::create_dir(world.data("kept")).expect("the folder is writable");
+    for ((name, (corpus, documents)), left) in
+        ["a", "b"].iter().zip(&corpora).zip(left(&corpora, &dropped))
+    {
+        assert!(left.len() < documents.len() && left.len() > 20);
+        let lengths: Vec<u32> = left.iter().map(|range| (range.end - range.start) as u32).collect();
+        let ids = |range: &Range<u64>| &corpus.tokens[range.start as usize..range.end as usize];
+        let ids = left.iter().map(ids).collect::<Vec<_>>().concat();
+        write_index(&world.data(&format!("kept/{name}.idx")), &lengths, U16);
+        Corpus::flat(&world.data(&format!("kept/{name}.bin")), Dtype::U16, ids);
+    }
+    let plan = "window(33, overlap=1) | order(megatron, seed=9, samples=400, split=\"3,1\") \
+                | blend(a=0.6, b=0.4) | batch(4)";
+    let want = Cat::local(&world, "kept/", &["--plan", plan]).finish().good().stdout;
+    assert_eq!(want.len(), 400 * 33 * 2);
+    let selecting = |list: &str| format!("{plan} | filter(\"{list}\") | dedup(across)");
+    let (remote, local) = (selecting("bad.txt"), selecting(path(&world.data("bad.txt"))));
+    for cat in [
+        Cat::through(&world, &dpu, &target.url(""), &["--plan", &remote]),
+        Cat::alone(&world, &target.url(""), &["--plan", &remote]),
+        Cat::local(&world, "", &["--plan", &local]),
+    ] {
+        assert_same(&cat.finish().good().stdout, &want);
+    }
+    let all = Cat::local(&world, "", &["--plan", plan]).finish().good().stdout;
+    assert!(all != want, "the selection makes no difference");
+}
+
 #[test]
 fn an_index_that_changes_while_the_target_is_away_ends_the_stream() {
     let Some(world) = World::new("an_index_that_changes") else { return };

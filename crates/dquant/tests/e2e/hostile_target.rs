@@ -185,7 +185,8 @@ fn descriptions_are_checked() {
     for (lies, parts) in [
         (lies(vec![]), ["0 datasets", ""]),
         (lies(vec![info("u32", 1_000, 0), info("u32", 1_000, 0)]), ["2 datasets", ""]),
-        (lies(vec![info("f32", 1_000, 0)]), ["web.bin", "type"]),
+        (lies(vec![info("f32", 1_000, 0)]), ["web.bin", "f32"]),
+        (lies(vec![info("f64", 1_000, 0)]), ["web.bin", "type"]),
         (lies(vec![info("", 1_000, 0)]), ["web.bin", "type"]),
         (lies(vec![info("u32", u64::MAX, 0)]), ["web.bin", "exceeds the largest"]),
         (lies(vec![info("u32", 1 << 60, u64::MAX)]), ["web.bin", "exceeds the largest"]),

@@ -38,6 +38,7 @@ mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
 mod local;
+mod megatron;
 mod never_mixed;
 mod paths;
 mod quantized;

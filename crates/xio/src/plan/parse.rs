@@ -431,6 +431,7 @@ impl Draft {
         let others = [
             ("overlap", overlap > 0),
             ("pack", self.pack.is_some()),
+            ("order(megatron)", self.order.is_some()),
             ("positions", self.positions),
             ("ignore", self.pairs.as_ref().is_some_and(|(ignore, _)| ignore.is_some())),
             ("remap", self.remap.is_some()),

@@ -213,6 +213,11 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
         "quantize(e5m2, deliver=quantized)",
         "quantize and pairs exclude",
     ),
+    (
+        "window(4) | quantize(int8) | order(megatron, seed=1)",
+        "quantize(int8)",
+        "quantize and order(megatron) exclude",
+    ),
     ("window(4) | filter", "filter", "needs its argument `drop`"),
     ("window(4) | filter(\"\")", "\"\"", "needs its argument `drop`"),
     ("window(4) | filter(a, keep=b)", "b", "takes no further argument"),
