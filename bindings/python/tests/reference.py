@@ -11,10 +11,14 @@ dquant, and nothing may be made fast at the price of being less like the page.
 import functools
 import itertools
 import math
+import os
 import re
+from bisect import bisect_right
 from fractions import Fraction
 
 import numpy
+
+from documents import documents_of, hash_of, select
 
 BITS = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -297,13 +301,79 @@ def as_stored(values, dtype):
     return near
 
 
+# Documents.
+
+
+def documents_beside(path):
+    """The documents of a file, from the index beside it."""
+    with open(os.path.splitext(path)[0] + ".idx", "rb") as index:
+        return documents_of(index.read())
+
+
+def hashes_in(path):
+    """The hashes of a list."""
+    if path.endswith(".npy"):
+        return set(numpy.load(path).tolist())
+    with open(path) as lines:
+        stripped = [line.strip() for line in lines]
+    return {int(line, 16) for line in stripped if line and not line.startswith("#")}
+
+
+def lay_out(chunks, window, how):
+    """Samples of chunks, in the order in which they are begun; a sample's chunks in the order in which it got them."""
+    samples, room = [], []
+    for chunk in chunks if how == "single" else sorted(chunks, key=lambda chunk: -chunk[1]):
+        fitting = [] if how == "single" else [s for s, tokens in enumerate(room) if tokens >= chunk[1]]
+        if not fitting:
+            samples.append([])
+            room.append(window)
+            fitting = [len(samples) - 1]
+        s = min(fitting, key=lambda s: room[s]) if how == "best" else fitting[0]
+        samples[s].append(chunk)
+        room[s] -= chunk[1]
+    return samples
+
+
+@functools.lru_cache(maxsize=64)
+def packed(documents, window, per_block, itemsize, how):
+    """The samples of a file, each a list of chunks as (first token, tokens)."""
+    chunks = [
+        (first + at, min(window, tokens - at)) for first, tokens in documents for at in range(0, tokens, window)
+    ]
+    most = per_block if how == "single" else max(4096, per_block)
+    samples, c = [], 0
+    while c < len(chunks):
+        n, tokens = 0, 0
+        for first, length in chunks[c : c + most]:
+            tokens += length
+            too_many = how != "single" and tokens > per_block * window
+            if too_many or first + length - chunks[c][0] > (1 << 20) // itemsize:
+                break
+            n += 1
+        block = lay_out(chunks[c : c + n], window, how)
+        while len(block) > per_block:
+            n -= 1
+            block = lay_out(chunks[c : c + n], window, how)
+        c += n
+        while c < len(chunks) and len(block) < per_block:
+            fullest = max(block, key=len)
+            if len(fullest) == 1:
+                raise ValueError("too few documents are left")
+            block.append([fullest.pop()])
+        samples += [sorted(sample) for sample in block]
+    return samples
+
+
 # One dataset.
 
 
 class Dataset:
-    """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample."""
+    """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample.
 
-    def __init__(self, dtype, path, window, overlap, block_bytes):
+    `documents` are (first token, tokens) of each where a plan needs them, `how` is that of `pack`.
+    """
+
+    def __init__(self, dtype, path, window, overlap, block_bytes, documents=None, how=None):
         if path.endswith(".npy") and dtype == "bytes":
             self.tokens = numpy.frombuffer(numpy.load(path).tobytes(), "u1")
         elif path.endswith(".npy"):
@@ -317,11 +387,27 @@ class Dataset:
         count = len(self.tokens)
         self.samples = (count - overlap) // self.stride if count >= window else 0
         self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
+        self.documents = None if documents is None else [document for document in documents if document[1] > 0]
+        self.packed = None
+        self.windows = self.samples
+        if how is not None:
+            self.packed = packed(tuple(self.documents), window, self.per_block, self.tokens.itemsize, how)
+            self.samples = len(self.packed)
         self._epoch = None
 
-    def sample(self, i):
-        """Sample i of the file."""
-        return self.tokens[i * self.stride : i * self.stride + self.window]
+    def parts(self, i):
+        """Sample i of the file: its parts as (first token, tokens)."""
+        if self.packed is not None:
+            return self.packed[i]
+        first, end = i * self.stride, i * self.stride + self.window
+        if self.documents is None:
+            return [(first, self.window)]
+        at, found = bisect_right(self.documents, first, key=lambda document: document[0]) - 1, []
+        while at < len(self.documents) and self.documents[at][0] < end:
+            begin = max(first, self.documents[at][0])
+            found.append((begin, min(end, sum(self.documents[at])) - begin))
+            at += 1
+        return found
 
     def place(self, own, k):
         """The sample of the file that is the k-th of the dataset, shuffled under the dataset's own key."""
@@ -373,28 +459,56 @@ class Reference:
             self.shuffle = number("shuffle", "seed", None)
             blocks, block = options["shuffle"].get("blocks"), options["shuffle"].get("block", "1MiB")
             block_bytes = 1 << 18 if blocks is None else size(block)
-        window = number("window", "tokens", None)
-        self.datasets = [Dataset(dtype, path, window, overlap, block_bytes) for dtype, path in files]
+        self.window = number("window", "tokens", None)
         self.samples = number("batch", "samples", 32)
         starts = [0, *(int(start) for _, start in actions.get("phases", ()))]
+        weights = None
         if "blend" in actions:
             given = [weights.split(":") for _, weights in actions["blend"]]
             given = [weights * len(starts) if len(weights) == 1 else weights for weights in given]
             weights = [integers(phase) for phase in zip(*given, strict=True)]
-        else:
-            weights = [proportional([dataset.samples for dataset in self.datasets])]
+        self.ignore = options.get("pairs", {}).get("ignore")
+        self.positions = "positions" in actions
+        self.pad, how = options.get("pack", {}).get("pad", "0"), options.get("pack", {}).get(None)
+        documents = [None] * len(files)
+        if self.ignore is not None or self.positions or how is not None:
+            drawn = [weights is None or any(phase[d] for phase in weights) for d in range(len(files))]
+            documents = self.documents(files, options, drawn)
+        self.datasets = [
+            Dataset(dtype, path, self.window, overlap, block_bytes, left, how)
+            for (dtype, path), left in zip(files, documents, strict=True)
+        ]
+        if weights is None:
+            weights = [proportional([dataset.windows for dataset in self.datasets])]
         if len(files) != len(weights[0]) or len(weights) != len(starts):
             raise ValueError(f"{len(files)} files for {len(weights[0])} datasets in {len(weights)} phases")
         self.blend = Phases(starts, [blend_of(phase) for phase in weights])
         for d, dataset in enumerate(self.datasets):
             width = dataset.tokens.itemsize
-            dataset.group_blocks = self.blend.group_blocks(d, window * width) if blocks is None else int(blocks)
+            dataset.group_blocks = self.blend.group_blocks(d, self.window * width) if blocks is None else int(blocks)
         self.table = None if table is None else numpy.asarray(table, "<u4")
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
         self.widen = options["widen"][None] if "widen" in actions else None
         self.quantize = options.get("quantize")
         self.pairs = "pairs" in actions
+
+    def documents(self, files, options, drawn):
+        """The documents that are left of each file, those of datasets that are `drawn` from."""
+        found = [documents_beside(path) if used else [] for (_, path), used in zip(files, drawn, strict=True)]
+        keep, listed, dedup = None, (), None
+        if "filter" in options:
+            keep = "keep" in options["filter"]
+            listed = hashes_in(options["filter"]["keep" if keep else None])
+        if "dedup" in options:
+            dedup = "across" if None in options["dedup"] else "within"
+        if keep is None and dedup is None:
+            return found
+        hashed = []
+        for (dtype, path), documents in zip(files, found, strict=True):
+            ids = Dataset(dtype, path, 1, 0, 1).tokens
+            hashed.append([((at, n), hash_of(ids[at : at + n].tolist())) for at, n in documents])
+        return select(hashed, listed, keep, dedup)
 
     def place(self, n):
         """Global sample n as (dataset, sample of its file)."""
@@ -405,11 +519,30 @@ class Reference:
         return d, dataset.place(key(self.shuffle, d), k)
 
     def batch(self, b):
-        """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
-        places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
-        rows = [(self.datasets[d].sample(i), self.datasets[d].dtype) for d, i in places]
-        rows = numpy.stack([self.delivered(row, dtype) for row, dtype in rows])
-        return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
+        """Batch b: an array [samples, tokens], or [rows, samples, tokens] where a sample has several."""
+        samples = [self.rows(*self.place(n)) for n in range(b * self.samples, (b + 1) * self.samples)]
+        rows = [numpy.stack(row) for row in zip(*samples, strict=True)]
+        return numpy.stack(rows) if len(rows) > 1 else rows[0]
+
+    def rows(self, d, i):
+        """The rows of sample i of the file of dataset d."""
+        dataset = self.datasets[d]
+        parts = dataset.parts(i)
+        stored = numpy.concatenate([dataset.tokens[first : first + tokens] for first, tokens in parts])
+        row, padding = self.delivered(stored, dataset.dtype), self.window - len(stored)
+        if padding > 0:
+            row = numpy.concatenate([row, numpy.full(padding, int(self.pad), row.dtype)])
+        places = [place for _, tokens in parts for place in range(tokens)] + [0] * padding
+        numbers = [number for number, (_, tokens) in enumerate(parts, 1) for _ in range(tokens)] + [0] * padding
+        rows = [row]
+        if self.pairs:
+            rows = [row[:-1], row[1:].copy()]
+            if self.ignore is not None:
+                before, own = numpy.array(numbers[:-1]), numpy.array(numbers[1:])
+                rows[1][(own != before) | (own == 0)] = int(self.ignore)
+        if self.positions:
+            rows += [numpy.array(extra[: len(rows[0])], row.dtype) for extra in (places, numbers)]
+        return rows
 
     @property
     def dtype(self):

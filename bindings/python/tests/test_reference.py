@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import struct
+import subprocess
 import tempfile
 import unittest
+from random import Random
 
 import numpy
 
 import dquant
-from reference import TYPES, Blend, Reference, as_stored, key, permute
+from documents import hash_of
+from reference import TYPES, Blend, Reference, as_stored, documents_beside, key, permute
 
 SEEDS = (0, 7, 2**64 - 1)
 LAST_SAMPLE = 2**53
@@ -131,6 +135,91 @@ QUANTIZED = (
 )
 
 
+# Type, tokens, mean tokens of a document and the smallest id that no token has.
+CORPORA = {
+    "tales": ("u16", 900_000, 150, 1 << 16),
+    "code.npy": ("u32", 400_000, 900, 1 << 16),
+    "wide ids": ("i32", 300_000, 300, 100_000),
+    "notes.npy": ("i64", 150_000, 4, 1 << 16),
+    "book": ("u16", 200_000, 1_000_000, 1 << 16),
+}
+
+DOCUMENTS = (
+    (("tales",), "window(512) | pack(best) | shuffle(seed) | batch(16)"),
+    (("tales",), "window(300) | pack(first, pad=7) | positions | batch(16)"),
+    (("tales",), "window(128) | pack(single) | shuffle(seed) | pairs | batch(16)"),
+    (("tales",), "window(1000) | shuffle(seed) | positions | batch(5)"),
+    (("tales",), "window(257, overlap=1) | shuffle(seed) | widen(i64) | pairs(ignore=-100) | positions | batch(12)"),
+    (
+        ("code.npy",),
+        "window(2048) | pack(best, pad=50256) | shuffle(seed, blocks=3) | narrow(u16) | widen(i64) "
+        "| pairs(ignore=-100) | positions | batch(8)",
+    ),
+    (("code.npy",), "window(4097, overlap=1) | narrow(u16) | pairs(ignore=65535) | batch(9)"),
+    (("code.npy",), "window(1_000) | pack(first) | shuffle(seed, blocks=100, block=16KiB) | widen(i64) | batch(7)"),
+    (("wide ids",), "window(333) | pack(best, pad=99999) | shuffle(seed) | bitpack(17) | positions | batch(10)"),
+    (("wide ids",), "window(64) | pack(first) | narrow(u16, overflow=escape) | widen(u32) | pairs | batch(31)"),
+    (("notes.npy",), "window(60) | pack(best) | shuffle(seed, blocks=2, block=64KiB) | narrow(u16) | batch(50)"),
+    (("notes.npy",), "window(16) | pack(single) | shuffle(seed) | pairs(ignore=-1) | positions | batch(50)"),
+    (("book",), "window(2048) | pack(best) | shuffle(seed) | widen(i32) | pairs(ignore=-100) | positions | batch(11)"),
+    (
+        ("tales", "notes.npy"),
+        "window(256) | pack(first, pad=1) | shuffle(seed) | blend(tales=3, notes=1) | narrow(u16) | widen(i64) "
+        "| pairs(ignore=-100) | positions | batch(6)",
+    ),
+    (
+        ("tales", "code.npy"),
+        "window(700) | pack(best) | blend(tales=0.1:3:0, code=2:0:1) | phases(101, 5_003) | shuffle(seed) "
+        "| narrow(u16) | positions | batch(8)",
+    ),
+    (("book", "tales"), "window(99) | shuffle(seed, blocks=3) | blend(book=1, tales=2) | positions | batch(30)"),
+    (("tales",), 'window(400) | pack(best) | filter("SOME") | shuffle(seed) | batch(9)'),
+    # What is left lies so far apart that a block ends before its samples are full.
+    (("tales",), 'window(2000) | pack(best) | filter(keep="SOME") | batch(9)'),
+    (("tales",), 'window(2500) | pack(first) | filter(keep="SOME") | shuffle(seed, blocks=2) | positions | batch(9)'),
+    (("notes.npy",), 'window(100) | pack(first) | dedup | shuffle(seed, blocks=2) | positions | narrow(u16) | batch(9)'),
+    (
+        ("code.npy", "tales", "notes.npy"),
+        'window(300) | pack(best) | dedup(across) | filter(keep="SOME") | shuffle(seed) | narrow(u16) '
+        "| blend(code=0, tales=1, notes=1) | batch(5)",
+    ),
+)
+
+
+def corpus(dtype, count, mean, ids, random):
+    """Tokens and documents' lengths: many empty ones, some as an earlier one, some much longer than the mean."""
+    documents, tokens = [], 0
+    while tokens < count:
+        kind = random.random()
+        if kind < 0.05:
+            document = numpy.zeros(0, TYPES[dtype])
+        elif kind < 0.15 and documents:
+            document = documents[random.integers(len(documents))]
+        else:
+            length = 1 + int(random.exponential(mean) * (20 if kind > 0.98 else 1))
+            document = random.integers(0, ids, min(length, count - tokens)).astype(TYPES[dtype])
+        document = document[: count - tokens]
+        documents.append(document)
+        tokens += len(document)
+    return numpy.concatenate(documents), [len(document) for document in documents]
+
+
+def index_of(lengths, dtype, random, closed):
+    """An index of documents, some of which are several sequences; without `closed`, the last is behind the last end."""
+    sequences, ends = [], [0]
+    for length in lengths:
+        cut = int(random.integers(length + 1))
+        sequences += [cut, length - cut] if random.random() < 0.3 else [length]
+        ends.append(len(sequences))
+    ends = ends if closed else ends[:-1]
+    starts = (numpy.cumsum(sequences) - sequences) * numpy.dtype(TYPES[dtype]).itemsize
+    # Megatron has no type of 32 bits without sign.
+    code = {"u16": 8, "u32": 4, "i32": 4, "i64": 5}[dtype]
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sequences), len(ends))
+    arrays = ((sequences, "<i4"), (starts, "<i8"), (ends, "<i8"))
+    return head + b"".join(numpy.array(array, kind).tobytes() for array, kind in arrays)
+
+
 def values_of(dtype, count):
     """Values of a type of floating point as it is stored."""
     random = numpy.random.default_rng(count)
@@ -164,6 +253,15 @@ class Batches(unittest.TestCase):
                 numpy.save(path, values)
             else:
                 values.tofile(f"{path}.bin")
+        for name, (dtype, count, mean, ids) in CORPORA.items():
+            tokens, lengths = corpus(dtype, count, mean, ids, random)
+            path = os.path.join(cls.folder, name)
+            with open(f"{path.removesuffix('.npy')}.idx", "wb") as index:
+                index.write(index_of(lengths, dtype, random, closed=name != "tales"))
+            if name.endswith(".npy"):
+                numpy.save(path, tokens)
+            else:
+                tokens.tofile(f"{path}.bin")
 
     def path(self, name):
         return os.path.join(self.folder, name if name.endswith(".npy") else f"{name}.bin")
@@ -172,7 +270,7 @@ class Batches(unittest.TestCase):
         return dquant.Stream(source, plan, dtype=dtype, slots=2, **options)
 
     def reference(self, names, plan, seed=0, table=None):
-        return Reference(plan, [((FILES | VALUES)[name][0], self.path(name)) for name in names], seed, table)
+        return Reference(plan, [((FILES | VALUES | CORPORA)[name][0], self.path(name)) for name in names], seed, table)
 
     def assert_equal(self, batch, reference):
         want = reference.batch(batch.number)
@@ -204,6 +302,76 @@ class Batches(unittest.TestCase):
             for seed in SEEDS:
                 with self.subTest(plan=plan, seed=seed):
                     self.compare(self.folder, names, plan, seed)
+
+    def compare_resumed(self, source, names, plan, seed):
+        """Batches from the beginning and at random in the first epochs and far out, each resumed from a state, too."""
+        reference = self.reference(names, plan, seed)
+        chance = Random(f"{plan} {seed}")
+        epoch = sum(dataset.samples for dataset in reference.datasets) // reference.samples
+        for first in (0, chance.randrange(epoch), chance.randrange(5 * epoch), chance.randrange(10**12)):
+            with self.stream(source, plan, dtype=None, seed=seed, first_batch=first, batches=3) as stream:
+                for _ in range(2):
+                    batch = next(stream)
+                    self.assert_equal(batch, reference)
+                    self.assert_rows(batch, reference)
+                    del batch
+                state = stream.state_dict()
+            with self.stream(source, plan, dtype=None, seed=seed) as stream:
+                stream.load_state_dict(state)
+                batch = next(stream)
+                self.assertEqual(batch.number, first + 2)
+                self.assert_equal(batch, reference)
+                del batch
+
+    def assert_rows(self, batch, reference):
+        """The rows of a batch by their names."""
+        rows = list(reference.batch(batch.number)) if len(batch.shape) == 3 else [reference.batch(batch.number)]
+        names = ["x", *(["y"] if reference.pairs else []), *(["positions", "documents"] if reference.positions else [])]
+        for name, row in zip(names, rows, strict=True):
+            array = getattr(batch, name)
+            self.assertEqual((array.shape, array.dtype), (row.shape, row.dtype))
+            self.assertTrue((array == row).all(), name)
+        for name in {"y", "positions", "documents"} - set(names):
+            with self.assertRaises(dquant.InvalidError):
+                getattr(batch, name)
+
+    def test_documents(self):
+        some = os.path.join(self.folder, "some.npy")
+        listed = set()
+        for name, (dtype, *_) in CORPORA.items():
+            if name in ("tales", "code.npy", "notes.npy"):
+                hashing = [os.environ["DQUANT"], "documents", self.path(name), "--hash"]
+                subprocess.run(hashing, check=True, capture_output=True)
+                tokens = Reference("window(1)", [(dtype, self.path(name))]).datasets[0].tokens
+                found = (tokens[first : first + count].tolist() for first, count in documents_beside(self.path(name)))
+                listed |= {number for number in map(hash_of, found) if number % 3 == 0}
+        numpy.save(some, numpy.array(sorted(listed), "<u8"))
+        for names, plan in DOCUMENTS:
+            plan = plan.replace("SOME", some)
+            for seed in SEEDS:
+                with self.subTest(files=names, plan=plan, seed=seed):
+                    self.compare_resumed(self.folder if "blend" in plan else self.path(names[0]), names, plan, seed)
+
+    def test_every_batch_of_some_packed_epochs(self):
+        plan = "window(600) | pack(best) | shuffle(3) | blend(tales=4, book=1) | positions | batch(64)"
+        reference = self.reference(("tales", "book"), plan)
+        batches = 2 * reference.datasets[0].samples * 5 // 4 // 64 + 1
+        with self.stream(self.folder, plan, dtype=None, batches=batches) as stream:
+            for batch in stream:
+                self.assert_equal(batch, reference)
+                del batch
+            self.assertEqual(stream.next_batch, batches)
+
+    def test_packed_files_of_a_pattern_are_blended_in_proportion(self):
+        names = ("book", "tales")
+        os.mkdir(os.path.join(self.folder, "pairs"))
+        for file in ("book.bin", "book.idx", "tales.bin", "tales.idx"):
+            os.link(os.path.join(self.folder, file), os.path.join(self.folder, "pairs", file))
+        for how in ("best", "first", "single"):
+            for seed in SEEDS:
+                plan = f"window(500) | pack({how}) | shuffle(seed) | batch(8)"
+                with self.subTest(plan=plan, seed=seed):
+                    self.compare_resumed(os.path.join(self.folder, "pairs", "*.bin"), names, plan, seed)
 
     def test_forms_and_policies(self):
         tables = {"TABLE": numpy.arange(1 << 17, dtype="<u4")[::-1], "SMALL": numpy.arange(1 << 16, dtype="<u4")[::-1]}
