@@ -120,6 +120,7 @@ const FLOORS: &[(&str, &str)] = &[
          codecs
          kernels: codecs
          descriptors
+         wasm
          attach
          ring: attach
          root: scratch
@@ -167,16 +168,17 @@ const FLOORS: &[(&str, &str)] = &[
          runtime: error
          signals: error runtime
          budget: error
-         catalog: error proto
+         action: error
+         catalog: action error proto
          layout: error proto
-         data: budget error log status
-         control: catalog data error log proto status
+         data: action budget error log status
+         control: action catalog data error log proto status
          path: data error
          handle: data path
          group: error handle log proto
          stream: budget catalog control data error group handle layout log path proto status
          local: budget control data error group path runtime seed stream
-         files: catalog data error layout proto stream
+         files: action catalog data error layout proto stream
          daemon: budget catalog control data error group log path proto runtime signals status stream",
     ),
     (
@@ -221,8 +223,13 @@ const FLOORS: &[(&str, &str)] = &[
         "exit
          units
          tokenize
+         planning: exit
          demo: exit
          cli: *",
+    ),
+    (
+        "crates/dquant/src/planning",
+        "costs",
     ),
     (
         "crates/dquant/src/demo",

@@ -13,6 +13,7 @@ use xio::dataset::Dtype;
 use xio::order::{MAX_TOTAL_WEIGHT, OrderError};
 use xio::plan::Plan;
 
+use crate::action;
 use crate::catalog::{Found, Table, find_file};
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
@@ -85,6 +86,12 @@ impl FileStream {
         let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
         let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
+        let module = layout::parse(&config.plan)?.wasm().cloned();
+        let action = module.map(|module| {
+            let dtypes = found.iter().map(|found| found.layout.dtype);
+            action::read_local(&module, dtypes).map(|action| (action, module.name))
+        });
+        let action = action.transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
         let mut layout = layout::plan(&request, &infos, documents, compile)?;
@@ -104,6 +111,7 @@ impl FileStream {
             setup: layout.setup(),
             files: found.into_iter().map(|found| (found.file, found.sums)).collect(),
             table,
+            action,
             producer,
         };
         let (engine, liveness) = FileEngine::start(spec)?;

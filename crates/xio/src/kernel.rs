@@ -18,6 +18,7 @@ pub mod body;
 mod codec;
 mod crc;
 pub mod pack;
+mod user;
 
 use thiserror::Error;
 
@@ -25,6 +26,7 @@ use crate::dataset::Dtype;
 
 pub use codec::{Codec, Codecs, Compressed, Compression, ZSTD_LEVELS};
 pub use crc::crc32c;
+pub use user::{MapFault, TokenMap, Trap};
 
 /// Narrows little-endian tokens in place: see [`narrow_in_place`].
 pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;

@@ -42,6 +42,10 @@ fn the_same_plan_in_other_words() {
             "window(1)|compress(codec=lz4)|remap(table='a b')",
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
+        (
+            "wasm(sha256=00112233445566778899AABBCCDDEEFF00112233445566778899aabbccddeeff, module=a/b.wasm)|window(1)",
+            "window(1) | wasm(\"a/b.wasm\", sha256=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        ),
         ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
         ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
@@ -194,6 +198,16 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
+    ("window(4) | wasm", "wasm", "needs its argument `module`"),
+    ("window(4) | wasm(m)", "wasm(m)", "needs its argument `sha256`"),
+    ("window(4) | wasm(\"\", sha256=0)", "\"\"", "needs the name of a module"),
+    ("window(4) | wasm(m, sha256=0123)", "0123", "64 hexadecimal digits"),
+    (
+        "window(4) | wasm(m, sha256=x0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        "x0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+        "is no SHA-256",
+    ),
+    ("window(4) | wasm(m, hash=1)", "hash", "has no argument `hash`"),
     ("window(4) | pack", "pack", "needs its argument `fit`"),
     ("window(4) | pack(worst)", "worst", "best and first fill samples"),
     ("window(4) | pack(best, pad=-1)", "-1", "must be a whole number"),
@@ -352,10 +366,12 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
+    let wasm = prop::option::of(("[^\\p{C}]{1,12}", any::<[u8; 32]>()));
+    let wasm = wasm.prop_map(|module| module.map(|(name, sha256)| UserModule { name, sha256 }));
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
     let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
-    let types = (narrow, widen, (remap, bits, codec));
+    let types = (narrow, widen, (remap, bits, codec, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
             (window, overlap, pairs),
@@ -374,6 +390,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 blend,
                 phases,
                 remap: forms.0,
+                wasm: forms.3,
                 narrow,
                 bitpack,
                 compress,
@@ -419,7 +436,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

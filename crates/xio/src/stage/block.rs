@@ -91,6 +91,11 @@ impl TargetStages {
         })
     }
 
+    /// Whether tokens are mapped by an action of the user.
+    pub fn has_user_action(&self) -> bool {
+        self.over_blocks.iter().any(|stage| stage.op == BlockOp::Wasm)
+    }
+
     /// Entries of the table that tokens are replaced by, if they are.
     pub fn table_ids(&self) -> Option<u32> {
         self.over_blocks.iter().find_map(|stage| match stage.op {
@@ -107,6 +112,8 @@ pub struct BlockPlan {
     pub deliver: Dtype,
     /// Entries of the table that tokens are replaced by.
     pub remap: Option<u32>,
+    /// Whether tokens are mapped by an action of the user.
+    pub wasm: bool,
     /// The id that tokens that do not fit become.
     pub instead: Option<u32>,
     /// How tokens are packed on the wire.
@@ -118,11 +125,22 @@ pub struct BlockPlan {
 impl BlockPlan {
     /// Tokens of this type, and nothing else.
     pub const fn plain(deliver: Dtype) -> BlockPlan {
-        BlockPlan { deliver, remap: None, instead: None, packing: None, compression: None }
+        BlockPlan {
+            deliver,
+            remap: None,
+            wasm: false,
+            instead: None,
+            packing: None,
+            compression: None,
+        }
     }
 
     fn remap(&self) -> Option<BlockOp> {
         self.remap.map(|ids| BlockOp::Remap { ids })
+    }
+
+    fn wasm(&self) -> Option<BlockOp> {
+        self.wasm.then_some(BlockOp::Wasm)
     }
 
     /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become larger.
@@ -163,7 +181,7 @@ pub struct BlockStages {
 
 impl BlockStages {
     /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the fewest
-    /// bytes. Without offload the host narrows; the table of `remap` lies at the target, and the form on
+    /// bytes. Without offload the host narrows; the files of `remap` and `wasm` lie at the target, and the form on
     /// the wire belongs to the transfer, as the checksum does.
     ///
     /// # Errors
@@ -180,7 +198,7 @@ impl BlockStages {
         let is_packed = narrow_at(false).is_none() && !plan.widens(stored);
         let packing = plan.packing.filter(|_| is_packed);
 
-        let tokens = [plan.remap(), narrow_at(true), Some(BlockOp::Checksum)];
+        let tokens = [plan.remap(), plan.wasm(), narrow_at(true), Some(BlockOp::Checksum)];
         let form = [packing.map(BlockOp::Pack), plan.compression.map(BlockOp::Compress)];
         let over_blocks = tokens.into_iter().chain(form).flatten();
         let ops = [TargetOp::Read].into_iter().chain(over_blocks.map(TargetOp::Block));
@@ -210,7 +228,7 @@ impl BlockStages {
             input: Type::file(stored),
         };
         let block = block.ok_or(undefined)?;
-        let ops = [plan.remap(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
+        let ops = [plan.remap(), plan.wasm(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
         let reader = chain(block, Place::Host, ops.into_iter().flatten())?;
         let output = reader.last().map_or(block, |last| last.output);
         let (over_blocks, form) = (Vec::new(), Form::PLAIN);

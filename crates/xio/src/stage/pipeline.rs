@@ -338,7 +338,8 @@ impl Plan {
             (Some(Overflow::Escape), _, Some(_)) => Some(Packing::EscapeWhole),
             (_, bits, _) => bits.map(Packing::Bits),
         };
-        Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress() })
+        let wasm = self.wasm().is_some();
+        Ok(BlockPlan { deliver, remap, wasm, instead, packing, compression: self.compress() })
     }
 
     /// Whether what the plan adds to the tokens of samples of type `sample` fits the types.
