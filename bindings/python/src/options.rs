@@ -121,7 +121,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, narrow, widen, pairs in place of a plan, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, wasm, narrow, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
@@ -135,6 +135,8 @@ struct Actions {
     seq_len: Option<u32>,
     batch_size: Option<u32>,
     shuffle: Option<bool>,
+    /// A module and its SHA-256.
+    wasm: Option<(String, String)>,
     narrow: Option<String>,
     widen: Option<String>,
     pairs: bool,
@@ -149,6 +151,10 @@ impl Actions {
             "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
             "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "wasm" => {
+                let takes = "a module and the SHA-256 of its file: (\"mask.wasm\", \"9f86...\")";
+                self.wasm = Some(value_of(name, value, takes)?);
+            }
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
             "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
             "pairs" => self.pairs = value_of(name, value, "True or False")?,
@@ -176,11 +182,14 @@ impl Actions {
                     false => format!("window({seq_len})"),
                 };
                 let shuffle = self.shuffle.unwrap_or(true).then(|| "shuffle(seed)".to_owned());
+                let wasm = self.wasm.map(|(module, sha256)| {
+                    format!("wasm({}, sha256={})", quoted(&module), quoted(&sha256))
+                });
                 let narrow = self.narrow.map(|to| format!("narrow({to})"));
                 let widen = self.widen.map(|to| format!("widen({to})"));
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let actions = [Some(window), shuffle, narrow, widen, pairs, batch];
+                let actions = [Some(window), shuffle, wasm, narrow, widen, pairs, batch];
                 actions.into_iter().flatten().collect::<Vec<_>>().join(" | ")
             }
         };
@@ -189,6 +198,11 @@ impl Actions {
         }
         Ok(text)
     }
+}
+
+/// A name in the quotes of a plan.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// The URL of a stream, and the blend of datasets that are given with their weights.
@@ -220,8 +234,7 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
                 "all datasets of a stream are at one target, or all are local",
             ));
         }
-        let quoted = name.replace('\\', "\\\\").replace('"', "\\\"");
-        parts.push(format!("\"{quoted}\"={weight}"));
+        parts.push(format!("{}={weight}", quoted(&name)));
     }
     let target =
         target.ok_or_else(|| invalid("no dataset is given", "{\"web\": 0.7, \"code\": 0.3}"))?;

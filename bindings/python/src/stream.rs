@@ -37,8 +37,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// dictionary of such names (of one target, or all local) and their weights. Local files are read by threads
 /// of this process: no daemon is needed, and `offload` does not matter.
 ///
-/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `narrow`
-/// (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
+/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `wasm` (a
+/// module that maps tokens and the SHA-256 of its file, as a tuple), `narrow` (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
 /// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
 /// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in

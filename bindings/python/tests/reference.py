@@ -269,9 +269,10 @@ class Reference:
 
     `files` is a list of (dtype, path) in the order of the blend; without a blend several files are sorted by path. The
     dtype of a `.npy` file is its own. `seed` stands for the word in the plan, and `table` holds the ids of `remap`.
+    `action` is what the module of `wasm` does, as a function of the numbers of tokens and of the tokens.
     """
 
-    def __init__(self, plan, files, seed=0, table=None):
+    def __init__(self, plan, files, seed=0, table=None, action=None):
         actions = parse(plan)
         options = {name: dict(arguments) for name, arguments in actions.items()}
 
@@ -304,6 +305,7 @@ class Reference:
             width = dataset.tokens.itemsize
             dataset.group_blocks = self.blend.group_blocks(d, window * width) if blocks is None else int(blocks)
         self.table = None if table is None else numpy.asarray(table, "<u4")
+        self.action = action
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
         self.widen = options["widen"][None] if "widen" in actions else None
@@ -321,16 +323,19 @@ class Reference:
         """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
         places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
         rows = [self.datasets[d].sample(i) for d, i in places]
-        rows = numpy.stack([self.delivered(row) for row in rows])
+        starts = [i * self.datasets[d].stride for d, i in places]
+        rows = numpy.stack([self.delivered(row, start) for row, start in zip(rows, starts)])
         return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
 
 
-    def delivered(self, row):
-        """The tokens of a sample as they are delivered."""
+    def delivered(self, row, start):
+        """The tokens of a sample, from number `start` of its file on, as they are delivered."""
         if self.table is not None:
             if (row < 0).any() or (row >= len(self.table)).any():
                 raise OverflowError("a token has no entry in the table")
             row = self.table[row].astype(row.dtype)
+        if self.action is not None:
+            row = self.action(start + numpy.arange(len(row)), row).astype(row.dtype)
         if self.narrow is not None:
             to, overflow = self.narrow.get("to", self.narrow.get(None)), self.narrow.get("overflow", "error")
             # A token that escapes is delivered in a larger type.

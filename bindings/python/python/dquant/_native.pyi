@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     batch_size: int | None
     shuffle: bool | None
+    wasm: tuple[str, str] | None
     narrow: str | None
     widen: str | None
     pairs: bool | None
