@@ -14,6 +14,8 @@ const COMMANDS: &[&[&str]] = &[
     &["tokenize"],
     &["convert"],
     &["inspect"],
+    &["plan"],
+    &["plan", "explain"],
     &["capture"],
     &["capture", "check"],
     &["capture", "live"],
