@@ -13,11 +13,14 @@
 //! the same batches (C4). The maps are frozen: tests pin their values, because a change would silently
 //! reorder every training run that resumes across it.
 //!
+//! The exception is [`megatron`]: the order of another loader, which needs tables.
+//!
 //! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications per sample; a seek costs as much as
 //! [`Curriculum::cursor_at`].
 
 mod blend;
 mod curriculum;
+pub mod megatron;
 mod mix;
 mod packing;
 mod permutation;
@@ -110,6 +113,9 @@ pub enum OrderError {
         /// Samples of a block.
         per_block: u32,
     },
+    /// The order is made from the documents of the datasets, which are not at hand.
+    #[error("order(megatron) is made from documents, which are not read for this stream")]
+    NeedsDocuments,
     /// A shuffle over no block, or over more than [`MAX_GROUP_BLOCKS`].
     #[error("a shuffle over {blocks} blocks is outside 1 to {MAX_GROUP_BLOCKS}")]
     GroupBlocks {

@@ -13,6 +13,7 @@
 //! | `pack(FIT, pad=ID)` | samples hold whole documents, or parts of one that is longer; `best`, `first` or `single` | windows cut through documents |
 //! | `shuffle(SEED)` | permute blocks over the file, and samples inside groups of blocks | file order |
 //! | `shuffle(SEED, blocks=B, block=SIZE)` | the same in groups of B blocks of SIZE, 1 MiB where none is given | |
+//! | `order(megatron, seed=SEED, samples=N, split="A,B,C")` | the order of Megatron-core | the own order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
 //! | `phases(N, …)` | global samples at which the blend goes on with the next of `WEIGHT:WEIGHT:…` | one phase |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
@@ -39,6 +40,7 @@
 
 mod error;
 mod lexer;
+mod megatron;
 mod parse;
 
 use alloc::string::String;
@@ -56,6 +58,7 @@ use crate::order::{
 };
 
 pub use error::{PlanError, Problem};
+pub use megatron::{Decimal, Megatron};
 
 /// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
 pub const MAX_WINDOW: u32 = 131_072;
@@ -85,6 +88,7 @@ pub struct Plan {
     overlap: u32,
     pack: Option<Pack>,
     shuffle: Option<Shuffle>,
+    megatron: Option<Megatron>,
     blend: Vec<Part>,
     /// First samples of the phases of the blend after the first one.
     phases: Vec<u64>,
@@ -251,7 +255,8 @@ impl Plan {
 
     /// Whether the documents of the files decide anything.
     pub fn needs_documents(&self) -> bool {
-        self.pack.is_some() || self.positions || self.ignore.is_some()
+        let cut = self.pack.is_some() || self.megatron.is_some();
+        cut || self.positions || self.ignore.is_some()
     }
 
     /// The shuffle, if there is one.
@@ -330,8 +335,12 @@ impl Plan {
     /// The order of the samples of datasets divided by [`layout`](Plan::layout), in the order of the blend.
     ///
     /// # Errors
-    /// When there are more or fewer datasets than the plan has.
+    /// When there are more or fewer datasets than the plan has, and when the plan has the order of another loader,
+    /// which [`megatron_order`](Plan::megatron_order) makes.
     pub fn order(&self, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
+        if self.megatron.is_some() {
+            return Err(OrderError::NeedsDocuments);
+        }
         let starts = core::iter::once(0).chain(self.phases.iter().copied());
         let blend = |(phase, start)| Blend::new(&self.weights(phase)).map(|blend| (start, blend));
         let phases = starts.enumerate().map(blend).collect::<Result<Vec<_>, OrderError>>()?;
@@ -348,7 +357,7 @@ impl Plan {
     }
 
     /// The same plan with another blend, of one phase. Weights are reduced by their common divisor; without a
-    /// weight above zero the plan stays as it is.
+    /// weight above zero the plan stays as it is. Megatron-core's order blends by samples then.
     #[must_use]
     pub fn blended(&self, shares: impl IntoIterator<Item = (String, u32)>) -> Plan {
         let shares: Vec<(String, u32)> = shares.into_iter().collect();
@@ -356,9 +365,13 @@ impl Plan {
         if divisor == 0 {
             return self.clone();
         }
-        let part = |(name, weight)| Part { name, weights: Vec::from([weight / divisor]) };
+        let megatron = self.megatron.clone().map(|order| Megatron { weights: Vec::new(), ..order });
+        let part = |(name, weight): (String, u32)| {
+            let weight = if megatron.is_some() { 1 } else { weight / divisor };
+            Part { name, weights: Vec::from([weight]) }
+        };
         let blend = shares.into_iter().map(part).collect();
-        Plan { blend, phases: Vec::new(), ..self.clone() }
+        Plan { blend, phases: Vec::new(), megatron, ..self.clone() }
     }
 
     /// The table that tokens are replaced by, if they are: a name at the target, or a path of a local file.
@@ -477,8 +490,16 @@ impl fmt::Display for Plan {
         if let Some(shuffle) = self.shuffle {
             write!(f, " | {shuffle}")?;
         }
-        if !self.blend.is_empty() {
-            write!(f, " | {}", BlendText(&self.blend))?;
+        if let Some(megatron) = &self.megatron {
+            write!(f, " | {megatron}")?;
+        }
+        match &self.megatron {
+            _ if self.blend.is_empty() => {}
+            None => write!(f, " | {}", BlendText(&self.blend))?,
+            Some(megatron) => {
+                f.write_str(" | ")?;
+                megatron.write_blend(f, &self.blend)?;
+            }
         }
         if !self.phases.is_empty() {
             write!(f, " | {}", PhasesText(&self.phases))?;

@@ -118,6 +118,9 @@ impl<R: TokenReader> Reference<R> {
     pub fn new(plan: &Plan, files: Vec<(TokenFile, R)>) -> Result<Reference<R>, ReferenceError> {
         let sources: Vec<Dtype> = files.iter().map(|(file, _)| file.dtype).collect();
         let dtype = plan.delivered_dtype(&sources)?;
+        if plan.megatron().is_some() {
+            return Err(OrderError::NeedsDocuments.into());
+        }
         let mut datasets = Vec::new();
         for (i, (file, reader)) in files.into_iter().enumerate() {
             let part = plan.blend().get(i);

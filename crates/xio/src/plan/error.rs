@@ -125,6 +125,12 @@ pub enum Problem {
     TooManyPhases,
     #[error("phases of a blend are given, but no blend")]
     PhasesWithoutBlend,
+    #[error("there is no order {found}")]
+    UnknownOrder { found: String },
+    #[error("order(megatron) cannot divide documents by the split {found}")]
+    Split { found: String },
+    #[error("windows of order(megatron) cannot share {overlap} tokens")]
+    MegatronOverlap { overlap: u32 },
     #[error("the plan does not say how long a sample is")]
     NoWindow,
     #[error("a batch of {batch} windows of {window} tokens exceeds {MAX_BATCH_TOKENS} tokens")]
@@ -140,6 +146,9 @@ pub enum WeightProblem {
     /// Below zero.
     #[error("a share cannot be negative")]
     Negative,
+    /// Zero where every dataset needs a weight.
+    #[error("order(megatron) needs weights above zero")]
+    Zero,
     /// More digits after the point than are stored.
     #[error("more than six digits behind the point")]
     TooPrecise,
@@ -214,7 +223,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, blend, phases, remap, wasm, narrow, bitpack, compress, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, remap, wasm, narrow, bitpack, compress, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -262,8 +271,20 @@ impl Problem {
                 &"leave overlap out: with pairs, documents keep their last token"
             }
             Problem::Pairs => &"write window(2049, overlap=1) | pairs: 2048 inputs and 2048 labels",
+            Problem::UnknownOrder { .. } => {
+                &"order(megatron, seed=1234, samples=1_000_000); without it samples are in the own order"
+            }
+            Problem::Split { .. } => {
+                &"as in Megatron, the shares of training, validation and test: split=\"969,30,1\""
+            }
+            Problem::MegatronOverlap { .. } => {
+                &"for seq_length 2048 write window(2049, overlap=1), or window(2048) without the extra token"
+            }
             Problem::NoWeight { .. } => &"blend(web=0.7, code=0.3)",
             Problem::Weight { why: WeightProblem::Negative, .. } => &"use 0 to leave a dataset out",
+            Problem::Weight { why: WeightProblem::Zero, .. } => {
+                &"leave the dataset out of the blend; Megatron-core has no datasets of weight 0"
+            }
             Problem::Weight { .. } => &"weights look like 3, 0.5 or 0.125000",
             Problem::AllZero => &"give at least one dataset a weight above zero",
             Problem::TotalTooLarge { .. } => {

@@ -1,11 +1,14 @@
 //! Parses tokens into a [`Plan`]: first the form `name(arguments) | …`, then each action.
 
+mod megatron;
+
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
+use super::megatron::Megatron;
 use super::{
     DEFAULT_BATCH, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
     MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Shuffle, UserModule,
@@ -17,10 +20,11 @@ use crate::order::{
     BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
 };
 
-const ACTIONS: [&str; 14] = [
+const ACTIONS: [&str; 15] = [
     "window",
     "pack",
     "shuffle",
+    "order",
     "blend",
     "phases",
     "remap",
@@ -56,6 +60,7 @@ pub(super) fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
 }
 
 /// A name or value and its position.
+#[derive(Clone)]
 struct Piece {
     text: String,
     quoted: bool,
@@ -253,6 +258,7 @@ struct Draft {
     window: Option<(u32, u32)>,
     pack: Option<(Pack, Range<usize>)>,
     shuffle: Option<Shuffle>,
+    order: Option<(Megatron, Range<usize>)>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
     remap: Option<String>,
@@ -284,6 +290,10 @@ impl Draft {
                 once(first, "positions")
             }
             "shuffle" => once(self.shuffle.replace(shuffle(action, seed)?).is_none(), "shuffle"),
+            "order" => {
+                let order = (megatron::order(action, seed)?, action.span.clone());
+                once(self.order.replace(order).is_none(), "order")
+            }
             "blend" => {
                 let blend = (blend(action)?, action.span.clone());
                 once(self.blend.replace(blend).is_none(), "blend")
@@ -319,7 +329,7 @@ impl Draft {
         }
     }
 
-    fn finish(self, text: &str) -> Result<Plan, PlanError> {
+    fn finish(mut self, text: &str) -> Result<Plan, PlanError> {
         let end = text.trim_end().len();
         let (window, overlap) = self.window.ok_or(PlanError::new(Problem::NoWindow, end..end))?;
         if let Some((_, span)) = self.pairs.clone().filter(|_| window < 2) {
@@ -329,6 +339,7 @@ impl Draft {
         if let Some((_, span)) = self.pack.as_ref().filter(|_| overlap > 0) {
             return Err(PlanError::new(Problem::PackOverlap, span.clone()));
         }
+        self.check_order(overlap)?;
         let (batch, span) = self.batch.unwrap_or((DEFAULT_BATCH, end..end));
         if u64::from(batch) * u64::from(window) > MAX_BATCH_TOKENS {
             return Err(PlanError::new(Problem::BatchTooLarge { batch, window }, span));
@@ -339,15 +350,17 @@ impl Draft {
             }
             (_, phases) => phases.map_or(Vec::new(), |(phases, _)| phases),
         };
-        let blend = match self.blend {
-            Some((shares, span)) => reduce(shares, phases.len() + 1, span)?,
-            None => Vec::new(),
+        let blend = match (self.blend, &mut self.order) {
+            (Some((shares, _)), Some(order)) => megatron::blend(&shares, order)?,
+            (Some((shares, span)), None) => reduce(&shares, phases.len() + 1, span)?,
+            (None, _) => Vec::new(),
         };
         Ok(Plan {
             window,
             overlap,
             pack: self.pack.map(|(pack, _)| pack),
             shuffle: self.shuffle,
+            megatron: self.order.map(|(megatron, _)| megatron),
             blend,
             phases,
             remap: self.remap,
@@ -643,12 +656,11 @@ fn phases(action: &Action) -> Result<Vec<u64>, PlanError> {
     Ok(starts)
 }
 
-/// A dataset of a blend, with its weights in millionths.
+/// A dataset of a blend, with its weights as they are written: one, or one for each phase. Only the order of
+/// another loader does without.
 struct Share {
-    name: String,
-    /// One, or one for each phase.
-    weights: Vec<u64>,
-    span: Range<usize>,
+    name: Piece,
+    value: Option<Piece>,
 }
 
 fn blend(action: &Action) -> Result<Vec<Share>, PlanError> {
@@ -659,18 +671,11 @@ fn blend(action: &Action) -> Result<Vec<Share>, PlanError> {
     }
     let mut shares: Vec<Share> = Vec::new();
     for Argument { key, value, .. } in &action.arguments {
-        let Some(name) = key else {
-            return value.refuse(Problem::NoWeight { found: value.describe() });
-        };
+        let (name, value) = key.as_ref().map_or((value, None), |key| (key, Some(value)));
         if shares.len() == MAX_DATASETS {
             return name.refuse(Problem::TooManyDatasets);
         }
-        if shares.iter().any(|other| other.name == name.text) {
-            return name.refuse(Problem::RepeatedArgument { name: name.text.clone() });
-        }
-        let weights = value.text.split(':').map(|text| weight(name, value, text));
-        let weights = weights.collect::<Result<Vec<u64>, PlanError>>()?;
-        shares.push(Share { name: name.text.clone(), weights, span: value.span.clone() });
+        shares.push(Share { name: name.clone(), value: value.cloned() });
     }
     Ok(shares)
 }
@@ -707,38 +712,47 @@ fn weight(name: &Piece, value: &Piece, text: &str) -> Result<u64, PlanError> {
     }
 }
 
-/// Removes the common divisor of the weights of each phase. A dataset with one weight has it in every phase.
-fn reduce(
-    mut shares: Vec<Share>,
-    phases: usize,
-    span: Range<usize>,
-) -> Result<Vec<Part>, PlanError> {
-    for Share { name, weights, span } in &mut shares {
-        match weights.as_slice() {
-            [only] => *weights = alloc::vec![*only; phases],
-            many if many.len() == phases => {}
-            many => {
-                let (name, weights) = (name.clone(), many.len());
-                let problem = Problem::PhaseCount { name, weights, phases };
-                return Err(PlanError::new(problem, span.clone()));
-            }
-        }
+/// Refuses a dataset that was named before.
+fn check_new(shares: &[Share], at: usize) -> Result<(), PlanError> {
+    let Share { name, .. } = &shares[at];
+    match shares[..at].iter().any(|other| other.name.text == name.text) {
+        true => name.refuse(Problem::RepeatedArgument { name: name.text.clone() }),
+        false => Ok(()),
     }
+}
+
+/// Weights in each phase, without their common divisor. A dataset with one weight has it in every phase.
+fn reduce(shares: &[Share], phases: usize, span: Range<usize>) -> Result<Vec<Part>, PlanError> {
+    let weights = |(at, Share { name, value }): (usize, &Share)| {
+        check_new(shares, at)?;
+        let Some(value) = value else {
+            return name.refuse(Problem::NoWeight { found: name.describe() });
+        };
+        let weights = value.text.split(':').map(|text| weight(name, value, text));
+        let name = name.text.clone();
+        match weights.collect::<Result<Vec<u64>, PlanError>>()?.as_slice() {
+            [only] => Ok((name, alloc::vec![*only; phases])),
+            many if many.len() == phases => Ok((name, Vec::from(many))),
+            many => value.refuse(Problem::PhaseCount { name, weights: many.len(), phases }),
+        }
+    };
+    let shares = shares.iter().enumerate().map(weights).collect::<Result<Vec<_>, PlanError>>();
+    let mut shares: Vec<(String, Vec<u64>)> = shares?;
     let mut all = 0u64;
     for phase in 0..phases {
-        let divisor = shares.iter().fold(0, |a, share| gcd(a, share.weights[phase]));
+        let divisor = shares.iter().fold(0, |a, (_, weights)| gcd(a, weights[phase]));
         if divisor == 0 {
             return Err(PlanError::new(Problem::AllZero, span));
         }
-        shares.iter_mut().for_each(|share| share.weights[phase] /= divisor);
-        all += shares.iter().map(|share| share.weights[phase]).sum::<u64>();
+        shares.iter_mut().for_each(|(_, weights)| weights[phase] /= divisor);
+        all += shares.iter().map(|(_, weights)| weights[phase]).sum::<u64>();
     }
     if all > MAX_TOTAL_WEIGHT {
         return Err(PlanError::new(Problem::TotalTooLarge { total: all }, span));
     }
     // Each weight is at most the total, far inside 32 bits.
     let narrow = |weights: Vec<u64>| weights.into_iter().map(|weight| weight as u32).collect();
-    let part = |Share { name, weights, .. }| Part { name, weights: narrow(weights) };
+    let part = |(name, weights)| Part { name, weights: narrow(weights) };
     Ok(shares.into_iter().map(part).collect())
 }
 

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use std::{format, string::ToString, vec, vec::Vec};
 
 use super::*;
+use crate::documents::Documents;
 use crate::kernel::Codec;
+use crate::order::megatron::{MegatronOrder, Settings, Source, split};
 
 const FULL: &str =
     "window(2048) | shuffle(seed, blocks=8) | blend(a=0.5,b=0.3,c=0.2) | narrow(u16)";
@@ -248,12 +250,59 @@ const WEIGHTS: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// Mistakes in a plan with the order of Megatron-core.
+const MEGATRON: &[(&str, &str, &str)] = &[
+    ("window(4) | order", "order", "needs its argument `name`"),
+    ("window(4) | ordre(megatron, seed=1)", "ordre", "did you mean `order`"),
+    ("window(4) | order(megatrn, seed=1)", "megatrn", "there is no order `megatrn`"),
+    ("window(4) | order(megatron)", "order(megatron)", "needs its argument `seed`"),
+    ("window(4) | order(megatron, 1)", "1", "takes no further argument"),
+    ("window(4) | order(megatron, seed=seed)", "seed", "hint: give a seed beside the plan"),
+    ("window(4) | order(megatron, seed=4294967296)", "4294967296", "outside 0 to 4294967295"),
+    ("window(4) | order(megatron, seed=1, samples=0)", "0", "outside 1 to 4294967293"),
+    ("window(4) | order(megatron, seed=1, steps=9)", "steps", "has no argument `steps`"),
+    ("window(4) | order(megatron, seed=1, split=\"9,x\")", "\"9,x\"", "split=\"969,30,1\""),
+    ("window(4) | order(megatron, seed=1, split=\"0,1\")", "\"0,1\"", "cannot divide documents"),
+    ("window(4) | order(megatron, seed=1, split=\"1,1,1,1\")", "\"1,1,1,1\"", "cannot divide"),
+    ("window(4) | order(megatron, seed=1, split=\"\")", "\"\"", "cannot divide documents"),
+    ("window(4) | order(megatron, seed=1) | order(megatron, seed=1)", "order", "a second time"),
+    (
+        "window(4) | order(megatron, seed=1) | shuffle(1)",
+        "order(megatron, seed=1)",
+        "order(megatron) and shuffle exclude each other",
+    ),
+    (
+        "window(4) | order(megatron, seed=1) | pack(best, pad=0)",
+        "order(megatron, seed=1)",
+        "order(megatron) and pack exclude each other",
+    ),
+    (
+        "window(4) | order(megatron, seed=1, samples=9) | blend(a=1:2) | phases(5)",
+        "order(megatron, seed=1, samples=9)",
+        "order(megatron) and phases exclude each other",
+    ),
+    (
+        "window(4, overlap=2) | order(megatron, seed=1)",
+        "order(megatron, seed=1)",
+        "window(2049, overlap=1)",
+    ),
+    (
+        "window(4) | order(megatron, seed=1) | blend(a=1, b=1)",
+        "order(megatron, seed=1)",
+        "needs its argument `samples`",
+    ),
+    ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1, b=0.0)", "0.0", "above zero"),
+    ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1e3)", "1e3", "not a decimal"),
+    ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1, b)", "b", "needs NAME=WEIGHT"),
+    ("window(4) | order(megatron, seed=1) | blend(a, b, a)", "a", "a second time"),
+];
+
 #[test]
 fn mistakes_point_at_their_place() {
     let many = (0..1_025).map(|i| format!("d{i}=1")).collect::<Vec<_>>().join(",");
     let many = format!("window(4) | blend({many})");
     let too_many = [(many.as_str(), "d1024", "more than 1024 datasets")];
-    for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, &too_many].concat() {
+    for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, MEGATRON, &too_many].concat() {
         let (marked, rendered) = mistake(text);
         assert_eq!(marked, place, "{rendered}");
         assert!(rendered.contains(message), "{message:?} is not in:\n{rendered}");
@@ -317,6 +366,70 @@ fn the_order_of_a_plan_is_frozen() {
         parts.iter().fold(digest, |digest, part| (digest ^ part).wrapping_mul(0x100_0000_01b3))
     });
     assert_eq!(digest, 12_849_016_044_387_688_526);
+}
+
+#[test]
+fn the_order_of_megatron_keeps_weights_as_written() {
+    for (text, canonical) in [
+        (
+            "order(megatron,seed=seed)|window(9,overlap=1)",
+            "window(9, overlap=1) | order(megatron, seed=7) | batch(32)",
+        ),
+        (
+            "window(8) | order(name=megatron, samples=1_000, seed=0, split=' 969, 30.50,1')",
+            "window(8) | order(megatron, seed=0, samples=1000, split=\"969,30.5,1\") | batch(32)",
+        ),
+        (
+            "window(8) | blend(a=0.50, 'b c'=.3, d=0.0123456789012345) | order(megatron, seed=1, samples=5)",
+            "window(8) | order(megatron, seed=1, samples=5) | blend(a=0.5, \"b c\"=0.3, d=0.0123456789012345) | batch(32)",
+        ),
+        (
+            "window(8) | order(megatron, seed=1) | blend(a, 'b c')",
+            "window(8) | order(megatron, seed=1) | blend(a, \"b c\") | batch(32)",
+        ),
+    ] {
+        assert_eq!(plan(text).to_string(), canonical);
+        assert_eq!(plan(canonical), plan(text));
+    }
+    let blend = plan("window(8) | blend(a=0.5, b=0.3, c=0.2) | order(megatron, seed=1, samples=5)");
+    let parts: Vec<u32> = blend.blend().iter().map(|part| part.weights[0]).collect();
+    assert_eq!(parts, [5, 3, 2]);
+    let shares = [("a", 3), ("b", 6)].map(|(name, weight)| (String::from(name), weight));
+    let several = plan("window(8) | order(megatron, seed=1)").blended(shares);
+    assert_eq!(several, plan("window(8) | order(megatron, seed=1) | blend(a, b)"));
+}
+
+#[test]
+fn the_order_of_megatron_is_made_from_documents() {
+    let text = "window(65, overlap=1) | order(megatron, seed=3, samples=50, split=\"3,1\") | blend(a=2, b=1)";
+    let plan = plan(text);
+    let documents = |count| Documents::contiguous((0..count).map(|at| at % 90)).unwrap();
+    let datasets = vec![documents(400), documents(90)];
+    let order = plan.megatron_order(datasets.clone(), u64::MAX).unwrap().unwrap();
+    let source = |documents: &Documents| Source {
+        documents: documents.clone(),
+        part: split(&[3.0, 1.0], documents.len()).unwrap()[0].clone().unwrap(),
+    };
+    let settings = Settings {
+        seed: 3,
+        sequence_tokens: 64,
+        extra_token: true,
+        samples: Some(50),
+        max_table_bytes: u64::MAX,
+    };
+    let sources = datasets.iter().map(source).collect();
+    let same = MegatronOrder::new(sources, Some(&[2.0, 1.0]), &settings).unwrap();
+    assert_eq!(order.samples(), 50);
+    for ((dataset, k), expected) in order.cursor_at(0).zip(same.cursor_at(0)) {
+        assert_eq!((dataset, k), expected);
+        let pieces: Vec<_> = order.pieces(dataset, k).collect();
+        assert_eq!(pieces, same.pieces(dataset, k).collect::<Vec<_>>());
+    }
+    // Without documents there is no order, and no other one in its place.
+    let file = crate::dataset::flat(Dtype::U32, 40_000).unwrap();
+    let layouts = [0, 1].map(|dataset| plan.layout(dataset, file).unwrap());
+    assert_eq!(plan.order(&layouts).unwrap_err(), OrderError::NeedsDocuments);
+    assert!(Plan::parse("window(8)", None).unwrap().megatron_order(Vec::new(), 0).is_none());
 }
 
 /// Weights of each phase without a common divisor; no dataset where all are zero.
@@ -387,6 +500,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 overlap: if pack.is_some() { 0 } else { overlap },
                 pack,
                 shuffle,
+                megatron: None,
                 blend,
                 phases,
                 remap: forms.0,
@@ -436,7 +550,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {
