@@ -172,14 +172,15 @@ const FLOORS: &[(&str, &str)] = &[
          catalog: action error proto
          layout: error proto
          data: action budget error log status
-         control: action catalog data error log proto status
+         control: action budget catalog data error log proto status
+         selection: control error proto status
          path: data error
          handle: data path
          group: error handle log proto
-         stream: budget catalog control data error group handle layout log path proto status
+         stream: budget catalog control data error group handle layout log path proto selection status
          local: budget control data error group path runtime seed stream
-         files: action catalog data error layout proto stream
-         daemon: budget catalog control data error group log path proto runtime signals status stream",
+         files: action catalog control data error layout proto selection stream
+         daemon: budget catalog control data error group log path proto runtime selection signals status stream",
     ),
     (
         "crates/formats/src",
@@ -189,6 +190,7 @@ const FLOORS: &[(&str, &str)] = &[
          digest: value
          documents: error
          whole: error
+         dochash: error value whole
          manifest: error whole
          settle: manifest
          source: error kind manifest settle

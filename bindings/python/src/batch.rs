@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::dlpack::{self, Array, MAX_DIMENSIONS};
+use crate::dlpack::{self, Array, Kind, MAX_DIMENSIONS};
 use crate::errors::invalid;
 use crate::ranks::Slice;
 use crate::source::Held;
@@ -23,7 +23,12 @@ use crate::source::Held;
 /// A token type: its name in a plan, its name in numpy, its notation in `struct`, its bytes.
 type Token = (&'static str, &'static str, &'static CStr, usize);
 
-const TOKENS: [Token; 5] = [
+const TOKENS: [Token; 9] = [
+    ("u8", "uint8", c"B", 1),
+    ("f32", "float32", c"f", 4),
+    ("f16", "float16", c"e", 2),
+    // Neither `struct` nor numpy has it: a buffer shows its bits.
+    ("bf16", "bfloat16", c"H", 2),
     ("u16", "uint16", c"H", 2),
     ("u32", "uint32", c"I", 4),
     ("i32", "int32", c"i", 4),
@@ -61,6 +66,13 @@ impl Form {
         let (pairs, width) = (opened.pairs, token.3 as isize);
         let pieces = if slice.zigzag { 2 } else { 1 };
         let cuts = slice.parts as isize * pieces;
+        if token.0 == "u8" && cuts > 1 {
+            let message = "samples of bytes are delivered whole, not cut into slices";
+            return Err(invalid(
+                message,
+                "leave cp out: only sequences of tokens or values are cut",
+            ));
+        }
         if tokens % cuts != 0 {
             let message =
                 format!("samples of {tokens} tokens cannot be cut into {cuts} equal pieces");
@@ -179,6 +191,19 @@ impl Batch {
     }
 }
 
+/// A numpy array of a type of `ml_dtypes`.
+fn brain_floats<'py>(batch: &Bound<'py, Batch>) -> PyResult<Bound<'py, PyAny>> {
+    let py = batch.py();
+    let dtype = py.import("ml_dtypes").and_then(|module| module.getattr("bfloat16"));
+    let dtype = dtype.map_err(|_| {
+        invalid(
+            "numpy has no bfloat16",
+            "take batch.torch(), install ml_dtypes, or deliver another type: quantize(e4m3, deliver=f32)",
+        )
+    })?;
+    py.import("numpy")?.call_method1("asarray", (batch,))?.call_method1("view", (dtype,))
+}
+
 impl Drop for Batch {
     fn drop(&mut self) {
         self.held.batches.fetch_sub(1, Ordering::Relaxed);
@@ -223,8 +248,12 @@ impl Batch {
         self.form.seen_bytes()
     }
 
-    /// A numpy array of this batch without a copy; numpy is imported here for the first time.
+    /// A numpy array of this batch without a copy; numpy is imported here for the first time. For `bfloat16`, which
+    /// numpy does not have, the package `ml_dtypes` is needed.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.get().form.token.0 == "bf16" {
+            return brain_floats(slf);
+        }
         static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((slf,))
     }
@@ -289,7 +318,12 @@ impl Batch {
             shape: form.shape(),
             strides: form.strides(),
             width: form.token.3,
-            is_signed: form.token.0.starts_with('i'),
+            kind: match form.token.0 {
+                "bf16" => Kind::Brain,
+                name if name.starts_with('f') => Kind::Float,
+                name if name.starts_with('i') => Kind::Signed,
+                _ => Kind::Unsigned,
+            },
         };
         held.buffers.fetch_add(1, Ordering::Relaxed);
         let keeper = Export(Some(slf.clone().unbind()));

@@ -30,7 +30,6 @@ struct Device {
 
 #[repr(C)]
 struct DataType {
-    /// `kDLInt` is 0, `kDLUInt` is 1.
     code: u8,
     bits: u8,
     lanes: u16,
@@ -79,7 +78,21 @@ pub(crate) struct Array<'a> {
     pub(crate) strides: &'a [isize],
     /// Bytes of an element.
     pub(crate) width: usize,
-    pub(crate) is_signed: bool,
+    pub(crate) kind: Kind,
+}
+
+/// Kinds of elements, by their code.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// `kDLInt`.
+    Signed = 0,
+    /// `kDLUInt`.
+    Unsigned = 1,
+    /// `kDLFloat`.
+    Float = 2,
+    /// `kDLBfloat`.
+    Brain = 4,
 }
 
 /// One of the two structures with what it points to. The structure comes first, at the address of the whole.
@@ -130,7 +143,7 @@ fn own<T>(
     managed: impl FnOnce(Tensor) -> T,
     tensor_of: impl FnOnce(&mut T) -> &mut Tensor,
 ) -> *mut Owner<T> {
-    let Array { bytes, width, is_signed, .. } = *array;
+    let Array { bytes, width, kind, .. } = *array;
     let (mut shape, mut strides) = ([0; MAX_DIMENSIONS], [0; MAX_DIMENSIONS]);
     shape.iter_mut().zip(array.shape).for_each(|(to, from)| *to = *from as i64);
     strides.iter_mut().zip(array.strides).for_each(|(to, from)| *to = *from as i64 / width as i64);
@@ -138,7 +151,7 @@ fn own<T>(
         data: bytes.as_ptr().cast_mut().cast(),
         device: Device { kind: CPU.0, id: CPU.1 },
         ndim: array.shape.len() as i32,
-        dtype: DataType { code: u8::from(!is_signed), bits: 8 * width as u8, lanes: 1 },
+        dtype: DataType { code: kind as u8, bits: 8 * width as u8, lanes: 1 },
         shape: ptr::null_mut(),
         strides: ptr::null_mut(),
         byte_offset: 0,

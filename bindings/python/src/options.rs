@@ -9,7 +9,7 @@ use client::{LeaveOut, Options};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping};
+use pyo3::types::{PyDict, PyInt, PyMapping};
 
 use crate::errors::invalid;
 use crate::ranks::{self, Slice};
@@ -121,7 +121,8 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, wasm, narrow, widen, pairs in place of a plan, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, remap, wasm, narrow, overflow, \
+                 bitpack, compress, compress_level, compress_when, quantize, deliver, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
         }
@@ -135,9 +136,19 @@ struct Actions {
     seq_len: Option<u32>,
     batch_size: Option<u32>,
     shuffle: Option<bool>,
+    /// `pack`, `filter`, `keep` and `dedup`, as actions.
+    documents: [Option<String>; 4],
+    remap: Option<PathBuf>,
     /// A module and its SHA-256.
     wasm: Option<(String, String)>,
     narrow: Option<String>,
+    overflow: Option<String>,
+    bitpack: Option<u32>,
+    compress: Option<String>,
+    compress_level: Option<i32>,
+    compress_when: Option<String>,
+    quantize: Option<String>,
+    deliver: Option<String>,
     widen: Option<String>,
     pairs: bool,
     /// One of them, if any was given.
@@ -151,11 +162,39 @@ impl Actions {
             "seq_len" => self.seq_len = Some(value_of(name, value, U32)?),
             "batch_size" => self.batch_size = Some(value_of(name, value, U32)?),
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
+            "pack" => {
+                let fit = value_of::<String>(name, value, "best, first or single")?;
+                self.documents[0] = Some(format!("pack({fit})"));
+            }
+            "filter" => {
+                self.documents[1] = Some(format!("filter({})", quoted(&list(name, value)?)));
+            }
+            "keep" => {
+                self.documents[2] = Some(format!("filter(keep={})", quoted(&list(name, value)?)));
+            }
+            "dedup" => self.documents[3] = dedup(value)?.map(str::to_owned),
+            "remap" => self.remap = Some(value_of(name, value, "the name or path of a table")?),
             "wasm" => {
                 let takes = "a module and the SHA-256 of its file: (\"mask.wasm\", \"9f86...\")";
                 self.wasm = Some(value_of(name, value, takes)?);
             }
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
+            "overflow" => self.overflow = Some(overflow(value)?),
+            "bitpack" => self.bitpack = Some(value_of(name, value, U32)?),
+            "compress" => self.compress = Some(value_of(name, value, "\"lz4\" or \"zstd\"")?),
+            "compress_level" => {
+                self.compress_level = Some(value_of(name, value, "a whole number")?);
+            }
+            "compress_when" => {
+                self.compress_when = Some(value_of(name, value, "\"faster\" or \"always\"")?);
+            }
+            "quantize" => {
+                self.quantize = Some(value_of(name, value, "\"int8\", \"e4m3\" or \"e5m2\"")?);
+            }
+            "deliver" => {
+                self.deliver =
+                    Some(value_of(name, value, "\"f32\", \"f16\", \"bf16\" or \"quantized\"")?);
+            }
             "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
             "pairs" => self.pairs = value_of(name, value, "True or False")?,
             _ => return Ok(false),
@@ -182,15 +221,26 @@ impl Actions {
                     false => format!("window({seq_len})"),
                 };
                 let shuffle = self.shuffle.unwrap_or(true).then(|| "shuffle(seed)".to_owned());
+                let remap = self.remap.map(|table| {
+                    let table = table.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
+                    format!("remap(\"{table}\")")
+                });
                 let wasm = self.wasm.map(|(module, sha256)| {
                     format!("wasm({}, sha256={})", quoted(&module), quoted(&sha256))
                 });
-                let narrow = self.narrow.map(|to| format!("narrow({to})"));
+                let narrow = call("narrow", self.narrow, [("overflow", self.overflow)])?;
+                let bitpack = self.bitpack.map(|bits| format!("bitpack({bits})"));
+                let level = ("level", self.compress_level.map(|level| level.to_string()));
+                let compress =
+                    call("compress", self.compress, [level, ("when", self.compress_when)])?;
+                let quantize = call("quantize", self.quantize, [("deliver", self.deliver)])?;
                 let widen = self.widen.map(|to| format!("widen({to})"));
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let actions = [Some(window), shuffle, wasm, narrow, widen, pairs, batch];
-                actions.into_iter().flatten().collect::<Vec<_>>().join(" | ")
+                let forms = [remap, wasm, narrow, bitpack, compress, quantize];
+                let before = [Some(window), shuffle].into_iter().chain(self.documents);
+                let actions = before.chain(forms).chain([widen, pairs, batch]);
+                actions.flatten().collect::<Vec<_>>().join(" | ")
             }
         };
         if let Some(blend) = blend {
@@ -200,7 +250,56 @@ impl Actions {
     }
 }
 
-/// A name in the quotes of a plan.
+/// An action of a plan, if its first argument is given; the others need that one.
+fn call<const N: usize>(
+    action: &str,
+    first: Option<String>,
+    others: [(&str, Option<String>); N],
+) -> PyResult<Option<String>> {
+    let others = others.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let others: Vec<(&str, String)> = others.collect();
+    match (first, others.first()) {
+        (Some(first), _) => {
+            let others = others.iter().map(|(name, value)| format!(", {name}={value}"));
+            Ok(Some(format!("{action}({first}{})", others.collect::<String>())))
+        }
+        (None, Some((name, value))) => Err(invalid(
+            format!("{name} of {action} is {value}, but {action} is not given"),
+            &format!("give {action}, or leave it out"),
+        )),
+        (None, None) => Ok(None),
+    }
+}
+
+/// What happens to tokens that do not fit: a policy of a plan, or the id that they become.
+fn overflow(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    match value.cast::<PyInt>() {
+        Ok(id) => {
+            let id = value_of::<u32>("overflow", id, "\"error\", \"escape\" or an id")?;
+            Ok(format!("saturate({id})"))
+        }
+        Err(_) => value_of("overflow", value, "\"error\", \"escape\" or an id"),
+    }
+}
+
+/// The name of a list of hashes.
+fn list(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let path = value_of::<PathBuf>(name, value, "the name or path of a list of hashes")?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The action of `dedup=True` and `dedup="across"`.
+fn dedup(value: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+    if let Ok(on) = value.extract::<bool>() {
+        return Ok(on.then_some("dedup"));
+    }
+    match value_of::<String>("dedup", value, "True, False or \"across\"")?.as_str() {
+        "across" => Ok(Some("dedup(across)")),
+        other => Err(invalid(format!("dedup is {other:?}"), "give True, False or \"across\"")),
+    }
+}
+
+/// A name in quotes, as a plan has it.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -254,12 +353,13 @@ fn batches(count: u64) -> PyResult<u64> {
 /// Pairs of a first batch and the batch after the last.
 pub(crate) fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
     let hint = "give pairs of a first batch and the batch after the last: [(1000, 1200)]";
-    let pairs = value.extract::<Vec<(u64, u64)>>();
+    // A saved state has lists where users write tuples.
+    let pairs = value.extract::<Vec<[u64; 2]>>();
     let pairs = pairs.map_err(|_| match value.repr() {
         Ok(given) => invalid(format!("leave_out is {given}"), hint),
         Err(error) => error,
     })?;
-    let ranges = pairs.into_iter().map(|(first, end)| first..end);
+    let ranges = pairs.into_iter().map(|[first, end]| first..end);
     Ok(left_out(ranges)?.ranges().to_vec())
 }
 

@@ -20,6 +20,8 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("fingerprint", dataset.fingerprint)?;
     fields.set_item("content", dataset.content)?;
     fields.set_item("documents", dataset.documents)?;
+    fields.set_item("filtered_documents", dataset.filtered_documents)?;
+    fields.set_item("duplicate_documents", dataset.duplicate_documents)?;
     Ok(fields)
 }
 

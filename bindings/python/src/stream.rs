@@ -37,8 +37,13 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// dictionary of such names (of one target, or all local) and their weights. Local files are read by threads
 /// of this process: no daemon is needed, and `offload` does not matter.
 ///
-/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `wasm` (a
-/// module that maps tokens and the SHA-256 of its file, as a tuple), `narrow` (`"u16"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
+/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `pack`
+/// (`"best"`: whole documents in place of windows), `filter` and `keep` (lists of hashes of documents to drop, or to keep
+/// alone), `dedup` (True, or `"across"` datasets), `narrow` (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that
+/// tokens become which do not fit), `remap` (a table), `wasm` (a module that maps tokens and the SHA-256 of its
+/// file, as a tuple), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
+/// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
+/// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
 /// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
 /// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
@@ -49,7 +54,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 ///
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank (without it the
 /// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
-/// flat files (default: from their manifests, else a guess with a warning), `vocab` (files with larger ids are
+/// flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
+/// `seq_len` bytes), `vocab` (files with larger ids are
 /// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
 /// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).

@@ -19,7 +19,9 @@ import numpy
 BITS = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}
-TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8"}
+TYPES = {"u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8", "f32": "<f4", "f16": "<f2"}
+# What numpy has no type for is held as its bits.
+TYPES |= {"bf16": "<u2", "bytes": "u1"}
 
 
 # The text of a plan.
@@ -215,6 +217,86 @@ class Phases:
         return max(max(2, -(-(1 << 24) * blend.weights[d] // (unit * blend.period))) for blend in self.blends)
 
 
+# Quantization.
+
+
+def codes_of(quant):
+    """Codes of a type as (code, value), without sign for floating point; even codes come first."""
+    if quant == "int8":
+        found = [(c % 256, c / 64) for c in range(-127, 128)]
+    else:
+        mantissa, bias, largest = {"e4m3": (3, 7, 448), "e5m2": (2, 15, 57_344)}[quant]
+        found = []
+        for code in range(128):
+            exponent, rest = code >> mantissa, code & ((1 << mantissa) - 1)
+            whole = rest if exponent == 0 else rest + (1 << mantissa)
+            found.append((code, math.ldexp(whole, max(exponent, 1) - bias - mantissa)))
+        found = [(code, value) for code, value in found if value <= largest]
+    return sorted(found, key=lambda one: (one[0] % 2, one[0]))
+
+
+CODES = {quant: codes_of(quant) for quant in ("int8", "e4m3", "e5m2")}
+
+
+def code_of(v, quant):
+    """The code of a value that was divided by its scale."""
+    negative = 0x80 if math.copysign(1, v) < 0 else 0
+    if not math.isfinite(v):
+        if quant == "int8" or (quant == "e4m3" and math.isinf(v)):
+            raise OverflowError(f"{quant} has no {v}")
+        return negative | (0x7C if math.isinf(v) else 0x7F)
+    if quant == "int8":
+        return min(CODES[quant], key=lambda one: abs(one[1] - v))[0]
+    return negative | min(CODES[quant], key=lambda one: abs(one[1] - abs(v)))[0]
+
+
+def value_of(code, quant):
+    """The value of a code."""
+    if quant == "int8":
+        return dict(CODES[quant])[code]
+    sign = -1.0 if code & 0x80 else 1.0
+    infinite = quant == "e5m2" and code & 0x7F == 0x7C
+    return math.copysign(dict(CODES[quant]).get(code & 0x7F, math.inf if infinite else math.nan), sign)
+
+
+def quantize(values, quant):
+    """The codes and the scales of a sample."""
+    codes, scales = [], []
+    for first in range(0, len(values), 32):
+        block = values[first : first + 32]
+        m = max((abs(v) for v in block if math.isfinite(v)), default=0.0)
+        # frexp gives a fraction from a half to one.
+        s = max(-127, math.frexp(m)[1] - 1 - {"int8": 0, "e4m3": 8, "e5m2": 15}[quant]) if m > 0 else -127
+        codes += [code_of(math.ldexp(v, -s), quant) for v in block]
+        scales.append(s + 127)
+    return codes, scales
+
+
+def dequantize(codes, scales, quant):
+    """The values that they stand for."""
+    return [math.ldexp(value_of(code, quant), scales[i // 32] - 127) for i, code in enumerate(codes)]
+
+
+def as_values(stored, dtype):
+    """Numbers of a type of floating point, as Python has them."""
+    if dtype == "bf16":
+        stored = (stored.astype("<u4") << 16).view("<f4")
+    return stored.astype(float).tolist()
+
+
+def as_stored(values, dtype):
+    """The nearest numbers of a type; ties go to the even one."""
+    exact = numpy.array(values)
+    with numpy.errstate(over="ignore"):
+        near = exact.astype("<f2" if dtype == "f16" else "<f4")
+    if (numpy.isinf(near) & numpy.isfinite(exact)).any():
+        raise OverflowError(f"a value does not fit {dtype}")
+    if dtype == "bf16":
+        bits = near.view("<u4").astype("<u8")
+        near = numpy.where(numpy.isnan(near), bits >> 16 | 0x40, bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+    return near
+
+
 # One dataset.
 
 
@@ -222,10 +304,14 @@ class Dataset:
     """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample."""
 
     def __init__(self, dtype, path, window, overlap, block_bytes):
-        if path.endswith(".npy"):
+        if path.endswith(".npy") and dtype == "bytes":
+            self.tokens = numpy.frombuffer(numpy.load(path).tobytes(), "u1")
+        elif path.endswith(".npy"):
             self.tokens = numpy.load(path, mmap_mode="r")
+            dtype = {"float32": "f32", "float16": "f16"}.get(self.tokens.dtype.name, self.tokens.dtype.name)
         else:
             self.tokens = numpy.memmap(path, TYPES[dtype], mode="r")
+        self.dtype = dtype
         self.window = window
         self.stride = window - overlap
         count = len(self.tokens)
@@ -309,6 +395,7 @@ class Reference:
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
         self.widen = options["widen"][None] if "widen" in actions else None
+        self.quantize = options.get("quantize")
         self.pairs = "pairs" in actions
 
     def place(self, n):
@@ -322,14 +409,24 @@ class Reference:
     def batch(self, b):
         """Batch b: an array [samples, tokens], or [2, samples, tokens] of pairs."""
         places = [self.place(n) for n in range(b * self.samples, (b + 1) * self.samples)]
-        rows = [self.datasets[d].sample(i) for d, i in places]
-        starts = [i * self.datasets[d].stride for d, i in places]
-        rows = numpy.stack([self.delivered(row, start) for row, start in zip(rows, starts)])
+        rows = [(self.datasets[d].sample(i), self.datasets[d].dtype, i * self.datasets[d].stride) for d, i in places]
+        rows = numpy.stack([self.delivered(row, dtype, start) for row, dtype, start in rows])
         return numpy.stack([rows[:, :-1], rows[:, 1:]]) if self.pairs else rows
 
+    @property
+    def dtype(self):
+        """Type of the delivered values, where they are no tokens."""
+        return self.datasets[0].dtype if self.quantize is None else self.quantize.get("deliver", self.datasets[0].dtype)
 
-    def delivered(self, row, start):
-        """The tokens of a sample, from number `start` of its file on, as they are delivered."""
+    def delivered(self, row, dtype, start):
+        """The tokens of a sample, from number `start` of a file of this type on, as they are delivered."""
+        if self.quantize is not None:
+            quant = self.quantize.get("to", self.quantize.get(None))
+            codes, scales = quantize(as_values(row, dtype), quant)
+            deliver = self.quantize.get("deliver", dtype)
+            if deliver == "quantized":
+                return numpy.array(codes + scales, "u1")
+            return as_stored(dequantize(codes, scales, quant), deliver)
         if self.table is not None:
             if (row < 0).any() or (row >= len(self.table)).any():
                 raise OverflowError("a token has no entry in the table")

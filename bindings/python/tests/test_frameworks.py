@@ -66,6 +66,96 @@ class Forms(World):
                 self.opened(self.url, **options)
             self.assertIn(word, str(caught.exception))
 
+    def test_every_action_has_keyword_arguments(self):
+        table = numpy.arange(1 << 16, dtype="<u4")[::-1]
+        numpy.save(self.path("new ids.npy"), table)
+        numpy.ones(4096, "<f4").tofile(self.path("ones.bin"))
+        base = {"seq_len": 64, "shuffle": False, "batch_size": 4, "batches": 3}
+        cases = (
+            ({"narrow": "u16", "overflow": "error"}, "narrow(u16)"),
+            ({"narrow": "u16", "overflow": 7}, "narrow(u16, overflow=saturate(7))"),
+            ({"narrow": "u16", "overflow": "escape", "widen": "u32"}, "narrow(u16, overflow=escape) | widen(u32)"),
+            ({"bitpack": 17}, "bitpack(17)"),
+            ({"compress": "lz4"}, "compress(lz4)"),
+            ({"narrow": "u16", "compress": "zstd", "compress_level": -3}, "narrow(u16) | compress(zstd, level=-3)"),
+            ({"compress": "zstd", "compress_when": "always"}, "compress(zstd, level=1, when=always)"),
+            ({"remap": "new ids", "narrow": "u16"}, 'remap("new ids") | narrow(u16)'),
+            ({"quantize": "int8", "dtype": "f32"}, "quantize(int8)"),
+            ({"quantize": "e4m3", "deliver": "f16", "dtype": "f32"}, "quantize(e4m3, deliver=f16)"),
+            ({"quantize": "e5m2", "deliver": "quantized", "dtype": "f32"}, "quantize(e5m2, deliver=quantized)"),
+        )
+        for options, action in cases:
+            url = f"dq://{self.control}/ones" if "quantize" in options else self.url
+            plan = f"window(64) | {action} | batch(4)"
+            for offload in (True, False):
+                with self.subTest(plan=plan, offload=offload):
+                    with self.opened(url, offload=offload, **base, **options) as stream:
+                        self.assertEqual(stream.opened.plan, plan)
+                        first = b"".join(bytes(batch) for batch in stream)
+                    dtype = {"dtype": options["dtype"]} if "dtype" in options else {}
+                    with self.stream(url=url, plan=plan, offload=offload, batches=3, **dtype) as stream:
+                        self.assertEqual(first, b"".join(bytes(batch) for batch in stream))
+        wrong = (
+            ({"overflow": 7}, "overflow of narrow"),
+            ({"compress_level": 3}, "level of compress"),
+            ({"compress_when": "always"}, "when of compress"),
+            ({"deliver": "f16"}, "deliver of quantize"),
+            ({"narrow": "u16", "overflow": -1}, "overflow is -1"),
+            ({"narrow": "u16", "overflow": 1.5}, "overflow is 1.5"),
+            ({"narrow": "u16", "overflow": 1 << 16}, "does not fit u16"),
+            ({"bitpack": "17"}, "bitpack is '17'"),
+            ({"compress": 3}, "compress is 3"),
+            ({"quantize": "int4"}, "no quantized type"),
+            ({"plan": "window(8)", "bitpack": 17}, "both a plan and"),
+        )
+        for options, word in wrong:
+            with self.subTest(options=options), self.assertRaisesRegex(dquant.InvalidError, word):
+                self.opened(self.url, **{"seq_len": 64, **options} if "plan" not in options else options)
+
+    def test_values_and_records_are_arrays_and_tensors(self):
+        values = numpy.linspace(-4, 4, 64 * 64).astype("<f4")
+        values.tofile(self.path("values.bin"))
+        url, first = f"dq://{self.control}/values", values[: 4 * 64].reshape(4, 64)
+        for plan, name in (("", "float32"), (" | quantize(int8, deliver=f16)", "float16")):
+            with self.stream(url=url, plan=f"window(64){plan} | batch(4)", dtype="f32") as stream:
+                batch = next(stream)
+                self.assertEqual((batch.dtype, batch.shape, batch.nbytes), (name, (4, 64), 4 * 64 * numpy.dtype(name).itemsize))
+                self.assertEqual(batch.numpy().dtype, numpy.dtype(name))
+                numpy.testing.assert_allclose(batch.numpy(), first, atol=1 / 32 if plan else 0)
+                numpy.testing.assert_array_equal(numpy.from_dlpack(batch), batch.numpy())
+                if torch is not None:
+                    self.assertEqual(str(batch.torch().dtype), f"torch.{name}")
+                del batch
+                gc.collect()
+        with self.stream(url=url, plan="window(64) | quantize(e4m3, deliver=bf16) | batch(4)", dtype="f32") as stream:
+            batch = next(stream)
+            self.assertEqual(batch.dtype, "bfloat16")
+            bits = numpy.frombuffer(batch, "<u2").astype("<u4") << 16
+            numpy.testing.assert_allclose(bits.view("<f4").reshape(4, 64), first, rtol=1 / 8)
+            if torch is not None:
+                self.assertEqual(batch.torch().dtype, torch.bfloat16)
+            try:
+                self.assertEqual(str(batch.numpy().dtype), "bfloat16")
+            except dquant.InvalidError as error:
+                self.assertIn("ml_dtypes", error.hint)
+            del batch
+        # As docs/plan.md says.
+        with self.stream(url=url, plan="window(64) | quantize(int8, deliver=quantized) | batch(4)", dtype="f32") as stream:
+            batch = next(stream)
+            array = batch.numpy()
+            self.assertEqual((array.dtype, array.shape), (numpy.dtype("u1"), (4, 66)))
+            codes, scales = array[:, :64].view("int8"), array[:, 64:].astype(int) - 127
+            back = numpy.ldexp(codes.reshape(4, -1, 32) / 64, scales[..., None])
+            numpy.testing.assert_allclose(back.reshape(4, 64), first, atol=1 / 32)
+            del array, codes, scales, batch
+        with self.stream(url=url, plan="window(1024) | batch(4)", dtype="bytes") as stream:
+            batch = next(stream)
+            self.assertEqual((batch.dtype, batch.shape), ("uint8", (4, 1024)))
+            self.assertEqual(bytes(batch), values[:1024].tobytes())
+            numpy.testing.assert_array_equal(numpy.from_dlpack(batch), batch.numpy())
+            del batch
+            gc.collect()
+
     def test_a_dictionary_of_weights_is_a_blend(self):
         text = "window(64) | shuffle(1) | blend(web=3, code=1) | narrow(u16) | batch(8)"
         with self.stream(url=f"dq://{self.control}/", plan=text, batches=9) as stream:

@@ -9,7 +9,7 @@ import unittest
 import numpy
 
 import dquant
-from reference import TYPES, Blend, Reference, key, permute
+from reference import TYPES, Blend, Reference, as_stored, key, permute
 
 SEEDS = (0, 7, 2**64 - 1)
 LAST_SAMPLE = 2**53
@@ -153,6 +153,36 @@ def assembled():
 
 
 SEVENTH = assembled()
+# Values of many sizes: zeros, both smallest numbers, and what is rounded to even.
+VALUES = {"values": ("f32", 9_000), "half.npy": ("f16", 7_013), "brain": ("bf16", 8_000), "single.npy": ("f32", 6_000)}
+
+QUANTIZED = (
+    ("values", "window(100) | shuffle(seed) | batch(5)"),
+    ("brain", "window(101, overlap=1) | shuffle(seed) | pairs | batch(5)"),
+    ("values", "window(96) | shuffle(seed) | quantize(int8) | batch(2)"),
+    ("single.npy", "window(100) | shuffle(seed) | quantize(e4m3) | compress(lz4) | batch(2)"),
+    ("values", "window(33) | quantize(to=e5m2, deliver=f16) | batch(3)"),
+    ("values", "window(40) | shuffle(seed) | quantize(e4m3, deliver=bf16) | pairs | batch(2)"),
+    ("half.npy", "window(784) | shuffle(seed) | quantize(int8) | batch(1)"),
+    ("half.npy", "window(31) | quantize(e4m3, deliver=f32) | batch(4)"),
+    ("half.npy", "window(64) | shuffle(seed) | quantize(e5m2, deliver=quantized) | batch(2)"),
+    ("brain", "window(65) | shuffle(seed) | quantize(int8, deliver=quantized) | batch(2)"),
+    ("brain", "window(1) | shuffle(seed) | quantize(e4m3) | batch(50)"),
+    ("brain", "window(64) | shuffle(seed) | quantize(e5m2) | batch(2)"),
+)
+
+
+def values_of(dtype, count):
+    """Values of a type of floating point as it is stored."""
+    random = numpy.random.default_rng(count)
+    limits = {"f32": (-149, 127), "f16": (-24, 15), "bf16": (-126, 127)}[dtype]
+    # Most blocks are of values of one size, as tensors are.
+    size = numpy.repeat(random.integers(*limits, count // 50 + 1), 50)[:count] - random.integers(0, 12, count)
+    values = numpy.ldexp(random.uniform(-2, 2, count), numpy.maximum(size, limits[0]))
+    values[random.integers(0, count, count // 20)] = 0.0
+    values[random.integers(0, count, count // 20)] = -0.0
+    values[::7] = numpy.ldexp(random.integers(-64, 64, len(values[::7])) / 16, numpy.maximum(size[::7], limits[0]))
+    return as_stored(numpy.clip(values, -60_000, 60_000).tolist(), dtype)
 
 
 class Batches(unittest.TestCase):
@@ -169,6 +199,12 @@ class Batches(unittest.TestCase):
                 numpy.save(os.path.join(cls.folder, name), tokens)
             else:
                 tokens.tofile(os.path.join(cls.folder, f"{name}.bin"))
+        for name, (dtype, count) in VALUES.items():
+            values, path = values_of(dtype, count), os.path.join(cls.folder, name)
+            if name.endswith(".npy"):
+                numpy.save(path, values)
+            else:
+                values.tofile(f"{path}.bin")
 
     def path(self, name):
         return os.path.join(self.folder, name if name.endswith(".npy") else f"{name}.bin")
@@ -177,17 +213,18 @@ class Batches(unittest.TestCase):
         return dquant.Stream(source, plan, dtype=dtype, slots=2, **options)
 
     def reference(self, names, plan, seed=0, table=None):
-        return Reference(plan, [(FILES[name][0], self.path(name)) for name in names], seed, table)
+        return Reference(plan, [((FILES | VALUES)[name][0], self.path(name)) for name in names], seed, table)
 
     def assert_equal(self, batch, reference):
         want = reference.batch(batch.number)
-        self.assertEqual((batch.shape, batch.dtype), (want.shape, want.dtype.name))
+        dtype = "bfloat16" if reference.dtype == "bf16" else want.dtype.name
+        self.assertEqual((batch.shape, batch.dtype), (want.shape, dtype))
         self.assertTrue(bytes(batch) == want.tobytes(), f"batch {batch.number} differs")
 
     def compare(self, source, names, plan, seed, table=None):
         """Two batches at two of four places: the beginning, some hundred on, far out, the end; to the byte."""
         reference = self.reference(names, plan, seed, table)
-        dtype = next((FILES[name][0] for name in names if not name.endswith(".npy")), "u32")
+        dtype = next(((FILES | VALUES)[name][0] for name in names if not name.endswith(".npy")), "u32")
         end = LAST_SAMPLE // reference.samples - 2
         for first in {0: (0, 10**9 + 1234), 7: (371, end), 2**64 - 1: (0, 371)}[seed]:
             with self.stream(source, plan, dtype=dtype, seed=seed, first_batch=first, batches=2) as stream:
@@ -246,6 +283,73 @@ class Batches(unittest.TestCase):
         for wasm, part in (((module, "0" * 64), "its SHA-256 is"), ((module, "12"), "is no SHA-256"), (module, "wasm is")):
             with self.assertRaisesRegex(dquant.InvalidError, part):
                 dquant.Stream(self.path("large"), dtype="u32", seq_len=1000, wasm=wasm)
+
+    def test_values_and_quantization(self):
+        for name, plan in QUANTIZED:
+            for seed in SEEDS:
+                with self.subTest(file=name, plan=plan, seed=seed):
+                    self.compare(self.path(name), [name], plan, seed)
+        names, plan = ("single.npy", "half.npy"), "window(70) | shuffle(seed) | quantize(e4m3, deliver=f32) | batch(3)"
+        for seed in SEEDS:
+            blend = f"{plan} | blend(single=2, half=1)"
+            self.compare(self.folder, list(names), blend, seed)
+
+    def test_values_that_cannot_be_quantized(self):
+        for special, action in ((numpy.nan, "int8"), (numpy.inf, "int8"), (-numpy.inf, "e4m3"), (1e9, "e5m2, deliver=f16")):
+            path, values = os.path.join(self.folder, "special.npy"), numpy.ones(1000, "<f4")
+            values[321] = special
+            numpy.save(path, values)
+            plan = f"window(100) | quantize({action}) | batch(1)"
+            reference = Reference(plan, [(None, path)])
+            with self.subTest(plan=plan, special=special), self.stream(path, plan, batches=10) as stream:
+                with self.assertRaisesRegex(dquant.StreamError, r"special.npy: token 321 \(byte 1412\)") as raised:
+                    for batch in stream:
+                        self.assert_equal(batch, reference)
+                        del batch
+                self.assertIn("quantize(", raised.exception.hint)
+                self.assertEqual(stream.next_batch, 3)
+                with self.assertRaises(OverflowError):
+                    reference.batch(3)
+        for special, action in ((numpy.nan, "e4m3"), (-numpy.nan, "e5m2"), (numpy.inf, "e5m2"), (-numpy.inf, "e5m2")):
+            values[321] = special
+            numpy.save(path, values)
+            for deliver in ("f32", "f16", "bf16", "quantized"):
+                plan = f"window(100) | quantize({action}, deliver={deliver}) | batch(1)"
+                reference = Reference(plan, [(None, path)])
+                with self.subTest(plan=plan, special=special), self.stream(path, plan, batches=10) as stream:
+                    for batch in stream:
+                        self.assert_equal(batch, reference)
+                        del batch
+
+    def test_records_of_bytes(self):
+        random = numpy.random.default_rng(3)
+        fields = [("label", "u1"), ("image", ">f4", (3, 5, 7)), ("name", "U4"), ("when", "<M8[s]")]
+        structured = numpy.frombuffer(random.bytes(445 * 300), numpy.dtype(fields))
+        arrays = {"fields.npy": structured, "images.npy": random.integers(0, 256, (200, 3, 8, 8), dtype="u1")}
+        for name, array in arrays.items():
+            numpy.save(os.path.join(self.folder, name), array)
+        random.integers(0, 256, (400, 3073), dtype="u1").tofile(os.path.join(self.folder, "cifar.bin"))
+        for name, record in (("fields.npy", 445), ("images.npy", 192), ("cifar.bin", 3073)):
+            path = os.path.join(self.folder, name)
+            for plan in (f"window({record}) | shuffle(seed) | batch(7)", f"window({record}) | compress(zstd) | batch(9)"):
+                for seed in SEEDS:
+                    reference = Reference(plan, [("bytes", path)], seed)
+                    with self.stream(path, plan, dtype="bytes", seed=seed, first_batch=seed % 1000, batches=3) as stream:
+                        self.assertEqual(stream.opened.dtype, "uint8")
+                        for batch in stream:
+                            self.assert_equal(batch, reference)
+                            self.assertEqual(batch.numpy().dtype, numpy.uint8)
+                            del batch
+        # A batch is an array of the structure again.
+        with self.stream(os.path.join(self.folder, "fields.npy"), "window(445) | batch(10)", dtype="bytes") as stream:
+            batch = next(stream)
+            records = numpy.frombuffer(batch, structured.dtype)
+            self.assertTrue((records["label"] == structured["label"][:10]).all())
+            del batch, records
+        with self.assertRaisesRegex(dquant.InvalidError, "a record has 445 bytes"):
+            self.stream(os.path.join(self.folder, "fields.npy"), "window(444)", dtype="bytes")
+        with self.assertRaisesRegex(dquant.InvalidError, "delivered whole"):
+            self.stream(path, "window(3073)", dtype="bytes", rank=0, world_size=2, cp=2)
 
     def test_tokens_that_cannot_be_delivered(self):
         numpy.save(os.path.join(self.folder, "short.npy"), numpy.arange(1 << 16, dtype="<u4"))

@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::Manifest;
+use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Origin, Refusal};
 use host::root::{IoChoice, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
-use xio::dataset::{Dtype, Format, TokenFile, flat, npy};
+use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, npy};
 use xio::documents::{Documents, DocumentsError};
 use xio::sums::FileSums;
 
@@ -42,6 +43,7 @@ const MAX_INDEX_BYTES: u64 = 4 << 30;
 
 const NAMES_HINT: &str = "names are paths below a --root, with or without .bin or .npy";
 
+const VOCABULARY_HINT: &str = "leave --vocab out: only tokens have a vocabulary";
 /// What to do about documents that are too long or too many.
 pub(crate) const SPLIT_HINT: &str =
     "split what is too long or too much, or use a plan that needs no documents";
@@ -72,6 +74,8 @@ pub struct Found {
     pub sums: Option<FileSums>,
     /// Its documents, where they were asked for and it is a file of this machine.
     pub documents: Option<Documents>,
+    /// Their hashes, in the same case.
+    pub hashes: Option<Vec<u64>>,
 }
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
@@ -136,6 +140,19 @@ impl Catalog {
             };
             open_index(root, &name, described)?
                 .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
+        })
+    }
+
+    /// Opens the hashes of a dataset of this name, to be read once.
+    pub(crate) fn hashes(&self, name: &str) -> Result<Words, Status> {
+        self.locate(name, IoChoice::Buffered, |root, name, _| Ok(open_hashes(root, &name)?.1))
+    }
+
+    /// Opens the list of hashes of this name, to be read once.
+    pub(crate) fn list(&self, name: &str) -> Result<ListReader, Status> {
+        self.locate(name, IoChoice::Buffered, |_, name, file| {
+            ListReader::new(Path::new(&name), file.fd.into())
+                .map_err(|error| refused_hashes(&error))
         })
     }
 
@@ -300,7 +317,16 @@ pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     let documents = request.documents.then(|| documents_of(&lengths)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
-    Ok(Found { info, documents, ..found })
+    let hashes = || {
+        let (header, mut words) = open_hashes(&root, name)?;
+        let hashes = words.next(header.of.documents as usize);
+        let hashes = hashes.map_err(|error| refused_hashes(&error))?;
+        check_digest(&info.name, info.document_hashes, &hashes)?;
+        Ok(hashes)
+    };
+    let hashes = request.document_hashes.then(hashes).transpose();
+    let hashes = hashes.map_err(|status| local_error(&status))?;
+    Ok(Found { info, documents, hashes, ..found })
 }
 
 /// Documents of these lengths, one after the other.
@@ -326,6 +352,34 @@ fn refused_open(error: &OpenError) -> Status {
     }
 }
 
+/// Passes the lengths of the documents of a file whose format has none: there is an index beside it.
+fn read_other_index(
+    root: &Root,
+    name: &str,
+    layout: &TokenFile,
+    note: impl FnMut(u64),
+) -> Result<(), Status> {
+    let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
+    let index = open_index(root, name, of)?;
+    let index = index.ok_or_else(|| refuse(name, NO_INDEX, NO_INDEX_HINT))?;
+    index.read_all(note).map_err(|error| refused_index(name, &error))?;
+    Ok(())
+}
+
+/// Checks a file against its manifest.
+fn agrees(
+    manifest: &Manifest,
+    name: &str,
+    size: u64,
+    layout: &TokenFile,
+    holds_records: bool,
+) -> Result<(), Refusal> {
+    // Bytes are those of the tokens, if it describes tokens.
+    let stored = if holds_records { manifest.dtype() } else { layout.dtype };
+    let tokens = layout.data_bytes() / u64::from(stored.bytes());
+    settle::agrees(manifest, (name, size), (stored, tokens))
+}
+
 /// Describes an open file. Where its documents are asked for, passes their lengths to `each`.
 fn describe(
     root: &Root,
@@ -334,59 +388,55 @@ fn describe(
     request: &DatasetRef,
     each: &mut dyn FnMut(u64),
 ) -> Result<Found, Status> {
-    if name.ends_with(".idx") || name.ends_with(ENDING) {
-        let why = "an index or a manifest holds no tokens";
-        return Err(refuse(&name, why, "name the file that it describes"));
-    }
+    refuse_description(&name)?;
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
+    let (holds_records, mut record_bytes) = (request.dtype == BYTES, 0);
     let sample = |range: Range<u64>| {
         let buffered = reopen(root, &name, &file.stamp)?;
         settle::sample(&File::from(buffered), range, vocabulary)
             .map_err(|error| Status::internal(format!("{name}: {error}")))
     };
     let mut documents = Fingerprint::default();
-    let mut note = |tokens| {
-        documents.push(tokens);
-        each(tokens);
-    };
+    let mut note = |tokens| (documents.push(tokens), each(tokens)).1;
     let whole_file = Described { bytes: file.size, dtype: None };
-    let (layout, origin) = if name.ends_with(".npy") {
+    let (layout, origin) = if holds_records {
+        let (layout, bytes) = records_of(root, &name, &file)?;
+        record_bytes = bytes;
+        (Ok(layout), Origin::Given)
+    } else if name.ends_with(".npy") {
         (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
     } else if let Some(index) = open_index(root, &name, whole_file)? {
-        let read =
-            if request.documents { index.read_all(&mut note) } else { index.read_all(|_| ()) };
+        let read = match request.documents {
+            true => index.read_all(&mut note),
+            false => index.read_all(|_| ()),
+        };
         (Ok(read.map_err(|error| refused_index(&name, &error))?), Origin::File)
     } else {
-        let given = given_type(&name, &request.dtype)?;
         // A manifest tells more than samples.
         let evidence = match manifest {
             Some(_) => Evidence::new(file.size, vocabulary),
             None => sample(0..file.size)?,
         };
-        let (dtype, origin) =
-            settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
-        (flat(dtype, file.size), origin)
+        let given = given_type(&name, &request.dtype)?;
+        let settled = settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
+        (flat(settled.0, file.size), settled.1)
     };
-    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
-    if request.documents && !matches!(layout.format, Format::Megatron { .. }) {
-        let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
-        let index = open_index(root, &name, of)?;
-        let index = index.ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))?;
-        index.read_all(&mut note).map_err(|error| refused_index(&name, &error))?;
+    let layout = layout.map_err(|error| refuse(&name, &error, hint_of(&error)))?;
+    if request.documents && !holds_records && !matches!(layout.format, Format::Megatron { .. }) {
+        read_other_index(root, &name, &layout, &mut note)?;
     }
     if let Some(manifest) = &manifest {
-        settle::agrees(manifest, (&name, file.size), (layout.dtype, layout.tokens))
-            .map_err(refused)?;
+        agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
     }
     if let Some(vocabulary) = vocabulary {
         let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
-        settle::within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
+        within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
     }
     let sums = manifest.as_ref().map(|manifest| sums_of(manifest, &name)).transpose()?;
-    let info = DatasetInfo {
+    let mut info = DatasetInfo {
         name,
         format: layout.format.name().to_owned(),
         dtype: layout.dtype.to_string(),
@@ -395,15 +445,68 @@ fn describe(
         fingerprint: fingerprint(&file.stamp),
         dtype_origin: origin.to_string(),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
+        record_bytes,
         documents: if request.documents { documents.value() } else { 0 },
         document_count: documents.documents(),
+        ..DatasetInfo::default()
     };
-    Ok(Found { info, file, layout, sums, documents: None })
+    if request.document_hashes {
+        info.document_hashes = current_hashes(root, &info)?;
+    }
+    Ok(Found { info, file, layout, sums, documents: None, hashes: None })
+}
+
+/// Refuses what describes a dataset.
+fn refuse_description(name: &str) -> Result<(), Status> {
+    match name.ends_with(".idx") || name.ends_with(ENDING) {
+        true => {
+            let why = "an index or a manifest holds no tokens";
+            Err(refuse(name, why, "name the file that it describes"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// A file as records, and the bytes of one where the file says them.
+fn records_of(root: &Root, name: &str, file: &OpenFile) -> Result<(TokenFile, u64), Status> {
+    if !name.ends_with(".npy") {
+        return Ok((dataset::bytes(file.size), 0));
+    }
+    let parsed = npy::parse_records(&read_head(root, name, &file.stamp)?, file.size);
+    parsed.map_err(|error| refuse(name, &error, hint_of(&error)))
+}
+
+/// Checks the ids against the vocabulary, which only tokens have.
+fn within_vocabulary(
+    vocabulary: u64,
+    manifest: Option<&Manifest>,
+    dtype: Dtype,
+    evidence: &Evidence,
+) -> Result<(), Refusal> {
+    if !dtype.is_token() {
+        let why = "it holds no tokens of a vocabulary".into();
+        return Err(Refusal { why, hint: VOCABULARY_HINT.into() });
+    }
+    settle::within_vocabulary(vocabulary, manifest, dtype, evidence)
+}
+
+/// What to try with a file that is not accepted.
+fn hint_of(error: &DatasetError) -> &'static str {
+    match error {
+        DatasetError::NotTokens { .. }
+        | DatasetError::NotInteger { .. }
+        | DatasetError::BigEndian { .. } => {
+            "if it holds records that are no tokens, such as images: --dtype bytes and window(BYTES OF A RECORD)"
+        }
+        DatasetError::NoRecords { .. } => "save an array of a type of fixed size",
+        _ => INSPECT_HINT,
+    }
 }
 
 /// The token type in the request, if there is one.
 fn given_type(name: &str, given: &str) -> Result<Option<Dtype>, Status> {
-    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32";
+    let hint = "the types of flat files are u16, u32, i32, u64 and i64, for example --dtype u32; f32, f16 and bf16 for \
+                values, bytes for records";
     match given {
         "" => Ok(None),
         given => Dtype::from_name(given)
@@ -467,6 +570,81 @@ fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexRead
             .map_err(|error| refused_index(name, &error)),
         Err(OpenError::NotFound { .. }) => Ok(None),
         Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// What hashes of the documents of a dataset have to be of.
+pub fn subject(info: &DatasetInfo) -> Subject {
+    Subject {
+        documents: info.document_count,
+        tokens: info.tokens,
+        lengths: info.documents,
+        file: info.fingerprint,
+        content: info.content,
+    }
+}
+
+/// The hashes beside a file.
+fn open_hashes(root: &Root, name: &str) -> Result<(dochash::Header, Words), Status> {
+    let path = format!("{name}{}", dochash::ENDING);
+    match root.open(&path, IoChoice::Buffered) {
+        Ok(file) => Words::of_sidecar(Path::new(&path), file.fd.into())
+            .map_err(|error| refused_hashes(&error)),
+        Err(OpenError::NotFound { .. }) => {
+            Err(refuse(name, "has no hashes of its documents beside it", WRITE_HINT))
+        }
+        Err(error) => Err(refused_open(&error)),
+    }
+}
+
+/// The digest of the hashes beside a file, which have to be of the documents that were described.
+fn current_hashes(root: &Root, info: &DatasetInfo) -> Result<u64, Status> {
+    let (header, _) = open_hashes(root, &info.name)?;
+    match header.of.difference(&subject(info)) {
+        None => Ok(header.digest),
+        Some(why) => {
+            let why = format!("the hashes of its documents are stale: {why}");
+            Err(refuse(&info.name, why, WRITE_HINT))
+        }
+    }
+}
+
+/// Hashes that cannot be read.
+pub(crate) fn refused_hashes(error: &formats::Error) -> Status {
+    match error {
+        formats::Error::Io { .. } => Status::internal(error.to_string()),
+        _ => Status::invalid_argument(format!("{error}\n{}", error.hint())),
+    }
+}
+
+/// Whether hashes are those that their sidecar was written with.
+fn check_digest(name: &str, expected: u64, hashes: &[u64]) -> Result<(), Status> {
+    let mut digest = dochash::Digest::default();
+    digest.extend(hashes);
+    match digest.value() == expected {
+        true => Ok(()),
+        false => Err(refuse(name, "the hashes of its documents are damaged", WRITE_HINT)),
+    }
+}
+
+/// Reads a list of hashes of this machine by its path.
+///
+/// # Errors
+/// When it cannot be read, or is no list of hashes.
+pub fn read_list(path: &str) -> Result<Vec<u64>, Error> {
+    let refused = |error: &formats::Error| local_error(&refused_hashes(error));
+    let file = File::open(path).map_err(|error| {
+        Error::invalid(format!("{path}: {error}"))
+            .hint("name a list of hashes that exists and is readable")
+    })?;
+    let mut list = ListReader::new(Path::new(path), file).map_err(|error| refused(&error))?;
+    let mut hashes = Vec::new();
+    loop {
+        let more = list.next(1 << 16).map_err(|error| refused(&error))?;
+        if more.is_empty() {
+            return Ok(hashes);
+        }
+        hashes.extend(more);
     }
 }
 

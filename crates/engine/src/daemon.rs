@@ -35,6 +35,7 @@ use crate::proto::dpu_server::{Dpu, DpuServer};
 use crate::proto::target_server::TargetServer;
 use crate::proto::{StatusReply, StatusRequest};
 use crate::runtime;
+use crate::selection;
 use crate::signals::EndSignals;
 use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, refuse_client, serve_client};
@@ -223,6 +224,7 @@ impl Dpu for DpuService {
         let mut counters = self.reports.get().await?;
         counters.set("control.connections", self.gate.connections() as u64);
         counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &EVICTED_CLIENTS, &REFUSED_STREAMS]);
+        counters.set_events(selection::EVENTS);
         let streams = counters.get("dpu.streams") as u32;
         let at = (self.control, self.roce);
         let notes = [self.notes.clone(), self.waiting.notes()].concat();

@@ -10,17 +10,20 @@ use std::sync::Arc;
 
 use host::ring::{Producer, RingConfig, RingFds};
 use xio::dataset::Dtype;
+use xio::documents::Documents;
 use xio::order::{MAX_TOTAL_WEIGHT, OrderError};
 use xio::plan::Plan;
 
 use crate::action;
-use crate::catalog::{Found, Table, find_file};
+use crate::catalog::{Found, Table, find_file, read_list};
+use crate::control::documents::Received;
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
 use crate::error::Error;
 use crate::layout;
 use crate::proto::{BatchRange, DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
+use crate::selection;
 use crate::stream::stream_status;
 
 /// Which stream to open.
@@ -78,15 +81,15 @@ impl FileStream {
     pub fn open(config: FilesConfig) -> Result<OpenedFiles, Error> {
         let (name, dtype) = (String::new(), config.dtype.clone());
         let vocabulary = config.vocabulary.unwrap_or(0);
-        let documents = layout::parse(&config.plan)?.needs_documents();
-        let asked = DatasetRef { name, dtype, vocabulary, documents };
+        let plan = layout::parse(&config.plan)?;
+        let (documents, document_hashes) = (plan.needs_documents(), !plan.selection().is_empty());
+        let asked = DatasetRef { name, dtype, vocabulary, documents, document_hashes };
         let find = |path: &PathBuf| find_file(path, &asked);
         let mut found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
-        let documents = found.iter_mut().filter_map(|found| found.documents.take()).collect();
-        let infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
+        let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
-        let table = layout::parse(&config.plan)?.remap().map(Table::read_local).transpose()?;
-        let module = layout::parse(&config.plan)?.wasm().cloned();
+        let table = plan.remap().map(Table::read_local).transpose()?;
+        let module = plan.wasm().cloned();
         let action = module.map(|module| {
             let dtypes = found.iter().map(|found| found.layout.dtype);
             action::read_local(&module, dtypes).map(|action| (action, module.name))
@@ -94,6 +97,7 @@ impl FileStream {
         let action = action.transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
+        let documents = documents_of(&layout::parse(&request.plan)?, &mut found, &mut infos)?;
         let mut layout = layout::plan(&request, &infos, documents, compile)?;
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
@@ -135,6 +139,23 @@ impl FileStream {
     }
 }
 
+/// The documents that a plan draws from. `infos` get to tell what it drops.
+fn documents_of(
+    plan: &Plan,
+    found: &mut [Found],
+    infos: &mut [DatasetInfo],
+) -> Result<Vec<Documents>, Error> {
+    let selection = plan.selection();
+    let list = selection.filter.as_ref().map(|filter| read_list(&filter.list)).transpose()?;
+    let received = Received {
+        tables: found.iter_mut().filter_map(|found| found.documents.take()).collect(),
+        hashes: found.iter_mut().filter_map(|found| found.hashes.take()).collect(),
+        list: list.unwrap_or_default(),
+        ..Received::default()
+    };
+    selection::apply(selection, |dataset| plan.draws(dataset), infos, received)
+}
+
 /// Whether the files can hold the ids of a table.
 fn check_table(table: &[u32], found: &[Found]) -> Result<(), Error> {
     match found.iter().find(|found| !Table::fits(table, found.layout.dtype)) {
@@ -156,8 +177,10 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
         _ => config.plan.clone(),
     };
     let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
-    let dataset =
-        |info: &DatasetInfo| DatasetRef { name: info.name.clone(), ..DatasetRef::default() };
+    let dataset = |info: &DatasetInfo| {
+        let (name, dtype) = (info.name.clone(), config.dtype.clone());
+        DatasetRef { name, dtype, ..DatasetRef::default() }
+    };
     Ok(OpenRequest {
         datasets: infos.iter().map(dataset).collect(),
         plan,

@@ -2,15 +2,16 @@
 //! samples.
 
 use host::ring::MAX_READERS;
-use xio::dataset::{Dtype, Format, TokenFile};
+use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
-use xio::order::{Cut, Order, OrderError, PackingError, SampleLayout};
+use xio::order::megatron::MegatronError;
+use xio::order::{Cut, OrderError, PackingError, SampleLayout, StreamOrder};
 use xio::plan::Plan;
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
 use crate::error::Error;
-use crate::proto::{DatasetInfo, OpenRequest, Opened};
+use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened};
 
 /// Everything that decides the bytes of a stream.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub struct Layout {
     /// The plan, printed back.
     pub plan: String,
     /// The order of samples.
-    pub order: Order,
+    pub order: StreamOrder,
     /// Datasets, in the order of the blend.
     pub sources: Vec<ReaderSource>,
     /// Their names.
@@ -70,10 +71,12 @@ pub(crate) fn parse(text: &str) -> Result<Plan, Error> {
     })
 }
 
-/// Checks the description of a dataset by its target.
-fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
+/// Checks the description of a dataset by its target. Bytes are never taken for tokens: they have to be asked for.
+fn token_file((info, asked): (&DatasetInfo, &DatasetRef)) -> Result<TokenFile, Error> {
     let bad = |why: &str| Error::invalid(format!("{}: the target's description: {why}", info.name));
-    let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_token());
+    let is_asked = |dtype: &Dtype| (*dtype == Dtype::U8) == (asked.dtype == BYTES);
+    let dtype = Dtype::from_name(&info.dtype).filter(|dtype| dtype.is_streamed());
+    let dtype = dtype.filter(is_asked);
     let dtype = dtype.ok_or_else(|| bad("its token type is unknown"))?;
     let bytes = info.tokens.checked_mul(u64::from(dtype.bytes()));
     let end = bytes.and_then(|bytes| bytes.checked_add(info.data_offset));
@@ -82,6 +85,26 @@ fn token_file(info: &DatasetInfo) -> Result<TokenFile, Error> {
     }
     let (tokens, data_offset) = (info.tokens, info.data_offset);
     Ok(TokenFile { dtype, data_offset, tokens, format: Format::Flat })
+}
+
+/// Whether samples are whole records of the file, all of which are samples.
+fn check_records(info: &DatasetInfo, window: u32) -> Result<(), Error> {
+    let DatasetInfo { name, record_bytes, tokens: bytes, .. } = info;
+    if *record_bytes > 0 && !u64::from(window).is_multiple_of(*record_bytes) {
+        let text = format!("{name}: a record has {record_bytes} bytes, window({window}) cuts it");
+        let hint = format!("a sample is a record, or several: window({record_bytes})");
+        return Err(Error::invalid(text).hint(hint));
+    }
+    match bytes % u64::from(window) {
+        0 => Ok(()),
+        left => {
+            let text = format!(
+                "{name}: its {bytes} bytes are no multiple of window({window}), {left} are left over"
+            );
+            Err(Error::invalid(text)
+                .hint("window(N) has to be the bytes of a record, or of several"))
+        }
+    }
 }
 
 /// Most trainers that read a stream together: each costs a few descriptors.
@@ -140,16 +163,25 @@ pub fn plan(
         let why = format!("{} datasets for a plan over {expected}", infos.len());
         return Err(Error::invalid(why));
     }
-    let files = infos.iter().map(token_file).collect::<Result<Vec<_>, _>>()?;
+    check_selection(&plan)?;
+    let asked = infos.iter().zip(&request.datasets);
+    let files = asked.map(token_file).collect::<Result<Vec<_>, _>>()?;
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let mut layouts = Vec::with_capacity(files.len());
-    for (dataset, (file, name)) in files.iter().zip(&names).enumerate() {
+    for (dataset, ((file, name), info)) in files.iter().zip(&names).zip(infos).enumerate() {
+        if file.dtype == Dtype::U8 {
+            check_records(info, pipeline.window_tokens())?;
+        }
         layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
     }
+    let listed = plan.megatron_order(documents.clone(), MAX_ORDER_TABLES);
     let cuts = cut(&plan, &mut layouts, documents, &names)?;
-    let order = pipeline.order(&layouts).map_err(Error::invalid)?;
+    let order: StreamOrder = match listed {
+        Some(order) => order.map_err(|error| unlisted(&error))?.into(),
+        None => pipeline.order(&layouts).map_err(Error::invalid)?.into(),
+    };
     let source =
         |(index, ((layout, cut), branch)): (u32, ((&SampleLayout, Cut), &Branch))| ReaderSource {
             connection: 0,
@@ -161,8 +193,8 @@ pub fn plan(
         };
     let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
     let sources = (0..).zip(cuts).map(source).collect();
-    let delivery = Delivery {
-        window_tokens: pipeline.window_tokens(),
+    let mut delivery = Delivery {
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
@@ -174,6 +206,7 @@ pub fn plan(
         slot_bytes: request.slot_bytes,
     };
     check_slot(&delivery)?;
+    check_end(&mut delivery, &order)?;
     check_numbers(&delivery)?;
     let left_out = request.leave_out.iter().map(|range| range.first..range.end);
     let left_out = LeaveOut::new(left_out).map_err(|error| {
@@ -197,6 +230,9 @@ fn cut(
     documents: Vec<Documents>,
     names: &[String],
 ) -> Result<Vec<Cut>, Error> {
+    if plan.megatron().is_some() {
+        return Ok(vec![Cut::Listed; layouts.len()]);
+    }
     if !plan.needs_documents() {
         return Ok(vec![Cut::Windows; layouts.len()]);
     }
@@ -229,6 +265,17 @@ pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
         .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
 }
 
+/// Windows are cut from whole files: they would hold the tokens of dropped documents.
+fn check_selection(plan: &Plan) -> Result<(), Error> {
+    if plan.selection().is_empty() || plan.pack().is_some() {
+        return Ok(());
+    }
+    let text =
+        "filter and dedup drop documents, but the samples of this plan are windows of whole files";
+    Err(Error::invalid(text)
+        .hint("leave them out, or write what they keep into a file: `dquant documents` lists it"))
+}
+
 /// An error of the compiler, with the names of the files.
 fn types(error: &CompileError, names: &[String]) -> Error {
     let name = |dataset: usize| names.get(dataset).map_or("?", String::as_str);
@@ -243,6 +290,18 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::Pack { .. } => Error::invalid(error).hint(
             "bitpack takes 9 to 31 bits, fewer than the type has: narrow(u32) | bitpack(17) for larger types",
         ),
+        CompileError::NotTokens { dataset, holds, action } => {
+            let (what, hint) = match holds.is_float() {
+                true => (holds.name(), "values pass as they are, or through quantize: leave"),
+                false => ("records", "records pass as they are: leave"),
+            };
+            let text = format!("{} holds {what}, and {action} is for tokens", name(dataset));
+            Error::invalid(text).hint(format!("{hint} {action} out"))
+        }
+        CompileError::NotFloats { dataset, holds } => {
+            let text = format!("{} holds {holds}, which quantize cannot round", name(dataset));
+            Error::invalid(text).hint("quantize is for f32, f16 and bf16: name a flat file's type with --dtype f32")
+        }
         CompileError::Narrow { dataset, from, to } => {
             let text = format!("{} holds {from}, which narrow({to}) cannot deliver", name(dataset));
             Error::invalid(text).hint("leave narrow out, or narrow further: narrow(u16)")
@@ -254,7 +313,46 @@ fn types(error: &CompileError, names: &[String]) -> Error {
         CompileError::MixedTypes { first, dataset, other } => {
             let (one, another) = (name(0), name(dataset));
             let text = format!("{one} holds {first} but {another} holds {other}");
-            Error::invalid(text).hint("deliver one type: add narrow(u16) or narrow(u32)")
+            let hint = match first.is_float() && other.is_float() {
+                true => "deliver one type: quantize(e4m3, deliver=f32)",
+                false => "deliver one type: add narrow(u16) or narrow(u32)",
+            };
+            Error::invalid(text).hint(hint)
+        }
+    }
+}
+
+/// Bytes of tables of one stream that follows Megatron-core's order: about 10^8 samples.
+const MAX_ORDER_TABLES: u64 = 1 << 30;
+
+/// Why there is no order of Megatron-core.
+fn unlisted(error: &MegatronError) -> Error {
+    Error::invalid(error).hint("docs/megatron.md says what Megatron-core needs")
+}
+
+/// Ends a stream over an order that ends, after the last whole batch for every rank.
+fn check_end(delivery: &mut Delivery, order: &StreamOrder) -> Result<(), Error> {
+    let Some(samples) = order.samples() else {
+        return Ok(());
+    };
+    let Delivery { batch_samples, shift, first_batch, share, .. } = *delivery;
+    let all = samples.saturating_sub(shift.into()) / u64::from(batch_samples.max(1));
+    let left = all.saturating_sub(first_batch) / u64::from(share.ranks);
+    match delivery.batches {
+        Some(batches) if batches > left => {
+            let text = format!(
+                "{batches} batches are asked for, the order has {left} from batch {first_batch} on"
+            );
+            Err(Error::invalid(text).hint("its samples= says how many samples there are"))
+        }
+        None if left == 0 => {
+            let text = format!("the order has no batch for every rank from batch {first_batch} on");
+            Err(Error::invalid(text).hint("its samples= says how many samples there are"))
+        }
+        Some(_) => Ok(()),
+        None => {
+            delivery.batches = Some(left);
+            Ok(())
         }
     }
 }

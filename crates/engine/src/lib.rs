@@ -11,6 +11,7 @@
 //! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
 //! | [`action`] | user actions: from a plan's module to one that may run |
+//! | [`selection`] | which documents a stream draws from |
 //! | `handle`, `group` | trainers of one job that read one stream |
 //! | [`budget`] | how much memory rings and tables of documents of a DPU may take |
 //! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
@@ -37,6 +38,7 @@ pub mod path;
 pub mod proto;
 pub mod runtime;
 pub mod seed;
+pub mod selection;
 pub mod signals;
 pub mod status;
 pub mod stream;

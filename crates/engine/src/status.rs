@@ -23,7 +23,12 @@ impl Event {
 
     /// Counts one event.
     pub(crate) fn count(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.add(1);
+    }
+
+    /// Counts several events.
+    pub(crate) fn add(&self, events: u64) {
+        self.count.fetch_add(events, Ordering::Relaxed);
     }
 
     /// The count so far.

@@ -25,7 +25,7 @@ use xio::reader::ReaderSource;
 
 use crate::budget::{Budget, Lease};
 use crate::catalog::Table;
-use crate::control::documents::DOCUMENT_BYTES;
+use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES};
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
@@ -37,9 +37,10 @@ use crate::layout;
 use crate::log;
 use crate::path::{PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
-    DatasetInfo, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest, StreamStatus,
-    TargetStages, open_reply,
+    DatasetInfo, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest,
+    StreamStatus, TargetStages, open_reply,
 };
+use crate::selection;
 use crate::status;
 
 /// Largest message on the local socket, in bytes.
@@ -254,17 +255,28 @@ fn create_rings(request: &OpenRequest) -> Result<(Vec<Producer>, Vec<Vec<RingFds
     Ok(rings.into_iter().unzip())
 }
 
-/// The documents of all datasets of a request, and their share of the memory for them.
+/// The documents that a plan draws from, and their share of the memory for them. `infos` get to tell what it drops.
 fn documents_of(
     context: &DpuContext,
     control: &TargetControl,
+    plan: &Plan,
     request: &OpenRequest,
-    infos: &[DatasetInfo],
-) -> Result<(Vec<Documents>, Option<Lease>), Error> {
+    infos: &mut [DatasetInfo],
+) -> Result<(Vec<Documents>, Vec<Lease>), Error> {
+    if !plan.needs_documents() {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let (selection, budget) = (plan.selection(), &context.documents);
+    let hashes = !selection.is_empty();
     let count = infos.iter().fold(0, |sum: u64, info| sum.saturating_add(info.document_count));
-    let tables = context.documents.take(count.saturating_mul(DOCUMENT_BYTES))?;
-    let documents = control.documents(request.datasets.clone(), infos);
-    Ok((context.runtime.block_on(documents)?, Some(tables)))
+    let each = if hashes { HASHED_BYTES } else { DOCUMENT_BYTES };
+    let tables = budget.take(count.saturating_mul(each))?;
+    let list = selection.filter.as_ref().map_or(String::new(), |filter| filter.list.clone());
+    let asked = DocumentsRequest { datasets: request.datasets.clone(), hashes, list };
+    let mut received = context.runtime.block_on(control.documents(asked, infos, budget))?;
+    let leases = std::iter::once(tables).chain(received.leases.drain(..)).collect();
+    let draws = |dataset| plan.draws(dataset);
+    Ok((selection::apply(selection, draws, infos, received)?, leases))
 }
 
 /// Plans the stream, starts it in the engine, and connects it to its target.
@@ -281,7 +293,10 @@ fn open(
         // For every session of the stream: one with other documents is refused.
         dataset.documents = plan.needs_documents();
     }
-    let asked: Vec<_> = request.datasets.iter().cloned().chain(table).collect();
+    let mut asked = request.datasets.clone();
+    // Sessions do not need them any more: what is selected stays.
+    asked.iter_mut().for_each(|dataset| dataset.document_hashes = !plan.selection().is_empty());
+    asked.extend(table);
     let has_table = asked.len() > request.datasets.len();
     let mut infos = context.runtime.block_on(control.describe(asked))?;
     // The table comes last. A wrong number of descriptions is noticed with the plan.
@@ -289,18 +304,17 @@ fn open(
     let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
     let compile =
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
-    let (documents, tables) = match plan.needs_documents() {
-        true => documents_of(context, &control, &request, &infos)?,
-        false => (Vec::new(), None),
-    };
+    let described = infos.clone();
+    let (documents, tables) = documents_of(context, &control, &plan, &request, &mut infos)?;
     let layout = layout::plan(&request, &infos, documents, compile)?;
+    let order = context.documents.take(layout.order.table_bytes())?;
     EngineError::check_staging(layout.memory_needed(), context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
     let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
     let (producers, fds) = create_rings(&request)?;
     let (events, lost) = mpsc::channel(16);
-    let opened = layout.opened(infos.clone());
+    let opened = layout.opened(infos);
     let signals = context.commands.signals();
     let to_message = |source: &ReaderSource| {
         stages::message(source.stages.target(), table.as_ref(), module.as_ref())
@@ -315,7 +329,7 @@ fn open(
         producers,
         events,
         signals: signals.clone(),
-        leases: std::iter::once(ring).chain(tables).collect(),
+        leases: [ring, order].into_iter().chain(tables).collect(),
     };
     let id = context
         .commands
@@ -327,7 +341,7 @@ fn open(
     let waiting = context.waiting.clone();
     let mut stream =
         OpenStream { id, target, commands, signals: signals.clone(), waiting, task: None };
-    let mut keeper = Keeper { context, id, signals, request, infos, stages, peer: None };
+    let mut keeper = Keeper { context, id, signals, request, infos: described, stages, peer: None };
     let runtime = keeper.context.runtime.clone();
     let session = runtime.block_on(keeper.connect(&control))?;
     stream.task = Some(runtime.spawn(async move { keeper.keep(session, lost).await }));

@@ -101,7 +101,7 @@ mod tests {
 
         #[test]
         fn the_type_does_not_matter(values in proptest::collection::vec(0_u16..128, 0..40)) {
-            let digests = Dtype::ALL.map(|dtype| {
+            let digests = Dtype::INTEGERS.map(|dtype| {
                 let bytes: Vec<u8> = values.iter()
                     .flat_map(|v| u64::from(*v).to_le_bytes()[..dtype.bytes() as usize].to_vec()).collect();
                 let mut digest = Digest::default();

@@ -8,6 +8,7 @@
 //! | [`source`], [`reading`] | detection, a stream of tokens for each format, and all cores reading one |
 //! | [`convert`] | from one format into another, verified, and resumed after a crash |
 //! | [`manifest`] | the sidecar file with type, counts and checksums |
+//! | [`dochash`] | hashes of documents in a sidecar, and lists of them |
 //! | [`documents`] | the lengths of documents, from the index beside a file |
 //! | [`settle`] | which type the tokens of a flat file have, and who says so |
 //!
@@ -17,6 +18,7 @@
 
 pub mod convert;
 mod digest;
+pub mod dochash;
 pub mod documents;
 mod error;
 mod kind;

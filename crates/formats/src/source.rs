@@ -127,6 +127,10 @@ pub trait Source: Send + Sync {
 /// # Errors
 /// Names the file and what is wrong with it.
 pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
+    if let Some(dtype) = options.dtype.filter(|dtype| dtype.is_float()) {
+        let why = format!("is to be read as {dtype}, which is no type of token ids");
+        return Err(Error::refused(path, why, "name an integer type"));
+    }
     let found = fs::metadata(path).map_err(Error::read(path))?;
     if !found.is_dir() && !found.is_file() {
         return Err(Error::refused(path, "is neither a file nor a folder", "name a token file"));

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codec, Compression, TokenMap};
+use xio::kernel::{Codec, Compression, Quant, TokenMap};
 
 const BLOCK: usize = 1 << 20;
 const PASSES: usize = 15;
@@ -86,6 +86,30 @@ fn modules(stored: &Blocks) {
     }
 }
 
+/// Quantizes values around zero in samples of 2,048, and undoes it.
+fn quantize(stored: &Blocks, scratch: &mut [u8]) {
+    const ROW: usize = 2048;
+    let (kernels, _) = host::kernels::best();
+    let mut values = stored.copy();
+    for raw in values.original.iter_mut().flat_map(|block| block.as_chunks_mut().0) {
+        let id = u32::from_le_bytes(*raw) % 50_257;
+        *raw = ((id as f32 - 25_000.0) / 10_000.0).to_le_bytes();
+    }
+    for quant in Quant::ALL {
+        let mut quantized = values.copy();
+        quantized.time(&format!("quantize({quant})"), |block, _| {
+            (kernels.quantize)(block, Dtype::F32, quant, ROW).expect("whole rows of finite values")
+        });
+        for to in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            quantized.copy().time(&format!("{quant}, undone to {to}"), |block, length| {
+                scratch[..length].copy_from_slice(&block[..length]);
+                (kernels.dequantize)(&scratch[..length], quant, ROW, to, block)
+                    .expect("there is room")
+            });
+        }
+    }
+}
+
 fn main() {
     let Some(path) = std::env::args().nth(1) else {
         eprintln!("name a flat file of u32 tokens");
@@ -138,6 +162,7 @@ fn main() {
     narrowed.time("narrow(u16)", |block, _| {
         (kernels.narrow)(block, Dtype::U32, Dtype::U16).expect("ids below 65536")
     });
+    quantize(&stored, &mut scratch);
     for (codec, level) in [(Codec::Lz4, 0), (Codec::Zstd, -1), (Codec::Zstd, 1), (Codec::Zstd, 3)] {
         let how = Compression { codec, level, always: true };
         let mut compressed = narrowed.copy();

@@ -5,7 +5,7 @@
 //! comes from a crate that uses the processor's own instruction.
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codecs, Kernels, NarrowError, body, pack};
+use xio::kernel::{Codecs, Kernels, NarrowError, Quant, QuantizeError, body, pack, quantize};
 
 /// The fastest kernels of this processor, and their name for people.
 pub fn best() -> (Kernels, &'static str) {
@@ -49,8 +49,56 @@ macro_rules! compiled_for {
         mod $module {
             use super::*;
 
-            pub(super) const LOOPS: Kernels =
-                Kernels { narrow, replace, pack: pack_tokens, unpack, widen, ..Kernels::PORTABLE };
+            pub(super) const LOOPS: Kernels = Kernels {
+                narrow,
+                replace,
+                pack: pack_tokens,
+                unpack,
+                quantize: quantize_rows,
+                dequantize,
+                widen,
+                ..Kernels::PORTABLE
+            };
+
+            fn quantize_rows(
+                buf: &mut [u8],
+                from: Dtype,
+                to: Quant,
+                row: usize,
+            ) -> Result<usize, QuantizeError> {
+                #[target_feature(enable = $features)]
+                fn compiled(
+                    buf: &mut [u8],
+                    from: Dtype,
+                    to: Quant,
+                    row: usize,
+                ) -> Result<usize, QuantizeError> {
+                    quantize::quantize_in_place(buf, from, to, row)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(buf, from, to, row) }
+            }
+
+            fn dequantize(
+                source: &[u8],
+                from: Quant,
+                row: usize,
+                to: Dtype,
+                target: &mut [u8],
+            ) -> Result<usize, QuantizeError> {
+                #[target_feature(enable = $features)]
+                fn compiled(
+                    source: &[u8],
+                    from: Quant,
+                    row: usize,
+                    to: Dtype,
+                    target: &mut [u8],
+                ) -> Result<usize, QuantizeError> {
+                    quantize::dequantize_into(source, from, row, to, target)
+                }
+                // SAFETY: the processor has these features, see the macro.
+                unsafe { compiled(source, from, row, to, target) }
+            }
 
             fn narrow(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
                 #[target_feature(enable = $features)]
@@ -123,6 +171,34 @@ mod tests {
     use xio::kernel::{
         narrow_in_place, pack_in_place, replace_in_place, unpack_in_place, widen_into,
     };
+
+    #[test]
+    fn every_quantization_agrees_with_the_portable_one() {
+        let (best, name) = best();
+        // Every exponent, and every end of a mantissa.
+        let bits =
+            (0..60_000_u32).map(|i| i.wrapping_mul(0x9e37_79b9)).filter(|b| b >> 23 & 255 != 255);
+        let values: Vec<u8> = bits.flat_map(u32::to_le_bytes).collect();
+        for quant in Quant::ALL {
+            for (from, row) in
+                [(Dtype::F32, 1), (Dtype::F32, 100), (Dtype::Bf16, 64), (Dtype::F32, 999)]
+            {
+                let whole = values.len() / (4 * row) * 4 * row;
+                let (mut a, mut b) = (values[..whole].to_vec(), values[..whole].to_vec());
+                let ours = (best.quantize)(&mut a, from, quant, row);
+                assert_eq!(ours, (Kernels::PORTABLE.quantize)(&mut b, from, quant, row), "{name}");
+                let Ok(length) = ours else { continue };
+                assert!(a[..length] == b[..length], "{name}, {quant}, {from}, {row}");
+                for to in Dtype::FLOATS {
+                    let (mut wide, mut want) = (vec![0; whole * 2], vec![0; whole * 2]);
+                    let ours = (best.dequantize)(&a[..length], quant, row, to, &mut wide);
+                    let portable = Kernels::PORTABLE.dequantize;
+                    assert_eq!(ours, portable(&a[..length], quant, row, to, &mut want), "{name}");
+                    assert!(ours.is_err() || wide == want, "{name}, {quant} to {to}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_kernel_agrees_with_the_portable_one() {

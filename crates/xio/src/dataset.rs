@@ -9,9 +9,10 @@
 //! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from a manifest or the user, file length; [`guess`] checks it |
 //! | NumPy `.npy`, versions 1 to 3 | [`npy::parse`] | header bytes, file length |
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
+//! | records of bytes, flat or `.npy` | [`bytes`], [`npy::parse_records`] | that the user asks for [`BYTES`] |
 //!
 //! Invariants: a returned `TokenFile` has `data_offset + tokens * dtype.bytes()` equal to the length of
-//! the file, without overflow, and a dtype that is delivered as tokens. Header bytes are hostile: they
+//! the file, without overflow, and a dtype that is delivered as tokens or as floating point, or `u8` for records. Header bytes are hostile: they
 //! are checked before use, sizes are bounded before anything is allocated, and every refusal names the
 //! field and its value and has a counter name ([`DatasetError::reason`]).
 
@@ -104,12 +105,20 @@ pub fn sniff(head: &[u8]) -> Sniff {
 
 /// Describes a flat file of `file_len` bytes that holds nothing but `dtype` tokens.
 pub fn flat(dtype: Dtype, file_len: u64) -> Result<TokenFile, DatasetError> {
-    let dtype = dtype.token()?;
+    let dtype = if dtype.is_float() { dtype } else { dtype.token()? };
     let bytes = u64::from(dtype.bytes());
     if !file_len.is_multiple_of(bytes) {
         return Err(DatasetError::Ragged { dtype, len: file_len, left: file_len % bytes });
     }
     Ok(TokenFile { dtype, data_offset: 0, tokens: file_len / bytes, format: Format::Flat })
+}
+
+/// In place of a dtype: the file holds records of bytes.
+pub const BYTES: &str = "bytes";
+
+/// Describes a flat file of `file_len` bytes that holds records, whatever they are.
+pub fn bytes(file_len: u64) -> TokenFile {
+    TokenFile { dtype: Dtype::U8, data_offset: 0, tokens: file_len, format: Format::Flat }
 }
 
 /// Why a file is not accepted as tokens. Lengths and offsets are bytes.
@@ -222,6 +231,12 @@ pub enum DatasetError {
     /// Column-major order: samples would not be contiguous.
     #[error("fortran_order is True: tokens of a sequence are not contiguous; save with order='C'")]
     FortranOrder,
+    /// Elements without a fixed size.
+    #[error("dtype `{descr}` has elements of no fixed size, which are no records")]
+    NoRecords {
+        /// The type as stored.
+        descr: String,
+    },
     /// A shape without an axis.
     #[error("shape is (): a scalar holds no token sequence")]
     Scalar,
@@ -278,6 +293,7 @@ impl DatasetError {
             DatasetError::HeaderTooLong { .. } => "header-too-long",
             DatasetError::HeaderSyntax { .. } => "header-syntax",
             DatasetError::HeaderField { .. } => "header-field",
+            DatasetError::NoRecords { .. } => "no-records",
             DatasetError::FortranOrder => "fortran-order",
             DatasetError::Scalar => "scalar",
             DatasetError::TooLarge { .. } => "too-large",

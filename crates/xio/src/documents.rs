@@ -4,11 +4,15 @@
 //! respects documents works on it; how it gets here (an index beside the file, a reply of the target) does not
 //! belong here.
 
+mod select;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use thiserror::Error;
+
+pub use select::{Count, Dedup, Filter, HashList, Hashed, Kept, MAX_LIST, Selection, select};
 
 /// Most documents of a dataset: 2.3 GiB of table, as many as in the largest index that is read.
 pub const MAX_DOCUMENTS: usize = 200_000_000;

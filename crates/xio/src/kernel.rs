@@ -1,4 +1,4 @@
-//! Per-byte work: narrowing, packing and widening tokens, scanning their range, CRC32C, compressors.
+//! Per-byte work: narrowing, packing and widening tokens, quantizing values, scanning their range, CRC32C, compressors.
 //!
 //! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means SSE2; a
 //! driver that detects the processor compiles the same loops again with more features. To that end the
@@ -18,6 +18,7 @@ pub mod body;
 mod codec;
 mod crc;
 pub mod pack;
+pub mod quantize;
 mod user;
 
 use thiserror::Error;
@@ -26,6 +27,7 @@ use crate::dataset::Dtype;
 
 pub use codec::{Codec, Codecs, Compressed, Compression, ZSTD_LEVELS};
 pub use crc::crc32c;
+pub use quantize::{Quant, QuantizeError};
 pub use user::{MapFault, TokenMap, Trap};
 
 /// Narrows little-endian tokens in place: see [`narrow_in_place`].
@@ -39,6 +41,12 @@ pub type Pack = fn(&mut [u8], Dtype, u32) -> Result<usize, NarrowError>;
 
 /// Unpacks tokens in place: see [`unpack_in_place`].
 pub type Unpack = fn(&mut [u8], usize, u32, Dtype) -> Option<usize>;
+
+/// Quantizes rows of values in place: see [`quantize::quantize_in_place`].
+pub type Quantize = fn(&mut [u8], Dtype, Quant, usize) -> Result<usize, QuantizeError>;
+
+/// Undoes quantization into another buffer: see [`quantize::dequantize_into`].
+pub type Dequantize = fn(&[u8], Quant, usize, Dtype, &mut [u8]) -> Result<usize, QuantizeError>;
 
 /// Widens little-endian tokens into another buffer: see [`widen_into`].
 pub type Widen = fn(&[u8], Dtype, Dtype, &mut [u8]);
@@ -57,6 +65,10 @@ pub struct Kernels {
     pub pack: Pack,
     /// Unpacking.
     pub unpack: Unpack,
+    /// Quantization.
+    pub quantize: Quantize,
+    /// Its inverse.
+    pub dequantize: Dequantize,
     /// Widening.
     pub widen: Widen,
     /// Checksum of a block.
@@ -72,6 +84,10 @@ impl Kernels {
         replace: replace_in_place,
         pack: pack_in_place,
         unpack: unpack_in_place,
+        quantize: |buf, from, to, row| quantize::quantize_in_place(buf, from, to, row),
+        dequantize: |source, from, row, to, target| {
+            quantize::dequantize_into(source, from, row, to, target)
+        },
         widen: widen_into,
         crc32c,
         codecs: Codecs::NONE,
@@ -210,7 +226,7 @@ impl Scan {
     }
 }
 
-/// Counts the tokens of a buffer and finds their range. Bytes after the last whole token are ignored.
+/// Counts the tokens of a buffer and finds their range, of floating point that of their bits. Bytes after the last whole token are ignored.
 pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {
     body::scan(buf, dtype)
 }

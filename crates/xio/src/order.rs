@@ -25,6 +25,7 @@ mod mix;
 mod packing;
 mod permutation;
 mod shuffle;
+mod stream;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -43,6 +44,8 @@ pub use shuffle::{
     Quality, default_group_blocks,
 };
 pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
+pub use stream::StreamOrder;
+pub(crate) use stream::StreamState;
 
 /// Most bytes of a block, the unit of file reads and staging; the size of blocks in file order.
 pub const BLOCK_BYTES: u32 = 1 << 20;
@@ -217,6 +220,8 @@ pub enum Cut {
     Through(Documents),
     /// Documents laid into samples.
     Packed(Arc<Packing>),
+    /// Pieces anywhere in the file, as the order lists them.
+    Listed,
 }
 
 impl Cut {

@@ -16,6 +16,8 @@
 //! | `order(megatron, seed=SEED, samples=N, split="A,B,C")` | the order of Megatron-core | the own order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
 //! | `phases(N, …)` | global samples at which the blend goes on with the next of `WEIGHT:WEIGHT:…` | one phase |
+//! | `filter("LIST")`, `filter(keep="LIST")` | drop the documents whose hash is in a list, or keep only those | keep all |
+//! | `dedup`, `dedup(across)` | of documents with one hash keep the first of each dataset, or of all | keep all |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
 //! | `wasm("MODULE", sha256=HEX)` | map every token by a WebAssembly module of the user | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
@@ -23,6 +25,7 @@
 //! | `narrow(u16, overflow=escape)` | tokens cross the wire in 16 bits, in blocks where all of them fit | refuse |
 //! | `bitpack(N)` | tokens cross the wire in N bits; refuse those that do not fit | not |
 //! | `compress(zstd, level=1)`, `compress(lz4)` | blocks cross the wire compressed | not |
+//! | `quantize(int8)`, `quantize(e4m3)`, `quantize(e5m2)` | floating-point values cross the wire in 8 bits and a scale for each 32 | not |
 //! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
 //! | `pairs` | deliver each sample twice, without its last and without its first token | once |
 //! | `pairs(ignore=ID)` | as above, and labels beyond the document of their input become `ID` | all labels |
@@ -50,18 +53,19 @@ use core::fmt;
 use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
-use crate::documents::Documents;
+use crate::documents::{Dedup, Documents, Filter, Selection};
 use crate::kernel::Compression;
 use crate::order::{
     BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, DEFAULT_BLOCK_BYTES, Fit, Order, OrderError,
     PackingError, SampleLayout, default_group_blocks,
 };
 
+pub use crate::kernel::Quant;
 pub use error::{PlanError, Problem};
 pub use megatron::{Decimal, Megatron};
 
-/// Longest window in tokens: one sample of the widest type then just fits a block of 1 MiB.
-pub const MAX_WINDOW: u32 = 131_072;
+/// Longest window in tokens: a sample of bytes then just fits a block of 1 MiB.
+pub const MAX_WINDOW: u32 = 1 << 20;
 
 /// Most samples of a batch.
 pub const MAX_BATCH: u32 = 65_536;
@@ -92,17 +96,50 @@ pub struct Plan {
     blend: Vec<Part>,
     /// First samples of the phases of the blend after the first one.
     phases: Vec<u64>,
+    selection: Selection,
     remap: Option<String>,
     wasm: Option<UserModule>,
     narrow: Option<Narrow>,
     bitpack: Option<u8>,
     compress: Option<Compression>,
+    quantize: Option<Quantize>,
     widen: Option<Dtype>,
     pairs: bool,
     /// Labels beyond the document of their input.
     ignore: Option<i64>,
     positions: bool,
     batch: u32,
+}
+
+/// The `quantize` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantize {
+    /// Type of the codes.
+    pub to: Quant,
+    /// What is delivered.
+    pub deliver: Deliver,
+}
+
+/// What is delivered of quantized values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deliver {
+    /// Values of the type that the file has.
+    Source,
+    /// Values of this type.
+    As(Dtype),
+    /// Codes, then scales, as bytes.
+    Quantized,
+}
+
+impl fmt::Display for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = self.to;
+        match self.deliver {
+            Deliver::Source => write!(f, "quantize({to})"),
+            Deliver::As(dtype) => write!(f, "quantize({to}, deliver={dtype})"),
+            Deliver::Quantized => write!(f, "quantize({to}, deliver=quantized)"),
+        }
+    }
 }
 
 /// The `narrow` action.
@@ -256,7 +293,7 @@ impl Plan {
     /// Whether the documents of the files decide anything.
     pub fn needs_documents(&self) -> bool {
         let cut = self.pack.is_some() || self.megatron.is_some();
-        cut || self.positions || self.ignore.is_some()
+        cut || self.positions || self.ignore.is_some() || !self.selection.is_empty()
     }
 
     /// The shuffle, if there is one.
@@ -302,8 +339,10 @@ impl Plan {
         let (window, overlap) = (self.window, self.overlap);
         let unused = || self.shares(dataset).all(|share| share.0 == 0);
         let layout = match SampleLayout::new(file, window, overlap) {
-            // Packed documents are no windows: how many samples they fill is not known yet.
-            Err(OrderError::NoSample { .. }) if self.pack.is_some() || unused() => {
+            // Packed or listed documents are no windows: how many samples they fill is not known yet.
+            Err(OrderError::NoSample { .. })
+                if self.pack.is_some() || self.megatron.is_some() || unused() =>
+            {
                 SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1 }
             }
             layout => layout?,
@@ -399,6 +438,11 @@ impl Plan {
         self.compress
     }
 
+    /// How values are quantized, if they are.
+    pub fn quantize(&self) -> Option<Quantize> {
+        self.quantize
+    }
+
     /// The larger type that tokens are delivered in, if they are.
     pub fn widen(&self) -> Option<Dtype> {
         self.widen
@@ -422,6 +466,16 @@ impl Plan {
     /// Samples of a batch.
     pub fn batch(&self) -> u32 {
         self.batch
+    }
+
+    /// Which documents are dropped.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// Whether samples are drawn from a dataset, by its position in the blend.
+    pub fn draws(&self, dataset: usize) -> bool {
+        self.shares(dataset).any(|(weight, _)| weight > 0)
     }
 
     /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
@@ -504,6 +558,16 @@ impl fmt::Display for Plan {
         if !self.phases.is_empty() {
             write!(f, " | {}", PhasesText(&self.phases))?;
         }
+        match &self.selection.filter {
+            Some(Filter { list, keep: true }) => write!(f, " | filter(keep={})", Quoted(list))?,
+            Some(Filter { list, keep: false }) => write!(f, " | filter({})", Quoted(list))?,
+            None => {}
+        }
+        match self.selection.dedup {
+            Some(Dedup::Within) => f.write_str(" | dedup")?,
+            Some(Dedup::Across) => f.write_str(" | dedup(across)")?,
+            None => {}
+        }
         if let Some(table) = &self.remap {
             write!(f, " | remap({})", Quoted(table))?;
         }
@@ -518,6 +582,9 @@ impl fmt::Display for Plan {
         }
         if let Some(compression) = self.compress {
             write!(f, " | {compression}")?;
+        }
+        if let Some(quantize) = self.quantize {
+            write!(f, " | {quantize}")?;
         }
         if let Some(dtype) = self.widen {
             write!(f, " | widen({dtype})")?;

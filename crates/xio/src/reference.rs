@@ -7,8 +7,8 @@
 //! narrowing loops have no counterpart here. Where the two disagree, one has a bug.
 //!
 //! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
-//! a row is one window of tokens, each replaced by its entry in the table of `remap`, mapped by the action of `wasm` and converted to the
-//! type of `narrow`, little-endian, in the delivered type. Sample `i` of a file is its
+//! a row is one window of tokens, each replaced by its entry in the table of `remap`, mapped by the action
+//! of `wasm` and converted to the type of `narrow`, or quantized and back, little-endian, in the delivered type. Sample `i` of a file is its
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
@@ -16,6 +16,8 @@
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
+
+pub mod quantized;
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -28,10 +30,10 @@ use crate::order::{
     BLOCK_BYTES, Fit, MAX_CHUNKS, OrderError, SampleLayout, block_permutation, dataset_key,
     sample_permutation, tail_slot,
 };
-use crate::plan::{Narrow, Overflow, Pack, Plan};
+use crate::plan::{Deliver, Narrow, Overflow, Pack, Plan};
 use crate::stage::{CompileError, Limit};
 
-/// Reads single tokens as whole numbers.
+/// Reads single tokens as whole numbers; values of floating point as their bits.
 pub trait TokenReader {
     /// The token at `index`, counted from the first of the file; none if it cannot be read.
     fn token(&mut self, index: u64) -> Option<i128>;
@@ -258,6 +260,14 @@ impl<R: TokenReader> Reference<R> {
             let value = value.ok_or(ReferenceError::Unreadable { dataset, token })?;
             values.push((token, value));
         }
+        if self.plan.quantize().is_some() {
+            let delivered = self.quantized(dataset, &values)?;
+            // Codes and scales are one row; values go on as if they were in the file.
+            if delivered.len() != values.len() {
+                return Ok(Vec::from([delivered]));
+            }
+            values.iter_mut().zip(delivered).for_each(|(value, delivered)| value.1 = delivered);
+        }
         // One action after the other, over the whole sample: the first that refuses a token is the error.
         let actions =
             [Reference::remapped, Reference::mapped, Reference::narrowed, Reference::fitting];
@@ -309,6 +319,35 @@ impl<R: TokenReader> Reference<R> {
         borders.dedup();
         let mut start = first;
         borders.into_iter().map(|end| core::mem::replace(&mut start, end)..end).collect()
+    }
+
+    /// What is delivered of a sample of values, which are given with their places and as bits.
+    fn quantized(
+        &self,
+        dataset: usize,
+        values: &[(u64, i128)],
+    ) -> Result<Vec<i128>, ReferenceError> {
+        let Some(quantize) = self.plan.quantize() else {
+            return Ok(Vec::new());
+        };
+        let stored = self.datasets[dataset].layout.file.dtype;
+        let row: Vec<f64> =
+            values.iter().map(|(_, bits)| quantized::read(*bits as u64, stored)).collect();
+        let refused = |index: usize, limit, value: f64| {
+            let (token, value) = (values[index].0, (value as f32).to_bits().into());
+            ReferenceError::Overflow { dataset, token, value, limit }
+        };
+        let codes = quantized::quantize(&row, quantize.to);
+        let codes = codes.map_err(|(index, limit)| refused(index, limit, row[index]))?;
+        if quantize.deliver == Deliver::Quantized {
+            return Ok(codes.into_iter().map(i128::from).collect());
+        }
+        let back = quantized::dequantize(&codes, quantize.to, row.len()).into_iter().enumerate();
+        let delivered = back.map(|(index, value)| {
+            let bits = quantized::write(value, self.dtype);
+            bits.map(i128::from).map_err(|limit| refused(index, limit, value))
+        });
+        delivered.collect()
     }
 
     /// The entry of the table for a token, if there is a table.

@@ -12,7 +12,7 @@ use sim::memory::Arena;
 use xio::dataset::{Dtype, TokenFile, flat};
 use xio::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
 use xio::documents::Documents;
-use xio::order::{Cut, Fit, SampleLayout};
+use xio::order::{Cut, Fit, SampleLayout, StreamOrder};
 use xio::plan::Plan;
 use xio::reader::{
     Delivery, LeaveOut, LeaveOutError, LocalFile, LocalReader, ReaderSetup, ReaderSource, Share,
@@ -258,6 +258,7 @@ fn cut(plan: &Plan, pipeline: &Pipeline, files: &[File]) -> (Vec<SampleLayout>, 
     let cut = |(dataset, (layout, file)): (usize, (SampleLayout, &File))| {
         let documents = Documents::new(file.documents.iter().cloned()).unwrap();
         match plan.needs_documents() {
+            true if plan.megatron().is_some() => (layout, Cut::Listed),
             true => plan.cut(dataset, layout, documents).unwrap(),
             false => (layout, Cut::Windows),
         }
@@ -288,9 +289,15 @@ fn run(
             ReaderSource { connection: 0, source, layout: *layout, cut, stages, whole_pages }
         })
         .collect();
-    let order = pipeline.order(&layouts).unwrap();
+    let documents = || {
+        files.iter().map(|file| Documents::new(file.documents.iter().cloned()).unwrap()).collect()
+    };
+    let order: StreamOrder = match plan.megatron_order(documents(), 1 << 20) {
+        Some(order) => order.unwrap().into(),
+        None => pipeline.order(&layouts).unwrap().into(),
+    };
     let delivery = Delivery {
-        window_tokens: pipeline.window_tokens(),
+        window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),
         sample_dtype: pipeline.sample_dtype(),
         dtype: pipeline.dtype(),
@@ -641,6 +648,72 @@ proptest! {
                 prop_assert_eq!(change, Change::Written { len: 2_400_000 });
             }
             other => prop_assert!(false, "{other:?}"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Samples of Megatron-core's order, whose pieces lie anywhere in the files: on any disk, for any ranks.
+    #[test]
+    fn listed_samples_are_delivered_piece_by_piece(
+        lengths in prop::collection::vec(200..900u64, 1..4),
+        (window, samples, seed) in (2..60u32, 20..200u64, any::<u32>()),
+        (batch, first_batch, ranks, first) in (1..5u32, 0..8u64, 1..4u32, any::<u32>()),
+        (pairs, positions) in (any::<bool>(), any::<bool>()),
+        manifests in any::<bool>(),
+    ) {
+        let names: Vec<String> = (0..lengths.len()).map(|i| format!("d{i}={}", i + 1)).collect();
+        let blend = if names.len() > 1 { format!(" | blend({})", names.join(", ")) } else { String::new() };
+        let text = format!(
+            "window({window}, overlap=1) | order(megatron, seed={seed}, samples={samples}){blend} | batch({batch}){}{}",
+            if pairs { " | pairs" } else { "" },
+            if positions { " | positions" } else { "" },
+        );
+        let plan = Plan::parse(&text, None).unwrap();
+        let files: Vec<File> =
+            (0..).zip(&lengths).map(|(salt, tokens)| file(Dtype::U16, *tokens, salt)).collect();
+        let documents: Vec<Documents> = files
+            .iter()
+            .map(|file| Documents::new(file.documents.iter().cloned()).unwrap())
+            .collect();
+        let order = plan.megatron_order(documents, 1 << 20).unwrap();
+        prop_assume!(order.is_ok());
+        let order = order.unwrap();
+        let steps = (order.samples() / u64::from(batch)).saturating_sub(first_batch) / u64::from(ranks);
+        prop_assume!(steps > 0);
+        let share = Share { ranks, first: first % ranks, count: 1 };
+        let part = Part { share, ..Part::all((first_batch, steps)) };
+        let trouble = Trouble { manifests, ..Trouble::default() };
+        let ran = run(&plan, &files, contents(&files), part, seed.into(), trouble);
+        prop_assert_eq!(&ran.host.end, &Some(Ok(())));
+        prop_assert_eq!(ran.host.batches.len() as u64, steps);
+        let mut picks = order.cursor_at(0).collect::<Vec<_>>().into_iter();
+        let picks = picks.as_mut_slice();
+        for (step, (_, got)) in (0..).zip(&ran.host.batches) {
+            let number = first_batch + step * u64::from(ranks) + u64::from(share.first);
+            let mut rows: Vec<Vec<u16>> = vec![Vec::new(); 1 + usize::from(pairs) + 2 * usize::from(positions)];
+            for n in number * u64::from(batch)..(number + 1) * u64::from(batch) {
+                let (dataset, k) = picks[n as usize];
+                let (mut tokens, mut places) = (Vec::new(), Vec::new());
+                for (document, piece) in (1..).zip(order.pieces(dataset, k)) {
+                    places.extend((0..(piece.end - piece.start) as u16).map(|i| (i, document)));
+                    tokens.extend(piece.map(|token| token_of(&files[dataset], token).unwrap() as u16));
+                }
+                let inputs = tokens.len() - usize::from(pairs);
+                rows[0].extend(&tokens[..inputs]);
+                if pairs {
+                    rows[1].extend(&tokens[1..]);
+                }
+                if positions {
+                    let last = rows.len() - 1;
+                    rows[last - 1].extend(places[..inputs].iter().map(|place| place.0));
+                    rows[last].extend(places[..inputs].iter().map(|place: &(u16, u16)| place.1));
+                }
+            }
+            let want: Vec<u8> = rows.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
+            prop_assert!(got == &want, "batch {}", number);
         }
     }
 }

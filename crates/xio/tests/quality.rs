@@ -95,7 +95,7 @@ fn memory(datasets: usize, mib: u64, shuffle: &str) -> u64 {
             ReaderSource { connection: 0, source, layout, cut, stages, whole_pages }
         })
         .collect();
-    Reader::memory_needed(&pipeline.order(&layouts).unwrap(), &sources)
+    Reader::memory_needed(&pipeline.order(&layouts).unwrap().into(), &sources)
 }
 
 #[test]

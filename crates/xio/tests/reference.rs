@@ -6,6 +6,7 @@
 
 use proptest::prelude::*;
 use xio::dataset::{Dtype, TokenFile, flat};
+use xio::kernel::Quant;
 use xio::order::{OrderError, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
@@ -108,9 +109,8 @@ fn assert_same(text: &str, files: &[File], batches: impl IntoIterator<Item = u64
     let [near, far] = [true, false].map(|offload| plan.compile(&dtypes(files), offload).unwrap());
     for batch in batches {
         let slow = reference.batch(batch).unwrap();
-        let bytes =
-            plan.batch() as usize * plan.window() as usize * reference.dtype().bytes() as usize;
-        assert_eq!(slow.len(), bytes);
+        let row = near.sample_tokens() as usize;
+        assert_eq!(slow.len(), plan.batch() as usize * row * reference.dtype().bytes() as usize);
         for pipeline in [&near, &far] {
             let fast = fast_batch(pipeline, files, batch);
             assert!(fast.as_ref() == Ok(&slow), "replay: {text}, batch {batch}");
@@ -234,6 +234,105 @@ fn resuming_anywhere_gives_the_same_bytes() {
     }
     let distinct: std::collections::BTreeSet<&Vec<u8>> = straight.iter().collect();
     assert_eq!(distinct.len(), straight.len());
+}
+
+/// A file of values of many sizes, which all types of floating point have.
+fn values(dtype: Dtype, count: u64, salt: u64) -> File {
+    let value = |i: u64| {
+        let mixed = (i + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let fraction = (mixed >> 40) as f32 / (1 << 24) as f32 + 1.0;
+        let size = f32::from_bits((127 - 12 + (mixed >> 20) as u32 % 24) << 23);
+        if mixed & 1 == 0 { fraction * size } else { -fraction * size }
+    };
+    let stored = |value: f32| -> Vec<u8> {
+        let bits = value.to_bits();
+        match dtype {
+            Dtype::F32 => bits.to_le_bytes().to_vec(),
+            Dtype::Bf16 => bits.to_le_bytes()[2..].to_vec(),
+            // Exponents lie within those of halves: the mantissa is cut.
+            _ => ((bits >> 16 & 0x8000 | ((bits & 0x7fff_ffff) - (112 << 23)) >> 13) as u16)
+                .to_le_bytes()
+                .to_vec(),
+        }
+    };
+    let bytes: Vec<u8> = (0..count).flat_map(|i| stored(value(i))).collect();
+    File { described: flat(dtype, bytes.len() as u64).unwrap(), bytes }
+}
+
+#[test]
+fn values_pass_as_they_are() {
+    for dtype in Dtype::FLOATS {
+        let files = [values(dtype, 50_000, 7)];
+        assert_same("window(500) | shuffle(1, blocks=1) | batch(3)", &files, 0..40);
+    }
+}
+
+#[test]
+fn quantized_values_are_those_of_the_reference() {
+    for (index, stored) in Dtype::FLOATS.into_iter().enumerate() {
+        let files = [values(stored, 9_000, 1), values(stored, 7_001, 2)];
+        for to in ["int8", "e4m3", "e5m2"] {
+            let deliver =
+                ["", ", deliver=bf16", ", deliver=f32", ", deliver=f16", ", deliver=quantized"];
+            for (deliver, window) in deliver.into_iter().zip([64, 100, 33, 1, 257]) {
+                let text = format!(
+                    "window({window}) | shuffle(seed, blocks=2) | blend(a=2, b=1) | quantize({to}{deliver}) | batch(3)"
+                );
+                assert_same(&text, &files, [0, 1, 5 + index as u64]);
+            }
+            let text =
+                format!("window(96) | blend(a=2, b=1) | quantize({to}) | compress(lz4) | batch(3)");
+            assert_same(&text, &files, [0, 9]);
+        }
+    }
+    let mixed = [values(Dtype::F32, 9_000, 1), values(Dtype::F16, 7_001, 2)];
+    assert_same(
+        "window(70) | blend(a=2, b=1) | quantize(e4m3, deliver=f16) | batch(3)",
+        &mixed,
+        0..9,
+    );
+}
+
+/// A sample is what it is, wherever its block begins.
+#[test]
+fn a_sample_is_quantized_alone() {
+    let all = values(Dtype::F32, 40 * 1_000, 3);
+    let plan =
+        Plan::parse("window(40) | quantize(e4m3, deliver=quantized) | batch(1)", None).unwrap();
+    let pipeline = plan.compile(&[Dtype::F32], true).unwrap();
+    for sample in [0, 1, 617, 999] {
+        let bytes = all.bytes[sample * 160..(sample + 1) * 160].to_vec();
+        let alone = File { described: flat(Dtype::F32, 160).unwrap(), bytes };
+        let in_file = fast_batch(&pipeline, std::slice::from_ref(&all), sample as u64).unwrap();
+        assert_eq!(in_file, fast_batch(&pipeline, &[alone], 0).unwrap());
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_delivered_is_named_by_file_and_position() {
+    for (text, bits, limit) in [
+        ("quantize(int8)", f32::NAN.to_bits(), Limit::Quantized(Quant::Int8)),
+        ("quantize(e4m3)", f32::INFINITY.to_bits(), Limit::Quantized(Quant::E4m3)),
+        ("quantize(e5m2, deliver=f16)", 1e6_f32.to_bits(), Limit::Type(Dtype::F16)),
+    ] {
+        let mut files = [values(Dtype::F32, 10_000, 8)];
+        files[0].bytes[4 * 321..][..4].copy_from_slice(&bits.to_le_bytes());
+        let plan = Plan::parse(&format!("window(100) | {text} | batch(1)"), None).unwrap();
+        let mut reference = reference(&plan, &files);
+        assert!(reference.batch(2).is_ok());
+        let Err(ReferenceError::Overflow { dataset: 0, token: 321, value, limit: found }) =
+            reference.batch(3)
+        else {
+            panic!("{text}");
+        };
+        assert_eq!(found, limit);
+        for offload in [true, false] {
+            let pipeline = plan.compile(&[Dtype::F32], offload).unwrap();
+            assert_eq!(fast_batch(&pipeline, &files, 3), Err((0, 321, value)), "{text}");
+            let stages = pipeline.branches()[0].blocks();
+            assert!(stages.over_blocks().any(|stage| stage.limit(value) == Some(limit)), "{text}");
+        }
+    }
 }
 
 const TOKENS: [Dtype; 5] = [Dtype::U16, Dtype::U32, Dtype::I32, Dtype::U64, Dtype::I64];

@@ -5,7 +5,6 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, final, type_check_only
 
-import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
@@ -20,8 +19,20 @@ class Options(TypedDict, total=False):
     seq_len: int | None
     batch_size: int | None
     shuffle: bool | None
+    pack: str | None
+    filter: str | PathLike[str] | None
+    keep: str | PathLike[str] | None
+    dedup: bool | str | None
+    remap: str | PathLike[str] | None
     wasm: tuple[str, str] | None
     narrow: str | None
+    overflow: str | int | None
+    bitpack: int | None
+    compress: str | None
+    compress_level: int | None
+    compress_when: str | None
+    quantize: str | None
+    deliver: str | None
     widen: str | None
     pairs: bool | None
     rank: int | None
@@ -61,16 +72,16 @@ class Batch(Buffer):
     def dtype(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
-    def numpy(self) -> npt.NDArray[np.integer[Any]]: ...
+    def numpy(self) -> npt.NDArray[Any]: ...
     def torch(self) -> Any: ...
     @property
-    def x(self) -> npt.NDArray[np.integer[Any]]: ...
+    def x(self) -> npt.NDArray[Any]: ...
     @property
-    def y(self) -> npt.NDArray[np.integer[Any]]: ...
+    def y(self) -> npt.NDArray[Any]: ...
     @property
-    def positions(self) -> npt.NDArray[np.integer[Any]]: ...
+    def positions(self) -> npt.NDArray[Any]: ...
     @property
-    def documents(self) -> npt.NDArray[np.integer[Any]]: ...
+    def documents(self) -> npt.NDArray[Any]: ...
     def __dlpack__(
         self,
         *,

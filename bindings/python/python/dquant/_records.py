@@ -23,6 +23,10 @@ class Dataset:
     """Fingerprint of its manifest, which stands for every byte of the file; 0 without a manifest."""
     documents: int = 0
     """Fingerprint of its documents as the plan takes them; 0 where the plan does not need them."""
+    filtered_documents: int = 0
+    """Documents that the plan's filter dropped."""
+    duplicate_documents: int = 0
+    """Documents that the plan's deduplication dropped."""
 
 
 @dataclass(frozen=True)

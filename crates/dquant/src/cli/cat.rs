@@ -14,7 +14,7 @@ use super::datasets::note_guess;
 use super::stream_args::StreamArgs;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use client::{Options, Stream};
+use client::{DatasetInfo, Options, Stream};
 
 /// How often `--wait` checks whether the daemons are there.
 const WAIT_LOOK: Duration = Duration::from_millis(100);
@@ -33,6 +33,8 @@ Plans are actions joined by `|`, in any order:
   shuffle(SEED)           mix samples; blocks=64, block=256KiB set the size of the groups
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
   phases(N, …)            from sample N on, the next weights of blend(NAME=W1:W2, …)
+  filter(LIST)            drop the documents whose hash is in a list; filter(keep=LIST) keeps them
+  dedup                   keep the first of documents with one hash; dedup(across) of all datasets
   remap(TABLE)            replace each token by its entry in a table of u32 beside the datasets
   wasm(MODULE, sha256=HEX) map each token by a WebAssembly module beside the datasets
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
@@ -107,6 +109,27 @@ struct Written {
     offload: bool,
     /// Tokens of the blocks that were read that did not fit and became another id.
     replaced_tokens: u64,
+    /// What the plan's filter and its deduplication dropped of all datasets: documents, and their tokens.
+    filtered: Dropped,
+    duplicates: Dropped,
+}
+
+/// Documents that were dropped.
+#[derive(Debug, Default, Serialize)]
+struct Dropped {
+    documents: u64,
+    tokens: u64,
+}
+
+impl Dropped {
+    fn of<'a>(
+        datasets: impl IntoIterator<Item = &'a DatasetInfo>,
+        counts: impl Fn(&DatasetInfo) -> (u64, u64),
+    ) -> Dropped {
+        datasets.into_iter().map(counts).fold(Dropped::default(), |sum, (documents, tokens)| {
+            Dropped { documents: sum.documents + documents, tokens: sum.tokens + tokens }
+        })
+    }
 }
 
 impl Report for Written {
@@ -117,10 +140,17 @@ impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Written { batches, bytes, seconds, plan, replaced_tokens, .. } = self;
         write!(f, "{batches} batches, {bytes} bytes in {seconds:.2} s: {plan}")?;
-        match replaced_tokens {
-            0 => Ok(()),
-            count => write!(f, "; {count} tokens of the blocks read did not fit and were replaced"),
+        if let count @ 1.. = replaced_tokens {
+            write!(f, "; {count} tokens of the blocks read did not fit and were replaced")?;
         }
+        for (how, Dropped { documents, tokens }) in
+            [("filter", &self.filtered), ("dedup", &self.duplicates)]
+        {
+            if *documents > 0 {
+                write!(f, "; {how} dropped {documents} documents with {tokens} tokens")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -133,6 +163,11 @@ impl Cat {
         for dataset in &stream.opened().datasets {
             note_guess(console, &dataset.name, &dataset.dtype, &dataset.dtype_origin);
         }
+        let datasets = &stream.opened().datasets;
+        let filtered =
+            Dropped::of(datasets, |info| (info.filtered_documents, info.filtered_tokens));
+        let duplicates =
+            Dropped::of(datasets, |info| (info.duplicate_documents, info.duplicate_tokens));
         let plan = stream.opened().plan.clone();
         let (batches, bytes) = match &self.output {
             Some(path) => {
@@ -149,7 +184,16 @@ impl Cat {
         let replaced =
             replaced.and_then(|counters| counters.get("stream.replaced_tokens").copied());
         let replaced_tokens = replaced.unwrap_or(0);
-        let written = Written { batches, bytes, seconds, plan, offload, replaced_tokens };
+        let written = Written {
+            batches,
+            bytes,
+            seconds,
+            plan,
+            offload,
+            replaced_tokens,
+            filtered,
+            duplicates,
+        };
         match self.output {
             Some(_) => console.report(&written)?,
             None => console.note(&written),

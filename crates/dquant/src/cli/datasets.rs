@@ -12,7 +12,7 @@ use crate::units::Count;
 /// Reads a token type.
 pub(super) fn token_type(name: &str) -> Result<Dtype, String> {
     let unknown = || "token types are u8, i8, u16, i16, u32, i32, u64 and i64".to_owned();
-    Dtype::from_name(name).ok_or_else(unknown)
+    Dtype::integer_from_name(name).ok_or_else(unknown)
 }
 
 /// Reports a type that nobody gave.

@@ -49,7 +49,7 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::size_bytes)]
     rings: u64,
 
-    /// Memory for the tables of documents of all streams together, for plans that need documents
+    /// Memory for the tables of documents of all streams, for plans that need them
     ///
     /// A document takes 28 bytes while a stream opens, and 12 later.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = units::size_bytes)]

@@ -11,13 +11,14 @@ use engine::proto::DatasetRef;
 use serde::Serialize;
 use xio::dataset::Dtype;
 use xio::plan::Plan;
+use xio::reference::quantized::write;
 
-use super::datasets::{note_guess, token_type};
+use super::datasets::note_guess;
 use super::{Console, Report};
 use crate::exit::CliError;
 use crate::exit::Exit;
 use crate::planning::costs::Costs;
-use crate::planning::{Dataset, Placed, Placement, Row, place};
+use crate::planning::{Dataset, Placed, Placement, Row, notes, place};
 use crate::units::Bytes;
 
 /// Look at plans before they run
@@ -67,8 +68,8 @@ struct Explain {
     /// Token files in the order of the blend, or the folder of the blend's datasets
     files: Vec<PathBuf>,
 
-    /// Token type of flat files; without files, of the datasets: once for all, or once for each
-    #[arg(long, value_name = "TYPE", value_parser = token_type)]
+    /// Type of flat files; without files, of the datasets: once for all, or once for each
+    #[arg(long, value_name = "TYPE", value_parser = streamed_type)]
     dtype: Vec<Dtype>,
 
     /// Only this placement; may be repeated
@@ -83,6 +84,15 @@ struct Explain {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
+
+fn streamed_type(name: &str) -> Result<Dtype, String> {
+    let dtype = if name == BYTES { Some(Dtype::U8) } else { Dtype::from_name(name) };
+    let unknown = || "types are u16, i16, u32, i32, u64, i64, f32, f16, bf16 and bytes".to_owned();
+    dtype.filter(|dtype| dtype.is_streamed()).ok_or_else(unknown)
+}
+
+/// What records are called.
+const BYTES: &str = "bytes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Where {
@@ -109,6 +119,8 @@ struct Explained {
     /// Whether the stages over blocks were measured here.
     measured: bool,
     placements: Vec<Placed>,
+    /// What the figures leave out.
+    notes: Vec<&'static str>,
 }
 
 impl Report for Explained {
@@ -141,7 +153,8 @@ impl Explain {
             .map(|placement| place(&plan, &datasets, placement, &costs))
             .collect::<Result<Vec<_>, CliError>>()?;
         let measured = self.measure;
-        console.report(&Explained { plan: plan.to_string(), datasets, measured, placements })?;
+        let (notes, plan) = (notes(&plan), plan.to_string());
+        console.report(&Explained { plan, datasets, measured, placements, notes })?;
         Ok(Exit::Good)
     }
 
@@ -192,7 +205,10 @@ impl Explain {
             return Err(CliError::usage("several token types for files")
                 .hint("give --dtype once, for flat files without a manifest"));
         }
-        let given = self.dtype.first().map_or(String::new(), Dtype::to_string);
+        let given = match self.dtype.first() {
+            Some(Dtype::U8) => BYTES.to_owned(),
+            dtype => dtype.map_or(String::new(), Dtype::to_string),
+        };
         let open = |path: &PathBuf| Source::open(path, &given);
         let sources = files.iter().map(open).collect::<Result<Vec<_>, CliError>>()?;
         for Source { dataset, .. } in &sources {
@@ -252,10 +268,14 @@ impl Source {
     /// A block of its tokens, or one that is made up.
     fn block(&self, plan: &Plan) -> Result<Vec<u8>, CliError> {
         let (dtype, width) = (self.dataset.dtype, u64::from(self.dataset.dtype.bytes()));
+        let most = BLOCK_BYTES / width;
+        // Samples are quantized whole.
+        let sample = plan.quantize().map_or(1, |_| u64::from(plan.window().max(1)));
+        let whole = |tokens: u64| tokens - tokens % sample;
         let Some((file, offset)) = &self.file else {
-            return Ok(made_up(dtype, plan, BLOCK_BYTES / width));
+            return Ok(made_up(dtype, plan, whole(most.max(sample))));
         };
-        let tokens = self.dataset.tokens.unwrap_or(0).min(BLOCK_BYTES / width);
+        let tokens = whole(self.dataset.tokens.unwrap_or(0).min(most.max(sample)));
         let mut block = vec![0; (tokens * width) as usize];
         let read = file.read_exact_at(&mut block, *offset);
         read.map_err(|error| CliError::because(&self.dataset.name, &error))?;
@@ -273,7 +293,15 @@ fn made_up(dtype: Dtype, plan: &Plan, tokens: u64) -> Vec<u8> {
         let share = (state >> 11) as f64 / (1_u64 << 53) as f64;
         ((most as f64).powf(share) as u64 - 1).min(most - 1)
     };
-    (0..tokens).flat_map(|_| id().to_le_bytes().into_iter().take(dtype.bytes() as usize)).collect()
+    let mut stored = || match dtype {
+        // Around zero.
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
+            write((id() as f64 - 25_000.0) / 10_000.0, dtype).unwrap_or(0)
+        }
+        _ => id(),
+    };
+    let width = dtype.bytes() as usize;
+    (0..tokens).flat_map(|_| stored().to_le_bytes().into_iter().take(width)).collect()
 }
 
 /// Names and weights of files in proportion to their tokens.
@@ -346,6 +374,9 @@ impl fmt::Display for Explained {
         let guessed = self.plan.contains("compress(") && !self.measured;
         if guessed {
             write!(f, "\nwhat compression saves depends on the data: shown is English text")?;
+        }
+        for note in &self.notes {
+            write!(f, "\n{note}")?;
         }
         Ok(())
     }

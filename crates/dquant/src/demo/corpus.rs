@@ -93,7 +93,7 @@ fn describe(
 /// The type of flat files that the user gave; an empty name is none.
 pub(crate) fn flat_type(name: &str) -> Result<Option<Dtype>, CliError> {
     let unknown = || CliError::usage(format!("token type {name:?} is unknown")).hint("try u32");
-    (!name.is_empty()).then(|| Dtype::from_name(name).ok_or_else(unknown)).transpose()
+    (!name.is_empty()).then(|| Dtype::integer_from_name(name).ok_or_else(unknown)).transpose()
 }
 
 /// Content of a token file; `flat` is the type of flat files that the user gave.

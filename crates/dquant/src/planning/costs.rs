@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use host::kernels;
 use xio::dataset::Dtype;
+use xio::kernel::quantize::quantized_bytes;
 use xio::kernel::{Codec, Compression, Kernels, TokenMap};
 use xio::stage::{
     BlockError, BlockOp, BlockStages, Packing, Received, SCRATCH_BYTES, Stage, Tools, run,
@@ -28,6 +29,9 @@ pub const ORDER_S_PER_SAMPLE: f64 = 100.0;
 
 /// Copying into the ring, for each byte of a token.
 const COPY_S_PER_BYTE: f64 = 0.1;
+
+/// Quantizing `f32`.
+const QUANTIZE_S: f64 = 0.99;
 
 const CRC_S_PER_BYTE: f64 = 0.035;
 
@@ -149,10 +153,23 @@ fn documented_stage(stage: &Stage<BlockOp>, bytes: f64, plain: f64) -> Cost {
             let undo = Compression::new(kind, level, true).map_or(0.0, |how| codec(&how).2);
             (plain, undo * plain / 2.0)
         }
+        BlockOp::Quantize { row, .. } => {
+            (quantized_bytes(row as usize) as f64 / f64::from(row.max(1)), QUANTIZE_S)
+        }
+        BlockOp::Dequantize { to, .. } => (width(to), dequantize(to)),
         // What a module does is its own.
         _ => return Cost { bytes_out: bytes, cpu_s: None },
     };
     Cost { bytes_out, cpu_s: Some(cpu_s) }
+}
+
+/// Undoing quantization to a type of floating point.
+fn dequantize(to: Dtype) -> f64 {
+    match to {
+        Dtype::F32 => 0.46,
+        Dtype::Bf16 => 0.60,
+        _ => 0.76,
+    }
 }
 
 /// What a codec leaves of a byte, and its costs, at the nearest level that was measured.
@@ -213,7 +230,9 @@ fn refused(stage: &Stage<BlockOp>, error: &BlockError) -> CliError {
 /// What a stage over blocks is called: the action of the plan, or what undoes it.
 pub fn name_of(op: &BlockOp) -> String {
     match op {
-        BlockOp::Decompress(_) | BlockOp::Unpack(_) => format!("undo {op}"),
+        BlockOp::Decompress(_) | BlockOp::Unpack(_) | BlockOp::Dequantize { .. } => {
+            format!("undo {op}")
+        }
         _ => op.to_string(),
     }
 }

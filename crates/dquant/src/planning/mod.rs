@@ -5,14 +5,14 @@
 //! here opens a socket or talks to a daemon. Printing belongs to the command.
 //!
 //! All figures are per token of the files: with overlapping windows a token is delivered more than once, which
-//! shows as more bytes after `window`. Samples of packed documents count as full.
+//! shows as more bytes after `window`. What is not in the figures, [`notes`] says.
 
 pub mod costs;
 
 use serde::Serialize;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Cut, SampleLayout};
-use xio::plan::Plan;
+use xio::plan::{Megatron, Plan};
 use xio::reader::{Reader, ReaderSource};
 use xio::stage::{Branch, Pipeline, Place, SCRATCH_BYTES, SampleOp, Stage};
 
@@ -160,9 +160,7 @@ pub fn place(
     let branches = branches
         .map(|(index, branch)| block_rows(branch, costs, index, placement))
         .collect::<Result<Vec<_>, CliError>>()?;
-    let weights: Vec<f64> =
-        pipeline.branches().iter().map(|branch| f64::from(branch.weight())).collect();
-    let mut rows = merged(&branches, &weights);
+    let mut rows = merged(&branches, &weights(plan, &pipeline, datasets));
     let wire_bytes = rows.iter().rfind(|row| row.place == "target").map_or(0.0, |r| r.bytes_out);
     if placement != Placement::Local {
         add_network(&mut rows, wire_bytes, placement);
@@ -176,6 +174,37 @@ pub fn place(
     let cpu_s = PerPlace { target: cpu("target"), dpu: cpu("dpu"), host: cpu("host") };
     let memory_bytes = memory(plan, &pipeline, datasets, placement)?;
     Ok(Placed { placement, rows, wire_bytes, delivered_bytes, cpu_s, memory_bytes })
+}
+
+/// What the figures of a plan leave out, because it depends on the documents or changes during the stream.
+pub fn notes(plan: &Plan) -> Vec<&'static str> {
+    let by_size = |order: &Megatron| order.weights.is_empty() && plan.blend().len() > 1;
+    let notes = [
+        (plan.pack().is_some(), "packed samples count as full"),
+        (!plan.selection().is_empty(), "what filter and dedup drop is not subtracted"),
+        (plan.needs_documents(), "memory is without the tables of documents"),
+        (
+            plan.megatron().is_some(),
+            "order(megatron): memory is without its tables and buffers, which depend on the documents",
+        ),
+        (
+            plan.megatron().is_some_and(by_size),
+            "datasets count by their tokens, where these are known, or else alike",
+        ),
+        (!plan.phases().is_empty(), "datasets have the weights of the first phase"),
+    ];
+    notes.into_iter().filter_map(|(applies, note)| applies.then_some(note)).collect()
+}
+
+/// How much each dataset counts in means.
+fn weights(plan: &Plan, pipeline: &Pipeline, datasets: &[Dataset]) -> Vec<f64> {
+    match plan.megatron() {
+        Some(order) if order.weights.len() == datasets.len() => {
+            order.weights.iter().map(|weight| weight.value()).collect()
+        }
+        Some(_) => datasets.iter().map(|dataset| dataset.file().tokens as f64).collect(),
+        None => pipeline.branches().iter().map(|branch| f64::from(branch.weight())).collect(),
+    }
 }
 
 /// The rows of a dataset up to its samples.
@@ -332,7 +361,6 @@ fn memory(
         pipeline.layout(index, dataset.file()).map_err(|error| refused(dataset, &error))
     };
     let layouts = datasets.iter().enumerate().map(layout).collect::<Result<Vec<_>, CliError>>()?;
-    let order = pipeline.order(&layouts).map_err(CliError::usage)?;
     let source = |(source, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
         connection: 0,
         source,
@@ -344,7 +372,14 @@ fn memory(
     };
     let sources: Vec<ReaderSource> =
         (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
-    let buffers = Reader::memory_needed(&order, &sources);
+    let buffers = match plan.megatron() {
+        // Its order is made of the documents.
+        Some(_) => 0,
+        None => {
+            let order = pipeline.order(&layouts).map_err(CliError::usage)?;
+            Reader::memory_needed(&order.into(), &sources)
+        }
+    };
     let table = if plan.remap().is_some() { u64::from(TABLE_UNKNOWN) * 4 } else { 0 };
     let module = if plan.wasm().is_some() { MODULE_BYTES } else { 0 };
     let scratch = if plan.compress().is_some() { SCRATCH_BYTES as u64 } else { 0 };

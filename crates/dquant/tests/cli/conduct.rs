@@ -16,6 +16,7 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["plan"],
     &["plan", "explain"],
+    &["documents"],
     &["capture"],
     &["capture", "check"],
     &["capture", "live"],

@@ -120,6 +120,42 @@ fn files_of_a_blend_are_weighted_and_measured() {
     ran.failed(1, "a token is 70000: it does not fit u16", "without --measure");
 }
 
+/// Plans whose figures depend on documents, and forms of what is no token.
+#[test]
+fn documents_and_values_are_explained() {
+    let folder = Folder::new("plan-forms");
+    let wasm = format!("wasm(m, sha256={})", "00".repeat(32));
+    for (plan, dtype, wire, delivered, noted) in [
+        ("window(2048) | quantize(int8)", "f32", 1.03125, 4.0, ""),
+        ("window(2048) | quantize(e4m3, deliver=bf16) | pairs", "f16", 1.03125, 4.0, ""),
+        ("window(64) | quantize(e5m2, deliver=quantized)", "bf16", 1.03125, 1.03125, ""),
+        ("window(100) | shuffle(1)", "bytes", 1.0, 1.0, ""),
+        ("window(512) | pack(best) | positions", "u16", 2.0, 6.0, "count as full"),
+        ("window(512) | pack(first) | filter(l) | dedup", "u16", 2.0, 2.0, "not subtracted"),
+        ("window(512) | order(megatron, seed=1, samples=9)", "u16", 2.0, 2.0, "order(megatron)"),
+        ("window(8) | blend(a=1:0, b=0:1) | phases(9)", "u16", 2.0, 2.0, "first phase"),
+        (&format!("window(8) | {wasm} | narrow(u16)"), "u32", 2.0, 2.0, ""),
+    ] {
+        for measure in [&[][..], &["--measure"]] {
+            if plan.contains("wasm") && !measure.is_empty() {
+                continue;
+            }
+            let shown = explained(&folder, &[&[plan, "--dtype", dtype], measure].concat());
+            let notes = shown["notes"].as_array().expect("notes");
+            let notes: Vec<_> = notes.iter().filter_map(Value::as_str).collect();
+            assert_eq!(notes.is_empty(), noted.is_empty(), "{plan}: {notes:?}");
+            assert!(noted.is_empty() || notes.join(" ").contains(noted), "{plan}: {notes:?}");
+            let placed = shown["placements"].as_array().expect("placements");
+            near(figure(&placed[0], "wire_bytes"), wire);
+            placed.iter().for_each(|placed| near(figure(placed, "delivered_bytes"), delivered));
+        }
+    }
+    let text = folder.run(&["plan", "explain", "window(64) | quantize(int8)", "--dtype", "f32"]);
+    assert!(text.good().stdout.contains("undo quantize(int8)"));
+    let text = folder.run(&["plan", "explain", "window(64) | pack(best)", "--dtype", "u16"]);
+    assert!(text.good().stdout.contains("packed samples count as full"));
+}
+
 #[test]
 fn mistakes_are_refused_with_a_hint() {
     let folder = Folder::new("plan-mistakes");
@@ -130,6 +166,10 @@ fn mistakes_are_refused_with_a_hint() {
     };
     refused(&["window(8)"], "neither files nor a token type", "--dtype u32");
     refused(&["windw(8)", "--dtype", "u32"], "invalid plan", "did you mean `window`?");
+    refused(&["window(8)", "--dtype", "i8"], "types are u16", "");
+    let wasm = format!("window(8) | wasm(m, sha256={})", "00".repeat(32));
+    refused(&[&wasm, "--dtype", "f32"], "wasm", "types of the datasets");
+    refused(&["window(8) | quantize(int8)", "--dtype", "u16"], "quantize", "types");
     refused(&["window(8)", "absent.bin"], "absent.bin: no such file", "");
     refused(&["window(8)", "short.bin", "--dtype", "u32"], "short.bin", "smaller window");
     refused(&["window(8) | narrow(u32)", "--dtype", "u16"], "narrow(u32) cannot deliver", "types");

@@ -15,6 +15,7 @@
 //! | `actions` | WebAssembly modules of users, and what they may do wrong |
 //! | [`documents`] | tables of documents, and indices that do not fit |
 //! | [`types`] | who says which type a flat file has |
+//! | [`records`], [`quantized`] | records that are no tokens, values of floating point |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
 //! | [`stages`] | what a session agrees on, and that it is what both ends do |
@@ -42,7 +43,9 @@ mod lifecycle;
 mod local;
 mod never_mixed;
 mod paths;
+mod quantized;
 mod ranks;
+mod records;
 mod relay;
 mod same;
 #[path = "../../../../testing/skip.rs"]

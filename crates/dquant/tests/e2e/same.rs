@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use xio::dataset::Dtype;
+use xio::documents::Documents;
+use xio::plan::Plan;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, Daemon, World, path};
@@ -100,6 +102,36 @@ fn documents_packed_into_samples() {
         let want = expected(plan, &[&corpora[0], &corpora[1]], 0..300);
         every_way(&world, &target, &dpu, &["", "--plan", plan, "--batches", "300"], &want);
     }
+}
+
+/// Megatron-core's order: the tokens of each sample from the ranges that the order lists, by hand.
+#[test]
+fn the_order_of_megatron() {
+    let Some(world) = World::new("the_order_of_megatron") else {
+        return;
+    };
+    let corpora = [documents(&world, "web.bin", 1), documents(&world, "code.bin", 2)];
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let plan = "window(1025, overlap=1) | order(megatron, seed=1234, samples=1500) \
+                | blend(web=0.7, code=0.3) | batch(4)";
+    let known = |corpus: &Corpus| Documents::new(corpus.documents.iter().cloned()).expect("sound");
+    let order = Plan::parse(plan, None).expect("a plan");
+    let order = order.megatron_order(corpora.iter().map(known).collect(), 1 << 30);
+    let order = order.expect("asked for").expect("documents with tokens");
+    let tokens = order.cursor_at(0).take(1_500).flat_map(|(dataset, k)| {
+        let tokens = &corpora[dataset].tokens;
+        let pieces = order.pieces(dataset, k).collect::<Vec<_>>().into_iter();
+        pieces.flat_map(|piece| tokens[piece.start as usize..piece.end as usize].to_vec())
+    });
+    let want: Vec<u8> = tokens.flat_map(|token| (token as u16).to_le_bytes()).collect();
+    // Without a number of batches the stream ends with the last whole batch.
+    every_way(&world, &target, &dpu, &["", "--plan", plan], &want[..375 * 4 * 1025 * 2]);
+    let late = ["", "--plan", plan, "--first-batch", "300", "--batches", "10"];
+    let batch = 4 * 1025 * 2;
+    every_way(&world, &target, &dpu, &late, &want[300 * batch..310 * batch]);
+    let beyond = [&target.url(""), "--plan", plan, "--first-batch", "370", "--batches", "6"];
+    let refused = Cat::through(&world, &dpu, beyond[0], &beyond[1..]).finish();
+    refused.failed(2, &["the order has 5 from batch 370 on"], "samples=");
 }
 
 #[test]

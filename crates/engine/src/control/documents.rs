@@ -7,16 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use formats::dochash::{Digest, ListReader, WRITE_HINT, Words};
 use formats::documents::{Fingerprint, IndexReader};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
-use xio::documents::{Documents, MAX_DOCUMENTS};
+use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST};
 
 use super::CALL_TIMEOUT;
-use crate::catalog::{Catalog, SPLIT_HINT, refused_index};
+use crate::budget::{Budget, Lease};
+use crate::catalog::{Catalog, SPLIT_HINT, refused_hashes, refused_index};
 use crate::error::Error;
-use crate::proto::{DatasetInfo, DatasetRef, DocumentsReply};
+use crate::proto::{DatasetInfo, DocumentsReply, DocumentsRequest};
 
 /// Most bytes of a piece.
 const PIECE_BYTES: usize = 256 << 10;
@@ -35,6 +37,9 @@ pub(crate) const TABLES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bytes of a reader's memory that a document takes at most while a table arrives, and 12 later.
 pub(crate) const DOCUMENT_BYTES: u64 = 28;
+
+/// The same where documents are selected by their hashes, which are sorted.
+pub(crate) const HASHED_BYTES: u64 = 64;
 
 /// Bytes of the longest number.
 const MAX_VARINT: usize = 5;
@@ -73,14 +78,14 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Begins to read the tables of `datasets`. `call` is held until the last piece was taken.
+    /// Begins to read what is asked for. `call` is held until the last piece was taken.
     ///
     /// # Errors
     /// When too many others read tables.
     pub(super) async fn read(
         &self,
         catalog: Arc<Catalog>,
-        datasets: Vec<DatasetRef>,
+        asked: DocumentsRequest,
         call: impl Send + 'static,
     ) -> Result<mpsc::Receiver<Result<DocumentsReply, Status>>, Status> {
         let place = tokio::time::timeout(WAIT, Arc::clone(&self.0).acquire_owned()).await;
@@ -92,7 +97,7 @@ impl Readers {
         tokio::spawn(async move {
             let _held = (call, place);
             let deadline = Instant::now() + TABLES_TIMEOUT;
-            let mut tables = Tables { catalog, datasets, at: 0, current: None };
+            let mut tables = Tables { catalog, asked, at: 0, current: None };
             loop {
                 // File work blocks. No thread waits for the reader.
                 let read = tokio::task::spawn_blocking(move || {
@@ -114,44 +119,95 @@ impl Readers {
     }
 }
 
-/// The tables of a call, as far as they were not sent yet.
+/// What a call sends, as far as it was not sent yet.
 struct Tables {
     catalog: Arc<Catalog>,
-    datasets: Vec<DatasetRef>,
-    /// The dataset that is read.
+    asked: DocumentsRequest,
+    /// The dataset that is read; their number for the list.
     at: usize,
-    current: Option<IndexReader>,
+    /// What is read of it.
+    current: Option<Part>,
 }
+
+/// What is sent of a dataset, and the list.
+enum Part {
+    Lengths(IndexReader),
+    Hashes(Words),
+    List(ListReader),
+}
+
+/// Hashes of a piece.
+const PIECE_HASHES: usize = PIECE_BYTES / 8;
 
 impl Tables {
     /// Reads the next piece; none behind the last.
     fn next(&mut self) -> Result<Option<DocumentsReply>, Status> {
-        while let Some(dataset) = self.datasets.get(self.at) {
-            let mut index = match self.current.take() {
-                Some(index) => index,
-                None => self.catalog.index(&dataset.name)?,
+        loop {
+            let part = match self.current.take() {
+                Some(part) => part,
+                None => match self.begin()? {
+                    Some(part) => part,
+                    None => return Ok(None),
+                },
             };
-            let refused = |error| refused_index(&dataset.name, &error);
-            let (mut lengths, mut is_over) = (Vec::with_capacity(PIECE_BYTES), false);
-            while lengths.len() + MAX_VARINT <= PIECE_BYTES && !is_over {
-                match index.next_document().map_err(refused)? {
-                    Some(tokens) => put_varint(&mut lengths, length(&dataset.name, tokens)?),
-                    None => is_over = true,
+            let mut piece = DocumentsReply { dataset: self.at as u32, ..DocumentsReply::default() };
+            match part {
+                Part::Lengths(index) => piece.lengths = self.lengths(index)?,
+                Part::Hashes(mut words) => {
+                    let hashes =
+                        words.next(PIECE_HASHES).map_err(|error| refused_hashes(&error))?;
+                    self.current = (!hashes.is_empty()).then_some(Part::Hashes(words));
+                    piece.hashes = to_bytes(&hashes);
+                    self.at += usize::from(hashes.is_empty());
+                }
+                Part::List(mut list) => {
+                    let hashes = list.next(PIECE_HASHES).map_err(|error| refused_hashes(&error))?;
+                    self.current = (!hashes.is_empty()).then_some(Part::List(list));
+                    piece.hashes = to_bytes(&hashes);
+                    piece.end = hashes.is_empty();
+                    self.at += usize::from(hashes.is_empty());
                 }
             }
-            let dataset = self.at as u32;
-            if is_over {
-                self.at += 1;
-                index.finish().map_err(refused)?;
-            } else {
-                self.current = Some(index);
-            }
-            if !lengths.is_empty() {
-                return Ok(Some(DocumentsReply { dataset, lengths }));
+            if piece.end || !piece.lengths.is_empty() || !piece.hashes.is_empty() {
+                return Ok(Some(piece));
             }
         }
-        Ok(None)
     }
+
+    /// Begins with the next dataset, or with the list behind the last.
+    fn begin(&mut self) -> Result<Option<Part>, Status> {
+        match self.asked.datasets.get(self.at) {
+            Some(dataset) => self.catalog.index(&dataset.name).map(Part::Lengths).map(Some),
+            None if self.at == self.asked.datasets.len() && !self.asked.list.is_empty() => {
+                self.catalog.list(&self.asked.list).map(Part::List).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The next lengths of the current dataset.
+    fn lengths(&mut self, mut index: IndexReader) -> Result<Vec<u8>, Status> {
+        let name = &self.asked.datasets[self.at].name;
+        let refused = |error| refused_index(name, &error);
+        let mut lengths = Vec::with_capacity(PIECE_BYTES);
+        while lengths.len() + MAX_VARINT <= PIECE_BYTES {
+            let Some(tokens) = index.next_document().map_err(refused)? else {
+                index.finish().map_err(refused)?;
+                match self.asked.hashes {
+                    true => self.current = Some(Part::Hashes(self.catalog.hashes(name)?)),
+                    false => self.at += 1,
+                }
+                return Ok(lengths);
+            };
+            put_varint(&mut lengths, length(name, tokens)?);
+        }
+        self.current = Some(Part::Lengths(index));
+        Ok(lengths)
+    }
+}
+
+fn to_bytes(hashes: &[u64]) -> Vec<u8> {
+    hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect()
 }
 
 fn length(name: &str, tokens: u64) -> Result<u32, Status> {
@@ -161,30 +217,58 @@ fn length(name: &str, tokens: u64) -> Result<u32, Status> {
     })
 }
 
+/// What a call got.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// The documents of each dataset.
+    pub tables: Vec<Documents>,
+    /// Their hashes, if they were asked for.
+    pub hashes: Vec<Vec<u64>>,
+    /// The list of hashes, if one was asked for.
+    pub list: Vec<u64>,
+    /// The list's share of the memory for tables.
+    pub(crate) leases: Vec<Lease>,
+}
+
 /// Tables that arrive.
 #[derive(Debug)]
 pub(super) struct Arriving<'a> {
     infos: &'a [DatasetInfo],
-    tables: Vec<Documents>,
-    /// The documents of the next one so far.
+    /// Where the memory for the list is taken from: it is not known before how long it is.
+    budget: &'a Budget,
+    /// Whether hashes and a list come, too.
+    asked: (bool, bool),
+    received: Received,
+    /// The documents of the next dataset so far, and their hashes.
     lengths: Vec<u32>,
     fingerprint: Fingerprint,
+    hashes: Vec<u64>,
+    digest: Digest,
+    list_has_ended: bool,
 }
 
 /// What to do when an index is not what it was.
 const CHANGED_HINT: &str =
     "open the stream again; if the index changes all the time, let what writes it end first";
 
+/// A target that does not follow the protocol.
+fn malformed(text: String) -> Error {
+    Error::invalid(text).hint(super::target::SAME_VERSION)
+}
+
 impl<'a> Arriving<'a> {
-    /// The tables of the datasets that were described as `infos`.
+    /// The tables of the datasets that were described as `infos`; `asked` says whether hashes and a list were.
     ///
     /// # Errors
     /// When a description lacks the documents, or has more than are supported.
-    pub(super) fn new(infos: &'a [DatasetInfo]) -> Result<Arriving<'a>, Error> {
-        for DatasetInfo { name, documents, document_count, .. } in infos {
-            if *documents == 0 {
-                let text = format!("{name}: the target does not tell its documents");
-                return Err(Error::invalid(text).hint(super::target::SAME_VERSION));
+    pub(super) fn new(
+        infos: &'a [DatasetInfo],
+        asked: (bool, bool),
+        budget: &'a Budget,
+    ) -> Result<Arriving<'a>, Error> {
+        for DatasetInfo { name, documents, document_count, document_hashes, .. } in infos {
+            if *documents == 0 || asked.0 && *document_hashes == 0 {
+                return Err(malformed(format!("{name}: the target does not tell its documents")));
             }
             if *document_count > MAX_DOCUMENTS as u64 {
                 let text = format!(
@@ -193,8 +277,17 @@ impl<'a> Arriving<'a> {
                 return Err(Error::invalid(text).hint(SPLIT_HINT));
             }
         }
-        let fingerprint = Fingerprint::default();
-        Ok(Arriving { infos, tables: Vec::new(), lengths: Vec::new(), fingerprint })
+        Ok(Arriving {
+            infos,
+            budget,
+            asked,
+            received: Received::default(),
+            lengths: Vec::new(),
+            fingerprint: Fingerprint::default(),
+            hashes: Vec::new(),
+            digest: Digest::default(),
+            list_has_ended: false,
+        })
     }
 
     /// Takes the next piece.
@@ -203,19 +296,32 @@ impl<'a> Arriving<'a> {
     /// When it is invalid, or a table that ends before it is not the described one.
     pub(super) fn take(&mut self, piece: &DocumentsReply) -> Result<(), Error> {
         let dataset = piece.dataset as usize;
-        let Some(info) = self.infos.get(dataset).filter(|_| dataset >= self.tables.len()) else {
-            return Err(Error::invalid(format!("documents of dataset {dataset}, out of order"))
-                .hint(super::target::SAME_VERSION));
-        };
-        while self.tables.len() < dataset {
+        let out_of_order = || malformed(format!("documents of dataset {dataset}, out of order"));
+        if dataset < self.received.tables.len() || dataset > self.infos.len() {
+            return Err(out_of_order());
+        }
+        while self.received.tables.len() < dataset {
             self.end_table()?;
         }
+        let (hashes, cut) = piece.hashes.as_chunks::<8>();
+        let hashes: Vec<u64> = hashes.iter().map(|hash| u64::from_le_bytes(*hash)).collect();
+        let Some(info) = self.infos.get(dataset) else {
+            if !self.asked.1 || self.list_has_ended || !cut.is_empty() {
+                return Err(out_of_order());
+            }
+            self.list_has_ended = piece.end;
+            self.received.leases.push(self.budget.take(piece.hashes.len() as u64)?);
+            self.received.list.extend(hashes);
+            return match self.received.list.len() <= MAX_LIST {
+                true => Ok(()),
+                false => Err(malformed(format!("the list has more than {MAX_LIST} hashes"))),
+            };
+        };
         let mut bytes = &piece.lengths[..];
         while !bytes.is_empty() {
             let Some(tokens) = take_varint(&mut bytes) else {
-                let text =
-                    format!("{}: a length of its documents is cut off or too large", info.name);
-                return Err(Error::invalid(text).hint(super::target::SAME_VERSION));
+                let text = "a length of its documents is cut off or too large";
+                return Err(malformed(format!("{}: {text}", info.name)));
             };
             if self.fingerprint.documents() == info.document_count {
                 return Err(changed(info, "more documents"));
@@ -223,22 +329,32 @@ impl<'a> Arriving<'a> {
             self.fingerprint.push(tokens.into());
             self.lengths.push(tokens);
         }
+        let room = info.document_count - self.hashes.len() as u64;
+        if !cut.is_empty() || hashes.len() as u64 > if self.asked.0 { room } else { 0 } {
+            return Err(malformed(format!("{}: hashes that no document has", info.name)));
+        }
+        self.digest.extend(&hashes);
+        self.hashes.extend(hashes);
         Ok(())
     }
 
-    /// The tables, when the last piece was taken.
+    /// What was received, when the last piece was taken.
     ///
     /// # Errors
-    /// When a table is not the described one.
-    pub(super) fn finish(mut self) -> Result<Vec<Documents>, Error> {
-        while self.tables.len() < self.infos.len() {
+    /// When a table is not the described one, and when the list did not end.
+    pub(super) fn finish(mut self) -> Result<Received, Error> {
+        while self.received.tables.len() < self.infos.len() {
             self.end_table()?;
         }
-        Ok(self.tables)
+        if self.asked.1 != self.list_has_ended {
+            let text = "the target did not send the whole list of hashes";
+            return Err(Error::unreachable(text).hint("see its log, and open the stream again"));
+        }
+        Ok(self.received)
     }
 
     fn end_table(&mut self) -> Result<(), Error> {
-        let info = &self.infos[self.tables.len()];
+        let info = &self.infos[self.received.tables.len()];
         let found = std::mem::take(&mut self.fingerprint);
         if found.documents() != info.document_count {
             return Err(changed(info, "fewer documents"));
@@ -249,9 +365,18 @@ impl<'a> Arriving<'a> {
         if found.value() != info.documents {
             return Err(changed(info, "documents of other lengths"));
         }
+        if self.asked.0 {
+            let digest = std::mem::take(&mut self.digest).value();
+            let hashes = std::mem::take(&mut self.hashes);
+            if (hashes.len() as u64, digest) != (info.document_count, info.document_hashes) {
+                let text = format!("{}: the hashes of its documents are damaged", info.name);
+                return Err(Error::invalid(text).hint(WRITE_HINT));
+            }
+            self.received.hashes.push(hashes);
+        }
         let table = Documents::contiguous(std::mem::take(&mut self.lengths));
         let table = table.map_err(|error| Error::invalid(format!("{}: {error}", info.name)))?;
-        self.tables.push(table);
+        self.received.tables.push(table);
         Ok(())
     }
 }
@@ -281,11 +406,20 @@ mod tests {
     fn piece(dataset: u32, lengths: &[u32]) -> DocumentsReply {
         let mut bytes = Vec::new();
         lengths.iter().for_each(|tokens| put_varint(&mut bytes, *tokens));
-        DocumentsReply { dataset, lengths: bytes }
+        DocumentsReply { dataset, lengths: bytes, ..DocumentsReply::default() }
     }
 
     fn arrive(infos: &[DatasetInfo], pieces: &[DocumentsReply]) -> Result<Vec<Documents>, Error> {
-        let mut arriving = Arriving::new(infos)?;
+        Ok(arrive_with((false, false), infos, pieces)?.tables)
+    }
+
+    fn arrive_with(
+        asked: (bool, bool),
+        infos: &[DatasetInfo],
+        pieces: &[DocumentsReply],
+    ) -> Result<Received, Error> {
+        let budget = Budget::documents(100);
+        let mut arriving = Arriving::new(infos, asked, &budget)?;
         pieces.iter().try_for_each(|piece| arriving.take(piece))?;
         arriving.finish()
     }
@@ -332,7 +466,7 @@ mod tests {
         says(&[piece(0, &[4, 3]), piece(1, &[5])], "documents of other lengths");
         says(&[piece(1, &[])], "fewer documents");
         says(&[piece(0, &[3, 4]), piece(1, &[5]), piece(0, &[3])], "out of order");
-        says(&[piece(2, &[1])], "out of order");
+        says(&[piece(3, &[1])], "out of order");
         let mut cut = piece(0, &[3, 400]);
         cut.lengths.pop();
         says(&[cut], "cut off");
@@ -340,5 +474,46 @@ mod tests {
         assert!(arrive(&unknown, &[]).is_err());
         let many = [DatasetInfo { document_count: 300_000_000, ..info(&[]) }];
         assert!(arrive(&many, &[]).is_err());
+    }
+
+    #[test]
+    fn hashes_and_a_list_arrive_behind_the_lengths() {
+        let hashes = |dataset, hashes: &[u64], end| DocumentsReply {
+            dataset,
+            hashes: to_bytes(hashes),
+            end,
+            ..DocumentsReply::default()
+        };
+        let mut digest = Digest::default();
+        digest.extend(&[7, 8]);
+        let infos = [DatasetInfo { document_hashes: digest.value(), ..info(&[3, 4]) }];
+        let good = [
+            piece(0, &[3, 4]),
+            hashes(0, &[7], false),
+            hashes(0, &[8], false),
+            hashes(1, &[9], false),
+            hashes(1, &[], true),
+        ];
+        let received = arrive_with((true, true), &infos, &good).expect("as described");
+        assert_eq!((received.hashes, received.list), (vec![vec![7, 8]], vec![9]));
+        let says = |asked, pieces: &[DocumentsReply], what: &str| {
+            let (text, hint) = arrive_with(asked, &infos, pieces).expect_err(what).parts();
+            assert!(text.contains(what) && hint.is_some(), "{text}");
+        };
+        let both = (true, true);
+        says(both, &good[..4], "did not send the whole list");
+        says(both, &good[..1], "hashes of its documents are damaged");
+        says(both, &[good[0].clone(), hashes(0, &[8, 7], false)], "damaged");
+        says(both, &[good[0].clone(), hashes(0, &[7, 8, 9], false)], "no document has");
+        says((false, true), &good, "no document has");
+        says((true, false), &good, "out of order");
+        says(both, &[&good[..], &good[3..4]].concat(), "out of order");
+        let mut cut = good.clone();
+        cut[3].hashes.pop();
+        says(both, &cut, "out of order");
+        let long = [good[0].clone(), hashes(0, &[7, 8], false), hashes(1, &[1; 13], true)];
+        says(both, &long, "104 B: 100 B of 100 B are left");
+        let none = [DatasetInfo { document_hashes: 0, ..infos[0].clone() }];
+        assert!(arrive_with(both, &none, &good).is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! All async code is here. Nothing here touches token data.
 
 pub mod auth;
-pub(crate) mod documents;
+pub mod documents;
 pub(crate) mod gate;
 pub mod peer;
 pub(crate) mod stages;

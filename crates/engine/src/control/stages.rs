@@ -5,13 +5,13 @@
 //! not request, so a peer of another version is refused with a hint and never misread (C7).
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codec, Compression};
+use xio::kernel::{Codec, Compression, Quant};
 use xio::plan::UserModule;
 use xio::stage::{BlockOp, Form, Packing, Shape, Stage, StageError, TargetOp, TargetStages, Type};
 
 use crate::proto::{
-    self, ChecksumStage, CompressStage, DatasetInfo, NarrowStage, PackStage, ReadStage, RemapStage,
-    WasmStage, stage::Kind,
+    self, ChecksumStage, CompressStage, DatasetInfo, NarrowStage, PackStage, QuantizeStage,
+    ReadStage, RemapStage, WasmStage, stage::Kind,
 };
 
 /// A list as a message. `table` describes the table of `remap`, `module` is that of `wasm`.
@@ -35,6 +35,9 @@ pub(crate) fn message(
             BlockOp::Narrow { to, instead } => {
                 Some(Kind::Narrow(NarrowStage { from: dtype, to: to.to_string(), instead }))
             }
+            BlockOp::Quantize { to, row } => {
+                Some(Kind::Quantize(QuantizeStage { dtype, to: to.to_string(), row }))
+            }
             BlockOp::Checksum => Some(Kind::Checksum(ChecksumStage { dtype })),
             BlockOp::Pack(packing) => {
                 let (bits, packs_others) = match packing {
@@ -51,6 +54,7 @@ pub(crate) fn message(
             // Readers do the rest: the message has no such stages, and a target refuses one without a kind.
             BlockOp::Fit { .. }
             | BlockOp::Widen { .. }
+            | BlockOp::Dequantize { .. }
             | BlockOp::Decompress(_)
             | BlockOp::Unpack(_)
             | BlockOp::Verify => None,
@@ -123,6 +127,10 @@ fn claim(stage: &proto::Stage) -> Option<(TargetOp, Type)> {
         Kind::Narrow(NarrowStage { from, to, instead }) => {
             let (to, instead) = (Dtype::from_name(to)?, *instead);
             (block(BlockOp::Narrow { to, instead }), from, Shape::Block)
+        }
+        Kind::Quantize(QuantizeStage { dtype, to, row }) => {
+            let (to, row) = (Quant::from_name(to)?, *row);
+            (block(BlockOp::Quantize { to, row }), dtype, Shape::Block)
         }
         Kind::Checksum(ChecksumStage { dtype }) => (block(BlockOp::Checksum), dtype, Shape::Block),
         Kind::Pack(PackStage { dtype, bits, packs_others }) => {

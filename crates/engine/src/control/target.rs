@@ -16,17 +16,17 @@ use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xio::dataset::{Dtype, Format};
-use xio::documents::Documents;
 use xio::stage::TargetStages;
 use xio::target::Served;
 
 use super::auth::{self, AddToken};
-use super::documents::{Arriving, Readers, TABLES_TIMEOUT};
+use super::documents::{Arriving, Readers, Received, TABLES_TIMEOUT};
 use super::gate::{self, Call, Gate};
 use super::peer::{Peer, root_cause};
 use super::stages;
 use super::status::Reports;
 use crate::action::{self, Action};
+use crate::budget::Budget;
 use crate::catalog::{Catalog, Found, Table};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
@@ -340,9 +340,9 @@ impl Target for TargetService {
     ) -> Result<Response<DocumentsStream>, Status> {
         let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
         let call = Call::work(&request)?;
-        let datasets = request.into_inner().datasets;
-        Catalog::check_count(&datasets)?;
-        let pieces = self.documents.read(Arc::clone(&self.catalog), datasets, call).await;
+        let asked = request.into_inner();
+        Catalog::check_count(&asked.datasets)?;
+        let pieces = self.documents.read(Arc::clone(&self.catalog), asked, call).await;
         let pieces = pieces.inspect_err(|status| log_refusal("documents", &from, status))?;
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(pieces))))
     }
@@ -505,19 +505,22 @@ impl TargetControl {
         Ok(reply.into_inner().datasets)
     }
 
-    /// The documents of datasets that were described as `infos`, with their documents.
+    /// The documents of datasets that were described as `infos`, with their documents, and what else is asked for.
+    /// The memory for a list is taken from `budget`.
     ///
     /// # Errors
     /// When the target refuses or takes too long, and when its reply does not agree with the descriptions.
     pub async fn documents(
         &self,
-        datasets: Vec<DatasetRef>,
+        asked: DocumentsRequest,
         infos: &[DatasetInfo],
-    ) -> Result<Vec<Documents>, Error> {
-        let mut arriving = Arriving::new(infos)?;
+        budget: &Budget,
+    ) -> Result<Received, Error> {
+        let wants = (asked.hashes, !asked.list.is_empty());
+        let mut arriving = Arriving::new(infos, wants, budget)?;
         let receive = async {
             let mut client = self.client.clone();
-            let call = client.documents(DocumentsRequest { datasets });
+            let call = client.documents(asked);
             let mut pieces = self.peer.within(call).await?.into_inner();
             while let Some(piece) = self.peer.within(pieces.message()).await? {
                 arriving.take(&piece)?;

@@ -6,6 +6,7 @@ use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as R
 use xio::disk::Change;
 use xio::kernel::MapFault;
 use xio::reader::{Sink, SlotMeta, StreamError};
+use xio::stage::Limit;
 use xio::sums::SUM_BYTES;
 
 /// What to do about a file that differs from its manifest.
@@ -161,7 +162,17 @@ impl RingSink {
         match *error {
             StreamError::Overflow { dataset, token, byte, value, limit } => {
                 let name = self.name(dataset);
-                format!("{name}: token {token} (byte {byte}) is {value}: {limit}")
+                let hint = match limit {
+                    Limit::Quantized(_) => {
+                        "; hint: quantize(e5m2) passes NaN and infinities, quantize(e4m3) NaN"
+                    }
+                    Limit::Type(dtype) if dtype.is_float() => {
+                        "; hint: quantize(…, deliver=bf16) and deliver=f32 have room for it"
+                    }
+                    _ => "",
+                };
+                let value = limit.shown(value);
+                format!("{name}: token {token} (byte {byte}) is {value}: {limit}{hint}")
             }
             StreamError::Truncated { dataset, at_byte } => {
                 let name = self.name(dataset);

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use xio::dataset::{DatasetError, Format, TokenFile, megatron, npy};
+use xio::dataset::{DatasetError, Dtype, Format, TokenFile, megatron, npy};
 
 use super::blocks::Blocks;
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
@@ -101,6 +101,7 @@ fn open_flat(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Err
         None => settle::flat_type(options.dtype, manifest.as_ref(), &evidence)
             .map_err(|refusal| refused(&data.path, refusal))?,
     };
+    refuse_floats(&data.path, dtype)?;
     let bytes = u64::from(dtype.bytes());
     if !data.len.is_multiple_of(bytes) {
         let source = DatasetError::Ragged { dtype, len: data.len, left: data.len % bytes };
@@ -109,6 +110,17 @@ fn open_flat(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Err
     let tokens = data.len / bytes;
     let token_file = TokenFile { dtype, data_offset: 0, tokens, format: Format::Flat };
     finish(data, token_file, None, manifest, (Kind::Flat, origin), options)
+}
+
+/// Values of floating point are streamed, but are no token ids.
+fn refuse_floats(path: &Path, dtype: Dtype) -> Result<(), Error> {
+    match dtype.is_float() {
+        false => Ok(()),
+        true => {
+            let source = DatasetError::NotInteger { descr: dtype.to_string(), kind: 'f' };
+            Err(Error::Dataset { path: path.to_owned(), source })
+        }
+    }
 }
 
 fn open_npy(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {

@@ -202,7 +202,7 @@ fn array_column(encoding: &str) -> Option<Column> {
     if parts.next() != Some("ndarray") {
         return None;
     }
-    let dtype = parts.next().map(Dtype::from_name);
+    let dtype = parts.next().map(Dtype::integer_from_name);
     let shape = parts.next().map(|shape| {
         shape.split(',').try_fold(1_u64, |product, axis| product.checked_mul(axis.parse().ok()?))
     });

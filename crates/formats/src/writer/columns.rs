@@ -61,9 +61,9 @@ pub(super) fn create(
     let element = match dtype {
         Dtype::U8 => DataType::UInt8,
         Dtype::I8 => DataType::Int8,
-        Dtype::U16 => DataType::UInt16,
+        Dtype::U16 | Dtype::F16 | Dtype::Bf16 => DataType::UInt16,
         Dtype::I16 => DataType::Int16,
-        Dtype::U32 => DataType::UInt32,
+        Dtype::U32 | Dtype::F32 => DataType::UInt32,
         Dtype::I32 => DataType::Int32,
         Dtype::U64 => DataType::UInt64,
         Dtype::I64 => DataType::Int64,
@@ -195,9 +195,9 @@ fn array(dtype: Dtype, bytes: &[u8]) -> ArrayRef {
     match dtype {
         Dtype::U8 => of::<UInt8Type, 1>(bytes, u8::from_le_bytes),
         Dtype::I8 => of::<Int8Type, 1>(bytes, i8::from_le_bytes),
-        Dtype::U16 => of::<UInt16Type, 2>(bytes, u16::from_le_bytes),
+        Dtype::U16 | Dtype::F16 | Dtype::Bf16 => of::<UInt16Type, 2>(bytes, u16::from_le_bytes),
         Dtype::I16 => of::<Int16Type, 2>(bytes, i16::from_le_bytes),
-        Dtype::U32 => of::<UInt32Type, 4>(bytes, u32::from_le_bytes),
+        Dtype::U32 | Dtype::F32 => of::<UInt32Type, 4>(bytes, u32::from_le_bytes),
         Dtype::I32 => of::<Int32Type, 4>(bytes, i32::from_le_bytes),
         Dtype::U64 => of::<UInt64Type, 8>(bytes, u64::from_le_bytes),
         Dtype::I64 => of::<Int64Type, 8>(bytes, i64::from_le_bytes),

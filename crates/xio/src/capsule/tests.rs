@@ -218,7 +218,7 @@ fn values_without_meaning_are_refused_by_field() {
     };
     let request_error = |at, value| ReadRequest::decode(&with(request, at, value), crc32c);
     let response_error = |bytes, at, value| ReadResponse::decode(&with(bytes, at, value), crc32c);
-    assert_eq!(request_error(6, 8), Err(CapsuleError::Field("deliver")));
+    assert_eq!(request_error(6, 11), Err(CapsuleError::Field("deliver")));
     assert_eq!(request_error(7, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(48, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(59, 1), Err(CapsuleError::Field("reserved")));
@@ -267,8 +267,9 @@ fn the_layout_is_frozen() {
     assert_eq!(bytes[CRC_AT..], crc32c(0, &expected).to_le_bytes());
 
     let codes: Vec<u8> = Dtype::ALL.into_iter().map(dtype_code).collect();
-    assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     assert_eq!(Dtype::ALL[2..5], [Dtype::U16, Dtype::I16, Dtype::U32]);
+    assert_eq!(Dtype::ALL[8..], Dtype::FLOATS);
     let codecs: Vec<u8> = Codec::ALL.into_iter().map(|codec| codec_code(Some(codec))).collect();
     assert_eq!((codecs, codec_code(None)), (vec![1, 2], 0));
     assert_eq!(Codec::ALL, [Codec::Lz4, Codec::Zstd]);

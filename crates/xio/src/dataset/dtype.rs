@@ -1,8 +1,8 @@
 //! Element types of token files, and their names in the formats.
 //!
 //! A file may hold any of the integer types in [`Dtype`]; only some of them are delivered as tokens
-//! ([`Dtype::is_token`]). Big-endian and floating-point files are refused by name, never converted:
-//! a silent byte swap or rounding would change token ids (C5).
+//! ([`Dtype::is_token`]). Floating-point files hold no tokens: their values are delivered as they are, or quantized.
+//! Big-endian files are refused by name, never converted: a silent byte swap would change token ids (C5).
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ use alloc::string::{String, ToString};
 
 use super::DatasetError;
 
-/// A little-endian integer element type.
+/// A little-endian element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dtype {
     /// Unsigned, 8 bits.
@@ -29,11 +29,17 @@ pub enum Dtype {
     U64,
     /// Signed, 64 bits.
     I64,
+    /// Floating point, 32 bits.
+    F32,
+    /// Floating point, 16 bits, 5 of them exponent.
+    F16,
+    /// Floating point, 16 bits, 8 of them exponent.
+    Bf16,
 }
 
 impl Dtype {
-    /// Every type, narrow ones first.
-    pub const ALL: [Dtype; 8] = [
+    /// Every integer type, narrow ones first.
+    pub const INTEGERS: [Dtype; 8] = [
         Dtype::U8,
         Dtype::I8,
         Dtype::U16,
@@ -44,12 +50,30 @@ impl Dtype {
         Dtype::I64,
     ];
 
+    /// Every floating-point type.
+    pub const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+    /// Every type: the integers, then the others.
+    pub const ALL: [Dtype; 11] = [
+        Dtype::U8,
+        Dtype::I8,
+        Dtype::U16,
+        Dtype::I16,
+        Dtype::U32,
+        Dtype::I32,
+        Dtype::U64,
+        Dtype::I64,
+        Dtype::F32,
+        Dtype::F16,
+        Dtype::Bf16,
+    ];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> u32 {
         match self {
             Dtype::U8 | Dtype::I8 => 1,
-            Dtype::U16 | Dtype::I16 => 2,
-            Dtype::U32 | Dtype::I32 => 4,
+            Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
             Dtype::U64 | Dtype::I64 => 8,
         }
     }
@@ -64,7 +88,17 @@ impl Dtype {
         matches!(self, Dtype::U16 | Dtype::U32 | Dtype::I32 | Dtype::U64 | Dtype::I64)
     }
 
-    /// Smallest and largest value.
+    /// Whether it is floating point.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
+    }
+
+    /// Whether blocks of files of this type are streamed: tokens, floating point, and bytes where they are asked for.
+    pub const fn is_streamed(self) -> bool {
+        self.is_token() || self.is_float() || matches!(self, Dtype::U8)
+    }
+
+    /// Smallest and largest value; of floating point, of the bits as an unsigned integer.
     pub const fn range(self) -> (i128, i128) {
         let bits = self.bytes() * 8;
         match self.is_signed() {
@@ -84,11 +118,20 @@ impl Dtype {
             Dtype::I32 => "i32",
             Dtype::U64 => "u64",
             Dtype::I64 => "i64",
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
         }
     }
 
     /// The type with this name: `u16`, or as NumPy spells it, `uint16`.
     pub fn from_name(name: &str) -> Option<Dtype> {
+        match name {
+            "f32" | "float32" => return Some(Dtype::F32),
+            "f16" | "float16" => return Some(Dtype::F16),
+            "bf16" | "bfloat16" => return Some(Dtype::Bf16),
+            _ => {}
+        }
         let digits = |long: &str, short: char| {
             name.strip_prefix(long).map(|bits| (short, bits)).or_else(|| {
                 let bits = name.strip_prefix(short)?;
@@ -96,12 +139,26 @@ impl Dtype {
             })
         };
         let (sign, bits) = digits("uint", 'u').or_else(|| digits("int", 'i'))?;
-        Dtype::ALL.into_iter().find(|dtype| {
+        Dtype::INTEGERS.into_iter().find(|dtype| {
             dtype.is_signed() == (sign == 'i') && (dtype.bytes() * 8).to_string() == bits
         })
     }
 
-    /// The type of a NumPy `descr` such as `<u2`.
+    /// The integer type with this name.
+    pub fn integer_from_name(name: &str) -> Option<Dtype> {
+        Dtype::from_name(name).filter(|dtype| !dtype.is_float())
+    }
+
+    /// The floating-point type of a NumPy `descr`; NumPy has none for `bf16`.
+    pub fn float_from_npy(descr: &str) -> Option<Dtype> {
+        match descr {
+            "<f4" => Some(Dtype::F32),
+            "<f2" => Some(Dtype::F16),
+            _ => None,
+        }
+    }
+
+    /// The integer type of a NumPy `descr` such as `<u2`.
     pub fn from_npy(descr: &str) -> Result<Dtype, DatasetError> {
         let mut chars = descr.chars();
         let (order, kind, size) = (chars.next(), chars.next(), chars.as_str());
@@ -113,7 +170,7 @@ impl Dtype {
             }
             None => return Err(unknown(descr)),
         };
-        let dtype = Dtype::ALL
+        let dtype = Dtype::INTEGERS
             .into_iter()
             .find(|d| d.is_signed() == signed && d.bytes().to_string() == size)
             .ok_or_else(|| unknown(descr))?;
@@ -140,7 +197,7 @@ impl Dtype {
         }
     }
 
-    /// The type as NumPy writes it in a header, such as `<u2`.
+    /// The type as NumPy writes it in a header, such as `<u2`; `bf16` as two bytes of no type.
     pub const fn npy(self) -> &'static str {
         match self {
             Dtype::U8 => "|u1",
@@ -151,10 +208,13 @@ impl Dtype {
             Dtype::I32 => "<i4",
             Dtype::U64 => "<u8",
             Dtype::I64 => "<i8",
+            Dtype::F32 => "<f4",
+            Dtype::F16 => "<f2",
+            Dtype::Bf16 => "<V2",
         }
     }
 
-    /// The code of a Megatron `.idx`, which has none for `u32` and `u64`.
+    /// The code of a Megatron `.idx`, which has none for `u32`, `u64` and what is no integer.
     pub const fn megatron(self) -> Option<u8> {
         match self {
             Dtype::U8 => Some(1),
@@ -163,7 +223,7 @@ impl Dtype {
             Dtype::I32 => Some(4),
             Dtype::I64 => Some(5),
             Dtype::U16 => Some(8),
-            Dtype::U32 | Dtype::U64 => None,
+            Dtype::U32 | Dtype::U64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 => None,
         }
     }
 
@@ -194,7 +254,13 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::FLOATS {
+            let long = dtype.name().replace('f', "float");
+            assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
+            assert_eq!(Dtype::from_name(&long), Some(dtype));
+            assert_eq!(Dtype::float_from_npy(dtype.npy()).is_some(), dtype != Dtype::Bf16);
+        }
+        for dtype in Dtype::INTEGERS {
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
             let long =
                 dtype.name().replace('u', "uint").replace('i', "int").replace("uintnt", "uint");
@@ -208,7 +274,7 @@ mod tests {
                 assert_eq!(Dtype::from_megatron(code), Ok(dtype));
             }
         }
-        for bad in ["", "u", "int", "f32", "u24", "uint016", "U16", "u16 "] {
+        for bad in ["", "u", "int", "f64", "u24", "uint016", "U16", "u16 "] {
             assert_eq!(Dtype::from_name(bad), None, "{bad}");
         }
     }

@@ -175,6 +175,7 @@ impl Evidence {
     pub fn against(&self, given: Dtype) -> Option<String> {
         let none = Words::default();
         let words = match given.bytes() {
+            _ if given.is_float() => &none,
             2 => &self.words2,
             4 => &self.words4,
             8 => &self.words8,
@@ -187,8 +188,12 @@ impl Evidence {
             ));
         }
         let (guess, why) = self.guess().ok()?;
-        let differs = guess.bytes() != given.bytes();
-        let wrong = guess.bytes() > given.bytes() || words.mostly_beyond();
+        // Almost no two neighbours in floating point look like one id; a single half may.
+        let differs = match given.is_float() {
+            true => guess.bytes() > 2,
+            false => guess.bytes() != given.bytes(),
+        };
+        let wrong = given.is_float() || guess.bytes() > given.bytes() || words.mostly_beyond();
         (differs && wrong).then(|| format!("is not {given} but {guess}: {why}"))
     }
 }
@@ -254,6 +259,24 @@ mod tests {
         }
         let small = evidence(&stored(&ids, 4), Some(40_000)).against(Dtype::U32).unwrap();
         assert!(small.contains("beyond the vocabulary of 40000"), "{small}");
+    }
+
+    #[test]
+    fn floating_point_is_contradicted_by_ids_only() {
+        let ids = ids(5_000, 50_257);
+        for given in Dtype::FLOATS {
+            for bytes in [4, 8] {
+                let why = evidence(&stored(&ids, bytes), None).against(given).unwrap();
+                assert!(why.contains(&std::format!("is not {given}")), "{why}");
+            }
+        }
+        let values = |width: usize| -> Vec<u8> {
+            let bits = ids.iter().map(|id| ((*id as f32 - 25_000.0) / 7_000.0).to_bits());
+            bits.flat_map(|bits| bits.to_le_bytes()[4 - width..].to_vec()).collect()
+        };
+        assert_eq!(evidence(&values(4), None).against(Dtype::F32), None);
+        assert_eq!(evidence(&values(2), None).against(Dtype::Bf16), None);
+        assert_eq!(evidence(&values(2), None).against(Dtype::F16), None);
     }
 
     #[test]

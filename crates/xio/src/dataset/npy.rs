@@ -5,7 +5,8 @@
 //! parser accepts that literal and nothing else: no expression, no other key, no nesting, so a hostile
 //! header costs at most the parsing of [`MAX_HEADER_BYTES`].
 //!
-//! An array of any number of axes is read as one run of tokens in C order. Bytes after it are ignored.
+//! An array of any number of axes is read as one run of tokens in C order. Bytes after it are ignored. As records
+//! ([`parse_records`]) its elements may be of any type of fixed size, structures included, and are not looked at.
 
 use alloc::string::String;
 
@@ -28,35 +29,83 @@ pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
 }
 
 /// Describes a `.npy` file of `file_len` bytes from its first bytes, at least [`header_bytes`] of
-/// them, and refuses types that are not delivered as tokens.
+/// them, and refuses types that are delivered neither as tokens nor as floating point.
 pub fn parse(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
-    let file = parse_integers(head, file_len)?;
-    file.dtype.token().map(|_| file)
+    let file = parse_elements(head, file_len, |descr| {
+        Dtype::float_from_npy(descr).map_or_else(|| Dtype::from_npy(descr), Ok)
+    })?;
+    if !file.dtype.is_float() {
+        file.dtype.token()?;
+    }
+    Ok(file)
 }
 
-/// As [`parse`], with integers of any type.
+/// As [`parse`], with integers of any type and nothing else.
 pub fn parse_integers(head: &[u8], file_len: u64) -> Result<TokenFile, DatasetError> {
+    parse_elements(head, file_len, Dtype::from_npy)
+}
+
+fn parse_elements(
+    head: &[u8],
+    file_len: u64,
+    dtype_of: impl Fn(&str) -> Result<Dtype, DatasetError>,
+) -> Result<TokenFile, DatasetError> {
+    let (header, data_offset, version) = header(head)?;
+    let dtype = match &header.descr {
+        Descr::Simple(descr) => dtype_of(descr)?,
+        Descr::Structure { .. } => {
+            return Err(DatasetError::NotInteger { descr: "a structure".into(), kind: '[' });
+        }
+    };
+    let element_bytes = dtype.bytes().into();
+    let (_, format) = extent(&header, element_bytes, data_offset, (file_len, version))?;
+    Ok(TokenFile { dtype, data_offset, tokens: header.elements, format })
+}
+
+/// Describes a `.npy` file as bytes, and says how many belong together: those of all elements with the same index
+/// on the first axis. Elements may be of any type of fixed size.
+pub fn parse_records(head: &[u8], file_len: u64) -> Result<(TokenFile, u64), DatasetError> {
+    let (header, data_offset, version) = header(head)?;
+    let element_bytes = header.descr.bytes()?;
+    let (data_bytes, format) = extent(&header, element_bytes, data_offset, (file_len, version))?;
+    // An array without elements has no record either.
+    let record_bytes = data_bytes.checked_div(header.first_axis).unwrap_or(0);
+    Ok((TokenFile { dtype: Dtype::U8, data_offset, tokens: data_bytes, format }, record_bytes))
+}
+
+/// The header, its length with all before it, and the major version.
+fn header(head: &[u8]) -> Result<(Header, u64, u8), DatasetError> {
     let (text_at, text_len, version) = preamble(head)?;
     let data_offset = text_at as u64 + text_len;
     let text = usize::try_from(data_offset).ok().and_then(|end| head.get(text_at..end)).ok_or(
         DatasetError::Truncated { what: "npy header", have: head.len() as u64, need: data_offset },
     )?;
-    let header = Header::parse(text)?;
-    let dtype = Dtype::from_npy(&header.descr)?;
+    Ok((Header::parse(text)?, data_offset, version))
+}
+
+/// Bytes of the array, which the file has to hold.
+fn extent(
+    header: &Header,
+    element_bytes: u64,
+    data_offset: u64,
+    (file_len, version): (u64, u8),
+) -> Result<(u64, Format), DatasetError> {
     if header.fortran_order {
         return Err(DatasetError::FortranOrder);
     }
-    let bytes = u64::from(dtype.bytes());
-    let end = header.elements.checked_mul(bytes).and_then(|len| len.checked_add(data_offset));
-    let end = end.ok_or(DatasetError::TooLarge { field: "shape", value: header.elements })?;
+    let too_large = DatasetError::TooLarge { field: "shape", value: header.elements };
+    let data_bytes = header.elements.checked_mul(element_bytes);
+    let end = data_bytes.and_then(|len| len.checked_add(data_offset));
+    let (Some(data_bytes), Some(end)) = (data_bytes, end) else {
+        return Err(too_large);
+    };
     // NumPy too reads the array that the header describes and ignores the bytes after it.
     let trailing_bytes = file_len.checked_sub(end).ok_or(DatasetError::Truncated {
         what: "npy file",
         have: file_len,
         need: end,
     })?;
-    let format = Format::Npy { version, trailing_bytes };
-    Ok(TokenFile { dtype, data_offset, tokens: header.elements, format })
+    Ok((data_bytes, Format::Npy { version, trailing_bytes }))
 }
 
 /// Offset and length of the header text, and the major version.
@@ -88,12 +137,60 @@ fn preamble(head: &[u8]) -> Result<(usize, u64, u8), DatasetError> {
     Ok((text_at, text_len, major))
 }
 
+/// The type of the elements.
+enum Descr {
+    /// A string such as `<u2`.
+    Simple(String),
+    /// A list of fields.
+    Structure {
+        /// All of them together.
+        bytes: u64,
+    },
+}
+
+impl Descr {
+    /// Bytes of an element.
+    fn bytes(&self) -> Result<u64, DatasetError> {
+        match self {
+            Descr::Simple(descr) => item_bytes(descr),
+            Descr::Structure { bytes } => Ok(*bytes),
+        }
+    }
+}
+
+/// Bytes of an element of a simple type: text has four for each character, dates have a unit in brackets.
+fn item_bytes(descr: &str) -> Result<u64, DatasetError> {
+    let no_records = || DatasetError::NoRecords { descr: descr.into() };
+    let unknown = || DatasetError::DtypeName { name: descr.into() };
+    let mut chars = descr.chars();
+    if !matches!(chars.next(), Some('<' | '>' | '|' | '=')) {
+        return Err(unknown());
+    }
+    let kind = chars.next().ok_or_else(unknown)?;
+    let digits = match (kind, chars.as_str()) {
+        ('O', _) => return Err(no_records()),
+        ('M' | 'm', rest) => rest.split('[').next().unwrap_or(rest),
+        ('b' | 'i' | 'u' | 'f' | 'c' | 'S' | 'a' | 'U' | 'V', rest) => rest,
+        _ => return Err(unknown()),
+    };
+    let count: u64 = match digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        true => digits.parse().map_err(|_| unknown())?,
+        false => return Err(unknown()),
+    };
+    let bytes = count.checked_mul(if kind == 'U' { 4 } else { 1 });
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(no_records)
+}
+
 /// The three fields of the dictionary.
 struct Header {
-    descr: String,
+    descr: Descr,
     fortran_order: bool,
     elements: u64,
+    first_axis: u64,
 }
+
+/// Structures in structures.
+const MAX_DEPTH: u32 = 8;
 
 impl Header {
     fn parse(text: &[u8]) -> Result<Header, DatasetError> {
@@ -119,10 +216,12 @@ impl Header {
         }
         reader.end()?;
         let missing = |field| DatasetError::HeaderField { field, state: "missing" };
+        let (elements, first_axis) = elements.ok_or(missing("shape"))?;
         Ok(Header {
             descr: descr.ok_or(missing("descr"))?,
             fortran_order: fortran_order.ok_or(missing("fortran_order"))?,
-            elements: elements.ok_or(missing("shape"))?,
+            elements,
+            first_axis,
         })
     }
 }
@@ -183,11 +282,61 @@ impl<'a> Reader<'a> {
         Ok(body)
     }
 
-    fn descr(&mut self) -> Result<String, DatasetError> {
-        if self.peek() == Some(b'[') {
-            return Err(DatasetError::NotInteger { descr: "a structure".into(), kind: '[' });
+    fn descr(&mut self) -> Result<Descr, DatasetError> {
+        match self.peek() {
+            Some(b'[') => Ok(Descr::Structure { bytes: self.structure(MAX_DEPTH)? }),
+            _ => Ok(Descr::Simple(self.name()?)),
         }
+    }
+
+    fn name(&mut self) -> Result<String, DatasetError> {
         Ok(String::from_utf8_lossy(self.string()?).into_owned())
+    }
+
+    /// Bytes of a structure such as `[('id', '<u4'), ('image', '|u1', (3, 32, 32))]`.
+    fn structure(&mut self, depth: u32) -> Result<u64, DatasetError> {
+        let depth = depth.checked_sub(1).ok_or_else(|| self.error("structures too deep"))?;
+        self.expect(b'[', "expected `[`")?;
+        let mut total = 0_u64;
+        while !self.accept(b']') {
+            let bytes = self.field(depth)?;
+            let too_large = DatasetError::TooLarge { field: "descr", value: bytes };
+            total = total.checked_add(bytes).ok_or(too_large)?;
+            if !self.accept(b',') {
+                self.expect(b']', "expected `,` or `]`")?;
+                break;
+            }
+        }
+        match total {
+            0 => Err(DatasetError::NoRecords { descr: "an empty structure".into() }),
+            total => Ok(total),
+        }
+    }
+
+    /// Bytes of a field: its name, or title and name; its type; the shape of an array in it.
+    fn field(&mut self, depth: u32) -> Result<u64, DatasetError> {
+        self.expect(b'(', "expected `(`")?;
+        if self.accept(b'(') {
+            self.string()?;
+            self.expect(b',', "expected `,`")?;
+            self.string()?;
+            self.expect(b')', "expected `)`")?;
+        } else {
+            self.string()?;
+        }
+        self.expect(b',', "expected `,`")?;
+        let bytes = match self.peek() {
+            Some(b'[') => self.structure(depth)?,
+            _ => item_bytes(&self.name()?)?,
+        };
+        let elements = match self.accept(b',') && self.peek() == Some(b'(') {
+            true => self.shape()?.0,
+            false => 1,
+        };
+        self.accept(b',');
+        self.expect(b')', "expected `)`")?;
+        let too_large = DatasetError::TooLarge { field: "descr", value: elements };
+        bytes.checked_mul(elements).ok_or(too_large)
     }
 
     fn boolean(&mut self) -> Result<bool, DatasetError> {
@@ -199,12 +348,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The product of the axes of a tuple such as `(3, 5)`, `(7,)`.
-    fn shape(&mut self) -> Result<u64, DatasetError> {
+    /// The product of the axes of a tuple such as `(3, 5)`, `(7,)`, and the first of them.
+    fn shape(&mut self) -> Result<(u64, u64), DatasetError> {
         self.expect(b'(', "expected `(`")?;
-        let (mut axes, mut empty, mut elements) = (0u32, false, 1u64);
+        let (mut axes, mut empty, mut elements, mut first) = (0u32, false, 1u64, 0);
         while !self.accept(b')') {
             let axis = self.integer()?;
+            if axes == 0 {
+                first = axis;
+            }
             axes += 1;
             empty |= axis == 0;
             // A zero axis makes the array empty whatever the others are, so those need not fit.
@@ -221,8 +373,8 @@ impl<'a> Reader<'a> {
         }
         match (axes, empty) {
             (0, _) => Err(DatasetError::Scalar),
-            (_, true) => Ok(0),
-            (_, false) => Ok(elements),
+            (_, true) => Ok((0, first)),
+            (_, false) => Ok((elements, first)),
         }
     }
 
@@ -322,7 +474,7 @@ mod tests {
     #[test]
     fn refusals_by_reason() {
         let cases = [
-            (dict("<f4", "False", "(4,)"), "not-integer"),
+            (dict("<f8", "False", "(4,)"), "not-integer"),
             (dict(">u4", "False", "(4,)"), "big-endian"),
             (dict("|u1", "False", "(4,)"), "not-tokens"),
             (dict("<u4", "True", "(4,)"), "fortran-order"),
@@ -352,6 +504,57 @@ mod tests {
     }
 
     #[test]
+    fn records_are_of_any_type_of_fixed_size() {
+        let image = "[('label', '|u1'), ('', '|V3'), ('image', '<f4', (3, 32, 32)), ]";
+        let nested = "[('a', [('x', '>i2'), (('title', 'y'), '|S5')], (2,)), ('when', '<M8[ns]')]";
+        for (descr, shape, bytes, record) in [
+            ("'|u1'", "(10, 28, 28)", 7_840, 784),
+            ("'|u1'", "(7,)", 7, 1),
+            ("'<f8'", "(4, 3)", 96, 24),
+            ("'>u4'", "(5,)", 20, 4),
+            ("'<U5'", "(2,)", 40, 20),
+            ("'<M8[ns]'", "(2, 2)", 32, 16),
+            ("'|V16'", "(3,)", 48, 16),
+            (image, "(2,)", 24_584, 12_292),
+            (nested, "(3, 2)", 132, 44),
+            ("'|b1'", "(0, 9)", 0, 0),
+            ("'|b1'", "(4, 0)", 0, 0),
+        ] {
+            let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}");
+            let head = file(1, &text);
+            let (parsed, found) = parse_records(&head, head.len() as u64 + bytes + 2).unwrap();
+            assert_eq!((parsed.dtype, parsed.tokens, found), (Dtype::U8, bytes, record), "{text}");
+            assert_eq!(parsed.format, Format::Npy { version: 1, trailing_bytes: 2 });
+            let short = parse_records(&head, head.len() as u64 + bytes.max(1) - 1);
+            assert!(bytes == 0 || short.unwrap_err().reason() == "truncated", "{text}");
+        }
+        let deep = format!("{}'<u4'{}", "[('a', ".repeat(9), ")]".repeat(9));
+        for (descr, reason) in [
+            ("'|O'", "no-records"),
+            ("[('a', '|O8')]", "no-records"),
+            ("'|S0'", "no-records"),
+            ("[]", "no-records"),
+            ("'<q4'", "dtype-name"),
+            ("'u4'", "dtype-name"),
+            ("'<u+4'", "dtype-name"),
+            ("''", "dtype-name"),
+            ("[('a')]", "header-syntax"),
+            ("[('a', '<u4', 3)]", "header-syntax"),
+            ("[('a', '<u4'", "header-syntax"),
+            (deep.as_str(), "header-syntax"),
+            ("[('a', '|V4294967296', (4294967296,))]", "too-large"),
+            ("[('a', '|V9223372036854775808'), ('b', '|V9223372036854775808')]", "too-large"),
+            ("'<U9223372036854775808'", "no-records"),
+        ] {
+            let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (4,), }}");
+            let error = parse_records(&file(1, &text), u64::MAX).unwrap_err();
+            assert_eq!(error.reason(), reason, "{text}: {error}");
+        }
+        let columns = file(1, &dict("<u4", "True", "(2, 2)"));
+        assert_eq!(parse_records(&columns, u64::MAX), Err(DatasetError::FortranOrder));
+    }
+
+    #[test]
     fn every_prefix_of_a_header_is_refused_without_panic() {
         let head = file(2, &dict("<u4", "False", "(4,)"));
         for len in 0..head.len() {
@@ -371,12 +574,17 @@ mod tests {
         #[test]
         fn no_input_panics_and_what_is_accepted_fits(
             text in prop_oneof![
+                "\\{'descr': (\\[|\\(|\\]|\\)|'a'|'<u4'|, |3){0,12}, 'fortran_order': False, 'shape': \\([0-9]{1,20},\\)\\}",
                 "[{}'a-z_:(), 0-9FTLu<>|]{0,80}",
                 "\\{'descr': '[<>|][uif][1248]', 'fortran_order': (True|False), 'shape': \\([0-9]{1,20},\\)\\}",
             ],
             len in any::<u32>(),
         ) {
             let head = file(1, &text);
+            if let Ok((parsed, record_bytes)) = parse_records(&head, len.into()) {
+                prop_assert!(parsed.data_offset + parsed.tokens <= u64::from(len));
+                prop_assert!(record_bytes <= parsed.tokens);
+            }
             if let Ok(parsed) = parse(&head, len.into()) {
                 let Format::Npy { trailing_bytes, .. } = parsed.format else { unreachable!() };
                 let described = parsed.data_offset + parsed.data_bytes();

@@ -252,9 +252,9 @@ pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {
     match dtype {
         Dtype::U8 => scan_u8(buf),
         Dtype::I8 => scan_i8(buf),
-        Dtype::U16 => scan_u16(buf),
+        Dtype::U16 | Dtype::F16 | Dtype::Bf16 => scan_u16(buf),
         Dtype::I16 => scan_i16(buf),
-        Dtype::U32 => scan_u32(buf),
+        Dtype::U32 | Dtype::F32 => scan_u32(buf),
         Dtype::I32 => scan_i32(buf),
         Dtype::U64 => scan_u64(buf),
         Dtype::I64 => scan_i64(buf),

@@ -95,6 +95,10 @@ pub enum Problem {
     CompressLevel { found: String, codec: Codec, min: i32, max: i32 },
     #[error("compress does not know when {found} is")]
     CompressWhen { found: String },
+    #[error("there is no quantized type {found}")]
+    QuantizeType { found: String },
+    #[error("quantize cannot deliver {found}")]
+    QuantizeDeliver { found: String },
     #[error("widen cannot deliver {found}")]
     WidenType { found: String },
     #[error("pairs takes no argument but ignore=ID, and needs windows of two tokens")]
@@ -223,7 +227,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, order, blend, phases, remap, wasm, narrow, bitpack, compress, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, filter, dedup, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -259,6 +263,10 @@ impl Problem {
             }
             Problem::CompressWhen { .. } => {
                 &"when=faster skips blocks where the link is faster than the codec, when=always does not"
+            }
+            Problem::QuantizeType { .. } => &"quantized types are int8, e4m3 and e5m2",
+            Problem::QuantizeDeliver { .. } => {
+                &"deliver=f32, deliver=f16, deliver=bf16, or deliver=quantized for codes and scales"
             }
             Problem::WidenType { .. } => &"types to widen to are u32, i32 and i64",
             Problem::Ignore { .. } => {

@@ -10,28 +10,32 @@ use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::{
-    DEFAULT_BATCH, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Shuffle, UserModule,
+    DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle, UserModule,
 };
 use crate::dataset::Dtype;
+use crate::documents::{Dedup, Filter, Selection};
 use crate::kernel::pack::PACKED_BITS;
-use crate::kernel::{Codec, Compression, ZSTD_LEVELS};
+use crate::kernel::{Codec, Compression, Quant, ZSTD_LEVELS};
 use crate::order::{
     BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
 };
 
-const ACTIONS: [&str; 15] = [
+const ACTIONS: [&str; 18] = [
     "window",
     "pack",
     "shuffle",
     "order",
     "blend",
     "phases",
+    "filter",
+    "dedup",
     "remap",
     "wasm",
     "narrow",
     "bitpack",
     "compress",
+    "quantize",
     "widen",
     "pairs",
     "positions",
@@ -261,11 +265,13 @@ struct Draft {
     order: Option<(Megatron, Range<usize>)>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
+    selection: Selection,
     remap: Option<String>,
     wasm: Option<UserModule>,
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
     compress: Option<(Compression, Range<usize>)>,
+    quantize: Option<(Quantize, Range<usize>)>,
     widen: Option<Dtype>,
     /// With the label to ignore.
     pairs: Option<(Option<i64>, Range<usize>)>,
@@ -302,6 +308,8 @@ impl Draft {
                 let phases = (phases(action)?, action.span.clone());
                 once(self.phases.replace(phases).is_none(), "phases")
             }
+            "filter" => once(self.selection.filter.replace(filter(action)?).is_none(), "filter"),
+            "dedup" => once(self.selection.dedup.replace(dedup(action)?).is_none(), "dedup"),
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
             "wasm" => once(self.wasm.replace(wasm(action)?).is_none(), "wasm"),
             "narrow" => {
@@ -315,6 +323,10 @@ impl Draft {
             "compress" => {
                 let compression = (compress(action)?, action.span.clone());
                 once(self.compress.replace(compression).is_none(), "compress")
+            }
+            "quantize" => {
+                let quantize = (quantize(action)?, action.span.clone());
+                once(self.quantize.replace(quantize).is_none(), "quantize")
             }
             "widen" => once(self.widen.replace(widen(action)?).is_none(), "widen"),
             "pairs" => once(self.pairs.replace(pairs(action)?).is_none(), "pairs"),
@@ -336,6 +348,7 @@ impl Draft {
             return Err(PlanError::new(Problem::Pairs, span));
         }
         self.check_forms()?;
+        self.check_quantize(overlap)?;
         if let Some((_, span)) = self.pack.as_ref().filter(|_| overlap > 0) {
             return Err(PlanError::new(Problem::PackOverlap, span.clone()));
         }
@@ -363,11 +376,13 @@ impl Draft {
             megatron: self.order.map(|(megatron, _)| megatron),
             blend,
             phases,
+            selection: self.selection,
             remap: self.remap,
             wasm: self.wasm,
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
             compress: self.compress.map(|(compression, _)| compression),
+            quantize: self.quantize.map(|(quantize, _)| quantize),
             widen: self.widen,
             ignore: self.pairs.as_ref().and_then(|(ignore, _)| *ignore),
             pairs: self.pairs.is_some(),
@@ -406,6 +421,35 @@ impl Draft {
                 refuse(Problem::SaturateId { id, limit: alloc::format!("{bits} bits") }, span)
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl Draft {
+    /// Whether there is nothing else that values cannot have: actions over tokens, and samples that share values,
+    /// whose blocks would have different scales in each.
+    fn check_quantize(&self, overlap: u32) -> Result<(), PlanError> {
+        let Some((quantize, span)) = &self.quantize else {
+            return Ok(());
+        };
+        let others = [
+            ("overlap", overlap > 0),
+            ("pack", self.pack.is_some()),
+            ("positions", self.positions),
+            ("ignore", self.pairs.as_ref().is_some_and(|(ignore, _)| ignore.is_some())),
+            ("remap", self.remap.is_some()),
+            ("wasm", self.wasm.is_some()),
+            ("narrow", self.narrow.is_some()),
+            ("bitpack", self.bitpack.is_some()),
+            ("widen", self.widen.is_some()),
+            ("pairs", self.pairs.is_some() && quantize.deliver == Deliver::Quantized),
+        ];
+        match others.into_iter().find(|(_, is_there)| *is_there) {
+            Some((other, _)) => {
+                let problem = Problem::Exclusive { one: "quantize", other };
+                Err(PlanError::new(problem, span.clone()))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -504,6 +548,37 @@ fn narrow(action: &Action) -> Result<Narrow, PlanError> {
     Ok(Narrow { to: dtype, overflow })
 }
 
+/// The list of a filter.
+fn filter(action: &Action) -> Result<Filter, PlanError> {
+    const USAGE: &str = "filter(\"LIST\") drops the documents whose hash is in the list, filter(keep=\"LIST\") keeps them";
+    let missing = Problem::MissingArgument { action: "filter", argument: "drop", usage: USAGE };
+    let [drop, keep] = action.named("filter", ["drop", "keep"], USAGE)?;
+    let (list, is_keep) = match (drop, keep) {
+        (Some(list), None) => (list, false),
+        (None, Some(list)) => (list, true),
+        (None, None) => return Err(PlanError::new(missing, action.span.clone())),
+        (Some(_), Some(list)) => {
+            return list.refuse(Problem::ExtraArgument { action: "filter", usage: USAGE });
+        }
+    };
+    match list.text.is_empty() {
+        true => list.refuse(missing),
+        false => Ok(Filter { list: list.text.clone(), keep: is_keep }),
+    }
+}
+
+fn dedup(action: &Action) -> Result<Dedup, PlanError> {
+    const USAGE: &str = "dedup, or dedup(across) for documents of different datasets";
+    match action.arguments.as_slice() {
+        [] => Ok(Dedup::Within),
+        [Argument { key: None, value, .. }] if value.text == "across" => Ok(Dedup::Across),
+        [first, ..] => {
+            let problem = Problem::ExtraArgument { action: "dedup", usage: USAGE };
+            Err(PlanError::new(problem, first.span()))
+        }
+    }
+}
+
 /// The name of a table.
 fn remap(action: &Action) -> Result<String, PlanError> {
     let table = action.only("remap", "table", "remap(\"TABLE\"): a file of u32 ids")?;
@@ -581,6 +656,26 @@ fn compress(action: &Action) -> Result<Compression, PlanError> {
         // The default levels are legal.
         (None, None) => name.refuse(Problem::UnknownCodec { found: name.describe() }),
     }
+}
+
+fn quantize(action: &Action) -> Result<Quantize, PlanError> {
+    const USAGE: &str =
+        "quantize(int8), quantize(e4m3, deliver=f16) or quantize(int8, deliver=quantized)";
+    let [to, deliver] = action.named("quantize", ["to", "deliver"], USAGE)?;
+    let missing = Problem::MissingArgument { action: "quantize", argument: "to", usage: USAGE };
+    let to = to.ok_or(PlanError::new(missing, action.span.clone()))?;
+    let Some(quant) = Quant::from_name(&to.text) else {
+        return to.refuse(Problem::QuantizeType { found: to.describe() });
+    };
+    let deliver = match deliver {
+        None => Deliver::Source,
+        Some(piece) => match (piece.text.as_str(), Dtype::from_name(&piece.text)) {
+            ("quantized", _) => Deliver::Quantized,
+            (_, Some(dtype)) if dtype.is_float() => Deliver::As(dtype),
+            _ => return piece.refuse(Problem::QuantizeDeliver { found: piece.describe() }),
+        },
+    };
+    Ok(Quantize { to: quant, deliver })
 }
 
 fn shuffle(action: &Action, default_seed: Option<u64>) -> Result<Shuffle, PlanError> {

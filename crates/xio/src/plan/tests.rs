@@ -41,6 +41,11 @@ fn the_same_plan_in_other_words() {
         ("window(1)|narrow(u16,overflow=error)", "window(1) | narrow(u16)"),
         ("window(1)|compress(zstd)", "window(1) | compress(zstd, level=1, when=faster)"),
         (
+            "dedup(across)|filter(keep=bad)|window(1)",
+            "window(1) | filter(keep=\"bad\") | dedup(across) | batch(32)",
+        ),
+        ("filter(a.npy)|dedup|window(1)", "window(1) | filter(\"a.npy\") | dedup | batch(32)"),
+        (
             "window(1)|compress(codec=lz4)|remap(table='a b')",
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
@@ -49,6 +54,7 @@ fn the_same_plan_in_other_words() {
             "window(1) | wasm(\"a/b.wasm\", sha256=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
         ),
         ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
+        ("window(1)|quantize(to=e4m3,deliver=float16)", "quantize(e4m3, deliver=f16) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
         ("window(9) | blend(a=0, b=000.000001)", "window(9) | blend(a=0, b=1)"),
         ("window(9) | blend(a=1000000, b=0)", "window(9) | blend(a=7., b=0)"),
@@ -110,8 +116,8 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | narrow(u16) | narrow(u32)", "narrow", "a second time"),
     ("window", "window", "needs its argument `tokens`"),
     ("window()", "window()", "needs its argument `tokens`"),
-    ("window(0)", "0", "outside 1 to 131072"),
-    ("window(131073)", "131073", "nearest allowed value is 131072"),
+    ("window(0)", "0", "outside 1 to 1048576"),
+    ("window(1048577)", "1048577", "nearest allowed value is 1048576"),
     ("window(two)", "two", "must be a whole number, found `two`"),
     ("window(-1)", "-1", "must be a whole number"),
     ("window(+1)", "+1", "must be a whole number"),
@@ -197,6 +203,31 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | compress(lz4, level=1)", "1", "lz4 has no levels"),
     ("window(4) | compress(lz4, when=never)", "never", "when=faster"),
     ("window(4) | compress(lz4, fast=1)", "fast", "has no argument `fast`"),
+    ("window(4) | quantize", "quantize", "needs its argument `to`"),
+    ("window(4) | quantize(int4)", "int4", "types are int8, e4m3 and e5m2"),
+    ("window(4) | quantize(int8, deliver=u8)", "u8", "deliver=quantized for codes and scales"),
+    ("window(4) | quantize(int8, f16)", "f16", "takes no further argument"),
+    ("window(4, overlap=1) | quantize(int8)", "quantize(int8)", "quantize and overlap exclude"),
+    ("window(4) | quantize(int8) | narrow(u16)", "quantize(int8)", "quantize and narrow exclude"),
+    ("window(4) | widen(i64) | quantize(e4m3)", "quantize(e4m3)", "quantize and widen exclude"),
+    ("window(4) | bitpack(17) | quantize(e5m2)", "quantize(e5m2)", "quantize and bitpack exclude"),
+    ("window(4) | quantize(e5m2) | remap(t)", "quantize(e5m2)", "quantize and remap exclude"),
+    (
+        "window(4) | quantize(e5m2) | wasm(m, sha256=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        "quantize(e5m2)",
+        "quantize and wasm exclude",
+    ),
+    (
+        "window(4) | quantize(e5m2, deliver=quantized) | pairs",
+        "quantize(e5m2, deliver=quantized)",
+        "quantize and pairs exclude",
+    ),
+    ("window(4) | filter", "filter", "needs its argument `drop`"),
+    ("window(4) | filter(\"\")", "\"\"", "needs its argument `drop`"),
+    ("window(4) | filter(a, keep=b)", "b", "takes no further argument"),
+    ("window(4) | filter(list=a)", "list", "has no argument `list`"),
+    ("window(4) | dedup | dedup", "dedup", "appears a second time"),
+    ("window(4) | dedup(all)", "all", "takes no further argument"),
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
@@ -446,6 +477,7 @@ fn reduced(names: Vec<(String, Vec<u32>)>, phases: usize) -> Vec<Part> {
     parts
 }
 
+#[expect(clippy::too_many_lines, reason = "a value for every field of a plan")]
 pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let block_bytes = (MIN_BLOCK_BYTES >> 10..=BLOCK_BYTES >> 10).prop_map(|kib| kib << 10);
     let groups = (1..=crate::order::MAX_GROUP_BLOCKS, block_bytes);
@@ -481,10 +513,15 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     });
     let wasm = prop::option::of(("[^\\p{C}]{1,12}", any::<[u8; 32]>()));
     let wasm = wasm.prop_map(|module| module.map(|(name, sha256)| UserModule { name, sha256 }));
+    let quantize = prop::option::of(any_quantize());
+    let list = ("[^\\p{C}]{1,12}", any::<bool>()).prop_map(|(list, keep)| Filter { list, keep });
+    let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
+    let selection = (prop::option::of(list), prop::option::of(dedup));
+    let selection = selection.prop_map(|(filter, dedup)| Selection { filter, dedup });
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
-    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>());
-    let types = (narrow, widen, (remap, bits, codec, wasm));
+    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection);
+    let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
             (window, overlap, pairs),
@@ -492,10 +529,11 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (blend, phases),
             (narrow, widen, forms),
             batch,
-            (pack, ignore, positions),
+            (pack, ignore, positions, selection),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
-            Plan {
+            let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
+            let plan = Plan {
                 window,
                 overlap: if pack.is_some() { 0 } else { overlap },
                 pack,
@@ -503,19 +541,49 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 megatron: None,
                 blend,
                 phases,
+                selection,
                 remap: forms.0,
-                wasm: forms.3,
+                wasm: forms.4,
                 narrow,
                 bitpack,
                 compress,
+                quantize: None,
                 widen,
                 pairs,
                 ignore: ignore.filter(|_| pairs),
                 positions,
                 batch,
-            }
+            };
+            with_quantize(plan, forms.3)
         },
     )
+}
+
+fn any_quantize() -> impl Strategy<Value = Quantize> {
+    let deliver = vec![Deliver::Source, Deliver::As(Dtype::F16), Deliver::Quantized];
+    let quantize = (prop::sample::select(Quant::ALL.to_vec()), prop::sample::select(deliver));
+    quantize.prop_map(|(to, deliver)| Quantize { to, deliver })
+}
+
+/// The plan without what is for tokens, if it quantizes.
+fn with_quantize(plan: Plan, quantize: Option<Quantize>) -> Plan {
+    let Some(quantize) = quantize else {
+        return plan;
+    };
+    Plan {
+        overlap: 0,
+        pack: None,
+        ignore: None,
+        positions: false,
+        remap: None,
+        wasm: None,
+        narrow: None,
+        bitpack: None,
+        widen: None,
+        pairs: plan.pairs && quantize.deliver != Deliver::Quantized,
+        quantize: Some(quantize),
+        ..plan
+    }
 }
 
 /// The nearest forms that go together.
@@ -550,7 +618,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

@@ -242,8 +242,8 @@ impl Assembler {
         let Some(Place { addr, tokens, bytes }) = lane.place(block_ref.position) else {
             return;
         };
-        let received = Received { tokens: tokens as usize, ..arrived };
         let stages = &self.sources[dataset as usize].stages;
+        let received = Received { tokens: stages.arriving_tokens(tokens), ..arrived };
         let (kernels, scratch) = (&self.kernels, self.scratch.as_mut_slice());
         let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
         let mut tools = Tools { kernels, scratch, table, action, first_token, compresses: false };
@@ -301,11 +301,7 @@ impl Assembler {
             };
             let pick = self.schedule.peek();
             let lane = &mut self.lanes[pick.dataset as usize];
-            let resident = match filling {
-                Some(_) => lane.resident(pick.position, pick.sample),
-                None => lane.resident_to_pass(pick.position),
-            };
-            match resident {
+            match lane.state(pick, filling.is_none()) {
                 Resident::Ready => {}
                 Resident::Failed(error) => {
                     self.end_with(sink, &error);
@@ -318,8 +314,7 @@ impl Assembler {
             }
             if let Some(filling) = filling {
                 let width = self.delivery.sample_dtype.bytes();
-                let at = (pick.position, pick.sample);
-                let sample = match lane.gather(memory, at, width, &mut self.row) {
+                let sample = match lane.gather(memory, pick, width, &mut self.row) {
                     Some(addr) => {
                         memory.bytes(addr, (self.delivery.window_tokens * width) as usize)
                     }
@@ -332,7 +327,7 @@ impl Assembler {
                 writer.write_sample(filling.slot, filling.samples, sample, &self.row.ends);
                 copied += self.delivery.sample_bytes();
             }
-            lane.consume(pick.position);
+            lane.consume(pick);
             self.schedule.advance();
             samples += 1;
             self.advance(sink, filling);
@@ -375,14 +370,14 @@ impl Assembler {
             sink.finish();
             return false;
         }
-        let Some(Prepared { run, blend, coverages }) =
+        let Some(Prepared { run, state, coverages }) =
             all_free.then(|| self.later.pop_front()).flatten()
         else {
             self.counters.waits_for_data += 1;
             return false;
         };
         self.lanes.iter_mut().zip(coverages).for_each(|(lane, part)| lane.restart(part));
-        self.schedule.restart(blend);
+        self.schedule.restart(state);
         self.run = run;
         let index = run.0 - self.delivery.first_batch;
         self.position = Position::at(&self.delivery.share, index);

@@ -12,11 +12,12 @@ use roce::world::Staging;
 
 use crate::capsule::ReadRequest;
 use crate::dataset::TokenFile;
-use crate::order::{Cut, Order, Packed};
+use crate::order::megatron::MegatronOrder;
+use crate::order::{Cut, Packed, StreamOrder};
 use crate::target::IO_ALIGN;
 
 use super::rows::Row;
-use super::schedule::{Coverage, Schedule};
+use super::schedule::{BlockRange, Coverage, Pick, Schedule};
 use super::{ReaderSource, StreamError, buffers_per_lane};
 
 /// Not a sample number: a block has no more samples than tokens.
@@ -125,13 +126,61 @@ struct Window {
     stride: u32,
 }
 
+/// Pieces of listed samples that all lanes together read ahead: they are small.
+const LISTED_AHEAD: u32 = 512;
+
+/// The pieces of listed samples, in the order of the samples: each is a block of its own.
+#[derive(Debug)]
+struct Listed {
+    order: MegatronOrder,
+    dataset: usize,
+    /// Samples whose pieces are to come, of the first those from `piece` on.
+    samples: Range<u64>,
+    piece: usize,
+}
+
+impl Listed {
+    fn new(order: &StreamOrder, dataset: usize, coverage: &Coverage) -> Option<Listed> {
+        let StreamOrder::Megatron(order) = order else { return None };
+        let (order, samples) = (order.clone(), coverage.listed_samples());
+        Some(Listed { order, dataset, samples, piece: 0 })
+    }
+
+    fn restart(&mut self, coverage: &Coverage) {
+        (self.samples, self.piece) = (coverage.listed_samples(), 0);
+    }
+
+    fn next(&mut self) -> Option<BlockRange> {
+        while !self.samples.is_empty() {
+            let mut pieces = self.order.pieces(self.dataset, self.samples.start);
+            if let Some(piece) = pieces.nth(self.piece) {
+                self.piece += 1;
+                // In range: a piece is no longer than a window.
+                let tokens = (piece.end - piece.start) as u32;
+                return Some(BlockRange {
+                    number: 0,
+                    first_token: piece.start,
+                    tokens,
+                    samples: 1,
+                });
+            }
+            (self.samples.start, self.piece) = (self.samples.start + 1, 0);
+        }
+        None
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Lane {
     dataset: u32,
     window: Window,
     cut: Cut,
+    /// The pieces to come, where samples are listed.
+    listed: Option<Listed>,
     /// By position, the samples of blocks of which one was reached.
     packed: BTreeMap<u64, Packed>,
+    /// From the start of a sample to the start of the next, in tokens as the stages give them.
+    cut_stride: u32,
     /// Bytes of a token that a buffer has room for.
     token_bytes: u32,
     base_addr: u64,
@@ -154,19 +203,27 @@ impl Lane {
         let tokens = match &source.cut {
             Cut::Packed(packing) => packing.longest_block().into(),
             Cut::Windows | Cut::Through(_) => layout.run_tokens(samples),
+            Cut::Listed => layout.window.into(),
         };
         let bytes = tokens * u64::from(source.stages.buffered_bytes());
         let slack = if source.whole_pages { 2 * u64::from(IO_ALIGN) } else { 0 };
         bytes.next_multiple_of(u64::from(IO_ALIGN)) + slack
     }
 
-    /// Bytes of the largest block that may arrive compressed.
+    /// Bytes of the largest block that stages need a second buffer for.
     pub(super) fn scratch_bytes(sources: &[ReaderSource]) -> u64 {
-        let compressed = sources.iter().filter(|source| source.stages.decompresses());
-        compressed.map(Lane::buffer_bytes).max().unwrap_or(0)
+        let in_two = sources.iter().filter(|source| source.stages.needs_scratch());
+        in_two.map(Lane::buffer_bytes).max().unwrap_or(0)
     }
 
-    fn buffers(order: &Order, lane: usize) -> u32 {
+    fn buffers(order: &StreamOrder, lane: usize) -> u32 {
+        let order = match order {
+            StreamOrder::Own(order) => order,
+            StreamOrder::Megatron(order) => {
+                let lanes = order.datasets().max(1) as u32;
+                return (LISTED_AHEAD / lanes).max(2 * order.most_pieces(lane));
+            }
+        };
         match order.draws(lane) {
             false => 0,
             // A group has at most MAX_GROUP_BLOCKS.
@@ -177,13 +234,13 @@ impl Lane {
         }
     }
 
-    pub(super) fn bytes_needed(order: &Order, lane: usize, source: &ReaderSource) -> u64 {
+    pub(super) fn bytes_needed(order: &StreamOrder, lane: usize, source: &ReaderSource) -> u64 {
         Lane::buffer_bytes(source) * u64::from(Lane::buffers(order, lane))
     }
 
     /// A lane whose buffers begin `base_addr` bytes from the start of the reader's memory.
     pub(super) fn new(
-        order: &Order,
+        order: &StreamOrder,
         dataset: usize,
         source: &ReaderSource,
         base_addr: u64,
@@ -194,7 +251,9 @@ impl Lane {
             dataset: dataset as u32,
             window: Window { tokens: source.layout.window, stride: source.layout.stride() },
             cut: source.cut.clone(),
+            listed: Listed::new(order, dataset, &coverage),
             packed: BTreeMap::new(),
+            cut_stride: source.stages.output_tokens(source.layout.stride()),
             token_bytes: source.stages.buffered_bytes(),
             base_addr,
             buffer_bytes: Lane::buffer_bytes(source),
@@ -264,7 +323,10 @@ impl Lane {
             }
             let buffer = *self.free.last()?;
             *looks = looks.checked_sub(1)?;
-            let range = schedule.block(self.dataset, position);
+            let range = match &mut self.listed {
+                Some(listed) => listed.next()?,
+                None => schedule.block(self.dataset, position)?,
+            };
             let samples_left = self.coverage.samples(position, range.samples);
             self.blocks.push_back(Block {
                 load: Load::Whole(Resident::Wanted),
@@ -304,7 +366,7 @@ impl Lane {
     /// The request failed. If one token of a block is at fault, the other samples can still be fetched, unless
     /// they are packed: then the block fails.
     pub(super) fn fail(&mut self, position: u64, error: StreamError) {
-        let is_packed = matches!(self.cut, Cut::Packed(_));
+        let is_packed = matches!(self.cut, Cut::Packed(_) | Cut::Listed);
         let Some(block) = self.block(position) else {
             return;
         };
@@ -346,8 +408,23 @@ impl Lane {
         Some(first_token..first_token + u64::from(tokens))
     }
 
-    /// State of a sample that the order has reached.
-    pub(super) fn resident(&mut self, position: u64, sample: u32) -> Resident {
+    /// State of a sample that the order has reached; `passed` if another stream delivers it. All its blocks have to
+    /// be ready.
+    pub(super) fn state(&mut self, pick: Pick, passed: bool) -> Resident {
+        for position in pick.position..pick.position + u64::from(pick.blocks) {
+            let state = match passed {
+                true => self.resident_to_pass(position),
+                false => self.resident(position, pick.sample),
+            };
+            if state != Resident::Ready {
+                return state;
+            }
+        }
+        Resident::Ready
+    }
+
+    /// State of a sample in this block.
+    fn resident(&mut self, position: u64, sample: u32) -> Resident {
         let Some(block) = self.block(position) else {
             return Resident::Wanted;
         };
@@ -368,7 +445,7 @@ impl Lane {
 
     /// State of a block with a sample that the order has reached and that another stream delivers: when it is
     /// ready its buffer may be freed, because nothing will be written to it.
-    pub(super) fn resident_to_pass(&mut self, position: u64) -> Resident {
+    fn resident_to_pass(&mut self, position: u64) -> Resident {
         match self.block(position).map(|block| block.load) {
             None => Resident::Wanted,
             Some(Load::Whole(state)) => state,
@@ -382,15 +459,14 @@ impl Lane {
     /// Address of a sample whose tokens have `width` bytes.
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
         let (window, base) = (self.window, self.base_addr);
+        let stride_bytes = u64::from(self.cut_stride) * u64::from(width);
         let Some(block) = self.block(position) else {
             return base;
         };
         let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range(window));
         let first = self.addr_in(buffer, first_token);
         match load {
-            Load::Whole(_) => {
-                first + u64::from(sample) * u64::from(window.stride) * u64::from(width)
-            }
+            Load::Whole(_) => first + u64::from(sample) * stride_bytes,
             Load::Single { .. } => first,
         }
     }
@@ -400,11 +476,22 @@ impl Lane {
     pub(super) fn gather<M: Staging>(
         &mut self,
         memory: &M,
-        (position, sample): (u64, u32),
+        Pick { position, sample, blocks, .. }: Pick,
         width: u32,
         row: &mut Row,
     ) -> Option<u64> {
         row.ends.clear();
+        if self.listed.is_some() {
+            row.tokens.clear();
+            for position in position..position + u64::from(blocks) {
+                let piece = self.block(position).map(|b| (b.buffer, b.first_token, b.tokens));
+                let (buffer, first_token, tokens) = piece?;
+                let from = self.addr_in(buffer, first_token);
+                row.tokens.extend_from_slice(memory.bytes(from, (tokens * width) as usize));
+                row.ends.push(row.tokens.len() as u32 / width);
+            }
+            return None;
+        }
         if let Cut::Packed(packing) = &self.cut {
             let packing = packing.clone();
             let (number, buffer, first) =
@@ -433,7 +520,12 @@ impl Lane {
     }
 
     /// Marks one sample of the block as delivered.
-    pub(super) fn consume(&mut self, position: u64) {
+    pub(super) fn consume(&mut self, pick: Pick) {
+        let blocks = pick.position..pick.position + u64::from(pick.blocks);
+        blocks.for_each(|position| self.consume_from(position));
+    }
+
+    fn consume_from(&mut self, position: u64) {
         let head_end = self.coverage.head_end();
         if position >= head_end && self.front < head_end {
             self.retire_before(head_end);
@@ -457,6 +549,9 @@ impl Lane {
     /// Goes on with another part of the dataset, after [`finish`](Lane::finish) has freed all buffers.
     pub(super) fn restart(&mut self, coverage: Coverage) {
         self.front = coverage.first();
+        if let Some(listed) = &mut self.listed {
+            listed.restart(&coverage);
+        }
         self.coverage = coverage;
     }
 

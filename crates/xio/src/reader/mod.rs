@@ -52,7 +52,7 @@ use crate::capsule::Refusal;
 use crate::dataset::Dtype;
 use crate::disk::Change;
 use crate::kernel::MapFault;
-use crate::order::{BLOCK_BYTES, CurriculumCursor, Cut, Order, SampleLayout};
+use crate::order::{BLOCK_BYTES, Cut, SampleLayout, StreamOrder, StreamState};
 use crate::stage::{BlockStages, Limit, Received, Rows};
 
 pub use connection::{CREDIT_BYTES, ConnectionMemory};
@@ -188,7 +188,7 @@ impl Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StreamError {
     /// A token that the plan cannot deliver (C5).
-    #[error("dataset {dataset}: token {token} (byte {byte}) is {value}: {limit}")]
+    #[error("dataset {dataset}: token {token} (byte {byte}) is {}: {limit}", limit.shown(*value))]
     Overflow {
         /// Which dataset.
         dataset: u32,
@@ -196,7 +196,7 @@ pub enum StreamError {
         token: u64,
         /// Its offset in the file.
         byte: u64,
-        /// Its value.
+        /// Its value; of floating point the bits as a `f32`.
         value: i128,
         /// What it does not fit.
         limit: Limit,
@@ -323,23 +323,27 @@ impl ReaderCounters {
 struct Prepared {
     run: Run,
     /// Before its first sample.
-    blend: CurriculumCursor,
+    state: StreamState,
     /// By lane.
     coverages: Vec<Coverage>,
 }
 
 impl Prepared {
-    /// Walks on from `before`, a state of the blend.
-    fn new(order: &Order, delivery: &Delivery, run: Run, before: &CurriculumCursor) -> Prepared {
+    /// Walks on from `before`, a state of the order.
+    fn new(order: &StreamOrder, delivery: &Delivery, run: Run, before: &StreamState) -> Prepared {
         let (first, end) = run;
-        let blend = before.forward_to(delivery.first_sample(first));
-        let last = end.map(|end| blend.forward_to(delivery.first_sample(end)));
+        let state = before.forward_to(delivery.first_sample(first));
+        let end = end.map(|end| delivery.first_sample(end)).or(order.samples());
+        let last = end.map(|end| state.forward_to(end));
         let coverage = |lane| {
-            let end = last.as_ref().map(|last| last.drawn(lane));
-            Coverage::new(order.shuffle_of(lane), blend.drawn(lane), end)
+            let (first, end) = (state.drawn(lane), last.as_ref().map(|last| last.drawn(lane)));
+            match order {
+                StreamOrder::Own(order) => Coverage::new(order.shuffle_of(lane), first, end),
+                StreamOrder::Megatron(_) => Coverage::listed(first..end.unwrap_or(first)),
+            }
         };
         let coverages = (0..order.datasets()).map(coverage).collect();
-        Prepared { run, blend, coverages }
+        Prepared { run, state, coverages }
     }
 }
 
@@ -361,18 +365,23 @@ pub struct ReaderSetup {
 
 impl ReaderSetup {
     /// Prepares a stream that starts at `delivery.first_batch`.
-    pub fn new(order: Order, sources: Vec<ReaderSource>, delivery: Delivery) -> ReaderSetup {
+    pub fn new(
+        order: impl Into<StreamOrder>,
+        sources: Vec<ReaderSource>,
+        delivery: Delivery,
+    ) -> ReaderSetup {
         ReaderSetup::leaving_out(order, sources, delivery, &LeaveOut::default())
     }
 
     /// Prepares a stream that starts at `delivery.first_batch`, or at the first batch after it that is not left
     /// out, and ends where it would otherwise.
     pub fn leaving_out(
-        order: Order,
+        order: impl Into<StreamOrder>,
         sources: Vec<ReaderSource>,
         delivery: Delivery,
         left_out: &LeaveOut,
     ) -> ReaderSetup {
+        let order = order.into();
         let delivers =
             |source: &ReaderSource| source.stages.output().dtype == delivery.sample_dtype;
         debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
@@ -380,8 +389,8 @@ impl ReaderSetup {
         let mut runs = left_out.runs(first_batch, delivery.end_batch()).into_iter();
         let nothing = (first_batch, Some(first_batch));
         let first = runs.next().unwrap_or(nothing);
-        let begin = order.blend_at(delivery.first_sample(first.0));
-        let Prepared { run, blend, coverages } = Prepared::new(&order, &delivery, first, &begin);
+        let begin = order.state_at(delivery.first_sample(first.0));
+        let Prepared { run, state, coverages } = Prepared::new(&order, &delivery, first, &begin);
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
         let scratch_bytes = Lane::scratch_bytes(&sources);
         for ((index, source), coverage) in sources.iter().enumerate().zip(coverages) {
@@ -390,13 +399,13 @@ impl ReaderSetup {
         }
         let mut later = VecDeque::new();
         for run in runs {
-            let before = later.back().map_or(&blend, |prepared: &Prepared| &prepared.blend);
+            let before = later.back().map_or(&state, |prepared: &Prepared| &prepared.state);
             let prepared = Prepared::new(&order, &delivery, run, before);
             later.push_back(prepared);
         }
         let cuts = sources.iter().map(|source| (source.layout, source.cut.clone())).collect();
-        let cursor = order.cursor(blend);
-        let schedule = Schedule::new(order, cuts, cursor);
+        let mut schedule = Schedule::new(order, cuts, state.clone());
+        schedule.restart(state);
         ReaderSetup { schedule, sources, lanes, delivery, run, later, memory_bytes, scratch_bytes }
     }
 

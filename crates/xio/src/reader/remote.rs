@@ -14,7 +14,7 @@ use roce::world::Staging;
 
 use crate::capsule::{Outcome, Refusal};
 use crate::kernel::{Crc32c, Kernels};
-use crate::order::Order;
+use crate::order::StreamOrder;
 use crate::stage::Received;
 
 use super::assembler::{Assembler, BlockRef, Supply};
@@ -72,7 +72,7 @@ impl<D: Device, M: Staging> Supply for Requests<'_, '_, D, M> {
 
 impl Reader {
     /// Bytes of staging buffers for a stream over these sources.
-    pub fn memory_needed(order: &Order, sources: &[ReaderSource]) -> u64 {
+    pub fn memory_needed(order: &StreamOrder, sources: &[ReaderSource]) -> u64 {
         let lanes = sources.iter().enumerate();
         lanes.map(|(lane, source)| Lane::bytes_needed(order, lane, source)).sum()
     }

@@ -6,7 +6,10 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::order::{BlockShuffle, CurriculumCursor, Cut, Group, Order, OrderCursor, SampleLayout};
+use crate::order::megatron::MegatronCursor;
+use crate::order::{
+    BlockShuffle, Cut, Group, Order, OrderCursor, SampleLayout, StreamOrder, StreamState,
+};
 
 /// The next sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub(super) struct Pick {
     pub(super) position: u64,
     /// Which sample of the block.
     pub(super) sample: u32,
+    /// From that position on, blocks that the sample consists of.
+    pub(super) blocks: u32,
 }
 
 /// The tokens and samples of a block.
@@ -86,6 +91,8 @@ pub(super) struct Coverage {
     tail: Option<CutGroup>,
     /// Position after the last block, if there is one.
     end: Option<u64>,
+    /// Of listed samples, those to deliver: their pieces are the blocks.
+    listed: Range<u64>,
 }
 
 impl Coverage {
@@ -101,19 +108,33 @@ impl Coverage {
         let to_its_end = index..group.indices().end;
         match end.map(cut) {
             None => {
-                Coverage { head: CutGroup::new(&group, first, to_its_end), tail: None, end: None }
+                let head = CutGroup::new(&group, first, to_its_end);
+                Coverage { head, tail: None, end: None, listed: 0..0 }
             }
             Some((last, _, last_index)) if last == first => {
                 let head = CutGroup::new(&group, first, index..last_index);
-                Coverage { end: Some(head.needed_end()), head, tail: None }
+                Coverage { end: Some(head.needed_end()), head, tail: None, listed: 0..0 }
             }
             Some((last, last_group, last_index)) => {
                 let from_its_start = last_group.indices().start..last_index;
                 let tail = CutGroup::new(&last_group, last, from_its_start);
                 let head = CutGroup::new(&group, first, to_its_end);
-                Coverage { head, end: Some(tail.needed_end()), tail: Some(tail) }
+                let end = Some(tail.needed_end());
+                Coverage { head, end, tail: Some(tail), listed: 0..0 }
             }
         }
+    }
+
+    /// The listed samples of a dataset from the `start`-th on, up to but not including the `end`-th. Their pieces
+    /// have positions from 0 on.
+    pub(super) fn listed(samples: Range<u64>) -> Coverage {
+        let head = CutGroup { first: 0, needed: Vec::new() };
+        Coverage { head, tail: None, end: None, listed: samples }
+    }
+
+    /// The listed samples.
+    pub(super) fn listed_samples(&self) -> Range<u64> {
+        self.listed.clone()
     }
 
     /// Position of the first block.
@@ -141,28 +162,65 @@ impl Coverage {
 /// Walks the samples of a stream. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Schedule {
-    order: Order,
-    cuts: Vec<(SampleLayout, Cut)>,
-    cursor: OrderCursor,
+    walk: Walk,
     next: Pick,
 }
 
-impl Schedule {
-    /// Starts at `cursor`, a cursor of `order`. `cuts` are in the order of the datasets in `order`.
-    pub(super) fn new(
+#[derive(Debug)]
+enum Walk {
+    Own {
         order: Order,
+        /// In the order of the datasets in `order`.
         cuts: Vec<(SampleLayout, Cut)>,
         cursor: OrderCursor,
+    },
+    Megatron {
+        cursor: MegatronCursor,
+        /// By dataset, the pieces of all samples before the next.
+        taken: Vec<u64>,
+    },
+}
+
+/// Nothing.
+const NO_PICK: Pick = Pick { dataset: 0, position: 0, sample: 0, blocks: 0 };
+
+impl Schedule {
+    /// Starts at `state`, one of `order`. `cuts` are in the order of the datasets in `order`.
+    pub(super) fn new(
+        order: StreamOrder,
+        cuts: Vec<(SampleLayout, Cut)>,
+        state: StreamState,
     ) -> Schedule {
-        let next = Pick { dataset: 0, position: 0, sample: 0 };
-        let mut schedule = Schedule { order, cuts, cursor, next };
-        schedule.advance();
-        schedule
+        let taken = alloc::vec![0; cuts.len()];
+        let walk = match (order, state) {
+            (StreamOrder::Own(order), StreamState::Own(blend)) => {
+                let cursor = order.cursor(blend);
+                Walk::Own { order, cuts, cursor }
+            }
+            (StreamOrder::Megatron(order), _) => {
+                Walk::Megatron { cursor: order.cursor_at(0), taken }
+            }
+            // A state of another order: not from `StreamOrder::state_at`.
+            (StreamOrder::Own(order), StreamState::Megatron(_)) => {
+                let cursor = order.cursor_at(0);
+                Walk::Own { order, cuts, cursor }
+            }
+        };
+        Schedule { walk, next: NO_PICK }
     }
 
-    /// Goes on at another place of the blend.
-    pub(super) fn restart(&mut self, blend: CurriculumCursor) {
-        self.cursor = self.order.cursor(blend);
+    /// Goes on at another place of the order.
+    pub(super) fn restart(&mut self, state: StreamState) {
+        match (&mut self.walk, state) {
+            (Walk::Own { order, cursor, .. }, StreamState::Own(blend)) => {
+                *cursor = order.cursor(blend);
+            }
+            (Walk::Megatron { cursor, taken }, StreamState::Megatron(at)) => {
+                *cursor = at;
+                taken.fill(0);
+            }
+            _ => {}
+        }
         self.advance();
     }
 
@@ -171,33 +229,45 @@ impl Schedule {
     }
 
     pub(super) fn advance(&mut self) {
-        let (dataset, position, sample) = self.cursor.step_position();
-        self.next = Pick { dataset: dataset as u32, position, sample };
+        self.next = match &mut self.walk {
+            Walk::Own { cursor, .. } => {
+                let (dataset, position, sample) = cursor.step_position();
+                Pick { dataset: dataset as u32, position, sample, blocks: 1 }
+            }
+            Walk::Megatron { cursor, taken } => {
+                // After the last sample there is nothing to pick, and the stream has ended.
+                cursor.next().map_or(NO_PICK, |(dataset, k)| {
+                    let blocks = cursor.order().pieces(dataset, k).count() as u32;
+                    let position = taken[dataset];
+                    taken[dataset] += u64::from(blocks);
+                    Pick { dataset: dataset as u32, position, sample: 0, blocks }
+                })
+            }
+        };
     }
 
-    /// The block at `position`.
-    pub(super) fn block(&self, dataset: u32, position: u64) -> BlockRange {
-        let shuffle = self.order.shuffle_of(dataset as usize);
+    /// The block at `position` of a dataset whose samples are not listed.
+    pub(super) fn block(&self, dataset: u32, position: u64) -> Option<BlockRange> {
+        let Walk::Own { order, cuts, .. } = &self.walk else {
+            return None;
+        };
+        let shuffle = order.shuffle_of(dataset as usize);
         let (epoch, in_epoch) = (position / shuffle.blocks(), position % shuffle.blocks());
         let block = shuffle.epoch(epoch).block_in(in_epoch);
-        let (layout, cut) = &self.cuts[dataset as usize];
+        let (layout, cut) = &cuts[dataset as usize];
         let (number, samples) = (block.block, block.samples);
         if let Cut::Packed(packing) = cut {
             let Range { start, end } = packing.block(number);
             // In range: a block has at most BLOCK_BYTES.
-            return BlockRange {
+            return Some(BlockRange {
                 number,
                 first_token: start,
                 tokens: (end - start) as u32,
                 samples,
-            };
+            });
         }
         let first_token = number * u64::from(layout.samples_per_block) * u64::from(layout.stride());
-        BlockRange {
-            number,
-            first_token,
-            tokens: layout.run_tokens(samples.into()) as u32,
-            samples,
-        }
+        let tokens = layout.run_tokens(samples.into()) as u32;
+        Some(BlockRange { number, first_token, tokens, samples })
     }
 }

@@ -5,7 +5,7 @@ use std::{format, vec, vec::Vec};
 
 use super::*;
 use crate::dataset::{Format, TokenFile};
-use crate::order::{Blend, BlockShuffle, Cut, MAX_TOTAL_WEIGHT, cost};
+use crate::order::{Blend, BlockShuffle, Cut, MAX_TOTAL_WEIGHT, Order, cost};
 use crate::stage::{BlockPlan, Rows};
 
 /// A setup over `weights.len()` files of `tokens` tokens.

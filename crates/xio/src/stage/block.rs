@@ -8,7 +8,8 @@ use super::{
     chain,
 };
 use crate::dataset::Dtype;
-use crate::kernel::{Codec, Compression, can_narrow};
+use crate::kernel::quantize::{exceeds_f16, quantized_bytes};
+use crate::kernel::{Codec, Compression, Quant, can_narrow};
 
 /// Most stages that a target runs over a block.
 pub const MAX_TARGET_STAGES: usize = 8;
@@ -96,6 +97,14 @@ impl TargetStages {
         self.over_blocks.iter().any(|stage| stage.op == BlockOp::Wasm)
     }
 
+    /// Values of a row that is quantized, if they are.
+    fn quantized_row(&self) -> Option<u32> {
+        self.over_blocks.iter().find_map(|stage| match stage.op {
+            BlockOp::Quantize { row, .. } => Some(row),
+            _ => None,
+        })
+    }
+
     /// Entries of the table that tokens are replaced by, if they are.
     pub fn table_ids(&self) -> Option<u32> {
         self.over_blocks.iter().find_map(|stage| match stage.op {
@@ -120,6 +129,8 @@ pub struct BlockPlan {
     pub packing: Option<Packing>,
     /// How blocks are compressed on the wire.
     pub compression: Option<Compression>,
+    /// Type of the codes that values are quantized to, and values of a row.
+    pub quantize: Option<(Quant, u32)>,
 }
 
 impl BlockPlan {
@@ -132,7 +143,18 @@ impl BlockPlan {
             instead: None,
             packing: None,
             compression: None,
+            quantize: None,
         }
+    }
+
+    fn quantize(&self) -> Option<BlockOp> {
+        self.quantize.map(|(to, row)| BlockOp::Quantize { to, row })
+    }
+
+    /// Undoes that, unless codes and scales are delivered.
+    fn dequantize(&self) -> Option<BlockOp> {
+        let (from, row) = self.quantize.filter(|_| self.deliver.is_float())?;
+        Some(BlockOp::Dequantize { from, row, to: self.deliver })
     }
 
     fn remap(&self) -> Option<BlockOp> {
@@ -146,7 +168,8 @@ impl BlockPlan {
     /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become larger.
     fn narrow(&self, stored: Dtype) -> Option<BlockOp> {
         let (to, instead) = (self.deliver, self.instead);
-        (stored != to && !self.widens(stored)).then_some(BlockOp::Narrow { to, instead })
+        let narrows = stored != to && !self.widens(stored) && self.quantize.is_none();
+        narrows.then_some(BlockOp::Narrow { to, instead })
     }
 
     /// Blocks of an escaping plan are delivered in a type that some files may be smaller than.
@@ -182,7 +205,8 @@ pub struct BlockStages {
 impl BlockStages {
     /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the fewest
     /// bytes. Without offload the host narrows; the files of `remap` and `wasm` lie at the target, and the form on
-    /// the wire belongs to the transfer, as the checksum does.
+    /// the wire belongs to the transfer, as the checksum does. Values are quantized at the target in any case: that
+    /// is for the wire, too.
     ///
     /// # Errors
     /// When there is no such conversion.
@@ -198,7 +222,8 @@ impl BlockStages {
         let is_packed = narrow_at(false).is_none() && !plan.widens(stored);
         let packing = plan.packing.filter(|_| is_packed);
 
-        let tokens = [plan.remap(), plan.wasm(), narrow_at(true), Some(BlockOp::Checksum)];
+        let tokens =
+            [plan.remap(), plan.wasm(), narrow_at(true), plan.quantize(), Some(BlockOp::Checksum)];
         let form = [packing.map(BlockOp::Pack), plan.compression.map(BlockOp::Compress)];
         let over_blocks = tokens.into_iter().chain(form).flatten();
         let ops = [TargetOp::Read].into_iter().chain(over_blocks.map(TargetOp::Block));
@@ -209,7 +234,7 @@ impl BlockStages {
         let form = [codec.map(BlockOp::Decompress), packing.map(BlockOp::Unpack)];
         let fit = plan.fit().filter(|_| !is_packed);
         let tokens = [Some(BlockOp::Verify), narrow_at(false), fit, plan.widen(stored)];
-        let ops = form.into_iter().chain(tokens).flatten();
+        let ops = form.into_iter().chain(tokens).flatten().chain(plan.dequantize());
         let reader = chain(arrives, Place::of_reader(offload), ops)?;
         let output = reader.last().map_or(arrives, |last| last.output);
         Ok(BlockStages { target, reader, output })
@@ -229,7 +254,9 @@ impl BlockStages {
         };
         let block = block.ok_or(undefined)?;
         let ops = [plan.remap(), plan.wasm(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
-        let reader = chain(block, Place::Host, ops.into_iter().flatten())?;
+        let quantized = [plan.quantize(), plan.dequantize()];
+        let ops = ops.into_iter().chain(quantized).flatten();
+        let reader = chain(block, Place::Host, ops)?;
         let output = reader.last().map_or(block, |last| last.output);
         let (over_blocks, form) = (Vec::new(), Form::PLAIN);
         let target = TargetStages { over_blocks, stored, on_wire: stored, form };
@@ -251,14 +278,40 @@ impl BlockStages {
         self.target.on_wire
     }
 
-    /// Bytes of a token that the reader's buffers need room for.
+    /// Tokens of [`arriving`](Self::arriving) type that so many tokens of the file arrive as.
+    pub fn arriving_tokens(&self, tokens: u32) -> usize {
+        let tokens = tokens as usize;
+        match self.target.quantized_row() {
+            Some(row) => tokens / row.max(1) as usize * quantized_bytes(row as usize),
+            None => tokens,
+        }
+    }
+
+    /// Tokens of [`output`](Self::output) type that so many tokens of the file become, whole samples of them.
+    pub fn output_tokens(&self, tokens: u32) -> u32 {
+        let row = self.over_blocks().find_map(|stage| match stage.op {
+            BlockOp::Quantize { row, .. } if self.output.dtype == Dtype::U8 => Some(row),
+            _ => None,
+        });
+        row.map_or(tokens, |row| tokens / row.max(1) * quantized_bytes(row as usize) as u32)
+    }
+
+    /// Bytes of a token of the file that the reader's buffers need room for.
     pub fn buffered_bytes(&self) -> u32 {
-        self.arriving().bytes().max(self.output.dtype.bytes())
+        // A quantized value and its share of the scale.
+        let quantized = self.target.quantized_row().map_or(1, |_| 2);
+        (self.arriving().bytes() * quantized).max(self.output.dtype.bytes())
     }
 
     /// Whether blocks may arrive compressed.
     pub fn decompresses(&self) -> bool {
         self.target.form.codec.is_some()
+    }
+
+    /// Whether the reader's stages need a second buffer.
+    pub fn needs_scratch(&self) -> bool {
+        let dequantizes = |stage: &Stage<BlockOp>| matches!(stage.op, BlockOp::Dequantize { .. });
+        self.decompresses() || self.reader.iter().any(dequantizes)
     }
 
     /// Whether blocks with a large token arrive in another form than the others.
@@ -281,6 +334,16 @@ impl Stage<BlockOp> {
     /// What a value does not fit that this stage refuses; none if it does not.
     pub fn limit(&self, value: i128) -> Option<Limit> {
         let outside = |dtype: Dtype| value < dtype.range().0 || value > dtype.range().1;
+        match (self.op, u32::try_from(value)) {
+            (BlockOp::Quantize { to, .. }, Ok(bits)) if !to.holds(bits) => {
+                return Some(Limit::Quantized(to));
+            }
+            (BlockOp::Dequantize { to: to @ Dtype::F16, .. }, Ok(bits)) if exceeds_f16(bits) => {
+                return Some(Limit::Type(to));
+            }
+            (BlockOp::Quantize { .. } | BlockOp::Dequantize { .. }, _) => return None,
+            _ => {}
+        }
         match self.op {
             _ if outside(self.input.dtype) => None,
             BlockOp::Remap { ids } if value < 0 || value >= ids.into() => Some(Limit::Table(ids)),

@@ -14,7 +14,8 @@
 //!
 //! `narrow` is in one of the two places, or in neither if the file already holds its type. `pack` and
 //! `compress` come after the checksum, which thus covers the tokens and not their form on the wire. `widen`
-//! and `pairs` make samples larger, so they come last, where samples are copied.
+//! and `pairs` make samples larger, so they come last, where samples are copied. In place of `remap`, `narrow` and
+//! `pack`, blocks of floating point may go through `quantize`; `dequantize` then comes after `verify`.
 //!
 //! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`]
 //! crosses the wire, in any [`Form`]; every dataset arrives at `blend` with the same type. A list of stages
@@ -35,7 +36,8 @@ use thiserror::Error;
 
 use crate::dataset::Dtype;
 use crate::kernel::pack::can_pack;
-use crate::kernel::{Codec, Compression, can_narrow, can_widen};
+use crate::kernel::quantize::can_quantize;
+use crate::kernel::{Codec, Compression, Quant, can_narrow, can_widen};
 use crate::plan::{BlendText, Narrow, Overflow, Pack, Part, Shuffle, WindowText};
 
 pub use block::{BlockPlan, BlockStages, MAX_TARGET_STAGES, TargetStages};
@@ -164,6 +166,38 @@ pub enum Limit {
     Bits(u8),
     /// The number of ids in the table of `remap`.
     Table(u32),
+    /// The quantized type, for NaN and infinities.
+    Quantized(Quant),
+}
+
+impl Limit {
+    /// A value as people write it. Those of floating point come as the bits of a `f32`.
+    pub fn shown(&self, value: i128) -> Shown {
+        let is_float = match self {
+            Limit::Quantized(_) => true,
+            Limit::Type(dtype) => dtype.is_float(),
+            _ => false,
+        };
+        if is_float { Shown::Float(f32::from_bits(value as u32)) } else { Shown::Integer(value) }
+    }
+}
+
+/// See [`Limit::shown`].
+#[derive(Clone, Copy, Debug)]
+pub enum Shown {
+    /// A token.
+    Integer(i128),
+    /// A value.
+    Float(f32),
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shown::Integer(value) => value.fmt(f),
+            Shown::Float(value) => value.fmt(f),
+        }
+    }
 }
 
 impl fmt::Display for Limit {
@@ -172,6 +206,7 @@ impl fmt::Display for Limit {
             Limit::Type(dtype) => write!(f, "it does not fit {dtype}"),
             Limit::Bits(bits) => write!(f, "it does not fit {bits} bits"),
             Limit::Table(ids) => write!(f, "the table of remap has {ids} ids"),
+            Limit::Quantized(quant) => write!(f, "{quant} has no such value"),
         }
     }
 }
@@ -276,6 +311,22 @@ pub enum BlockOp {
         /// The type to convert to.
         to: Dtype,
     },
+    /// Replaces every row of floating-point values by codes and scales.
+    Quantize {
+        /// Type of the codes.
+        to: Quant,
+        /// Values of a row: of a sample.
+        row: u32,
+    },
+    /// Undoes that, but for the rounding.
+    Dequantize {
+        /// Type of the codes.
+        from: Quant,
+        /// Values of a row.
+        row: u32,
+        /// Type of the values.
+        to: Dtype,
+    },
     /// Adds the CRC-32C of a block.
     Checksum,
     /// Packs tokens into fewer bits.
@@ -308,6 +359,8 @@ pub enum SampleOp {
         tokens: u32,
         /// Tokens that it shares with the sample before it.
         overlap: u32,
+        /// Bytes of its scales, where it is delivered quantized; else 0.
+        scales: u32,
     },
     /// Changes the order of the samples of a dataset.
     Shuffle(Shuffle),
@@ -342,6 +395,8 @@ impl Operation for BlockOp {
             BlockOp::Narrow { .. } => "narrow",
             BlockOp::Fit { .. } => "fit",
             BlockOp::Widen { .. } => "widen",
+            BlockOp::Quantize { .. } => "quantize",
+            BlockOp::Dequantize { .. } => "dequantize",
             BlockOp::Checksum => "checksum",
             BlockOp::Pack(_) => "pack",
             BlockOp::Compress(_) => "compress",
@@ -366,6 +421,14 @@ impl Operation for BlockOp {
             }
             (BlockOp::Widen { to: Dtype::U32 }, Shape::Block) if dtype == Dtype::U16 => {
                 Some(Type { dtype: Dtype::U32, shape })
+            }
+            (BlockOp::Quantize { row, .. }, Shape::Block) if can_quantize(dtype, row as usize) => {
+                Some(Type { dtype: Dtype::U8, shape })
+            }
+            (BlockOp::Dequantize { row, to, .. }, Shape::Block)
+                if dtype == Dtype::U8 && can_quantize(to, row as usize) =>
+            {
+                Some(Type { dtype: to, shape })
             }
             (BlockOp::Checksum, Shape::Block) => {
                 Some(Type { dtype, shape: Shape::SummedBlock(Form::PLAIN) })
@@ -428,6 +491,9 @@ impl fmt::Display for BlockOp {
             BlockOp::Compress(compression) => compression.fmt(f),
             BlockOp::Decompress(codec) => write!(f, "compress({codec})"),
             BlockOp::Widen { to } => write!(f, "widen({to})"),
+            BlockOp::Quantize { to, .. } | BlockOp::Dequantize { from: to, .. } => {
+                write!(f, "quantize({to})")
+            }
             BlockOp::Remap { .. } | BlockOp::Wasm | BlockOp::Checksum | BlockOp::Verify => {
                 f.write_str(self.name())
             }
@@ -446,7 +512,7 @@ impl Operation for TargetOp {
     fn output(&self, input: Type) -> Option<Type> {
         let Type { dtype, shape } = input;
         match self {
-            TargetOp::Read => (shape == Shape::File && dtype.is_token())
+            TargetOp::Read => (shape == Shape::File && dtype.is_streamed())
                 .then_some(Type { dtype, shape: Shape::Block }),
             TargetOp::Block(op) => op.output(input),
         }
@@ -470,8 +536,8 @@ impl Operation for SampleOp {
     fn output(&self, input: Type) -> Option<Type> {
         let Type { dtype, shape } = input;
         match (self, shape) {
-            (SampleOp::Window { tokens, .. }, Shape::Block) => {
-                Some(Type { dtype, shape: Shape::Sample { tokens: *tokens } })
+            (SampleOp::Window { tokens, scales, .. }, Shape::Block) => {
+                Some(Type { dtype, shape: Shape::Sample { tokens: tokens.checked_add(*scales)? } })
             }
             (
                 SampleOp::Pack(_) | SampleOp::Shuffle(_) | SampleOp::Blend(_),
@@ -480,7 +546,9 @@ impl Operation for SampleOp {
             (SampleOp::Widen { to }, Shape::Sample { .. }) if can_widen(dtype, *to) => {
                 Some(Type { dtype: *to, shape })
             }
-            (SampleOp::Pairs { .. }, Shape::Sample { tokens: tokens @ 2.. }) => {
+            (SampleOp::Pairs { .. }, Shape::Sample { tokens: tokens @ 2.. })
+                if dtype != Dtype::U8 =>
+            {
                 Some(Type { dtype, shape: Shape::Rows { rows: 2, tokens: tokens - 1 } })
             }
             (SampleOp::Positions, Shape::Sample { tokens }) => {
@@ -504,7 +572,7 @@ impl Operation for SampleOp {
 impl fmt::Display for SampleOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SampleOp::Window { tokens, overlap } => {
+            SampleOp::Window { tokens, overlap, .. } => {
                 WindowText { tokens: *tokens, overlap: *overlap }.fmt(f)
             }
             SampleOp::Shuffle(shuffle) => shuffle.fmt(f),

@@ -9,9 +9,10 @@ use super::{
 };
 use crate::dataset::{Dtype, TokenFile};
 use crate::kernel::pack::can_pack;
+use crate::kernel::quantize::SCALED_VALUES;
 use crate::kernel::{can_narrow, can_widen};
 use crate::order::{Order, OrderError, SampleLayout};
-use crate::plan::{Narrow, Overflow, Plan};
+use crate::plan::{Deliver, Narrow, Overflow, Plan, Quantize};
 
 /// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +124,14 @@ impl Pipeline {
         self.plan.window()
     }
 
+    /// Tokens of a sample as it is cut from blocks: where it is delivered quantized, its codes and its scales.
+    pub fn sample_tokens(&self) -> u32 {
+        match self.sample.shape {
+            Shape::Sample { tokens } => tokens,
+            _ => self.window_tokens(),
+        }
+    }
+
     /// Tokens that a sample shares with the one before it.
     pub fn overlap_tokens(&self) -> u32 {
         self.plan.overlap()
@@ -201,6 +210,24 @@ pub enum CompileError {
         /// Requested bits.
         bits: u8,
     },
+    /// An action over tokens, and a file that holds none.
+    #[error("dataset {dataset} holds {}, and {action} is for tokens", kind(*holds))]
+    NotTokens {
+        /// Position in the blend.
+        dataset: usize,
+        /// Type of the file.
+        holds: Dtype,
+        /// The action, or the argument of one.
+        action: &'static str,
+    },
+    /// Quantization of what is not floating point.
+    #[error("dataset {dataset} holds {}, and quantize is for f32, f16 and bf16", kind(*holds))]
+    NotFloats {
+        /// Position in the blend.
+        dataset: usize,
+        /// Type of the file.
+        holds: Dtype,
+    },
     /// The id of padding, or of labels to ignore, cannot be delivered.
     #[error("the {what} {id} does not fit {dtype}")]
     Id {
@@ -231,6 +258,14 @@ pub enum CompileError {
         /// Their output.
         output: Type,
     },
+}
+
+/// What files of this type hold.
+fn kind(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::U8 => "bytes",
+        _ => dtype.name(),
+    }
 }
 
 impl Plan {
@@ -266,6 +301,12 @@ impl Plan {
         let Some(&first) = sources.first().filter(|_| sources.len() == datasets) else {
             return Err(CompileError::Count { sources: sources.len(), datasets });
         };
+        self.check_actions(sources)?;
+        match self.quantize().map(|quantize| quantize.deliver) {
+            Some(Deliver::As(dtype)) => return Ok(dtype),
+            Some(Deliver::Quantized) => return Ok(Dtype::U8),
+            Some(Deliver::Source) | None => {}
+        }
         let mut numbered = sources.iter().copied().enumerate();
         match self.narrow() {
             Some(Narrow { to, overflow }) => {
@@ -279,6 +320,37 @@ impl Plan {
                 Some((dataset, other)) => Err(CompileError::MixedTypes { first, dataset, other }),
                 None => Ok(first),
             },
+        }
+    }
+
+    /// Whether the actions are defined for what the files hold.
+    fn check_actions(&self, sources: &[Dtype]) -> Result<(), CompileError> {
+        let mut numbered = sources.iter().copied().enumerate();
+        if self.quantize().is_some() {
+            return match numbered.find(|(_, dtype)| !dtype.is_float()) {
+                Some((dataset, holds)) => Err(CompileError::NotFloats { dataset, holds }),
+                None => Ok(()),
+            };
+        }
+        let Some((dataset, holds)) = numbered.find(|(_, dtype)| !dtype.is_token()) else {
+            return Ok(());
+        };
+        let is_bytes = holds == Dtype::U8;
+        let actions = [
+            ("remap", self.remap().is_some()),
+            ("wasm", self.wasm().is_some()),
+            ("narrow", self.narrow().is_some()),
+            ("bitpack", self.bitpack().is_some()),
+            ("widen", self.widen().is_some()),
+            ("pack", self.pack().is_some()),
+            ("positions", self.positions()),
+            ("ignore", self.ignore().is_some()),
+            ("pairs", self.pairs() && is_bytes),
+            ("overlap", self.overlap() > 0 && is_bytes),
+        ];
+        match actions.into_iter().find(|(_, is_there)| *is_there) {
+            Some((action, _)) => Err(CompileError::NotTokens { dataset, holds, action }),
+            None => Ok(()),
         }
     }
 
@@ -339,7 +411,16 @@ impl Plan {
             (_, bits, _) => bits.map(Packing::Bits),
         };
         let wasm = self.wasm().is_some();
-        Ok(BlockPlan { deliver, remap, wasm, instead, packing, compression: self.compress() })
+        let quantize = self.quantize().map(|quantize| (quantize.to, self.window()));
+        Ok(BlockPlan {
+            deliver,
+            remap,
+            wasm,
+            instead,
+            packing,
+            compression: self.compress(),
+            quantize,
+        })
     }
 
     /// Whether what the plan adds to the tokens of samples of type `sample` fits the types.
@@ -374,7 +455,13 @@ impl Plan {
         let branch = |(dataset, stored): (usize, &Dtype)| {
             let blocks = blocks(*stored)?;
             let (tokens, overlap) = (self.window(), self.overlap());
-            let window = Some(SampleOp::Window { tokens, overlap });
+            let scales = match self.quantize() {
+                Some(Quantize { deliver: Deliver::Quantized, .. }) => {
+                    tokens.div_ceil(SCALED_VALUES as u32)
+                }
+                _ => 0,
+            };
+            let window = Some(SampleOp::Window { tokens, overlap, scales });
             let (pack, shuffle) =
                 (self.pack().map(SampleOp::Pack), self.shuffle().map(SampleOp::Shuffle));
             let ops = [window, pack, shuffle].into_iter().flatten();

@@ -10,7 +10,8 @@ use super::{BlockOp, Packing, Stage, Type};
 use crate::dataset::Dtype;
 use crate::kernel::pack::{bits_needed, fit, packed_bytes};
 use crate::kernel::{
-    Codec, Compressed, Compression, Kernels, MapFault, NarrowError, TokenMap, remap_in_place,
+    Codec, Compressed, Compression, Kernels, MapFault, NarrowError, QuantizeError, TokenMap,
+    remap_in_place,
 };
 
 /// Room for a block of 1 MiB that a compressor makes larger: LZ4 asks for a tenth more.
@@ -59,8 +60,8 @@ impl Received {
 pub struct Tools<'a> {
     /// The loops.
     pub kernels: &'a Kernels,
-    /// Where blocks are compressed, at least [`SCRATCH_BYTES`]; where they are decompressed, as long as a
-    /// block; else it may be empty.
+    /// Where blocks are compressed, at least [`SCRATCH_BYTES`]; where they are decompressed or dequantized, as
+    /// long as a block; else it may be empty.
     pub scratch: &'a mut [u8],
     /// The table of `remap`; empty without one.
     pub table: &'a [u32],
@@ -129,6 +130,17 @@ impl From<NarrowError> for BlockError {
     }
 }
 
+impl From<QuantizeError> for BlockError {
+    fn from(error: QuantizeError) -> BlockError {
+        match error {
+            QuantizeError::Value { index, bits } => {
+                BlockError::Overflow { index, value: bits.into(), stage: 0 }
+            }
+            QuantizeError::Unsupported => BlockError::Unsupported,
+        }
+    }
+}
+
 /// Runs stages over the block at the front of `buffer`. After an error the contents of the buffer are
 /// unspecified.
 ///
@@ -184,6 +196,18 @@ fn step(
         BlockOp::Widen { to } => {
             let widened = (kernels.unpack)(buffer, block.tokens, 16, to);
             block.bytes = widened.ok_or(BlockError::Unsupported)?;
+        }
+        BlockOp::Quantize { to, row } => {
+            block.bytes = (kernels.quantize)(bytes, dtype, to, row as usize)?;
+            block.tokens = block.bytes;
+        }
+        BlockOp::Dequantize { from, row, to } => {
+            let Some(source) = tools.scratch.get_mut(..block.bytes) else {
+                return Err(BlockError::Unsupported);
+            };
+            source.copy_from_slice(bytes);
+            block.bytes = (kernels.dequantize)(source, from, row as usize, to, buffer)?;
+            block.tokens = block.bytes / to.bytes() as usize;
         }
         BlockOp::Checksum => block.crc32c = (kernels.crc32c)(0, bytes),
         BlockOp::Pack(packing) => {

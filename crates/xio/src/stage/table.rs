@@ -7,6 +7,7 @@ use core::fmt;
 
 use super::{BlockOp, Branch, Packing, Pipeline, Place, SampleOp, Stage, Type};
 use crate::dataset::Dtype;
+use crate::kernel::quantize::quantized_bytes;
 
 /// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
 /// that skip the action.
@@ -47,10 +48,11 @@ pub struct Table {
 type Step = (bool, fn(&BlockOp) -> bool);
 
 /// The operations over blocks that have rows, in the order of the data flow on either side of the wire.
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 14] = [
     (true, |op| matches!(op, BlockOp::Remap { .. })),
     (true, |op| matches!(op, BlockOp::Wasm)),
     (true, |op| matches!(op, BlockOp::Narrow { .. })),
+    (true, |op| matches!(op, BlockOp::Quantize { .. })),
     (true, |op| matches!(op, BlockOp::Pack(_))),
     (true, |op| matches!(op, BlockOp::Compress(_))),
     (false, |op| matches!(op, BlockOp::Remap { .. })),
@@ -59,16 +61,22 @@ const STEPS: [Step; 11] = [
     (false, |op| matches!(op, BlockOp::Narrow { .. })),
     (false, |op| matches!(op, BlockOp::Fit { .. })),
     (false, |op| matches!(op, BlockOp::Widen { .. })),
+    (false, |op| matches!(op, BlockOp::Quantize { .. })),
+    (false, |op| matches!(op, BlockOp::Dequantize { .. })),
 ];
 
-/// Bits of a token after an operation over blocks. What compression saves depends on the data, so it
-/// counts as nothing; so does what escapes.
-fn bits_after(stage: &Stage<BlockOp>, bits: u64) -> u64 {
+/// Bits of a stride of tokens after an operation over blocks. What compression saves depends on the data,
+/// so it counts as nothing; so does what escapes.
+fn bits_after(stage: &Stage<BlockOp>, bits: u64, stride: u64) -> u64 {
     match stage.op {
-        BlockOp::Narrow { to, .. } | BlockOp::Widen { to } => u64::from(8 * to.bytes()),
-        BlockOp::Pack(Packing::Bits(bits)) => bits.into(),
-        BlockOp::Pack(Packing::Escape | Packing::EscapeWhole) => 16,
-        BlockOp::Unpack(_) => u64::from(8 * stage.output.dtype.bytes()),
+        BlockOp::Narrow { to, .. } | BlockOp::Widen { to } | BlockOp::Dequantize { to, .. } => {
+            stride * u64::from(8 * to.bytes())
+        }
+        BlockOp::Pack(Packing::Bits(bits)) => stride * u64::from(bits),
+        BlockOp::Pack(Packing::Escape | Packing::EscapeWhole) => stride * 16,
+        BlockOp::Unpack(_) => stride * u64::from(8 * stage.output.dtype.bytes()),
+        // The row is the sample: there is no overlap.
+        BlockOp::Quantize { row, .. } => 8 * quantized_bytes(row as usize) as u64,
         _ => bits,
     }
 }
@@ -76,8 +84,10 @@ fn bits_after(stage: &Stage<BlockOp>, bits: u64) -> u64 {
 impl Pipeline {
     /// Where each action runs.
     pub fn table(&self) -> Table {
-        // For each branch, bits of a token at this point of the data flow.
-        let stored = |branch: &Branch| u64::from(8 * branch.blocks().target().stored().bytes());
+        // For each branch, bits of a stride of tokens at this point of the data flow.
+        let stride = u64::from(self.window_tokens() - self.overlap_tokens());
+        let stored =
+            |branch: &Branch| stride * u64::from(8 * branch.blocks().target().stored().bytes());
         let mut bits: Vec<u64> = self.branches().iter().map(stored).collect();
         let disk_bytes = self.bytes_of(&bits);
 
@@ -90,7 +100,7 @@ impl Pipeline {
                     is_step(&stage.op) && (stage.place == Place::Target) == at_target
                 });
                 if let Some(stage) = stage {
-                    (*bits, found) = (bits_after(stage, *bits), Some(stage));
+                    (*bits, found) = (bits_after(stage, *bits, stride), Some(stage));
                 }
             }
             let bytes_out = self.bytes_of(&bits);
@@ -118,12 +128,10 @@ impl Pipeline {
         Table { dtype: self.dtype(), rows, samples, disk_bytes, wire_bytes, delivered_bytes }
     }
 
-    /// Bytes of a period of the blend, with so many bits for a token of each branch.
+    /// Bytes of a period of the blend, with so many bits for a stride of each branch.
     fn bytes_of(&self, bits: &[u64]) -> u64 {
-        let stride = u64::from(self.window_tokens() - self.overlap_tokens());
         let branches = self.branches().iter().zip(bits);
-        let bits: u64 =
-            branches.map(|(branch, bits)| u64::from(branch.weight()) * stride * bits).sum();
+        let bits: u64 = branches.map(|(branch, bits)| u64::from(branch.weight()) * bits).sum();
         bits.div_ceil(8)
     }
 }
@@ -138,6 +146,8 @@ fn why_block(op: &BlockOp, place: Place, bytes_in: u64, bytes_out: u64) -> &'sta
         BlockOp::Compress(_) => "saves what the data allows, while that makes the stream faster",
         BlockOp::Unpack(_) => "undone behind the wire",
         BlockOp::Fit { .. } => "checks the range: nothing is packed",
+        BlockOp::Quantize { .. } if place == Place::Target => "fewer bytes cross the wire",
+        BlockOp::Quantize { .. } => "rounds the values: there is no wire",
         _ if place == Place::Host => OFFLOAD_IS_OFF,
         BlockOp::Narrow { .. } if place == Place::Target && bytes_out < bytes_in => {
             "shrinks bytes: done before they cross the wire"

@@ -5,7 +5,7 @@ use std::string::{String, ToString};
 use std::{format, vec, vec::Vec};
 
 use super::*;
-use crate::kernel::{Codecs, Compressed, Kernels, MapFault, TokenMap};
+use crate::kernel::{Codecs, Compressed, Kernels, MapFault, Quant, TokenMap};
 use crate::plan::Plan;
 use crate::plan::tests::any_plan;
 
@@ -88,8 +88,21 @@ fn types_that_do_not_go_together_are_refused() {
     assert_eq!(raw.delivered_dtype(&[Dtype::I64; 2]), Ok(Dtype::I64));
     let count = CompileError::Count { sources: 1, datasets: 2 };
     assert_eq!(raw.compile(&[Dtype::U16], true), Err(count));
-    let bytes = plan("window(4)").compile(&[Dtype::U8], true).unwrap_err();
-    assert!(matches!(bytes, CompileError::Stages(StageError::Undefined { position: 1, .. })));
+    let short = plan("window(4)").compile(&[Dtype::I16], true).unwrap_err();
+    assert!(matches!(short, CompileError::Stages(StageError::Undefined { position: 1, .. })));
+    for (text, action) in [
+        ("window(4) | remap(t)", "remap"),
+        ("window(4) | narrow(u16)", "narrow"),
+        ("window(4) | bitpack(9)", "bitpack"),
+        ("window(4) | widen(i32)", "widen"),
+        ("window(4) | pairs", "pairs"),
+        ("window(4, overlap=1)", "overlap"),
+    ] {
+        let error = CompileError::NotTokens { dataset: 0, holds: Dtype::U8, action };
+        assert_eq!(plan(text).compile_with(&[Dtype::U8], Some(4), true), Err(error), "{text}");
+    }
+    let records = plan("window(4) | shuffle(1) | compress(zstd)").compile(&[Dtype::U8], true);
+    assert_eq!(records.unwrap().output().sample_bytes(), Some(4));
 }
 
 const fn narrow(to: Dtype) -> TargetOp {
@@ -408,6 +421,55 @@ fn tokens_without_a_place_are_refused_with_their_limit() {
     }
 }
 
+fn stages_of(pipeline: &Pipeline) -> &BlockStages {
+    pipeline.branches()[0].blocks()
+}
+
+#[test]
+fn values_are_quantized_at_the_target_and_back_behind_the_wire() {
+    use Place::{Dpu, Host, Target};
+    for (text, stored, delivered, steps) in [
+        ("window(64) | quantize(int8)", Dtype::F32, Dtype::F32, vec![(256, 66), (66, 256)]),
+        ("window(40) | quantize(e4m3)", Dtype::F16, Dtype::F16, vec![(80, 42), (42, 80)]),
+        (
+            "window(64) | quantize(e5m2, deliver=bf16)",
+            Dtype::F32,
+            Dtype::Bf16,
+            vec![(256, 66), (66, 128)],
+        ),
+        ("window(33) | quantize(int8, deliver=quantized)", Dtype::F32, Dtype::U8, vec![(132, 35)]),
+    ] {
+        for (offload, reader) in [(true, Dpu), (false, Host)] {
+            let found = rows(text, stored, offload);
+            let found: Vec<_> = found.iter().map(|row| (row.1, (row.2, row.3))).collect();
+            let places = [Target, reader];
+            let want: Vec<_> = places.into_iter().zip(steps.clone()).collect();
+            assert_eq!(found, want, "{text}");
+            let pipeline = plan(text).compile(&[stored], offload).unwrap();
+            assert_eq!(pipeline.dtype(), delivered);
+            assert_eq!(stages_of(&pipeline).arriving(), Dtype::U8);
+            let sample = pipeline.output().sample_bytes();
+            assert_eq!(sample, steps.last().map(|step| step.1));
+        }
+        let local = plan(text).compile_local(&[stored], None).unwrap();
+        assert_eq!((local.dtype(), stages_of(&local).arriving()), (delivered, stored));
+    }
+    let mixed = plan("window(32) | blend(a=1, b=1) | quantize(int8)");
+    let error = CompileError::MixedTypes { first: Dtype::F32, dataset: 1, other: Dtype::F16 };
+    assert_eq!(mixed.compile(&[Dtype::F32, Dtype::F16], true), Err(error));
+    let one = plan("window(32) | blend(a=1, b=1) | quantize(int8, deliver=bf16)");
+    assert!(one.compile(&[Dtype::F32, Dtype::F16], true).is_ok());
+    for holds in [Dtype::U32, Dtype::U8] {
+        let error = CompileError::NotFloats { dataset: 0, holds };
+        assert_eq!(plan("window(32) | quantize(int8)").compile(&[holds], true), Err(error));
+    }
+    let action = "narrow";
+    let error = CompileError::NotTokens { dataset: 0, holds: Dtype::F16, action };
+    assert_eq!(plan("window(4) | narrow(u16)").compile(&[Dtype::F16], true), Err(error));
+    let pairs = plan("window(9, overlap=1) | pairs").compile(&[Dtype::F16], true).unwrap();
+    assert_eq!((pairs.dtype(), pairs.output().sample_bytes()), (Dtype::F16, Some(32)));
+}
+
 /// Checks that stages join, from `given` on, and returns their output.
 fn joined<'a, O: Operation + 'a>(
     given: Type,
@@ -431,7 +493,7 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         assert!(matches!(summed.shape, Shape::SummedBlock(_)));
         assert_eq!(blocks.output(), joined(summed, reader, blocks.reader()));
         let sample = joined(blocks.output(), reader, branch.sample_stages());
-        let (samples, tokens) = (pipeline.batch_samples(), pipeline.window_tokens());
+        let (samples, tokens) = (pipeline.batch_samples(), pipeline.sample_tokens());
         let tokens = tokens - u32::from(pipeline.pairs());
         let shape = match pipeline.rows().count() {
             1 => Shape::Batch { samples, tokens },
@@ -492,7 +554,7 @@ proptest! {
     #[test]
     fn no_list_of_stages_panics(
         stored in prop::sample::select(Dtype::ALL.to_vec()),
-        claimed in prop::collection::vec((0..10usize, 0..8usize, 0..8usize, 0..6usize), 0..12),
+        claimed in prop::collection::vec((0..11usize, 0..8usize, 0..8usize, 0..6usize), 0..12),
         honest in any::<bool>(),
     ) {
         let mut given = Type::file(stored);
@@ -513,6 +575,7 @@ proptest! {
                 })),
                 TargetOp::Block(BlockOp::Narrow { to: Dtype::U16, instead: Some(3) }),
                 TargetOp::Block(BlockOp::Fit { bits: 17 }),
+                TargetOp::Block(BlockOp::Quantize { to: Quant::E4m3, row: 8 * to as u32 }),
             ][op];
             let shape = [
                 Shape::File,
@@ -541,7 +604,7 @@ proptest! {
     /// Whatever a target sends, the stages of a reader end in its tokens or in an error.
     #[test]
     fn nothing_that_arrives_panics(
-        form in 0..6usize,
+        form in 0..8usize,
         bytes in prop::collection::vec(any::<u8>(), 0..400),
         count in 0..120usize,
         claimed in (any::<bool>(), 0..500usize, any::<u8>(), 0..3usize, any::<u32>()),
@@ -554,23 +617,33 @@ proptest! {
             "window(4) | compress(zstd)",
             "window(4) | narrow(u16, overflow=escape) | widen(u32)",
             "window(4) | narrow(u16, overflow=escape) | widen(u32) | compress(lz4)",
+            "window(4) | quantize(e5m2, deliver=f16)",
+            "window(33) | quantize(e4m3) | compress(lz4)",
         ][form];
-        let pipeline = plan(text).compile(&[Dtype::U32], true).unwrap();
+        let stored = if form < 6 { Dtype::U32 } else { Dtype::F32 };
+        let pipeline = plan(text).compile(&[stored], true).unwrap();
+        // Only whole samples are asked for.
+        let count = if form < 6 { count } else { count / 33 * 132 };
+        let arriving = stages_of(&pipeline).arriving_tokens(count as u32);
         let stages = pipeline.branches()[0].blocks();
         let mut buffer = vec![0; count * stages.buffered_bytes() as usize];
         buffer.iter_mut().zip(&bytes).for_each(|(to, byte)| *to = *byte);
         let (honest, length, bits, codec, crc32c) = claimed;
         let length = if honest { bytes.len().min(buffer.len()) } else { length };
         let codec = [None, Some(Codec::Lz4), Some(Codec::Zstd)][codec];
-        let plain = (count * 4).min(buffer.len());
+        let plain = arriving * stages.arriving().bytes() as usize;
+        let plain = plain.min(buffer.len());
         let crc32c = if right_sum { crate::kernel::crc32c(0, &buffer[..plain]) } else { crc32c };
         let bits = if honest { [0, 16, 17, bits][usize::from(bits) % 4] } else { bits };
-        let received = Received { bytes: length, tokens: count, crc32c, bits, codec, replaced: 0 };
+        let tokens = arriving;
+        let received = Received { bytes: length, tokens, crc32c, bits, codec, replaced: 0 };
         match run_over(stages.reader(), &mut buffer, received) {
             Ok(ran) => {
                 let bytes = count * stages.output().dtype.bytes() as usize;
                 prop_assert_eq!((ran.block.bytes, ran.block.bits), (bytes, 0));
             }
+            // Codes that are right may be of values that are too large.
+            Err(BlockError::Overflow { stage: 1, .. }) => prop_assert_eq!(form, 6),
             Err(error) => prop_assert_eq!(error, BlockError::Damaged),
         }
     }

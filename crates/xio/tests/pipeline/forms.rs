@@ -3,10 +3,10 @@
 use sim::chance::Chance;
 use xio::capsule::Outcome;
 use xio::dataset::Dtype;
-use xio::kernel::{Codec, Compression};
+use xio::kernel::{Codec, Compression, Quant};
 use xio::stage::{BlockPlan, Packing};
 
-use super::corpus::Corpus;
+use super::corpus::{Corpus, Recipe, Shape};
 use super::raw::{Fake, Reply};
 use super::ring::End;
 use super::seeds::{Replay, seeds};
@@ -69,6 +69,60 @@ fn every_form_delivers_the_same_bytes() {
         assert!(arrived <= sent, "{arrived} of {sent} compressed blocks");
     }
     assert!(packed > 50 && compressed > 50 && plain > 50, "{packed}, {compressed}, {plain}");
+}
+
+/// A corpus of values that every code can stand for, so that they come back as they were.
+fn exact_values(draw: &mut Chance) -> Corpus {
+    let window = draw.between(1, 99) as u32;
+    let shape = |draw: &mut Chance| Shape {
+        dtype: Dtype::F32,
+        data_offset: draw.pick(&[0, 64, 128, 4_096]),
+        samples: draw.between(1, 89),
+        tail_tokens: draw.below(window.into()),
+        per_block: draw.between(1, 12) as u32,
+    };
+    let shapes: Vec<Shape> = (0..draw.between(1, 3)).map(|_| shape(draw)).collect();
+    let recipe = Recipe {
+        window,
+        batch_samples: draw.between(1, 6) as u32,
+        deliver: Dtype::F32,
+        weights: shapes.iter().map(|_| draw.between(1, 5) as u32).collect(),
+        group: draw.per_mille(800).then(|| draw.between(1, 8) as u32),
+        seed: draw.word(),
+    };
+    let mut corpus = Corpus::new(&shapes, &recipe, draw);
+    let (quant, largest) = draw.pick(&[(Quant::Int8, 127), (Quant::E4m3, 14), (Quant::E5m2, 7)]);
+    for dataset in &mut corpus.datasets {
+        let (mut bytes, start) = (dataset.bytes.to_vec(), dataset.byte_of(0) as usize);
+        for raw in bytes[start..].as_chunks_mut().0 {
+            let value = (u32::from_le_bytes(*raw) >> 3) % (2 * largest + 1);
+            // The sum has no sign where it is zero, which not every code has.
+            *raw = (value as f32 - largest as f32).to_le_bytes();
+        }
+        dataset.bytes = bytes.into();
+    }
+    let compression = draw.per_mille(500).then(|| lz4(true)).flatten();
+    corpus.asked = BlockPlan { quantize: Some((quant, window)), compression, ..corpus.asked };
+    corpus
+}
+
+#[test]
+fn quantized_blocks_come_back_as_values() {
+    for seed in seeds(0..60) {
+        let _replay = Replay { test: "quantized_blocks_come_back_as_values", seed };
+        let mut draw = Chance::new(seed);
+        let corpus = exact_values(&mut draw);
+        let mut setup = Setup::draw(&corpus, &mut draw);
+        setup.narrow_at_target = draw.per_mille(700);
+        let mut world = World::new(&corpus, &setup);
+        world.run();
+        world.assert_delivered();
+        let (read, sent) = {
+            let counters = world.target.target.counters();
+            (counters.source_bytes, counters.written_bytes)
+        };
+        assert!(corpus.window < 32 || sent * 2 < read, "{sent} bytes of {read}");
+    }
 }
 
 /// A link that needs less time for the bytes that are saved than the codec for the block.

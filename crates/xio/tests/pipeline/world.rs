@@ -323,7 +323,7 @@ impl World {
     fn build(corpus: &Corpus, setup: &Setup, files: Vec<SimFile>, fake: Option<Fake>) -> World {
         let needed = |spec: &StreamSpec| {
             let sources = reader_sources(corpus, setup, spec);
-            Reader::memory_needed(&corpus.order, &sources) as usize + 4096
+            Reader::memory_needed(&corpus.order.clone().into(), &sources) as usize + 4096
         };
         let data: usize = setup.streams.iter().map(needed).sum();
         let mut draw = Chance::new(setup.seed);
@@ -357,7 +357,7 @@ impl World {
         let corpus = &self.corpus;
         let sources = reader_sources(corpus, &self.setup, &spec);
         let node = &mut self.net.nodes[READER];
-        let needed = Reader::memory_needed(&corpus.order, &sources);
+        let needed = Reader::memory_needed(&corpus.order.clone().into(), &sources);
         let data = register(node, needed, Access::REMOTE_WRITE);
         let cqs = create_cqs(node, CQ_DEPTH);
         let delivery = Delivery {

@@ -231,6 +231,16 @@ impl MegatronOrder {
         Ok(MegatronOrder { tables: Arc::new(tables) })
     }
 
+    /// Datasets of the blend.
+    pub fn datasets(&self) -> usize {
+        self.tables.datasets.len()
+    }
+
+    /// Most pieces of a sample of a dataset.
+    pub fn most_pieces(&self, dataset: usize) -> u32 {
+        self.tables.datasets.get(dataset).map_or(0, Sequences::most_pieces)
+    }
+
     /// Samples of the training run. There is none after the last: megatron-core raises `IndexError` there.
     pub fn samples(&self) -> u64 {
         self.tables.samples
@@ -396,6 +406,16 @@ impl MegatronCursor {
     /// The global index of the sample that comes next.
     pub fn position(&self) -> u64 {
         self.position
+    }
+
+    /// The state before global sample `n`. Costs a seek.
+    pub(crate) fn forward_to(&self, n: u64) -> MegatronCursor {
+        self.order.cursor_at(n)
+    }
+
+    /// The order whose state this is.
+    pub(crate) fn order(&self) -> &MegatronOrder {
+        &self.order
     }
 
     /// Samples drawn from a dataset before the next one.

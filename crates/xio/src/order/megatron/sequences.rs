@@ -31,6 +31,7 @@ pub(super) struct Sequences {
     marks: Vec<(u32, u32)>,
     /// The number of each sample before it was shuffled.
     shuffled: Vec<u32>,
+    most_pieces: u32,
 }
 
 /// How often the documents are needed, and how the samples are shuffled.
@@ -99,11 +100,16 @@ impl Sequences {
         random.shuffle(first);
         random.shuffle(last);
         let window = settings.window_tokens();
-        Ok(Sequences { documents, stride, window, epochs, order, marks, shuffled })
+        let most_pieces = most_pieces(&documents, &order, window);
+        Ok(Sequences { documents, stride, window, epochs, order, marks, shuffled, most_pieces })
     }
 
     pub(super) fn samples(&self) -> u64 {
         self.shuffled.len() as u64
+    }
+
+    pub(super) fn most_pieces(&self) -> u32 {
+        self.most_pieces
     }
 
     pub(super) fn epochs(&self) -> u64 {
@@ -124,6 +130,25 @@ impl Sequences {
         pieces.skip_documents();
         pieces
     }
+}
+
+/// At most how many documents `window` tokens of the documents laid end to end are of; empty ones do not count.
+fn most_pieces(documents: &Documents, order: &[u32], window: u64) -> u32 {
+    let length = |document: &u32| u64::from(documents.lengths()[*document as usize]);
+    let tokens = || order.iter().map(length).filter(|tokens| *tokens > 0);
+    // A window takes all tokens of the documents between its first and its last, and one of each of these at least.
+    let mut between = tokens().skip(1);
+    let (mut inner, mut pieces, mut most) = (0, 0, 1);
+    for last in tokens() {
+        pieces += 1;
+        while pieces > 2 && inner + 2 > window {
+            inner -= between.next().unwrap_or(0);
+            pieces -= 1;
+        }
+        most = most.max(pieces);
+        inner += if pieces > 1 { last } else { 0 };
+    }
+    most.min(window as u32)
 }
 
 /// Where every `step`th token of the documents laid end to end is: position in `order`, and token of that document.

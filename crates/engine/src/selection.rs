@@ -1,0 +1,126 @@
+//! Which documents a stream draws from: what is left after the plan's filter and deduplication.
+//!
+//! Tables, hashes and list come from a target or from files of this machine; [`xio::documents::select`] decides. What
+//! was dropped is told in the descriptions of the datasets, and so is the fingerprint of what is left: positions of
+//! streams over other documents do not agree.
+
+use std::hash::Hasher;
+
+use twox_hash::XxHash3_64;
+use xio::documents::{Documents, HashList, Hashed, Kept, Selection, select};
+
+use crate::control::documents::Received;
+use crate::error::Error;
+use crate::proto::DatasetInfo;
+use crate::status::Event;
+
+static FILTERED: Event = Event::new("dpu.filtered_documents");
+static DUPLICATES: Event = Event::new("dpu.duplicate_documents");
+
+/// Documents dropped by the streams of this process.
+pub(crate) static EVENTS: [&Event; 2] = [&FILTERED, &DUPLICATES];
+
+/// Applies a selection to what was received for the datasets that `infos` describe; `draws` says whether the plan draws
+/// from one.
+///
+/// # Errors
+/// When nothing is left of a dataset that is drawn from.
+pub fn apply(
+    selection: &Selection,
+    draws: impl Fn(usize) -> bool,
+    infos: &mut [DatasetInfo],
+    received: Received,
+) -> Result<Vec<Documents>, Error> {
+    if selection.is_empty() {
+        return Ok(received.tables);
+    }
+    let list = HashList::new(received.list);
+    let tables = received.tables.into_iter().zip(received.hashes).enumerate();
+    let datasets = tables.map(|(dataset, (documents, hashes))| {
+        let drawn = draws(dataset);
+        Hashed { documents, hashes, drawn }
+    });
+    let datasets: Vec<Hashed> = datasets.collect();
+    let kept = select(selection, &list, &datasets).map_err(Error::invalid)?;
+    for (info, (kept, dataset)) in infos.iter_mut().zip(kept.iter().zip(&datasets)) {
+        if dataset.drawn && kept.documents.tokens() == 0 && info.tokens > 0 {
+            let text = format!("{}: filter and dedup leave no token of it", info.name);
+            return Err(
+                Error::invalid(text).hint("give it weight 0, or check the list of the filter")
+            );
+        }
+        describe(info, kept);
+    }
+    Ok(kept.into_iter().map(|kept| kept.documents).collect())
+}
+
+/// Writes down what is left and what was dropped.
+fn describe(info: &mut DatasetInfo, Kept { documents, filtered, duplicates }: &Kept) {
+    info.documents = fingerprint(documents);
+    info.document_count = documents.len() as u64;
+    (info.filtered_documents, info.filtered_tokens) = (filtered.documents, filtered.tokens);
+    (info.duplicate_documents, info.duplicate_tokens) = (duplicates.documents, duplicates.tokens);
+    FILTERED.add(filtered.documents);
+    DUPLICATES.add(duplicates.documents);
+}
+
+/// The XXH3 hash (64 bits) of the first token and the tokens of each document, as 64-bit little-endian numbers; 1 in
+/// place of 0.
+fn fingerprint(documents: &Documents) -> u64 {
+    let mut hash = XxHash3_64::new();
+    for range in documents.iter() {
+        hash.write(&range.start.to_le_bytes());
+        hash.write(&(range.end - range.start).to_le_bytes());
+    }
+    hash.finish().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xio::documents::Dedup;
+
+    fn received() -> Received {
+        let table = |lengths: &[u32]| Documents::contiguous(lengths.iter().copied()).expect("few");
+        let tables = vec![table(&[3, 4]), table(&[5])];
+        Received { tables, hashes: vec![vec![7, 8], vec![7]], ..Received::default() }
+    }
+
+    fn infos() -> Vec<DatasetInfo> {
+        let info = |name: &str, tokens, document_count| DatasetInfo {
+            name: name.into(),
+            tokens,
+            document_count,
+            documents: 1,
+            ..DatasetInfo::default()
+        };
+        vec![info("a.bin", 7, 2), info("b.bin", 5, 1)]
+    }
+
+    #[test]
+    fn descriptions_tell_what_was_dropped() {
+        let across = Selection { filter: None, dedup: Some(Dedup::Across) };
+        let mut described = infos();
+        let error = apply(&across, |_| true, &mut described, received()).expect_err("empty");
+        assert!(error.parts().0.contains("b.bin: filter and dedup leave no token"));
+        let mut described = infos();
+        let left = apply(&across, |dataset| dataset == 1, &mut described, received());
+        assert_eq!(left.expect("what is not drawn displaces nothing")[1].len(), 1);
+        let within = Selection { filter: None, dedup: Some(Dedup::Within) };
+        let mut same = received();
+        same.hashes[0] = vec![8, 8];
+        let left = apply(&within, |_| true, &mut described, same).expect("something is left");
+        assert_eq!((left[0].len(), left[0].range(0)), (1, 0..3));
+        let [a, b] = &described[..] else { panic!("two") };
+        assert_eq!((a.duplicate_documents, a.duplicate_tokens, a.document_count), (1, 4, 1));
+        assert_eq!((b.duplicate_documents, b.filtered_documents), (0, 0));
+        assert!(a.documents > 1 && a.documents != b.documents);
+    }
+
+    #[test]
+    fn without_a_selection_nothing_changes() {
+        let mut described = infos();
+        let all = apply(&Selection::default(), |_| true, &mut described, received());
+        assert_eq!((all.expect("all").len(), described), (2, infos()));
+    }
+}
