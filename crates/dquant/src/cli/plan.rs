@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use engine::catalog::find_file;
 use engine::proto::DatasetRef;
 use serde::Serialize;
-use xio::dataset::Dtype;
+use xio::dataset::{BYTES, Dtype};
 use xio::plan::Plan;
 use xio::reference::quantized::write;
 
@@ -90,9 +90,6 @@ fn streamed_type(name: &str) -> Result<Dtype, String> {
     let unknown = || "types are u16, i16, u32, i32, u64, i64, f32, f16, bf16 and bytes".to_owned();
     dtype.filter(|dtype| dtype.is_streamed()).ok_or_else(unknown)
 }
-
-/// What records are called.
-const BYTES: &str = "bytes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Where {

@@ -207,12 +207,7 @@ impl RingSink {
                 }
             }
             StreamError::Action { dataset, first_token, fault } => {
-                let (name, module) = (self.name(dataset), self.module.as_deref().unwrap_or("?"));
-                let what = if fault.is_of_a_token() { "sample" } else { "block" };
-                format!(
-                    "{name}: the module {module} failed on the {what} from token {first_token} on: {fault}; hint: {}",
-                    fault_hint(fault)
-                )
+                self.describe_fault(dataset, first_token, fault)
             }
             StreamError::Refused { dataset, reason } => {
                 format!("{}: the target refused a request: {reason}", self.name(dataset))
@@ -233,6 +228,15 @@ impl RingSink {
             }
             StreamError::Device(_) => error.to_string(),
         }
+    }
+
+    fn describe_fault(&self, dataset: u32, first_token: u64, fault: MapFault) -> String {
+        let (name, module) = (self.name(dataset), self.module.as_deref().unwrap_or("?"));
+        let what = if fault.is_of_a_token() { "sample" } else { "block" };
+        format!(
+            "{name}: the module {module} failed on the {what} from token {first_token} on: {fault}; hint: {}",
+            fault_hint(fault)
+        )
     }
 }
 
