@@ -120,6 +120,7 @@ const FLOORS: &[(&str, &str)] = &[
          codecs
          kernels: codecs
          descriptors
+         wasm
          attach
          ring: attach
          root: scratch
@@ -167,17 +168,18 @@ const FLOORS: &[(&str, &str)] = &[
          runtime: error
          signals: error runtime
          budget: error
-         catalog: error proto
+         action: error
+         catalog: action error proto
          layout: error proto
-         data: budget error log status
-         control: budget catalog data error log proto status
+         data: action budget error log status
+         control: action budget catalog data error log proto status
          selection: control error proto status
          path: data error
          handle: data path
          group: error handle log proto
          stream: budget catalog control data error group handle layout log path proto selection status
          local: budget control data error group path runtime seed stream
-         files: catalog control data error layout proto selection stream
+         files: action catalog control data error layout proto selection stream
          daemon: budget catalog control data error group log path proto runtime selection signals status stream",
     ),
     (
@@ -223,8 +225,13 @@ const FLOORS: &[(&str, &str)] = &[
         "exit
          units
          tokenize
+         planning: exit
          demo: exit
          cli: *",
+    ),
+    (
+        "crates/dquant/src/planning",
+        "costs",
     ),
     (
         "crates/dquant/src/demo",

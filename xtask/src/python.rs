@@ -59,9 +59,18 @@ fn run(args: &[String]) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    shell::run(&mut cargo(&["build", "--package", "dquant", "--bin", "dquant"]))?;
+    shell::run(&mut cargo(&[
+        "build",
+        "--package",
+        "dquant",
+        "--bin",
+        "dquant",
+        "--features",
+        "dquant/wasm",
+    ]))?;
     // In the profile of the other tests.
-    let wheel = build(&python, &folder.join("wheels"), &["--profile", "dev"])?;
+    let wheel =
+        build(&python, &folder.join("wheels"), &["--profile", "dev", "--features", "full"])?;
     install(&python, &wheel)?;
     test(&python, &target.join("debug/dquant"), args)
 }

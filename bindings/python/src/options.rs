@@ -121,7 +121,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, remap, narrow, overflow, \
+                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, remap, wasm, narrow, overflow, \
                  bitpack, compress, compress_level, compress_when, quantize, deliver, widen, pairs in place of a plan, \
                  rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
             )));
@@ -139,6 +139,8 @@ struct Actions {
     /// `pack`, `filter`, `keep` and `dedup`, as actions.
     documents: [Option<String>; 4],
     remap: Option<PathBuf>,
+    /// A module and its SHA-256.
+    wasm: Option<(String, String)>,
     narrow: Option<String>,
     overflow: Option<String>,
     bitpack: Option<u32>,
@@ -172,6 +174,10 @@ impl Actions {
             }
             "dedup" => self.documents[3] = dedup(value)?.map(str::to_owned),
             "remap" => self.remap = Some(value_of(name, value, "the name or path of a table")?),
+            "wasm" => {
+                let takes = "a module and the SHA-256 of its file: (\"mask.wasm\", \"9f86...\")";
+                self.wasm = Some(value_of(name, value, takes)?);
+            }
             "narrow" => self.narrow = Some(value_of(name, value, "a type such as \"u16\"")?),
             "overflow" => self.overflow = Some(overflow(value)?),
             "bitpack" => self.bitpack = Some(value_of(name, value, U32)?),
@@ -219,6 +225,9 @@ impl Actions {
                     let table = table.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
                     format!("remap(\"{table}\")")
                 });
+                let wasm = self.wasm.map(|(module, sha256)| {
+                    format!("wasm({}, sha256={})", quoted(&module), quoted(&sha256))
+                });
                 let narrow = call("narrow", self.narrow, [("overflow", self.overflow)])?;
                 let bitpack = self.bitpack.map(|bits| format!("bitpack({bits})"));
                 let level = ("level", self.compress_level.map(|level| level.to_string()));
@@ -228,7 +237,7 @@ impl Actions {
                 let widen = self.widen.map(|to| format!("widen({to})"));
                 let pairs = self.pairs.then(|| "pairs".to_owned());
                 let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let forms = [remap, narrow, bitpack, compress, quantize];
+                let forms = [remap, wasm, narrow, bitpack, compress, quantize];
                 let before = [Some(window), shuffle].into_iter().chain(self.documents);
                 let actions = before.chain(forms).chain([widen, pairs, batch]);
                 actions.flatten().collect::<Vec<_>>().join(" | ")

@@ -40,7 +40,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `pack`
 /// (`"best"`: whole documents in place of windows), `filter` and `keep` (lists of hashes of documents to drop, or to keep
 /// alone), `dedup` (True, or `"across"` datasets), `narrow` (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that
-/// tokens become which do not fit), `remap` (a table), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
+/// tokens become which do not fit), `remap` (a table), `wasm` (a module that maps tokens and the SHA-256 of its
+/// file, as a tuple), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
 /// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
 /// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///

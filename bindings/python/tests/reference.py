@@ -441,9 +441,10 @@ class Reference:
 
     `files` is a list of (dtype, path) in the order of the blend; without a blend several files are sorted by path. The
     dtype of a `.npy` file is its own. `seed` stands for the word in the plan, and `table` holds the ids of `remap`.
+    `action` is what the module of `wasm` does, as a function of the numbers of tokens and of the tokens.
     """
 
-    def __init__(self, plan, files, seed=0, table=None):
+    def __init__(self, plan, files, seed=0, table=None, action=None):
         actions = parse(plan)
         options = {name: dict(arguments) for name, arguments in actions.items()}
 
@@ -487,6 +488,7 @@ class Reference:
             width = dataset.tokens.itemsize
             dataset.group_blocks = self.blend.group_blocks(d, self.window * width) if blocks is None else int(blocks)
         self.table = None if table is None else numpy.asarray(table, "<u4")
+        self.action = action
         self.narrow = options.get("narrow")
         self.bits = number("bitpack", "bits", None) if "bitpack" in actions else None
         self.widen = options["widen"][None] if "widen" in actions else None
@@ -528,8 +530,9 @@ class Reference:
         """The rows of sample i of the file of dataset d."""
         dataset = self.datasets[d]
         parts = dataset.parts(i)
-        stored = numpy.concatenate([dataset.tokens[first : first + tokens] for first, tokens in parts])
-        row, padding = self.delivered(stored, dataset.dtype), self.window - len(stored)
+        pieces = [self.delivered(dataset.tokens[first : first + tokens], dataset.dtype, first) for first, tokens in parts]
+        row = numpy.concatenate(pieces)
+        padding = self.window - sum(tokens for _, tokens in parts)
         if padding > 0:
             row = numpy.concatenate([row, numpy.full(padding, int(self.pad), row.dtype)])
         places = [place for _, tokens in parts for place in range(tokens)] + [0] * padding
@@ -549,8 +552,8 @@ class Reference:
         """Type of the delivered values, where they are no tokens."""
         return self.datasets[0].dtype if self.quantize is None else self.quantize.get("deliver", self.datasets[0].dtype)
 
-    def delivered(self, row, dtype):
-        """The tokens of a sample of a file of this type as they are delivered."""
+    def delivered(self, row, dtype, start):
+        """The tokens of a sample, from number `start` of a file of this type on, as they are delivered."""
         if self.quantize is not None:
             quant = self.quantize.get("to", self.quantize.get(None))
             codes, scales = quantize(as_values(row, dtype), quant)
@@ -562,6 +565,8 @@ class Reference:
             if (row < 0).any() or (row >= len(self.table)).any():
                 raise OverflowError("a token has no entry in the table")
             row = self.table[row].astype(row.dtype)
+        if self.action is not None:
+            row = self.action(start + numpy.arange(len(row)), row).astype(row.dtype)
         if self.narrow is not None:
             to, overflow = self.narrow.get("to", self.narrow.get(None)), self.narrow.get("overflow", "error")
             # A token that escapes is delivered in a larger type.

@@ -1,5 +1,6 @@
 """Batches of the engine against those of reference.py, which knows nothing but docs/plan.md. No daemon takes part."""
 
+import hashlib
 import os
 import shutil
 import struct
@@ -116,6 +117,46 @@ FORMS = (
 )
 
 
+def assembled():
+    """A WebAssembly module, byte by byte: adds 1 to every token whose number is a multiple of 7."""
+
+    def number(value):
+        """LEB128; of one byte where that suffices for a signed value, too."""
+        low, rest = value & 127, value >> 7
+        return bytes([low | 128]) + number(rest) if rest or low & 64 else bytes([low])
+
+    def block(*parts):
+        content = b"".join(parts)
+        return number(len(content)) + content
+
+    def vector(*items):
+        return number(len(items)) + b"".join(items)
+
+    i32, i64, get, put, const = b"\x7f", b"\x7e", b"\x20", b"\x21", b"\x41"
+    buffer, count, first, i, at = (bytes([local]) for local in range(5))
+    add, shift = b"\x6a", b"\x74"
+    body = (
+        b"\x03\x40"  # loop
+        + get + buffer + get + i + const + b"\x02" + shift + add + put + at
+        + get + first + get + i + b"\xad\x7c\x42\x07\x82\x50"  # (first + i) % 7 == 0
+        + b"\x04\x40"  # if
+        + get + at + get + at + b"\x28\x02\x00" + const + b"\x01" + add + b"\x36\x02\x00"  # *at += 1
+        + b"\x0b"
+        + get + i + const + b"\x01" + add + b"\x22" + i + get + count + b"\x49\x0d\x00"  # ++i < count: again
+        + b"\x0b" + const + b"\x00\x0b"
+    )
+    types = vector(b"\x60" + vector(i32) + vector(i32), b"\x60" + vector(i32, i32, i64) + vector(i32))
+    names = [(b"memory", b"\x02\x00"), (b"dquant_buffer", b"\x00\x00"), (b"dquant_map_u32", b"\x00\x01")]
+    exports = vector(*(block(name) + what for name, what in names))
+    codes = vector(
+        block(vector(), const, number(65536), b"\x0b"),
+        block(vector(b"\x02" + i32), body),
+    )
+    sections = {1: types, 3: vector(b"\x00", b"\x01"), 5: vector(b"\x00" + number(20)), 7: exports, 10: codes}
+    return b"\0asm\1\0\0\0" + b"".join(bytes([name]) + block(content) for name, content in sections.items())
+
+
+SEVENTH = assembled()
 # Values of many sizes: zeros, both smallest numbers, and what is rounded to even.
 VALUES = {"values": ("f32", 9_000), "half.npy": ("f16", 7_013), "brain": ("bf16", 8_000), "single.npy": ("f32", 6_000)}
 
@@ -383,6 +424,33 @@ class Batches(unittest.TestCase):
             for seed in SEEDS:
                 with self.subTest(file=name, plan=plan, seed=seed):
                     self.compare(self.path(name), [name], plan, seed, tables.get(used))
+
+    def test_a_module_of_webassembly(self):
+        """Every 7th token of the file becomes the id that follows it."""
+        module = os.path.join(self.folder, "seventh.wasm")
+        with open(module, "wb") as file:
+            file.write(SEVENTH)
+        digest = hashlib.sha256(SEVENTH).hexdigest()
+
+        def action(numbers, tokens):
+            return numpy.where(numbers % 7 == 0, tokens + 1, tokens)
+
+        for shape in ("window(1000) | shuffle(seed) | bitpack(18)", "window(1001, overlap=1) | widen(i64) | pairs"):
+            plan = f'{shape} | wasm("{module[:-5]}", sha256={digest}) | batch(16)'
+            for first in (0, 371):
+                reference = Reference(plan, [("u32", self.path("large"))], 5, action=action)
+                options = {"seed": 5, "first_batch": first, "batches": 2}
+                with self.subTest(plan=plan), self.stream(self.path("large"), plan, **options) as stream:
+                    for batch in stream:
+                        self.assert_equal(batch, reference)
+                        del batch
+        # As a keyword, and what is refused.
+        with dquant.Stream(self.path("large"), dtype="u32", seq_len=1000, wasm=(module, digest), batches=1) as stream:
+            plan = f"window(1000) | shuffle(seed) | wasm(module, sha256={digest})"
+            self.assert_equal(next(stream), Reference(plan, [("u32", self.path("large"))], action=action))
+        for wasm, part in (((module, "0" * 64), "its SHA-256 is"), ((module, "12"), "is no SHA-256"), (module, "wasm is")):
+            with self.assertRaisesRegex(dquant.InvalidError, part):
+                dquant.Stream(self.path("large"), dtype="u32", seq_len=1000, wasm=wasm)
 
     def test_values_and_quantization(self):
         for name, plan in QUANTIZED:

@@ -8,11 +8,13 @@
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
+//! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`tokenize`] | text files to a flat file of token ids |
 //! | [`units`] | sizes and times as people write them |
 
 pub mod cli;
 pub mod demo;
 pub mod exit;
+pub mod planning;
 pub mod tokenize;
 pub mod units;

@@ -25,6 +25,7 @@ use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, np
 use xio::documents::{Documents, DocumentsError};
 use xio::sums::FileSums;
 
+use crate::action;
 use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef};
 
@@ -105,6 +106,25 @@ impl Catalog {
     /// Finds and reads the table of this name.
     pub(crate) fn table(&self, name: &str) -> Result<Table, Status> {
         Table::read(self.find(&Table::request(name), IoChoice::Buffered)?)
+    }
+
+    /// Finds and reads the module of this name: the name as found, and its bytes.
+    pub(crate) fn module(&self, name: &str) -> Result<(String, Vec<u8>), Status> {
+        for root in &self.roots {
+            for ending in ["", action::ENDING] {
+                let full = format!("{name}{ending}");
+                match root.open(&full, IoChoice::Buffered) {
+                    Ok(file) => {
+                        let bytes = read(&full, file.fd, action::READ_BYTES)?;
+                        return Ok((full, bytes));
+                    }
+                    Err(OpenError::NotFound { .. }) => {}
+                    Err(error) => return Err(refused_open(&error)),
+                }
+            }
+        }
+        let hint = "a module is named by its path below a --root, with or without .wasm";
+        Err(Status::not_found(format!("{name}: no such module below the exported roots\n{hint}")))
     }
 
     /// Opens the index of a dataset of this name, to be read once.

@@ -14,6 +14,7 @@ use xio::documents::Documents;
 use xio::order::{MAX_TOTAL_WEIGHT, OrderError};
 use xio::plan::Plan;
 
+use crate::action;
 use crate::catalog::{Found, Table, find_file, read_list};
 use crate::control::documents::Received;
 use crate::data::EngineError;
@@ -88,6 +89,12 @@ impl FileStream {
         let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
         let table = plan.remap().map(Table::read_local).transpose()?;
+        let module = plan.wasm().cloned();
+        let action = module.map(|module| {
+            let dtypes = found.iter().map(|found| found.layout.dtype);
+            action::read_local(&module, dtypes).map(|action| (action, module.name))
+        });
+        let action = action.transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
         let documents = documents_of(&layout::parse(&request.plan)?, &mut found, &mut infos)?;
@@ -109,6 +116,7 @@ impl FileStream {
             setup: layout.setup(),
             files: found.into_iter().map(|found| (found.file, found.sums)).collect(),
             table,
+            action,
             producer,
         };
         let (engine, liveness) = FileEngine::start(spec)?;

@@ -10,6 +10,7 @@
 //! | [`files`] | streams over files of this machine, without target and DPU |
 //! | [`proto`] | messages of the control plane and of the local socket |
 //! | [`catalog`], [`layout`] | from names and plans to files and orders of samples |
+//! | [`action`] | user actions: from a plan's module to one that may run |
 //! | [`selection`] | which documents a stream draws from |
 //! | `handle`, `group` | trainers of one job that read one stream |
 //! | [`budget`] | how much memory rings and tables of documents of a DPU may take |
@@ -20,6 +21,7 @@
 //! The command line, its output and exit codes belong to the binary. Whether a packet or a block is valid is
 //! decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
 
+pub mod action;
 pub mod budget;
 pub mod catalog;
 pub mod control;

@@ -287,7 +287,7 @@ fn open(
     let control = TargetControl::connect(&request.target, &request.token);
     let control = context.runtime.block_on(control)?;
     let plan = layout::parse(&request.plan)?;
-    let table = plan.remap().map(Table::request);
+    let (table, module) = (plan.remap().map(Table::request), plan.wasm().cloned());
     let mut request = request.clone();
     for dataset in &mut request.datasets {
         // For every session of the stream: one with other documents is refused.
@@ -318,13 +318,15 @@ fn open(
     let (events, lost) = mpsc::channel(16);
     let opened = layout.opened(infos, table.clone());
     let signals = context.commands.signals();
-    let to_message =
-        |source: &ReaderSource| stages::message(source.stages.target(), table.as_ref());
+    let to_message = |source: &ReaderSource| {
+        stages::message(source.stages.target(), table.as_ref(), module.as_ref())
+    };
     let stages = layout.sources.iter().map(to_message).collect();
     let spec = StreamSpec {
         names: layout.names.clone(),
         // Prepared on this thread: the engine's thread serves all streams.
         setup: layout.setup(),
+        module: module.as_ref().map(|module| module.name.clone()),
         targets: vec![control.name().to_owned()],
         producers,
         events,

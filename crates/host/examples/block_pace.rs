@@ -1,7 +1,7 @@
 //! What the stages over blocks cost on this processor, beside a copy of the same block.
 //!
 //! ```text
-//! cargo run --release -p host --features codecs --example block_pace -- FILE.u32
+//! cargo run --release -p host --features codecs,wasm --example block_pace -- FILE.u32
 //! ```
 //!
 //! Takes a flat file of `u32` tokens in blocks of 1 MiB, of which each is hot in the cache, and prints
@@ -12,10 +12,28 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codec, Compression, Quant};
+use xio::kernel::{Codec, Compression, Quant, TokenMap};
 
 const BLOCK: usize = 1 << 20;
 const PASSES: usize = 15;
+
+/// A module that maps no token.
+const NOTHING: &str = r#"(module (memory (export "memory") 20)
+  (func (export "dquant_buffer") (param i32) (result i32) (i32.const 65536))
+  (func (export "dquant_map_u32") (param i32 i32 i64) (result i32) (i32.const 0)))"#;
+
+/// A module that adds 1 to every 7th token of the file, as a plain loop.
+const SEVENTH: &str = r#"(module (memory (export "memory") 20)
+  (func (export "dquant_buffer") (param i32) (result i32) (i32.const 65536))
+  (func (export "dquant_map_u32") (param $at i32) (param $count i32) (param $first i64) (result i32)
+    (loop $next
+      (if (i64.eqz (i64.rem_u (local.get $first) (i64.const 7)))
+        (then (i32.store (local.get $at) (i32.add (i32.load (local.get $at)) (i32.const 1)))))
+      (local.set $first (i64.add (local.get $first) (i64.const 1)))
+      (local.set $at (i32.add (local.get $at) (i32.const 4)))
+      (local.set $count (i32.sub (local.get $count) (i32.const 1)))
+      (br_if $next (local.get $count)))
+    (i32.const 0)))"#;
 
 /// The blocks with the last operation's result in front, and the bytes of each.
 struct Blocks {
@@ -51,6 +69,20 @@ impl Blocks {
     /// The blocks again as they are before an operation.
     fn copy(&self) -> Blocks {
         Blocks { original: self.original.clone(), lengths: self.lengths.clone() }
+    }
+}
+
+/// User actions, in a fresh instance for each block.
+fn modules(stored: &Blocks) {
+    for (name, text) in [("wasm, nothing", NOTHING), ("wasm, every 7th", SEVENTH)] {
+        let module = wat::parse_str(text).expect("the text is a module");
+        let hash = <sha2::Sha256 as sha2::Digest>::digest(&module).into();
+        let action = host::wasm::UserAction::load(&module, &hash).expect("it may run");
+        stored.copy().time(name, |block, length| {
+            // A number at which the result is not checked: one of 32 costs twice as much.
+            action.map(block, Dtype::U32, 5).expect("it maps");
+            length
+        });
     }
 }
 
@@ -125,6 +157,7 @@ fn main() {
         xio::kernel::remap_in_place(block, Dtype::U32, &table).expect("ids below 65536");
         length
     });
+    modules(&stored);
     let mut narrowed = stored.copy();
     narrowed.time("narrow(u16)", |block, _| {
         (kernels.narrow)(block, Dtype::U32, Dtype::U16).expect("ids below 65536")

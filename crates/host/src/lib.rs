@@ -5,6 +5,7 @@
 //! | [`disk`], [`root`] | io_uring reads; files opened below exported folders only |
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor, with the feature `codecs` also compressors |
+//! | `wasm` | with the feature `wasm`: user actions in a sandbox |
 //! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //!
 //! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
@@ -25,3 +26,5 @@ pub mod root;
 
 #[cfg(all(test, feature = "disk"))]
 mod scratch;
+#[cfg(feature = "wasm")]
+pub mod wasm;

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::dataset::Dtype;
 use crate::disk::Change;
-use crate::kernel::{Codec, Crc32c};
+use crate::kernel::{Codec, Crc32c, MapFault};
 
 /// Size of every capsule.
 pub const CAPSULE_BYTES: usize = 64;
@@ -88,6 +88,13 @@ pub enum Outcome {
     Refused(Refusal),
     /// The file is not what it was when the session began.
     Changed(Change),
+    /// The user action failed on the block that begins with this token of the dataset.
+    Action {
+        /// Index of the token.
+        token: u64,
+        /// How it failed.
+        fault: MapFault,
+    },
 }
 
 /// Why a target refuses a request that it could decode.
@@ -343,6 +350,11 @@ impl ReadResponse {
             Outcome::Changed(Change::Block { at_byte }) => (5, at_byte, 0),
             Outcome::Changed(Change::Written { len }) => (6, len, 0),
             Outcome::Changed(Change::Removed) => (7, 0, 0),
+            Outcome::Action { token, fault } => {
+                let (code, detail) = fault.code();
+                layout.0[48] = code;
+                (8, token, u128::from(detail))
+            }
         };
         layout.0[6] = status;
         layout.u64(24, small);
@@ -371,6 +383,11 @@ impl ReadResponse {
             5 => Outcome::Changed(Change::Block { at_byte: small }),
             6 => Outcome::Changed(Change::Written { len: small }),
             7 => Outcome::Changed(Change::Removed),
+            8 => {
+                let detail = u32::try_from(large).map_err(bad)?;
+                let fault = MapFault::from_code(view.0[48], detail);
+                Outcome::Action { token: small, fault: fault.ok_or(CapsuleError::Field("fault"))? }
+            }
             _ => return Err(CapsuleError::Field("status")),
         };
         let response = ReadResponse { seq: view.u64(8), tag: view.u32(16), outcome };

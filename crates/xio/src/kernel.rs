@@ -19,6 +19,7 @@ mod codec;
 mod crc;
 pub mod pack;
 pub mod quantize;
+mod user;
 
 use thiserror::Error;
 
@@ -27,6 +28,7 @@ use crate::dataset::Dtype;
 pub use codec::{Codec, Codecs, Compressed, Compression, ZSTD_LEVELS};
 pub use crc::crc32c;
 pub use quantize::{Quant, QuantizeError};
+pub use user::{MapFault, TokenMap, Trap};
 
 /// Narrows little-endian tokens in place: see [`narrow_in_place`].
 pub type Narrow = fn(&mut [u8], Dtype, Dtype) -> Result<usize, NarrowError>;

@@ -19,6 +19,7 @@
 //! | `filter("LIST")`, `filter(keep="LIST")` | drop the documents whose hash is in a list, or keep only those | keep all |
 //! | `dedup`, `dedup(across)` | of documents with one hash keep the first of each dataset, or of all | keep all |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
+//! | `wasm("MODULE", sha256=HEX)` | map every token by a WebAssembly module of the user | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
 //! | `narrow(u16, overflow=saturate(ID))` | as above, but those that do not fit become `ID` | refuse |
 //! | `narrow(u16, overflow=escape)` | tokens cross the wire in 16 bits, in blocks where all of them fit | refuse |
@@ -97,6 +98,7 @@ pub struct Plan {
     phases: Vec<u64>,
     selection: Selection,
     remap: Option<String>,
+    wasm: Option<UserModule>,
     narrow: Option<Narrow>,
     bitpack: Option<u8>,
     compress: Option<Compression>,
@@ -167,6 +169,23 @@ impl fmt::Display for Narrow {
             Overflow::Saturate(id) => write!(f, "narrow({}, overflow=saturate({id}))", self.to),
             Overflow::Escape => write!(f, "narrow({}, overflow=escape)", self.to),
         }
+    }
+}
+
+/// The `wasm` action: a module, and the only bytes that it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserModule {
+    /// Its name at the target, or the path of a local file.
+    pub name: String,
+    /// SHA-256 of its bytes.
+    pub sha256: [u8; 32],
+}
+
+impl fmt::Display for UserModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wasm({}, sha256=", Quoted(&self.name))?;
+        self.sha256.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
     }
 }
 
@@ -399,6 +418,11 @@ impl Plan {
         self.remap.as_deref()
     }
 
+    /// The module that maps tokens, if there is one.
+    pub fn wasm(&self) -> Option<&UserModule> {
+        self.wasm.as_ref()
+    }
+
     /// The type tokens are narrowed to, if they are.
     pub fn narrow(&self) -> Option<Narrow> {
         self.narrow
@@ -546,6 +570,9 @@ impl fmt::Display for Plan {
         }
         if let Some(table) = &self.remap {
             write!(f, " | remap({})", Quoted(table))?;
+        }
+        if let Some(module) = &self.wasm {
+            write!(f, " | {module}")?;
         }
         if let Some(narrow) = self.narrow {
             write!(f, " | {narrow}")?;

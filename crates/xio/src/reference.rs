@@ -7,8 +7,8 @@
 //! narrowing loops have no counterpart here. Where the two disagree, one has a bug.
 //!
 //! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
-//! a row is one window of tokens, each replaced by its entry in the table of `remap` and converted to the
-//! type of `narrow`, or quantized and back, little-endian, in the delivered type. Sample `i` of a file is its
+//! a row is one window of tokens, each replaced by its entry in the table of `remap`, mapped by the action
+//! of `wasm` and converted to the type of `narrow`, or quantized and back, little-endian, in the delivered type. Sample `i` of a file is its
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
@@ -91,6 +91,8 @@ pub struct Reference<R> {
     dtype: Dtype,
     /// The table of `remap`.
     table: Vec<u32>,
+    /// What `wasm` does to a token of this number in its file.
+    action: fn(u64, i128) -> i128,
     datasets: Vec<Dataset<R>>,
     /// Samples drawn so far, over all datasets.
     drawn: u64,
@@ -141,8 +143,8 @@ impl<R: TokenReader> Reference<R> {
             });
         }
         let must_fit = plan.sample_dtype(&sources)?;
-        let table = Vec::new();
-        Ok(Reference { plan: plan.clone(), must_fit, dtype, table, datasets, drawn: 0 })
+        let (plan, table, action) = (plan.clone(), Vec::new(), |_, value| value);
+        Ok(Reference { plan, must_fit, dtype, table, action, datasets, drawn: 0 })
     }
 
     /// The same with the documents of each dataset, in ascending order.
@@ -174,6 +176,12 @@ impl<R: TokenReader> Reference<R> {
     #[must_use]
     pub fn with_table(self, table: Vec<u32>) -> Reference<R> {
         Reference { table, ..self }
+    }
+
+    /// The same with what `wasm` does to a token, given its number in its file; nothing without it.
+    #[must_use]
+    pub fn with_action(self, action: fn(u64, i128) -> i128) -> Reference<R> {
+        Reference { action, ..self }
     }
 
     /// Type of the delivered tokens.
@@ -261,12 +269,14 @@ impl<R: TokenReader> Reference<R> {
             values.iter_mut().zip(delivered).for_each(|(value, delivered)| value.1 = delivered);
         }
         // One action after the other, over the whole sample: the first that refuses a token is the error.
-        for action in [Reference::remapped, Reference::narrowed, Reference::fitting] {
+        let actions =
+            [Reference::remapped, Reference::mapped, Reference::narrowed, Reference::fitting];
+        for action in actions {
             for (token, value) in &mut values {
                 let (token, old) = (*token, *value);
                 let refused =
                     |limit| ReferenceError::Overflow { dataset, token, value: old, limit };
-                *value = action(self, old).map_err(refused)?;
+                *value = action(self, token, old).map_err(refused)?;
             }
         }
         // Each token with its position in its document and the number of that, from 1; 0 is padding.
@@ -341,7 +351,7 @@ impl<R: TokenReader> Reference<R> {
     }
 
     /// The entry of the table for a token, if there is a table.
-    fn remapped(&self, value: i128) -> Result<i128, Limit> {
+    fn remapped(&self, _: u64, value: i128) -> Result<i128, Limit> {
         if self.plan.remap().is_none() {
             return Ok(value);
         }
@@ -349,8 +359,13 @@ impl<R: TokenReader> Reference<R> {
         entry.map(|entry| i128::from(*entry)).ok_or(Limit::Table(self.table.len() as u32))
     }
 
+    /// What the user's action makes of a token.
+    fn mapped(&self, token: u64, value: i128) -> Result<i128, Limit> {
+        Ok(if self.plan.wasm().is_some() { (self.action)(token, value) } else { value })
+    }
+
     /// A token in the type of the samples.
-    fn narrowed(&self, value: i128) -> Result<i128, Limit> {
+    fn narrowed(&self, _: u64, value: i128) -> Result<i128, Limit> {
         let (low, high) = self.must_fit.range();
         match self.plan.narrow() {
             _ if value >= low && value <= high => Ok(value),
@@ -360,7 +375,7 @@ impl<R: TokenReader> Reference<R> {
     }
 
     /// A token that fits the bits on the wire, if they are given.
-    fn fitting(&self, value: i128) -> Result<i128, Limit> {
+    fn fitting(&self, _: u64, value: i128) -> Result<i128, Limit> {
         match self.plan.bitpack() {
             Some(bits) if value >> bits != 0 => Err(Limit::Bits(bits)),
             _ => Ok(value),

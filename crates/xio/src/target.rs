@@ -47,7 +47,7 @@ use thiserror::Error;
 
 use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
 use crate::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
-use crate::kernel::Kernels;
+use crate::kernel::{Kernels, TokenMap};
 use crate::stage::{self, BlockError, Ran, Received, SCRATCH_BYTES, TargetStages, Tools};
 use crate::sums::{Differs, FileSums, Proven, SUM_BYTES};
 use gauge::Gauge;
@@ -105,6 +105,8 @@ pub struct Source {
     pub stages: TargetStages,
     /// The table of `remap`; empty without one. Its entries fit the type of the file.
     pub table: Arc<[u32]>,
+    /// The user action of `wasm`; none without one.
+    pub action: Option<Arc<dyn TokenMap>>,
     /// Offset of the first token in bytes.
     pub data_offset: u64,
     /// Tokens in the file when the session began.
@@ -142,6 +144,8 @@ pub struct TargetCounters {
     pub codec_ns: u64,
     /// Requests that ended with a token that does not fit.
     pub overflow: u64,
+    /// Requests that ended because a user action failed.
+    pub action_faults: u64,
     /// Requests beyond the end of a truncated file.
     pub truncated: u64,
     /// Requests that failed with a storage error.
@@ -812,7 +816,8 @@ impl Target {
         let (now, block) = (io.now, io.memory.bytes_mut(addr, job.len as usize));
         let received = Received::stored(job.len as usize, source.stages.stored());
         let (kernels, scratch, table) = (&self.kernels, &mut self.scratch, &source.table);
-        let mut tools = Tools { kernels, scratch, table, compresses };
+        let (action, first_token) = (source.action.as_deref(), job.request.first_token);
+        let mut tools = Tools { kernels, scratch, table, action, first_token, compresses };
         match stage::run(source.stages.over_blocks(), block, received, &mut tools) {
             Ok(ran) => {
                 if let Some(encoding) = &ran.encoding {
@@ -826,6 +831,7 @@ impl Target {
             Err(BlockError::Overflow { index, value, stage }) => {
                 Outcome::Overflow { token: job.request.first_token + index as u64, value, stage }
             }
+            Err(BlockError::Action(fault)) => Outcome::Action { token: first_token, fault },
             Err(BlockError::Damaged | BlockError::Unsupported) => {
                 Outcome::Refused(Refusal::BadType)
             }
@@ -863,6 +869,7 @@ impl Target {
             Outcome::Truncated { .. } => self.counters.truncated += 1,
             Outcome::Storage { .. } => self.counters.storage_errors += 1,
             Outcome::Changed(_) => self.counters.changed_files += 1,
+            Outcome::Action { .. } => self.counters.action_faults += 1,
             Outcome::Refused(_) => {}
         }
         if held == NO_BUFFER {

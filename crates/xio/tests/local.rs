@@ -22,7 +22,11 @@ use xio::reference::{Reference, ReferenceError, TokenReader};
 use xio::stage::Pipeline;
 use xio::sums::{FileSums, SUM_BYTES};
 
+#[path = "toy/flip.rs"]
+mod flip;
 mod toy;
+
+use flip::Flip;
 
 /// Slots of the ring, and bytes of each.
 const SLOTS: usize = 3;
@@ -315,6 +319,7 @@ fn run(
     let described = (0..).zip(files).map(described).collect();
     let mut reader = LocalReader::new(setup, described, depth, Arena::BASE, toy::KERNELS);
     reader.set_table(table());
+    reader.set_action(Some(Arc::new(Flip)));
     let mut disk = TestDisk {
         files: on_disk,
         // At times fewer reads than the reader would have under way.
@@ -428,6 +433,7 @@ fn case() -> impl Strategy<Value = Case> {
                 2 if fit.is_none() => " | remap(t)",
                 _ => "",
             };
+            text += &if form == 3 { Flip::text() } else { String::new() };
             if files.len() > 1 {
                 text += &blend(files.iter().map(|file| &file.2), &starts);
             }
@@ -502,7 +508,7 @@ proptest! {
         let files = made(&case);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
         let reference = known(Reference::new(&plan, described.collect()), &files);
-        let mut reference = reference.with_table(table().to_vec());
+        let mut reference = reference.with_table(table().to_vec()).with_action(Flip::one);
         let Case { first_batch, batches, seed, .. } = case;
         let trouble = Trouble { manifests, ..Trouble::default() };
         let (range, numbers) = ((first_batch, batches), case.numbers());
@@ -553,7 +559,7 @@ proptest! {
         let one_by_one = case.text.replace(&format!("batch({})", plan.batch()), "batch(1)");
         let single = Plan::parse(&one_by_one, None).unwrap();
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
-        let mut reference = known(Reference::new(&single, described.collect()), &files);
+        let mut reference = known(Reference::new(&single, described.collect()), &files).with_action(Flip::one);
         let size = u64::from(plan.batch());
         for (ring, batches) in &ran.host.by_ring {
             prop_assert_eq!(batches.len(), steps.len());
@@ -587,7 +593,7 @@ proptest! {
         on_disk[0].truncate(left);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
         let reference = known(Reference::new(&plan, described.collect()), &files);
-        let mut reference = reference.with_table(table().to_vec());
+        let mut reference = reference.with_table(table().to_vec()).with_action(Flip::one);
         let Case { first_batch, batches, seed, .. } = case;
         let (range, numbers) = ((first_batch, batches), case.numbers());
         let trouble = Trouble::default();
@@ -626,7 +632,7 @@ proptest! {
         let trouble = Trouble { manifests, overwritten, ..Trouble::default() };
         let ran = run(&plan, &files, contents(&files), Part::all((0, 500)), seed, trouble);
         let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
-        let mut reference = Reference::new(&plan, described.collect()).unwrap();
+        let mut reference = Reference::new(&plan, described.collect()).unwrap().with_action(Flip::one);
         for (number, batch) in &ran.host.batches {
             let want = reference.batch(*number);
             prop_assert_eq!(want.as_ref(), Ok(batch), "batch {}", number);

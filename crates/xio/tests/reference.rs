@@ -12,7 +12,11 @@ use xio::plan::Plan;
 use xio::reference::{Reference, ReferenceError};
 use xio::stage::{BlockError, Limit, Pipeline, Received, Tools, run};
 
+#[path = "toy/flip.rs"]
+mod flip;
 mod toy;
+
+use flip::Flip;
 
 struct File {
     described: TokenFile,
@@ -80,7 +84,14 @@ fn fast_batch(pipeline: &Pipeline, files: &[File], batch: u64) -> Result<Vec<u8>
         let stages = pipeline.branches()[sample.dataset].blocks();
         let (mut scratch, table) = (vec![0; 2 * row.len() + 64], table());
         let (kernels, scratch) = (&toy::KERNELS, scratch.as_mut_slice());
-        let mut tools = Tools { kernels, scratch, table: &table, compresses: true };
+        let mut tools = Tools {
+            kernels,
+            scratch,
+            table: &table,
+            action: Some(&Flip),
+            first_token,
+            compresses: true,
+        };
         let received = Received::stored(row.len(), layout.file.dtype);
         let sent = run(stages.target().over_blocks(), &mut row, received, &mut tools);
         let sent = sent.map_err(overflow)?;
@@ -377,7 +388,7 @@ fn case() -> impl Strategy<Value = Case> {
             text += form
                 .filter(|form| Plan::parse(&format!("{text}{form}"), None).is_ok())
                 .unwrap_or_default();
-            text += if remaps { " | remap(t)" } else { "" };
+            text += &if remaps { format!(" | remap(t){}", Flip::text()) } else { String::new() };
             let wide = wide.map(|(at, token, bit)| {
                 let file = at.index(files.len());
                 (file, token % files[file].1, bit % (8 * files[file].0.bytes()))
@@ -402,7 +413,7 @@ proptest! {
         for offload in [true, false] {
             let described = files.iter().map(|file| (file.described, reader(file))).collect();
             let reference =
-                Reference::new(&plan, described).map(|reference| reference.with_table(table()));
+                Reference::new(&plan, described).map(|it| it.with_table(table()).with_action(Flip::one));
             let ids = Some(table().len() as u32);
             let pipeline = match plan.compile_with(&dtypes(&files), ids, offload) {
                 Ok(pipeline) => pipeline,

@@ -29,7 +29,9 @@ pub(super) fn run() -> Result<(), Failure> {
     }
     command_line(&python, &triple)?;
     let platform = format!("manylinux_2_{GLIBC_MINOR}");
-    let options = ["--release", "--zig", "--target", &triple, "--compatibility", &platform];
+    let profile = ["--release", "--features", "full", "--zig"];
+    let platform = ["--target", &triple, "--compatibility", &platform];
+    let options = [profile.as_slice(), &platform].concat();
     let bare = build(&python, &folder.join("bare"), &options)?;
     let wheel = add_programs(&python, &bare, &target.join(&triple).join("release"), &folder)?;
     audit(&python, &wheel)?;

@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     keep: str | PathLike[str] | None
     dedup: bool | str | None
     remap: str | PathLike[str] | None
+    wasm: tuple[str, str] | None
     narrow: str | None
     overflow: str | int | None
     bitpack: int | None

@@ -36,6 +36,7 @@ Plans are actions joined by `|`, in any order:
   filter(LIST)            drop the documents whose hash is in a list; filter(keep=LIST) keeps them
   dedup                   keep the first of documents with one hash; dedup(across) of all datasets
   remap(TABLE)            replace each token by its entry in a table of u32 beside the datasets
+  wasm(MODULE, sha256=HEX) map each token by a WebAssembly module beside the datasets
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit
   narrow(u16, overflow=P) P is error, saturate(ID), or escape for a plan with widen(u32)
   bitpack(N)              tokens cross the wire in N bits; refuse those that do not fit

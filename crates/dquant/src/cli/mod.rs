@@ -19,6 +19,7 @@ mod documents;
 mod dpu;
 mod explain;
 mod inspect;
+mod plan;
 mod run;
 mod serve;
 mod sim;
@@ -53,6 +54,7 @@ Examples:
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
   dquant convert mds/ corpus.bin
   dquant inspect corpus.bin
+  dquant plan explain 'window(2048) | shuffle(7) | narrow(u16)' corpus.bin
   dquant documents corpus.bin
   dquant capture check run.pcap
   dquant doctor
@@ -79,6 +81,7 @@ enum Command {
     Status(status::StatusCommand),
     Tokenize(tokenize::Tokenize),
     Convert(convert::Convert),
+    Plan(plan::PlanCommand),
     Inspect(inspect::Inspect),
     Documents(documents::DocumentsCommand),
     Capture(capture::Capture),
@@ -100,6 +103,7 @@ impl Command {
             Command::Status(command) => command.run(console),
             Command::Tokenize(command) => command.run(console),
             Command::Convert(command) => command.run(console),
+            Command::Plan(command) => command.run(console),
             Command::Inspect(command) => command.run(console),
             Command::Documents(command) => command.run(console),
             Command::Capture(command) => command.run(console),
@@ -126,7 +130,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
-    let asks_for_help = is(1, "help") || (is(1, "sim") || is(1, "capture")) && is(2, "help");
+    let asks_for_help =
+        is(1, "help") || (is(1, "sim") || is(1, "capture") || is(1, "plan")) && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
     args.into_iter().filter(move |arg| !redundant(arg))
 }

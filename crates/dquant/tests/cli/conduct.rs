@@ -14,6 +14,8 @@ const COMMANDS: &[&[&str]] = &[
     &["tokenize"],
     &["convert"],
     &["inspect"],
+    &["plan"],
+    &["plan", "explain"],
     &["documents"],
     &["capture"],
     &["capture", "check"],

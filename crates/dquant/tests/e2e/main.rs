@@ -12,6 +12,7 @@
 //! | [`never_mixed`] | files that change while they are read, and between connections |
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
+//! | `actions` | WebAssembly modules of users, and what they may do wrong |
 //! | [`documents`] | tables of documents, and indices that do not fit |
 //! | [`types`] | who says which type a flat file has |
 //! | [`records`], [`quantized`] | records that are no tokens, values of floating point |
@@ -23,6 +24,8 @@
 //! | [`harness`], [`corpus`], [`wire_kit`], [`relay`] | processes, files, packets and eavesdroppers of a test |
 
 mod access;
+#[cfg(feature = "wasm")]
+mod actions;
 mod bad_data;
 mod bad_names;
 mod bad_plans;

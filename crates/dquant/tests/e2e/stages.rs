@@ -4,7 +4,7 @@ use engine::control::target::TargetControl;
 use engine::proto::stage::Kind;
 use engine::proto::{
     ChecksumStage, CompressStage, DatasetRef, NarrowStage, PackStage, QueuePair, ReadStage,
-    RemapStage, SessionRequest, Stage, TargetStages,
+    RemapStage, SessionRequest, Stage, TargetStages, WasmStage,
 };
 use xio::dataset::Dtype;
 use xio::plan::Plan;
@@ -40,6 +40,11 @@ fn remap(ids: u32) -> Option<Kind> {
     Some(Kind::Remap(RemapStage { dtype, table, ids, fingerprint: 5 }))
 }
 
+fn wasm(module: &str, sha256: &[u8]) -> Option<Kind> {
+    let (dtype, module, sha256) = ("u32".into(), module.into(), sha256.to_vec());
+    Some(Kind::Wasm(WasmStage { dtype, module, sha256 }))
+}
+
 fn list(kinds: &[Option<Kind>]) -> TargetStages {
     TargetStages { stages: kinds.iter().map(|kind| Stage { kind: kind.clone() }).collect() }
 }
@@ -47,6 +52,30 @@ fn list(kinds: &[Option<Kind>]) -> TargetStages {
 /// A target's stages for blocks of `u32` that are to be delivered as `u16`.
 pub(crate) fn u32_to_u16() -> TargetStages {
     list(&[read("u32"), narrow("u32", "u16"), checksum("u16")])
+}
+
+/// Asks for a session over `web` with these stages, which the target has to refuse.
+async fn assert_refused(
+    control: &TargetControl,
+    stages: Vec<TargetStages>,
+    part: &str,
+    hint: &str,
+) {
+    let address = format!("{}:4791", fresh_ip());
+    let reader = QueuePair { address, qpn: 5, psn: 0, mtu: 4096, selective_repeat: false };
+    let (name, dtype) = ("web".into(), "u32".into());
+    let datasets = vec![DatasetRef { name, dtype, ..DatasetRef::default() }];
+    let request = SessionRequest { datasets, reader: Some(reader), credits: 4, stages };
+    let error = control.session(request).await.map(drop).expect_err(part);
+    let (message, hinted) = error.parts();
+    assert!(message.contains(part), "{part:?} is not in {message:?}");
+    let hinted = hinted.expect("every refusal has a hint");
+    assert!(hinted.contains(hint), "{hint:?} is not in {hinted:?}");
+    assert_eq!(
+        (error.kind(), error.is_transient()),
+        (engine::error::Kind::Invalid, false),
+        "{message}"
+    );
 }
 
 #[test]
@@ -61,7 +90,7 @@ fn a_target_refuses_stages_that_it_cannot_run() {
     let many = vec![r.clone(); 9];
     let version = "same version";
     let with = |last: Option<Kind>| vec![list(&[r.clone(), n.clone(), c.clone(), last])];
-    let cases: [(Vec<TargetStages>, &str, &str); 20] = [
+    let cases: [(Vec<TargetStages>, &str, &str); 22] = [
         (with(pack(16)), "stage 4, pack, is not defined", ""),
         (with(pack(300)), "stage 4 is of an unknown kind", version),
         (with(pack(0)), "stage 4, pack, is not defined", ""),
@@ -73,6 +102,16 @@ fn a_target_refuses_stages_that_it_cannot_run() {
             vec![list(&[r.clone(), remap(9), n.clone(), c.clone()])],
             "web: the table has changed",
             "again",
+        ),
+        (
+            vec![list(&[r.clone(), wasm("web", &[7; 31]), n.clone(), c.clone()])],
+            "web: its hash is no SHA-256",
+            version,
+        ),
+        (
+            vec![list(&[r.clone(), n.clone(), wasm("web", &[7; 32]), c.clone()])],
+            "stage 3, wasm, takes blocks of u32",
+            "",
         ),
         // A reader without support for stages.
         (vec![], "0 lists of stages for 1 datasets", version),
@@ -92,25 +131,7 @@ fn a_target_refuses_stages_that_it_cannot_run() {
     runtime().block_on(async {
         let control = TargetControl::connect(target.control(), TOKEN).await.expect("reachable");
         for (stages, part, hint) in cases {
-            let address = format!("{}:4791", fresh_ip());
-            let reader = QueuePair { address, qpn: 5, psn: 0, mtu: 4096, selective_repeat: false };
-            let datasets = vec![DatasetRef {
-                name: "web".into(),
-                dtype: "u32".into(),
-                vocabulary: 0,
-                ..DatasetRef::default()
-            }];
-            let request = SessionRequest { datasets, reader: Some(reader), credits: 4, stages };
-            let error = control.session(request).await.map(drop).expect_err(part);
-            let (message, hinted) = error.parts();
-            assert!(message.contains(part), "{part:?} is not in {message:?}");
-            let hinted = hinted.expect("every refusal has a hint");
-            assert!(hinted.contains(hint), "{hint:?} is not in {hinted:?}");
-            assert_eq!(
-                (error.kind(), error.is_transient()),
-                (engine::error::Kind::Invalid, false),
-                "{message}"
-            );
+            assert_refused(&control, stages, part, hint).await;
         }
     });
     let status = target.status(&world);

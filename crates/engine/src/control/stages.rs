@@ -6,15 +6,20 @@
 
 use xio::dataset::Dtype;
 use xio::kernel::{Codec, Compression, Quant};
+use xio::plan::UserModule;
 use xio::stage::{BlockOp, Form, Packing, Shape, Stage, StageError, TargetOp, TargetStages, Type};
 
 use crate::proto::{
     self, ChecksumStage, CompressStage, DatasetInfo, NarrowStage, PackStage, QuantizeStage,
-    ReadStage, RemapStage, stage::Kind,
+    ReadStage, RemapStage, WasmStage, stage::Kind,
 };
 
-/// A list as a message. `table` describes the table of `remap`.
-pub(crate) fn message(stages: &TargetStages, table: Option<&DatasetInfo>) -> proto::TargetStages {
+/// A list as a message. `table` describes the table of `remap`, `module` is that of `wasm`.
+pub(crate) fn message(
+    stages: &TargetStages,
+    table: Option<&DatasetInfo>,
+    module: Option<&UserModule>,
+) -> proto::TargetStages {
     let read = Kind::Read(ReadStage { dtype: stages.stored().to_string() });
     let kind = |stage: &Stage<BlockOp>| {
         let dtype = stage.input.dtype.to_string();
@@ -22,6 +27,10 @@ pub(crate) fn message(stages: &TargetStages, table: Option<&DatasetInfo>) -> pro
             BlockOp::Remap { ids } => {
                 let DatasetInfo { name, fingerprint, .. } = table?.clone();
                 Some(Kind::Remap(RemapStage { dtype, table: name, ids, fingerprint }))
+            }
+            BlockOp::Wasm => {
+                let UserModule { name, sha256 } = module?.clone();
+                Some(Kind::Wasm(WasmStage { dtype, module: name, sha256: sha256.to_vec() }))
             }
             BlockOp::Narrow { to, instead } => {
                 Some(Kind::Narrow(NarrowStage { from: dtype, to: to.to_string(), instead }))
@@ -73,6 +82,24 @@ pub(crate) fn agree_on_table(lists: &[proto::TargetStages], table: &RemapStage) 
     })
 }
 
+/// The module that lists name, if they do: the first, since all of a session are to name the same.
+pub(crate) fn module_of(lists: &[proto::TargetStages]) -> Option<&WasmStage> {
+    lists.iter().flat_map(|list| &list.stages).find_map(|stage| match &stage.kind {
+        Some(Kind::Wasm(wasm)) => Some(wasm),
+        _ => None,
+    })
+}
+
+/// Whether every module that the lists name is this one.
+pub(crate) fn agree_on_module(lists: &[proto::TargetStages], module: &WasmStage) -> bool {
+    lists.iter().flat_map(|list| &list.stages).all(|stage| match &stage.kind {
+        Some(Kind::Wasm(WasmStage { module: name, sha256, .. })) => {
+            (name, sha256) == (&module.module, &module.sha256)
+        }
+        _ => true,
+    })
+}
+
 /// A list from a message, for a file of `stored` tokens.
 pub(crate) fn checked(
     message: &proto::TargetStages,
@@ -96,6 +123,7 @@ fn claim(stage: &proto::Stage) -> Option<(TargetOp, Type)> {
         Kind::Remap(RemapStage { dtype, ids, .. }) => {
             (block(BlockOp::Remap { ids: *ids }), dtype, Shape::Block)
         }
+        Kind::Wasm(WasmStage { dtype, .. }) => (block(BlockOp::Wasm), dtype, Shape::Block),
         Kind::Narrow(NarrowStage { from, to, instead }) => {
             let (to, instead) = (Dtype::from_name(to)?, *instead);
             (block(BlockOp::Narrow { to, instead }), from, Shape::Block)

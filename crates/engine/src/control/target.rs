@@ -15,7 +15,7 @@ use tokio_stream::Stream;
 use tonic::codegen::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
-use xio::dataset::Format;
+use xio::dataset::{Dtype, Format};
 use xio::stage::TargetStages;
 use xio::target::Served;
 
@@ -25,6 +25,7 @@ use super::gate::{self, Call, Gate};
 use super::peer::{Peer, root_cause};
 use super::stages;
 use super::status::Reports;
+use crate::action::{self, Action};
 use crate::budget::Budget;
 use crate::catalog::{Catalog, Found, Table};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
@@ -101,6 +102,7 @@ impl TargetService {
         let agreed = found.iter().zip(&first.stages).map(|(found, list)| checked(found, list));
         let agreed = agreed.collect::<Result<Vec<_>, _>>()?;
         let table = self.table(&first.stages, &found, call.clone()).await?;
+        let action = self.action(&first.stages, &found, call.clone()).await?;
         for Found { info, layout, .. } in &found {
             if let Format::Npy { trailing_bytes: bytes @ 1.., .. } = layout.format {
                 let name = &info.name;
@@ -110,7 +112,8 @@ impl TargetService {
         let datasets: Vec<_> = found.iter().map(|found| found.info.clone()).collect();
         let sources = found.into_iter().zip(agreed).map(|(found, stages)| {
             let Found { file, layout, sums, .. } = found;
-            SessionSource { file, layout, stages, table: Arc::clone(&table), sums }
+            let (table, action) = (Arc::clone(&table), action.clone());
+            SessionSource { file, layout, stages, table, action, sums }
         });
         let (sources, stages) = (sources.collect(), first.stages);
         let (sender, ended) = oneshot::channel();
@@ -163,6 +166,41 @@ impl TargetService {
             ));
         }
         Ok(ids)
+    }
+
+    /// The module that the stages name, compiled; none if they name none.
+    async fn action(
+        &self,
+        lists: &[crate::proto::TargetStages],
+        found: &[Found],
+        call: Held,
+    ) -> Result<Option<Action>, Status> {
+        let Some(wasm) = stages::module_of(lists) else {
+            return Ok(None);
+        };
+        let refuse = |why: &str, hint: &str| {
+            STAGES_REFUSED.count();
+            Status::invalid_argument(format!("{}: {why}\n{hint}", wasm.module))
+        };
+        if !stages::agree_on_module(lists, wasm) {
+            return Err(refuse("the datasets of a session have one module", SAME_VERSION));
+        }
+        let Ok(sha256) = <[u8; 32]>::try_from(wasm.sha256.as_slice()) else {
+            return Err(refuse("its hash is no SHA-256", SAME_VERSION));
+        };
+        let (catalog, name) = (Arc::clone(&self.catalog), wasm.module.clone());
+        let dtypes: Vec<Dtype> = found.iter().map(|found| found.layout.dtype).collect();
+        let load = move || {
+            let _call = call;
+            let (name, bytes) = catalog.module(&name)?;
+            action::load(&name, &bytes, &sha256, dtypes).map_err(|error| {
+                STAGES_REFUSED.count();
+                let (message, hint) = error.parts();
+                Status::invalid_argument(format!("{message}\n{}", hint.unwrap_or_default()))
+            })
+        };
+        let loaded = tokio::task::spawn_blocking(load).await;
+        loaded.map_err(|error| Status::internal(error.to_string()))?.map(Some)
     }
 
     /// The guard is created where the engine's reply arrives: if the caller has given up meanwhile, both are

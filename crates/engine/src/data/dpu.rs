@@ -54,6 +54,8 @@ pub struct StreamSpec {
     pub setup: ReaderSetup,
     /// Names of the datasets, in the plan's order, for messages.
     pub names: Vec<String>,
+    /// The module of `wasm`, for messages.
+    pub module: Option<String>,
     /// Names of the targets, one connection each, for messages.
     pub targets: Vec<String>,
     /// The rings to fill, one for each rank of the delivery's share.
@@ -396,10 +398,12 @@ impl<F: Fabric> Engine<F> {
         };
         let (data, (send_cq, recv_cq)) = (domain.data.1, domain.cqs);
         let resources = ReaderResources { data, send_cq, recv_cq };
-        let StreamSpec { setup, names, targets, producers, events, signals, leases } = *spec;
+        let StreamSpec { setup, names, module, targets, producers, events, signals, leases } =
+            *spec;
         let connections = targets.len() as u32;
         let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
-        let sink = RingSink::new(producers, names, targets, DOORBELL_SLOTS);
+        let mut sink = RingSink::new(producers, names, targets, DOORBELL_SLOTS);
+        sink.set_module(module);
         if let Err(source) = self.watch_credits(&sink) {
             domain.close(&mut self.host);
             let error = EngineError::Os { what: "credits of the ring", source };

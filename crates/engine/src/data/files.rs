@@ -18,6 +18,7 @@ use xio::reader::{LocalFile, LocalReader, PROOF_BUFFERS, ReaderSetup};
 use xio::sums::FileSums;
 
 use super::{Commands, EngineError, Inbox, SPIN};
+use crate::action::Action;
 use crate::data::dpu::StreamReport;
 use crate::data::sink::RingSink;
 
@@ -38,6 +39,8 @@ pub(crate) struct FileStreamSpec {
     pub(crate) names: Vec<String>,
     /// The table of `remap`; empty without one.
     pub(crate) table: Arc<[u32]>,
+    /// The module of `wasm` and its name, for messages; none without one.
+    pub(crate) action: Option<(Action, String)>,
     /// The ring to fill.
     pub(crate) producer: Producer,
 }
@@ -64,11 +67,14 @@ impl FileEngine {
         let kernels = host::kernels::best().0;
         let mut reader = LocalReader::new(spec.setup, files, DEPTH, pool.base(), kernels);
         reader.set_table(spec.table);
+        let (action, module) = spec.action.unzip();
+        reader.set_action(action);
         let driver = Driver::new().map_err(os("descriptors to wait with"))?;
         let watched = driver.watched();
         watched.add(disk.fd(), 1).map_err(os("completions of the disk"))?;
         watched.add_edges(spec.producer.credit_fd(), 2).map_err(os("credits of the ring"))?;
-        let sink = RingSink::new(vec![spec.producer], spec.names, Vec::new(), DOORBELL_SLOTS);
+        let mut sink = RingSink::new(vec![spec.producer], spec.names, Vec::new(), DOORBELL_SLOTS);
+        sink.set_module(module);
         let (alive, liveness) = std::io::pipe().map_err(os("pipe"))?;
         let (commands, inbox) = Commands::new(driver.waker());
         let mut engine = Engine { disk, pool, reader, sink, commands: inbox };

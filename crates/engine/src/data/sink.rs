@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
 use xio::disk::Change;
+use xio::kernel::MapFault;
 use xio::reader::{Sink, SlotMeta, StreamError};
 use xio::stage::Limit;
 use xio::sums::SUM_BYTES;
@@ -15,6 +16,26 @@ const RESTORE_HINT: &str = "restore the file and open the stream again; if it is
 /// What to do about a file that changed while it was read.
 const REPLACE_HINT: &str = "open the stream again to read the file as it is now; a stream over a file with a manifest \
                             compares contents and is not ended by new attributes: dquant inspect FILE --write-manifest";
+
+/// What to do about a user action that failed.
+const fn fault_hint(fault: MapFault) -> &'static str {
+    match fault {
+        MapFault::Time => {
+            "a module has 50 ms of CPU time for a block of 1 MiB, 10 ms for a small one; it is not run again in this stream"
+        }
+        MapFault::Memory => "a module has 32 MiB of memory, and 65,536 entries in its tables",
+        MapFault::Code(_) => "what the code means is the module's own: ask whoever wrote it",
+        MapFault::Trap(_) => {
+            "run the module on the tokens of this sample, which is the first that fails"
+        }
+        MapFault::Buffer => {
+            "dquant_buffer(bytes) returns an address that is a multiple of 16, with so many bytes behind it"
+        }
+        MapFault::NotByItself => {
+            "a result may depend on the token and its number in the file alone: blocks are cut differently by each plan"
+        }
+    }
+}
 
 /// A stream's ring for the ranks that read the same batches.
 #[derive(Debug)]
@@ -31,6 +52,8 @@ pub(crate) struct RingSink {
     rings: Vec<Ring>,
     names: Vec<String>,
     targets: Vec<String>,
+    /// The module of `wasm`.
+    module: Option<String>,
     /// Why a target could not be reconnected.
     loss: String,
     /// Why the stream ended early.
@@ -53,6 +76,7 @@ impl RingSink {
             rings: producers.into_iter().map(ring).collect(),
             names,
             targets,
+            module: None,
             loss: String::new(),
             failure: None,
             doorbell_slots,
@@ -82,6 +106,11 @@ impl RingSink {
         if let (true, Some(full)) = (std::mem::take(&mut self.armed), self.waits_for) {
             self.rings[full].producer.disarm_credit_wakeup();
         }
+    }
+
+    /// Sets the name of the module of `wasm`, for messages.
+    pub(crate) fn set_module(&mut self, name: Option<String>) {
+        self.module = name;
     }
 
     /// Notes why a target is abandoned, for the error that follows.
@@ -177,6 +206,9 @@ impl RingSink {
                     ),
                 }
             }
+            StreamError::Action { dataset, first_token, fault } => {
+                self.describe_fault(dataset, first_token, fault)
+            }
             StreamError::Refused { dataset, reason } => {
                 format!("{}: the target refused a request: {reason}", self.name(dataset))
             }
@@ -196,6 +228,15 @@ impl RingSink {
             }
             StreamError::Device(_) => error.to_string(),
         }
+    }
+
+    fn describe_fault(&self, dataset: u32, first_token: u64, fault: MapFault) -> String {
+        let (name, module) = (self.name(dataset), self.module.as_deref().unwrap_or("?"));
+        let what = if fault.is_of_a_token() { "sample" } else { "block" };
+        format!(
+            "{name}: the module {module} failed on the {what} from token {first_token} on: {fault}; hint: {}",
+            fault_hint(fault)
+        )
     }
 }
 
@@ -238,7 +279,7 @@ impl Sink for RingSink {
         let code = match error {
             StreamError::Lost { .. } => codes::PEER,
             StreamError::Device(_) => codes::STOPPED,
-            StreamError::Overflow { .. } => codes::DATA,
+            StreamError::Overflow { .. } | StreamError::Action { .. } => codes::DATA,
             _ => codes::STORAGE,
         };
         let text = self.describe(error);

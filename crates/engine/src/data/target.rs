@@ -27,6 +27,7 @@ use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
     Turns, Work, path_mtu,
 };
+use crate::action::Action;
 use crate::log;
 use crate::status::{self, Counters};
 
@@ -50,6 +51,8 @@ pub struct SessionSource {
     pub stages: TargetStages,
     /// The table of `remap`; empty without one.
     pub table: Arc<[u32]>,
+    /// The module of `wasm`; none without one.
+    pub action: Option<Action>,
     /// What its manifest says of its bytes, if it has one.
     pub sums: Option<xio::sums::FileSums>,
 }
@@ -371,7 +374,7 @@ impl<F: Fabric> Engine<F> {
         credits: u32,
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
-        for SessionSource { file, layout, stages, table, sums } in files {
+        for SessionSource { file, layout, stages, table, action, sums } in files {
             match file.mode {
                 IoMode::Direct => self.direct_files += 1,
                 IoMode::Buffered => self.buffered_files += 1,
@@ -379,7 +382,7 @@ impl<F: Fabric> Engine<F> {
             let file = self.disk.add_open(file)?;
             session.files.push(file);
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
-            sources.push(Source { file, stages, table, data_offset, tokens, sums });
+            sources.push(Source { file, stages, table, action, data_offset, tokens, sums });
         }
         let Domain { capsules, staging, .. } = session.domain;
         let staging_lkey = staging.lkey;

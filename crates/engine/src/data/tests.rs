@@ -85,6 +85,7 @@ fn open(engine: &DpuEngine, rings: &Budget) -> Opened {
     let signals = engine.commands.signals();
     let spec = StreamSpec {
         setup: ReaderSetup::new(order, vec![source], delivery),
+        module: None,
         names: vec!["a".into()],
         targets: vec!["nowhere".into()],
         producers: vec![producer],

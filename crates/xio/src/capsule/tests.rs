@@ -5,7 +5,7 @@ use std::{vec, vec::Vec};
 use sim::chance::Chance;
 
 use super::*;
-use crate::kernel::{Codec, crc32c};
+use crate::kernel::{Codec, Trap, crc32c};
 
 struct Draw(Chance);
 
@@ -45,7 +45,7 @@ impl Draw {
     }
 
     fn response(&mut self) -> ReadResponse {
-        let outcome = match self.word() % 8 {
+        let outcome = match self.word() % 9 {
             0 => Outcome::Done {
                 bytes: self.number() as u32,
                 crc32c: self.number() as u32,
@@ -65,6 +65,19 @@ impl Draw {
             4 => Outcome::Changed(Change::Block { at_byte: self.number() }),
             5 => Outcome::Changed(Change::Written { len: self.number() }),
             6 => Outcome::Changed(Change::Removed),
+            7 => {
+                let code = self.number() as i32;
+                let fault = self.pick(&[
+                    MapFault::Trap(Trap::Unreachable),
+                    MapFault::Trap(Trap::Other),
+                    MapFault::Time,
+                    MapFault::Memory,
+                    MapFault::Code(code),
+                    MapFault::Buffer,
+                    MapFault::NotByItself,
+                ]);
+                Outcome::Action { token: self.number(), fault }
+            }
             _ => Outcome::Refused(self.pick(&Refusal::ALL)),
         };
         let (seq, tag) = (self.number(), self.number() as u32);
@@ -209,7 +222,12 @@ fn values_without_meaning_are_refused_by_field() {
     assert_eq!(request_error(7, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(48, 1), Err(CapsuleError::Field("reserved")));
     assert_eq!(request_error(59, 1), Err(CapsuleError::Field("reserved")));
-    assert_eq!(response_error(refused, 6, 8), Err(CapsuleError::Field("status")));
+    assert_eq!(response_error(refused, 6, 9), Err(CapsuleError::Field("status")));
+    assert_eq!(response_error(refused, 6, 8), Err(CapsuleError::Field("fault")));
+    let trapped = MapFault::Trap(Trap::Other);
+    let trapped = response(Outcome::Action { token: 1, fault: trapped });
+    assert_eq!(response_error(trapped, 32, 9), Err(CapsuleError::Field("fault")));
+    assert_eq!(response_error(trapped, 36, 1), Err(CapsuleError::Field("outcome")));
     assert_eq!(response_error(refused, 24, 0), Err(CapsuleError::Field("refusal")));
     assert_eq!(response_error(refused, 24, 8), Err(CapsuleError::Field("refusal")));
     assert_eq!(response_error(refused, 20, 1), Err(CapsuleError::Field("reserved")));

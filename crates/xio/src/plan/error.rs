@@ -85,6 +85,10 @@ pub enum Problem {
     NothingToPack { bits: u8, dtype: Dtype },
     #[error("remap needs the name of a table")]
     NoTable,
+    #[error("wasm needs the name of a module")]
+    NoModule,
+    #[error("{found} is no SHA-256")]
+    Sha256 { found: String },
     #[error("there is no codec {found}")]
     UnknownCodec { found: String },
     #[error("compress has no level {found} of {codec}")]
@@ -223,7 +227,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, order, blend, phases, filter, dedup, remap, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, filter, dedup, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -250,6 +254,8 @@ impl Problem {
                 &"leave bitpack out, or narrow(u32) | bitpack(17) for vocabularies above 65536"
             }
             Problem::NoTable => &"remap(\"tables/new-ids.npy\"): ids as u32, one for each old id",
+            Problem::NoModule => &"wasm(\"actions/mask.wasm\", sha256=HEX)",
+            Problem::Sha256 { .. } => &"64 hexadecimal digits, as sha256sum prints them",
             Problem::UnknownCodec { .. } => &"codecs are lz4 and zstd",
             Problem::CompressLevel { codec: Codec::Lz4, .. } => &"lz4 has no levels",
             Problem::CompressLevel { min, max, .. } => {

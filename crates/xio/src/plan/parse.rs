@@ -11,7 +11,7 @@ use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::{
     DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle, UserModule,
 };
 use crate::dataset::Dtype;
 use crate::documents::{Dedup, Filter, Selection};
@@ -21,7 +21,7 @@ use crate::order::{
     BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
 };
 
-const ACTIONS: [&str; 17] = [
+const ACTIONS: [&str; 18] = [
     "window",
     "pack",
     "shuffle",
@@ -31,6 +31,7 @@ const ACTIONS: [&str; 17] = [
     "filter",
     "dedup",
     "remap",
+    "wasm",
     "narrow",
     "bitpack",
     "compress",
@@ -266,6 +267,7 @@ struct Draft {
     phases: Option<(Vec<u64>, Range<usize>)>,
     selection: Selection,
     remap: Option<String>,
+    wasm: Option<UserModule>,
     narrow: Option<(Narrow, Range<usize>)>,
     bitpack: Option<(u8, Range<usize>)>,
     compress: Option<(Compression, Range<usize>)>,
@@ -309,6 +311,7 @@ impl Draft {
             "filter" => once(self.selection.filter.replace(filter(action)?).is_none(), "filter"),
             "dedup" => once(self.selection.dedup.replace(dedup(action)?).is_none(), "dedup"),
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
+            "wasm" => once(self.wasm.replace(wasm(action)?).is_none(), "wasm"),
             "narrow" => {
                 let narrow = (narrow(action)?, action.span.clone());
                 once(self.narrow.replace(narrow).is_none(), "narrow")
@@ -375,6 +378,7 @@ impl Draft {
             phases,
             selection: self.selection,
             remap: self.remap,
+            wasm: self.wasm,
             narrow: self.narrow.map(|(narrow, _)| narrow),
             bitpack: self.bitpack.map(|(bits, _)| bits),
             compress: self.compress.map(|(compression, _)| compression),
@@ -435,6 +439,7 @@ impl Draft {
             ("positions", self.positions),
             ("ignore", self.pairs.as_ref().is_some_and(|(ignore, _)| ignore.is_some())),
             ("remap", self.remap.is_some()),
+            ("wasm", self.wasm.is_some()),
             ("narrow", self.narrow.is_some()),
             ("bitpack", self.bitpack.is_some()),
             ("widen", self.widen.is_some()),
@@ -582,6 +587,40 @@ fn remap(action: &Action) -> Result<String, PlanError> {
         true => table.refuse(Problem::NoTable),
         false => Ok(table.text.clone()),
     }
+}
+
+/// A module and its hash.
+fn wasm(action: &Action) -> Result<UserModule, PlanError> {
+    const USAGE: &str =
+        "wasm(\"actions/mask.wasm\", sha256=HEX): a module and its hash, as sha256sum prints it";
+    let [module, sha256] = action.named("wasm", ["module", "sha256"], USAGE)?;
+    let missing = |argument| {
+        let missing = Problem::MissingArgument { action: "wasm", argument, usage: USAGE };
+        PlanError::new(missing, action.span.clone())
+    };
+    let module = module.ok_or_else(|| missing("module"))?;
+    if module.text.is_empty() {
+        return module.refuse(Problem::NoModule);
+    }
+    let digits = sha256.ok_or_else(|| missing("sha256"))?;
+    match sha256_of(&digits.text) {
+        Some(sha256) => Ok(UserModule { name: module.text.clone(), sha256 }),
+        None => digits.refuse(Problem::Sha256 { found: digits.describe() }),
+    }
+}
+
+/// A hash of 64 hexadecimal digits.
+fn sha256_of(digits: &str) -> Option<[u8; 32]> {
+    let pairs = digits.as_bytes().as_chunks::<2>();
+    let digit = |c: u8| char::from(c).to_digit(16).map(|digit| digit as u8);
+    let mut hash = [0; 32];
+    if !pairs.1.is_empty() || pairs.0.len() != hash.len() {
+        return None;
+    }
+    for (byte, [high, low]) in hash.iter_mut().zip(pairs.0) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(hash)
 }
 
 /// Bits of a token.

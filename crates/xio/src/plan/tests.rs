@@ -49,6 +49,10 @@ fn the_same_plan_in_other_words() {
             "window(1)|compress(codec=lz4)|remap(table='a b')",
             "window(1) | remap(\"a b\") | compress(lz4)",
         ),
+        (
+            "wasm(sha256=00112233445566778899AABBCCDDEEFF00112233445566778899aabbccddeeff, module=a/b.wasm)|window(1)",
+            "window(1) | wasm(\"a/b.wasm\", sha256=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        ),
         ("window(1)|bitpack(bits=17)", "bitpack(17) | window(1)"),
         ("window(1)|quantize(to=e4m3,deliver=float16)", "quantize(e4m3, deliver=f16) | window(1)"),
         ("window(9) | blend('a'=1)", "window(9) | blend(\"a\"=250000)"),
@@ -209,6 +213,11 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | bitpack(17) | quantize(e5m2)", "quantize(e5m2)", "quantize and bitpack exclude"),
     ("window(4) | quantize(e5m2) | remap(t)", "quantize(e5m2)", "quantize and remap exclude"),
     (
+        "window(4) | quantize(e5m2) | wasm(m, sha256=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        "quantize(e5m2)",
+        "quantize and wasm exclude",
+    ),
+    (
         "window(4) | quantize(e5m2, deliver=quantized) | pairs",
         "quantize(e5m2, deliver=quantized)",
         "quantize and pairs exclude",
@@ -227,6 +236,16 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | remap", "remap", "needs its argument `table`"),
     ("window(4) | remap(\"\")", "\"\"", "needs the name of a table"),
     ("window(4) | remap(a, b)", "b", "takes no further argument"),
+    ("window(4) | wasm", "wasm", "needs its argument `module`"),
+    ("window(4) | wasm(m)", "wasm(m)", "needs its argument `sha256`"),
+    ("window(4) | wasm(\"\", sha256=0)", "\"\"", "needs the name of a module"),
+    ("window(4) | wasm(m, sha256=0123)", "0123", "64 hexadecimal digits"),
+    (
+        "window(4) | wasm(m, sha256=x0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff)",
+        "x0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
+        "is no SHA-256",
+    ),
+    ("window(4) | wasm(m, hash=1)", "hash", "has no argument `hash`"),
     ("window(4) | pack", "pack", "needs its argument `fit`"),
     ("window(4) | pack(worst)", "worst", "best and first fill samples"),
     ("window(4) | pack(best, pad=-1)", "-1", "must be a whole number"),
@@ -497,6 +516,8 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             pairs && window > 1,
         )
     });
+    let wasm = prop::option::of(("[^\\p{C}]{1,12}", any::<[u8; 32]>()));
+    let wasm = wasm.prop_map(|module| module.map(|(name, sha256)| UserModule { name, sha256 }));
     let quantize = prop::option::of(any_quantize());
     let list = ("[^\\p{C}]{1,12}", any::<bool>()).prop_map(|(list, keep)| Filter { list, keep });
     let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
@@ -505,7 +526,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
     let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection);
-    let types = (narrow, widen, (remap, bits, codec, quantize));
+    let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
             (window, overlap, pairs),
@@ -527,6 +548,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 phases,
                 selection,
                 remap: forms.0,
+                wasm: forms.4,
                 narrow,
                 bitpack,
                 compress,
@@ -559,6 +581,7 @@ fn with_quantize(plan: Plan, quantize: Option<Quantize>) -> Plan {
         ignore: None,
         positions: false,
         remap: None,
+        wasm: None,
         narrow: None,
         bitpack: None,
         widen: None,
@@ -600,7 +623,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

@@ -12,7 +12,7 @@ use core::ops::Range;
 use roce::world::Staging;
 
 use crate::disk::Change;
-use crate::kernel::Kernels;
+use crate::kernel::{Kernels, TokenMap};
 use crate::stage::{self, BlockError, Limit, Received, Tools};
 use crate::sums::{self, SUM_BYTES};
 
@@ -236,6 +236,7 @@ impl Assembler {
         block_ref: &BlockRef,
         arrived: Received,
         table: &[u32],
+        action: Option<&dyn TokenMap>,
     ) {
         let (dataset, lane) = (block_ref.lane, &mut self.lanes[block_ref.lane as usize]);
         let Some(Place { addr, tokens, bytes }) = lane.place(block_ref.position) else {
@@ -244,7 +245,8 @@ impl Assembler {
         let stages = &self.sources[dataset as usize].stages;
         let received = Received { tokens: stages.arriving_tokens(tokens), ..arrived };
         let (kernels, scratch) = (&self.kernels, self.scratch.as_mut_slice());
-        let mut tools = Tools { kernels, scratch, table, compresses: false };
+        let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
+        let mut tools = Tools { kernels, scratch, table, action, first_token, compresses: false };
         let buffer = memory.bytes_mut(addr, bytes as usize);
         let error = match stage::run(stages.reader(), buffer, received, &mut tools) {
             Ok(ran) => {
@@ -258,16 +260,15 @@ impl Assembler {
                 if lane.damaged(block_ref.position) < CRC_RETRIES {
                     return lane.request_again(block_ref.position);
                 }
-                let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
                 StreamError::Damaged { dataset, first_token }
             }
             Err(BlockError::Overflow { index, value, stage }) => {
-                let first_token = lane.tokens(block_ref.position).map_or(0, |tokens| tokens.start);
                 let limit = stages.reader().get(usize::from(stage));
                 let limit = limit.and_then(|stage| stage.limit(value));
                 let limit = limit.unwrap_or(Limit::Type(stages.output().dtype));
                 self.overflow(dataset, first_token + index as u64, value, limit)
             }
+            Err(BlockError::Action(fault)) => StreamError::Action { dataset, first_token, fault },
             Err(BlockError::Unsupported) => {
                 StreamError::Refused { dataset, reason: Refusal::BadType }
             }

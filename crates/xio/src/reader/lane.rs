@@ -370,8 +370,11 @@ impl Lane {
         let Some(block) = self.block(position) else {
             return;
         };
-        let one_token =
-            matches!(error, StreamError::Overflow { .. } | StreamError::Truncated { .. });
+        let one_token = match error {
+            StreamError::Overflow { .. } | StreamError::Truncated { .. } => true,
+            StreamError::Action { fault, .. } => fault.is_of_a_token(),
+            _ => false,
+        };
         match block.load {
             Load::Whole(_) if one_token && !is_packed => {
                 block.load = Load::Single { sample: NO_SAMPLE, state: Resident::Ready };

@@ -15,7 +15,7 @@ use core::ops::Range;
 use roce::world::Staging;
 
 use crate::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
-use crate::kernel::Kernels;
+use crate::kernel::{Kernels, TokenMap};
 use crate::stage::Received;
 use crate::sums::{self, Differs, FileSums, Proven, SUM_BYTES};
 
@@ -60,6 +60,8 @@ pub struct LocalReader {
     reads: Reads,
     /// The table of `remap`; empty without one.
     table: Arc<[u32]>,
+    /// The user action of `wasm`; none without one.
+    action: Option<Arc<dyn TokenMap>>,
     proven: Proven,
 }
 
@@ -178,12 +180,18 @@ impl LocalReader {
             proof_addr: memory_addr + setup.memory_bytes(),
         };
         let assembler = Assembler::new(setup, memory_addr, kernels);
-        LocalReader { assembler, reads, table: Arc::default(), proven: Proven::default() }
+        let (table, proven) = (Arc::default(), Proven::default());
+        LocalReader { assembler, reads, table, action: None, proven }
     }
 
     /// Sets the table of `remap`, whose entries fit the types of the files.
     pub fn set_table(&mut self, table: Arc<[u32]>) {
         self.table = table;
+    }
+
+    /// Sets the user action of `wasm`.
+    pub fn set_action(&mut self, action: Option<Arc<dyn TokenMap>>) {
+        self.action = action;
     }
 
     /// Counters since the start.
@@ -246,7 +254,9 @@ impl LocalReader {
                 let lane = pending.block_ref.lane as usize;
                 let stored = self.assembler.sources[lane].layout.file.dtype;
                 let received = Received::stored(len, stored);
-                self.assembler.arrived(memory, &pending.block_ref, received, &self.table);
+                let action = self.action.as_deref();
+                let block_ref = &pending.block_ref;
+                self.assembler.arrived(memory, block_ref, received, &self.table, action);
             }
             Ok(false) => {
                 self.reads.pending[tag as usize] = Some(pending);

@@ -15,7 +15,7 @@
 //! end requests nothing beyond it: unless a connection is lost, every needed block is read exactly
 //! once.
 //!
-//! A token that does not fit, or that is missing because the file was truncated, is an error when the
+//! A token that does not fit, that is missing because the file was truncated, or that a user action fails at, is an error when the
 //! order reaches its sample: every batch before that one is delivered first. To that end a block with
 //! such a token is requested again sample by sample.
 //!
@@ -51,6 +51,7 @@ use thiserror::Error;
 use crate::capsule::Refusal;
 use crate::dataset::Dtype;
 use crate::disk::Change;
+use crate::kernel::MapFault;
 use crate::order::{BLOCK_BYTES, Cut, SampleLayout, StreamOrder, StreamState};
 use crate::stage::{BlockStages, Limit, Received, Rows};
 
@@ -225,6 +226,16 @@ pub enum StreamError {
         dataset: u32,
         /// How.
         change: Change,
+    },
+    /// The user action failed.
+    #[error("dataset {dataset}: the user action failed at token {first_token}: {fault}")]
+    Action {
+        /// Which dataset.
+        dataset: u32,
+        /// Index of the first token of the block, or of the sample if a token of it is the cause.
+        first_token: u64,
+        /// How it failed.
+        fault: MapFault,
     },
     /// The target refused a request.
     #[error("dataset {dataset}: the target refused a request: {reason}")]

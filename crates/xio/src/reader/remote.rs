@@ -261,8 +261,8 @@ impl Reader {
                 counters.wire_bytes += u64::from(bytes);
                 let (bytes, tokens) = (bytes as usize, 0);
                 let received = Received { bytes, tokens, crc32c, bits, codec, replaced };
-                // The table of `remap` lies at the target.
-                self.assembler.arrived(memory, block_ref, received, &[]);
+                // The files of `remap` and `wasm` lie at the target.
+                self.assembler.arrived(memory, block_ref, received, &[], None);
             }
             // The target and we disagree on the state of the connection.
             Outcome::Refused(Refusal::BadCapsule | Refusal::Replayed | Refusal::NoCredit) => {
@@ -302,6 +302,11 @@ impl Reader {
                 let wanted = self.assembler.byte_of(dataset, tokens.start)
                     ..self.assembler.byte_of(dataset, tokens.end);
                 self.assembler.change(dataset, wanted, change)
+            }
+            Outcome::Action { token, fault } => {
+                let possible = source.stages.target().has_user_action() && token == tokens.start;
+                let first_token = tokens.start;
+                possible.then_some(StreamError::Action { dataset, first_token, fault })
             }
             Outcome::Storage { errno } => Some(StreamError::Storage { dataset, errno }),
             Outcome::Refused(reason) => Some(StreamError::Refused { dataset, reason }),

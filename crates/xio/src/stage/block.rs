@@ -92,6 +92,11 @@ impl TargetStages {
         })
     }
 
+    /// Whether tokens are mapped by an action of the user.
+    pub fn has_user_action(&self) -> bool {
+        self.over_blocks.iter().any(|stage| stage.op == BlockOp::Wasm)
+    }
+
     /// Values of a row that is quantized, if they are.
     fn quantized_row(&self) -> Option<u32> {
         self.over_blocks.iter().find_map(|stage| match stage.op {
@@ -116,6 +121,8 @@ pub struct BlockPlan {
     pub deliver: Dtype,
     /// Entries of the table that tokens are replaced by.
     pub remap: Option<u32>,
+    /// Whether tokens are mapped by an action of the user.
+    pub wasm: bool,
     /// The id that tokens that do not fit become.
     pub instead: Option<u32>,
     /// How tokens are packed on the wire.
@@ -132,6 +139,7 @@ impl BlockPlan {
         BlockPlan {
             deliver,
             remap: None,
+            wasm: false,
             instead: None,
             packing: None,
             compression: None,
@@ -151,6 +159,10 @@ impl BlockPlan {
 
     fn remap(&self) -> Option<BlockOp> {
         self.remap.map(|ids| BlockOp::Remap { ids })
+    }
+
+    fn wasm(&self) -> Option<BlockOp> {
+        self.wasm.then_some(BlockOp::Wasm)
     }
 
     /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become larger.
@@ -192,7 +204,7 @@ pub struct BlockStages {
 
 impl BlockStages {
     /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the fewest
-    /// bytes. Without offload the host narrows; the table of `remap` lies at the target, and the form on
+    /// bytes. Without offload the host narrows; the files of `remap` and `wasm` lie at the target, and the form on
     /// the wire belongs to the transfer, as the checksum does. Values are quantized at the target in any case: that
     /// is for the wire, too.
     ///
@@ -210,7 +222,8 @@ impl BlockStages {
         let is_packed = narrow_at(false).is_none() && !plan.widens(stored);
         let packing = plan.packing.filter(|_| is_packed);
 
-        let tokens = [plan.remap(), narrow_at(true), plan.quantize(), Some(BlockOp::Checksum)];
+        let tokens =
+            [plan.remap(), plan.wasm(), narrow_at(true), plan.quantize(), Some(BlockOp::Checksum)];
         let form = [packing.map(BlockOp::Pack), plan.compression.map(BlockOp::Compress)];
         let over_blocks = tokens.into_iter().chain(form).flatten();
         let ops = [TargetOp::Read].into_iter().chain(over_blocks.map(TargetOp::Block));
@@ -240,7 +253,7 @@ impl BlockStages {
             input: Type::file(stored),
         };
         let block = block.ok_or(undefined)?;
-        let ops = [plan.remap(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
+        let ops = [plan.remap(), plan.wasm(), plan.narrow(stored), plan.fit(), plan.widen(stored)];
         let quantized = [plan.quantize(), plan.dequantize()];
         let ops = ops.into_iter().chain(quantized).flatten();
         let reader = chain(block, Place::Host, ops)?;

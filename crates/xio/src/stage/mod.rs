@@ -6,7 +6,7 @@
 //! runs.
 //!
 //! ```text
-//! per dataset   File ─read→ Block ─remap→ Block ─narrow→ Block ─checksum→ SummedBlock ─pack→ ─compress→ ══ wire
+//! per dataset   File ─read→ Block ─remap→ ─wasm→ Block ─narrow→ Block ─checksum→ SummedBlock ─pack→ ─compress→ ══ wire
 //!               wire ══ ─decompress→ ─unpack→ SummedBlock ─verify→ Block ─narrow→ Block ─fit→ Block ─widen→ Block
 //!               ─window→ Sample ─shuffle→ Sample ┐
 //! together                      all datasets     ├─blend→ Sample ─widen→ Sample ─pairs→ Pair ─batch→ Batch
@@ -292,6 +292,8 @@ pub enum BlockOp {
         /// Entries of the table.
         ids: u32,
     },
+    /// Maps every token by an action of the user, which keeps the type.
+    Wasm,
     /// Converts every token to a smaller type (C5).
     Narrow {
         /// The type to convert to.
@@ -389,6 +391,7 @@ impl Operation for BlockOp {
     fn name(&self) -> &'static str {
         match self {
             BlockOp::Remap { .. } => "remap",
+            BlockOp::Wasm => "wasm",
             BlockOp::Narrow { .. } => "narrow",
             BlockOp::Fit { .. } => "fit",
             BlockOp::Widen { .. } => "widen",
@@ -408,6 +411,7 @@ impl Operation for BlockOp {
             (BlockOp::Remap { ids: 1.. }, Shape::Block) if dtype.is_token() => {
                 Some(Type { dtype, shape })
             }
+            (BlockOp::Wasm, Shape::Block) if dtype.is_token() => Some(Type { dtype, shape }),
             (BlockOp::Narrow { to, instead }, Shape::Block) if can_narrow(dtype, to) => {
                 let fits = instead.is_none_or(|id| i128::from(id) <= to.range().1);
                 fits.then_some(Type { dtype: to, shape })
@@ -490,7 +494,9 @@ impl fmt::Display for BlockOp {
             BlockOp::Quantize { to, .. } | BlockOp::Dequantize { from: to, .. } => {
                 write!(f, "quantize({to})")
             }
-            BlockOp::Remap { .. } | BlockOp::Checksum | BlockOp::Verify => f.write_str(self.name()),
+            BlockOp::Remap { .. } | BlockOp::Wasm | BlockOp::Checksum | BlockOp::Verify => {
+                f.write_str(self.name())
+            }
         }
     }
 }

@@ -338,6 +338,7 @@ impl Plan {
         let is_bytes = holds == Dtype::U8;
         let actions = [
             ("remap", self.remap().is_some()),
+            ("wasm", self.wasm().is_some()),
             ("narrow", self.narrow().is_some()),
             ("bitpack", self.bitpack().is_some()),
             ("widen", self.widen().is_some()),
@@ -409,8 +410,17 @@ impl Plan {
             (Some(Overflow::Escape), _, Some(_)) => Some(Packing::EscapeWhole),
             (_, bits, _) => bits.map(Packing::Bits),
         };
+        let wasm = self.wasm().is_some();
         let quantize = self.quantize().map(|quantize| (quantize.to, self.window()));
-        Ok(BlockPlan { deliver, remap, instead, packing, compression: self.compress(), quantize })
+        Ok(BlockPlan {
+            deliver,
+            remap,
+            wasm,
+            instead,
+            packing,
+            compression: self.compress(),
+            quantize,
+        })
     }
 
     /// Whether what the plan adds to the tokens of samples of type `sample` fits the types.

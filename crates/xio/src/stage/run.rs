@@ -10,7 +10,8 @@ use super::{BlockOp, Packing, Stage, Type};
 use crate::dataset::Dtype;
 use crate::kernel::pack::{bits_needed, fit, packed_bytes};
 use crate::kernel::{
-    Codec, Compressed, Compression, Kernels, NarrowError, QuantizeError, remap_in_place,
+    Codec, Compressed, Compression, Kernels, MapFault, NarrowError, QuantizeError, TokenMap,
+    remap_in_place,
 };
 
 /// Room for a block of 1 MiB that a compressor makes larger: LZ4 asks for a tenth more.
@@ -64,6 +65,10 @@ pub struct Tools<'a> {
     pub scratch: &'a mut [u8],
     /// The table of `remap`; empty without one.
     pub table: &'a [u32],
+    /// The user action of `wasm`; none without one.
+    pub action: Option<&'a dyn TokenMap>,
+    /// The number of the block's first token in its file.
+    pub first_token: u64,
     /// Whether blocks are compressed where a stage says so. If not they stay as they are.
     pub compresses: bool,
 }
@@ -103,6 +108,9 @@ pub enum BlockError {
         /// The stage that refuses it, from 0.
         stage: u8,
     },
+    /// The user action failed.
+    #[error("the user action failed: {0}")]
+    Action(MapFault),
     /// The block is malformed, or its CRC-32C does not match.
     #[error("the block is damaged")]
     Damaged,
@@ -171,6 +179,10 @@ fn step(
     let bytes = &mut buffer[..block.bytes];
     match stage.op {
         BlockOp::Remap { .. } => remap_in_place(bytes, dtype, tools.table)?,
+        BlockOp::Wasm => {
+            let action = tools.action.ok_or(BlockError::Unsupported)?;
+            action.map(bytes, dtype, tools.first_token).map_err(BlockError::Action)?;
+        }
         BlockOp::Narrow { to, instead: None } => {
             block.bytes = (kernels.narrow)(bytes, dtype, to)?;
             ran.narrowed += 1;

@@ -48,13 +48,15 @@ pub struct Table {
 type Step = (bool, fn(&BlockOp) -> bool);
 
 /// The operations over blocks that have rows, in the order of the data flow on either side of the wire.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 14] = [
     (true, |op| matches!(op, BlockOp::Remap { .. })),
+    (true, |op| matches!(op, BlockOp::Wasm)),
     (true, |op| matches!(op, BlockOp::Narrow { .. })),
     (true, |op| matches!(op, BlockOp::Quantize { .. })),
     (true, |op| matches!(op, BlockOp::Pack(_))),
     (true, |op| matches!(op, BlockOp::Compress(_))),
     (false, |op| matches!(op, BlockOp::Remap { .. })),
+    (false, |op| matches!(op, BlockOp::Wasm)),
     (false, |op| matches!(op, BlockOp::Unpack(_))),
     (false, |op| matches!(op, BlockOp::Narrow { .. })),
     (false, |op| matches!(op, BlockOp::Fit { .. })),
@@ -138,6 +140,7 @@ impl Pipeline {
 fn why_block(op: &BlockOp, place: Place, bytes_in: u64, bytes_out: u64) -> &'static str {
     match op {
         BlockOp::Remap { .. } if place == Place::Target => "its table lies there",
+        BlockOp::Wasm if place == Place::Target => "its module lies there",
         BlockOp::Pack(Packing::Bits(_)) => "fewer bits cross the wire",
         BlockOp::Pack(_) => "fewer bits cross the wire, where all tokens of a block fit them",
         BlockOp::Compress(_) => "saves what the data allows, while that makes the stream faster",

@@ -5,7 +5,7 @@ use std::string::{String, ToString};
 use std::{format, vec, vec::Vec};
 
 use super::*;
-use crate::kernel::{Codecs, Compressed, Kernels, Quant};
+use crate::kernel::{Codecs, Compressed, Kernels, MapFault, Quant, TokenMap};
 use crate::plan::Plan;
 use crate::plan::tests::any_plan;
 
@@ -242,9 +242,31 @@ fn run_over(
     let mut scratch = vec![0; buffer.len() * 2 + 64];
     let kernels = Kernels { codecs: HALVES, ..Kernels::PORTABLE };
     let table = [5, 6, 7, 70_000];
-    let mut tools =
-        Tools { kernels: &kernels, scratch: &mut scratch, table: &table, compresses: true };
+    let mut tools = Tools {
+        kernels: &kernels,
+        scratch: &mut scratch,
+        table: &table,
+        action: Some(&Even),
+        first_token: 100,
+        compresses: true,
+    };
     run(stages, buffer, received, &mut tools)
+}
+
+/// A user action that adds the number of a token to it, and refuses blocks that begin with an odd token.
+#[derive(Debug)]
+struct Even;
+
+impl TokenMap for Even {
+    fn map(&self, tokens: &mut [u8], dtype: Dtype, first_token: u64) -> Result<(), MapFault> {
+        if tokens.first().is_some_and(|byte| byte % 2 == 1) {
+            return Err(MapFault::Code(7));
+        }
+        for (number, token) in (first_token..).zip(tokens.chunks_mut(dtype.bytes() as usize)) {
+            token[0] = token[0].wrapping_add(number as u8);
+        }
+        Ok(())
+    }
 }
 
 /// A codec for bytes in which each is followed by itself.
@@ -358,6 +380,17 @@ fn forms_are_undone_and_each_block_says_which_it_has() {
     assert_eq!((sent.replaced, back), (2, vec![1, 0, 3, 0, 255, 255, 3, 0]));
     let (_, _, back) = across("window(4) | remap(t)", &[3, 0, 1]);
     assert_eq!(back, tokens(&[70_000, 5, 6]));
+    // After the table, before the conversion.
+    let wasm = format!("wasm(m, sha256={})", "00".repeat(32));
+    let (_, _, back) = across(&format!("window(4) | {wasm} | narrow(u16)"), &[4, 5, 6]);
+    assert_eq!(back, [104, 0, 106, 0, 108, 0]);
+    let (_, _, back) = across(&format!("window(4) | {wasm} | remap(t)"), &[1, 0]);
+    assert_eq!(back, tokens(&[106, 106]));
+    let stages = plan(&format!("window(4) | {wasm}")).compile(&[Dtype::U32], false).unwrap();
+    let stages = stages.branches()[0].blocks().target().over_blocks();
+    assert_eq!(stages[0].op, BlockOp::Wasm, "also without offload");
+    let failed = run_over(stages, &mut tokens(&[1]), Received::stored(4, Dtype::U32));
+    assert_eq!(failed, Err(BlockError::Action(MapFault::Code(7))));
 }
 
 #[test]

@@ -457,6 +457,7 @@ impl World {
                 file: host.disk.open(index),
                 stages: self.corpus.stages(index, self.setup.narrow_at_target).target().clone(),
                 table: Default::default(),
+                action: None,
                 data_offset: dataset.layout.file.data_offset,
                 tokens: dataset.layout.file.tokens,
                 sums: self.setup.manifests.then(|| dataset.sums(index as u64)),

@@ -1,0 +1,192 @@
+//! Modules as their users may write them, written as text.
+
+use sha2::{Digest, Sha256};
+use xio::dataset::Dtype;
+use xio::kernel::{MapFault, TokenMap, Trap};
+
+use super::{MAX_MODULE_BYTES, ModuleError, UserAction};
+
+/// A module around the body of a function from a token of `u32` and its number to a token.
+fn each(body: &str) -> String {
+    whole(
+        "(local $i i32) (local $at i32)
+         (loop $next
+           (local.set $at (i32.add (local.get $buffer) (i32.shl (local.get $i) (i32.const 2))))
+           (i32.store (local.get $at) (call $one
+             (i32.load (local.get $at))
+             (i64.add (local.get $first) (i64.extend_i32_u (local.get $i)))))
+           (local.set $i (i32.add (local.get $i) (i32.const 1)))
+           (br_if $next (i32.lt_u (local.get $i) (local.get $count))))
+         (i32.const 0)",
+    ) + &format!("(func $one (param $token i32) (param $number i64) (result i32) {body}))")
+}
+
+/// A module around the body of its export for `u32`, without the last parenthesis.
+fn whole(body: &str) -> String {
+    format!(
+        "(module
+           (memory (export \"memory\") 20)
+           (global $state (mut i32) (i32.const 0))
+           (func (export \"dquant_buffer\") (param i32) (result i32) (i32.const 65536))
+           (func (export \"dquant_map_u32\")
+             (param $buffer i32) (param $count i32) (param $first i64) (result i32) {body})"
+    )
+}
+
+fn load(text: &str) -> Result<UserAction, ModuleError> {
+    let bytes = wat::parse_str(text).expect("the text is a module");
+    UserAction::load(&bytes, &Sha256::digest(&bytes).into())
+}
+
+fn map(text: &str, tokens: &[u32], first_token: u64) -> Result<Vec<u32>, MapFault> {
+    let action = load(text).expect("the module is allowed");
+    action.check_type(Dtype::U32).expect("it maps u32");
+    map_with(&action, tokens, first_token)
+}
+
+fn map_with(action: &UserAction, tokens: &[u32], first_token: u64) -> Result<Vec<u32>, MapFault> {
+    let mut bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    action.map(&mut bytes, Dtype::U32, first_token)?;
+    Ok(bytes.as_chunks().0.iter().map(|raw| u32::from_le_bytes(*raw)).collect())
+}
+
+#[test]
+fn a_module_maps_tokens_by_value_and_number() {
+    let text = each("(i32.add (local.get $token) (i32.wrap_i64 (local.get $number)))");
+    let tokens: Vec<u32> = (0..262_144).map(|i| i * 31).collect();
+    let first = 1_000_000_u64;
+    let want: Vec<u32> = (0..).zip(&tokens).map(|(i, token)| token + first as u32 + i).collect();
+    assert!(map(&text, &tokens, first) == Ok(want));
+    assert_eq!(map(&text, &[7], 3), Ok(vec![10]));
+}
+
+#[test]
+fn a_module_that_misbehaves_is_stopped_and_named_by_what_it_did() {
+    let spin = "(loop $for_ever (br $for_ever)) (i32.const 0)";
+    let grow = "(drop (memory.grow (i32.const 1000))) (i32.const 0)";
+    let far = "(i32.store (i32.const -4) (i32.const 1)) (i32.const 0)";
+    let deep = "(call $deep (i32.const 0)) (i32.const 0)) (func $deep (param i32)
+                (call $deep (i32.add (local.get 0) (i32.const 1)))";
+    let divide = "(i32.div_u (i32.const 1) (i32.wrap_i64 (local.get $first)))";
+    for (body, fault) in [
+        (spin, MapFault::Time),
+        (grow, MapFault::Memory),
+        ("unreachable", MapFault::Trap(Trap::Unreachable)),
+        (far, MapFault::Trap(Trap::OutOfBounds)),
+        (deep, MapFault::Trap(Trap::StackOverflow)),
+        (divide, MapFault::Trap(Trap::Arithmetic)),
+        ("(i32.const -7)", MapFault::Code(-7)),
+    ] {
+        let text = whole(body) + ")";
+        let action = load(&text).expect("the module is allowed");
+        assert_eq!(map_with(&action, &[1, 2, 3], 0), Err(fault), "{body}");
+        // A module that needs too much time is not run again; the others answer as before.
+        assert_eq!(map_with(&action, &[1, 2, 3], 0), Err(fault), "{body}");
+        assert_eq!(action.spent.into_inner(), fault == MapFault::Time);
+    }
+    // A loop that fills memory in few long instructions.
+    let fill = "(loop $for_ever (memory.fill (i32.const 0) (i32.const 1) (i32.const 1310720)) (br $for_ever)) (i32.const 0)";
+    assert_eq!(map(&(whole(fill) + ")"), &[1], 0), Err(MapFault::Time));
+}
+
+#[test]
+fn what_a_start_function_does_counts_as_well() {
+    let start =
+        |body: &str| whole("(i32.const 0)") + &format!("(start $start) (func $start {body}))");
+    let spin = start("(loop $for_ever (br $for_ever))");
+    assert_eq!(map(&spin, &[1], 0), Err(MapFault::Time));
+    let grow = start("(drop (memory.grow (i32.const 1000)))");
+    assert_eq!(map(&grow, &[1], 0), Err(MapFault::Memory));
+    assert_eq!(map(&start("nop"), &[1], 0), Ok(vec![1]));
+}
+
+/// A result that depends on where the block was cut, or on blocks before it.
+#[test]
+fn tokens_have_to_be_mapped_each_by_itself() {
+    let before =
+        "(i32.add (i32.load (local.get $at)) (i32.load (i32.sub (local.get $at) (i32.const 4))))";
+    let sum = whole(&format!(
+        "(local $i i32) (local $at i32)
+         (loop $next
+           (local.set $at (i32.add (local.get $buffer) (i32.shl (local.get $i) (i32.const 2))))
+           (i32.store (local.get $at) {before})
+           (local.set $i (i32.add (local.get $i) (i32.const 1)))
+           (br_if $next (i32.lt_u (local.get $i) (local.get $count))))
+         (i32.const 0)"
+    )) + ")";
+    let tokens: Vec<u32> = (1..5_000).collect();
+    let length = whole("(i32.store (local.get $buffer) (local.get $count)) (i32.const 0)") + ")";
+    let counter = each(
+        "(global.set $state (i32.add (global.get $state) (i32.const 1)))
+         (i32.add (local.get $token) (global.get $state))",
+    );
+    for text in [&sum, &length, &counter] {
+        assert_eq!(map(text, &tokens, 7), Err(MapFault::NotByItself), "{text}");
+    }
+    // Nothing is carried over: with one token for a block this module maps each by itself.
+    let action = load(&counter).expect("the module is allowed");
+    for token in 0..100 {
+        assert_eq!(map_with(&action, &[token], 0), Ok(vec![token + 1]));
+    }
+}
+
+#[test]
+fn a_buffer_that_cannot_hold_the_block_is_refused() {
+    for place in ["0", "65540", "1310720", "1310704", "-16"] {
+        let text = (whole("(i32.const 0)") + ")")
+            .replace("i32.const 65536", &format!("i32.const {place}"));
+        let tokens = [0; 1_000];
+        assert_eq!(map(&text, &tokens, 0), Err(MapFault::Buffer), "{place}");
+    }
+}
+
+#[test]
+fn a_module_that_may_not_run_is_refused_with_the_reason() {
+    let good = whole("(i32.const 0)") + ")";
+    assert!(load(&good).is_ok());
+    let without = |part: &str, other: &str| good.replace(part, other);
+    let import = good.replace("(memory", "(import \"env\" \"now\" (func (result i64))) (memory");
+    for (text, part) in [
+        (import.as_str(), "it imports env.now"),
+        ("(module)", "no export memory"),
+        (&without("dquant_buffer", "buffer"), "no export dquant_buffer(i32) -> i32"),
+        (&without(") 20)", ") 2000)"), "131072000 which exceeds the limit"),
+        ("(module (memory 1) (memory 1))", "multi"),
+        (
+            "(module (func (param i32) (result i32) (local.get 0)) (memory (export \"memory\") i64 1))",
+            "memory64",
+        ),
+        (
+            "(module (func (drop (i32x4.relaxed_trunc_f32x4_s (v128.const i32x4 0 0 0 0)))))",
+            "relaxed",
+        ),
+        ("(module (memory 1 1 shared))", "threads"),
+    ] {
+        let error = load(text).map(drop).expect_err(part).to_string();
+        assert!(error.contains(part), "{part:?} is not in {error:?}");
+    }
+    let action = load(&good).expect("it is allowed");
+    let error = action.check_type(Dtype::U16).expect_err("it maps u32 only").to_string();
+    assert!(error.contains("no export dquant_map_u16(i32, i32, i64) -> i32"), "{error}");
+    // Text is no module, nor is anything that was damaged or is another.
+    let bytes = wat::parse_str(&good).expect("the text is a module");
+    let refused = |bytes: &[u8]| {
+        UserAction::load(bytes, &Sha256::digest(bytes).into()).map(drop).expect_err("refused")
+    };
+    assert!(matches!(refused(good.as_bytes()), ModuleError::Invalid { .. }));
+    assert!(matches!(refused(&bytes[..bytes.len() - 3]), ModuleError::Invalid { .. }));
+    assert!(matches!(refused(&[]), ModuleError::Invalid { .. }));
+    let large = vec![0; MAX_MODULE_BYTES as usize + 1];
+    assert!(matches!(refused(&large), ModuleError::TooLarge { .. }));
+    let other = UserAction::load(&bytes, &[7; 32]).map(drop).expect_err("another module");
+    assert!(other.to_string().ends_with(&format!("the plan says {}", "07".repeat(32))), "{other}");
+}
+
+/// Results have to be equal on every processor.
+#[test]
+fn what_is_no_number_has_one_bit_pattern() {
+    let text = each(
+        "(i32.reinterpret_f32 (f32.add (f32.const nan:0x7) (f32.reinterpret_i32 (local.get $token))))",
+    );
+    assert_eq!(map(&text, &[1, 0xffc0_1234], 0), Ok(vec![0x7fc0_0000; 2]));
+}
