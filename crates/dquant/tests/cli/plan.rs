@@ -127,7 +127,7 @@ fn documents_and_values_are_explained() {
     let wasm = format!("wasm(m, sha256={})", "00".repeat(32));
     for (plan, dtype, wire, delivered, noted) in [
         ("window(2048) | quantize(int8)", "f32", 1.03125, 4.0, ""),
-        ("window(2048) | quantize(e4m3, deliver=bf16) | pairs", "f16", 1.03125, 4.0, ""),
+        ("window(2048) | quantize(e4m3, deliver=bf16)", "f16", 1.03125, 2.0, ""),
         ("window(64) | quantize(e5m2, deliver=quantized)", "bf16", 1.03125, 1.03125, ""),
         ("window(100) | shuffle(1)", "bytes", 1.0, 1.0, ""),
         ("window(512) | pack(best) | positions", "u16", 2.0, 6.0, "count as full"),
