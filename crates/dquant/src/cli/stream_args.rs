@@ -36,8 +36,9 @@ pub(super) struct StreamArgs {
 
     /// Token type of flat files [default: from their manifests, else as their bytes look]
     ///
-    /// A type that the manifest or the bytes of a file contradict is refused. `bytes`: flat and .npy files
-    /// hold records that are no tokens, and window(N) is the length of one in bytes.
+    /// A type that the manifest or the bytes of a file contradict is refused.
+    ///
+    /// bytes: flat and .npy files hold records that are no tokens; window(N) is the length of one.
     #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
     dtype: String,
 
