@@ -54,7 +54,7 @@ pub(super) struct DocumentsCommand {
     #[arg(long)]
     hashes: bool,
 
-    /// Drop the documents whose hash is in this list: a .npy of u64, or text with a hash in each line
+    /// Drop the documents whose hash is in this list: a .npy of u64, or text, a hash in each line
     ///
     /// Of datasets at a target it is the name of a file there.
     #[arg(long, value_name = "LIST")]
@@ -64,7 +64,7 @@ pub(super) struct DocumentsCommand {
     #[arg(long, value_name = "LIST", conflicts_with = "filter")]
     keep: Option<String>,
 
-    /// Of documents with the same hash, keep the first of each dataset or of all
+    /// Keep the first of documents with the same hash
     #[arg(long, value_name = "WHERE")]
     dedup: Option<Where>,
 

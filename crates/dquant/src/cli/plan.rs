@@ -76,7 +76,7 @@ struct Explain {
     #[arg(long, value_name = "WHERE", value_enum)]
     placement: Vec<Where>,
 
-    /// Measure the stages over blocks on this machine, on the files' first blocks or on made-up tokens
+    /// Measure the stages over blocks here, with the files' first blocks or made-up tokens
     #[arg(long)]
     measure: bool,
 
