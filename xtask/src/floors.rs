@@ -184,14 +184,15 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/formats/src",
-        "error
+        "cores
+         error
          kind
          value
          digest: value
          documents: error
          whole: error
-         dochash: error value whole
-         manifest: error whole
+         dochash: cores error value whole
+         manifest: cores error whole
          settle: manifest
          source: error kind manifest settle
          reading: error source value

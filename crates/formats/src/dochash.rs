@@ -25,12 +25,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use twox_hash::XxHash3_64;
 use xio::dataset::{Dtype, TokenFile, npy};
 use xio::documents::{Documents, MAX_LIST};
 
+use crate::cores;
 use crate::error::Error;
 use crate::value;
 
@@ -323,16 +323,7 @@ pub fn compute(
             watch(tokens);
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(shares.len().max(1));
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        let ended = others.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a reader stopped")))
-        });
-        ended.fold(own, Result::and)
-    })
-    .map_err(Error::read(path))?;
+    cores::on_all(shares.len(), work).map_err(Error::read(path))?;
     Ok(hashes.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 

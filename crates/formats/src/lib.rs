@@ -17,6 +17,7 @@
 //! are described by [`xio::dataset`], which reads nothing itself.
 
 pub mod convert;
+mod cores;
 mod digest;
 pub mod dochash;
 pub mod documents;

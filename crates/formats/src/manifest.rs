@@ -12,11 +12,11 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use serde::{Deserialize, Serialize};
 use xio::dataset::Dtype;
 
+use crate::cores;
 use crate::error::Error;
 
 /// Bytes per checksum.
@@ -359,15 +359,7 @@ fn file_checksums(file: &File, len: u64, watch: &(dyn Fn(u64) + Sync)) -> io::Re
             watch(bytes.len() as u64);
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(blocks.max(1));
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        let ended = others.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a reader stopped")))
-        });
-        ended.fold(own, Result::and)
-    })?;
+    cores::on_all(blocks, work)?;
     Ok(sums.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
