@@ -51,6 +51,9 @@ fn compile(
                 "the plan names another version of the module; `sha256sum FILE` prints the hash of this one"
             }
             ModuleError::TooLarge { .. } => "build it for size and without debug sections",
+            ModuleError::TooHeavy { .. } => {
+                "split its largest functions: fewer locals, or fewer branches among many"
+            }
             ModuleError::Sandbox { .. } => "this machine lacks what the sandbox needs",
             _ => "docs/plan.md says what a module has to export; it may import nothing",
         };

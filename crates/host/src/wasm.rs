@@ -14,9 +14,11 @@
 //! again in two pieces, the later one first, and a result that differs is refused. The compiler runs where a
 //! module is loaded, never on an engine's thread.
 
+mod weight;
+
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -30,7 +32,7 @@ use wasmtime::{
 use xio::dataset::Dtype;
 use xio::kernel::{MapFault, TokenMap, Trap};
 
-/// Bytes of a module. Compiling so many takes at most a few seconds.
+/// Bytes of a module.
 pub const MAX_MODULE_BYTES: u64 = 256 << 10;
 
 /// Memory of an instance, in bytes.
@@ -96,6 +98,14 @@ pub enum ModuleError {
     Invalid {
         /// What the compiler says.
         why: String,
+    },
+    /// Compiling it would take too much time and memory.
+    #[error(
+        "it keeps too many values at too many branches: its weight is above {most}, at which compiling takes seconds"
+    )]
+    TooHeavy {
+        /// Most weight.
+        most: u64,
     },
     /// It imports something.
     #[error("it imports {module}.{name}, but a module may import nothing")]
@@ -218,6 +228,8 @@ fn config() -> Config {
         .wasm_relaxed_simd(false)
         .wasm_memory64(false)
         .wasm_multi_memory(false)
+        // Values that blocks take are what compilers of programs do not make, and take long to compile.
+        .wasm_multi_value(false)
         .wasm_tail_call(false)
         .wasm_backtrace(false);
     config
@@ -236,7 +248,14 @@ impl UserAction {
         if found != *sha256 {
             return Err(ModuleError::Hash { found: hex(&found), wanted: hex(sha256) });
         }
+        let weight = weight::of(bytes).map_err(|why| ModuleError::Invalid { why })?;
+        if weight > weight::MAX_WEIGHT {
+            return Err(ModuleError::TooHeavy { most: weight::MAX_WEIGHT });
+        }
         let sandbox = |why: &dyn fmt::Display| ModuleError::Sandbox { why: why.to_string() };
+        // One at a time: many sessions may begin at once, and each compiler takes memory.
+        static COMPILER: Mutex<()> = Mutex::new(());
+        let _compiling = COMPILER.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Engine::new(&config()).map_err(|error| sandbox(&error))?;
         // The text format is not accepted: the feature is off.
         let module = Module::from_binary(&engine, bytes)

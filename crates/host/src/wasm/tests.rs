@@ -190,3 +190,100 @@ fn what_is_no_number_has_one_bit_pattern() {
     );
     assert_eq!(map(&text, &[1, 0xffc0_1234], 0), Ok(vec![0x7fc0_0000; 2]));
 }
+
+/// A number in LEB128.
+fn leb(mut number: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+fn counted(items: &[Vec<u8>]) -> Vec<u8> {
+    [leb(items.len()), items.concat()].concat()
+}
+
+/// A module that maps nothing, and has functions `() -> ()` of these bodies, with their locals. Type 3 is that of a
+/// block which takes and returns so many numbers.
+fn with_functions(width: usize, bodies: &[Vec<u8>]) -> Vec<u8> {
+    const I32: u8 = 0x7f;
+    let function = |takes: &[u8], returns: &[u8]| {
+        [&[0x60][..], &leb(takes.len()), takes, &leb(returns.len()), returns].concat()
+    };
+    let many = vec![I32; width];
+    let types = [
+        function(&[I32], &[I32]),
+        function(&[I32, I32, 0x7e], &[I32]),
+        function(&[], &[]),
+        function(&many, &many),
+    ];
+    let mut functions = vec![vec![0], vec![1]];
+    functions.resize(2 + bodies.len(), vec![2]);
+    let export = |name: &str, kind: u8, index: u8| {
+        [leb(name.len()), name.as_bytes().to_vec(), vec![kind, index]].concat()
+    };
+    let exports =
+        [export("memory", 2, 0), export("dquant_buffer", 0, 0), export("dquant_map_u32", 0, 1)];
+    let ours = [vec![0, 0x41, 0x10, 0x0b], vec![0, 0x41, 0, 0x0b]];
+    let sized = |body: &Vec<u8>| [leb(body.len()), body.clone()].concat();
+    let code: Vec<Vec<u8>> = ours.iter().chain(bodies).map(sized).collect();
+    let section = |id: u8, body: Vec<u8>| [vec![id], leb(body.len()), body].concat();
+    let sections = [
+        section(1, counted(&types)),
+        section(3, counted(&functions)),
+        section(5, counted(&[vec![0, 1]])),
+        section(7, counted(&exports)),
+        section(10, counted(&code)),
+    ];
+    [&b"\0asm\x01\0\0\0"[..], &sections.concat()].concat()
+}
+
+/// Compiling any of these took minutes, or gigabytes.
+#[test]
+fn a_module_that_would_take_too_much_to_compile_is_refused() {
+    let locals = |count: usize, functions: usize| {
+        let body = [vec![1], leb(count), vec![0x7e, 0x0b]].concat();
+        with_functions(0, &vec![body; functions])
+    };
+    // Operators between `width` numbers that are pushed and dropped.
+    let alive = |width: usize, operators: &[u8], count: usize| {
+        let body = [
+            vec![0],
+            [0x41, 0].repeat(width),
+            operators.repeat(count),
+            [0x1a].repeat(width),
+            vec![0x0b],
+        ];
+        with_functions(width, &[body.concat()])
+    };
+    let (blocks, loops, calls) = (&[0x02, 0x03, 0x0b], &[0x03, 0x03, 0x0b], &[0x10, 0x02]);
+    // `if` over one of many locals, each of which changes somewhere.
+    let changes = |locals: usize, count: usize| {
+        let change = |at: usize| {
+            let (one, other) = (leb(at % locals), leb(at * 7 % locals));
+            [&[0x20][..], &one, &[0xa7, 0x04, 0x40, 0x20], &other, &[0x21], &one, &[0x0b]].concat()
+        };
+        let all: Vec<u8> = (0..count).flat_map(change).collect();
+        with_functions(0, &[[vec![1], leb(locals), vec![0x7e], all, vec![0x0b]].concat()])
+    };
+    let load = |bytes: &[u8]| UserAction::load(bytes, &Sha256::digest(bytes).into());
+    let heavy = [
+        ("locals", locals(49_000, 30_000)),
+        ("blocks", alive(1_000, blocks, 80_000)),
+        ("loops", alive(1_000, loops, 80_000)),
+        ("calls", alive(1_000, calls, 60_000)),
+        ("changes", changes(800, 20_000)),
+    ];
+    for (name, module) in heavy {
+        assert!(module.len() as u64 <= MAX_MODULE_BYTES, "{name}: {}", module.len());
+        let refused = load(&module).map(drop).expect_err(name);
+        assert!(matches!(refused, ModuleError::TooHeavy { .. }), "{name}: {refused}");
+    }
+    let light = [locals(1_000, 100), changes(50, 2_000)];
+    for module in light {
+        load(&module).map(drop).expect("it is an ordinary program");
+    }
+}
