@@ -39,7 +39,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let mut stream = self.stream.take();
-        if std::process::id() != self.owner {
+        if client::process_id() != self.owner {
             // The threads of a stream without offload do not exist in a forked child: joining them would hang.
             std::mem::forget(stream);
             return;
@@ -113,7 +113,7 @@ impl Source {
             next_batch: AtomicU64::new(stream.next_batch()),
             stream: Mutex::new(None),
             turn: Mutex::new(()),
-            owner: std::process::id(),
+            owner: client::process_id(),
             held: Arc::default(),
         };
         source.put(py, stream);
@@ -142,7 +142,7 @@ impl Source {
 
     /// Refuses to work in a forked child, before a lock is touched that the parent may have held.
     pub(crate) fn check_owner(&self) -> PyResult<()> {
-        let (owner, user) = (self.owner, std::process::id());
+        let (owner, user) = (self.owner, client::process_id());
         if owner == user {
             return Ok(());
         }
