@@ -126,6 +126,17 @@ impl Form {
         1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
     }
 
+    /// The error of a torch without the token type; none if it has it.
+    fn unknown_to_torch(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        let dtype = self.dtype();
+        if py.import("torch")?.hasattr(dtype)? {
+            return Ok(None);
+        }
+        let message = format!("this version of torch has no {dtype}");
+        let hint = "widen to a type that it has, such as widen(i64), or install torch 2.3 or later";
+        Ok(Some(invalid(message, hint)))
+    }
+
     /// Name of the token type in numpy.
     pub(crate) fn dtype(self) -> &'static str {
         self.token.1
@@ -297,7 +308,10 @@ impl Batch {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let from_dlpack = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?;
         // A capsule saves torch its questions about the device.
-        let tensor = |row| from_dlpack.call1((Batch::capsule(slf, row, None)?,));
+        let tensor = |row| {
+            let tensor = from_dlpack.call1((Batch::capsule(slf, row, None)?,));
+            tensor.or_else(|error| Err(slf.get().form.unknown_to_torch(slf.py())?.unwrap_or(error)))
+        };
         match slf.get().form.rows() {
             1 => tensor(None),
             2 => Ok((tensor(Some(0))?, tensor(Some(1))?).into_pyobject(slf.py())?.into_any()),

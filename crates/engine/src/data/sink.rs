@@ -374,7 +374,7 @@ mod tests {
                 sink.begin_turn(now);
                 let slot = sink.acquire(0).expect("the host keeps none");
                 sink.publish(slot, SlotMeta { first_batch: number, batches: 1, batch_bytes: 8 });
-                now = now + LONGEST_DEFERRAL;
+                now += LONGEST_DEFERRAL;
                 sink.begin_turn(now);
                 let slot = waiting.join().expect("no panic").expect("no failure");
                 assert!(slot.is_some(), "the stream goes on");
