@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Trains a small GPT on the CPU and survives kill -9 without reading a token twice or losing one.
 
-    dquant tokenize docs --encoding r50k_base -o docs.bin
-    python train_gpt.py docs.bin --steps 200 --checkpoint docs.pt
-    torchrun --nproc-per-node 4 train_gpt.py docs.bin --steps 200 --checkpoint docs.pt
+    dquant tokenize docs --encoding r50k_base -o tokens/web.bin
+    python train_gpt.py tokens/web.bin --checkpoint gpt.pt
+    torchrun --nproc-per-node 8 train_gpt.py dq://127.0.0.1/web --checkpoint gpt.pt
 
 Every --every steps the model, the optimizer and the position of the stream go into one file, atomically. Started
 again with the same arguments, it goes on behind the last checkpoint: the tokens of every batch and the losses are
 those of a run that was never killed, to the bit. `--source numpy` gathers the same batches with numpy, in an order
 computed from docs/plan.md alone (bindings/python/tests/reference.py); the losses are the same again.
 
-With several trainers each gets its part of every batch, and gradients are averaged over them. A checkpoint may be resumed
-with another number of trainers: the tokens of every batch stay the same.
+Several sources are blended: `dq://HOST/docs=3 dq://HOST/code=1`. With several trainers each gets its part of every batch,
+and gradients are averaged over them. A checkpoint may be resumed with another number of trainers: the tokens of every
+batch stay the same.
 
 Each step prints one line: its number, its loss, the loss as exact hexadecimal, and a digest of the batch's tokens.
 """
@@ -22,7 +23,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy
 import torch
 from torch import distributed, nn
 
@@ -69,10 +69,10 @@ class Gpt(nn.Module):
 class FromStream:
     """Batches of `dquant.Stream`: tensors over the ring, valid until the next step."""
 
-    def __init__(self, path, plan, position):
+    def __init__(self, sources, plan, steps, position):
         import dquant
 
-        self.stream = dquant.Stream(path, plan)
+        self.stream = dquant.Stream(sources, plan, batches=steps)
         if position is not None:
             self.stream.load_state_dict(position)
 
@@ -87,10 +87,10 @@ class FromStream:
 class FromDataset:
     """Batches of `dquant.torch.TokenDataset`."""
 
-    def __init__(self, path, plan, position):
+    def __init__(self, sources, plan, steps, position):
         from dquant.torch import TokenDataset
 
-        self.dataset = TokenDataset(path, plan)
+        self.dataset = TokenDataset(sources, plan, batches=steps)
         if position is not None:
             self.dataset.load_state_dict(position)
         self.batches = iter(torch.utils.data.DataLoader(self.dataset, batch_size=None))
@@ -103,13 +103,14 @@ class FromDataset:
 
 
 class FromNumpy:
-    """The same batches without dquant."""
+    """The same batches of local files of u32 tokens, without dquant."""
 
-    def __init__(self, path, plan, position):
+    def __init__(self, sources, plan, steps, position):
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bindings/python/tests"))
         from reference import Reference
 
-        self.reference = Reference(plan, [("u32", path)])
+        blend = ", ".join(f'"{path}"={weight}' for path, weight in sources.items())
+        self.reference = Reference(f"{plan} | blend({blend})", [("u32", path) for path in sources])
         self.samples = int(plan.rsplit("batch(", 1)[1].rstrip(")"))
         self.sample = 0 if position is None else position["next_sample"]
 
@@ -167,11 +168,7 @@ def train(args):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    # A small text has few of the encoding's ids, so the model has rows for these alone.
-    ids = torch.from_numpy(numpy.unique(numpy.fromfile(args.file, "<u4")).astype("int64"))
-    row_of = torch.zeros(int(ids[-1]) + 1, dtype=torch.int64)
-    row_of[ids] = torch.arange(len(ids))
-    model = Gpt(len(ids))
+    model = Gpt(args.rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first, position = 0, None
     if args.checkpoint and os.path.exists(args.checkpoint):
@@ -179,18 +176,20 @@ def train(args):
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         first, position = checkpoint["step"], checkpoint["position"]
-        print(f"goes on behind step {first}", file=sys.stderr)
+        if not rank():
+            print(f"goes on behind step {first}", file=sys.stderr)
     plan = f"window({CONTEXT + 1}, overlap=1) | shuffle({args.seed}) | narrow(u16) | widen(i64) | pairs"
     if args.batch % trainers():
         sys.exit(f"{args.batch} samples cannot be shared by {trainers()} trainers")
     plan += f" | batch({args.batch // trainers()})"
-    source = SOURCES[args.source](args.file, plan, position)
+    source = SOURCES[args.source](dict(args.sources), plan, args.steps, position)
     for step in range(first + 1, args.steps + 1):
         x, y = source.next()
         all_x, all_y = (gathered(x), gathered(y)) if trainers() > 1 else (x, y)
         digest = hashlib.sha256(all_x.numpy().tobytes() + all_y.numpy().tobytes()).hexdigest()[:16]
-        loss = nn.functional.cross_entropy(model(row_of[x]).flatten(0, 1), row_of[y].flatten())
-        # The tensors may be views of the ring, and its slot is free once they are gone.
+        # `%` makes new tensors: those of the stream are views of the ring.
+        loss = nn.functional.cross_entropy(model(x % args.rows).flatten(0, 1), (y % args.rows).flatten())
+        # The slot of the ring is free once its views are gone.
         del x, y, all_x, all_y
         optimizer.zero_grad()
         loss.backward()
@@ -207,13 +206,22 @@ def train(args):
             save(args.checkpoint, {**state, "step": step, "position": source.position()})
 
 
+def weighted(text):
+    """A source and its share of the samples."""
+    name, _, weight = text.partition("=")
+    return name, float(weight or 1)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Trains a small GPT on the CPU.")
-    parser.add_argument("file", help="u32 tokens of r50k_base")
+    parser.add_argument(
+        "sources", nargs="+", type=weighted, metavar="NAME[=WEIGHT]", help="dq://HOST/NAME or a local file"
+    )
     parser.add_argument("--source", choices=SOURCES, default="stream", help="where the batches come from")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8, help="samples of a batch, of all trainers")
     parser.add_argument("--seed", type=int, default=7, help="of the order and of the weights")
+    parser.add_argument("--rows", type=int, default=4096, help="of the embedding: ids share rows (50257: one for each)")
     parser.add_argument("--checkpoint", help="file to write and to go on from")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     args = parser.parse_args()

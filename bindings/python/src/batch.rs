@@ -263,7 +263,18 @@ impl Batch {
     /// `widen(i64)`.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?.call1((slf,))
+        let tensor = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?.call1((slf,));
+        tensor.or_else(|error| {
+            let dtype = slf.get().form.dtype();
+            if slf.py().import("torch")?.hasattr(dtype)? {
+                return Err(error);
+            }
+            let message = format!("this version of torch has no {dtype}");
+            Err(invalid(
+                message,
+                "widen to a type that it has, such as widen(i64), or install torch 2.3 or later",
+            ))
+        })
     }
 
     /// Inputs, or without pairs the tokens: a numpy array `[samples, tokens]` without a copy.

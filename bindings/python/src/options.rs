@@ -48,7 +48,7 @@ impl Request {
         }
         let (url, blend) = datasets(source)?;
         let plan = actions.plan(plan, blend)?;
-        let (rank, slice) = ranks.place()?;
+        let (rank, slice) = ranks.place(source.py())?;
         let all = options.batches.unwrap_or(0).checked_mul(rank.ranks.into());
         options.rank = rank;
         if all.and_then(|all| options.first_batch.checked_add(all)).is_none() {
@@ -97,6 +97,57 @@ fn value_of<'py, T: FromPyObjectOwned<'py>>(
 const U32: &str = "a whole number from 0 to 2**32 - 1";
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
+/// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
+const OPTIONS: [&str; 41] = [
+    "seq_len",
+    "batch_size",
+    "shuffle",
+    "pack",
+    "filter",
+    "keep",
+    "dedup",
+    "remap",
+    "wasm",
+    "narrow",
+    "overflow",
+    "bitpack",
+    "compress",
+    "compress_level",
+    "compress_when",
+    "quantize",
+    "deliver",
+    "widen",
+    "pairs",
+    "rank",
+    "world_size",
+    "local_rank",
+    "local_world_size",
+    "tp",
+    "cp",
+    "pp",
+    "cp_split",
+    "group",
+    "token",
+    "dpu",
+    "dtype",
+    "vocab",
+    "seed",
+    "first_batch",
+    "batches",
+    "leave_out",
+    "slots",
+    "slot_size",
+    "roce",
+    "memory",
+    "reconnect",
+];
+
+/// The options whose names are most like this one.
+fn close_matches(py: Python<'_>, name: &str) -> PyResult<Vec<String>> {
+    let difflib = py.import("difflib")?;
+    difflib.call_method1("get_close_matches", (name, OPTIONS.as_slice(), 2))?.extract()
+}
+
 fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     let text = || value_of::<String>(name, value, "text");
     let small = || value_of::<u32>(name, value, U32);
@@ -120,11 +171,11 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "memory" => options.memory = large()?,
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
         _ => {
-            return Err(PyTypeError::new_err(format!(
-                "no option '{name}'; there are seq_len, batch_size, shuffle, pack, filter, keep, dedup, remap, wasm, narrow, overflow, \
-                 bitpack, compress, compress_level, compress_when, quantize, deliver, widen, pairs in place of a plan, \
-                 rank, world_size, local_rank, local_world_size, tp, cp, pp, cp_split, group, and token, dpu, dtype, vocab, seed, first_batch, batches, leave_out, slots, slot_size, roce, memory, reconnect"
-            )));
+            let close = close_matches(value.py(), name).unwrap_or_default();
+            return Err(PyTypeError::new_err(match close.is_empty() {
+                true => format!("no option '{name}'; there are {}", OPTIONS.join(", ")),
+                false => format!("no option '{name}'; did you mean {}?", close.join(" or ")),
+            }));
         }
     }
     Ok(())
@@ -307,7 +358,9 @@ fn quoted(name: &str) -> String {
 /// The URL of a stream, and the blend of datasets that are given with their weights.
 fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     let Ok(weights) = source.cast::<PyMapping>() else {
-        return Ok((source.extract::<PathBuf>()?.to_string_lossy().into_owned(), None));
+        let takes = "a name or path, a pattern such as \"corpora/*.bin\", or a dictionary of names and weights";
+        let path = value_of::<PathBuf>("source", source, takes)?;
+        return Ok((path.to_string_lossy().into_owned(), None));
     };
     let (mut target, mut parts) = (None, Vec::new());
     for item in weights.items()?.iter() {

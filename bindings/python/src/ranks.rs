@@ -1,4 +1,5 @@
-//! The place of a trainer in its job, from keyword arguments or from what `torchrun` tells its processes.
+//! The place of a trainer in its job: from keyword arguments, from `torch.distributed`, or from what `torchrun` tells its
+//! processes.
 //!
 //! The arithmetic is `client`'s; here are names, defaults and the slices of a sample that context-parallel trainers see.
 
@@ -63,10 +64,13 @@ impl Given {
     }
 
     /// The trainer's place, and its slice of the samples.
-    pub(crate) fn place(mut self) -> PyResult<(Rank, Slice)> {
+    pub(crate) fn place(mut self, py: Python<'_>) -> PyResult<(Rank, Slice)> {
         let from_env = (self.rank, self.world_size) == (None, None);
         if from_env {
-            (self.rank, self.world_size) = (number("RANK")?, number("WORLD_SIZE")?);
+            (self.rank, self.world_size) = match of_torch(py)? {
+                Some((rank, world_size)) => (Some(rank), Some(world_size)),
+                None => (number("RANK")?, number("WORLD_SIZE")?),
+            };
         }
         let (rank, world_size) = match (self.rank, self.world_size) {
             (None, None | Some(1)) => (0, 1),
@@ -113,6 +117,8 @@ impl Given {
         let (mut local_rank, mut local_world_size) = (self.local_rank, self.local_world_size);
         if from_env && (local_rank, local_world_size) == (None, None) {
             (local_rank, local_world_size) = (number("LOCAL_RANK")?, number("LOCAL_WORLD_SIZE")?);
+            // Some launchers set the first alone, which does not say who shares a machine.
+            local_rank = local_rank.filter(|_| local_world_size.is_some());
         }
         match (local_rank, local_world_size) {
             (Some(local_rank), Some(local_world_size)) => {
@@ -128,6 +134,21 @@ impl Given {
             )),
         }
     }
+}
+
+/// Rank and number of the processes of an initialised `torch.distributed`, which also knows jobs that were started without
+/// variables. Torch is not imported for it.
+fn of_torch(py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Ok(distributed) = modules.get_item("torch.distributed") else {
+        return Ok(None);
+    };
+    let says = |name: &str| distributed.call_method0(name)?.is_truthy();
+    if !says("is_available")? || !says("is_initialized")? {
+        return Ok(None);
+    }
+    let number = |name: &str| distributed.call_method0(name)?.extract::<u32>();
+    Ok(Some((number("get_rank")?, number("get_world_size")?)))
 }
 
 /// A number that `torchrun` sets.

@@ -45,8 +45,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
 /// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
 ///
-/// Ranks: of `world_size` trainers this is number `rank`, both by default from the variables `RANK` and `WORLD_SIZE` of
-/// `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
+/// Ranks: of `world_size` trainers this is number `rank`, both by default from `torch.distributed` where it is initialised,
+/// else from the variables `RANK` and `WORLD_SIZE` of `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
 /// Megatron's order of ranks; what is left is data-parallel. A step of the job consumes one batch for each
 /// data-parallel rank. With `cp`, each trainer sees a slice of every sample: two pieces (`cp_split="zigzag"`) or one
 /// (`"contiguous"`). Trainers of this machine with the same `group` share a stream of the DPU (default: from

@@ -10,7 +10,7 @@ import unittest
 import numpy
 
 import dquant
-from world import World
+from world import PATIENCE_S, World
 
 try:
     import torch
@@ -29,6 +29,21 @@ except ImportError:
     jax = None
 
 PLAN = "window(65, overlap=1) | shuffle(3) | narrow(u16) | widen(i64) | pairs | batch(8)"
+
+
+def trainer_of_torch(rank, rendezvous, source, options, results):
+    """A trainer that no launcher told its rank: `torch.distributed` knows it."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    dataset = TokenDataset(source, PLAN, **options)
+    found = []
+    for workers, context in ((0, None), (1, "fork"), (1, "spawn")):
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
+        found.append([x.numpy().copy() for x, _ in loader])
+    results.put((rank, found))
+    # Nobody leaves before all are here.
+    distributed.barrier()
 
 
 class Forms(World):
@@ -65,6 +80,11 @@ class Forms(World):
             with self.assertRaises(dquant.InvalidError) as caught:
                 self.opened(self.url, **options)
             self.assertIn(word, str(caught.exception))
+
+    def test_a_wrong_name_of_an_option(self):
+        for name, says in (("narow", "did you mean narrow"), ("xyzzy", "there are seq_len, .*, reconnect")):
+            with self.assertRaisesRegex(TypeError, f"no option '{name}'; {says}"):
+                self.opened(self.url, seq_len=64, **{name: 1})
 
     def test_every_action_has_keyword_arguments(self):
         table = numpy.arange(1 << 16, dtype="<u4")[::-1]
@@ -166,10 +186,11 @@ class Forms(World):
         for source in (remote, local):
             with self.opened(source, plan, batches=9) as stream:
                 self.assertEqual(want, b"".join(bytes(batch) for batch in stream))
-        for source, word in (({}, "no dataset"), ({**remote, **local}, "one stream")):
+        wrong = (({}, "no dataset"), ({**remote, **local}, "one stream"), ([self.path("web")], "source is \\["))
+        for source, word in wrong:
             with self.assertRaises(dquant.InvalidError) as caught:
                 self.opened(source, plan)
-            self.assertIn(word, str(caught.exception))
+            self.assertRegex(str(caught.exception), word)
 
 
 class Local(World):
@@ -227,6 +248,24 @@ class Torch(World):
                 numpy.testing.assert_array_equal(tensor.numpy(), batch.numpy())
                 del tensor, batch
 
+    def test_sixteen_bits(self):
+        plan = "window(64) | shuffle(3) | narrow(u16) | batch(8)"
+        stream = self.stream(plan=plan, batches=2)
+        batch = next(stream)
+        if not hasattr(torch, "uint16"):
+            with self.assertRaisesRegex(dquant.InvalidError, "uint16") as refused:
+                batch.torch()
+            self.assertIn("widen", refused.exception.hint)
+            return
+        tensor = batch.torch()
+        self.assertEqual((tensor.dtype, tensor.data_ptr()), (torch.uint16, batch.numpy().ctypes.data))
+        numpy.testing.assert_array_equal(tensor.numpy(), batch.numpy())
+        want = [batch.numpy().copy(), next(stream).numpy().copy()]
+        for workers, copy in ((0, True), (0, False), (1, True), (1, False)):
+            dataset = TokenDataset(self.url, plan, copy=copy, **self.options(batches=2))
+            items = [item.numpy().copy() for item in DataLoader(dataset, batch_size=None, num_workers=workers)]
+            numpy.testing.assert_array_equal(items, want)
+
     def dataset(self, **options):
         return TokenDataset(f"dq://{self.control}/web", PLAN, **self.options(**options))
 
@@ -246,6 +285,23 @@ class Torch(World):
                         for (x, y), batch in zip(items, want, strict=True):
                             numpy.testing.assert_array_equal(x, batch[0])
                             numpy.testing.assert_array_equal(y, batch[1])
+
+    def test_ranks_of_an_initialised_process_group(self):
+        whole = [x for x, _ in self.items(self.dataset(batches=12))]
+        self.assertEqual(len(self.dataset(batches=12)), 12)
+        context = multiprocessing.get_context("spawn")
+        results, rendezvous = context.Queue(), self.path("rendezvous")
+        args = (rendezvous, self.url, self.options(batches=6), results)
+        trainers = [context.Process(target=trainer_of_torch, args=(rank, *args)) for rank in range(2)]
+        for trainer in trainers:
+            trainer.start()
+            self.addCleanup(trainer.kill)
+        for rank, found in (results.get(timeout=PATIENCE_S) for _ in trainers):
+            for items in found:
+                numpy.testing.assert_array_equal(items, whole[rank::2], f"rank {rank}")
+        for trainer in trainers:
+            trainer.join(PATIENCE_S)
+            self.assertEqual(trainer.exitcode, 0)
 
     def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(self):
         dataset = self.dataset(batches=400)

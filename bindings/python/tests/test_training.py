@@ -1,4 +1,4 @@
-"""examples/python/train_gpt.py on local files: one loss curve from every source, and through kill -9."""
+"""examples/python/train_gpt.py: one loss curve from every source, through kill -9, and on eight trainers of a DPU."""
 
 import os
 import random
@@ -6,9 +6,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
+
+from world import TOKEN, World
 
 try:
     import torch
@@ -21,14 +22,13 @@ STEPS, EVERY = 48, 7
 
 
 @unittest.skipIf(torch is None, "torch is not installed")
-class Training(unittest.TestCase):
+class Training(World):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="dquant-training-")
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.tokens = os.path.join(cls.folder, "tokens.bin")
+        super().setUpClass()
+        cls.tokens = os.path.join(cls.root, "text.bin")
         texts = [str(ROOT / "docs" / name) for name in ("plan.md", "python.md")]
-        tokenize = [os.environ["DQUANT"], "tokenize", *texts, "--encoding", "r50k_base", "-o", cls.tokens]
+        tokenize = [cls.binary, "tokenize", *texts, "--encoding", "r50k_base", "-o", cls.tokens]
         subprocess.run(tokenize, check=True, capture_output=True)
         cls.whole = cls.lines(cls.start("--source", "stream"))
 
@@ -40,22 +40,24 @@ class Training(unittest.TestCase):
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     @classmethod
-    def start_all(cls, trainers, *args):
+    def start_all(cls, trainers, *args, source=None):
         """The example as a job of several trainers, as torchrun starts it; the first one's process prints."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         script = str(ROOT / "examples/python/train_gpt.py")
-        line = [sys.executable, "-B", script, cls.tokens, "--batch", "4", "--steps", str(STEPS), *args]
-        job = {"WORLD_SIZE": str(trainers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        pipe = subprocess.PIPE
-        return [
-            subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **job, "RANK": str(rank)})
-            for rank in range(trainers)
-        ]
+        line = [sys.executable, "-B", script, source or cls.tokens, "--batch", "4", "--steps", str(STEPS), *args]
+        job = {"WORLD_SIZE": str(trainers), "LOCAL_WORLD_SIZE": str(trainers)}
+        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DQUANT_TOKEN": TOKEN, "DQUANT_DPU": cls.socket}
+        processes = []
+        for rank in map(str, range(trainers)):
+            env = {**os.environ, **job, "RANK": rank, "LOCAL_RANK": rank}
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=env))
+        return processes
 
-    def lines_of_job(self, trainers, *args):
-        processes = self.start_all(trainers, *args)
+    def lines_of_job(self, trainers, *args, source=None):
+        processes = self.start_all(trainers, *args, source=source)
         found = [self.lines(process) for process in processes]
         self.assertEqual(found[1:], [[] for _ in processes[1:]])
         return found[0]
@@ -137,6 +139,24 @@ class Training(unittest.TestCase):
                     self.assertEqual(resumed, want)
                 else:
                     self.assert_close(resumed, want)
+
+    def test_eight_trainers_of_a_dpu_are_killed_and_four_go_on(self):
+        size = ("--batch", "8", "--every", str(EVERY))
+        whole = self.lines(self.start(*size))
+        url = f"dq://{self.control}/text"
+        args = (*size, "--checkpoint", os.path.join(self.folder, "eight.pt"))
+        job = self.start_all(8, *args, "--steps", "1000000", source=url)
+        seen = [job[0].stdout.readline().rstrip("\n") for _ in range(2 * EVERY)]
+        job[3].kill()
+        ends = [process.communicate() for process in job]
+        self.assertEqual([process.returncode == 0 for process in job], [False] * 8)
+        self.assert_close(seen, whole[: 2 * EVERY])
+        # The processes of gloo may be the first to notice.
+        said = "".join(errors for _, errors in ends)
+        self.assertRegex(said, "rank 3 of group|Connection closed by peer|Connection reset")
+        resumed = self.lines_of_job(4, *args, source=url)
+        self.assertIn(STEPS - len(resumed), range(EVERY, STEPS, EVERY))
+        self.assert_close(resumed, whole[STEPS - len(resumed) :])
 
 
 if __name__ == "__main__":

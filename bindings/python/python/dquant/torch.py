@@ -13,7 +13,9 @@ theirs but the DPU's.
 """
 
 import contextlib
+import os
 
+from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import _native
@@ -68,6 +70,22 @@ class TokenDataset(IterableDataset):
             # A loop may keep its last item; views stay readable.
             with contextlib.suppress(BufferError):
                 stream.close()
+
+    def __len__(self):
+        """Batches of an epoch on this rank, where the option `batches` bounds it."""
+        batches = self._options.get("batches")
+        if batches is None:
+            raise TypeError("a stream without end has no length: give batches")
+        return batches
+
+    def __getstate__(self):
+        # A worker that is spawned, not forked, knows no torch.distributed.
+        state = self.__dict__.copy()
+        known = {"rank", "world_size"} & self._options.keys() or "RANK" in os.environ
+        if not known and distributed.is_available() and distributed.is_initialized():
+            place = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+            state["_options"] = {**self._options, **place}
+        return state
 
     def _tensors(self, batch):
         tokens = batch.torch()
