@@ -51,9 +51,17 @@ impl Budget {
         *used += bytes;
         Ok(Lease { bytes, used: Arc::clone(&self.used) })
     }
-}
 
-impl Budget {
+    /// Takes `bytes` more for something that grows.
+    ///
+    /// # Errors
+    /// When less is left.
+    pub fn grow(&self, lease: &mut Lease, bytes: u64) -> Result<(), Error> {
+        let mut more = self.take(bytes)?;
+        lease.bytes += std::mem::take(&mut more.bytes);
+        Ok(())
+    }
+
     /// Takes half of what is left, and at most `bytes`, for something whose size is known when it is made: then
     /// [`Lease::shrink`]. Half, so that another can be made at the same time.
     pub fn take_part(&self, bytes: u64) -> Lease {
@@ -127,6 +135,8 @@ mod tests {
         assert_eq!(first.bytes(), 10);
         assert!(budget.take(65).is_ok() && budget.take(66).is_err());
         first.shrink(90);
+        assert!(budget.grow(&mut first, 66).is_err() && budget.grow(&mut first, 20).is_ok());
+        assert!(first.bytes() == 30 && budget.take(46).is_err());
         drop((first, second));
         assert!(budget.take(100).is_ok());
     }

@@ -28,7 +28,7 @@ impl Drop for OpenStream {
         if let Some(task) = self.task.take() {
             task.abort();
         }
-        self.waiting.clear(self.id);
+        self.waiting.leave(self.id);
         self.signals.close();
     }
 }

@@ -93,33 +93,49 @@ pub(crate) struct PeerPath {
 
 /// Streams that wait for their target, and why: shown by `dquant status`.
 #[derive(Clone, Debug, Default)]
-pub struct Waiting(Arc<Mutex<BTreeMap<StreamId, String>>>);
+pub struct Waiting(Arc<Mutex<BTreeMap<StreamId, Option<String>>>>);
 
 impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<StreamId, String>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<StreamId, Option<String>>> {
         // The table is never left half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes why a stream waits. Whether that is news.
+    /// An open stream, which does not wait. Only of such streams anything is noted: the task that notes ends later
+    /// than its stream.
+    pub(crate) fn enter(&self, stream: StreamId) {
+        self.lock().insert(stream, None);
+    }
+
+    /// The stream is closed.
+    pub(crate) fn leave(&self, stream: StreamId) {
+        self.lock().remove(&stream);
+    }
+
+    /// Notes why an open stream waits. Whether that is news.
     pub(crate) fn set(&self, stream: StreamId, why: &str) -> bool {
-        self.lock().insert(stream, why.to_owned()).is_none_or(|before| before != why)
+        let mut streams = self.lock();
+        let noted = streams.get_mut(&stream).filter(|noted| noted.as_deref() != Some(why));
+        noted.map(|noted| *noted = Some(why.to_owned())).is_some()
     }
 
     /// Whether the stream is noted as waiting.
     pub(crate) fn has(&self, stream: StreamId) -> bool {
-        self.lock().contains_key(&stream)
+        self.lock().get(&stream).is_some_and(Option::is_some)
     }
 
     /// The stream waits no more.
     pub(crate) fn clear(&self, stream: StreamId) {
-        self.lock().remove(&stream);
+        if let Some(noted) = self.lock().get_mut(&stream) {
+            *noted = None;
+        }
     }
 
     /// A sentence for each stream that waits.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let note = |(id, why): (&StreamId, &String)| format!("stream {id} waits: {why}");
-        self.lock().iter().map(note).collect()
+        let streams = self.lock();
+        let waiting = streams.iter().filter_map(|(id, why)| Some((id, why.as_ref()?)));
+        waiting.map(|(id, why)| format!("stream {id} waits: {why}")).collect()
     }
 }
 
@@ -148,5 +164,21 @@ mod tests {
                 assert!(said.contains(part), "{part:?} is not in {said:?}");
             }
         }
+    }
+
+    /// A task that is aborted may still be noting something: a note of a stream that is closed would stay.
+    #[test]
+    fn nothing_is_noted_of_a_closed_stream() {
+        let (waiting, stream) = (Waiting::default(), StreamId::default());
+        assert!(!waiting.set(stream, "it is not open yet") && waiting.notes().is_empty());
+        waiting.enter(stream);
+        assert!(waiting.set(stream, "the target is away") && waiting.has(stream));
+        assert!(!waiting.set(stream, "the target is away"), "that is no news");
+        assert_eq!(waiting.notes(), ["stream 0 waits: the target is away"]);
+        waiting.clear(stream);
+        assert!(!waiting.has(stream) && waiting.set(stream, "again"));
+        waiting.leave(stream);
+        waiting.clear(stream);
+        assert!(!waiting.set(stream, "too late") && waiting.notes().is_empty());
     }
 }

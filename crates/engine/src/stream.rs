@@ -28,7 +28,7 @@ use crate::catalog::Table;
 use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES};
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
-use crate::data::dpu::{Command, Event, Peer, StreamId, StreamReport, StreamSpec};
+use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
 use crate::error::Error;
 use crate::group::{Groups, Member};
@@ -274,7 +274,7 @@ fn documents_of(
     let list = selection.filter.as_ref().map_or(String::new(), |filter| filter.list.clone());
     let asked = DocumentsRequest { datasets: request.datasets.clone(), hashes, list };
     let mut received = context.runtime.block_on(control.documents(asked, infos, budget))?;
-    let leases = std::iter::once(tables).chain(received.leases.drain(..)).collect();
+    let leases = std::iter::once(tables).chain(received.list_lease.take()).collect();
     let draws = |dataset| plan.draws(dataset);
     Ok((selection::apply(selection, draws, infos, received)?, leases))
 }
@@ -308,9 +308,10 @@ fn open(
     let (documents, tables) = documents_of(context, &control, &plan, &request, &mut infos)?;
     let most = if plan.megatron().is_some() { MAX_ORDER_TABLES } else { 0 };
     let mut order = context.documents.take_part(most);
-    let layout = layout::plan(&request, &infos, documents, order.bytes(), compile)?;
+    let divided = layout::divide(&plan, &infos, &request.datasets, documents)?;
+    let layout = layout::plan(&request, &infos, divided, order.bytes(), compile)?;
     order.shrink(layout.order.table_bytes());
-    EngineError::check_staging(layout.memory_needed(), context.memory)?;
+    EngineError::check_staging(layout.memory_needed() + CAPSULES_BYTES, context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
     let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
@@ -341,6 +342,7 @@ fn open(
     let (target, commands) = (control.name().to_owned(), context.commands.clone());
     let context = context.clone();
     let waiting = context.waiting.clone();
+    waiting.enter(id);
     let mut stream =
         OpenStream { id, target, commands, signals: signals.clone(), waiting, task: None };
     let mut keeper = Keeper { context, id, signals, request, infos: described, stages, peer: None };

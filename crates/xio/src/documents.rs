@@ -119,6 +119,37 @@ impl Documents {
         self.lengths.iter().map(|tokens| u64::from(*tokens)).sum()
     }
 
+    /// Those that hold a token.
+    #[must_use]
+    pub fn without_empty(self) -> Documents {
+        self.retain(|document, _| !document.is_empty())
+    }
+
+    /// Those that [`borders`](Documents::borders) are of: an empty one at the end of another has none of its own.
+    #[must_use]
+    pub fn with_borders(self) -> Documents {
+        self.retain(|document, end_before| !document.is_empty() || document.start > end_before)
+    }
+
+    /// Those that `keeps` says, which gets the end of the one before.
+    fn retain(self, keeps: impl Fn(&Range<u64>, u64) -> bool + Copy) -> Documents {
+        let kept = || {
+            let mut end = 0;
+            self.iter().filter(move |document| {
+                let before = core::mem::replace(&mut end, document.end);
+                keeps(document, before)
+            })
+        };
+        if kept().count() == self.len() {
+            return self;
+        }
+        let starts = kept().map(|document| document.start).collect();
+        Documents {
+            starts,
+            lengths: kept().map(|document| (document.end - document.start) as u32).collect(),
+        }
+    }
+
     /// Where documents begin or end inside a range of tokens, in order; not at the ends of the range.
     pub fn borders(&self, range: Range<u64>) -> impl Iterator<Item = u64> + '_ {
         let first = self.starts.partition_point(|start| *start <= range.start).saturating_sub(1);
@@ -152,6 +183,13 @@ mod tests {
         assert_eq!((documents.len(), documents.tokens(), documents.end()), (3, 7, 9));
         assert_eq!(Documents::contiguous([3, 0, 4]).unwrap().range(2), 3..7);
         assert!(Documents::default().is_empty());
+        let filled = Documents::new([0..3, 5..9]).unwrap();
+        assert_eq!(documents.without_empty(), filled);
+        assert_eq!(filled.clone().without_empty(), filled);
+        let gaps = Documents::new([0..0, 0..3, 3..3, 4..4, 4..4, 5..9]).unwrap();
+        assert_eq!(gaps.borders(0..9).collect::<Vec<_>>(), [3, 4, 5]);
+        let fewer = gaps.with_borders();
+        assert_eq!((fewer.len(), fewer.borders(0..9).count()), (3, 3));
     }
 
     #[test]

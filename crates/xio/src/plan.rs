@@ -361,7 +361,7 @@ impl Plan {
         documents: Documents,
     ) -> Result<(SampleLayout, Cut), PackingError> {
         let Some(Pack { fit, .. }) = self.pack else {
-            return Ok((layout, Cut::Through(documents)));
+            return Ok((layout, Cut::Through(documents.with_borders())));
         };
         match Cut::packed(layout, documents, fit) {
             Err(PackingError::Empty) if self.shares(dataset).all(|share| share.0 == 0) => {

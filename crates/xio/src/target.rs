@@ -490,10 +490,10 @@ impl Target {
     }
 
     /// Closes the session on `qpn`. Its buffers are freed: at once, or when the read into them
-    /// completes.
-    pub fn close(&mut self, qpn: Qpn) {
+    /// completes. Returns its datasets, for the caller to free: their actions and checksums may take a while.
+    pub fn close(&mut self, qpn: Qpn) -> Vec<Source> {
         let Some(session) = self.sessions.remove(&qpn) else {
-            return;
+            return Vec::new();
         };
         self.without_buffers -= usize::from(session.buffers == 0);
         self.turns.retain(|turn| *turn != qpn);
@@ -509,6 +509,7 @@ impl Target {
                 _ => {}
             }
         }
+        session.sources
     }
 
     /// A session that failed since the last call, and why. The caller closes it and notifies the reader: a

@@ -4,13 +4,17 @@
 //! large the index is. The reader trusts nothing: number, tokens and fingerprint of the documents have to be those of
 //! the description that it got before, so an index that changed in between is noticed.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use formats::dochash::{Digest, ListReader, WRITE_HINT, Words};
 use formats::documents::{Fingerprint, IndexReader};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
+use tokio_stream::Stream;
 use tonic::Status;
 use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST};
 
@@ -69,16 +73,48 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u32> {
 
 /// The calls for tables of one target.
 #[derive(Clone, Debug)]
-pub(super) struct Readers(Arc<Semaphore>);
+pub(super) struct Readers {
+    places: Arc<Semaphore>,
+    /// Within which a reader takes a piece.
+    piece_limit: Duration,
+}
 
 impl Default for Readers {
     fn default() -> Readers {
-        Readers(Arc::new(Semaphore::new(MAX_READERS)))
+        Readers { places: Arc::new(Semaphore::new(MAX_READERS)), piece_limit: CALL_TIMEOUT }
     }
 }
 
+/// The pieces of a call, and why they end early.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    pieces: mpsc::Receiver<Result<DocumentsReply, Status>>,
+    /// The reader did not take one in time: it has to be told, or what it got would seem to be all.
+    late: Arc<AtomicBool>,
+}
+
+impl Stream for Pieces {
+    type Item = Result<DocumentsReply, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let piece = ready!(self.pieces.poll_recv(context));
+        let late = || self.late.swap(false, Ordering::Acquire).then(|| Err(too_late()));
+        Poll::Ready(piece.or_else(late))
+    }
+}
+
+fn too_late() -> Status {
+    let (piece, all) = (CALL_TIMEOUT.as_secs(), TABLES_TIMEOUT.as_secs());
+    let why = format!(
+        "a piece of the tables of documents was not taken within {piece} s, or all within {all} s"
+    );
+    let hint = "the path or the reader is too slow for tables of this size: see the load of both, or split the dataset";
+    Status::deadline_exceeded(format!("{why}\n{hint}"))
+}
+
 impl Readers {
-    /// Begins to read what is asked for. `call` is held until the last piece was taken.
+    /// Begins to read what is asked for. `call` is held until the last piece was taken; `refused` gets to know why there
+    /// are fewer.
     ///
     /// # Errors
     /// When too many others read tables.
@@ -87,13 +123,16 @@ impl Readers {
         catalog: Arc<Catalog>,
         asked: DocumentsRequest,
         call: impl Send + 'static,
-    ) -> Result<mpsc::Receiver<Result<DocumentsReply, Status>>, Status> {
-        let place = tokio::time::timeout(WAIT, Arc::clone(&self.0).acquire_owned()).await;
+        refused: impl Fn(&Status) + Send + Sync + 'static,
+    ) -> Result<Pieces, Status> {
+        let place = tokio::time::timeout(WAIT, Arc::clone(&self.places).acquire_owned()).await;
         let Ok(Ok(place)) = place else {
             let why = format!("{MAX_READERS} readers get tables of documents already");
             return Err(Status::resource_exhausted(format!("{why}\ntry again a little later")));
         };
-        let (send, receive) = mpsc::channel(PIECES);
+        let (send, pieces) = mpsc::channel(PIECES);
+        let late = Arc::new(AtomicBool::new(false));
+        let (is_late, piece_limit) = (Arc::clone(&late), self.piece_limit);
         tokio::spawn(async move {
             let _held = (call, place);
             let deadline = Instant::now() + TABLES_TIMEOUT;
@@ -107,15 +146,20 @@ impl Readers {
                 let Ok((rest, piece)) = read.await else { return };
                 tables = rest;
                 let Some(piece) = piece.transpose() else { return };
-                let is_last = piece.is_err();
-                let soon = deadline.min(Instant::now() + CALL_TIMEOUT);
-                // A reader that does not take it misses the rest, and notices that.
-                if !matches!(timeout_at(soon, send.send(piece)).await, Ok(Ok(()))) || is_last {
-                    return;
+                let is_last = piece.as_ref().inspect_err(|why| refused(why)).is_err();
+                let soon = deadline.min(Instant::now() + piece_limit);
+                match timeout_at(soon, send.send(piece)).await {
+                    Ok(Ok(())) if !is_last => {}
+                    // The last, or the reader has left.
+                    Ok(_) => return,
+                    Err(_) => {
+                        is_late.store(true, Ordering::Release);
+                        return refused(&too_late());
+                    }
                 }
             }
         });
-        Ok(receive)
+        Ok(Pieces { pieces, late })
     }
 }
 
@@ -227,7 +271,7 @@ pub struct Received {
     /// The list of hashes, if one was asked for.
     pub list: Vec<u64>,
     /// The list's share of the memory for tables.
-    pub(crate) leases: Vec<Lease>,
+    pub(crate) list_lease: Option<Lease>,
 }
 
 /// Tables that arrive.
@@ -309,8 +353,14 @@ impl<'a> Arriving<'a> {
             if !self.asked.1 || self.list_has_ended || !cut.is_empty() {
                 return Err(out_of_order());
             }
+            if hashes.is_empty() && !piece.end {
+                return Err(malformed("a piece of the list of hashes is empty".into()));
+            }
             self.list_has_ended = piece.end;
-            self.received.leases.push(self.budget.take(piece.hashes.len() as u64)?);
+            match &mut self.received.list_lease {
+                Some(lease) => self.budget.grow(lease, piece.hashes.len() as u64)?,
+                none => *none = Some(self.budget.take(piece.hashes.len() as u64)?),
+            }
             self.received.list.extend(hashes);
             return match self.received.list.len() <= MAX_LIST {
                 true => Ok(()),
@@ -390,6 +440,7 @@ fn changed(DatasetInfo { name, .. }: &DatasetInfo, how: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::DatasetRef;
 
     fn info(lengths: &[u32]) -> DatasetInfo {
         let mut fingerprint = Fingerprint::default();
@@ -476,6 +527,47 @@ mod tests {
         assert!(arrive(&many, &[]).is_err());
     }
 
+    /// What a reader got is no table if the rest was not sent: it has to be told that it is too slow.
+    #[test]
+    fn a_reader_that_is_too_slow_is_told() {
+        let folder =
+            std::env::temp_dir().join(format!("dquant-slow-tables-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("web.bin"), [0; 6]).expect("a file");
+        let numbers = [1_u64, 1, 2].map(u64::to_le_bytes);
+        let mut index = xio::dataset::megatron::MAGIC.to_vec();
+        index.extend(numbers[0].iter().chain(&[8]).chain(&numbers[1]).chain(&numbers[2]));
+        index.extend([3, 0, 0, 0].iter().chain(&[0; 16]).chain(&numbers[0]));
+        std::fs::write(folder.join("web.idx"), index).expect("a file");
+        let root = host::root::Root::new(&folder).expect("it is there");
+        let catalog = Arc::new(Catalog::new(vec![root], host::root::IoChoice::Buffered));
+        let dataset = DatasetRef { name: "web".into(), ..DatasetRef::default() };
+        let asked = |count| DocumentsRequest {
+            datasets: vec![dataset.clone(); count],
+            ..DocumentsRequest::default()
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        runtime.expect("threads").block_on(async {
+            let limited = |piece_limit| Readers { piece_limit, ..Readers::default() };
+            let logged = Arc::new(AtomicBool::new(false));
+            let log = Arc::clone(&logged);
+            let log = move |_: &Status| log.store(true, Ordering::Relaxed);
+            let slow = limited(Duration::from_millis(20));
+            let slow = slow.read(Arc::clone(&catalog), asked(8), (), log).await.expect("a place");
+            while !logged.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let got: Vec<_> = tokio_stream::StreamExt::collect(slow).await;
+            let why = got.last().and_then(|last| last.as_ref().err()).expect("not the whole");
+            assert!(got.len() < 8 && why.message().contains("was not taken"), "{why}");
+            let quick = limited(Duration::from_secs(60));
+            let quick = quick.read(catalog, asked(8), (), |why| panic!("{why}")).await;
+            let got: Vec<_> = tokio_stream::StreamExt::collect(quick.expect("a place")).await;
+            assert_eq!(got.iter().filter(|piece| piece.is_ok()).count(), 8);
+        });
+        std::fs::remove_dir_all(folder).expect("its own");
+    }
+
     #[test]
     fn hashes_and_a_list_arrive_behind_the_lengths() {
         let hashes = |dataset, hashes: &[u64], end| DocumentsReply {
@@ -508,6 +600,8 @@ mod tests {
         says((false, true), &good, "no document has");
         says((true, false), &good, "out of order");
         says(both, &[&good[..], &good[3..4]].concat(), "out of order");
+        let endless = [&good[..3], &[hashes(1, &[], false)]].concat();
+        says(both, &endless, "list of hashes is empty");
         let mut cut = good.clone();
         cut[3].hashes.pop();
         says(both, &cut, "out of order");

@@ -342,9 +342,10 @@ impl Target for TargetService {
         let call = Call::work(&request)?;
         let asked = request.into_inner();
         Catalog::check_count(&asked.datasets)?;
-        let pieces = self.documents.read(Arc::clone(&self.catalog), asked, call).await;
-        let pieces = pieces.inspect_err(|status| log_refusal("documents", &from, status))?;
-        Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(pieces))))
+        let refused = move |status: &Status| log_refusal("documents", &from, status);
+        let pieces = self.documents.read(Arc::clone(&self.catalog), asked, call, refused.clone());
+        let pieces = pieces.await.inspect_err(refused)?;
+        Ok(Response::new(Box::pin(pieces)))
     }
 
     type SessionStream = SessionStream;

@@ -39,8 +39,11 @@ pub const MAX_STREAMS: usize = 256;
 /// Completions of a stream that may be waiting to be polled, in each direction.
 const COMPLETIONS: u32 = 4096;
 
+/// Memory for the capsules of a connection, whatever credits its target gives.
+pub(crate) const CAPSULES_BYTES: u64 = super::target::MAX_CREDITS as u64 * CREDIT_BYTES;
+
 /// Names a stream of one engine; never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(u64);
 
 /// A stream to begin.
@@ -136,11 +139,10 @@ pub struct DpuEngine {
     pub thread: Option<JoinHandle<()>>,
 }
 
-/// A queue pair of a stream and the memory of its capsules.
+/// A queue pair of a stream.
 struct Line {
     connection: u32,
     ours: QpAddress,
-    capsules: Option<(PoolRange, MemoryRegion)>,
 }
 
 /// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream
@@ -149,30 +151,58 @@ struct Line {
 struct Domain {
     pd: PdId,
     data: (PoolRange, MemoryRegion),
+    /// Those of every connection, one after the other. They last as long as the stream: another one must not take
+    /// their memory while this one has lost its target.
+    capsules: (PoolRange, MemoryRegion),
     cqs: (CqId, CqId),
 }
 
 impl Domain {
-    fn open<F: Fabric>(host: &mut Host<F>, bytes: u64) -> Result<Domain, EngineError> {
+    fn open<F: Fabric>(
+        host: &mut Host<F>,
+        bytes: u64,
+        connections: u32,
+    ) -> Result<Domain, EngineError> {
         let pd = host.device().alloc_pd()?;
-        let data = host.register(pd, bytes, Access::REMOTE_WRITE);
-        let made = data.and_then(|data| match host.create_cqs(COMPLETIONS) {
-            Ok(cqs) => Ok(Domain { pd, data, cqs }),
-            Err(error) => {
-                host.deregister(data.0, &data.1);
-                Err(error)
-            }
-        });
+        let made = Domain::open_in(host, pd, bytes, connections);
         if made.is_err() {
             host.dealloc_pd(pd);
         }
         made
     }
 
+    fn open_in<F: Fabric>(
+        host: &mut Host<F>,
+        pd: PdId,
+        bytes: u64,
+        connections: u32,
+    ) -> Result<Domain, EngineError> {
+        let data = host.register(pd, bytes, Access::REMOTE_WRITE)?;
+        let capsules = host.register(pd, u64::from(connections) * CAPSULES_BYTES, Access::LOCAL);
+        let made = capsules.and_then(|capsules| match host.create_cqs(COMPLETIONS) {
+            Ok(cqs) => Ok(Domain { pd, data, capsules, cqs }),
+            Err(error) => {
+                host.deregister(capsules.0, &capsules.1);
+                Err(error)
+            }
+        });
+        if made.is_err() {
+            host.deregister(data.0, &data.1);
+        }
+        made
+    }
+
+    /// The capsules of a connection, which is one of the stream's.
+    fn capsules_of(&self, connection: u32) -> MemoryRegion {
+        let before = u64::from(connection) * CAPSULES_BYTES;
+        MemoryRegion { addr: self.capsules.1.addr + before, ..self.capsules.1 }
+    }
+
     /// Called after its queue pairs are destroyed.
     fn close<F: Fabric>(self, host: &mut Host<F>) {
         host.destroy_cq(self.cqs.0);
         host.destroy_cq(self.cqs.1);
+        host.deregister(self.capsules.0, &self.capsules.1);
         host.deregister(self.data.0, &self.data.1);
         host.dealloc_pd(self.pd);
     }
@@ -439,9 +469,10 @@ impl<F: Fabric> Engine<F> {
         if need > have {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
-        let (need, have) = (spec.setup.memory_bytes(), self.host.fabric.memory().free_bytes());
-        EngineError::check_staging(need, have)?;
-        Domain::open(&mut self.host, need)
+        let (data, connections) = (spec.setup.memory_bytes(), spec.targets.len() as u32);
+        let have = self.host.fabric.memory().free_bytes();
+        EngineError::check_staging(data + u64::from(connections) * CAPSULES_BYTES, have)?;
+        Domain::open(&mut self.host, data, connections)
     }
 
     fn new_qp(&mut self, id: StreamId, connection: u32) -> Result<QpAddress, EngineError> {
@@ -450,7 +481,7 @@ impl<F: Fabric> Engine<F> {
         stream.drop_line(&mut self.host, connection);
         let Domain { pd, cqs, .. } = stream.domain;
         let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
-        stream.lines.push(Line { connection, ours: address, capsules: None });
+        stream.lines.push(Line { connection, ours: address });
         Ok(address)
     }
 
@@ -460,13 +491,9 @@ impl<F: Fabric> Engine<F> {
         let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
         let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
-        let (pd, bytes) = (stream.domain.pd, u64::from(credits) * CREDIT_BYTES);
-        let capsules = self.host.register(pd, bytes, Access::LOCAL)?;
-        if let Some((range, region)) = line.capsules.replace(capsules) {
-            self.host.deregister(range, &region);
-        }
+        let capsules = stream.domain.capsules_of(line.connection);
         self.host.connect(&line.ours, &peer.theirs, peer.mtu)?;
-        let memory = ConnectionMemory { capsules: capsules.1, credits };
+        let memory = ConnectionMemory { capsules, credits };
         let Host { fabric, now, .. } = &mut self.host;
         Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)
     }
@@ -516,8 +543,5 @@ impl Stream {
         let Some(index) = found else { return };
         let line = self.lines.swap_remove(index);
         host.destroy_qp(line.ours.qpn);
-        if let Some((range, region)) = line.capsules {
-            host.deregister(range, &region);
-        }
     }
 }

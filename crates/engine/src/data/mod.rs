@@ -147,6 +147,9 @@ impl From<EngineError> for Error {
             EngineError::Limit { what: STAGING, .. } => usage.hint(
                 "use a smaller blocks= in shuffle(), fewer datasets, or start with a larger --memory",
             ),
+            EngineError::Pool(nic::pool::PoolError::Full { .. }) => usage.hint(
+                "other streams lie between what is free: try again when one has ended, or start with a larger --memory",
+            ),
             EngineError::Limit { what: "streams", .. } => {
                 usage.hint("close another stream, or start a second `dquant dpu` on another socket")
             }

@@ -397,12 +397,14 @@ impl<F: Fabric> Engine<F> {
         };
         let session = self.sessions.swap_remove(index);
         let served = self.target.served(qpn).unwrap_or_default();
-        self.target.close(qpn);
+        let sources = self.target.close(qpn);
         // Nobody listens if the control call has ended.
         let _ = session.ended.send(Ended { failure, served });
         self.host.destroy_qp(qpn);
         session.domain.close(&mut self.host);
         self.leaving.extend(session.files);
+        // The thread of a user action is joined, its memory unmapped.
+        self.disposer.dispose(sources);
     }
 
     /// Removes the files of ended sessions from the disk, except where a read is under way: its end wakes us,

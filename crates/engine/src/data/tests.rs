@@ -57,6 +57,10 @@ struct Opened {
 }
 
 fn open(engine: &DpuEngine, rings: &Budget) -> Opened {
+    try_open(engine, rings).expect("there is room")
+}
+
+fn try_open(engine: &DpuEngine, rings: &Budget) -> Result<Opened, EngineError> {
     let plan = Plan::parse("window(64)", None).expect("a plan");
     let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 6_400, format: Format::Flat };
     let layout = plan.layout(0, file).expect("it fits");
@@ -94,8 +98,39 @@ fn open(engine: &DpuEngine, rings: &Budget) -> Opened {
         leases: vec![rings.take(RING_BYTES).expect("room")],
     };
     let id = engine.commands.call(|reply| dpu::Command::Open(Box::new(spec), reply));
-    let id = id.expect("it runs").expect("there is room");
-    Opened { id, signals, consumer, _alive: alive, _events: lost }
+    let id = id.expect("it runs").map_err(|refused| refused.error)?;
+    Ok(Opened { id, signals, consumer, _alive: alive, _events: lost })
+}
+
+/// A stream that has lost its target must not find that another one has taken the memory for its new connection.
+#[test]
+fn every_stream_that_fits_can_be_connected_again() {
+    let rings = Budget::rings(8 * RING_BYTES);
+    let engine = DpuEngine::start(config()).expect("loopback");
+    let free = || {
+        let status = engine.commands.call(dpu::Command::Status).expect("it runs");
+        status.get("dpu.memory_free_bytes")
+    };
+    let before = free();
+    let _stream = open(&engine, &rings);
+    let memory = 3 * (before - free()) / 4096 * 4096 + 4096;
+    let engine = DpuEngine::start(HostConfig { memory, ..config() }).expect("loopback");
+    let streams: Vec<Opened> = std::iter::from_fn(|| try_open(&engine, &rings).ok()).collect();
+    assert!(streams.len() >= 2, "{}", streams.len());
+    for stream in streams.iter().cycle().take(3 * streams.len()) {
+        let made = engine.commands.call(|reply| dpu::Command::NewQp(stream.id, 0, reply));
+        let ours = made.expect("it runs").expect("a queue pair").qpn;
+        let theirs = QpAddress {
+            address: SocketAddr::from(([127, 0, 0, 1], 9)),
+            qpn: Qpn::new(77),
+            psn: Psn::new(1),
+            reliability: Reliability::Selective,
+            mtu: 1024,
+        };
+        let peer = dpu::Peer { connection: 0, ours, theirs, mtu: Mtu::M1024, credits: u32::MAX };
+        let made = engine.commands.call(|reply| dpu::Command::Connect(stream.id, peer, reply));
+        made.expect("it runs").expect("memory for its capsules");
+    }
 }
 
 #[test]

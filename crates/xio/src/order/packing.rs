@@ -14,9 +14,11 @@
 //! The table is where each block begins: 12 bytes for each. The samples of a block are laid out again when it is
 //! needed.
 
+use alloc::collections::{BTreeSet, BinaryHeap};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::ops::Range;
 
 use thiserror::Error;
@@ -150,7 +152,8 @@ impl Packing {
         let (span, starts) = (BLOCK_BYTES / token_bytes.max(1), Arc::from([]));
         let (samples, tokens, longest_block) = (0, 0, 0);
         let mut packing = Packing {
-            documents,
+            // None of them is in a sample, and a run of them would be walked over again and again.
+            documents: documents.without_empty(),
             fit,
             window: window.max(1),
             samples_per_block: samples_per_block.max(1),
@@ -257,13 +260,15 @@ impl Packing {
         let (window, samples) = (self.window, self.samples_per_block);
         let sparse = PackingError::Sparse { token: first, samples, window };
         let most = samples as usize;
-        let (mut taken, mut bins) = (chunks.len(), Vec::new());
-        while taken > 0 {
-            bins = self.bins(&chunks[..taken]);
-            if bins.len() <= most {
-                break;
+        let mut taken = chunks.len();
+        let mut bins = loop {
+            match self.bins(&chunks[..taken], most) {
+                Ok(bins) => break bins,
+                Err(fewer) => taken = fewer,
             }
-            taken -= 1;
+        };
+        if taken == 0 {
+            return Err(sparse);
         }
         let next = match chunks.get(taken) {
             Some(chunk) => chunk.place,
@@ -272,9 +277,6 @@ impl Packing {
                 ..last.place
             }),
         };
-        if taken == 0 {
-            return Err(sparse);
-        }
         let is_last = taken == chunks.len() && self.chunks_from(next).is_none();
         if !is_last {
             split(&mut bins, most).ok_or(sparse)?;
@@ -288,33 +290,83 @@ impl Packing {
         Ok(Laid { packed, chunks: taken, next })
     }
 
-    /// Chunks by sample.
-    fn bins(&self, chunks: &[Chunk]) -> Vec<Vec<usize>> {
+    /// Chunks by sample. If they need more than `most` samples, how many of the first chunks may need no more.
+    fn bins(&self, chunks: &[Chunk], most: usize) -> Result<Vec<Vec<usize>>, usize> {
         let mut by_length: Vec<usize> = (0..chunks.len()).collect();
         if self.fit != Fit::Single {
             by_length.sort_by_key(|chunk| (u32::MAX - chunks[*chunk].tokens, *chunk));
         }
-        let (mut bins, mut room): (Vec<Vec<usize>>, Vec<u32>) = (Vec::new(), Vec::new());
-        for chunk in by_length {
+        let (mut bins, mut rooms): (Vec<Vec<usize>>, _) = (Vec::new(), Rooms::new(self.fit, most));
+        for (place, &chunk) in by_length.iter().enumerate() {
             let tokens = chunks[chunk].tokens;
-            let fitting = || room.iter().enumerate().filter(|(_, room)| **room >= tokens);
-            let bin = match self.fit {
-                Fit::Best => fitting().min_by_key(|(_, room)| **room),
-                Fit::First => fitting().next(),
-                Fit::Single => None,
-            };
-            match bin.map(|(bin, _)| bin) {
-                Some(bin) => {
-                    bins[bin].push(chunk);
-                    room[bin] -= tokens;
+            let (bin, room) = match rooms.take(tokens) {
+                Some(found) => found,
+                // With all the chunks laid so far, it goes the same way: one of them has to leave.
+                None if bins.len() == most => {
+                    return Err(by_length[..=place].iter().copied().max().unwrap_or(0));
                 }
                 None => {
-                    bins.push(vec![chunk]);
-                    room.push(self.window - tokens);
+                    bins.push(Vec::new());
+                    (bins.len() - 1, self.window)
+                }
+            };
+            bins[bin].push(chunk);
+            rooms.put(bin, room - tokens);
+        }
+        Ok(bins)
+    }
+}
+
+/// The room in the samples of a block. Finding one takes time with the logarithm of their number.
+enum Rooms {
+    /// Room and number of each.
+    Best(BTreeSet<(u32, usize)>),
+    /// A tree over all samples that there may be: the most room below each node, from the root at 1 on.
+    First(Vec<u32>),
+    Single,
+}
+
+impl Rooms {
+    fn new(fit: Fit, most: usize) -> Rooms {
+        match fit {
+            Fit::Best => Rooms::Best(BTreeSet::new()),
+            Fit::First => Rooms::First(vec![0; 2 * most.next_power_of_two()]),
+            Fit::Single => Rooms::Single,
+        }
+    }
+
+    /// The sample for so many tokens, at least one, and its room. What is left of that is [`put`](Rooms::put) back.
+    fn take(&mut self, tokens: u32) -> Option<(usize, u32)> {
+        match self {
+            Rooms::Best(rooms) => {
+                let (room, bin) = *rooms.range((tokens, 0)..).next()?;
+                rooms.remove(&(room, bin));
+                Some((bin, room))
+            }
+            Rooms::First(most) => {
+                let mut node = if most[1] < tokens { return None } else { 1 };
+                while node < most.len() / 2 {
+                    node = 2 * node + usize::from(most[2 * node] < tokens);
+                }
+                Some((node - most.len() / 2, most[node]))
+            }
+            Rooms::Single => None,
+        }
+    }
+
+    fn put(&mut self, bin: usize, room: u32) {
+        match self {
+            Rooms::Best(rooms) => drop(rooms.insert((room, bin))),
+            Rooms::First(most) => {
+                let mut node = most.len() / 2 + bin;
+                most[node] = room;
+                while node > 1 {
+                    node /= 2;
+                    most[node] = most[2 * node].max(most[2 * node + 1]);
                 }
             }
+            Rooms::Single => {}
         }
-        bins
     }
 }
 
@@ -345,11 +397,13 @@ struct Laid {
 /// Makes `samples` bins of fewer: the last chunk of the bin with the most chunks, of several the first, becomes a
 /// bin of its own. None if there are fewer chunks.
 fn split(bins: &mut Vec<Vec<usize>>, samples: usize) -> Option<()> {
+    let mut fullest: BinaryHeap<(usize, Reverse<usize>)> =
+        bins.iter().enumerate().map(|(bin, chunks)| (chunks.len(), Reverse(bin))).collect();
     while bins.len() < samples {
-        let most = bins.iter().map(Vec::len).max().filter(|most| *most > 1)?;
-        let fullest = bins.iter_mut().find(|bin| bin.len() == most)?;
-        let chunk = fullest.pop()?;
+        let (chunks, Reverse(bin)) = fullest.pop().filter(|(chunks, _)| *chunks > 1)?;
+        let chunk = bins[bin].pop()?;
         bins.push(vec![chunk]);
+        fullest.push((chunks - 1, Reverse(bin)));
     }
     Some(())
 }
@@ -390,7 +444,93 @@ mod tests {
         assert_eq!(empty, Err(PackingError::Empty));
     }
 
+    /// As the page has it, step by step: the samples of a block, and how many chunks are in it.
+    fn slowly(packing: &Packing, chunks: &[Chunk]) -> (Vec<Vec<usize>>, usize) {
+        let most = packing.samples_per_block as usize;
+        let lay = |chunks: &[Chunk]| {
+            let mut by_length: Vec<usize> = (0..chunks.len()).collect();
+            by_length.sort_by_key(|chunk| (u32::MAX - chunks[*chunk].tokens, *chunk));
+            let mut bins: Vec<(u32, Vec<usize>)> = Vec::new();
+            for chunk in by_length {
+                let tokens = chunks[chunk].tokens;
+                let mut fitting = bins.iter_mut().filter(|(room, _)| *room >= tokens);
+                let bin = match packing.fit {
+                    Fit::Best => fitting.min_by_key(|(room, _)| *room),
+                    Fit::First => fitting.next(),
+                    Fit::Single => None,
+                };
+                match bin {
+                    Some((room, bin)) => {
+                        bin.push(chunk);
+                        *room -= tokens;
+                    }
+                    None => bins.push((packing.window - tokens, vec![chunk])),
+                }
+            }
+            bins.into_iter().map(|(_, bin)| bin).collect::<Vec<_>>()
+        };
+        let fits = |taken: &usize| lay(&chunks[..*taken]).len() <= most;
+        let taken = (0..=chunks.len()).rev().find(fits).unwrap();
+        (lay(&chunks[..taken]), taken)
+    }
+
+    /// Two of these documents do not fit one sample, so half of the chunks that a block has room for have to leave.
+    #[test]
+    fn documents_of_an_unlucky_length_are_packed_in_time() {
+        for (tokens, window, fit) in
+            [(33, 64, Fit::Best), (129, 256, Fit::First), (22, 64, Fit::First)]
+        {
+            let lengths = vec![tokens; 200_000];
+            let per_block = BLOCK_BYTES / 2 / window;
+            let documents = Documents::contiguous(lengths).unwrap();
+            let packing = Packing::new(documents, fit, window, per_block, 2).unwrap();
+            let in_a_sample = u64::from(window / tokens);
+            assert!(packing.samples() >= 200_000 / in_a_sample);
+        }
+        // One token in a sample: the block has half a million of them.
+        let documents = Documents::contiguous(vec![1; 600_000]).unwrap();
+        let packing = Packing::new(documents, Fit::Best, 1, BLOCK_BYTES / 2, 2).unwrap();
+        assert_eq!((packing.samples(), packing.packed(0).samples()), (600_000, 1 << 19));
+    }
+
+    #[test]
+    fn documents_without_tokens_cost_nothing() {
+        let empty = core::iter::repeat_n(0, 5_000_000);
+        let lengths: Vec<u32> = [7].into_iter().chain(empty).chain([3]).collect();
+        let packing = packing(&lengths, Fit::Best, 10, 1);
+        (0..1_000).for_each(|_| assert_eq!(packing.block(0), 0..10));
+        assert_eq!(packing.documents.len(), 2);
+    }
+
     proptest! {
+        /// Shortcuts lead to the same samples.
+        #[test]
+        fn samples_are_those_of_the_page(
+            lengths in prop::collection::vec(1..60u32, 1..120),
+            window in 1..80u32,
+            per_block in 1..20u32,
+            fit in prop::sample::select(vec![Fit::Best, Fit::First]),
+        ) {
+            let packing = packing(&lengths, fit, window, per_block);
+            for block in 0..packing.samples().div_ceil(per_block.into()) {
+                let start = packing.starts[block as usize];
+                let (_, chunks) = packing.chunks_from(start).unwrap();
+                let (mut bins, taken) = slowly(&packing, &chunks);
+                prop_assert_eq!(packing.chunks_of(block).unwrap().1.len(), taken);
+                let packed = packing.packed(block);
+                while bins.len() < packed.samples() {
+                    let most = bins.iter().map(Vec::len).max().unwrap();
+                    let chunk = bins.iter_mut().find(|bin| bin.len() == most).unwrap().pop().unwrap();
+                    bins.push(vec![chunk]);
+                }
+                for (sample, mut bin) in (0..).zip(bins) {
+                    bin.sort_unstable();
+                    let pieces: Vec<_> = bin.into_iter().map(|chunk| chunks[chunk].range()).collect();
+                    prop_assert_eq!(packed.sample(sample), &pieces[..]);
+                }
+            }
+        }
+
         /// Every token of every document is in one sample, no sample is too long, only the last block is short,
         /// and packing wastes no more than documents alone do.
         #[test]

@@ -92,6 +92,8 @@ impl Sequences {
             order.extend(once);
             random.shuffle(&mut order[first..]);
         }
+        // They are shuffled with the others, but are in no sample: walking over a run of them would take long.
+        order.retain(|document| documents.lengths()[*document as usize] > 0);
         let stride = u64::from(settings.sequence_tokens);
         let count = samples.div_ceil(MARK_SAMPLES) as usize;
         marks.extend(starts(&documents, &order, stride * MARK_SAMPLES).take(count));
