@@ -4,11 +4,11 @@
 //! each of which signals are handled and other threads get their turn. A stream belongs to the process that opened
 //! it: a forked child gets an error from every call, and drops nothing that only the parent's threads could finish.
 
-use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{Next, Opened, StreamStatus};
 use pyo3::exceptions::PyUserWarning;
@@ -19,6 +19,9 @@ use crate::options::Request;
 
 /// Longest time without a look at signals.
 const PIECE: Duration = Duration::from_millis(25);
+
+/// A wait for a batch that is longer is reported, once.
+const NOTICE: Duration = Duration::from_secs(10);
 
 /// Batches and buffers that Python holds.
 #[derive(Debug, Default)]
@@ -39,7 +42,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let mut stream = self.stream.take();
-        if std::process::id() != self.owner {
+        if client::process_id() != self.owner {
             // The threads of a stream without offload do not exist in a forked child: joining them would hang.
             std::mem::forget(stream);
             return;
@@ -56,6 +59,8 @@ pub(crate) struct Source {
     turn: Mutex<()>,
     next_batch: AtomicU64,
     owner: u32,
+    /// Whether a long wait was reported.
+    noticed: AtomicBool,
     pub(crate) held: Arc<Held>,
 }
 
@@ -86,6 +91,11 @@ fn connect(py: Python<'_>, request: &Request) -> PyResult<client::Stream> {
     }
 }
 
+/// Issues a `UserWarning`.
+fn warn(py: Python<'_>, text: &CStr) -> PyResult<()> {
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)
+}
+
 /// Warns of token types that nobody gave: the bytes of a flat file look like them.
 fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
     for dataset in &opened.datasets {
@@ -97,8 +107,7 @@ fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
             "{name}: {dtype} is a guess: {why}; dtype=\"{dtype}\" or a manifest settles it"
         );
         // A name holds no zero byte: it is that of a file.
-        let text = CString::new(text).unwrap_or_default();
-        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+        warn(py, &CString::new(text).unwrap_or_default())?;
     }
     Ok(())
 }
@@ -113,7 +122,8 @@ impl Source {
             next_batch: AtomicU64::new(stream.next_batch()),
             stream: Mutex::new(None),
             turn: Mutex::new(()),
-            owner: std::process::id(),
+            owner: client::process_id(),
+            noticed: AtomicBool::new(false),
             held: Arc::default(),
         };
         source.put(py, stream);
@@ -142,7 +152,7 @@ impl Source {
 
     /// Refuses to work in a forked child, before a lock is touched that the parent may have held.
     pub(crate) fn check_owner(&self) -> PyResult<()> {
-        let (owner, user) = (self.owner, std::process::id());
+        let (owner, user) = (self.owner, client::process_id());
         if owner == user {
             return Ok(());
         }
@@ -167,8 +177,12 @@ impl Source {
                 Next::Pending | Next::SlotsHeld { .. } => {}
             }
         }
+        let begun = Instant::now();
         loop {
             py.check_signals()?;
+            if begun.elapsed() >= NOTICE && !self.noticed.swap(true, Ordering::Relaxed) {
+                warn(py, c"no batch for 10 s: the log of `dquant dpu` names ranks of this job that are missing, or a target that is away; the wait goes on")?;
+            }
             let stepped = py.detach(|| {
                 let turn = lock(&self.turn);
                 let mut stream = lock(&self.stream);

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import unittest
+import warnings
 from unittest import mock
 
 import numpy
@@ -199,6 +200,22 @@ class Ranks(World):
             for batch in stream:
                 del batch
         self.assertIn("checkpoint", failed.exception.hint)
+
+    def test_a_long_wait_is_reported(self):
+        stream = self.stream(self.folder_url, PLAN, rank=0, world_size=2, group=self.id())
+        with warnings.catch_warnings():
+            # As an error it ends the wait.
+            warnings.simplefilter("error", UserWarning)
+            with self.assertRaisesRegex(UserWarning, "no batch for 10 s.*ranks of this job"):
+                for batch in stream:
+                    last = batch.number
+                    del batch
+        other = self.stream(self.folder_url, PLAN, rank=1, world_size=2, group=self.id())
+        for batch in other:
+            if batch.number > last:
+                break
+            del batch
+        self.assertEqual(next(stream).number, last + 2, "the wait went on where it was")
 
     def test_torchrun_says_who_we_are(self):
         run = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": self.id()}

@@ -28,6 +28,7 @@
 //! `layout` defines the layout, `map` owns the memory, `wake` is the wake-up protocol.
 
 mod consumer;
+mod copy;
 mod error;
 mod layout;
 mod map;
