@@ -4,6 +4,7 @@
 //! which is rare.
 
 use client::{Error, Reason};
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 
 /// A class of `dquant._errors`.
@@ -65,3 +66,18 @@ pub(crate) fn raised(error: &Error) -> PyErr {
 pub(crate) fn invalid(message: impl Into<String>, hint: &str) -> PyErr {
     Class::Invalid.error(message, Some(hint))
 }
+
+/// The value of an argument, or an error that names it and what it takes.
+pub(crate) fn value_of<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    takes: &str,
+) -> PyResult<T> {
+    value.extract::<T>().map_err(|_| {
+        let shown = value.repr().map_or_else(|_| "a value".into(), |text| text.to_string());
+        invalid(format!("{name} is {shown}"), &format!("give {takes}"))
+    })
+}
+
+/// What numbers of 32 bits are.
+pub(crate) const U32: &str = "a whole number from 0 to 2**32 - 1";

@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use client::{LeaveOut, Options};
-use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMapping};
 
-use crate::errors::invalid;
+use crate::errors::{U32, invalid, value_of};
 use crate::ranks::{self, Slice};
 
 /// Port of a RoCE endpoint whose address names none.
@@ -81,20 +80,7 @@ impl Request {
     }
 }
 
-/// The value of an argument, or an error that names it and what it takes.
-fn value_of<'py, T: FromPyObjectOwned<'py>>(
-    name: &str,
-    value: &Bound<'py, PyAny>,
-    takes: &str,
-) -> PyResult<T> {
-    value.extract::<T>().map_err(|_| {
-        let shown = value.repr().map_or_else(|_| "a value".into(), |text| text.to_string());
-        invalid(format!("{name} is {shown}"), &format!("give {takes}"))
-    })
-}
-
-/// What numbers of either size are.
-const U32: &str = "a whole number from 0 to 2**32 - 1";
+/// What long numbers are.
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
 /// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
@@ -404,7 +390,7 @@ fn batches(count: u64) -> PyResult<u64> {
 }
 
 /// Pairs of a first batch and the batch after the last.
-pub(crate) fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
+fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
     let hint = "give pairs of a first batch and the batch after the last: [(1000, 1200)]";
     // A saved state has lists where users write tuples.
     let pairs = value.extract::<Vec<[u64; 2]>>();

@@ -6,7 +6,7 @@
 use client::{Layout, Machine, Rank};
 use pyo3::prelude::*;
 
-use crate::errors::invalid;
+use crate::errors::{U32, invalid, value_of};
 
 /// The part of each sample that a trainer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,16 +50,16 @@ impl Given {
             "cp" => &mut self.context_parallel,
             "pp" => &mut self.pipeline_parallel,
             "cp_split" => {
-                self.cp_split = Some(value.extract()?);
+                self.cp_split = Some(value_of(name, value, "\"zigzag\" or \"contiguous\"")?);
                 return Ok(true);
             }
             "group" => {
-                self.group = Some(value.extract()?);
+                self.group = Some(value_of(name, value, "the name of a run")?);
                 return Ok(true);
             }
             _ => return Ok(false),
         };
-        *number = Some(value.extract()?);
+        *number = Some(value_of(name, value, U32)?);
         Ok(true)
     }
 

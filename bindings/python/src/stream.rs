@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use client::{DatasetInfo, Identity, LeaveOut, Opened};
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::batch::{Batch, Form};
 use crate::errors::Class;
-use crate::options::{Request, left_out, ranges};
+use crate::options::{Request, left_out};
 use crate::records;
 use crate::source::Source;
 
@@ -205,8 +206,15 @@ impl Stream {
         self.source.check_owner()?;
         let next_sample = self.check_state(py, state)?;
         let before = self.left_out();
-        let saved = state.get_item("leave_out")?.map(|saved| ranges(&saved)).transpose()?;
-        let left_out = left_out(before.ranges().iter().cloned().chain(saved.unwrap_or_default()))?;
+        let theirs = match state.get_item("leave_out")? {
+            Some(theirs) => {
+                let theirs = saved::<Vec<[u64; 2]>>("leave_out", &theirs)?;
+                theirs.into_iter().map(|[first, end]| first..end).collect()
+            }
+            None => Vec::new(),
+        };
+        let left_out = left_out(before.ranges().iter().cloned().chain(theirs))
+            .map_err(|error| refuse(&[error.to_string()]))?;
         let finished_before = self.finished.load(Ordering::Relaxed);
         let here = next_sample == self.next_sample() && !finished_before && left_out == before;
         if here && !self.source.is_closed(py)? {
@@ -214,13 +222,15 @@ impl Stream {
         }
         let mut request = self.request.clone();
         let finished = !request.move_to(next_sample, self.opened.batch_samples);
-        self.shift.store(request.options.shift, Ordering::Relaxed);
+        let shift = request.options.shift;
         if finished {
             self.source.move_to(request.options.first_batch);
+            self.shift.store(shift, Ordering::Relaxed);
         } else {
-            request.options.leave_out =
-                self.in_batches(&left_out, next_sample, request.options.shift)?;
+            request.options.leave_out = self.in_batches(&left_out, next_sample, shift)?;
             let opened = self.source.reopen(py, &request)?;
+            // Not before: a position that could not be loaded is not that of the stream.
+            self.shift.store(shift, Ordering::Relaxed);
             let tables = self.opened.table.iter().zip(&opened.table);
             let pairs = self.opened.datasets.iter().zip(&opened.datasets).chain(tables);
             let differences = pairs.filter_map(|(then, now)| {
@@ -298,7 +308,7 @@ impl Stream {
             differences.extend(difference(name, state, &ours)?);
         }
         let theirs = match state.get_item("datasets")? {
-            Some(datasets) => datasets.extract::<Vec<Bound<'_, PyDict>>>()?,
+            Some(datasets) => saved::<Vec<Bound<'_, PyDict>>>("datasets", &datasets)?,
             None => Vec::new(),
         };
         if theirs.len() != self.opened.datasets.len() {
@@ -319,11 +329,19 @@ impl Stream {
             differences.extend(how.map(|how| format!("table {}: {how}", info.name)));
         }
         match state.get_item("next_sample")? {
-            Some(next_sample) if differences.is_empty() => next_sample.extract(),
+            Some(next_sample) if differences.is_empty() => saved("next_sample", &next_sample),
             Some(_) => Err(refuse(&differences)),
             None => Err(refuse(&["no next_sample in the state".to_owned()])),
         }
     }
+}
+
+/// A value of a state, which may come from a damaged checkpoint.
+fn saved<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+    value.extract::<T>().map_err(|_| {
+        let shown = value.repr().map_or_else(|_| "a value".into(), |text| text.to_string());
+        refuse(&[format!("{name} is {shown} in the state")])
+    })
 }
 
 /// How a dataset of this stream differs from the one that a state describes, if it does.
@@ -334,17 +352,18 @@ fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult
     if let Some(name) = missing {
         return Ok(Some(format!("no {name} in the state")));
     }
-    let item = |name: &str| state.as_any().get_item(name);
-    let (name, dtype) = (item("name")?.extract::<String>()?, item("dtype")?.extract::<String>()?);
+    let text = |name: &str| saved::<String>(name, &state.as_any().get_item(name)?);
+    // States of earlier versions lack some.
+    let number = |name: &str| state.get_item(name)?.map_or(Ok(0), |value| saved(name, &value));
+    let (name, dtype) = (text("name")?, text("dtype")?);
     let then = Identity {
         name: &name,
         dtype: &dtype,
-        tokens: item("tokens")?.extract()?,
-        data_offset: item("data_offset")?.extract()?,
-        fingerprint: item("fingerprint")?.extract()?,
-        // States of earlier versions lack these.
-        content: state.get_item("content")?.map_or(Ok(0), |content| content.extract())?,
-        documents: state.get_item("documents")?.map_or(Ok(0), |documents| documents.extract())?,
+        tokens: number("tokens")?,
+        data_offset: number("data_offset")?,
+        fingerprint: number("fingerprint")?,
+        content: number("content")?,
+        documents: number("documents")?,
     };
     Ok(then.difference(&ours.identity()))
 }

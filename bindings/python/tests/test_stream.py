@@ -217,6 +217,42 @@ class Position(World):
             with self.subTest(missing=name), self.assertRaises(dquant.StateError):
                 self.stream().load_state_dict({key: value for key, value in state.items() if key != name})
 
+    def test_a_damaged_state_is_refused_whatever_is_in_it(self):
+        state = self.stream().state_dict()
+        dataset = state["datasets"][0]
+        junk = ("x", -1, 1.5, 2**70, [], {}, [1], [[1]], [[1, 2, 3]], [["a", "b"]], b"\0", object())
+        places = [("datasets", lambda value: {"datasets": value}), ("next_sample", lambda value: {"next_sample": value})]
+        places += [("leave_out", lambda value: {"leave_out": value})]
+        places += [(name, lambda value, name=name: {"datasets": [{**dataset, name: value}]}) for name in dataset]
+        stream = self.stream()
+        for name, change in places:
+            for value in junk:
+                if (name, value) == ("leave_out", []):
+                    continue
+                with self.subTest(name=name, value=value):
+                    try:
+                        stream.load_state_dict({**state, **change(value)})
+                    except dquant.StateError as error:
+                        self.assertIsNotNone(error.hint)
+                    else:
+                        # What does not identify a file is not compared.
+                        self.assertIn(name, dataset)
+                        self.assertNotIn(name, ("name", "dtype", "tokens", "data_offset", "fingerprint", "content", "documents"))
+        for wrong in ([[5, 3]], [[2 * at, 2 * at + 1] for at in range(65)]):
+            with self.subTest(leave_out=wrong), self.assertRaises(dquant.StateError):
+                stream.load_state_dict({**state, "leave_out": wrong})
+        self.assertEqual(next(stream).number, 0, "the stream is as before")
+
+    def test_a_position_that_could_not_be_loaded_leaves_the_old_one(self):
+        dpu = self.start_dpu()
+        stream = self.stream(dpu=dpu.ready["socket"])
+        next(stream)
+        state = stream.state_dict()
+        dpu.kill()
+        with self.assertRaises(dquant.Error):
+            stream.load_state_dict({**state, "next_sample": 7 * 32 + 5})
+        self.assertEqual(stream.state_dict(), state)
+
 
 class Files(World):
     def test_whole_batches_are_copied(self):
