@@ -272,7 +272,9 @@ impl Sink for RingSink {
         };
         let published = ring.producer.publish(slot, meta);
         debug_assert!(published.is_ok(), "{published:?}");
-        ring.producer.doorbell_if_needed(doorbell_slots);
+        // A trainer waits for the first batch; later ones come several at a time.
+        let is_first = ring.producer.produced() == 1;
+        ring.producer.doorbell_if_needed(if is_first { 1 } else { doorbell_slots });
     }
 
     fn fail(&mut self, error: &StreamError) {
