@@ -11,11 +11,11 @@ use std::sync::Arc;
 use host::ring::{Producer, RingConfig, RingFds};
 use xio::dataset::Dtype;
 use xio::documents::Documents;
-use xio::order::{MAX_TOTAL_WEIGHT, OrderError};
+use xio::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT, OrderError};
 use xio::plan::Plan;
 
 use crate::action;
-use crate::catalog::{Found, Table, find_file, read_list};
+use crate::catalog::{Found, Table, find_files, read_list};
 use crate::control::documents::Received;
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
@@ -84,8 +84,14 @@ impl FileStream {
         let plan = layout::parse(&config.plan)?;
         let (documents, document_hashes) = (plan.needs_documents(), !plan.selection().is_empty());
         let asked = DatasetRef { name, dtype, vocabulary, documents, document_hashes };
-        let find = |path: &PathBuf| find_file(path, &asked);
-        let mut found = config.files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
+        if config.files.len() > MAX_DATASETS {
+            let text = format!(
+                "{} files are given, a stream blends at most {MAX_DATASETS}",
+                config.files.len()
+            );
+            return Err(Error::invalid(text).hint("join small files into one dataset"));
+        }
+        let mut found = find_files(&config.files, &asked)?;
         let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let request = request(&config, &infos)?;
         let table = plan.remap().map(Table::read_local).transpose()?;
