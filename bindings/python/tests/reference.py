@@ -398,7 +398,6 @@ class Dataset:
         self.in_blocks(block_bytes)
         self.documents = None if documents is None else [document for document in documents if document[1] > 0]
         self.packed = None
-        self.windows = self.samples
         if how is not None:
             self.packed = packed(tuple(self.documents), window, self.per_block, self.tokens.itemsize, how)
             self.samples = len(self.packed)
@@ -494,7 +493,7 @@ class Reference:
             for (dtype, path), left in zip(files, documents, strict=True)
         ]
         if weights is None:
-            weights = [proportional([dataset.windows for dataset in self.datasets])]
+            weights = [proportional([dataset.samples for dataset in self.datasets])]
         if len(files) != len(weights[0]) or len(weights) != len(starts):
             raise ValueError(f"{len(files)} files for {len(weights[0])} datasets in {len(weights)} phases")
         self.blend = Phases(starts, [blend_of(phase) for phase in weights])

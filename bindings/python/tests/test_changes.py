@@ -1,5 +1,6 @@
 """Files that change between two resumes: what differs is said, and no batch mixes two contents."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import subprocess
 import numpy
 
 import dquant
+from modules import assembled
 from world import World
 
 BATCHES = 60
@@ -161,3 +163,34 @@ class Changes(World):
                         stream.load_state_dict(state)
                     with self.assertRaisesRegex(dquant.StateError, "not in the state"):
                         stream.load_state_dict({key: value for key, value in state.items() if key != "table"})
+
+    def test_another_module_is_refused(self):
+        self.restore(False)
+        file, modules = self.path("every.wasm"), {step: assembled(step) for step in (7, 5)}
+        hashes = {step: hashlib.sha256(module).hexdigest() for step, module in modules.items()}
+
+        def plan_of(name, step):
+            return f'window(64) | wasm("{name}", sha256={hashes[step]}) | batch(4)'
+
+        def write(step):
+            with open(file, "wb") as module:
+                module.write(modules[step])
+
+        for source, name in zip(self.sources, ("every", file), strict=True):
+            with self.subTest(source=source):
+                write(7)
+                with self.stream(source, plan_of(name, 7), batches=BATCHES) as stream:
+                    next(stream)
+                    state = stream.state_dict()
+                    want = bytes(next(stream))
+                with self.stream(source, plan_of(name, 7), batches=BATCHES) as stream:
+                    stream.load_state_dict(state)
+                    self.assertEqual(bytes(next(stream)), want)
+                # A module of the same name: with the hash of the state it does not run, with its own it is another plan.
+                write(5)
+                with self.assertRaisesRegex(dquant.InvalidError, f"every.wasm: its SHA-256 is {hashes[5]}"):
+                    self.stream(source, plan_of(name, 7), batches=BATCHES)
+                with self.stream(source, plan_of(name, 5), batches=BATCHES) as stream:
+                    refused = f"plan is .*{hashes[7]}.* in the state, .*{hashes[5]}.* here"
+                    with self.assertRaisesRegex(dquant.StateError, refused):
+                        stream.load_state_dict(state)

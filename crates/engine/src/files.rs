@@ -1,7 +1,7 @@
 //! Streams over files of this machine, without target, DPU or socket.
 //!
 //! The batches are those of the same plan over the same files behind a target (C4). Where a name stands for
-//! several files, they are blended in proportion to their samples.
+//! several files, they are blended in proportion to the samples that the plan makes of them.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use host::ring::{Producer, RingConfig, RingFds};
 use xio::dataset::Dtype;
 use xio::documents::Documents;
-use xio::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT, OrderError};
+use xio::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
 use xio::plan::Plan;
 
 use crate::action;
@@ -21,7 +21,7 @@ use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
 use crate::error::Error;
-use crate::layout::{self, MAX_ORDER_TABLES};
+use crate::layout::{self, Divided, MAX_ORDER_TABLES};
 use crate::proto::{BatchRange, DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
 use crate::selection;
 use crate::stream::stream_status;
@@ -56,6 +56,56 @@ pub struct FilesConfig {
     pub memory: u64,
 }
 
+/// Files of this machine, as a plan divides them into samples.
+#[derive(Debug)]
+pub struct DividedFiles {
+    /// The plan, with a blend if several files came without one.
+    pub plan: Plan,
+    /// The open files, in the order of the blend. Their documents are in `divided`.
+    pub found: Vec<Found>,
+    /// Their descriptions, which tell what the plan drops.
+    pub infos: Vec<DatasetInfo>,
+    /// Their samples.
+    pub divided: Divided,
+}
+
+impl DividedFiles {
+    /// Opens files and divides them. `dtype` is the type of flat files, empty if they tell it; ids are below
+    /// `vocabulary`, if that is not 0.
+    ///
+    /// # Errors
+    /// When a file is refused, or the plan makes no sample of it.
+    pub fn open(
+        plan: &Plan,
+        files: &[PathBuf],
+        dtype: &str,
+        vocabulary: u64,
+    ) -> Result<DividedFiles, Error> {
+        let asked = DatasetRef {
+            name: String::new(),
+            dtype: dtype.to_owned(),
+            vocabulary,
+            documents: plan.needs_documents(),
+            document_hashes: !plan.selection().is_empty(),
+        };
+        if files.len() > MAX_DATASETS {
+            let text =
+                format!("{} files are given, a stream blends at most {MAX_DATASETS}", files.len());
+            return Err(Error::invalid(text).hint("join small files into one dataset"));
+        }
+        let mut found = find_files(files, &asked)?;
+        let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
+        let documents = documents_of(plan, &mut found, &mut infos)?;
+        let mut divided = layout::divide(plan, &infos, &vec![asked; infos.len()], documents)?;
+        let plan = match plan.blend() {
+            [] if infos.len() > 1 => plan.blended(proportions(&infos, &divided)),
+            _ => plan.clone(),
+        };
+        divided.in_blocks_of(&plan).map_err(Error::invalid)?;
+        Ok(DividedFiles { plan, found, infos, divided })
+    }
+}
+
 /// A stream whose engine is a thread of this process. Dropping it ends it.
 #[derive(Debug)]
 pub struct FileStream(FileEngine);
@@ -79,21 +129,11 @@ impl FileStream {
     /// # Errors
     /// When the plan or a file is refused, and when the machine lacks a resource.
     pub fn open(config: FilesConfig) -> Result<OpenedFiles, Error> {
-        let (name, dtype) = (String::new(), config.dtype.clone());
-        let vocabulary = config.vocabulary.unwrap_or(0);
         let plan = layout::parse(&config.plan)?;
-        let (documents, document_hashes) = (plan.needs_documents(), !plan.selection().is_empty());
-        let asked = DatasetRef { name, dtype, vocabulary, documents, document_hashes };
-        if config.files.len() > MAX_DATASETS {
-            let text = format!(
-                "{} files are given, a stream blends at most {MAX_DATASETS}",
-                config.files.len()
-            );
-            return Err(Error::invalid(text).hint("join small files into one dataset"));
-        }
-        let mut found = find_files(&config.files, &asked)?;
-        let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
-        let request = request(&config, &infos)?;
+        let vocabulary = config.vocabulary.unwrap_or(0);
+        let divided = DividedFiles::open(&plan, &config.files, &config.dtype, vocabulary)?;
+        let DividedFiles { plan, found, infos, divided } = divided;
+        let request = request(&config, &plan, &infos);
         let table = plan.remap().map(Table::read_local).transpose()?;
         let module = plan.wasm().cloned();
         let action = module.map(|module| {
@@ -103,8 +143,7 @@ impl FileStream {
         let action = action.transpose()?;
         let table_ids = table.as_ref().map(|table| Table::ids_of(&table.info)).transpose()?;
         let compile = |plan: &Plan, dtypes: &[Dtype]| plan.compile_local(dtypes, table_ids);
-        let documents = documents_of(&layout::parse(&request.plan)?, &mut found, &mut infos)?;
-        let mut layout = layout::plan(&request, &infos, documents, MAX_ORDER_TABLES, compile)?;
+        let mut layout = layout::plan(&request, &infos, divided, MAX_ORDER_TABLES, compile)?;
         let table_info = table.as_ref().map(|table| table.info.clone());
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
@@ -176,21 +215,16 @@ fn check_table(table: &[u32], found: &[Found]) -> Result<(), Error> {
     }
 }
 
-/// The request as a DPU would get it, with a blend if several files come without one.
-fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, Error> {
-    let plan = layout::parse(&config.plan)?;
-    let plan = match plan.blend() {
-        [] if infos.len() > 1 => plan.blended(proportions(&plan, infos)?).to_string(),
-        _ => config.plan.clone(),
-    };
+/// The request as a DPU would get it.
+fn request(config: &FilesConfig, plan: &Plan, infos: &[DatasetInfo]) -> OpenRequest {
     let range = |batches: &Range<u64>| BatchRange { first: batches.start, end: batches.end };
     let dataset = |info: &DatasetInfo| {
         let (name, dtype) = (info.name.clone(), config.dtype.clone());
         DatasetRef { name, dtype, ..DatasetRef::default() }
     };
-    Ok(OpenRequest {
+    OpenRequest {
         datasets: infos.iter().map(dataset).collect(),
-        plan,
+        plan: plan.to_string(),
         first_batch: config.first_batch,
         batches: config.batches.unwrap_or(0),
         slots: config.slots,
@@ -206,23 +240,14 @@ fn request(config: &FilesConfig, infos: &[DatasetInfo]) -> Result<OpenRequest, E
             ..Ranks::default()
         }),
         ..OpenRequest::default()
-    })
+    }
 }
 
 /// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
-/// else to a part in [`MAX_TOTAL_WEIGHT`]. A file without a sample is refused: only a blend that gives it weight 0
-/// says that it is to be left out.
-fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>, Error> {
-    let (window, overlap) = (plan.window(), plan.overlap());
-    // The parser has checked that the overlap is below the window.
-    let samples = |info: &DatasetInfo| {
-        info.tokens.saturating_sub(overlap.into()) / u64::from(window - overlap)
-    };
-    let counts: Vec<u64> = infos.iter().map(samples).collect();
-    if let Some((info, _)) = infos.iter().zip(&counts).find(|(_, count)| **count == 0) {
-        let short = OrderError::NoSample { tokens: info.tokens, window };
-        return Err(layout::undivided(&info.name, &short));
-    }
+/// else to a part in [`MAX_TOTAL_WEIGHT`].
+fn proportions(infos: &[DatasetInfo], divided: &Divided) -> Vec<(String, u32)> {
+    // Each has samples, unless an order lists them: that needs no weights.
+    let counts: Vec<u64> = divided.layouts.iter().map(|layout| layout.samples.max(1)).collect();
     let divisor = counts.iter().copied().fold(0, gcd).max(1);
     let total: u128 = counts.iter().map(|count| u128::from(count / divisor)).sum();
     // Rounding adds at most one part for each file.
@@ -235,7 +260,7 @@ fn proportions(plan: &Plan, infos: &[DatasetInfo]) -> Result<Vec<(String, u32)>,
         let weight = u32::try_from(weight(count)).unwrap_or(u32::MAX);
         (info.name.clone(), weight)
     });
-    Ok(named.collect())
+    named.collect()
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

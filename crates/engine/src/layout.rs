@@ -155,42 +155,84 @@ pub(crate) fn share(request: &OpenRequest) -> Result<Share, Error> {
     Ok(share)
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `documents` are
-/// theirs if the plan needs them, else there are none; tables of an order take at most `order_bytes`; `compile` decides
-/// where the plan's stages run.
+/// The datasets of a stream, divided into samples as its plan says.
+#[derive(Debug)]
+pub struct Divided {
+    /// In the order of the blend.
+    pub layouts: Vec<SampleLayout>,
+    /// How samples are cut from each.
+    pub cuts: Vec<Cut>,
+    /// Their documents, where these decide the order.
+    documents: Vec<Documents>,
+}
+
+impl Divided {
+    /// Takes the sizes of blocks from a plan that has got its blend: they depend on it where datasets are many.
+    pub(crate) fn in_blocks_of(&mut self, plan: &Plan) -> Result<(), OrderError> {
+        if plan.pack().is_none() && plan.megatron().is_none() {
+            for (dataset, layout) in self.layouts.iter_mut().enumerate() {
+                *layout = plan.layout(dataset, layout.file)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Divides datasets into samples, which depends on the whole plan but the weights above 0 of its blend. `asked` are
+/// the requests that `infos` answer; `documents` are theirs if the plan needs them, else there are none.
+///
+/// # Errors
+/// When the plan has no samples of a dataset, and names it.
+pub fn divide(
+    plan: &Plan,
+    infos: &[DatasetInfo],
+    asked: &[DatasetRef],
+    documents: Vec<Documents>,
+) -> Result<Divided, Error> {
+    if infos.len() != asked.len() {
+        let why = format!("{} datasets described, {} asked for", infos.len(), asked.len());
+        return Err(Error::invalid(why));
+    }
+    check_selection(plan)?;
+    let mut layouts = Vec::with_capacity(infos.len());
+    for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
+        let file = token_file((info, asked))?;
+        if file.dtype == Dtype::U8 {
+            check_records(info, plan.window())?;
+        }
+        let layout = plan.layout(dataset, file).map_err(|error| undivided(&info.name, &error))?;
+        layouts.push(layout);
+    }
+    if plan.megatron().is_some() {
+        check_sequences(infos)?;
+        let cuts = vec![Cut::Listed; layouts.len()];
+        return Ok(Divided { layouts, cuts, documents });
+    }
+    let cuts = cut(plan, &mut layouts, documents, infos)?;
+    Ok(Divided { layouts, cuts, documents: Vec::new() })
+}
+
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `divided` are the
+/// same; tables of an order take at most `order_bytes`; `compile` decides where the plan's stages run.
 pub fn plan(
     request: &OpenRequest,
     infos: &[DatasetInfo],
-    documents: Vec<Documents>,
+    divided: Divided,
     order_bytes: u64,
     compile: impl Fn(&Plan, &[Dtype]) -> Result<Pipeline, CompileError>,
 ) -> Result<Layout, Error> {
     let plan = parse(&request.plan)?;
+    let Divided { layouts, cuts, documents } = divided;
     let expected = plan.blend().len().max(1);
-    if infos.len() != expected || request.datasets.len() != expected {
+    if infos.len() != expected || layouts.len() != expected {
         let why = format!("{} datasets for a plan over {expected}", infos.len());
         return Err(Error::invalid(why));
     }
-    check_selection(&plan)?;
-    let asked = infos.iter().zip(&request.datasets);
-    let files = asked.map(token_file).collect::<Result<Vec<_>, _>>()?;
-    let dtypes: Vec<Dtype> = files.iter().map(|file| file.dtype).collect();
+    let dtypes: Vec<Dtype> = layouts.iter().map(|layout| layout.file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
-    let mut layouts = Vec::with_capacity(files.len());
-    for (dataset, ((file, name), info)) in files.iter().zip(&names).zip(infos).enumerate() {
-        if file.dtype == Dtype::U8 {
-            check_records(info, pipeline.window_tokens())?;
-        }
-        layouts.push(pipeline.layout(dataset, *file).map_err(|error| undivided(name, &error))?);
-    }
-    if plan.megatron().is_some() {
-        check_sequences(infos)?;
-    }
-    let listed = plan.megatron_order(documents.clone(), order_bytes);
-    let cuts = cut(&plan, &mut layouts, documents, &names)?;
-    let order: StreamOrder = match listed {
-        Some(order) => order.map_err(|error| unlisted(&error))?.into(),
+    let order: StreamOrder = match plan.megatron_order(documents, order_bytes) {
+        Some(order) => order.map_err(|error| unlisted(&error, &names))?.into(),
         None => pipeline.order(&layouts).map_err(Error::invalid)?.into(),
     };
     let source =
@@ -219,6 +261,12 @@ pub fn plan(
     check_slot(&delivery)?;
     check_end(&mut delivery, &order)?;
     check_numbers(&delivery)?;
+    let left_out = left_out(request, &delivery)?;
+    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
+}
+
+/// What a request leaves out: whole steps of all ranks.
+fn left_out(request: &OpenRequest, delivery: &Delivery) -> Result<LeaveOut, Error> {
     let left_out = request.leave_out.iter().map(|range| range.first..range.end);
     let left_out = LeaveOut::new(left_out).map_err(|error| {
         Error::invalid(error).hint("a range is FIRST..END, its last batch is END - 1")
@@ -231,7 +279,7 @@ pub fn plan(
             format!("begin and end ranges a multiple of {ranks} batches after batch {first}");
         return Err(Error::invalid(text).hint(hint));
     }
-    Ok(Layout { plan: plan.to_string(), order, sources, names, delivery, left_out })
+    Ok(left_out)
 }
 
 /// How samples are cut from each dataset; packed ones get the number of their samples.
@@ -239,18 +287,16 @@ fn cut(
     plan: &Plan,
     layouts: &mut [SampleLayout],
     documents: Vec<Documents>,
-    names: &[String],
+    infos: &[DatasetInfo],
 ) -> Result<Vec<Cut>, Error> {
-    if plan.megatron().is_some() {
-        return Ok(vec![Cut::Listed; layouts.len()]);
-    }
     if !plan.needs_documents() {
         return Ok(vec![Cut::Windows; layouts.len()]);
     }
     let mut cuts = Vec::with_capacity(layouts.len());
-    let datasets = layouts.iter_mut().zip(documents).zip(names);
-    for (dataset, ((layout, documents), name)) in datasets.enumerate() {
-        let cut = plan.cut(dataset, *layout, documents).map_err(|error| unpacked(name, &error))?;
+    let datasets = layouts.iter_mut().zip(documents).zip(infos);
+    for (dataset, ((layout, documents), info)) in datasets.enumerate() {
+        let cut = plan.cut(dataset, *layout, documents);
+        let cut = cut.map_err(|error| unpacked(&info.name, &error))?;
         *layout = cut.0;
         cuts.push(cut.1);
     }
@@ -271,7 +317,7 @@ fn unpacked(name: &str, error: &PackingError) -> Error {
 }
 
 /// Why a file has no samples.
-pub(crate) fn undivided(name: &str, error: &OrderError) -> Error {
+fn undivided(name: &str, error: &OrderError) -> Error {
     Error::invalid(format!("{name}: {error}"))
         .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
 }
@@ -336,17 +382,20 @@ fn types(error: &CompileError, names: &[String]) -> Error {
 /// Most bytes of tables of one stream that follows Megatron-core's order: about 7 * 10^7 samples.
 pub(crate) const MAX_ORDER_TABLES: u64 = 1 << 30;
 
-/// Why there is no order of Megatron-core.
-fn unlisted(error: &MegatronError) -> Error {
+/// Why there is no order of Megatron-core over the datasets of these names.
+fn unlisted(error: &MegatronError, names: &[String]) -> Error {
     let hint = match error {
         MegatronError::Memory { .. } => "lower samples= in order(megatron, …)",
         MegatronError::TooFew { .. } => "give each dataset a weight: blend(web=0.7, code=0.3)",
         MegatronError::NoTokens { .. } | MegatronError::NoSample { .. } => {
-            "datasets count from 0, as in the blend; `dquant documents` shows what one has"
+            "`dquant documents` shows what it has; split= of order(megatron, …) may leave a part of that"
         }
         _ => "docs/megatron.md says what Megatron-core needs",
     };
-    Error::invalid(error).hint(hint)
+    match error.dataset().and_then(|dataset| names.get(dataset)) {
+        Some(name) => Error::invalid(format!("{name}: {error}")).hint(hint),
+        None => Error::invalid(error).hint(hint),
+    }
 }
 
 /// Megatron-core shuffles sequences, and the tables of documents do not tell where those of a document are.

@@ -311,7 +311,8 @@ fn open(
     let (documents, tables) = documents_of(context, &control, &plan, &request, &mut infos)?;
     let most = if plan.megatron().is_some() { MAX_ORDER_TABLES } else { 0 };
     let mut order = context.documents.take_part(most);
-    let layout = layout::plan(&request, &infos, documents, order.bytes(), compile)?;
+    let divided = layout::divide(&plan, &infos, &request.datasets, documents)?;
+    let layout = layout::plan(&request, &infos, divided, order.bytes(), compile)?;
     order.shrink(layout.order.table_bytes());
     EngineError::check_staging(layout.memory_needed() + CAPSULES_BYTES, context.memory)?;
     let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use engine::catalog::find_file;
-use engine::proto::DatasetRef;
+use engine::catalog::{Found, find_file};
+use engine::files::DividedFiles;
+use engine::proto::{DatasetInfo, DatasetRef};
 use serde::Serialize;
 use xio::dataset::{BYTES, Dtype};
+use xio::order::{Cut, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::quantized::write;
 
@@ -18,7 +20,7 @@ use super::{Console, Report};
 use crate::exit::CliError;
 use crate::exit::Exit;
 use crate::planning::costs::Costs;
-use crate::planning::{Dataset, Placed, Placement, Row, notes, place};
+use crate::planning::{Dataset, Drawn, PackedSamples, Placed, Placement, Row, notes, place};
 use crate::units::Bytes;
 
 /// Look at plans before they run
@@ -117,7 +119,7 @@ struct Explained {
     measured: bool,
     placements: Vec<Placed>,
     /// What the figures leave out.
-    notes: Vec<&'static str>,
+    notes: Vec<String>,
 }
 
 impl Report for Explained {
@@ -139,7 +141,7 @@ impl Explain {
             let hint = error.hint().unwrap_or_else(|| "`dquant cat --help` shows plans".into());
             CliError::usage(format_args!("invalid plan\n{text}")).hint(hint)
         })?;
-        let (plan, sources) =
+        let Asked { plan, sources, unknown } =
             if self.files.is_empty() { self.types(plan)? } else { self.found(plan, console)? };
         let costs = self.costs(&plan, &sources)?;
         let datasets: Vec<Dataset> = sources.into_iter().map(|source| source.dataset).collect();
@@ -150,13 +152,14 @@ impl Explain {
             .map(|placement| place(&plan, &datasets, placement, &costs))
             .collect::<Result<Vec<_>, CliError>>()?;
         let measured = self.measure;
-        let (notes, plan) = (notes(&plan), plan.to_string());
+        let notes = notes(&plan, &datasets).into_iter().map(str::to_owned).chain(unknown).collect();
+        let plan = plan.to_string();
         console.report(&Explained { plan, datasets, measured, placements, notes })?;
         Ok(Exit::Good)
     }
 
     /// Datasets of which only the types are known.
-    fn types(&self, plan: Plan) -> Result<(Plan, Vec<Source>), CliError> {
+    fn types(&self, plan: Plan) -> Result<Asked, CliError> {
         let names: Vec<String> = match plan.blend() {
             [] => vec!["any file".to_owned()],
             parts => parts.iter().map(|part| part.name.clone()).collect(),
@@ -174,15 +177,16 @@ impl Explain {
                 return Err(CliError::usage(text).hint(hint));
             }
         };
-        let source = |(name, dtype)| Source {
-            dataset: Dataset { name, dtype, origin: "given".to_owned(), tokens: None },
-            file: None,
+        let source = |(name, dtype)| {
+            let (origin, tokens, drawn, samples) = ("given".to_owned(), None, None, None);
+            Source { dataset: Dataset { name, dtype, origin, tokens, drawn, samples }, file: None }
         };
-        Ok((plan, names.into_iter().zip(dtypes).map(source).collect()))
+        let sources = names.into_iter().zip(dtypes).map(source).collect();
+        Ok(Asked { plan, sources, unknown: None })
     }
 
     /// Datasets in files.
-    fn found(&self, plan: Plan, console: &mut Console) -> Result<(Plan, Vec<Source>), CliError> {
+    fn found(&self, plan: Plan, console: &mut Console) -> Result<Asked, CliError> {
         let files: Vec<PathBuf> = match (plan.blend(), self.files.as_slice()) {
             (parts @ [_, ..], [folder]) if folder.is_dir() => {
                 parts.iter().map(|part| folder.join(&part.name)).collect()
@@ -206,16 +210,25 @@ impl Explain {
             Some(Dtype::U8) => BYTES.to_owned(),
             dtype => dtype.map_or(String::new(), Dtype::to_string),
         };
-        let open = |path: &PathBuf| Source::open(path, &given);
-        let sources = files.iter().map(open).collect::<Result<Vec<_>, CliError>>()?;
-        for Source { dataset, .. } in &sources {
+        let refused = |error: &engine::Error| {
+            let (message, hint) = error.parts();
+            CliError::usage(message).hint(hint.unwrap_or_default())
+        };
+        let asked = match DividedFiles::open(&plan, &files, &given, 0) {
+            Ok(divided) => Asked::of(divided),
+            // The index, the hashes or the list may be where the plan is to run.
+            Err(error) if plan.needs_documents() => {
+                let request = DatasetRef { dtype: given, ..DatasetRef::default() };
+                let found = files.iter().map(|path| find_file(path, &request));
+                let found = found.collect::<Result<Vec<Found>, _>>();
+                Asked::without_documents(plan, found.map_err(|error| refused(&error))?, &error)
+            }
+            Err(error) => return Err(refused(&error)),
+        };
+        for Source { dataset, .. } in &asked.sources {
             note_guess(console, &dataset.name, dataset.dtype.name(), &dataset.origin);
         }
-        let plan = match (plan.blend(), sources.as_slice()) {
-            ([], [_, _, ..]) => plan.blended(in_proportion(&sources)),
-            _ => plan,
-        };
-        Ok((plan, sources))
+        Ok(asked)
     }
 
     fn costs(&self, plan: &Plan, sources: &[Source]) -> Result<Costs, CliError> {
@@ -236,6 +249,51 @@ impl Explain {
     }
 }
 
+/// What a plan is explained with.
+struct Asked {
+    /// The plan, with a blend if several files came without one.
+    plan: Plan,
+    sources: Vec<Source>,
+    /// Why documents are not known, where they matter.
+    unknown: Option<String>,
+}
+
+impl Asked {
+    fn of(DividedFiles { plan, found, infos, divided }: DividedFiles) -> Asked {
+        let samples = divided.layouts.into_iter().zip(divided.cuts);
+        let sources = found.into_iter().zip(infos).zip(samples).map(|((found, info), samples)| {
+            let drawn = plan.needs_documents().then(|| drawn(&info, &samples));
+            let samples = drawn.map(|_| samples);
+            Source::new(found, drawn, samples)
+        });
+        Asked { sources: sources.collect(), plan, unknown: None }
+    }
+
+    fn without_documents(plan: Plan, found: Vec<Found>, error: &engine::Error) -> Asked {
+        let plan = match (plan.blend(), found.as_slice()) {
+            ([], [_, _, ..]) => plan.blended(found.iter().map(|one| (one.info.name.clone(), 1))),
+            _ => plan,
+        };
+        let sources = found.into_iter().map(|found| Source::new(found, None, None)).collect();
+        let unknown = Some(format!("documents are not known: {}", error.parts().0));
+        Asked { plan, sources, unknown }
+    }
+}
+
+/// What a plan draws from a dataset.
+fn drawn(info: &DatasetInfo, (layout, cut): &(SampleLayout, Cut)) -> Drawn {
+    let dropped = info.filtered_tokens.saturating_add(info.duplicate_tokens);
+    Drawn {
+        documents: info.document_count,
+        tokens: info.tokens.saturating_sub(dropped),
+        filtered_documents: info.filtered_documents,
+        filtered_tokens: info.filtered_tokens,
+        duplicate_documents: info.duplicate_documents,
+        duplicate_tokens: info.duplicate_tokens,
+        packed: PackedSamples::of(layout, cut),
+    }
+}
+
 /// A dataset and where its tokens are.
 struct Source {
     dataset: Dataset,
@@ -247,19 +305,16 @@ struct Source {
 const BLOCK_BYTES: u64 = 1 << 20;
 
 impl Source {
-    fn open(path: &Path, dtype: &str) -> Result<Source, CliError> {
-        let request = DatasetRef { dtype: dtype.to_owned(), ..DatasetRef::default() };
-        let found = find_file(path, &request).map_err(|error| {
-            let (message, hint) = error.parts();
-            CliError::usage(message).hint(hint.unwrap_or_default())
-        })?;
+    fn new(found: Found, drawn: Option<Drawn>, samples: Option<(SampleLayout, Cut)>) -> Source {
         let dataset = Dataset {
             name: found.info.name,
             dtype: found.layout.dtype,
             origin: found.info.dtype_origin,
             tokens: Some(found.layout.tokens),
+            drawn,
+            samples,
         };
-        Ok(Source { dataset, file: Some((File::from(found.file.fd), found.layout.data_offset)) })
+        Source { dataset, file: Some((File::from(found.file.fd), found.layout.data_offset)) }
     }
 
     /// A block of its tokens, or one that is made up.
@@ -301,17 +356,6 @@ fn made_up(dtype: Dtype, plan: &Plan, tokens: u64) -> Vec<u8> {
     (0..tokens).flat_map(|_| stored().to_le_bytes().into_iter().take(width)).collect()
 }
 
-/// Names and weights of files in proportion to their tokens.
-fn in_proportion(sources: &[Source]) -> Vec<(String, u32)> {
-    let tokens = |source: &Source| source.dataset.tokens.unwrap_or(0);
-    let total: u64 = sources.iter().map(tokens).sum::<u64>().max(1);
-    let weight = |source: &Source| {
-        let share = u128::from(tokens(source)) * 1_000_000 / u128::from(total);
-        (source.dataset.name.clone(), u32::try_from(share.max(1)).unwrap_or(u32::MAX))
-    };
-    sources.iter().map(weight).collect()
-}
-
 /// A machine as people read it.
 fn machine(place: &str) -> &str {
     if place == "dpu" { "DPU" } else { place }
@@ -338,7 +382,7 @@ fn seconds(cpu_s: Option<f64>) -> String {
 impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.plan)?;
-        for Dataset { name, dtype, origin, tokens } in &self.datasets {
+        for Dataset { name, dtype, origin, tokens, drawn, .. } in &self.datasets {
             let tokens = tokens.map_or(String::new(), |tokens| format!("{tokens} tokens of "));
             let says = match origin.as_str() {
                 "given" => "as given",
@@ -347,6 +391,9 @@ impl fmt::Display for Explained {
                 _ => "a guess",
             };
             writeln!(f, "  {name}: {tokens}{dtype}, {says}")?;
+            if let Some(drawn) = drawn {
+                drawn_lines(f, drawn)?;
+            }
         }
         for placed in &self.placements {
             writeln!(f)?;
@@ -376,6 +423,24 @@ impl fmt::Display for Explained {
             write!(f, "\n{note}")?;
         }
         Ok(())
+    }
+}
+
+fn drawn_lines(f: &mut fmt::Formatter<'_>, drawn: &Drawn) -> fmt::Result {
+    for (action, documents, tokens) in [
+        ("filter", drawn.filtered_documents, drawn.filtered_tokens),
+        ("dedup", drawn.duplicate_documents, drawn.duplicate_tokens),
+    ] {
+        if documents > 0 {
+            writeln!(f, "    {action} drops {documents} documents, {tokens} tokens")?;
+        }
+    }
+    write!(f, "    {} documents, {} tokens", drawn.documents, drawn.tokens)?;
+    match &drawn.packed {
+        None => writeln!(f),
+        Some(PackedSamples { samples, padding, .. }) => {
+            writeln!(f, " in {samples} samples, {:.1} % padding", 100.0 * padding)
+        }
     }
 }
 

@@ -4,15 +4,15 @@
 //! runs. Their costs come from [`costs`]: a table of measured figures, or a measurement on this machine. Nothing
 //! here opens a socket or talks to a daemon. Printing belongs to the command.
 //!
-//! All figures are per token of the files: with overlapping windows a token is delivered more than once, which
-//! shows as more bytes after `window`. What is not in the figures, [`notes`] says.
+//! All figures are per token of the files that is read: with overlapping windows a token is delivered more than once,
+//! and packed samples hold padding, which shows as more bytes after `window`. What is not in the figures, [`notes`] says.
 
 pub mod costs;
 
 use serde::Serialize;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Cut, SampleLayout};
-use xio::plan::{Megatron, Plan};
+use xio::plan::{Megatron, Pack, Plan};
 use xio::reader::{Reader, ReaderSource};
 use xio::stage::{Branch, Pipeline, Place, SCRATCH_BYTES, SampleOp, Stage};
 
@@ -43,6 +43,52 @@ pub struct Dataset {
     pub origin: String,
     /// Its tokens; none if only its type is known.
     pub tokens: Option<u64>,
+    /// What the plan draws from it, where documents decide that and are known.
+    pub drawn: Option<Drawn>,
+    /// Its samples, in the same case.
+    #[serde(skip)]
+    pub samples: Option<(SampleLayout, Cut)>,
+}
+
+/// The documents that a plan draws from.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Drawn {
+    /// How many are left.
+    pub documents: u64,
+    /// Tokens in them.
+    pub tokens: u64,
+    /// Documents that the filter drops.
+    pub filtered_documents: u64,
+    /// Tokens in them.
+    pub filtered_tokens: u64,
+    /// Documents that are dropped because there are others with their hash.
+    pub duplicate_documents: u64,
+    /// Tokens in them.
+    pub duplicate_tokens: u64,
+    /// What they are packed into.
+    pub packed: Option<PackedSamples>,
+}
+
+/// Packed samples of a dataset, in an epoch.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PackedSamples {
+    /// How many.
+    pub samples: u64,
+    /// Share of their tokens that is padding.
+    pub padding: f64,
+    /// Tokens of the file that are read for them.
+    pub read_tokens: u64,
+}
+
+impl PackedSamples {
+    /// The packed samples of a dataset, if they are packed.
+    pub fn of(layout: &SampleLayout, cut: &Cut) -> Option<PackedSamples> {
+        let Cut::Packed(packing) = cut else { return None };
+        let (samples, padding) = (packing.samples(), packing.waste());
+        let blocks = (0..layout.blocks()).map(|block| packing.block(block));
+        let read_tokens = blocks.map(|tokens| tokens.end - tokens.start).sum();
+        Some(PackedSamples { samples, padding, read_tokens })
+    }
 }
 
 fn as_text<S: serde::Serializer>(dtype: &Dtype, to: S) -> Result<S::Ok, S::Error> {
@@ -53,6 +99,14 @@ impl Dataset {
     fn file(&self) -> TokenFile {
         let tokens = self.tokens.unwrap_or(TOKENS_UNKNOWN);
         TokenFile { dtype: self.dtype, data_offset: 0, tokens, format: Format::Flat }
+    }
+
+    /// Tokens of the file that are read for a sample.
+    fn tokens_per_sample(&self, pipeline: &Pipeline) -> f64 {
+        match self.drawn.and_then(|drawn| drawn.packed) {
+            Some(packed) => packed.read_tokens as f64 / packed.samples.max(1) as f64,
+            None => f64::from(pipeline.window_tokens() - pipeline.overlap_tokens()),
+        }
     }
 }
 
@@ -160,12 +214,15 @@ pub fn place(
     let branches = branches
         .map(|(index, branch)| block_rows(branch, costs, index, placement))
         .collect::<Result<Vec<_>, CliError>>()?;
-    let mut rows = merged(&branches, &weights(plan, &pipeline, datasets));
+    let weights = weights(plan, &pipeline, datasets);
+    let mut rows = merged(&branches, &weights);
     let wire_bytes = rows.iter().rfind(|row| row.place == "target").map_or(0.0, |r| r.bytes_out);
     if placement != Placement::Local {
         add_network(&mut rows, wire_bytes, placement);
     }
-    let delivered_bytes = add_samples(&mut rows, &pipeline, costs, placement);
+    let of_sample = datasets.iter().map(|dataset| dataset.tokens_per_sample(&pipeline));
+    let stride = mean(&of_sample.collect::<Vec<_>>(), &weights);
+    let delivered_bytes = add_samples(&mut rows, &pipeline, costs, placement, stride);
     explain(&mut rows, &pipeline);
     let cpu = |place: &str| {
         let there = rows.iter().filter(|row| row.place == place);
@@ -176,12 +233,18 @@ pub fn place(
     Ok(Placed { placement, rows, wire_bytes, delivered_bytes, cpu_s, memory_bytes })
 }
 
+fn mean(values: &[f64], weights: &[f64]) -> f64 {
+    let total: f64 = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    values.iter().zip(weights).map(|(value, weight)| value * weight).sum::<f64>() / total
+}
+
 /// What the figures of a plan leave out, because it depends on the documents or changes during the stream.
-pub fn notes(plan: &Plan) -> Vec<&'static str> {
+pub fn notes(plan: &Plan, datasets: &[Dataset]) -> Vec<&'static str> {
     let by_size = |order: &Megatron| order.weights.is_empty() && plan.blend().len() > 1;
+    let unknown = datasets.iter().any(|dataset| dataset.drawn.is_none());
     let notes = [
-        (plan.pack().is_some(), "packed samples count as full"),
-        (!plan.selection().is_empty(), "what filter and dedup drop is not subtracted"),
+        (plan.pack().is_some() && unknown, "packed samples count as full"),
+        (!plan.selection().is_empty() && unknown, "what filter and dedup drop is not subtracted"),
         (plan.needs_documents(), "memory is without the tables of documents"),
         (
             plan.megatron().is_some(),
@@ -256,10 +319,9 @@ fn merged(branches: &[Vec<Row>], weights: &[f64]) -> Vec<Row> {
     let total: f64 = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let stored = |rows: &Vec<Row>| rows.first().map_or(0.0, |row| row.bytes_in);
     let mut bytes: Vec<f64> = branches.iter().map(stored).collect();
-    let mean = |values: &[f64]| values.iter().zip(weights).map(|(a, b)| a * b).sum::<f64>() / total;
     let mut rows = Vec::with_capacity(order.len());
     for (place, stage) in order {
-        let (bytes_in, mut cpu_s) = (mean(&bytes), Some(0.0));
+        let (bytes_in, mut cpu_s) = (mean(&bytes, weights), Some(0.0));
         for ((branch, bytes), weight) in branches.iter().zip(&mut bytes).zip(weights) {
             let row = branch.iter().find(|row| row.place == place && row.stage == stage);
             if let Some(row) = row {
@@ -267,7 +329,7 @@ fn merged(branches: &[Vec<Row>], weights: &[f64]) -> Vec<Row> {
                 cpu_s = cpu_s.zip(row.cpu_s).map(|(sum, cost)| sum + cost * weight / total);
             }
         }
-        rows.push(Row { place, stage, bytes_in, bytes_out: mean(&bytes), cpu_s, why: "" });
+        rows.push(Row { place, stage, bytes_in, bytes_out: mean(&bytes, weights), cpu_s, why: "" });
     }
     rows
 }
@@ -287,16 +349,16 @@ fn add_network(rows: &mut Vec<Row>, wire_bytes: f64, placement: Placement) {
     rows.splice(at..at, [row("target", "send"), row(reader, "receive")]);
 }
 
-/// Adds what happens to samples: one copy into the ring, in which all actions over samples are done. Returns the
-/// bytes of a token then.
+/// Adds what happens to samples: one copy into the ring, in which all actions over samples are done. Each is made of
+/// `stride` tokens of a file. Returns the bytes of a token then.
 fn add_samples(
     rows: &mut Vec<Row>,
     pipeline: &Pipeline,
     costs: &Costs,
     placement: Placement,
+    stride: f64,
 ) -> f64 {
     let reader = Place::of_reader(placement == Placement::Offload).name();
-    let stride = f64::from(pipeline.window_tokens() - pipeline.overlap_tokens());
     let repeated = f64::from(pipeline.window_tokens()) / stride;
     let (from, to) = (pipeline.sample_dtype(), pipeline.dtype());
     let mut bytes = rows.last().map_or(0.0, |row| row.bytes_out);
@@ -309,6 +371,8 @@ fn add_samples(
         }
         match stage.op {
             SampleOp::Widen { .. } => cpu_s = Some(costs.widen(from, to) * repeated),
+            SampleOp::Pack(Pack { fit, .. }) => cpu_s = Some(costs::pack(fit) * repeated),
+            SampleOp::Positions => cpu_s = Some(costs::POSITIONS_S * repeated),
             SampleOp::Batch { .. } => {
                 cpu_s = Some(costs.copy(bytes) + costs::ORDER_S_PER_SAMPLE * repeated / samples);
             }
@@ -357,21 +421,27 @@ fn memory(
         CliError::usage(format_args!("{}: {error}", dataset.name))
             .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
     };
-    let layout = |(index, dataset): (usize, &Dataset)| {
-        pipeline.layout(index, dataset.file()).map_err(|error| refused(dataset, &error))
+    // A packing reads the documents of the files, and only then is known how many samples there are.
+    let samples = |(index, dataset): (usize, &Dataset)| match &dataset.samples {
+        Some(samples) => Ok(samples.clone()),
+        None => match pipeline.layout(index, dataset.file()) {
+            Ok(layout) => Ok((layout, Cut::default())),
+            Err(error) => Err(refused(dataset, &error)),
+        },
     };
-    let layouts = datasets.iter().enumerate().map(layout).collect::<Result<Vec<_>, CliError>>()?;
-    let source = |(source, (layout, branch)): (u32, (&SampleLayout, &Branch))| ReaderSource {
+    let samples = datasets.iter().enumerate().map(samples);
+    let samples = samples.collect::<Result<Vec<_>, CliError>>()?;
+    let layouts: Vec<SampleLayout> = samples.iter().map(|(layout, _)| *layout).collect();
+    let source = |(source, ((layout, cut), branch)): (u32, (_, &Branch))| ReaderSource {
         connection: 0,
         source,
-        layout: *layout,
+        layout,
         stages: branch.blocks().clone(),
-        // A packing reads the documents of the files, and only then is known how many samples there are.
-        cut: Cut::default(),
+        cut,
         whole_pages: false,
     };
     let sources: Vec<ReaderSource> =
-        (0..).zip(layouts.iter().zip(pipeline.branches())).map(source).collect();
+        (0..).zip(samples.into_iter().zip(pipeline.branches())).map(source).collect();
     let buffers = match plan.megatron() {
         // Its order is made of the documents.
         Some(_) => 0,

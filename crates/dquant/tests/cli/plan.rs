@@ -156,6 +156,79 @@ fn documents_and_values_are_explained() {
     assert!(text.good().stdout.contains("packed samples count as full"));
 }
 
+/// Where the documents are at hand, their figures take the place of notes.
+#[test]
+fn documents_that_are_known_are_counted() {
+    let folder = Folder::new("plan-documents");
+    // Nine documents of 40 tokens, of which two are one document, and one of 100.
+    let lengths = [40_u32, 40, 40, 40, 40, 40, 40, 40, 40, 100];
+    let ids = (0..460_u16).map(|at| if at / 40 == 3 { at - 40 } else { at });
+    folder.write("web.bin", ids.flat_map(u16::to_le_bytes).collect::<Vec<_>>());
+    let mut index = b"MMIDIDX\0\0".to_vec();
+    index.extend(1_u64.to_le_bytes());
+    index.push(8);
+    index.extend(10_u64.to_le_bytes());
+    index.extend(11_u64.to_le_bytes());
+    index.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    index.extend((0..10_u64).flat_map(|document| (80 * document).to_le_bytes()));
+    index.extend((0..11_u64).flat_map(u64::to_le_bytes));
+    folder.write("web.idx", index);
+    folder.run(&["documents", "web.bin", "--hash"]).good();
+    let shown = folder.run(&["documents", "web.bin", "--hashes", "--json"]).good().stdout;
+    let listing: Value = serde_json::from_str(&shown).expect("one object");
+    folder.write("list.txt", listing["hashes"][0].as_str().expect("a hash"));
+    let plan = "window(64) | pack(single) | filter(\"list.txt\") | dedup | positions";
+    let shown = explained(&folder, &[plan, "web.bin"]);
+    let drawn = &shown["datasets"][0]["drawn"];
+    for (name, count) in [
+        ("documents", 8),
+        ("tokens", 380),
+        ("filtered_documents", 1),
+        ("filtered_tokens", 40),
+        ("duplicate_documents", 1),
+        ("duplicate_tokens", 40),
+    ] {
+        assert_eq!(drawn[name], count, "{name} in {drawn}");
+    }
+    // Seven of a sample each, and two of the longest; read from the second document on.
+    assert_eq!(
+        (&drawn["packed"]["samples"], &drawn["packed"]["read_tokens"]),
+        (&9.into(), &420.into())
+    );
+    near(figure(drawn, "packed.padding"), 1.0 - 380.0 / (9.0 * 64.0));
+    for placed in shown["placements"].as_array().expect("placements") {
+        // Three rows of two bytes for each token of a sample.
+        near(figure(placed, "delivered_bytes"), 9.0 * 64.0 * 6.0 / 420.0);
+        let rows = placed["rows"].as_array().expect("rows");
+        for stage in ["pack(single, pad=0)", "positions"] {
+            let row = rows.iter().find(|row| row["stage"] == stage).expect("a stage");
+            assert!(row["cpu_s"].as_f64() > Some(0.0), "{row}");
+        }
+    }
+    assert_eq!(shown["notes"], serde_json::json!(["memory is without the tables of documents"]));
+    let text = folder.run(&["plan", "explain", plan, "web.bin"]).good().stdout;
+    for part in [
+        "filter drops 1 documents, 40 tokens",
+        "dedup drops 1 documents, 40 tokens",
+        "8 documents, 380 tokens in 9 samples, 34.0 % padding",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    // Files of a pattern are blended by these samples. What lies at the target is not known here.
+    folder.write("code.bin", [0_u8; 2 * 640]);
+    let two = [plan, "web.bin", "code.bin", "--dtype", "u16"];
+    let shown = explained(&folder, &two);
+    let notes = shown["notes"].to_string();
+    assert!(
+        notes.contains("count as full") && notes.contains("documents are not known: code"),
+        "{notes}"
+    );
+    let shown =
+        explained(&folder, &["window(64) | narrow(u16)", "web.bin", "code.bin", "--dtype", "u16"]);
+    let plan = shown["plan"].as_str().expect("text");
+    assert!(plan.contains("blend(web.bin=7, code.bin=10)"), "{plan}");
+}
+
 #[test]
 fn mistakes_are_refused_with_a_hint() {
     let folder = Folder::new("plan-mistakes");

@@ -5,13 +5,23 @@ use std::fs;
 
 use sha2::{Digest, Sha256};
 use xio::dataset::Dtype;
+use xio::documents::Documents;
 use xio::plan::Plan;
 use xio::reference::Reference;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, Daemon, Ran, World, path};
 
-/// A module that maps tokens of `u32` (or of `u16` with other widths) by the body of its loop.
+/// A module that maps tokens of `u16` by the body of its loop.
+fn module_of_u16(body: &str) -> String {
+    let wide = module(body);
+    let wide = wide.replace("dquant_map_u32", "dquant_map_u16");
+    let wide = wide.replace("(local.get $i) (i32.const 2)", "(local.get $i) (i32.const 1)");
+    let wide = wide.replace("(i32.load (local.get $at))", "(i32.load16_u (local.get $at))");
+    wide.replace("(i32.store (local.get $at)", "(i32.store16 (local.get $at)")
+}
+
+/// A module that maps tokens of `u32` by the body of its loop.
 fn module(body: &str) -> String {
     format!(
         "(module
@@ -52,22 +62,36 @@ fn install(world: &World, name: &str, text: &str) -> [String; 2] {
     [part(name), part(path(&world.data(name)))]
 }
 
-/// Runs a plan with and without offload, and without daemons; `{wasm}` stands for the module.
+/// Runs a plan over `web`, flat tokens of `u32`, with and without offload, and without daemons; `{wasm}` stands for
+/// the module.
 fn every_way(
     world: &World,
     daemons: (&Daemon, &Daemon),
     plan: &str,
-    [remote, local]: &[String; 2],
+    module: &[String; 2],
     batches: &str,
 ) -> [Ran; 3] {
-    let (target, dpu) = daemons;
+    let args = ["--batches", batches, "--dtype", "u32"];
+    every_way_over(world, daemons, "web", plan, module, &args)
+}
+
+/// The same over datasets that tell their types.
+fn every_way_over(
+    world: &World,
+    (target, dpu): (&Daemon, &Daemon),
+    name: &str,
+    plan: &str,
+    [remote, local]: &[String; 2],
+    more: &[&str],
+) -> [Ran; 3] {
     let (remote, local) = (plan.replace("{wasm}", remote), plan.replace("{wasm}", local));
-    let args = |plan| ["--plan", plan, "--batches", batches, "--dtype", "u32"];
-    let url = target.url("web");
+    let (remote, local) =
+        ([&["--plan", &remote], more].concat(), [&["--plan", &local], more].concat());
+    let url = target.url(name);
     [
-        Cat::through(world, dpu, &url, &args(&remote)).finish(),
-        Cat::alone(world, &url, &args(&remote)).finish(),
-        Cat::local(world, "web", &args(&local)).finish(),
+        Cat::through(world, dpu, &url, &remote).finish(),
+        Cat::alone(world, &url, &remote).finish(),
+        Cat::local(world, name, &local).finish(),
     ]
 }
 
@@ -90,6 +114,108 @@ fn a_module_maps_tokens_in_every_placement() {
         let want: Vec<u8> =
             (0..180).flat_map(|batch| reference.batch(batch).expect("it fits")).collect();
         for ran in every_way(&world, (&target, &dpu), &plan, &module, "180") {
+            assert_same(&ran.good().stdout, &want);
+        }
+    }
+}
+
+/// Two files of many documents, some of them empty.
+fn documents(world: &World) -> [Corpus; 2] {
+    [("web", 3_000, 1), ("code", 1_000, 2)].map(|(name, count, salt)| {
+        let lengths: Vec<u32> = (0..count).map(|i| i * 37 % 150).collect();
+        let ids = tokens(lengths.iter().sum::<u32>() as usize, salt);
+        Corpus::with_documents(&world.data(&format!("{name}.bin")), ids, lengths)
+    })
+}
+
+/// Samples of documents, rows of positions, and `remap` before the module; every form on the wire.
+#[test]
+fn a_module_maps_tokens_of_documents_in_every_placement() {
+    let Some(world) = World::new("a_module_maps_tokens_of_documents") else {
+        return;
+    };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let [web, _] = documents(&world);
+    let table: Vec<i128> = (0..50_257).map(|id| (id * 40_503 + 11) % 50_257).collect();
+    Corpus::flat(&world.data("ids.bin"), Dtype::U32, table.clone());
+    let alone = install(&world, "add", &module_of_u16(ADD));
+    let [remote, local] = &alone;
+    let ids = world.data("ids.bin");
+    let remapped =
+        [format!("remap(\"ids\") | {remote}"), format!("remap(\"{}\") | {local}", path(&ids))];
+    for (plan, module) in [
+        ("window(64) | pack(best, pad=3) | shuffle(7) | {wasm} | batch(10)", &alone),
+        ("window(64) | pack(first) | {wasm} | compress(zstd, when=always) | batch(10)", &alone),
+        (
+            "window(65, overlap=1) | {wasm} | widen(i64) | pairs(ignore=-100) | positions | batch(10)",
+            &alone,
+        ),
+        (
+            "window(64) | pack(single) | shuffle(7) | {wasm} | widen(u32) | positions | batch(10) \
+             | compress(lz4, when=always)",
+            &remapped,
+        ),
+        (
+            "window(64) | shuffle(7) | {wasm} | compress(zstd, level=3, when=always) | batch(10)",
+            &remapped,
+        ),
+    ] {
+        let parsed = Plan::parse(&plan.replace("{wasm}", &module[0]), None).expect("a plan");
+        let ids = web.tokens.clone();
+        let file = xio::dataset::flat(Dtype::U16, 2 * ids.len() as u64).expect("whole tokens");
+        let read = move |index: u64| ids.get(index as usize).copied();
+        let reference = Reference::new(&parsed, vec![(file, read)]).expect("it fits");
+        let reference = reference.with_documents(vec![web.documents.clone()]).expect("documents");
+        let table = table.iter().map(|id| *id as u32).collect();
+        let mut reference = reference.with_table(table).with_action(add);
+        let want: Vec<u8> =
+            (0..180).flat_map(|batch| reference.batch(batch).expect("it fits")).collect();
+        let batches = ["--batches", "180"];
+        for ran in every_way_over(&world, (&target, &dpu), "web", plan, module, &batches) {
+            assert_same(&ran.good().stdout, &want);
+        }
+    }
+}
+
+/// The pieces of Megatron-core's samples lie anywhere in the files: a module knows where.
+#[test]
+fn a_module_maps_tokens_in_the_order_of_megatron_in_every_placement() {
+    let Some(world) = World::new("a_module_maps_tokens_in_the_order_of_megatron") else {
+        return;
+    };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let corpora = documents(&world);
+    let module = install(&world, "add", &module_of_u16(ADD));
+    let text = "window(65, overlap=1) | order(megatron, seed=7, samples=1200, split=\"8,2\") \
+                | blend(web=0.7, code=0.3) | {wasm} | pairs | positions | batch(10)";
+    let plan = Plan::parse(&text.replace("{wasm}", &module[0]), None).expect("a plan");
+    let tables = corpora
+        .each_ref()
+        .map(|corpus| Documents::new(corpus.documents.iter().cloned()).expect("they are in order"));
+    let order = plan.megatron_order(tables.into(), 1 << 30).expect("it has this order");
+    let order = order.expect("the datasets are good");
+    let picks: Vec<(usize, u64)> = order.cursor_at(0).take(1200).collect();
+    let mut want: Vec<u16> = Vec::new();
+    for batch in picks.chunks(10) {
+        let mut rows = [const { Vec::new() }; 4];
+        for (dataset, k) in batch {
+            let (mut sample, mut places) = (Vec::new(), Vec::new());
+            for (number, piece) in (1..).zip(order.pieces(*dataset, *k)) {
+                places.extend((0..(piece.end - piece.start) as u16).map(|at| (at, number)));
+                let mapped = |at: u64| add(at, corpora[*dataset].tokens[at as usize]) as u16;
+                sample.extend(piece.map(mapped));
+            }
+            rows[0].extend(&sample[..64]);
+            rows[1].extend(&sample[1..]);
+            rows[2].extend(places[..64].iter().map(|place| place.0));
+            rows[3].extend(places[..64].iter().map(|place| place.1));
+        }
+        want.extend(rows.concat());
+    }
+    let want: Vec<u8> = want.into_iter().flat_map(u16::to_le_bytes).collect();
+    for form in ["", " | compress(lz4, when=always)"] {
+        let plan = format!("{text}{form}");
+        for ran in every_way_over(&world, (&target, &dpu), "", &plan, &module, &[]) {
             assert_same(&ran.good().stdout, &want);
         }
     }

@@ -6,6 +6,7 @@ use std::fs;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::documents::write_index;
 use super::harness::{Cat, Daemon, Ran, World, path};
 
 /// Runs a stream with and without offload, and without daemons.
@@ -67,6 +68,46 @@ fn a_shuffled_or_blended_token_that_does_not_fit_is_named() {
     for ran in every_way(&world, &target, &dpu, "", &["--plan", plan, "--batches", "60"]) {
         ran.failed(1, &["code.npy", "token 140000", &byte, " -1"], "narrow(u32)");
         assert_same(&ran.stdout, &clean[..whole]);
+    }
+}
+
+/// Of packed documents only the sample with the token fails, and every batch before it is delivered.
+#[test]
+fn a_packed_token_that_does_not_fit_is_named_after_all_batches_before_it() {
+    let Some(world) = World::new("a_packed_token_that_does_not_fit") else {
+        return;
+    };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let lengths: Vec<u32> = (0..6_000).map(|i| i * 37 % 150).collect();
+    let ids = tokens(lengths.iter().sum::<u32>() as usize, 1);
+    let mut web = Corpus::with_documents(&world.data("web.bin"), ids, lengths.clone());
+    web.dtype = Dtype::I64;
+    let mut bad = web.tokens.clone();
+    bad[100_123] = 70_000;
+    Corpus::npy(&world.data("bad.npy"), bad);
+    write_index(&world.data("bad.idx"), &lengths, (5, 8));
+    let plan = "window(256) | pack(best) | shuffle(3, blocks=2) | narrow(u16) | batch(4)";
+    let clean = expected(plan, &[&web], 0..440);
+    web.tokens[100_123] = 50_300;
+    let marked = expected(plan, &[&web], 0..440);
+    let differs = clean.iter().zip(&marked).position(|(a, b)| a != b);
+    let whole = differs.expect("an epoch has every token") / 2_048 * 2_048;
+    // Not in the first batch of its block.
+    assert!(whole > 0);
+    for ran in every_way(&world, &target, &dpu, "bad", &["--plan", plan, "--batches", "440"]) {
+        ran.failed(1, &["bad.npy", "token 100123", " 70000"], "narrow(u32)");
+        assert_same(&ran.stdout, &clean[..whole]);
+    }
+    // Without an index nobody knows the documents; with none in it there is nothing to pack.
+    Corpus::flat(&world.data("flat.bin"), Dtype::U16, tokens(5_000, 1));
+    Corpus::with_documents(&world.data("empty.bin"), tokens(0, 1), vec![0, 0]);
+    for (name, part, hint) in [
+        ("flat", "has no index beside it", "dquant convert"),
+        ("empty", "empty.bin: no document holds a token", "dquant inspect"),
+    ] {
+        for ran in every_way(&world, &target, &dpu, name, &["--plan", plan, "--batches", "4"]) {
+            ran.failed(2, &[name, part], hint);
+        }
     }
 }
 

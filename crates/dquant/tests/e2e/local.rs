@@ -76,6 +76,46 @@ fn several_files_are_blended_in_proportion_to_their_samples() {
     }
 }
 
+/// Packed files are drawn in proportion to the samples that their documents fill, which may be shorter than one.
+#[test]
+fn packed_files_are_blended_in_proportion_to_their_packed_samples() {
+    let Some(world) = World::new("packed_files_are_blended") else {
+        return;
+    };
+    let corpus = |part: usize, (count, length): (usize, u32)| {
+        let path = world.data(&format!("part-{part}.bin"));
+        let ids = tokens(count * length as usize, part as u64);
+        Corpus::with_documents(&path, ids, vec![length; count])
+    };
+    // 1,200 tokens, 60 and 1,280.
+    let corpora = [(30, 40), (10, 6), (20, 64)];
+    let corpora: Vec<Corpus> =
+        corpora.into_iter().enumerate().map(|(part, of)| corpus(part, of)).collect();
+    let all: Vec<&Corpus> = corpora.iter().collect();
+    let names: Vec<&str> = corpora.iter().map(|corpus| path(&corpus.path)).collect();
+    for (fit, counts) in [("single", [30, 10, 20]), ("best", [30, 1, 20])] {
+        let samples = format!("window(64) | pack({fit}) | shuffle(5)");
+        let parts: Vec<String> =
+            names.iter().zip(counts).map(|(name, count)| format!("\"{name}\"={count}")).collect();
+        let blended = format!("{samples} | blend({}) | batch(3)", parts.join(", "));
+        let want = expected(&blended, &all, 0..60);
+        let plan = format!("{samples} | batch(3)");
+        let args = ["--plan", &plan, "--batches", "60"];
+        let local = Cat::local(&world, "part-*.bin", &args).finish().good();
+        assert_same(&local.stdout, &want);
+        // One epoch of all files: every sample once.
+        let epoch = &want[..counts.iter().sum::<usize>() * 128];
+        let mut samples: Vec<&[u8]> = epoch.chunks(128).collect();
+        samples.sort_unstable();
+        samples.dedup();
+        assert_eq!(samples.len(), counts.iter().sum::<usize>(), "{fit}");
+    }
+    // Windows are not cut from the short one.
+    let plan = ["--plan", "window(64) | batch(3)", "--batches", "1"];
+    let refused = Cat::local(&world, "part-*.bin", &plan).finish();
+    refused.failed(2, &["part-1.bin", "60 tokens do not fill one window of 64"], "smaller window");
+}
+
 #[test]
 fn local_files_may_be_links_to_elsewhere() {
     let Some(world) = World::new("local_files_may_be_links") else {

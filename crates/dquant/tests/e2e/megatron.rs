@@ -100,3 +100,34 @@ fn documents_of_several_sequences_have_no_order_of_megatron() {
         }
     }
 }
+
+/// What the order cannot be made of is named, not counted.
+#[test]
+fn a_dataset_without_a_sample_is_named() {
+    let Some(world) = World::new("a_dataset_without_a_sample") else { return };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    Corpus::with_documents(&world.data("long.bin"), tokens(900, 1), vec![200, 700]);
+    Corpus::with_documents(&world.data("short.bin"), tokens(20, 2), vec![9, 11]);
+    let few = "the 20 tokens of dataset 1 do not fill one sample of 65";
+    let (samples, hint) = ("window(65, overlap=1) | batch(2)", "dquant documents");
+    let once = format!("{samples} | order(megatron, seed=1) | blend(long, short)");
+    // The training split of two documents is none of them.
+    let split = "order(megatron, seed=1, samples=10, split=\"1,9\") | blend(short=0.5, long=0.5)";
+    let split = format!("{samples} | {split}");
+    for (plan, part) in [(&once, few), (&split, "documents of dataset 0 in use have no tokens")] {
+        for cat in [
+            Cat::through(&world, &dpu, &target.url(""), &["--plan", plan]),
+            Cat::alone(&world, &target.url(""), &["--plan", plan]),
+            Cat::local(&world, "", &["--plan", plan]),
+        ] {
+            cat.finish().failed(2, &["short.bin: ", part], hint);
+        }
+    }
+    // Files of a pattern are blended by their samples; a short one is used again where samples are asked for.
+    let plan = format!("{samples} | order(megatron, seed=1)");
+    let refused = Cat::local(&world, "*.bin", &["--plan", &plan]).finish();
+    refused.failed(2, &["short.bin: ", few], hint);
+    let plan = plan.replace("seed=1", "seed=1, samples=4");
+    let only = Cat::local(&world, "short.bin", &["--plan", &plan]).finish().good();
+    assert_eq!(only.stdout.len(), 4 * 65 * 2);
+}

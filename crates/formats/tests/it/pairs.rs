@@ -1,42 +1,88 @@
 //! Conversion between all pairs of formats keeps tokens and documents.
 
 use std::fs;
+use std::path::Path;
 
-use formats::convert;
+use formats::convert::{self, Job};
 use formats::{Kind, Manifest, ReadOptions};
 use xio::dataset::Dtype;
 
 use super::kit::{Folder, documents, flat, job, kinds, made, name_of, run};
 
+/// A format with the choices that are its own.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    kind: Kind,
+    /// The type of tokens, where it is not the same as in the source.
+    dtype: Option<Dtype>,
+    zstd_level: Option<i32>,
+}
+
+impl Form {
+    /// Every format, flat files of every type, and shards with and without compression.
+    fn all() -> Vec<Form> {
+        let plain = |kind| Form { kind, dtype: None, zstd_level: None };
+        let types = [Dtype::U8, Dtype::U16, Dtype::U32, Dtype::I32, Dtype::I64];
+        let flat = types.map(|dtype| Form { dtype: Some(dtype), ..plain(Kind::Flat) });
+        let others = kinds().into_iter().filter(|kind| *kind != Kind::Flat).map(plain);
+        let packed =
+            cfg!(feature = "zstd").then_some(Form { zstd_level: Some(3), ..plain(Kind::Mds) });
+        flat.into_iter().chain(others).chain(packed).collect()
+    }
+
+    fn name(&self) -> String {
+        let Form { kind, dtype, zstd_level } = self;
+        let dtype = dtype.map_or("", Dtype::name);
+        let level = if zstd_level.is_some() { "zstd" } else { "" };
+        format!("{dtype}{level}{}", name_of(*kind))
+    }
+
+    fn job(&self, source: &Path, output: &Path) -> Job {
+        let mut job = job(source, output, self.kind);
+        (job.dtype, job.write.zstd_level, job.write.shard_bytes) =
+            (self.dtype, self.zstd_level, 4_000);
+        job
+    }
+}
+
 #[test]
 fn all_pairs_keep_tokens_and_documents() {
     let folder = Folder::new("pairs");
-    let made = made(300, 900);
+    const EOS: u16 = 255;
+    // Ids that fit every type.
+    let mut made = made(120, 300);
+    for document in &mut made {
+        let last = document.len() - 1;
+        document[..last].iter_mut().for_each(|id| *id %= EOS);
+        document[last] = EOS;
+    }
     let flat_file = folder.path("made.bin");
     flat(&flat_file, &made);
     let tokens: Vec<Vec<i64>> =
         made.iter().map(|tokens| tokens.iter().map(|id| i64::from(*id)).collect()).collect();
     let mut digest = None;
-    for from in kinds() {
-        let first = folder.path(name_of(from));
-        let mut to_first = job(&flat_file, &first, from);
-        to_first.eos = Some(50_256);
+    for from in Form::all() {
+        let first = folder.path(&from.name());
+        let mut to_first = from.job(&flat_file, &first);
+        to_first.eos = Some(EOS.into());
         let summary = run(&to_first);
-        assert_eq!((summary.documents, summary.eos), (Some(300), Some(50_256)), "{from}");
+        assert_eq!((summary.documents, summary.eos), (Some(120), Some(EOS.into())), "{from:?}");
         assert_eq!(*digest.get_or_insert(summary.digest.clone()), summary.digest);
-        for to in kinds() {
-            let second = folder.path(&format!("from-{from}-{}", name_of(to)));
-            let summary = run(&job(&first, &second, to));
-            assert_eq!(Some(&summary.digest), digest.as_ref(), "{from} to {to}");
-            assert_eq!(summary.documents, Some(300), "{from} to {to}");
+        for to in Form::all() {
+            let second = folder.path(&format!("from-{}-{}", from.name(), to.name()));
+            let summary = run(&to.job(&first, &second));
+            assert_eq!(Some(&summary.digest), digest.as_ref(), "{from:?} to {to:?}");
+            assert_eq!(summary.documents, Some(120), "{from:?} to {to:?}");
             let found = documents(&second, &ReadOptions::default());
-            match to.has_documents() {
-                true => assert!(found == tokens, "{from} to {to}"),
-                false => assert!(found == [tokens.concat()], "{from} to {to}"),
+            match to.kind.has_documents() {
+                true => assert!(found == tokens, "{from:?} to {to:?}"),
+                false => assert!(found == [tokens.concat()], "{from:?} to {to:?}"),
             }
             let manifest = Manifest::load(&second).expect("valid").expect("written");
-            assert_eq!((manifest.tokens, manifest.documents), (summary.tokens, Some(300)));
-            let below = if to.is_folder() { second.clone() } else { folder.path("") };
+            assert_eq!((manifest.tokens, manifest.documents), (summary.tokens, Some(120)));
+            let asked = to.dtype.or(from.dtype).unwrap_or(Dtype::U16);
+            assert_eq!(manifest.dtype(), to.kind.stored(asked), "{from:?} to {to:?}");
+            let below = if to.kind.is_folder() { second.clone() } else { folder.path("") };
             manifest.verify(&below, &|_| ()).expect("the files are as described");
         }
     }

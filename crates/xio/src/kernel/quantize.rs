@@ -148,7 +148,11 @@ pub fn quantize_in_place(
                 index: index * row + first + at,
                 bits: values[at].to_bits(),
             })?;
-            buf[target + first..target + first + count].copy_from_slice(&codes[..count]);
+            let target = &mut buf[target + first..target + first + count];
+            match <&mut [u8; SCALED_VALUES]>::try_from(&mut *target) {
+                Ok(whole) => *whole = codes,
+                Err(_) => target.copy_from_slice(&codes[..count]),
+            }
         }
         buf[target + row..target + out_bytes]
             .copy_from_slice(&scales[..row.div_ceil(SCALED_VALUES)]);
@@ -191,28 +195,36 @@ pub fn dequantize_into(
     Ok(bytes)
 }
 
-/// Reads up to a block of values; the rest are zero.
+/// Reads up to a block of values; the rest are zero. Vectors need a known number of them, so a shorter block is copied
+/// first.
 #[inline(always)]
 fn load(bytes: &[u8], from: Dtype, values: &mut [f32; SCALED_VALUES]) {
-    if bytes.len() < SCALED_VALUES * from.bytes() as usize {
-        *values = [0.0; SCALED_VALUES];
-    }
     match from {
-        Dtype::F32 => {
-            for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f32::from_le_bytes(*raw);
-            }
+        Dtype::F32 => load_as::<4>(bytes, values, f32::from_le_bytes),
+        Dtype::F16 => load_as::<2>(bytes, values, |raw| from_f16(u16::from_le_bytes(raw))),
+        _ => load_as::<2>(bytes, values, |raw| {
+            f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16)
+        }),
+    }
+}
+
+#[inline(always)]
+fn load_as<const WIDTH: usize>(
+    bytes: &[u8],
+    values: &mut [f32; SCALED_VALUES],
+    value: impl Fn([u8; WIDTH]) -> f32,
+) {
+    let raw = bytes.as_chunks().0;
+    let mut padded = [[0; WIDTH]; SCALED_VALUES];
+    let whole = match <&[[u8; WIDTH]; SCALED_VALUES]>::try_from(raw) {
+        Ok(whole) => whole,
+        Err(_) => {
+            padded[..raw.len()].copy_from_slice(raw);
+            &padded
         }
-        Dtype::F16 => {
-            for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *value = from_f16(u16::from_le_bytes(*raw));
-            }
-        }
-        _ => {
-            for (value, raw) in values.iter_mut().zip(bytes.as_chunks().0) {
-                *value = f32::from_bits(u32::from(u16::from_le_bytes(*raw)) << 16);
-            }
-        }
+    };
+    for (to, raw) in values.iter_mut().zip(whole) {
+        *to = value(*raw);
     }
 }
 
@@ -250,6 +262,22 @@ fn store(values: &[f32; SCALED_VALUES], to: Dtype, bytes: &mut [u8]) -> Result<(
     Ok(())
 }
 
+/// The largest of the values' bits without their signs. Halved again and again, because a loop over all of them is a
+/// chain of scalar instructions.
+#[inline(always)]
+fn largest_magnitude(values: &[f32; SCALED_VALUES]) -> u32 {
+    let mut largest = values.map(|value| value.to_bits() & !SIGN_BIT);
+    let mut half = SCALED_VALUES / 2;
+    while half > 0 {
+        let (front, back) = largest.split_at_mut(half);
+        for (one, other) in front.iter_mut().zip(back) {
+            *one = (*one).max(*other);
+        }
+        half /= 2;
+    }
+    largest[0]
+}
+
 /// Encodes a block and returns its scale.
 ///
 /// # Errors
@@ -261,7 +289,7 @@ fn encode(
     codes: &mut [u8; SCALED_VALUES],
 ) -> Result<u8, usize> {
     let magnitude = |value: &f32| value.to_bits() & !SIGN_BIT;
-    let mut largest = values.iter().fold(0, |largest, value| magnitude(value).max(largest));
+    let mut largest = largest_magnitude(values);
     let is_finite = largest < INFINITY_BITS;
     if !is_finite {
         if let Some(place) = values.iter().position(|value| !to.holds(value.to_bits())) {

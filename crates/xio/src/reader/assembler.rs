@@ -309,7 +309,8 @@ impl Assembler {
                 self.counters.narrowed_blocks += u64::from(ran.narrowed);
                 self.counters.replaced_tokens += u64::from(ran.block.replaced);
                 self.counters.count_form(&received, stages);
-                return lane.settle(block_ref.position, Resident::Ready);
+                let tokens = &buffer[..ran.block.bytes];
+                return lane.arrived(block_ref.position, tokens);
             }
             Err(BlockError::Damaged) => {
                 self.counters.corrupt_blocks += 1;

@@ -5,6 +5,7 @@
 //! consumed.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -13,7 +14,7 @@ use roce::world::Staging;
 use crate::capsule::ReadRequest;
 use crate::dataset::TokenFile;
 use crate::order::megatron::MegatronOrder;
-use crate::order::{Cut, Packed, StreamOrder};
+use crate::order::{Cut, Packed, Packing, StreamOrder};
 use crate::target::IO_ALIGN;
 
 use super::rows::Row;
@@ -43,8 +44,8 @@ enum Load {
     Whole(Resident),
     /// A sample of the block cannot be delivered: each is requested separately when the order reaches
     /// it, so that all before the bad one are delivered. Holds the sample reached last, at the start of
-    /// the buffer.
-    Single { sample: u32, state: Resident },
+    /// the buffer; of a packed one this piece.
+    Single { sample: u32, piece: u32, first_token: u64, tokens: u32, state: Resident },
 }
 
 impl Load {
@@ -109,12 +110,10 @@ impl Want {
 
 impl Block {
     /// First token and number of tokens of the buffer's present or requested contents.
-    fn range(&self, window: Window) -> (u64, u32) {
+    fn range(&self) -> (u64, u32) {
         match self.load {
             Load::Whole(_) => (self.first_token, self.tokens),
-            Load::Single { sample, .. } => {
-                (self.first_token + u64::from(sample) * u64::from(window.stride), window.tokens)
-            }
+            Load::Single { first_token, tokens, .. } => (first_token, tokens),
         }
     }
 }
@@ -179,6 +178,8 @@ pub(super) struct Lane {
     listed: Option<Listed>,
     /// By position, the samples of blocks of which one was reached.
     packed: BTreeMap<u64, Packed>,
+    /// The pieces that have arrived of a packed sample that is requested alone.
+    pieces: Vec<u8>,
     /// From the start of a sample to the start of the next, in tokens as the stages give them.
     cut_stride: u32,
     /// Bytes of a token that a buffer has room for.
@@ -253,6 +254,7 @@ impl Lane {
             cut: source.cut.clone(),
             listed: Listed::new(order, dataset, &coverage),
             packed: BTreeMap::new(),
+            pieces: Vec::new(),
             cut_stride: source.stages.output_tokens(source.layout.stride()),
             token_bytes: source.stages.buffered_bytes(),
             base_addr,
@@ -320,10 +322,9 @@ impl Lane {
 
     /// Marks a block that is to be requested as requested.
     fn want(&mut self, position: u64) -> Option<Want> {
-        let window = self.window;
         let block = self.block(position)?;
         *block.load.state() = Resident::Requested;
-        let ((first_token, tokens), buffer) = (block.range(window), block.buffer);
+        let ((first_token, tokens), buffer) = (block.range(), block.buffer);
         self.wanted -= 1;
         Some(Want { position, addr: self.addr_in(buffer, first_token), first_token, tokens })
     }
@@ -372,16 +373,24 @@ impl Lane {
         }
     }
 
-    pub(super) fn settle(&mut self, position: u64, state: Resident) {
-        if let Some(block) = self.block(position) {
-            *block.load.state() = state;
+    /// What was requested has arrived; `tokens` are its bytes after the reader's stages. The pieces of a packed
+    /// sample arrive one by one.
+    pub(super) fn arrived(&mut self, position: u64, tokens: &[u8]) {
+        let is_packed = matches!(self.cut, Cut::Packed(_));
+        let Some(block) = self.block(position) else {
+            return;
+        };
+        *block.load.state() = Resident::Ready;
+        if let (Load::Single { sample, piece, .. }, true) = (block.load, is_packed) {
+            self.pieces.extend_from_slice(tokens);
+            self.request_single(position, sample, piece + 1);
         }
     }
 
-    /// The request failed. If one token of a block is at fault, the other samples can still be fetched, unless
-    /// they are packed: then the block fails.
+    /// The request failed. If one token of a block is at fault, the other samples can still be fetched; listed
+    /// samples are blocks of their own.
     pub(super) fn fail(&mut self, position: u64, error: StreamError) {
-        let is_packed = matches!(self.cut, Cut::Packed(_) | Cut::Listed);
+        let is_listed = matches!(self.cut, Cut::Listed);
         let Some(block) = self.block(position) else {
             return;
         };
@@ -391,8 +400,10 @@ impl Lane {
             _ => false,
         };
         match block.load {
-            Load::Whole(_) if one_token && !is_packed => {
-                block.load = Load::Single { sample: NO_SAMPLE, state: Resident::Ready };
+            Load::Whole(_) if one_token && !is_listed => {
+                let (first_token, state) = (block.first_token, Resident::Ready);
+                block.load =
+                    Load::Single { sample: NO_SAMPLE, piece: 0, first_token, tokens: 0, state };
             }
             _ => *block.load.state() = Resident::Failed(error),
         }
@@ -408,18 +419,17 @@ impl Lane {
 
     /// Where the block that is requested has its buffer.
     pub(super) fn place(&mut self, position: u64) -> Option<Place> {
-        let (window, width) = (self.window, self.token_bytes);
+        let width = self.token_bytes;
         let block = self.block(position)?;
         let is_requested = *block.load.state() == Resident::Requested;
-        let (buffer, (first_token, tokens)) = (block.buffer, block.range(window));
+        let (buffer, (first_token, tokens)) = (block.buffer, block.range());
         let addr = self.addr_in(buffer, first_token);
         is_requested.then_some(Place { addr, tokens, bytes: tokens * width })
     }
 
     /// The requested tokens.
     pub(super) fn tokens(&mut self, position: u64) -> Option<Range<u64>> {
-        let window = self.window;
-        let (first_token, tokens) = self.block(position)?.range(window);
+        let (first_token, tokens) = self.block(position)?.range();
         Some(first_token..first_token + u64::from(tokens))
     }
 
@@ -445,16 +455,48 @@ impl Lane {
         };
         match block.load {
             Load::Whole(state) => state,
-            Load::Single { sample: loaded, state } if loaded == sample => state,
+            Load::Single { sample: loaded, state, .. } if loaded == sample => state,
             // Until the response arrives the buffer cannot take another sample.
             Load::Single { state: Resident::Requested | Resident::Wanted, .. } => {
                 Resident::Requested
             }
             Load::Single { .. } => {
-                block.load = Load::Single { sample, state: Resident::Wanted };
-                self.wanted += 1;
-                Resident::Wanted
+                self.pieces.clear();
+                self.request_single(position, sample, 0)
             }
+        }
+    }
+
+    /// Requests a sample of a block alone: all of it, or a piece of a packed one. Returns its state: ready if it has
+    /// no such piece.
+    fn request_single(&mut self, position: u64, sample: u32, piece: u32) -> Resident {
+        let (packing, window) = (self.packing().cloned(), self.window);
+        let Some(block) = self.block(position) else {
+            return Resident::Wanted;
+        };
+        let (number, first) = (block.number, block.first_token);
+        let (first_token, tokens) = match packing {
+            None => (first + u64::from(sample) * u64::from(window.stride), window.tokens),
+            Some(packing) => {
+                let packed = self.packed.entry(position).or_insert_with(|| packing.packed(number));
+                let Some(piece) = packed.sample(sample).get(piece as usize) else {
+                    return Resident::Ready;
+                };
+                (first + u64::from(piece.start), piece.len() as u32)
+            }
+        };
+        let state = Resident::Wanted;
+        if let Some(block) = self.block(position) {
+            block.load = Load::Single { sample, piece, first_token, tokens, state };
+            self.wanted += 1;
+        }
+        state
+    }
+
+    fn packing(&self) -> Option<&Arc<Packing>> {
+        match &self.cut {
+            Cut::Packed(packing) => Some(packing),
+            _ => None,
         }
     }
 
@@ -473,12 +515,12 @@ impl Lane {
 
     /// Address of a sample whose tokens have `width` bytes.
     pub(super) fn sample_addr(&mut self, position: u64, sample: u32, width: u32) -> u64 {
-        let (window, base) = (self.window, self.base_addr);
+        let base = self.base_addr;
         let stride_bytes = u64::from(self.cut_stride) * u64::from(width);
         let Some(block) = self.block(position) else {
             return base;
         };
-        let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range(window));
+        let (load, buffer, (first_token, _)) = (block.load, block.buffer, block.range());
         let first = self.addr_in(buffer, first_token);
         match load {
             Load::Whole(_) => first + u64::from(sample) * stride_bytes,
@@ -507,17 +549,20 @@ impl Lane {
             }
             return None;
         }
-        if let Cut::Packed(packing) = &self.cut {
-            let packing = packing.clone();
-            let (number, buffer, first) =
-                self.block(position).map(|b| (b.number, b.buffer, b.first_token))?;
+        if let Some(packing) = self.packing().cloned() {
+            let (number, buffer, first, load) =
+                self.block(position).map(|b| (b.number, b.buffer, b.first_token, b.load))?;
             let addr = self.addr_in(buffer, first);
             let packed = self.packed.entry(position).or_insert_with(|| packing.packed(number));
             row.tokens.clear();
             for piece in packed.sample(sample) {
+                let (at, bytes) = (row.tokens.len(), (piece.len() as u32 * width) as usize);
                 let from = addr + u64::from(piece.start) * u64::from(width);
-                row.tokens
-                    .extend_from_slice(memory.bytes(from, (piece.len() as u32 * width) as usize));
+                row.tokens.extend_from_slice(match load {
+                    Load::Whole(_) => memory.bytes(from, bytes),
+                    // Each piece has arrived.
+                    Load::Single { .. } => &self.pieces[at..at + bytes],
+                });
                 row.ends.push(row.tokens.len() as u32 / width);
             }
             return None;

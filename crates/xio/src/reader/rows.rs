@@ -63,12 +63,8 @@ impl<S: Sink> Writer<'_, S> {
         }
         if rows.positions {
             let first = 1 + u32::from(rows.pairs);
-            self.write_numbers(slot, self.row_at(number, first), ends, |start, _, token| {
-                token - start
-            });
-            self.write_numbers(slot, self.row_at(number, first + 1), ends, |_, document, _| {
-                document + 1
-            });
+            self.write_numbers(slot, self.row_at(number, first), ends, |_| (0, 1));
+            self.write_numbers(slot, self.row_at(number, first + 1), ends, |part| (part, 0));
         }
     }
 
@@ -113,29 +109,19 @@ impl<S: Sink> Writer<'_, S> {
         }
     }
 
-    /// Writes a number for each token of a row: `of` its document's first token, its document and itself, all
-    /// counted in the sample; 0 for padding.
-    fn write_numbers(
-        &mut self,
-        slot: u32,
-        row: u32,
-        ends: &[u32],
-        of: impl Fn(u32, u32, u32) -> u32,
-    ) {
+    /// Writes a number for each token of a row: for the first of each part, counted from 1, and the steps from token
+    /// to token, what `of` says; 0 for padding.
+    fn write_numbers(&mut self, slot: u32, row: u32, ends: &[u32], of: impl Fn(u32) -> (u32, u32)) {
         let (tokens, dtype) = (self.delivery.row_tokens(), self.delivery.dtype);
         let mut piece = Piece { bytes: [0; PIECE_BYTES], len: 0, slot, offset: row, dtype };
-        let (mut start, mut token) = (0, 0);
-        for (document, &end) in (0..).zip(ends) {
-            while token < end.min(tokens) {
-                piece.push(self.sink, of(start, document, token));
-                token += 1;
-            }
-            start = end;
+        let mut token = 0;
+        for (part, end) in (1..).zip(ends) {
+            let end = (*end).min(tokens);
+            let (first, step) = of(part);
+            piece.push(self.sink, end - token, first, step);
+            token = end;
         }
-        while token < tokens {
-            piece.push(self.sink, 0);
-            token += 1;
-        }
+        piece.push(self.sink, tokens - token, 0, 0);
         piece.flush(self.sink);
     }
 }
@@ -150,13 +136,24 @@ struct Piece {
 }
 
 impl Piece {
-    fn push<S: Sink>(&mut self, sink: &mut S, number: u32) {
-        let width = self.dtype.bytes() as usize;
-        let number = u64::from(number).to_le_bytes();
-        self.bytes[self.len..self.len + width].copy_from_slice(&number[..width]);
-        self.len += width;
-        if self.len + width > PIECE_BYTES {
-            self.flush(sink);
+    /// Adds so many numbers from `first` on, each `step` more than the one before.
+    fn push<S: Sink>(&mut self, sink: &mut S, mut count: u32, mut first: u32, step: u32) {
+        let width = self.dtype.bytes();
+        while count > 0 {
+            let room = (PIECE_BYTES - self.len) as u32 / width;
+            let some = count.min(room);
+            let end = self.len + (some * width) as usize;
+            let bytes = &mut self.bytes[self.len..end];
+            // Loops of their own, because vectors need a known width.
+            match width {
+                2 => fill(bytes, first, step, |number| (number as u16).to_le_bytes()),
+                4 => fill(bytes, first, step, u32::to_le_bytes),
+                _ => fill(bytes, first, step, |number| u64::from(number).to_le_bytes()),
+            }
+            (self.len, count, first) = (end, count - some, first + some * step);
+            if some == room {
+                self.flush(sink);
+            }
         }
     }
 
@@ -164,5 +161,17 @@ impl Piece {
         sink.write(self.slot, self.offset, &self.bytes[..self.len]);
         self.offset += self.len as u32;
         self.len = 0;
+    }
+}
+
+/// Writes numbers from `first` on in steps, of which `bytes_of` makes bytes.
+fn fill<const WIDTH: usize>(
+    bytes: &mut [u8],
+    first: u32,
+    step: u32,
+    bytes_of: impl Fn(u32) -> [u8; WIDTH],
+) {
+    for (at, number) in (0..).zip(bytes.as_chunks_mut().0) {
+        *number = bytes_of(first + at * step);
     }
 }

@@ -179,6 +179,20 @@ pub enum MegatronError {
     },
 }
 
+impl MegatronError {
+    /// The dataset that is the cause, from 0; none if it is not one of them.
+    pub const fn dataset(&self) -> Option<usize> {
+        match self {
+            MegatronError::Weight { dataset }
+            | MegatronError::Part { dataset, .. }
+            | MegatronError::NoTokens { dataset }
+            | MegatronError::NoSample { dataset, .. }
+            | MegatronError::Oversampled { dataset, .. } => Some(*dataset),
+            _ => None,
+        }
+    }
+}
+
 /// The order of the samples of a training run. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct MegatronOrder {
