@@ -185,8 +185,7 @@ def arrays(stream):
 
 def tensors(stream):
     for batch in stream:
-        tensor = batch.torch()
-        yield tensor[0], tensor[1]
+        yield batch.torch()
 
 
 CASES = {

@@ -122,7 +122,8 @@ const FLOORS: &[(&str, &str)] = &[
          descriptors
          wasm
          attach
-         ring: attach
+         process
+         ring: attach process
          root: scratch
          disk: root scratch",
     ),

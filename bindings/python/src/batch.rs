@@ -121,6 +121,22 @@ impl Form {
         self.seen_bytes() == self.bytes
     }
 
+    /// Rows of a sample.
+    fn rows(&self) -> usize {
+        1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
+    }
+
+    /// The error of a torch without the token type; none if it has it.
+    fn unknown_to_torch(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
+        let dtype = self.dtype();
+        if py.import("torch")?.hasattr(dtype)? {
+            return Ok(None);
+        }
+        let message = format!("this version of torch has no {dtype}");
+        let hint = "widen to a type that it has, such as widen(i64), or install torch 2.3 or later";
+        Ok(Some(invalid(message, hint)))
+    }
+
     /// Name of the token type in numpy.
     pub(crate) fn dtype(self) -> &'static str {
         self.token.1
@@ -176,6 +192,33 @@ impl Batch {
     fn row<'py>(&self, slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         let all = Batch::numpy(slf)?;
         if self.form.pairs || self.form.positions { all.get_item(index) } else { Ok(all) }
+    }
+
+    /// A DLPack capsule of the batch, or of one row of its samples.
+    fn capsule<'py>(
+        slf: &Bound<'py, Self>,
+        row: Option<usize>,
+        max_version: Option<(u32, u32)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Batch { view, form, held } = slf.get();
+        let (shape, strides) = (form.shape(), form.strides());
+        let skipped = row.map_or(0, |row| row * strides[0] as usize);
+        let dimensions = usize::from(row.is_some());
+        let array = Array {
+            bytes: &view.bytes()[form.offset + skipped..],
+            shape: &shape[dimensions..],
+            strides: &strides[dimensions..],
+            width: form.token.3,
+            kind: match form.token.0 {
+                "bf16" => Kind::Brain,
+                name if name.starts_with('f') => Kind::Float,
+                name if name.starts_with('i') => Kind::Signed,
+                _ => Kind::Unsigned,
+            },
+        };
+        held.buffers.fetch_add(1, Ordering::Relaxed);
+        let keeper = Export(Some(slf.clone().unbind()));
+        dlpack::capsule(slf.py(), &array, Box::new(keeper), max_version)
     }
 
     fn row_of_positions<'py>(
@@ -258,23 +301,25 @@ impl Batch {
         ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((slf,))
     }
 
-    /// A tensor of PyTorch without a copy; torch is imported here for the first time. Writing to it ends the
-    /// process: the memory is mapped read-only. Before version 2.3 torch has no `uint16`: end the plan in
-    /// `widen(i64)`.
+    /// A tensor of PyTorch without a copy, or a tuple of them, one for each row of a sample: inputs and labels of pairs,
+    /// positions and documents; torch is imported here for the first time. Writing to one ends the process: the memory is
+    /// mapped read-only. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let tensor = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?.call1((slf,));
-        tensor.or_else(|error| {
-            let dtype = slf.get().form.dtype();
-            if slf.py().import("torch")?.hasattr(dtype)? {
-                return Err(error);
+        let from_dlpack = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?;
+        // A capsule saves torch its questions about the device.
+        let tensor = |row| {
+            let tensor = from_dlpack.call1((Batch::capsule(slf, row, None)?,));
+            tensor.or_else(|error| Err(slf.get().form.unknown_to_torch(slf.py())?.unwrap_or(error)))
+        };
+        match slf.get().form.rows() {
+            1 => tensor(None),
+            2 => Ok((tensor(Some(0))?, tensor(Some(1))?).into_pyobject(slf.py())?.into_any()),
+            rows => {
+                let rows: PyResult<Vec<_>> = (0..rows).map(|row| tensor(Some(row))).collect();
+                Ok(PyTuple::new(slf.py(), rows?)?.into_any())
             }
-            let message = format!("this version of torch has no {dtype}");
-            Err(invalid(
-                message,
-                "widen to a type that it has, such as widen(i64), or install torch 2.3 or later",
-            ))
-        })
+        }
     }
 
     /// Inputs, or without pairs the tokens: a numpy array `[samples, tokens]` without a copy.
@@ -323,22 +368,7 @@ impl Batch {
         if copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is not copied here: copy what takes it"));
         }
-        let Batch { view, form, held } = slf.get();
-        let array = Array {
-            bytes: &view.bytes()[form.offset..],
-            shape: form.shape(),
-            strides: form.strides(),
-            width: form.token.3,
-            kind: match form.token.0 {
-                "bf16" => Kind::Brain,
-                name if name.starts_with('f') => Kind::Float,
-                name if name.starts_with('i') => Kind::Signed,
-                _ => Kind::Unsigned,
-            },
-        };
-        held.buffers.fetch_add(1, Ordering::Relaxed);
-        let keeper = Export(Some(slf.clone().unbind()));
-        dlpack::capsule(slf.py(), &array, Box::new(keeper), max_version)
+        Batch::capsule(slf, None, max_version)
     }
 
     /// DLPack: the host.

@@ -42,7 +42,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let mut stream = self.stream.take();
-        if std::process::id() != self.owner {
+        if client::process_id() != self.owner {
             // The threads of a stream without offload do not exist in a forked child: joining them would hang.
             std::mem::forget(stream);
             return;
@@ -122,7 +122,7 @@ impl Source {
             next_batch: AtomicU64::new(stream.next_batch()),
             stream: Mutex::new(None),
             turn: Mutex::new(()),
-            owner: std::process::id(),
+            owner: client::process_id(),
             noticed: AtomicBool::new(false),
             held: Arc::default(),
         };
@@ -152,7 +152,7 @@ impl Source {
 
     /// Refuses to work in a forked child, before a lock is touched that the parent may have held.
     pub(crate) fn check_owner(&self) -> PyResult<()> {
-        let (owner, user) = (self.owner, std::process::id());
+        let (owner, user) = (self.owner, client::process_id());
         if owner == user {
             return Ok(());
         }

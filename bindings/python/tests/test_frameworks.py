@@ -242,11 +242,13 @@ class Torch(World):
     def test_tensors_share_the_memory_of_the_ring(self):
         with self.stream(plan=PLAN, batches=5) as stream:
             for batch in stream:
-                tensor = batch.torch()
-                self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.int64, (2, 8, 64)))
-                self.assertEqual(tensor.data_ptr(), batch.numpy().ctypes.data)
-                numpy.testing.assert_array_equal(tensor.numpy(), batch.numpy())
-                del tensor, batch
+                rows = batch.torch()
+                self.assertEqual(len(rows), 2)
+                for tensor, array in zip(rows, batch.numpy(), strict=True):
+                    self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.int64, (8, 64)))
+                    self.assertEqual(tensor.data_ptr(), array.ctypes.data)
+                    numpy.testing.assert_array_equal(tensor.numpy(), array)
+                del rows, tensor, array, batch
 
     def test_sixteen_bits(self):
         plan = "window(64) | shuffle(3) | narrow(u16) | batch(8)"

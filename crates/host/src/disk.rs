@@ -1,8 +1,8 @@
 //! The disk: reads from files into registered memory through an io_uring.
 //!
-//! One ring serves one thread. Reads wait in the submission queue until [`UringDisk::flush`] or the next
-//! [`Disk::poll`] hands them to the kernel together; the ring's descriptor is readable when one has
-//! ended, so a thread can sleep on it beside a socket.
+//! One ring serves one thread. Reads wait until [`UringDisk::flush`] or the next [`Disk::poll`] hands the next
+//! few of them to the kernel ([`FLUSH_BYTES`]); the ring's descriptor is readable when one has ended, so a thread
+//! can sleep on it beside a socket.
 //!
 //! - The memory is registered with the ring, so the kernel pins it once and not for every read. Where
 //!   that is refused (locked-memory limit) reads use ordinary addresses, and
@@ -35,6 +35,10 @@ pub const MAX_FILES: usize = 65_536;
 
 /// Longest single buffer that a ring registers; larger memory is registered in pieces.
 const FIXED_BYTES: u64 = 1 << 30;
+
+/// Bytes of reads handed to the kernel in one call, if more than one read waits. It copies what is in the page cache
+/// during the call: this much is still in the processor's cache when the read is reaped.
+pub const FLUSH_BYTES: u64 = 256 << 10;
 
 /// How often a read that makes no progress is retried before it counts as a fault.
 const MAX_RETRIES: u8 = 64;
@@ -159,6 +163,8 @@ pub struct UringDisk {
     free: Vec<u32>,
     /// Reads that failed a check and wait to be reported; with the active ones never more than the depth.
     refused: VecDeque<DiskDone>,
+    /// Slots of reads to be put into the submission queue.
+    waiting: VecDeque<u32>,
     /// Entries in the submission queue that have not been submitted.
     unsubmitted: usize,
     counters: DiskCounters,
@@ -184,6 +190,7 @@ impl UringDisk {
             active: vec![None; depth as usize],
             free: (0..depth).rev().collect(),
             refused: VecDeque::with_capacity(depth as usize),
+            waiting: VecDeque::with_capacity(depth as usize),
             unsubmitted: 0,
             counters: DiskCounters::default(),
         })
@@ -222,8 +229,9 @@ impl UringDisk {
         self.files.remove(&id).map(|file| file.fd).ok_or(DiskError::NoFile(id.0))
     }
 
-    /// Submits waiting reads to the kernel, all in one call. Returns whether it accepted any.
+    /// Submits the next waiting reads to the kernel, up to [`FLUSH_BYTES`]. Returns whether it accepted any.
     pub fn flush(&mut self) -> bool {
+        self.push_waiting();
         let before = self.unsubmitted;
         while self.unsubmitted > 0 {
             self.counters.syscalls += 1;
@@ -274,18 +282,30 @@ impl UringDisk {
         if file.mode == IoMode::Direct && !aligned { Err(libc::EINVAL) } else { Ok(()) }
     }
 
-    /// Puts the rest of a read into the submission queue.
-    fn push(&mut self, slot: u32, active: Active) -> Result<(), i32> {
-        let fd = self.files.get(&active.read.file).ok_or(libc::EBADF)?.fd.as_raw_fd();
-        let entry = self.entry(fd, &active).user_data(u64::from(slot));
-        // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
-        // read completes; until then it belongs to the disk by the contract of `Disk`. The descriptor is
-        // open: `remove_file` refuses while reads on the file are under way.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        // The queue has room for as many entries as there are slots.
-        pushed.map_err(|_| libc::EBUSY)?;
-        self.unsubmitted += 1;
-        Ok(())
+    /// Puts what is left of the waiting reads into the submission queue, up to [`FLUSH_BYTES`].
+    fn push_waiting(&mut self) {
+        let mut bytes = 0;
+        while bytes < FLUSH_BYTES
+            && let Some(slot) = self.waiting.pop_front()
+            && let Some(active) = self.active[slot as usize]
+        {
+            let Some(file) = self.files.get(&active.read.file) else {
+                let done = self.finish(slot, active.read, fault(libc::EBADF));
+                self.refused.push_back(done);
+                continue;
+            };
+            let entry = self.entry(file.fd.as_raw_fd(), &active).user_data(u64::from(slot));
+            // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
+            // read completes; until then it belongs to the disk by the contract of `Disk`. The descriptor is
+            // open: `remove_file` refuses while reads on the file are under way.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            if pushed.is_err() {
+                // The queue has room for as many entries as there are slots.
+                return self.waiting.push_front(slot);
+            }
+            self.unsubmitted += 1;
+            bytes += u64::from(active.read.len - active.done);
+        }
     }
 
     fn entry(&self, fd: i32, active: &Active) -> squeue::Entry {
@@ -307,19 +327,14 @@ impl UringDisk {
     fn advance(&mut self, slot: u32, result: i32) -> Option<DiskDone> {
         let active = self.active.get_mut(slot as usize)?.as_mut()?;
         let outcome = step(active, self.files.get(&active.read.file), result);
-        let active = *active;
-        let result = match outcome {
-            Step::Over(result) => result,
-            Step::Again => {
-                self.counters.retried += 1;
-                self.push(slot, active).err().map(fault)?
-            }
-            Step::Continue => {
-                self.counters.short_reads += 1;
-                self.push(slot, active).err().map(fault)?
-            }
-        };
-        Some(self.finish(slot, active.read, result))
+        let read = active.read;
+        match outcome {
+            Step::Over(result) => return Some(self.finish(slot, read, result)),
+            Step::Again => self.counters.retried += 1,
+            Step::Continue => self.counters.short_reads += 1,
+        }
+        self.waiting.push_front(slot);
+        None
     }
 
     fn finish(&mut self, slot: u32, read: DiskRead, result: Result<u32, DiskFault>) -> DiskDone {
@@ -351,7 +366,7 @@ impl UringDisk {
 
     /// Waits until the kernel has stopped writing. False when that cannot be awaited.
     fn settle(&mut self) -> bool {
-        while self.free.len() < self.active.len() {
+        while self.free.len() + self.waiting.len() < self.active.len() {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => while self.reap().is_some() {},
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -371,13 +386,14 @@ impl Disk for UringDisk {
             return Err(read);
         };
         let active = Active { read, done: 0, retries: 0 };
-        if let Err(errno) = self.check(&read).and_then(|()| self.push(slot, active)) {
+        if let Err(errno) = self.check(&read) {
             self.free.push(slot);
             self.counters.refused += 1;
             self.refused.push_back(DiskDone { tag: read.tag, result: fault(errno) });
             return Ok(());
         }
         self.active[slot as usize] = Some(active);
+        self.waiting.push_back(slot);
         if let Some(file) = self.files.get_mut(&read.file) {
             file.reads += 1;
         }

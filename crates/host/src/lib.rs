@@ -6,6 +6,7 @@
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor, with the feature `codecs` also compressors |
 //! | `wasm` | with the feature `wasm`: user actions in a sandbox |
+//! | [`process`] | the number of this process, for what a forked child must not use |
 //! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //!
 //! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
@@ -20,6 +21,7 @@ pub mod descriptors;
 #[cfg(feature = "disk")]
 pub mod disk;
 pub mod kernels;
+pub mod process;
 pub mod ring;
 #[cfg(feature = "disk")]
 pub mod root;

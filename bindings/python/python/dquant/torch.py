@@ -26,9 +26,10 @@ __all__ = ["TokenDataset"]
 class TokenDataset(IterableDataset):
     """A stream as an `IterableDataset` of whole batches; arguments are those of `dquant.Stream`.
 
-    Items are tensors `[samples, tokens]`; with `pairs`, tuples of inputs and labels. `copy=True` (the default) copies
-    each batch into memory of its own, which may be written and kept. `copy=False` returns views of the ring: they
-    must not be written, and a loop that keeps as many as the ring holds gets `dquant.SlotsHeldError`.
+    Items are tensors `[samples, tokens]`, or tuples of them: inputs and labels with `pairs`, positions and documents with
+    `positions`. `copy=True` (the default) copies each batch into memory of its own, which may be written and kept.
+    `copy=False` returns views of the ring: they must not be written, and a loop that keeps as many as the ring holds
+    gets `dquant.SlotsHeldError`.
 
     `state_dict` and `load_state_dict` are what `torchdata.stateful_dataloader.StatefulDataLoader` looks for: the position
     is that behind the batch yielded last, and the beginning after an iteration that ended. A new iteration starts where
@@ -88,11 +89,14 @@ class TokenDataset(IterableDataset):
         return state
 
     def _tensors(self, batch):
-        tokens = batch.torch()
-        if self._copy:
-            # Two pieces of a sample become one row.
-            tokens = tokens.clone().contiguous().view(*batch.shape[: 2 if batch.pairs else 1], -1)
-        return (tokens[0], tokens[1]) if batch.pairs else tokens
+        tensors = batch.torch()
+        if isinstance(tensors, tuple):
+            return tuple(self._tensor(tensor) for tensor in tensors)
+        return self._tensor(tensors)
+
+    def _tensor(self, tensor):
+        # Two pieces of a sample become one row.
+        return tensor.clone().contiguous().view(tensor.shape[0], -1) if self._copy else tensor
 
     def state_dict(self):
         """The position, as a dictionary of numbers, strings and lists; empty before the first iteration."""

@@ -36,10 +36,6 @@ use crate::status::Counters;
 /// turn.
 pub const MAX_STREAMS: usize = 256;
 
-/// Slots that must be ready before a sleeping host is woken. A wake-up costs the host more than it spends on
-/// a slot, so it is worth waiting for a few; the engine signals before it sleeps in any case.
-const DOORBELL_SLOTS: u32 = 4;
-
 /// Completions of a stream that may be waiting to be polled, in each direction.
 const COMPLETIONS: u32 = 4096;
 
@@ -296,6 +292,7 @@ impl<F: Fabric> Application for Engine<F> {
             turns.spent(Work::Packets);
             let mut worked = false;
             for Stream { reader, sink, .. } in streams {
+                sink.begin_turn(now);
                 worked |= reader.poll(now, device, pool, sink);
                 turns.spent(Work::Stream);
             }
@@ -432,7 +429,7 @@ impl<F: Fabric> Engine<F> {
             *spec;
         let connections = targets.len() as u32;
         let reader = Reader::new(setup, connections, resources, host::kernels::best().0);
-        let mut sink = RingSink::new(producers, names, targets, DOORBELL_SLOTS);
+        let mut sink = RingSink::new(producers, names, targets);
         sink.set_module(module);
         if let Err(source) = self.watch_credits(&sink) {
             domain.close(&mut self.host);

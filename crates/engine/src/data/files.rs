@@ -25,9 +25,6 @@ use crate::data::sink::RingSink;
 /// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of their group.
 const DEPTH: u32 = 64;
 
-/// Slots that must be ready before a sleeping trainer is woken.
-const DOORBELL_SLOTS: u32 = 4;
-
 /// A stream over local files to begin.
 #[derive(Debug)]
 pub(crate) struct FileStreamSpec {
@@ -74,7 +71,7 @@ impl FileEngine {
         let watched = driver.watched();
         watched.add(disk.fd(), 1).map_err(os("completions of the disk"))?;
         watched.add_edges(spec.producer.credit_fd(), 2).map_err(os("credits of the ring"))?;
-        let mut sink = RingSink::new(vec![spec.producer], spec.names, Vec::new(), DOORBELL_SLOTS);
+        let mut sink = RingSink::new(vec![spec.producer], spec.names, Vec::new());
         sink.set_module(module);
         let (alive, liveness) = std::io::pipe().map_err(os("pipe"))?;
         let (commands, inbox) = Commands::new(driver.waker());
@@ -114,7 +111,8 @@ struct Engine {
 impl Application for Engine {
     const SPIN: Duration = SPIN;
 
-    fn turn(&mut self, _: Time) -> Turn {
+    fn turn(&mut self, now: Time) -> Turn {
+        self.sink.begin_turn(now);
         if self.commands.is_stopped() {
             self.sink.stop("the stream was closed");
             return Turn::Stop;

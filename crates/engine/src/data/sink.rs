@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use host::ring::{MAX_SLOTS, Producer, ProducerCounters, SlotIndex, SlotMeta as RingMeta, codes};
+use roce::{Duration, Time};
 use xio::disk::Change;
 use xio::kernel::MapFault;
 use xio::reader::{Sink, SlotMeta, StreamError};
@@ -37,12 +38,33 @@ const fn fault_hint(fault: MapFault) -> &'static str {
     }
 }
 
+/// How long a sleeping host may wait for a slot that is ready: an engine that is busy with other streams has no sleep
+/// before which it would signal.
+const LONGEST_DEFERRAL: Duration = Duration::from_millis(1);
+
 /// A stream's ring for the ranks that read the same batches.
 #[derive(Debug)]
 struct Ring {
     producer: Producer,
     /// The slot being filled.
     taken: Option<SlotIndex>,
+    /// Slots that must be ready before a sleeping host is signalled: half of the ring. A wake-up costs the host more
+    /// than it spends on a slot.
+    doorbell_slots: u32,
+    /// Since when a slot may wait for a host that sleeps.
+    deferred_since: Option<Time>,
+}
+
+impl Ring {
+    fn new(producer: Producer) -> Ring {
+        let doorbell_slots = (producer.geometry().slots() / 2).max(1);
+        Ring { producer, taken: None, doorbell_slots, deferred_since: None }
+    }
+
+    fn signal_now(&mut self) {
+        self.producer.doorbell_now();
+        self.deferred_since = None;
+    }
 }
 
 /// The rings of a stream.
@@ -58,7 +80,8 @@ pub(crate) struct RingSink {
     loss: String,
     /// Why the stream ended early.
     failure: Option<String>,
-    doorbell_slots: u32,
+    /// When the engine's turn began.
+    now: Time,
     /// The ring without a free slot for the next batch.
     waits_for: Option<usize>,
     armed: bool,
@@ -69,27 +92,33 @@ impl RingSink {
         producers: Vec<Producer>,
         names: Vec<String>,
         targets: Vec<String>,
-        doorbell_slots: u32,
     ) -> RingSink {
-        let ring = |producer| Ring { producer, taken: None };
         RingSink {
-            rings: producers.into_iter().map(ring).collect(),
+            rings: producers.into_iter().map(Ring::new).collect(),
             names,
             targets,
             module: None,
             loss: String::new(),
             failure: None,
-            doorbell_slots,
+            now: Time::ZERO,
             waits_for: None,
             armed: false,
         }
     }
 
+    /// Begins a turn of the engine: signals hosts for which a slot has been ready for long.
+    pub(crate) fn begin_turn(&mut self, now: Time) {
+        self.now = now;
+        for ring in &mut self.rings {
+            if ring.deferred_since.is_some_and(|since| now.since(since) >= LONGEST_DEFERRAL) {
+                ring.signal_now();
+            }
+        }
+    }
+
     /// Prepares the rings for our sleep; `false` if a credit came meanwhile and there is work to do.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
-        for ring in &mut self.rings {
-            ring.producer.doorbell_now();
-        }
+        self.rings.iter_mut().for_each(Ring::signal_now);
         let Some(full) = self.waits_for else {
             return true;
         };
@@ -258,7 +287,7 @@ impl Sink for RingSink {
     }
 
     fn publish(&mut self, slot: u32, meta: SlotMeta) {
-        let doorbell_slots = self.doorbell_slots;
+        let now = self.now;
         let Some((ring, slot)) = self.filling(slot) else {
             return;
         };
@@ -274,7 +303,10 @@ impl Sink for RingSink {
         debug_assert!(published.is_ok(), "{published:?}");
         // A trainer waits for the first batch; later ones come several at a time.
         let is_first = ring.producer.produced() == 1;
-        ring.producer.doorbell_if_needed(if is_first { 1 } else { doorbell_slots });
+        match ring.producer.doorbell_if_needed(if is_first { 1 } else { ring.doorbell_slots }) {
+            true => ring.deferred_since = None,
+            false => drop(ring.deferred_since.get_or_insert(now)),
+        }
     }
 
     fn fail(&mut self, error: &StreamError) {
@@ -309,7 +341,7 @@ mod tests {
         let (producer, fds) = Producer::create(config).expect("a small ring");
         let (alive, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
         let mut consumer = Consumer::attach(fds, alive.into()).expect("an honest ring");
-        let mut sink = RingSink::new(vec![producer], Vec::new(), Vec::new(), 1);
+        let mut sink = RingSink::new(vec![producer], Vec::new(), Vec::new());
         while let Some(slot) = sink.acquire(0) {
             sink.publish(slot, SlotMeta { first_batch: 0, batches: 1, batch_bytes: 8 });
         }
@@ -325,5 +357,35 @@ mod tests {
         assert!(!sleeps_after(|_| {}), "a stream that goes on has a slot to fill");
         assert!(sleeps_after(|sink| sink.fail(&StreamError::Lost { connection: 0 })));
         assert!(sleeps_after(Sink::finish));
+    }
+
+    /// An engine with work for others never sleeps, so it signals a host that waits for the first slot of many.
+    #[test]
+    fn a_sleeping_host_is_signalled_for_one_slot_after_a_while() {
+        let config = RingConfig { slots: 16, slot_bytes: 4096 };
+        let (producer, fds) = Producer::create(config).expect("a small ring");
+        let (alive, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+        let mut consumer = Consumer::attach(fds, alive.into()).expect("an honest ring");
+        let mut sink = RingSink::new(vec![producer], Vec::new(), Vec::new());
+        let (mut now, mut woken) = (Time::ZERO, 0);
+        for number in 0..10 {
+            let before = consumer.counters();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| consumer.next(std::time::Duration::from_secs(60)));
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                sink.begin_turn(now);
+                let slot = sink.acquire(0).expect("the host keeps none");
+                sink.publish(slot, SlotMeta { first_batch: number, batches: 1, batch_bytes: 8 });
+                now += LONGEST_DEFERRAL;
+                sink.begin_turn(now);
+                let slot = waiting.join().expect("no panic").expect("no failure");
+                assert!(slot.is_some(), "the stream goes on");
+            });
+            let after = consumer.counters();
+            // On a busy machine it may not have slept yet, or we came after its own look.
+            let was_signalled = after.missed_doorbells == before.missed_doorbells;
+            woken += u32::from(after.sleeps > before.sleeps && was_signalled);
+        }
+        assert!(woken > 0, "it always found the slot by itself");
     }
 }

@@ -31,6 +31,7 @@ use super::layout::{self, DESCRIPTOR_WORDS, Descriptor, HEADER_BYTES, Header, Ri
 use super::map::{self, Access, Region, os};
 use super::wake::{self, SlotWords};
 use super::{AttachRefusal, DescriptorFault, Geometry, RingError, RingFds, SlotMeta};
+use crate::process;
 
 /// Longest sleep before the producer's socket is checked.
 const LIVENESS_SLICE_MS: u64 = 100;
@@ -51,7 +52,7 @@ struct Attached {
     /// eventfd writes made.
     credit_signals: AtomicU64,
     /// Process that attached; a forked child must not return its parent's slots.
-    owner: i32,
+    owner: u32,
 }
 
 /// Counters of a consumer.
@@ -113,7 +114,7 @@ impl Consumer {
             held: (0..geometry.slots()).map(|_| AtomicBool::new(false)).collect(),
             signalled: AtomicU64::new(0),
             credit_signals: AtomicU64::new(0),
-            owner: process_id(),
+            owner: process::id(),
         };
         Ok(Consumer {
             ring: Arc::new(ring),
@@ -165,7 +166,7 @@ impl Consumer {
     }
 
     fn wait_for_slot(&mut self, timeout: Duration) -> Result<Option<SlotView>, RingError> {
-        let user = process_id();
+        let user = process::id();
         if user != self.ring.owner {
             return Err(RingError::Forked { owner: self.ring.owner, user });
         }
@@ -292,10 +293,6 @@ impl Look {
     }
 }
 
-fn process_id() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
 /// Reads and checks the header through the file, before anything is mapped.
 fn read_header(file: &OwnedFd, which: RingFile) -> Result<Header, RingError> {
     let needed = map::required_seals(which == RingFile::Data);
@@ -363,7 +360,7 @@ impl Attached {
     }
 
     fn release(&self, slot: u32, sequence: u64) {
-        if process_id() != self.owner {
+        if process::id() != self.owner {
             return;
         }
         self.held[slot as usize].store(false, Ordering::Relaxed);

@@ -123,9 +123,9 @@ pub enum RingError {
     #[error("ring: attached by process {owner}, used by its child {user}; attach in each process")]
     Forked {
         /// The process that attached.
-        owner: i32,
+        owner: u32,
         /// The process that used it.
-        user: i32,
+        user: u32,
     },
 }
 

@@ -22,7 +22,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::RingError;
+use super::{RingError, copy};
 
 /// Bytes faulted in, or unmapped, in one call. Each call locks the address space of the process, and an engine
 /// that needs memory meanwhile waits: 1 GiB at once takes 100 ms and more.
@@ -123,14 +123,14 @@ impl Region {
         unsafe { &*word }
     }
 
-    /// Copies `bytes` to `at`.
+    /// Copies `bytes` to `at`, past the cache: [`copy::fence`] must come before anybody is told.
     ///
     /// # Safety
     /// By the rules of the ring nobody reads or writes the range meanwhile, and `self` is writable.
     pub(super) unsafe fn copy_in(&self, at: usize, bytes: &[u8]) {
         debug_assert_eq!(self.access, Access::ReadWrite);
         // SAFETY: in bounds by `at`; `bytes` cannot overlap a range that the caller owns.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(at, bytes.len()), bytes.len()) }
+        unsafe { copy::past_cache(bytes.as_ptr(), self.at(at, bytes.len()), bytes.len()) }
     }
 
     /// The bytes at `at`.

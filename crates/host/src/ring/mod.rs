@@ -28,6 +28,7 @@
 //! `layout` defines the layout, `map` owns the memory, `growth` says when a slot gets its own, `wake` is the wake-up protocol.
 
 mod consumer;
+mod copy;
 mod error;
 mod growth;
 mod layout;

@@ -28,7 +28,7 @@ use super::growth::Growth;
 use super::layout::{self, Descriptor, Header, MAX_READERS, RingFile};
 use super::map::{self, Access, Region, os};
 use super::wake::{self, Doorbell, DoorbellAction, SlotWords};
-use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta};
+use super::{Geometry, RingConfig, RingError, RingFds, SlotMeta, copy};
 
 /// A slot obtained from [`Producer::free_slot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,6 +229,7 @@ impl Producer {
             // SAFETY: as above.
             unsafe { reader.credit.copy_in(0, &header.encode(RingFile::Credit)) };
         }
+        copy::fence();
         Ok(())
     }
 
@@ -345,6 +346,7 @@ impl Producer {
         self.write_descriptor(&Descriptor { sequence, slot: slot.0, meta });
         self.slots[slot.0 as usize] = State::Published(sequence);
         self.produced += 1;
+        copy::fence();
         self.words().publish(self.produced);
         self.counters.slots += 1;
         self.counters.bytes += meta.bytes;
