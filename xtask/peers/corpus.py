@@ -139,7 +139,7 @@ def main(what, folder, *rest):
         case "write":
             finished(folder / rest[0], lambda part: globals()[f"write_{rest[0]}"](folder, part))
         case "many":
-            finished(folder / "many", lambda part: many(folder, part, int(rest[0])))
+            finished(folder / f"many-{rest[0]}", lambda part: many(folder, part, int(rest[0])))
         case "heat":
             heat(folder, rest)
 

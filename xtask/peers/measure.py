@@ -319,12 +319,11 @@ def opening(world):
     one = f"dq://{world.control}/web"
     take("open_one_ms", lambda: dquant.Stream(one, TOKENS, token=TOKEN, dpu=world.socket, dtype="u32"))
     take("open_three_ms", lambda: remote(world, TOKENS))
-    paths = sorted((world.folder / "many").glob("*.bin"))
+    paths = sorted((world.folder / "many-3000").glob("*.bin"))
     figures["corpora"] = len(paths)
-    # The smallest groups; a dataset has a buffer of 1 MiB all the same, which the default of 128 MiB does not hold.
-    plan = f"window({LENGTH}) | shuffle(7, blocks=1) | batch({SAMPLES})"
-    source, memory = {path: 1 for path in paths}, (len(paths) + 64) << 20
-    take("open_many_ms", lambda: dquant.Stream(source, plan, dtype="u16", first_batch=123_456, memory=memory))
+    plan = f"window({LENGTH}) | shuffle(7) | batch({SAMPLES})"
+    source = {path: 1 for path in paths}
+    take("open_many_ms", lambda: dquant.Stream(source, plan, dtype="u16", first_batch=123_456))
     return figures
 
 

@@ -215,10 +215,19 @@ class Phases:
         d, k = self.blends[i].draw(n - self.starts[i])
         return d, self.before[i][d] + k
 
-    def group_blocks(self, d, sample_bytes):
+    def has_many(self):
+        """Whether more than 128 datasets have a weight above 0 in some phase."""
+        return sum(any(blend.weights[d] > 0 for blend in self.blends) for d in range(len(self.blends[0].weights))) > 128
+
+    def block_bytes(self, d):
+        """Bytes of a block of dataset d, one of many."""
+        most = max(48 * 2**20 * blend.weights[d] // blend.period for blend in self.blends)
+        return min(2**18, max(2**12, most))
+
+    def group_blocks(self, d, block_bytes, sample_bytes, least):
         """Blocks of a group of dataset d, where the plan does not say."""
-        unit = max(1 << 18, sample_bytes)
-        return max(max(2, -(-(1 << 24) * blend.weights[d] // (unit * blend.period))) for blend in self.blends)
+        unit = max(block_bytes, sample_bytes)
+        return max(max(least, -(-(1 << 24) * blend.weights[d] // (unit * blend.period))) for blend in self.blends)
 
 
 # Quantization.
@@ -386,13 +395,18 @@ class Dataset:
         self.stride = window - overlap
         count = len(self.tokens)
         self.samples = (count - overlap) // self.stride if count >= window else 0
-        self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
+        self.in_blocks(block_bytes)
         self.documents = None if documents is None else [document for document in documents if document[1] > 0]
         self.packed = None
         if how is not None:
             self.packed = packed(tuple(self.documents), window, self.per_block, self.tokens.itemsize, how)
             self.samples = len(self.packed)
         self._epoch = None
+
+    def in_blocks(self, block_bytes):
+        """The same windows in blocks of another size."""
+        overlap = self.window - self.stride
+        self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
 
     def parts(self, i):
         """Sample i of the file: its parts as (first token, tokens)."""
@@ -483,9 +497,16 @@ class Reference:
         if len(files) != len(weights[0]) or len(weights) != len(starts):
             raise ValueError(f"{len(files)} files for {len(weights[0])} datasets in {len(weights)} phases")
         self.blend = Phases(starts, [blend_of(phase) for phase in weights])
+        many = how is None and self.blend.has_many()
         for d, dataset in enumerate(self.datasets):
-            width = dataset.tokens.itemsize
-            dataset.group_blocks = self.blend.group_blocks(d, self.window * width) if blocks is None else int(blocks)
+            if blocks is not None:
+                dataset.group_blocks = int(blocks)
+                continue
+            if many:
+                block_bytes = self.blend.block_bytes(d)
+                dataset.in_blocks(block_bytes)
+            sample_bytes = self.window * dataset.tokens.itemsize
+            dataset.group_blocks = self.blend.group_blocks(d, block_bytes, sample_bytes, 1 if many else 2)
         self.table = None if table is None else numpy.asarray(table, "<u4")
         self.action = action
         self.narrow = options.get("narrow")

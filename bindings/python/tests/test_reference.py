@@ -40,6 +40,9 @@ FILES = {
     "small.npy": ("u16", 77_777),
 }
 
+# More than 128, with blocks of 5 KiB to 256 KiB.
+TINY = {f"tiny{i}": ("u32", 2_500 + 97 * i) for i in range(150)}
+
 ONE_FILE = (
     ("less", "window(64) | batch(32)"),
     ("less", "window(64) | shuffle(seed)"),
@@ -99,6 +102,15 @@ BLENDS = (
         ("below", "border", "above", "many", "less"),
         "window(1021) | shuffle(seed) | blend(below=1, border=2, above=3, many=5, less=7)",
     ),
+)
+
+TINY_BLEND = ", ".join(["many=5000", "less=0", *(f"{name}={1 + i % 60}" for i, name in enumerate(TINY))])
+
+MANY = (
+    (("many", "less", *TINY), f"window(64) | shuffle(seed) | blend({TINY_BLEND})"),
+    (("many", "less", *TINY), f"window(2049, overlap=1) | shuffle(seed) | blend({TINY_BLEND}) | narrow(u16) | batch(100)"),
+    (("many", "less", *TINY), f"window(100) | blend({TINY_BLEND}) | batch(70)"),
+    (("many", "less", *TINY), f"window(50) | shuffle(seed, blocks=2, block=8KiB) | blend({TINY_BLEND}) | batch(200)"),
 )
 
 
@@ -252,6 +264,9 @@ class Batches(unittest.TestCase):
                 numpy.save(os.path.join(cls.folder, name), tokens)
             else:
                 tokens.tofile(os.path.join(cls.folder, f"{name}.bin"))
+        for i, (name, (dtype, count)) in enumerate(TINY.items()):
+            tokens = numpy.random.default_rng(i).integers(0, 1 << 16, count).astype(TYPES[dtype])
+            tokens.tofile(os.path.join(cls.folder, f"{name}.bin"))
         for name, (dtype, count) in VALUES.items():
             values, path = values_of(dtype, count), os.path.join(cls.folder, name)
             if name.endswith(".npy"):
@@ -275,7 +290,7 @@ class Batches(unittest.TestCase):
         return dquant.Stream(source, plan, dtype=dtype, slots=2, **options)
 
     def reference(self, names, plan, seed=0, table=None):
-        return Reference(plan, [((FILES | VALUES | CORPORA)[name][0], self.path(name)) for name in names], seed, table)
+        return Reference(plan, [((FILES | TINY | VALUES | CORPORA)[name][0], self.path(name)) for name in names], seed, table)
 
     def assert_equal(self, batch, reference):
         want = reference.batch(batch.number)
@@ -286,7 +301,7 @@ class Batches(unittest.TestCase):
     def compare(self, source, names, plan, seed, table=None):
         """Two batches at two of four places: the beginning, some hundred on, far out, the end; to the byte."""
         reference = self.reference(names, plan, seed, table)
-        dtype = next(((FILES | VALUES)[name][0] for name in names if not name.endswith(".npy")), "u32")
+        dtype = next(((FILES | TINY | VALUES)[name][0] for name in names if not name.endswith(".npy")), "u32")
         end = LAST_SAMPLE // reference.samples - 2
         for first in {0: (0, 10**9 + 1234), 7: (371, end), 2**64 - 1: (0, 371)}[seed]:
             with self.stream(source, plan, dtype=dtype, seed=seed, first_batch=first, batches=2) as stream:
@@ -303,7 +318,7 @@ class Batches(unittest.TestCase):
                     self.compare(self.path(name), [name], plan, seed)
 
     def test_blends(self):
-        for names, plan in BLENDS:
+        for names, plan in (*BLENDS, *MANY):
             for seed in SEEDS:
                 with self.subTest(plan=plan, seed=seed):
                     self.compare(self.folder, names, plan, seed)

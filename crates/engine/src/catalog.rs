@@ -18,7 +18,8 @@ use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Origin, Refusal};
-use host::root::{IoChoice, OpenError, OpenFile, Root, Stamp};
+use host::descriptors::make_room;
+use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
 use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, npy};
@@ -30,7 +31,10 @@ use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef};
 
 /// Datasets one request may name: those of a blend, and a table.
-const MAX_DATASETS: usize = 1025;
+const MAX_DATASETS: usize = xio::order::MAX_DATASETS + 1;
+
+/// Fewer datasets than this are opened on one thread, and need no more descriptors than a process may have.
+const MANY_DATASETS: usize = 64;
 
 /// Entries of a table of `remap`: four times the largest vocabularies in use.
 const MAX_TABLE_IDS: u64 = 1 << 20;
@@ -82,6 +86,30 @@ fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
     Status::invalid_argument(format!("{name}: {why}\n{hint}"))
 }
 
+/// Does the same with all items, on all cores if there are many; each thread has a function of its own. Of several
+/// errors that of the first item counts.
+fn each<T: Sync, R: Send, E: Send, F: FnMut(&T) -> Result<R, E>>(
+    items: &[T],
+    function: impl Fn() -> F + Sync,
+) -> Result<Vec<R>, E> {
+    if items.len() < MANY_DATASETS {
+        return items.iter().map(function()).collect();
+    }
+    make_room(items.len());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = |part: &[T]| part.iter().map(function()).collect::<Result<Vec<R>, E>>();
+    let part = &part;
+    std::thread::scope(|scope| {
+        let parts = items.chunks(items.len().div_ceil(threads));
+        let threads: Vec<_> = parts.map(|items| scope.spawn(move || part(items))).collect();
+        let mut all = Vec::with_capacity(items.len());
+        for thread in threads {
+            all.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(all)
+    })
+}
+
 impl Catalog {
     /// A catalogue of what lies below `roots`.
     pub fn new(roots: Vec<Root>, io: IoChoice) -> Catalog {
@@ -91,7 +119,7 @@ impl Catalog {
     /// Finds and opens every dataset, or returns which one cannot be opened.
     pub fn find_all(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
         Catalog::check_count(refs)?;
-        refs.iter().map(|dataset| self.find(dataset, self.io)).collect()
+        each(refs, || |dataset| self.find(dataset, self.io))
     }
 
     /// Refuses a request for no dataset, or for more than a plan can name.
@@ -286,6 +314,32 @@ fn local_error(status: &Status) -> Error {
 /// dataset is named as the path was given; the name in `request` does not matter. Its documents are read where
 /// the request asks for them.
 pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
+    find_file_in(&mut Folder::default(), path, request)
+}
+
+/// Finds and opens files as [`find_file`], all in all as fast as it goes.
+pub(crate) fn find_files(paths: &[PathBuf], request: &DatasetRef) -> Result<Vec<Found>, Error> {
+    each(paths, || {
+        let mut folder = Folder::default();
+        move |path: &PathBuf| find_file_in(&mut folder, path, request)
+    })
+}
+
+/// The folder of the file that was found last: thousands of corpora usually lie in one.
+#[derive(Default)]
+struct Folder(Option<(PathBuf, Root)>);
+
+impl Folder {
+    fn open(&mut self, path: &Path) -> Result<&Root, OpenError> {
+        let opened = match self.0.take().filter(|(known, _)| known == path) {
+            Some(opened) => opened,
+            None => (path.to_owned(), Root::new(path)?),
+        };
+        Ok(&self.0.insert(opened).1)
+    }
+}
+
+fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let given = path.display().to_string();
     let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
     let full = ["", ".bin", ".npy"].iter().map(|ending| with(ending)).find(|path| path.is_file());
@@ -301,24 +355,29 @@ pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     };
     let refused = |error: &dyn std::fmt::Display| Error::invalid(format!("{given}: {error}"));
     // A link is followed: what is served to others has to stay below a root, one's own files need not.
-    let real = full.canonicalize().map_err(|error| refused(&error))?;
-    let (Some(folder), Some(name)) =
+    let real = match full.is_symlink() {
+        true => full.canonicalize().map_err(|error| refused(&error))?,
+        false => full.clone(),
+    };
+    let (Some(parent), Some(name)) =
         (real.parent(), real.file_name().and_then(|name| name.to_str()))
     else {
         return Err(refused(&"its name is not UTF-8"));
     };
-    let root = Root::new(folder).map_err(|error| refused(&error))?;
+    let here = Path::new(".");
+    let parent = if parent.as_os_str().is_empty() { here } else { parent };
+    let root = folder.open(parent).map_err(|error| refused(&error))?;
     let mut lengths = Vec::new();
     let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(&root, name.to_owned(), file, request, &mut |tokens| lengths.push(tokens))
+        describe(root, name.to_owned(), file, request, &mut |tokens| lengths.push(tokens))
     };
     let found = open().map_err(|status| local_error(&status))?;
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     let documents = request.documents.then(|| documents_of(&lengths)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
     let hashes = || {
-        let (header, mut words) = open_hashes(&root, name)?;
+        let (header, mut words) = open_hashes(root, name)?;
         let hashes = words.next(header.of.documents as usize);
         let hashes = hashes.map_err(|error| refused_hashes(&error))?;
         check_digest(&info.name, info.document_hashes, &hashes)?;
@@ -393,11 +452,7 @@ fn describe(
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
     let (holds_records, mut record_bytes) = (request.dtype == BYTES, 0);
-    let sample = |range: Range<u64>| {
-        let buffered = reopen(root, &name, &file.stamp)?;
-        settle::sample(&File::from(buffered), range, vocabulary)
-            .map_err(|error| Status::internal(format!("{name}: {error}")))
-    };
+    let sample = |range| sampled(root, (&name, &file), range, vocabulary);
     let (mut documents, mut single) = (Fingerprint::default(), 0);
     let mut note = |tokens, sequences| {
         documents.push(tokens);
@@ -459,6 +514,21 @@ fn describe(
         info.document_hashes = current_hashes(root, &info)?;
     }
     Ok(Found { info, file, layout, sums, documents: None, hashes: None })
+}
+
+/// Samples of this range of an open file.
+fn sampled(
+    root: &Root,
+    (name, file): (&str, &OpenFile),
+    range: Range<u64>,
+    vocabulary: Option<u64>,
+) -> Result<Evidence, Status> {
+    let system = |error: std::io::Error| Status::internal(format!("{name}: {error}"));
+    let buffered = match file.mode {
+        IoMode::Buffered => file.fd.try_clone().map_err(system)?,
+        IoMode::Direct => reopen(root, name, &file.stamp)?,
+    };
+    settle::sample(&File::from(buffered), range, vocabulary).map_err(system)
 }
 
 /// Refuses what describes a dataset.

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use host::ring::{Producer, RingConfig, RingFds};
 use xio::dataset::Dtype;
 use xio::documents::Documents;
-use xio::order::MAX_TOTAL_WEIGHT;
+use xio::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
 use xio::plan::Plan;
 
 use crate::action;
-use crate::catalog::{Found, Table, find_file, read_list};
+use crate::catalog::{Found, Table, find_files, read_list};
 use crate::control::documents::Received;
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
@@ -88,15 +88,20 @@ impl DividedFiles {
             documents: plan.needs_documents(),
             document_hashes: !plan.selection().is_empty(),
         };
-        let find = |path: &PathBuf| find_file(path, &asked);
-        let mut found = files.iter().map(find).collect::<Result<Vec<Found>, Error>>()?;
+        if files.len() > MAX_DATASETS {
+            let text =
+                format!("{} files are given, a stream blends at most {MAX_DATASETS}", files.len());
+            return Err(Error::invalid(text).hint("join small files into one dataset"));
+        }
+        let mut found = find_files(files, &asked)?;
         let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let documents = documents_of(plan, &mut found, &mut infos)?;
-        let divided = layout::divide(plan, &infos, &vec![asked; infos.len()], documents)?;
+        let mut divided = layout::divide(plan, &infos, &vec![asked; infos.len()], documents)?;
         let plan = match plan.blend() {
             [] if infos.len() > 1 => plan.blended(proportions(&infos, &divided)),
             _ => plan.clone(),
         };
+        divided.in_blocks_of(&plan).map_err(Error::invalid)?;
         Ok(DividedFiles { plan, found, infos, divided })
     }
 }

@@ -166,6 +166,18 @@ pub struct Divided {
     documents: Vec<Documents>,
 }
 
+impl Divided {
+    /// Takes the sizes of blocks from a plan that has got its blend: they depend on it where datasets are many.
+    pub(crate) fn in_blocks_of(&mut self, plan: &Plan) -> Result<(), OrderError> {
+        if plan.pack().is_none() && plan.megatron().is_none() {
+            for (dataset, layout) in self.layouts.iter_mut().enumerate() {
+                *layout = plan.layout(dataset, layout.file)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Divides datasets into samples, which depends on the whole plan but the weights above 0 of its blend. `asked` are
 /// the requests that `infos` answer; `documents` are theirs if the plan needs them, else there are none.
 ///

@@ -43,8 +43,11 @@ use crate::proto::{
 use crate::selection;
 use crate::status;
 
-/// Largest message on the local socket, in bytes.
-pub const MAX_MESSAGE: usize = 64 << 10;
+/// Largest request for a stream, in bytes: a plan over as many datasets as there may be, and their names.
+pub const MAX_REQUEST: usize = 2 << 20;
+
+/// Largest message on the local socket after it, in bytes.
+const MAX_MESSAGE: usize = 64 << 10;
 
 /// Hint for a stream whose dataset is not what it was.
 pub(crate) const REOPEN_HINT: &str =
@@ -155,7 +158,7 @@ fn failure(error: &Error) -> Failure {
 
 fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
     let message = connection
-        .recv(MAX_MESSAGE)
+        .recv(MAX_REQUEST)
         .map_err(|error| Error::because("cannot read the request", &error))?;
     OpenRequest::decode(message.bytes.as_slice())
         .map_err(|error| Error::invalid(format!("cannot decode the request: {error}")))

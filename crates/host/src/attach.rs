@@ -5,7 +5,8 @@
 //!
 //! Rules (C6, C7):
 //! - A message has 1 to [`MAX_MESSAGE_BYTES`] bytes and at most [`MAX_FDS`] descriptors. Larger ones are
-//!   refused with a reason, and their descriptors are closed. Descriptors are close-on-exec from the
+//!   refused with a reason, and their descriptors are closed. A message that does not fit a packet of
+//!   [`MAX_PACKET_BYTES`] crosses in several, all but the last of which are full. Descriptors are close-on-exec from the
 //!   start, because a child that inherited them would hide our death from the peer.
 //! - No call waits longer than the connection's timeout, so a silent client cannot hold a daemon.
 //! - The socket file is created with mode 0600. A lock file beside it shows whether a daemon is running;
@@ -28,8 +29,10 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-/// Longest message in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Longest message in bytes: a request for thousands of datasets, or their descriptions.
+pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// Longest packet in bytes; the kernel's default buffer holds three.
+pub const MAX_PACKET_BYTES: usize = 64 << 10;
 /// Most descriptors that one message may carry.
 pub const MAX_FDS: usize = 8;
 /// How long a connection waits for its peer unless told otherwise.
@@ -373,6 +376,23 @@ impl Connection {
             return Err(AttachError::TooManyFds { max: MAX_FDS });
         }
         let deadline = Instant::now() + self.timeout;
+        if bytes.len() < MAX_PACKET_BYTES {
+            return self.send_packet(bytes, fds, deadline);
+        }
+        // Its last bytes say how many follow the message, so that the last packet is neither full nor empty.
+        let padding = if (bytes.len() + 1).is_multiple_of(MAX_PACKET_BYTES) { 2 } else { 1 };
+        let padded = [bytes, &[padding, padding][..usize::from(padding)]].concat();
+        let (full, last) = padded.as_chunks::<MAX_PACKET_BYTES>();
+        full.iter().try_for_each(|packet| self.send_packet(packet, &[], deadline))?;
+        self.send_packet(last, fds, deadline)
+    }
+
+    fn send_packet(
+        &self,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<(), AttachError> {
         loop {
             match self.send_now(bytes, fds) {
                 Ok(()) => return Ok(()),
@@ -400,8 +420,36 @@ impl Connection {
     /// The next message, of at most `max_bytes` (and [`MAX_MESSAGE_BYTES`]). Its content determines how
     /// many descriptors belong to it: see [`Message::with_fds`].
     pub fn recv(&self, max_bytes: usize) -> Result<Message, AttachError> {
-        let max_bytes = max_bytes.min(MAX_MESSAGE_BYTES);
+        let max = max_bytes.min(MAX_MESSAGE_BYTES);
         let deadline = Instant::now() + self.timeout;
+        let mut message = self.recv_packet(max.min(MAX_PACKET_BYTES), deadline)?;
+        let mut is_last = message.bytes.len() < MAX_PACKET_BYTES;
+        if is_last {
+            return Ok(message);
+        }
+        while !is_last {
+            let Message { bytes, fds } = self.recv_packet(MAX_PACKET_BYTES, deadline)?;
+            is_last = bytes.len() < MAX_PACKET_BYTES;
+            message.bytes.extend(bytes);
+            message.fds.extend(fds);
+            if message.bytes.len() > max + 2 {
+                return Err(AttachError::Length { bytes: message.bytes.len(), max });
+            }
+            if message.fds.len() > MAX_FDS {
+                return Err(AttachError::TooManyFds { max: MAX_FDS });
+            }
+        }
+        let padding = message.bytes.last().map_or(0, |padding| usize::from(*padding));
+        let len = message.bytes.len().saturating_sub(padding);
+        message.bytes.truncate(len);
+        match len {
+            0 => Err(AttachError::Closed),
+            len if len > max => Err(AttachError::Length { bytes: len, max }),
+            _ => Ok(message),
+        }
+    }
+
+    fn recv_packet(&self, max_bytes: usize, deadline: Instant) -> Result<Message, AttachError> {
         loop {
             match self.recv_now(max_bytes) {
                 Ok(outcome) => return outcome,
@@ -625,17 +673,37 @@ mod tests {
     fn messages_keep_their_borders_and_descriptors() {
         let (a, b) = pair();
         let file = devnull();
-        let long = vec![7; MAX_MESSAGE_BYTES];
         a.send(b"one", &[file.as_fd(), file.as_fd()]).unwrap();
-        a.send(&long, &[]).unwrap();
         let (bytes, fds) = b.recv(MAX_MESSAGE_BYTES).unwrap().with_fds::<2>().unwrap();
         assert_eq!(bytes, b"one");
         for fd in &fds {
             let flags = rustix::io::fcntl_getfd(fd).unwrap();
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }
-        let (bytes, []) = b.recv(MAX_MESSAGE_BYTES).unwrap().with_fds::<0>().unwrap();
-        assert_eq!(bytes, long);
+    }
+
+    #[test]
+    fn long_messages_cross_in_several_packets() {
+        let packet = MAX_PACKET_BYTES;
+        let around = [packet - 1, packet, packet + 1, 2 * packet - 2, 2 * packet - 1, 2 * packet];
+        for len in around.into_iter().chain([MAX_MESSAGE_BYTES]) {
+            let (a, b) = Connection::pair().unwrap();
+            let long: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    a.send(&long, &[devnull().as_fd()]).unwrap();
+                    a.send(b"next", &[]).unwrap();
+                });
+                let (bytes, [_]) = b.recv(MAX_MESSAGE_BYTES).unwrap().with_fds::<1>().unwrap();
+                assert!(bytes == long, "{len} bytes");
+                assert_eq!(b.recv(10).unwrap().bytes, b"next");
+            });
+        }
+        // Longer than the receiver allows: found out before all of it is held.
+        let (a, b) = pair();
+        a.send(&vec![1; 2 * packet], &[]).unwrap();
+        let refused = b.recv(packet).unwrap_err();
+        assert!(matches!(refused, AttachError::Length { max, .. } if max == packet), "{refused}");
     }
 
     #[test]

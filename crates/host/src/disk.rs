@@ -102,6 +102,7 @@ pub struct DiskCounters {
 pub struct DiskMemory {
     base: u64,
     len: u64,
+    is_registered: bool,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -112,7 +113,13 @@ impl DiskMemory {
     /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds a
     /// reference into the destination of a read from [`Disk::submit`] until it completes.
     pub unsafe fn new(base: u64, len: u64, owner: Arc<dyn Any + Send + Sync>) -> DiskMemory {
-        DiskMemory { base, len, owner }
+        DiskMemory { base, len, is_registered: true, owner }
+    }
+
+    /// The same memory, which is not to be registered: that would make every page of it present.
+    #[must_use]
+    pub fn on_demand(self) -> DiskMemory {
+        DiskMemory { is_registered: false, ..self }
     }
 
     fn contains(&self, addr: u64, len: u64) -> bool {
@@ -170,7 +177,10 @@ impl UringDisk {
             return Err(DiskError::BadDepth(depth));
         }
         let ring = IoUring::new(depth).map_err(unavailable)?;
-        let why_unregistered = register(&ring, &memory).err();
+        let why_unregistered = match memory.is_registered {
+            true => register(&ring, &memory).err(),
+            false => Some(String::from("its pages become present when they are used")),
+        };
         Ok(UringDisk {
             ring,
             memory,

@@ -150,15 +150,26 @@ pub struct Pool {
 impl Pool {
     /// Creates a pool of at least `bytes` bytes (rounded up to whole pages) and touches every page.
     pub fn new(bytes: u64) -> Result<Pool, PoolError> {
-        if bytes == 0 || bytes > isize::MAX as u64 - HUGE_BYTES {
-            return Err(PoolError::BadSize(bytes));
-        }
+        check_size(bytes)?;
         let (region, pages, why) = match Region::huge(bytes) {
             Ok(region) => (region, Pages::Huge, String::from("reserved huge pages were free")),
             Err(refusal) => base_region(bytes, &refusal)?,
         };
+        Ok(Pool::over(region, pages, why))
+    }
+
+    /// Creates a pool whose pages become present when they are first used: for memory of which little is used
+    /// soon, or ever. Using it costs page faults, and a lack of memory shows only then.
+    pub fn on_demand(bytes: u64) -> Result<Pool, PoolError> {
+        check_size(bytes)?;
+        check_available(bytes)?;
+        let region = Region::map(bytes.next_multiple_of(page_bytes()), MemfdFlags::empty())?;
+        Ok(Pool::over(region, Pages::Base, String::from("pages come one by one")))
+    }
+
+    fn over(region: Region, pages: Pages, why: String) -> Pool {
         let free = BTreeMap::from([(region.base(), region.len() as u64)]);
-        Ok(Pool { region: Arc::new(region), pages, why, free, used: BTreeMap::new() })
+        Pool { region: Arc::new(region), pages, why, free, used: BTreeMap::new() }
     }
 
     /// Address of the first byte.
@@ -406,13 +417,23 @@ impl Drop for Region {
     }
 }
 
+fn check_size(bytes: u64) -> Result<(), PoolError> {
+    match bytes == 0 || bytes > isize::MAX as u64 - HUGE_BYTES {
+        true => Err(PoolError::BadSize(bytes)),
+        false => Ok(()),
+    }
+}
+
+fn check_available(bytes: u64) -> Result<(), PoolError> {
+    match available_bytes() {
+        Some(available) if bytes > available => Err(PoolError::OutOfMemory { bytes, available }),
+        _ => Ok(()),
+    }
+}
+
 /// A region of base pages, gathered into huge ones where the kernel does that.
 fn base_region(bytes: u64, refusal: &PoolError) -> Result<(Region, Pages, String), PoolError> {
-    if let Some(available) = available_bytes()
-        && bytes > available
-    {
-        return Err(PoolError::OutOfMemory { bytes, available });
-    }
+    check_available(bytes)?;
     let region = Region::map(bytes.next_multiple_of(page_bytes()), MemfdFlags::empty())?;
     let advised = region.advise_huge();
     region.touch()?;

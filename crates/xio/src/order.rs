@@ -40,8 +40,8 @@ pub use curriculum::{Curriculum, CurriculumCursor, MAX_PHASES};
 pub use packing::{Fit, MAX_CHUNKS, Packed, Packing, PackingError};
 pub use permutation::Permutation;
 pub use shuffle::{
-    Block, BlockShuffle, DEFAULT_BLOCK_BYTES, Epoch, Group, MAX_GROUP_BLOCKS, Place, QUALITY_BATCH,
-    Quality, default_group_blocks,
+    Block, BlockShuffle, DEFAULT_BLOCK_BYTES, Epoch, FEW_DATASETS, Group, MAX_GROUP_BLOCKS, Place,
+    Proportion, QUALITY_BATCH, Quality,
 };
 pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
 pub use stream::StreamOrder;
@@ -372,42 +372,43 @@ impl Iterator for OrderCursor {
     }
 }
 
-/// A shuffle, and the epoch and group used last.
+/// A shuffle, and the group used last.
 #[derive(Clone, Debug)]
 struct ShuffleCache {
     shuffle: BlockShuffle,
-    epoch: Epoch,
-    group: Group,
+    /// None before the first sample: most of many datasets give none for a while.
+    group: Option<Group>,
 }
 
 impl ShuffleCache {
     fn new(shuffle: BlockShuffle) -> ShuffleCache {
-        let epoch = shuffle.epoch(0);
-        ShuffleCache { shuffle, epoch, group: epoch.group(0) }
+        ShuffleCache { shuffle, group: None }
     }
 
     fn at(&mut self, k: u64) -> Place {
-        let index = self.enter(k);
-        self.group.at(index)
+        let (group, index) = self.enter(k);
+        group.at(index)
     }
 
     /// Position of the block of the `k`-th sample in fetch order over all epochs, and the sample in it.
     fn position_of(&mut self, k: u64) -> (u64, u32) {
-        let index = self.enter(k);
-        let (slot, sample) = self.group.slot_at(index);
-        (self.epoch.number() * self.shuffle.blocks() + slot, sample)
+        let blocks = self.shuffle.blocks();
+        let (group, index) = self.enter(k);
+        let (slot, sample) = group.slot_at(index);
+        (group.epoch().number() * blocks + slot, sample)
     }
 
-    /// Makes the epoch and group of the `k`-th sample current; returns its index in the epoch.
-    fn enter(&mut self, k: u64) -> u64 {
-        let (epoch, index) = self.shuffle.split(k);
-        if epoch != self.epoch.number() {
-            self.epoch = self.shuffle.epoch(epoch);
-            self.group = self.epoch.group(self.epoch.group_of(index));
-        } else if !self.group.indices().contains(&index) {
-            self.group = self.epoch.group(self.epoch.group_of(index));
+    /// Makes the group of the `k`-th sample current; returns it, and the sample's index in the epoch.
+    fn enter(&mut self, k: u64) -> (&Group, u64) {
+        let (number, index) = self.shuffle.split(k);
+        let known = self.group.as_ref().filter(|group| group.epoch().number() == number);
+        if known.is_none_or(|group| !group.indices().contains(&index)) {
+            let epoch = known.map_or_else(|| self.shuffle.epoch(number), |group| *group.epoch());
+            self.group = Some(epoch.group(epoch.group_of(index)));
         }
-        index
+        // There is one now.
+        let first = || self.shuffle.epoch(0).group(0);
+        (self.group.get_or_insert_with(first), index)
     }
 }
 

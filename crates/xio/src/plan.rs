@@ -46,6 +46,7 @@ mod lexer;
 mod megatron;
 mod parse;
 
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -56,8 +57,8 @@ use crate::dataset::{Dtype, TokenFile};
 use crate::documents::{Dedup, Documents, Filter, Selection};
 use crate::kernel::Compression;
 use crate::order::{
-    BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, DEFAULT_BLOCK_BYTES, Fit, Order, OrderError,
-    PackingError, SampleLayout, default_group_blocks,
+    BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, FEW_DATASETS, Fit, Order, OrderError,
+    PackingError, Proportion, SampleLayout,
 };
 
 pub use crate::kernel::Quant;
@@ -83,7 +84,7 @@ pub const MIN_BLOCK_BYTES: u32 = 4 << 10;
 pub const MAX_PHASE_START: u64 = 1 << 53;
 
 /// Longest plan in bytes: enough for a full blend with long names.
-pub const MAX_PLAN_BYTES: usize = 256 << 10;
+pub const MAX_PLAN_BYTES: usize = 1 << 20;
 
 /// A plan for the data. Legal values only; see the [module](self) for their meaning.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +95,7 @@ pub struct Plan {
     shuffle: Option<Shuffle>,
     megatron: Option<Megatron>,
     blend: Vec<Part>,
+    shape: Shape,
     /// First samples of the phases of the blend after the first one.
     phases: Vec<u64>,
     selection: Selection,
@@ -223,27 +225,6 @@ pub struct Groups {
     pub block_bytes: u32,
 }
 
-impl Shuffle {
-    /// Bytes of the file in a block.
-    pub fn block_bytes(&self) -> u32 {
-        self.groups.map_or(DEFAULT_BLOCK_BYTES, |groups| groups.block_bytes)
-    }
-
-    /// Blocks of a group of a dataset with the largest share that `shares`, as weight and total of a phase,
-    /// have of it, and samples of `sample_bytes` in the file.
-    pub fn group_blocks(
-        &self,
-        shares: impl IntoIterator<Item = (u32, u32)>,
-        sample_bytes: u32,
-    ) -> u32 {
-        if let Some(groups) = self.groups {
-            return groups.blocks;
-        }
-        let blocks = |(weight, total)| default_group_blocks(weight, total, sample_bytes);
-        shares.into_iter().map(blocks).max().unwrap_or(1)
-    }
-}
-
 /// As printed in a plan.
 impl fmt::Display for Shuffle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -257,6 +238,25 @@ impl fmt::Display for Shuffle {
                 write!(f, "shuffle({seed}, blocks={blocks}, block={}KiB)", block_bytes >> 10)
             }
         }
+    }
+}
+
+/// What the datasets of a blend are together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Shape {
+    /// Sum of the weights of each phase.
+    totals: Vec<u32>,
+    /// Datasets that some phase draws from.
+    drawn: u32,
+}
+
+impl Shape {
+    fn of(blend: &[Part]) -> Shape {
+        let phases = blend.first().map_or(0, |part| part.weights.len());
+        let weight = |part: &Part, phase: usize| part.weights.get(phase).copied().unwrap_or(0);
+        let total = |phase| blend.iter().map(|part| weight(part, phase)).sum();
+        let drawn = blend.iter().filter(|part| part.weights.iter().any(|weight| *weight > 0));
+        Shape { totals: (0..phases).map(total).collect(), drawn: drawn.count() as u32 }
     }
 }
 
@@ -317,17 +317,41 @@ impl Plan {
         if self.blend.is_empty() { Vec::from([1]) } else { self.blend.iter().map(weight).collect() }
     }
 
-    /// Weight of a dataset and of all together, in each phase.
-    fn shares(&self, dataset: usize) -> impl Iterator<Item = (u32, u32)> {
-        let weight = |part: &Part, phase: usize| part.weights.get(phase).copied().unwrap_or(0);
-        let share = move |phase| match self.blend.get(dataset) {
-            Some(own) => {
-                let total = self.blend.iter().map(|part| weight(part, phase)).sum();
-                (weight(own, phase), total)
+    /// The share of a dataset in each phase.
+    fn shares(&self, dataset: usize) -> impl Iterator<Item = Proportion> {
+        // The blocks that documents are packed in decide how much of the samples is padding.
+        let of_many = self.shape.drawn > FEW_DATASETS && self.pack.is_none();
+        let share = move |phase: usize| match self.blend.get(dataset) {
+            Some(Part { weights, .. }) => {
+                let of = |weights: &[u32]| weights.get(phase).copied().unwrap_or(0);
+                Proportion { weight: of(weights), total: of(&self.shape.totals), of_many }
             }
-            None => (1, 1),
+            None => Proportion { weight: 1, total: 1, of_many },
         };
         (0..=self.phases.len()).map(share)
+    }
+
+    /// Bytes of the file in a block of a dataset, as its largest share of a phase asks for; the largest blocks,
+    /// where none are asked for.
+    fn block_bytes(&self, dataset: usize) -> Option<u32> {
+        let asked = || self.shares(dataset).map(|share| share.block_bytes()).max();
+        match self.shuffle {
+            Some(Shuffle { groups: Some(groups), .. }) => Some(groups.block_bytes),
+            Some(_) => asked(),
+            // Blocks do not decide file order, so they are smaller only where many have to fit in memory.
+            None => asked().filter(|_| self.shares(dataset).any(|share| share.of_many)),
+        }
+    }
+
+    /// Blocks of a group of a dataset with samples of `sample_bytes` in the file.
+    fn group_blocks(&self, shuffle: &Shuffle, dataset: usize, sample_bytes: u32) -> u32 {
+        if let Some(groups) = shuffle.groups {
+            return groups.blocks;
+        }
+        let block_bytes = self.block_bytes(dataset).unwrap_or(BLOCK_BYTES);
+        let blocks =
+            self.shares(dataset).map(|share| share.group_blocks(block_bytes, sample_bytes));
+        blocks.max().unwrap_or(1)
     }
 
     /// Divides the file of a dataset, by its position in the blend, into samples and blocks. A dataset of
@@ -337,7 +361,7 @@ impl Plan {
     /// As [`SampleLayout::new`].
     pub fn layout(&self, dataset: usize, file: TokenFile) -> Result<SampleLayout, OrderError> {
         let (window, overlap) = (self.window, self.overlap);
-        let unused = || self.shares(dataset).all(|share| share.0 == 0);
+        let unused = || !self.draws(dataset);
         let layout = match SampleLayout::new(file, window, overlap) {
             // Packed or listed documents are no windows: how many samples they fill is not known yet.
             Err(OrderError::NoSample { .. })
@@ -347,7 +371,7 @@ impl Plan {
             }
             layout => layout?,
         };
-        Ok(self.shuffle.map_or(layout, |shuffle| layout.in_blocks(shuffle.block_bytes())))
+        Ok(self.block_bytes(dataset).map_or(layout, |bytes| layout.in_blocks(bytes)))
     }
 
     /// Cuts samples from a dataset that [`layout`](Plan::layout) has divided, where documents matter.
@@ -364,7 +388,7 @@ impl Plan {
             return Ok((layout, Cut::Through(documents.with_borders())));
         };
         match Cut::packed(layout, documents, fit) {
-            Err(PackingError::Empty) if self.shares(dataset).all(|share| share.0 == 0) => {
+            Err(PackingError::Empty) if !self.draws(dataset) => {
                 Ok((SampleLayout { samples: 0, ..layout }, Cut::Windows))
             }
             cut => cut,
@@ -388,7 +412,7 @@ impl Plan {
             let Some(shuffle) = self.shuffle else {
                 return BlockShuffle::sequential(samples, per_block);
             };
-            let blocks = shuffle.group_blocks(self.shares(dataset), layout.sample_bytes());
+            let blocks = self.group_blocks(&shuffle, dataset, layout.sample_bytes());
             BlockShuffle::new(samples, per_block, blocks, shuffle.seed, dataset as u64)
         };
         let shuffles = datasets.iter().enumerate().map(shuffle);
@@ -409,8 +433,8 @@ impl Plan {
             let weight = if megatron.is_some() { 1 } else { weight / divisor };
             Part { name, weights: Vec::from([weight]) }
         };
-        let blend = shares.into_iter().map(part).collect();
-        Plan { blend, phases: Vec::new(), megatron, ..self.clone() }
+        let blend: Vec<Part> = shares.into_iter().map(part).collect();
+        Plan { shape: Shape::of(&blend), blend, phases: Vec::new(), megatron, ..self.clone() }
     }
 
     /// The table that tokens are replaced by, if they are: a name at the target, or a path of a local file.
@@ -475,7 +499,7 @@ impl Plan {
 
     /// Whether samples are drawn from a dataset, by its position in the blend.
     pub fn draws(&self, dataset: usize) -> bool {
-        self.shares(dataset).any(|(weight, _)| weight > 0)
+        self.shares(dataset).any(|share| share.weight > 0)
     }
 
     /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
@@ -488,14 +512,18 @@ impl Plan {
                 _ => Err(BindError::NeedsBlend { datasets: names.len() }),
             };
         }
-        if let Some((_, twice)) = names.iter().enumerate().find(|(i, n)| names[..*i].contains(n)) {
-            return Err(BindError::Repeated { name: String::from(*twice) });
+        let mut positions = BTreeMap::new();
+        for (position, name) in names.iter().enumerate() {
+            if positions.insert(*name, position).is_some() {
+                return Err(BindError::Repeated { name: String::from(*name) });
+            }
         }
-        let position = |part: &Part| names.iter().position(|name| *name == part.name);
+        let position = |part: &Part| positions.get(part.name.as_str()).copied();
         let unknown = |part: &Part| BindError::Unknown { name: part.name.clone() };
         let bound: Result<Vec<usize>, _> =
             self.blend.iter().map(|part| position(part).ok_or_else(|| unknown(part))).collect();
-        let unused = names.iter().find(|name| self.blend.iter().all(|part| part.name != **name));
+        let used: BTreeSet<&str> = self.blend.iter().map(|part| part.name.as_str()).collect();
+        let unused = names.iter().find(|name| !used.contains(**name));
         match unused {
             Some(name) if bound.is_ok() => Err(BindError::Unused { name: String::from(*name) }),
             _ => bound,

@@ -424,20 +424,26 @@ impl<R: TokenReader> Reference<R> {
     }
 
     /// Blocks of a group: as the plan says, else 16 MiB in proportion to the dataset's largest share of a phase,
-    /// in blocks of 256 KiB or of one longer sample, and at least 2.
+    /// in blocks of 256 KiB or of one longer sample, and at least 2. If more than 128 datasets are drawn from, and
+    /// not packed, blocks are 48 MiB in the same proportion, from 4 KiB to 256 KiB, and a group may have 1.
     fn group_blocks(&self, dataset: usize) -> usize {
         let groups = self.plan.shuffle().and_then(|shuffle| shuffle.groups);
         if let Some(groups) = groups {
             return groups.blocks as usize;
         }
-        let block_bytes = i128::from(self.datasets[dataset].layout.sample_bytes().max(256 << 10));
-        let mut most = 2;
-        for (phase, weight) in self.datasets[dataset].weights.iter().enumerate() {
-            let total: i128 = self.datasets.iter().map(|d| d.weights[phase]).sum();
-            let parts = total * block_bytes;
-            most = most.max(((16 << 20) * weight + parts - 1) / parts);
-        }
-        most as usize
+        let drawn = self.datasets.iter().filter(|d| d.weights.iter().any(|weight| *weight > 0));
+        let many = drawn.count() > 128 && self.plan.pack().is_none();
+        let total = |phase: usize| self.datasets.iter().map(|d| d.weights[phase]).sum::<i128>();
+        let own = || self.datasets[dataset].weights.iter().enumerate();
+        let shares = own().map(|(phase, weight)| (48 << 20) * weight / total(phase));
+        let many_bytes = shares.max().unwrap_or(0).clamp(4 << 10, 256 << 10);
+        let block_bytes = if many { many_bytes } else { 256 << 10 };
+        let block_bytes = block_bytes.max(self.datasets[dataset].layout.sample_bytes().into());
+        let blocks = own().map(|(phase, weight)| {
+            let parts = total(phase) * block_bytes;
+            ((16 << 20) * weight + parts - 1) / parts
+        });
+        blocks.max().unwrap_or(0).max(if many { 1 } else { 2 }) as usize
     }
 }
 

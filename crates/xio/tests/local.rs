@@ -79,8 +79,9 @@ struct TestDisk {
     depth: usize,
     under_way: Vec<DiskRead>,
     landed: VecDeque<DiskDone>,
-    /// Every read so far.
+    /// Every read so far, and where it was.
     reads: u64,
+    offsets: Vec<u64>,
     trouble: Trouble,
     /// Whether the files were overwritten.
     changed: bool,
@@ -134,6 +135,7 @@ impl Disk for TestDisk {
             return Err(read);
         }
         self.reads += 1;
+        self.offsets.push(read.offset);
         self.under_way.push(read);
         Ok(())
     }
@@ -164,6 +166,8 @@ struct Host {
     batches: Vec<(u64, Vec<u8>)>,
     /// By ring: its batches, and their numbers in it.
     by_ring: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
+    /// Batches of each slot published.
+    slot_batches: Vec<u32>,
     end: Option<Result<(), StreamError>>,
 }
 
@@ -200,6 +204,7 @@ impl Sink for Host {
     fn publish(&mut self, slot: u32, meta: SlotMeta) {
         assert!(self.end.is_none(), "published after the end");
         let SlotMeta { first_batch, batches, batch_bytes } = meta;
+        self.slot_batches.push(batches);
         let bytes = &self.slots[slot as usize][..(batches * batch_bytes) as usize];
         let each = bytes.chunks(batch_bytes as usize).map(<[u8]>::to_vec);
         let batches: Vec<(u64, Vec<u8>)> = (first_batch..).zip(each).collect();
@@ -327,6 +332,7 @@ fn run(
         under_way: Vec::new(),
         landed: VecDeque::new(),
         reads: 0,
+        offsets: Vec::new(),
         trouble,
         changed: false,
     };
@@ -810,4 +816,57 @@ fn ranges_to_leave_out_are_joined_or_refused() {
     let many = LeaveOut::new((0..65).map(|i| 3 * i..3 * i + 1));
     assert_eq!(many, Err(LeaveOutError::TooMany { ranges: 65 }));
     assert!(LeaveOut::new((0..65).map(|i| 3 * i..3 * i + 3)).is_ok());
+}
+
+/// A batch of 4 samples takes at most 4 of the 64 blocks of its group: they are read before the others.
+#[test]
+fn the_first_batch_waits_for_its_own_blocks_only() {
+    let plan = "window(64) | shuffle(7, blocks=64, block=4KiB) | batch(4)";
+    let plan = Plan::parse(plan, None).unwrap();
+    for seed in 0..20 {
+        let files = [file(Dtype::U16, 64 << 11, seed)];
+        let order = plan.order(&[plan.layout(0, files[0].described).unwrap()]).unwrap();
+        let mut needed = Vec::new();
+        for place in order.cursor_at(seed * 400).take(4).map(|sample| sample.place) {
+            if !needed.contains(&(place.block << 12)) {
+                needed.push(place.block << 12);
+            }
+        }
+        let on_disk = vec![files[0].bytes.clone()];
+        let part = Part::all((seed * 100, 40));
+        let ran = run(&plan, &files, on_disk, part, seed, Trouble::default());
+        assert_eq!(ran.host.slot_batches[..2], [1, 23], "seed {seed}: the first comes at once");
+        assert_eq!(ran.disk.offsets[..needed.len()], needed, "seed {seed}");
+        assert_eq!(ran.host.batches.len(), 40);
+    }
+}
+
+/// Most datasets have blocks of a few samples, one has large ones in groups.
+#[test]
+fn hundreds_of_files_are_what_the_reference_says() {
+    let (count, batches) = (200, 30);
+    let files: Vec<File> = (0..count).map(|i| file(Dtype::U16, 700 + 13 * i, i)).collect();
+    for (text, seed) in [("shuffle(5) | ", 1), ("", 2), ("shuffle(5, blocks=3, block=4KiB) | ", 3)]
+    {
+        let weight = |i: u64| if i == 7 { 50_000 } else { 1 + i % 40 };
+        let parts: Vec<String> = (0..count).map(|i| format!("f{i}={}", weight(i))).collect();
+        let text = format!("window(64) | {text}batch(16) | blend({})", parts.join(", "));
+        let plan = Plan::parse(&text, None).unwrap();
+        let on_disk = files.iter().map(|file| file.bytes.clone()).collect();
+        let part = Part::all((100, batches));
+        let ran = run(&plan, &files, on_disk, part, seed, Trouble::default());
+        let reader = |file: &File| {
+            let (described, file) = (file.described, file.bytes.clone());
+            let token = move |index: u64| {
+                let raw = file.get(2 * index as usize..2 * index as usize + 2)?;
+                Some(i128::from(u16::from_le_bytes([raw[0], raw[1]])))
+            };
+            (described, token)
+        };
+        let mut reference = Reference::new(&plan, files.iter().map(reader).collect()).unwrap();
+        assert_eq!(ran.host.batches.len() as u64, batches);
+        for (number, bytes) in &ran.host.batches {
+            assert!(*bytes == reference.batch(*number).unwrap(), "{text}: batch {number}");
+        }
+    }
 }

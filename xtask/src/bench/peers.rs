@@ -49,8 +49,8 @@ impl Default for Peers {
     }
 }
 
-/// Corpora of the case that opens many: fewer than a stream may have (`MAX_DATASETS`).
-const MANY: &str = "1000";
+/// Corpora of the case that opens many.
+const MANY: &str = "3000";
 
 /// Folder of the Python programs.
 fn scripts() -> PathBuf {
@@ -147,7 +147,7 @@ fn prepare(
         fs::create_dir_all(folder).map_err(|error| Failure::usage(error.to_string()))?;
         make(&["make", &(mi_tokens << 20).to_string()])?;
     }
-    if !corpus.join("many").exists() {
+    if !corpus.join(format!("many-{MANY}")).exists() {
         make(&["many", MANY])?;
     }
     let libraries: Vec<_> = environment.libraries().collect();

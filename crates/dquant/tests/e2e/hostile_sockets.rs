@@ -121,7 +121,7 @@ fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
         (request(|r| r.plan = "x".repeat(50_000)), "plan"),
         (request(|r| r.plan = "window(1024) | batch(64)".into()), "slot"),
         (request(|r| r.datasets = vec![]), "0 datasets"),
-        (request(|r| r.datasets = vec![dataset("web"); 1025]), "1025 datasets"),
+        (request(|r| r.datasets = vec![dataset("web"); 4_098]), "4098 datasets"),
         (request(|r| r.datasets = vec![dataset("web"); 2]), "2 datasets"),
         (request(|r| r.target = "\0 nowhere".into()), "nowhere"),
         (request(|r| r.target = "http://127.0.0.1:1/x".into()), "http"),
@@ -246,9 +246,9 @@ fn throw_at(address: SocketAddr) {
 /// Calls with the right token and senseless content.
 async fn senseless_calls(target: &str) {
     let control = TargetControl::connect(target, TOKEN).await.expect("reachable");
-    let many = vec![dataset("web"); 2_000];
+    let many = vec![dataset("web"); 5_000];
     let long = vec![dataset(&"x".repeat(5 << 20))];
-    for (datasets, part) in [(vec![], "0 datasets"), (many, "2000 datasets"), (long, "")] {
+    for (datasets, part) in [(vec![], "0 datasets"), (many, "5000 datasets"), (long, "")] {
         refused(control.describe(datasets).await, part);
     }
     let address = format!("{}:4791", fresh_ip());

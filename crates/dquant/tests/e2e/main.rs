@@ -41,6 +41,7 @@ mod hostile_sockets;
 mod hostile_target;
 mod lifecycle;
 mod local;
+mod many;
 mod megatron;
 mod never_mixed;
 mod paths;

@@ -54,10 +54,11 @@ impl FileEngine {
     pub(crate) fn start(spec: FileStreamSpec) -> Result<(FileEngine, OwnedFd), EngineError> {
         let os = |what| move |source| EngineError::Os { what, source };
         let has_manifest = spec.files.iter().any(|(_, sums)| sums.is_some());
-        let pool = Pool::new(LocalReader::memory_bytes(&spec.setup, has_manifest).max(1))?;
+        // Of thousands of datasets few are read before the first batch; buffered reads need no registration.
+        let pool = Pool::on_demand(LocalReader::memory_bytes(&spec.setup, has_manifest).max(1))?;
         // SAFETY: the region stays mapped for as long as its handle lives. Only the reader reads into it, and
         // nobody accesses a destination before the read completes (`xio::disk`).
-        let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
+        let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) }.on_demand();
         let mut disk = UringDisk::new(memory, DEPTH + PROOF_BUFFERS)?;
         let add = |(file, sums)| disk.add_open(file).map(|file| LocalFile { file, sums });
         let files = spec.files.into_iter().map(add).collect::<Result<Vec<_>, _>>()?;

@@ -301,7 +301,9 @@ impl Sink for RingSink {
         };
         let published = ring.producer.publish(slot, meta);
         debug_assert!(published.is_ok(), "{published:?}");
-        match ring.producer.doorbell_if_needed(ring.doorbell_slots) {
+        // A trainer waits for the first batch; later ones come several at a time.
+        let is_first = ring.producer.produced() == 1;
+        match ring.producer.doorbell_if_needed(if is_first { 1 } else { ring.doorbell_slots }) {
             true => ring.deferred_since = None,
             false => drop(ring.deferred_since.get_or_insert(now)),
         }

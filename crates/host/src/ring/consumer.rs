@@ -107,7 +107,8 @@ impl Consumer {
         let geometry = data.geometry;
         let ring = Attached {
             geometry,
-            data: Region::map(fds.data.as_fd(), geometry.data_bytes(), Access::ReadOnly)?,
+            // Slots whose memory is not there yet would get it now.
+            data: Region::map_only(fds.data.as_fd(), geometry.data_bytes(), Access::ReadOnly)?,
             credit: Region::map(fds.credit.as_fd(), geometry.credit_bytes(), Access::ReadWrite)?,
             doorbell: fds.doorbell,
             held: (0..geometry.slots()).map(|_| AtomicBool::new(false)).collect(),

@@ -13,6 +13,7 @@
 //!    other process ever writes payload.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -49,9 +50,19 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps the first `len` bytes of `file` and faults all of them in, so that no page fault is left
-    /// for the data path.
+    /// Maps the first `len` bytes of `file` and faults all of them in.
     pub(super) fn map(file: BorrowedFd<'_>, len: u64, access: Access) -> Result<Region, RingError> {
+        let region = Region::map_only(file, len, access)?;
+        region.fault_in(0..region.len)?;
+        Ok(region)
+    }
+
+    /// Maps the first `len` bytes of `file`.
+    pub(super) fn map_only(
+        file: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<Region, RingError> {
         let len = usize::try_from(len).map_err(|_| os("mmap", Errno::NOMEM))?;
         let prot = match access {
             Access::ReadOnly => ProtFlags::READ,
@@ -63,18 +74,18 @@ impl Region {
                 .map_err(|errno| os("mmap", errno))?;
         let base = NonNull::new(base.cast()).ok_or(os("mmap", Errno::FAULT))?;
         let region = Region { base, len, access };
-        region.fault_in()?;
+        // Huge pages are optional: kernels without them for shared memory return EINVAL.
+        let _ = region.advise(0, len, Advice::LinuxHugepage);
         Ok(region)
     }
 
-    fn fault_in(&self) -> Result<(), RingError> {
+    /// Faults in a range of whole pages, so that no page fault is left for the data path.
+    fn fault_in(&self, range: Range<usize>) -> Result<(), RingError> {
         let populate = match self.access {
             Access::ReadOnly => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
         };
-        // Huge pages are optional: kernels without them for shared memory return EINVAL.
-        let _ = self.advise(0, self.len, Advice::LinuxHugepage);
-        for (at, len) in self.pieces() {
+        for (at, len) in pieces(range) {
             match self.advise(at, len, populate) {
                 Ok(()) => {}
                 // Before Linux 5.14 the first touch of each page pays instead.
@@ -88,12 +99,6 @@ impl Region {
     fn advise(&self, at: usize, len: usize, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the range is ours (invariant 2) and none of the advice used here drops contents.
         unsafe { rustix::mm::madvise(self.at(at, len).cast::<c_void>(), len, advice) }
-    }
-
-    /// Offset and length of the pieces to fault in and to unmap. Each page is in one piece.
-    fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let len = self.len;
-        (0..len).step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(len - at)))
     }
 
     /// Address of `len` bytes at `at`. Panics outside the mapping: offsets come from a checked
@@ -152,7 +157,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        for (at, len) in self.pieces() {
+        for (at, len) in pieces(0..self.len) {
             // SAFETY: mapped by `map`, and no reference outlives `self` (they borrow it). munmap of own
             // pages, from the start of the mapping on, cannot fail.
             let _ = unsafe { rustix::mm::munmap(self.at(at, len).cast::<c_void>(), len) };
@@ -160,14 +165,43 @@ impl Drop for Region {
     }
 }
 
+/// Offset and length of the pieces of a range to fault in and to unmap. Each page is in one piece.
+fn pieces(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let end = range.end;
+    range.step_by(PIECE_BYTES).map(move |at| (at, PIECE_BYTES.min(end - at)))
+}
+
 /// An anonymous file of `len` bytes with its memory reserved, not yet sealed.
 pub(super) fn create_file(name: &str, len: u64) -> Result<OwnedFd, RingError> {
-    let file = memfd(name)?;
-    // Reserving now turns a lack of memory into an error here instead of a SIGBUS later.
-    rustix::fs::ftruncate(&file, len).map_err(|errno| os("ftruncate", errno))?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
-        .map_err(|errno| os("fallocate", errno))?;
+    let file = create_sparse(name, len)?;
+    reserve(&file, 0, len)?;
     Ok(file)
+}
+
+/// An anonymous file of `len` bytes without memory, not yet sealed.
+pub(super) fn create_sparse(name: &str, len: u64) -> Result<OwnedFd, RingError> {
+    let file = memfd(name)?;
+    rustix::fs::ftruncate(&file, len).map_err(|errno| os("ftruncate", errno))?;
+    Ok(file)
+}
+
+/// Reserving turns a lack of memory into an error here instead of a SIGBUS later.
+fn reserve(file: &OwnedFd, offset: u64, len: u64) -> Result<(), RingError> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset, len)
+        .map_err(|errno| os("fallocate", errno))
+}
+
+/// Makes a range of whole pages of a file present in its mapping.
+pub(super) fn provide(
+    file: &OwnedFd,
+    region: &Region,
+    range: Range<usize>,
+) -> Result<(), RingError> {
+    for (at, len) in pieces(range) {
+        reserve(file, at as u64, len as u64)?;
+        region.fault_in(at..at + len)?;
+    }
+    Ok(())
 }
 
 fn memfd(name: &str) -> Result<OwnedFd, RingError> {

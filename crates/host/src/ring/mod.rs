@@ -25,11 +25,12 @@
 //! - Processes that read one ring together trust each other: a slot is free when all have returned it.
 //! - Nothing is queued: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
 //!
-//! `layout` defines the layout, `map` owns the memory, `wake` is the wake-up protocol.
+//! `layout` defines the layout, `map` owns the memory, `growth` says when a slot gets its own, `wake` is the wake-up protocol.
 
 mod consumer;
 mod copy;
 mod error;
+mod growth;
 mod layout;
 mod map;
 mod producer;

@@ -16,6 +16,7 @@
 //! - No call blocks, whatever the consumer does with the words or with the eventfd.
 
 use std::io::IoSliceMut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::EventfdFlags;
@@ -23,6 +24,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::ReadWriteFlags;
 use rustix::thread::futex;
 
+use super::growth::Growth;
 use super::layout::{self, Descriptor, Header, MAX_READERS, RingFile};
 use super::map::{self, Access, Region, os};
 use super::wake::{self, Doorbell, DoorbellAction, SlotWords};
@@ -144,7 +146,8 @@ impl ProducerCounters {
 #[derive(Debug)]
 pub struct Producer {
     geometry: Geometry,
-    data: Region,
+    data: Arc<Region>,
+    growth: Growth,
     /// At least one.
     readers: Box<[Reader]>,
     credit_fd: OwnedFd,
@@ -156,8 +159,8 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Creates a ring with all its memory reserved and faulted in. Send the [`RingFds`] to the
-    /// consumer; they may be dropped afterwards.
+    /// Creates a ring whose first slot has its memory; the others get theirs shortly before they are needed. Send
+    /// the [`RingFds`] to the consumer; they may be dropped afterwards.
     pub fn create(config: RingConfig) -> Result<(Producer, RingFds), RingError> {
         let (producer, mut readers) = Producer::create_shared(config, 1)?;
         // One was asked for.
@@ -176,12 +179,12 @@ impl Producer {
             let (value, max) = (readers.into(), MAX_READERS.into());
             return Err(RingError::Limit { field: "readers", value, min: 1, max });
         }
-        let data = map::create_file("dquant-ring-data", geometry.data_bytes())?;
+        let data = map::create_sparse("dquant-ring-data", geometry.data_bytes())?;
         let credit = |_| map::create_file("dquant-ring-credit", geometry.credit_bytes());
         let credits = (0..readers).map(credit).collect::<Result<Vec<OwnedFd>, RingError>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = rustix::event::eventfd(0, flags).map_err(|e| os("eventfd", e))?;
-        let producer = Producer::over(geometry, data.as_fd(), &credits, &doorbell)?;
+        let producer = Producer::over(geometry, &data, &credits, &doorbell)?;
         map::seal(&data, true)?;
         credits.iter().try_for_each(|credit| map::seal(credit, false))?;
         let fds = |credit| Ok(RingFds { data: dup(&data)?, credit, doorbell: dup(&doorbell)? });
@@ -190,14 +193,17 @@ impl Producer {
 
     fn over(
         geometry: Geometry,
-        data: BorrowedFd<'_>,
+        data: &OwnedFd,
         credits: &[OwnedFd],
         doorbell: &OwnedFd,
     ) -> Result<Producer, RingError> {
+        let region = Region::map_only(data.as_fd(), geometry.data_bytes(), Access::ReadWrite)?;
+        let region = Arc::new(region);
         let readers = credits.iter().map(|credit| Reader::over(geometry, credit.as_fd()));
         let producer = Producer {
             geometry,
-            data: Region::map(data, geometry.data_bytes(), Access::ReadWrite)?,
+            growth: Growth::begin(geometry, dup(data)?, &region)?,
+            data: region,
             readers: readers.collect::<Result<_, RingError>>()?,
             credit_fd: dup(doorbell)?,
             slots: vec![State::Free; geometry.slots() as usize].into(),
@@ -245,14 +251,27 @@ impl Producer {
     /// Takes a free slot for filling, `None` when all others are unread or held by the consumer.
     pub fn free_slot(&mut self) -> Option<SlotIndex> {
         // The lowest: with a fast consumer a few slots alternate and stay in the processor's cache.
-        let slot = (0..self.geometry.slots()).find(|&slot| self.is_free(slot))?;
+        let mut present = self.growth.present();
+        let slot = loop {
+            if let Some(slot) = (0..present).find(|&slot| self.is_free(slot)) {
+                break slot;
+            }
+            if !self.growth.wait_for_more(present) {
+                return None;
+            }
+            present = self.growth.present();
+        };
+        if slot + 1 == present {
+            self.growth.work_ahead();
+        }
         self.slots[slot as usize] = State::Filling;
         Some(SlotIndex(slot))
     }
 
     /// Whether a slot could be taken now.
     pub fn has_free_slot(&mut self) -> bool {
-        (0..self.geometry.slots()).any(|slot| self.is_free(slot))
+        let present = self.growth.present();
+        (0..present).any(|slot| self.is_free(slot)) || self.growth.wait_for_more(present)
     }
 
     fn is_free(&mut self, slot: u32) -> bool {

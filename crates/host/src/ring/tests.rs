@@ -560,3 +560,28 @@ fn a_ring_has_at_least_one_reader_and_not_too_many() {
         assert!(matches!(refused, RingError::Limit { field: "readers", .. }), "{refused}");
     }
 }
+
+#[test]
+fn slots_get_their_memory_shortly_before_they_are_needed() {
+    let (slots, slot_bytes) = (32, 1 << 20);
+    let (mut producer, fds) = Producer::create(RingConfig { slots, slot_bytes }).unwrap();
+    let present = || rustix::fs::fstat(&fds.data).unwrap().st_blocks as u64 * 512 / slot_bytes;
+    // Huge pages, where the kernel has them for such files, are larger than a slot.
+    assert!(present() <= 4, "{} slots", present());
+    for _ in 0..100 {
+        let slot = producer.free_slot().unwrap();
+        assert_eq!(slot.get(), 0);
+        producer.abandon(slot).unwrap();
+    }
+    let all: Vec<SlotIndex> = std::iter::from_fn(|| producer.free_slot()).collect();
+    assert_eq!(all.len(), slots as usize);
+    assert!(present() >= u64::from(slots));
+    for slot in &all {
+        producer.slot_mut(*slot).unwrap().fill(1);
+    }
+    // Larger slots are there from the start.
+    let slot_bytes = 8 << 20;
+    let (_producer, fds) = Producer::create(RingConfig { slots: 3, slot_bytes }).unwrap();
+    let blocks = rustix::fs::fstat(&fds.data).unwrap().st_blocks as u64;
+    assert!(blocks * 512 >= 3 * slot_bytes);
+}

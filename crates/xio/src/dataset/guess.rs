@@ -65,6 +65,26 @@ impl Words {
         }
     }
 
+    /// Adds numbers of up to 32 bits, of which those from `labels` on are negative ones near 0. Without a branch: a
+    /// stream may have thousands of files.
+    fn add_small(&mut self, values: impl ExactSizeIterator<Item = u32>, labels: u32, bound: u64) {
+        let (mut beyond, mut negative, mut largest) = (0u32, 0u32, 0u32);
+        let (count, limit) = (values.len(), u32::try_from(bound).unwrap_or(u32::MAX));
+        for value in values {
+            let is_label = value >= labels;
+            let id = if is_label { 0 } else { value };
+            negative += u32::from(is_label);
+            beyond += u32::from(id >= limit);
+            largest = largest.max(id);
+        }
+        self.count += count as u64;
+        self.negative += u64::from(negative);
+        self.largest = self.largest.max(largest.into());
+        if bound <= u64::from(u32::MAX) {
+            self.beyond += u64::from(beyond);
+        }
+    }
+
     fn all_are_ids(&self) -> bool {
         self.count >= ENOUGH && self.beyond == 0
     }
@@ -87,8 +107,9 @@ pub struct Evidence {
     bytes: u64,
     /// Numbers of two bytes in the uppermost 256, which compressed data has and vocabularies rarely do.
     uppermost: u64,
-    /// Which lower halves of numbers of four bytes occurred, one bit each.
+    /// Which lower halves of numbers of four bytes occurred, one bit each, until they are varied.
     lower_halves: Box<[u64; 1024]>,
+    varieties: u32,
 }
 
 impl Evidence {
@@ -105,36 +126,40 @@ impl Evidence {
             bytes: 0,
             uppermost: 0,
             lower_halves: Box::new([0; 1024]),
+            varieties: 0,
         }
     }
 
     /// Adds a sample that was read at one of the [`sample_offsets`].
     pub fn add(&mut self, sample: &[u8]) {
         let bound = self.vocabulary.unwrap_or(LARGEST_VOCABULARY);
-        for &bytes in sample.as_chunks::<2>().0 {
-            let value = u16::from_le_bytes(bytes);
-            self.words2.add(value.into(), i64::MAX, bound);
-            self.uppermost += u64::from(value >= 0xff00);
-        }
-        for &bytes in sample.as_chunks::<4>().0 {
-            let value = u32::from_le_bytes(bytes);
-            self.words4.add(value.into(), (value as i32).into(), bound);
-            let lower = value & 0xffff;
-            self.lower_halves[lower as usize / 64] |= 1 << (lower % 64);
+        let halves = sample.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+        self.words2.add_small(halves.clone().map(u32::from), u32::MAX, bound);
+        self.uppermost += u64::from(halves.map(|value| u32::from(value >= 0xff00)).sum::<u32>());
+        let words = sample.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        self.words4.add_small(words.clone(), SMALLEST_LABEL as u32, bound);
+        for lower in words.map(|value| value & 0xffff) {
+            if self.varieties >= VARIETY {
+                break;
+            }
+            let (bits, bit) = (&mut self.lower_halves[lower as usize / 64], 1 << (lower % 64));
+            self.varieties += u32::from(*bits & bit == 0);
+            *bits |= bit;
         }
         for &bytes in sample.as_chunks::<8>().0 {
             let value = u64::from_le_bytes(bytes);
             self.words8.add(value, value as i64, bound);
         }
-        let is_text = |byte: &&u8| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~');
-        self.text += sample.iter().filter(is_text).count() as u64;
+        let is_text = |byte: &u8| u8::from(matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~'));
+        // Few enough bytes at a time that their number is a byte.
+        let texts = sample.chunks(128).map(|bytes| bytes.iter().map(is_text).sum::<u8>());
+        self.text += texts.map(u64::from).sum::<u64>();
         self.bytes += sample.len() as u64;
     }
 
     /// Whether the lower halves differ as ids do.
     fn is_varied(&self) -> bool {
-        let seen: u32 = self.lower_halves.iter().map(|bits| bits.count_ones()).sum();
-        seen >= VARIETY
+        self.varieties >= VARIETY
     }
 
     fn is_text(&self) -> bool {

@@ -31,10 +31,10 @@ use core::cmp::Reverse;
 use super::OrderError;
 
 /// Most datasets in a blend.
-pub const MAX_DATASETS: usize = 1_024;
+pub const MAX_DATASETS: usize = 4_096;
 
 /// Largest sum of weights without a common divisor: six decimal digits. The longest seek is then
-/// under a tenth of a second (50 to 100 ns a step measured); weights of two or three digits seek in
+/// about a tenth of a second (50 to 100 ns a step measured); weights of two or three digits seek in
 /// microseconds.
 pub const MAX_TOTAL_WEIGHT: u64 = 1_000_000;
 
@@ -92,7 +92,7 @@ impl Blend {
             period: n / total,
             step: 0,
             counts: Vec::new(),
-            waiting: BinaryHeap::new(),
+            waiting: Wheel::default(),
             ready: BinaryHeap::new(),
         };
         cursor.start_period();
@@ -102,15 +102,19 @@ impl Blend {
         cursor
     }
 
-    /// First and last step, counted from zero inside a period, allowed for draw `j` (from zero).
-    fn interval(&self, dataset: usize, j: u32) -> (u32, u32) {
-        let (total, weight) = (u64::from(self.total), u64::from(self.weights[dataset]));
-        let (draw, slack) = (u64::from(j), self.slack.max(1));
-        // At most 10^6 draws * 2046 * 10^6 parts: far inside 64 bits.
-        let unit = weight * slack;
-        let first = ((draw * slack + 1) * total).div_ceil(unit) - 1;
-        let last = ((draw + 1) * slack - 1) * total / unit;
-        (first as u32, last as u32)
+    /// First step, counted from zero inside a period, allowed for draw `j` (from zero).
+    fn first_step(&self, dataset: usize, j: u32) -> u32 {
+        let (total, slack) = (u64::from(self.total), self.slack.max(1));
+        // At most 10^6 draws * 8190 * 10^6 parts: far inside 64 bits.
+        let unit = u64::from(self.weights[dataset]) * slack;
+        (((u64::from(j) * slack + 1) * total).div_ceil(unit) - 1) as u32
+    }
+
+    /// Last step, counted likewise.
+    fn last_step(&self, dataset: usize, j: u32) -> u32 {
+        let (total, slack) = (u64::from(self.total), self.slack.max(1));
+        let unit = u64::from(self.weights[dataset]) * slack;
+        (((u64::from(j) + 1) * slack - 1) * total / unit) as u32
     }
 }
 
@@ -119,7 +123,61 @@ const fn gcd(a: u32, b: u32) -> u32 {
 }
 
 /// A step and a dataset in one word, ordered by step, then dataset; smallest out first.
-type Event = Reverse<(u32, u16)>;
+type Event = Reverse<u32>;
+
+/// Bits of an event that are the dataset.
+const DATASET_BITS: u32 = MAX_DATASETS.ilog2();
+
+const _: () = assert!(MAX_DATASETS.is_power_of_two());
+const _: () = assert!(MAX_TOTAL_WEIGHT <= 1 << (u32::BITS - DATASET_BITS));
+
+/// No dataset, in a [`Wheel`].
+const NONE: u16 = u16::MAX;
+
+/// Datasets that wait for a step, by the step modulo the number of lists, which is a power of two. A list also
+/// holds datasets of later rounds, which are put back; with twice as many lists as datasets there are few.
+#[derive(Clone, Debug, Default)]
+struct Wheel {
+    /// The first dataset of each list.
+    heads: Vec<u16>,
+    /// By dataset, the step and the next dataset of its list.
+    waiting: Vec<(u32, u16)>,
+}
+
+impl Wheel {
+    /// An empty one for so many datasets.
+    fn reset(&mut self, datasets: usize) {
+        self.heads.clear();
+        self.heads.resize((2 * datasets).next_power_of_two(), NONE);
+        self.waiting.clear();
+        self.waiting.resize(datasets, (0, NONE));
+    }
+
+    fn list(&mut self, step: u32) -> &mut u16 {
+        // There is at least one list.
+        let index = step as usize & (self.heads.len() - 1);
+        &mut self.heads[index]
+    }
+
+    fn add(&mut self, dataset: u16, step: u32) {
+        let next = core::mem::replace(self.list(step), dataset);
+        self.waiting[usize::from(dataset)] = (step, next);
+    }
+
+    /// Takes the datasets that wait for `step`.
+    fn take(&mut self, step: u32, mut each: impl FnMut(u16)) {
+        let mut next = core::mem::replace(self.list(step), NONE);
+        while next != NONE {
+            let dataset = next;
+            let (until, after) = self.waiting[usize::from(dataset)];
+            next = after;
+            match until == step {
+                true => each(dataset),
+                false => self.add(dataset, until),
+            }
+        }
+    }
+}
 
 /// Walks a blend sample by sample. O(log D) a step.
 #[derive(Clone, Debug)]
@@ -131,7 +189,7 @@ pub struct BlendCursor {
     /// Draws of each dataset inside the period.
     counts: Vec<u32>,
     /// Datasets whose next draw is not allowed yet, by its first step.
-    waiting: BinaryHeap<Event>,
+    waiting: Wheel,
     /// Datasets whose next draw is allowed, by its last step.
     ready: BinaryHeap<Event>,
 }
@@ -168,57 +226,56 @@ impl BlendCursor {
         #[cfg(test)]
         super::cost::add();
         self.admit();
-        // Some draw is always ready, since a sequence without gaps exists; the alternatives keep a
-        // mistake in that reasoning from becoming a crash.
-        let Reverse((_, id)) =
-            self.ready.pop().or_else(|| self.waiting.pop()).unwrap_or(Reverse((0, 0)));
+        // Some draw is always ready, since a sequence without gaps exists; the alternative keeps a mistake in
+        // that reasoning from becoming a crash.
+        let Reverse(event) = self.ready.pop().unwrap_or(Reverse(0));
+        let id = (event & ((1 << DATASET_BITS) - 1)) as u16;
         let dataset = usize::from(id);
         let count = self.counts[dataset];
         let before = self.period.wrapping_mul(self.blend.weights[dataset].into());
         self.counts[dataset] += 1;
-        self.enqueue(dataset);
-        self.advance();
-        (dataset, before.wrapping_add(count.into()))
-    }
-
-    fn advance(&mut self) {
         self.step += 1;
         if self.step == self.blend.total {
             self.period = self.period.wrapping_add(1);
             self.start_period();
+        } else {
+            self.enqueue(id);
         }
+        (dataset, before.wrapping_add(count.into()))
     }
 
     fn start_period(&mut self) {
         self.step = 0;
         self.ready.clear();
-        self.waiting.clear();
         self.counts.clear();
         self.counts.resize(self.blend.weights.len(), 0);
-        (0..self.counts.len()).for_each(|dataset| self.enqueue(dataset));
+        self.waiting.reset(self.counts.len());
+        // A dataset has a number of 16 bits: there are at most MAX_DATASETS.
+        (0..self.counts.len() as u16).for_each(|dataset| self.enqueue(dataset));
     }
 
-    /// Queues the next draw of a dataset for its first step, if it has one left in this period.
-    fn enqueue(&mut self, dataset: usize) {
-        let next = self.counts[dataset];
+    /// Queues the next draw of a dataset, if it has one left in this period: for its first step, or among the
+    /// ready ones if that has come.
+    fn enqueue(&mut self, id: u16) {
+        let (dataset, next) = (usize::from(id), self.counts[usize::from(id)]);
         if next < self.blend.weights[dataset] {
-            let (first, _) = self.blend.interval(dataset, next);
-            self.waiting.push(Reverse((first, dataset as u16)));
+            match self.blend.first_step(dataset, next) {
+                first if first > self.step => self.waiting.add(id, first),
+                _ => self.ready.push(event(&self.blend, id, next)),
+            }
         }
     }
 
     /// Moves draws that have reached their first step to the ready ones.
     fn admit(&mut self) {
-        while let Some(Reverse((first, id))) = self.waiting.peek().copied() {
-            if first > self.step {
-                break;
-            }
-            self.waiting.pop();
-            let dataset = usize::from(id);
-            let (_, last) = self.blend.interval(dataset, self.counts[dataset]);
-            self.ready.push(Reverse((last, id)));
-        }
+        let BlendCursor { blend, step, counts, waiting, ready, .. } = self;
+        waiting.take(*step, |id| ready.push(event(blend, id, counts[usize::from(id)])));
     }
+}
+
+/// Draw `j` of a dataset, by its last step.
+fn event(blend: &Blend, id: u16, j: u32) -> Event {
+    Reverse((blend.last_step(usize::from(id), j) << DATASET_BITS) | u32::from(id))
 }
 
 impl Iterator for BlendCursor {

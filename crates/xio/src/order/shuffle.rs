@@ -30,20 +30,54 @@ pub const DEFAULT_BLOCK_BYTES: u32 = 256 << 10;
 const DEFAULT_GROUP_BYTES: u64 = 16 << 20;
 
 /// Least blocks of a group, unless the plan says otherwise.
-const MIN_GROUP_BLOCKS: u64 = 2;
+const MIN_GROUP_BLOCKS: u32 = 2;
 
-/// Blocks of a group of a dataset with this `weight` of a `total`, unless the plan says otherwise.
-///
-/// Two samples of a batch come from one dataset with probability `(weight / total)^2`, and then from one block
-/// with about one in the blocks of its group. Groups in proportion to the weights therefore keep the share of
-/// such pairs at `DEFAULT_BLOCK_BYTES / DEFAULT_GROUP_BYTES`, whatever the blend, in the memory of one dataset.
-/// A sample longer than a block is one of its own; then fewer make a group.
-pub fn default_group_blocks(weight: u32, total: u32, sample_bytes: u32) -> u32 {
-    let block_bytes = u64::from(sample_bytes.max(DEFAULT_BLOCK_BYTES));
-    let parts = block_bytes * u64::from(total.max(1));
-    let blocks = (DEFAULT_GROUP_BYTES * u64::from(weight)).div_ceil(parts);
-    // A weight is at most the total, so this is at most 64.
-    blocks.max(MIN_GROUP_BLOCKS) as u32
+/// More datasets than this share [`MANY_BLOCK_BYTES`], unless the plan says otherwise.
+pub const FEW_DATASETS: u32 = 128;
+
+/// Bytes of the file in one block of each of many datasets together, unless the plan says otherwise.
+const MANY_BLOCK_BYTES: u64 = 48 << 20;
+
+/// Least bytes of a block of one of many datasets.
+const MIN_MANY_BLOCK_BYTES: u64 = 4 << 10;
+
+/// The share of a dataset in a blend, in one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proportion {
+    /// Its weight.
+    pub weight: u32,
+    /// The weights of all datasets.
+    pub total: u32,
+    /// Whether the blend draws from more than [`FEW_DATASETS`].
+    pub of_many: bool,
+}
+
+impl Proportion {
+    /// Bytes of the file in a block, unless the plan says otherwise.
+    ///
+    /// Every dataset has a block in memory all the time, so many datasets get blocks in proportion to their
+    /// weights, of `MANY_BLOCK_BYTES` together.
+    pub fn block_bytes(&self) -> u32 {
+        if !self.of_many {
+            return DEFAULT_BLOCK_BYTES;
+        }
+        let bytes = MANY_BLOCK_BYTES * u64::from(self.weight) / u64::from(self.total.max(1));
+        // In range by its upper bound.
+        bytes.clamp(MIN_MANY_BLOCK_BYTES, DEFAULT_BLOCK_BYTES.into()) as u32
+    }
+
+    /// Blocks of a group, of `block_bytes` each or of one longer sample, unless the plan says otherwise.
+    ///
+    /// Two samples of a batch come from one dataset with probability `(weight / total)^2`, and then from one block
+    /// with about one in the blocks of its group. Groups in proportion to the weights therefore keep the share of
+    /// such pairs at `DEFAULT_BLOCK_BYTES / DEFAULT_GROUP_BYTES`, whatever the blend, in the memory of one dataset.
+    /// A sample longer than a block is one of its own; then fewer make a group.
+    pub fn group_blocks(&self, block_bytes: u32, sample_bytes: u32) -> u32 {
+        let parts = u64::from(sample_bytes.max(block_bytes)) * u64::from(self.total.max(1));
+        let blocks = (DEFAULT_GROUP_BYTES * u64::from(self.weight)).div_ceil(parts);
+        // A weight is at most the total, and blocks are smaller only where it is a small part: at most 64.
+        (blocks as u32).max(if self.of_many { 1 } else { MIN_GROUP_BLOCKS })
+    }
 }
 
 /// The purpose of a key, so that keys for different purposes are unrelated.
@@ -346,6 +380,11 @@ pub struct Group {
 }
 
 impl Group {
+    /// Its epoch.
+    pub(crate) const fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
     /// The number of this group in its epoch.
     pub const fn number(&self) -> u64 {
         self.number

@@ -68,7 +68,7 @@ fn walking_on_is_seeking() {
 fn extreme_weights_keep_the_ratio() {
     let mut many = vec![1; 1_023];
     many.push(1_000_000 - 1_023);
-    let uneven: Vec<u32> = (0..MAX_DATASETS as u32).map(|i| 1 + i * i % 1_900).collect();
+    let uneven: Vec<u32> = (0..MAX_DATASETS as u32).map(|i| 1 + i * i % 450).collect();
     let sets = [
         vec![999_999, 1],
         vec![1, 999_999],
@@ -152,7 +152,8 @@ fn seeking_equals_walking() {
 fn weights_that_cannot_be_kept_are_refused() {
     assert_eq!(Blend::new(&[]), Err(OrderError::NoDataset));
     assert_eq!(Blend::new(&[0, 0]), Err(OrderError::AllZero { datasets: 2 }));
-    assert_eq!(Blend::new(&[1; 1_025]), Err(OrderError::TooManyDatasets { datasets: 1_025 }));
+    let many = vec![1; 4_097];
+    assert_eq!(Blend::new(&many), Err(OrderError::TooManyDatasets { datasets: 4_097 }));
     assert_eq!(Blend::new(&[1_000_000, 1]), Err(OrderError::TotalTooLarge { total: 1_000_001 }));
     assert_eq!(Blend::new(&[u32::MAX, u32::MAX]).unwrap().weights(), [1, 1]);
 }
@@ -277,16 +278,44 @@ fn default_groups_share_the_memory_of_one() {
         let weights = weights(seed, 100_000);
         let total: u32 = weights.iter().sum();
         let part = |weight: u32| f64::from(weight) / f64::from(total);
-        let blocks = |weight| f64::from(default_group_blocks(weight, total, 8_192));
+        let few = |weight| Proportion { weight, total, of_many: false };
+        let blocks = |weight| f64::from(few(weight).group_blocks(DEFAULT_BLOCK_BYTES, 8_192));
         let shared: f64 = weights.iter().map(|w| part(*w).powi(2) / blocks(*w)).sum();
         assert!(shared <= 1.0 / 64.0 + 1e-9, "seed {seed}: {shared}");
         let sum: f64 = weights.iter().map(|w| blocks(*w)).sum();
         assert!(sum <= 64.0 + 2.0 * weights.len() as f64, "seed {seed}: {sum}");
     }
-    assert_eq!(default_group_blocks(1, 1, 8_192), 64);
-    assert_eq!(default_group_blocks(1, 1, BLOCK_BYTES), 16);
-    assert_eq!(default_group_blocks(1, 1_000_000, 2), 2);
-    assert_eq!(default_group_blocks(999_999, 1_000_000, 2), 64);
+    let blocks = |weight, total, sample_bytes| {
+        let share = Proportion { weight, total, of_many: false };
+        share.group_blocks(share.block_bytes(), sample_bytes)
+    };
+    assert_eq!(blocks(1, 1, 8_192), 64);
+    assert_eq!(blocks(1, 1, BLOCK_BYTES), 16);
+    assert_eq!(blocks(1, 1_000_000, 2), 2);
+    assert_eq!(blocks(999_999, 1_000_000, 2), 64);
+}
+
+/// The same bound on pairs holds for many datasets, whose blocks and groups take 64 MiB and 4 KiB for each.
+#[test]
+fn groups_of_many_datasets_share_less_memory() {
+    for seed in 0..50 {
+        let draw = |i: u64, most| 1 + scale(key(&[seed, i]), most) as u32;
+        let datasets = u64::from(FEW_DATASETS) + u64::from(draw(0, 3_900));
+        let mut weights: Vec<u32> = (1..=datasets).map(|i| draw(i, 200)).collect();
+        weights[0] = draw(0, 400_000);
+        let total = weights.iter().sum();
+        let (mut shared, mut sum) = (0.0, 0);
+        for weight in weights {
+            let share = Proportion { weight, total, of_many: true };
+            let (bytes, part) = (share.block_bytes(), f64::from(weight) / f64::from(total));
+            let blocks = share.group_blocks(bytes, 2);
+            assert!((4 << 10..=DEFAULT_BLOCK_BYTES).contains(&bytes) && (1..=64).contains(&blocks));
+            shared += part.powi(2) / f64::from(blocks);
+            sum += u64::from(bytes) * u64::from(blocks);
+        }
+        assert!(shared <= 1.0 / 64.0 + 1e-9, "seed {seed}: {shared}");
+        assert!(sum <= (64 << 20) + datasets * (4 << 10), "seed {seed}: {sum}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod megatron;
 
+use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -11,7 +12,8 @@ use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::{
     DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shuffle, UserModule,
+    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shape, Shuffle,
+    UserModule,
 };
 use crate::dataset::Dtype;
 use crate::documents::{Dedup, Filter, Selection};
@@ -374,6 +376,7 @@ impl Draft {
             pack: self.pack.map(|(pack, _)| pack),
             shuffle: self.shuffle,
             megatron: self.order.map(|(megatron, _)| megatron),
+            shape: Shape::of(&blend),
             blend,
             phases,
             selection: self.selection,
@@ -808,19 +811,19 @@ fn weight(name: &Piece, value: &Piece, text: &str) -> Result<u64, PlanError> {
     }
 }
 
-/// Refuses a dataset that was named before.
-fn check_new(shares: &[Share], at: usize) -> Result<(), PlanError> {
-    let Share { name, .. } = &shares[at];
-    match shares[..at].iter().any(|other| other.name.text == name.text) {
-        true => name.refuse(Problem::RepeatedArgument { name: name.text.clone() }),
-        false => Ok(()),
-    }
+/// The first dataset that was named before.
+fn repeated(shares: &[Share]) -> Option<usize> {
+    let mut named = BTreeSet::new();
+    shares.iter().position(|share| !named.insert(share.name.text.as_str()))
 }
 
 /// Weights in each phase, without their common divisor. A dataset with one weight has it in every phase.
 fn reduce(shares: &[Share], phases: usize, span: Range<usize>) -> Result<Vec<Part>, PlanError> {
+    let repeated = repeated(shares);
     let weights = |(at, Share { name, value }): (usize, &Share)| {
-        check_new(shares, at)?;
+        if repeated == Some(at) {
+            return name.refuse(Problem::RepeatedArgument { name: name.text.clone() });
+        }
         let Some(value) = value else {
             return name.refuse(Problem::NoWeight { found: name.describe() });
         };

@@ -335,9 +335,9 @@ const MEGATRON: &[(&str, &str, &str)] = &[
 
 #[test]
 fn mistakes_point_at_their_place() {
-    let many = (0..1_025).map(|i| format!("d{i}=1")).collect::<Vec<_>>().join(",");
+    let many = (0..4_097).map(|i| format!("d{i}=1")).collect::<Vec<_>>().join(",");
     let many = format!("window(4) | blend({many})");
-    let too_many = [(many.as_str(), "d1024", "more than 1024 datasets")];
+    let too_many = [(many.as_str(), "d4096", "more than 4096 datasets")];
     for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, MEGATRON, &too_many].concat() {
         let (marked, rendered) = mistake(text);
         assert_eq!(marked, place, "{rendered}");
@@ -544,6 +544,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 pack,
                 shuffle,
                 megatron: None,
+                shape: Shape::of(&blend),
                 blend,
                 phases,
                 selection,

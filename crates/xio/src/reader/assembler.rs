@@ -20,8 +20,8 @@ use super::lane::{Lane, Place, Resident, Want};
 use super::rows::{Row, Writer};
 use super::schedule::Schedule;
 use super::{
-    CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run, Share, Sink,
-    SlotMeta, StreamError,
+    BlockRef, CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run,
+    Share, Sink, SlotMeta, StreamError,
 };
 use crate::capsule::Refusal;
 
@@ -33,13 +33,6 @@ const COPY_SAMPLES_PER_POLL: u32 = 2048;
 
 /// Blocks that one poll examines to find one to request.
 const LOOKS_PER_POLL: u32 = 512;
-
-/// The block of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockRef {
-    pub(super) lane: u32,
-    pub(super) position: u64,
-}
 
 /// A slot being filled.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +68,46 @@ enum Phase {
     Ended,
 }
 
+/// Lanes that may have a block to request, each once: of thousands of lanes few have a free buffer.
+#[derive(Debug)]
+struct Turns {
+    lanes: VecDeque<u32>,
+    /// By lane, whether it is among them.
+    waits: Vec<bool>,
+    /// Whether all lanes have one connection.
+    is_one_connection: bool,
+}
+
+impl Turns {
+    /// All lanes.
+    fn new(sources: &[ReaderSource]) -> Turns {
+        let is_one_connection =
+            sources.windows(2).all(|pair| pair[0].connection == pair[1].connection);
+        Turns {
+            lanes: (0..sources.len() as u32).collect(),
+            waits: vec![true; sources.len()],
+            is_one_connection,
+        }
+    }
+
+    fn add(&mut self, lane: u32) {
+        let waits = &mut self.waits[lane as usize];
+        if !*waits {
+            *waits = true;
+            self.lanes.push_back(lane);
+        }
+    }
+
+    /// Takes the next lane that has room for a request.
+    fn next(&mut self, has_room: impl Fn(u32) -> bool) -> Option<u32> {
+        let among = if self.is_one_connection { 1 } else { self.lanes.len() };
+        let index = self.lanes.iter().take(among).position(|lane| has_room(*lane))?;
+        let lane = self.lanes.remove(index)?;
+        self.waits[lane as usize] = false;
+        Some(lane)
+    }
+}
+
 /// What fetches blocks.
 pub(super) trait Supply {
     /// Whether it takes a request for a block of this source.
@@ -99,7 +132,9 @@ pub(super) struct Assembler {
     fillings: Vec<Option<Filling>>,
     position: Position,
     phase: Phase,
-    first_lane: usize,
+    /// Blocks to request before all others.
+    first: VecDeque<BlockRef>,
+    turns: Turns,
     /// What a decompressor reads from: the largest block, if blocks are compressed.
     scratch: Vec<u8>,
     /// The sample being copied.
@@ -111,13 +146,23 @@ impl Assembler {
     /// Its staging buffers start at `memory_addr`.
     pub(super) fn new(setup: ReaderSetup, memory_addr: u64, kernels: Kernels) -> Assembler {
         let ReaderSetup {
-            schedule, sources, mut lanes, delivery, run, later, scratch_bytes, ..
+            schedule,
+            sources,
+            mut lanes,
+            delivery,
+            run,
+            first,
+            later,
+            scratch_bytes,
+            ..
         } = setup;
         lanes.iter_mut().for_each(|lane| lane.move_to(memory_addr));
         Assembler {
             schedule,
+            turns: Turns::new(&sources),
             lanes,
             sources,
+            first,
             position: Position::at(&delivery.share, run.0 - delivery.first_batch),
             fillings: (0..delivery.share.count).map(|_| None).collect(),
             row: Row::new(&delivery),
@@ -126,7 +171,6 @@ impl Assembler {
             later,
             kernels,
             phase: Phase::Streaming,
-            first_lane: 0,
             scratch: vec![0; scratch_bytes as usize],
             counters: ReaderCounters::default(),
         }
@@ -151,39 +195,51 @@ impl Assembler {
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// Requests blocks that have a staging buffer, lanes in turn. Returns whether there may be more to do.
+    /// Requests blocks that have a staging buffer: those of the first batch, then lanes in turn. Returns whether
+    /// there may be more to do.
     pub(super) fn request_blocks(&mut self, supply: &mut impl Supply) -> bool {
-        let (count, mut has_sent, mut idle) = (self.lanes.len(), false, 0);
-        let mut looks = LOOKS_PER_POLL;
-        while idle < count && looks > 0 {
-            let index = self.first_lane;
-            self.first_lane = (self.first_lane + 1) % count;
-            idle = if self.request_one(supply, index, &mut looks) { 0 } else { idle + 1 };
-            has_sent |= idle == 0;
+        let (mut has_sent, mut looks) = (false, LOOKS_PER_POLL);
+        while let Some(BlockRef { lane, position }) = self.first.front().copied() {
+            if looks == 0 || !supply.has_room(&self.sources[lane as usize]) {
+                return has_sent || looks == 0;
+            }
+            self.first.pop_front();
+            let want = self.lanes[lane as usize].request_at(position, &self.schedule, &mut looks);
+            has_sent |= want.is_some_and(|want| self.request(supply, lane, &want));
+        }
+        let mut unsent = 0;
+        while looks > 0
+            && unsent < self.sources.len()
+            && let Some(lane) =
+                self.turns.next(|lane| supply.has_room(&self.sources[lane as usize]))
+        {
+            match self.lanes[lane as usize].next_request(&self.schedule, &mut looks) {
+                None if looks > 0 => continue,
+                None => {}
+                Some(want) if self.request(supply, lane, &want) => (has_sent, unsent) = (true, 0),
+                Some(_) => unsent += 1,
+            }
+            self.turns.add(lane);
         }
         has_sent || looks == 0
     }
 
-    fn request_one(&mut self, supply: &mut impl Supply, index: usize, looks: &mut u32) -> bool {
-        let source = &self.sources[index];
-        if !supply.has_room(source) {
-            return false;
+    /// Whether the request could be sent; else it is to be sent again.
+    fn request(&mut self, supply: &mut impl Supply, lane: u32, want: &Want) -> bool {
+        let block_ref = BlockRef { lane, position: want.position };
+        let sent = supply.request(&self.sources[lane as usize], block_ref, want);
+        if !sent {
+            self.lanes[lane as usize].request_again(want.position);
+            self.turns.add(lane);
         }
-        let Some(want) = self.lanes[index].next_request(&self.schedule, looks) else {
-            return false;
-        };
-        let block_ref = BlockRef { lane: index as u32, position: want.position };
-        if supply.request(source, block_ref, &want) {
-            return true;
-        }
-        self.lanes[index].request_again(want.position);
-        false
+        sent
     }
 
     /// Its request is to be sent again.
     pub(super) fn request_again(&mut self, block_ref: &BlockRef) {
         self.counters.retried_requests += 1;
         self.lanes[block_ref.lane as usize].request_again(block_ref.position);
+        self.turns.add(block_ref.lane);
     }
 
     // ---- what arrives --------------------------------------------------------------------------
@@ -259,7 +315,8 @@ impl Assembler {
             Err(BlockError::Damaged) => {
                 self.counters.corrupt_blocks += 1;
                 if lane.damaged(block_ref.position) < CRC_RETRIES {
-                    return lane.request_again(block_ref.position);
+                    lane.request_again(block_ref.position);
+                    return self.turns.add(block_ref.lane);
                 }
                 StreamError::Damaged { dataset, first_token }
             }
@@ -309,6 +366,7 @@ impl Assembler {
                     return true;
                 }
                 Resident::Wanted | Resident::Requested => {
+                    self.turns.add(pick.dataset);
                     self.counters.waits_for_data += 1;
                     break;
                 }
@@ -329,6 +387,9 @@ impl Assembler {
                 copied += self.delivery.sample_bytes();
             }
             lane.consume(pick);
+            if lane.free_buffers() > 0 {
+                self.turns.add(pick.dataset);
+            }
             self.schedule.advance();
             samples += 1;
             self.advance(sink, filling);
@@ -378,6 +439,7 @@ impl Assembler {
             return false;
         };
         self.lanes.iter_mut().zip(coverages).for_each(|(lane, part)| lane.restart(part));
+        (0..self.lanes.len() as u32).for_each(|lane| self.turns.add(lane));
         self.schedule.restart(state);
         self.run = run;
         let index = run.0 - self.delivery.first_batch;
@@ -399,9 +461,9 @@ impl Assembler {
         filling.map(Some)
     }
 
-    /// Number of batches for a slot.
+    /// Number of batches for a slot: the first has one, so that the host can begin.
     fn batches_in_slot(&self, filling: &Filling) -> u64 {
-        let fit = self.delivery.batches_per_slot();
+        let fit = if filling.step == 0 { 1 } else { self.delivery.batches_per_slot() };
         self.delivery
             .end_step(&self.run)
             .map_or(fit, |end| end.saturating_sub(filling.step).min(fit))

@@ -17,7 +17,7 @@ use crate::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse};
 use crate::kernel::Crc32c;
 use crate::target::received;
 
-use super::assembler::BlockRef;
+use super::BlockRef;
 
 /// Registered memory of a connection for each of its credits: a capsule out and a capsule in.
 pub const CREDIT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;

@@ -303,16 +303,30 @@ impl Lane {
         }
         let wants = |block: &mut Block| *block.load.state() == Resident::Wanted;
         let index = self.blocks.iter_mut().position(wants)?;
-        let block = &mut self.blocks[index];
+        self.want(self.front + index as u64)
+    }
+
+    /// The block at a position, if it is to be requested and there are buffers for all up to it.
+    pub(super) fn request_at(
+        &mut self,
+        position: u64,
+        schedule: &Schedule,
+        looks: &mut u32,
+    ) -> Option<Want> {
+        while self.front + self.blocks.len() as u64 <= position {
+            self.admit(schedule, looks)?;
+        }
+        let wanted = *self.block(position)?.load.state() == Resident::Wanted;
+        if wanted { self.want(position) } else { None }
+    }
+
+    /// Marks a block that is to be requested as requested.
+    fn want(&mut self, position: u64) -> Option<Want> {
+        let block = self.block(position)?;
         *block.load.state() = Resident::Requested;
-        self.wanted -= 1;
         let ((first_token, tokens), buffer) = (block.range(), block.buffer);
-        Some(Want {
-            position: self.front + index as u64,
-            addr: self.addr_in(buffer, first_token),
-            first_token,
-            tokens,
-        })
+        self.wanted -= 1;
+        Some(Want { position, addr: self.addr_in(buffer, first_token), first_token, tokens })
     }
 
     /// Assigns a buffer to the next block in fetch order. Blocks without samples for this stream are

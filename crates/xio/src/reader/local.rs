@@ -19,11 +19,11 @@ use crate::kernel::{Kernels, TokenMap};
 use crate::stage::Received;
 use crate::sums::{self, Differs, FileSums, Proven, SUM_BYTES};
 
-use super::assembler::{Assembler, BlockRef, Supply};
+use super::assembler::{Assembler, Supply};
 use super::lane::Want;
 use super::{
-    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, ReaderCounters, ReaderSetup, ReaderSource, Sink,
-    StreamError,
+    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, BlockRef, ReaderCounters, ReaderSetup, ReaderSource,
+    Sink, StreamError,
 };
 
 /// Blocks of manifests that are read whole at a time.

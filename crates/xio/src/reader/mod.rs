@@ -42,7 +42,7 @@ mod runs;
 mod schedule;
 mod share;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use roce::verbs::VerbsError;
@@ -357,6 +357,8 @@ pub struct ReaderSetup {
     lanes: Vec<Lane>,
     delivery: Delivery,
     run: Run,
+    /// The blocks of the first batch, as it needs them.
+    first: VecDeque<BlockRef>,
     /// The runs after the first.
     later: VecDeque<Prepared>,
     memory_bytes: u64,
@@ -404,9 +406,19 @@ impl ReaderSetup {
             later.push_back(prepared);
         }
         let cuts = sources.iter().map(|source| (source.layout, source.cut.clone())).collect();
-        let mut schedule = Schedule::new(order, cuts, state.clone());
-        schedule.restart(state);
-        ReaderSetup { schedule, sources, lanes, delivery, run, later, memory_bytes, scratch_bytes }
+        let first = first_blocks(&order, &state, &delivery);
+        let schedule = Schedule::new(order, cuts, state);
+        ReaderSetup {
+            schedule,
+            sources,
+            lanes,
+            delivery,
+            run,
+            first,
+            later,
+            memory_bytes,
+            scratch_bytes,
+        }
     }
 
     /// Bytes of staging buffers for the stream.
@@ -415,13 +427,45 @@ impl ReaderSetup {
     }
 }
 
+/// The block of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct BlockRef {
+    lane: u32,
+    position: u64,
+}
+
+/// Most samples of the first batch whose blocks are requested before all others.
+const FIRST_SAMPLES: u32 = 2048;
+
+/// The blocks of the first batch after `state`, in the order in which it needs them; none of a listed order, which
+/// has them in that order.
+fn first_blocks(
+    order: &StreamOrder,
+    state: &StreamState,
+    delivery: &Delivery,
+) -> VecDeque<BlockRef> {
+    let (StreamOrder::Own(order), StreamState::Own(blend)) = (order, state) else {
+        return VecDeque::new();
+    };
+    let mut cursor = order.cursor(blend.clone());
+    let mut seen = BTreeSet::new();
+    let needed = (0..delivery.batch_samples.min(FIRST_SAMPLES)).map(|_| {
+        let (lane, position, _) = cursor.step_position();
+        BlockRef { lane: lane as u32, position }
+    });
+    needed.filter(|block_ref| seen.insert(*block_ref)).collect()
+}
+
 /// Blocks that all lanes together read ahead at least, and those of one lane.
 const READ_AHEAD: u32 = 64;
 const READ_AHEAD_OF_LANE: (u32, u32) = (4, 8);
 
 /// Staging buffers of one of `lanes` lanes: for the group being consumed and the next, or enough to keep a disk
-/// busy.
+/// busy. Many lanes keep it busy with half a group each.
 pub fn buffers_per_lane(group_blocks: u32, lanes: u32) -> u32 {
+    if lanes > READ_AHEAD {
+        return group_blocks + group_blocks.div_ceil(2);
+    }
     let (least, most) = READ_AHEAD_OF_LANE;
     (2 * group_blocks).max((READ_AHEAD / lanes.max(1)).clamp(least, most))
 }

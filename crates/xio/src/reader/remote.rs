@@ -17,12 +17,12 @@ use crate::kernel::{Crc32c, Kernels};
 use crate::order::StreamOrder;
 use crate::stage::Received;
 
-use super::assembler::{Assembler, BlockRef, Supply};
+use super::assembler::{Assembler, Supply};
 use super::connection::{Connection, ConnectionMemory, Io, Response};
 use super::lane::{Lane, Want};
 use super::{
-    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, ReaderCounters, ReaderSetup, ReaderSource, Sink,
-    StreamError,
+    BLOCK_BYTES_PER_POLL, BLOCKS_PER_POLL, BlockRef, ReaderCounters, ReaderSetup, ReaderSource,
+    Sink, StreamError,
 };
 
 /// Request completions taken from their queue at once, and how often in one [`Reader::poll`].

@@ -3,6 +3,7 @@
 //! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not cross
 //! epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -172,7 +173,7 @@ enum Walk {
         order: Order,
         /// In the order of the datasets in `order`.
         cuts: Vec<(SampleLayout, Cut)>,
-        cursor: OrderCursor,
+        cursor: Box<OrderCursor>,
     },
     Megatron {
         cursor: MegatronCursor,
@@ -193,27 +194,31 @@ impl Schedule {
     ) -> Schedule {
         let taken = alloc::vec![0; cuts.len()];
         let walk = match (order, state) {
-            (StreamOrder::Own(order), StreamState::Own(blend)) => {
-                let cursor = order.cursor(blend);
-                Walk::Own { order, cuts, cursor }
+            (StreamOrder::Own(order), state) => {
+                // No state is one of another order: they are all from `StreamOrder::state_at`.
+                let cursor = match state {
+                    StreamState::Own(blend) => order.cursor(blend),
+                    StreamState::Megatron(_) => order.cursor_at(0),
+                };
+                Walk::Own { order, cuts, cursor: Box::new(cursor) }
             }
-            (StreamOrder::Megatron(order), _) => {
+            (StreamOrder::Megatron(order), StreamState::Own(_)) => {
                 Walk::Megatron { cursor: order.cursor_at(0), taken }
             }
-            // A state of another order: not from `StreamOrder::state_at`.
-            (StreamOrder::Own(order), StreamState::Megatron(_)) => {
-                let cursor = order.cursor_at(0);
-                Walk::Own { order, cuts, cursor }
+            (StreamOrder::Megatron(_), StreamState::Megatron(cursor)) => {
+                Walk::Megatron { cursor, taken }
             }
         };
-        Schedule { walk, next: NO_PICK }
+        let mut schedule = Schedule { walk, next: NO_PICK };
+        schedule.advance();
+        schedule
     }
 
     /// Goes on at another place of the order.
     pub(super) fn restart(&mut self, state: StreamState) {
         match (&mut self.walk, state) {
             (Walk::Own { order, cursor, .. }, StreamState::Own(blend)) => {
-                *cursor = order.cursor(blend);
+                **cursor = order.cursor(blend);
             }
             (Walk::Megatron { cursor, taken }, StreamState::Megatron(at)) => {
                 *cursor = at;

@@ -74,7 +74,7 @@ fn what_megatron_refuses_is_refused() {
     };
     assert_eq!(refusal(Vec::new(), None, None), MegatronError::NoDataset);
     let many = alloc::vec![source(&[100]); MAX_DATASETS + 1];
-    assert_eq!(refusal(many, None, None), MegatronError::TooManyDatasets { datasets: 1_025 });
+    assert_eq!(refusal(many, None, None), MegatronError::TooManyDatasets { datasets: 4_097 });
     let count = MegatronError::Count { weights: 1, datasets: 2 };
     assert_eq!(refusal(sources(), Some(&[1.0]), Some(5)), count);
     for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {

@@ -4,8 +4,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::{
-    Action, Draft, MAX_TOTAL_WEIGHT, PlanError, Problem, Share, WeightProblem, check_new,
-    seed_value,
+    Action, Draft, MAX_TOTAL_WEIGHT, PlanError, Problem, Share, WeightProblem, repeated, seed_value,
 };
 use crate::order::megatron::MAX_SAMPLES;
 use crate::plan::megatron::{Decimal, Megatron};
@@ -71,8 +70,11 @@ pub(super) fn blend(
 ) -> Result<Vec<Part>, PlanError> {
     let (megatron, span) = order;
     let given = shares.iter().any(|share| share.value.is_some());
+    let repeated = repeated(shares);
     for (at, Share { name, value }) in shares.iter().enumerate() {
-        check_new(shares, at)?;
+        if repeated == Some(at) {
+            return name.refuse(Problem::RepeatedArgument { name: name.text.clone() });
+        }
         let Some(value) = value.as_ref().filter(|_| given) else {
             if given {
                 return name.refuse(Problem::NoWeight { found: name.describe() });
