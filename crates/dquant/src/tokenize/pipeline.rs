@@ -304,8 +304,11 @@ impl Writer<'_> {
     ) -> Result<(), SinkError> {
         let document = &mut self.state.document;
         if segment.after == After::Discard {
+            // A state that counts some of this document was saved before this batch, which holds no other document
+            // before it. So the position and the totals of the state are still those of the batch's beginning, and
+            // a run that resumes there meets the rest of the document and discards that.
             *document = Totals::default();
-            return self.sink.discard_document();
+            return self.sink.discard_document(&mut self.state);
         }
         document.tokens += tokens.len() as u64;
         document.text_bytes += text_bytes;

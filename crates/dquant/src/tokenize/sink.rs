@@ -184,6 +184,8 @@ pub(super) struct Sink {
     with_index: bool,
     names: Names,
     marks: Marks,
+    /// Tokens that the state on the disk counts.
+    saved_tokens: u64,
     leftovers: Leftovers,
     encoded: Vec<u8>,
 }
@@ -208,8 +210,18 @@ impl Sink {
         leftovers.lock().paths = names.hidden();
         let buffered = |file| BufWriter::with_capacity(1 << 20, file);
         let (tokens, lengths) = (buffered(tokens), buffered(lengths));
-        let (marks, encoded) = (Marks::default(), Vec::new());
-        Ok(Sink { tokens, lengths, dtype, with_index, names, marks, leftovers, encoded })
+        let (marks, saved_tokens, encoded) = (Marks::default(), 0, Vec::new());
+        Ok(Sink {
+            tokens,
+            lengths,
+            dtype,
+            with_index,
+            names,
+            marks,
+            saved_tokens,
+            leftovers,
+            encoded,
+        })
     }
 
     /// The state that an earlier run left.
@@ -272,6 +284,7 @@ impl Sink {
             return Err(TokenizeError::Resume { reason });
         }
         let path = path.clone();
+        self.saved_tokens = marks.tokens;
         self.truncate(marks).map_err(TokenizeError::io("write", &path))
     }
 
@@ -329,16 +342,23 @@ impl Sink {
         Ok(())
     }
 
-    /// Removes what has been written of the current document.
+    /// Removes what has been written of the current document. A state on the disk that counts some of it is replaced
+    /// by this one first: a run that is killed afterwards would find less than the old one counts, or tokens of other
+    /// documents in their place.
     ///
     /// # Errors
-    /// When the disk fails.
-    pub(super) fn discard_document(&mut self) -> Result<(), SinkError> {
+    /// When the disk is full or fails.
+    pub(super) fn discard_document(&mut self, state: &mut State) -> Result<(), SinkError> {
         if self.document_tokens() == 0 {
             return Ok(());
         }
-        let marks = Marks { tokens: self.marks.document_start, ..self.marks };
-        self.truncate(marks).map_err(SinkError::Io)
+        self.marks.tokens = self.marks.document_start;
+        if self.marks.tokens < self.saved_tokens {
+            let leftovers = self.leftovers.clone();
+            let _no_removal_meanwhile = leftovers.lock();
+            self.save_locked(state).map_err(SinkError::Io)?;
+        }
+        self.truncate(self.marks).map_err(SinkError::Io)
     }
 
     /// Saves a state from which a killed run can go on.
@@ -359,6 +379,7 @@ impl Sink {
         }
         state.marks = self.marks;
         state.save(&self.names.state)?;
+        self.saved_tokens = state.marks.tokens;
         sync_folder(&self.names.output)
     }
 
@@ -570,10 +591,40 @@ mod tests {
         let large = vec![3; 2_000_000];
         for (ids, discarded) in [(&[1, 2][..], false), (&large, true), (&[4], false)] {
             sink.push(ids).unwrap();
-            if discarded { sink.discard_document() } else { sink.end_document() }.unwrap();
+            let state = &mut state();
+            if discarded { sink.discard_document(state) } else { sink.end_document() }.unwrap();
         }
         sink.commit(&mut state()).unwrap();
         assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 4, 0]);
+    }
+
+    /// A broken document may be larger than what is written between two states.
+    #[test]
+    fn a_state_never_counts_tokens_that_were_discarded() {
+        for killed_after in [0, 2, 9] {
+            let folder = Folder::new(&format!("discard-saved-{killed_after}"));
+            let mut sink = folder.sink(TokenType::U16).unwrap();
+            sink.keep();
+            sink.push(&[1, 2]).unwrap();
+            sink.end_document().unwrap();
+            sink.push(&[3, 3, 3]).unwrap();
+            sink.save(&mut state()).unwrap();
+            sink.push(&[3]).unwrap();
+            sink.discard_document(&mut state()).unwrap();
+            sink.push(&vec![4; killed_after]).unwrap();
+            // What a kill leaves is in the file, not in the buffer.
+            sink.tokens.flush().unwrap();
+            drop(sink);
+            let names = Names::new(&folder.path("a.bin")).unwrap();
+            let mut state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
+            let mut sink = Sink::open(names, TokenType::U16, true, Leftovers::default()).unwrap();
+            sink.keep();
+            sink.resume(state.marks).unwrap();
+            sink.push(&[5]).unwrap();
+            sink.end_document().unwrap();
+            sink.commit(&mut state).unwrap();
+            assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 5, 0]);
+        }
     }
 
     /// An old pair is replaced; a kill between any two steps leaves no pair, an index alone, or the new pair, and a
