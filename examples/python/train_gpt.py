@@ -228,6 +228,9 @@ def main():
     if trainers() > 1:
         distributed.init_process_group("gloo")
     train(args)
+    if trainers() > 1:
+        # Threads of Gloo that live when the interpreter exits end the process with an error, now and then.
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
 }
 
 /// A target's counters with their names, without the refusals, which have names of their own.
-pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 20] {
+pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64); 21] {
     let TargetCounters {
         done,
         source_bytes,
@@ -187,6 +187,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         codec_out_bytes,
         codec_ns,
         overflow,
+        action_blocks,
         action_faults,
         truncated,
         storage_errors,
@@ -210,6 +211,7 @@ pub(crate) fn target_counters(counters: &TargetCounters) -> [(&'static str, u64)
         ("target.codec_out_bytes", codec_out_bytes),
         ("target.codec_ns", codec_ns),
         ("target.overflow", overflow),
+        ("target.action_blocks", action_blocks),
         ("target.action_faults", action_faults),
         ("target.truncated", truncated),
         ("target.storage_errors", storage_errors),

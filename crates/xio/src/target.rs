@@ -144,6 +144,8 @@ pub struct TargetCounters {
     pub codec_ns: u64,
     /// Requests that ended with a token that does not fit.
     pub overflow: u64,
+    /// Blocks that were given to a user action.
+    pub action_blocks: u64,
     /// Requests that ended because a user action failed.
     pub action_faults: u64,
     /// Requests beyond the end of a truncated file.
@@ -518,8 +520,8 @@ impl Target {
         self.failed.pop_front()
     }
 
-    /// Does the work possible now: at most `BLOCKS_PER_POLL` blocks through their stages, and `READS_PER_POLL`
-    /// reads started. Returns whether there was any.
+    /// Does the work possible now: at most `BLOCKS_PER_POLL` blocks through their stages, or one with a user action,
+    /// which may take long, and `READS_PER_POLL` reads started. Returns whether there was any.
     pub fn poll<D: Device, M: Staging, K: Disk>(
         &mut self,
         now: Time,
@@ -531,12 +533,14 @@ impl Target {
         let mut busy = self.take_completions(io, self.send_cq, Target::handle_sent);
         busy |= self.take_completions(io, self.recv_cq, Target::handle_capsule);
         busy |= self.start_reads(disk);
-        let before = self.counters.source_bytes;
+        let before = self.counters;
         for _ in 0..BLOCKS_PER_POLL {
             let Some(done) = disk.poll() else { break };
             busy = true;
             self.handle_read(io, disk, done);
-            if self.counters.source_bytes - before >= STAGED_BYTES_PER_POLL {
+            let is_enough =
+                self.counters.source_bytes - before.source_bytes >= STAGED_BYTES_PER_POLL;
+            if is_enough || self.counters.action_blocks > before.action_blocks {
                 break;
             }
         }
@@ -818,6 +822,7 @@ impl Target {
         let received = Received::stored(job.len as usize, source.stages.stored());
         let (kernels, scratch, table) = (&self.kernels, &mut self.scratch, &source.table);
         let (action, first_token) = (source.action.as_deref(), job.request.first_token);
+        self.counters.action_blocks += u64::from(action.is_some());
         let mut tools = Tools { kernels, scratch, table, action, first_token, compresses };
         match stage::run(source.stages.over_blocks(), block, received, &mut tools) {
             Ok(ran) => {

@@ -1,9 +1,12 @@
 //! Sessions share a target: none starves, whatever the others do.
 
+use std::collections::VecDeque;
+
 use roce::Time;
 use roce::endpoint::{QpAttr, QpState};
 use xio::capsule::Outcome;
 use xio::disk::{Disk, DiskDone, DiskRead, FileId};
+use xio::stage::BlockPlan;
 
 use super::corpus::Corpus;
 use sim::chance::Chance;
@@ -97,6 +100,49 @@ fn a_full_disk_costs_no_turn() {
     assert_eq!(disk.log.len(), 16);
     for pair in disk.log.chunks(2) {
         assert_ne!(pair[0], pair[1], "out of turn: {:?}", disk.log);
+    }
+}
+
+/// Takes any number of reads, and has done all when asked next.
+#[derive(Debug, Default)]
+struct DeepDisk(VecDeque<DiskRead>);
+
+impl Disk for DeepDisk {
+    fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead> {
+        self.0.push_back(read);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<DiskDone> {
+        self.0.pop_front().map(|DiskRead { tag, len, .. }| DiskDone { tag, result: Ok(len) })
+    }
+}
+
+/// A user action may use its whole time for each block, so others come in between.
+#[test]
+fn one_turn_runs_one_user_action() {
+    let mut corpus = Corpus::one_file(&mut Chance::new(6));
+    for (wasm, blocks_per_poll) in [(false, 8), (true, 1)] {
+        corpus.asked = BlockPlan { wasm, ..corpus.asked };
+        let setup =
+            Setup { streams: Vec::new(), credits: 16, staging_buffers: 32, ..crowded(&corpus, 0) };
+        let mut world = World::new(&corpus, &setup);
+        let mut raw = world.raw_session(16);
+        for seq in 1..=8 {
+            let capsule = request(&raw, seq, &corpus).encode(xio::kernel::crc32c);
+            raw.send(&mut world.net, &capsule);
+        }
+        world.net.run_for(1_000_000);
+        let (mut disk, now) = (DeepDisk::default(), world.net.now());
+        let node = &mut world.net.nodes[TARGET];
+        let target = &mut world.target.target;
+        for polls in 1..=8 / blocks_per_poll {
+            assert!(target.poll(now, &mut node.endpoint, &mut node.memory, &mut disk));
+            let blocks = target.counters().source_bytes / u64::from(corpus.window * 4);
+            assert!(blocks >= polls * blocks_per_poll, "{blocks} after {polls}");
+            assert!(!wasm || target.counters().action_blocks == polls);
+        }
+        assert!(disk.0.is_empty());
     }
 }
 

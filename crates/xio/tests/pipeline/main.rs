@@ -10,6 +10,9 @@ mod delivery;
 mod disk;
 mod fairness;
 mod faults;
+#[path = "../toy/flip.rs"]
+#[expect(dead_code, reason = "its text and its reference are for other tests")]
+mod flip;
 mod forms;
 mod hostile_reader;
 mod hostile_target;

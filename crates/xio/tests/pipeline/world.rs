@@ -5,6 +5,7 @@
 //! take a while, so the two sides learn of a loss at different times.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use roce::endpoint::{Mtu, QpAttr, QpState};
 use roce::verbs::{Access, MemoryRegion, Qpn};
@@ -24,6 +25,7 @@ use xio::target::{
 
 use super::corpus::Corpus;
 use super::disk::{SimDisk, SimFile};
+use super::flip::Flip;
 use super::ledger::{Ledger, Lie, Watched};
 use super::net::{CQ_DEPTH, Cqs, Net, create_cqs, create_qp, earliest, register};
 use super::raw::{Fake, Raw};
@@ -457,7 +459,7 @@ impl World {
                 file: host.disk.open(index),
                 stages: self.corpus.stages(index, self.setup.narrow_at_target).target().clone(),
                 table: Default::default(),
-                action: None,
+                action: self.corpus.asked.wasm.then(|| Arc::new(Flip) as _),
                 data_offset: dataset.layout.file.data_offset,
                 tokens: dataset.layout.file.tokens,
                 sums: self.setup.manifests.then(|| dataset.sums(index as u64)),
