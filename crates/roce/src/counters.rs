@@ -53,7 +53,10 @@ counters! {
     selective_acks_sent,
     /// Selective repeat: request packets placed out of order.
     out_of_order_packets,
-    /// Selective repeat: such packets discarded because an earlier one overlapped them.
+    /// Selective repeat: packets placed in part, because later ones that overlap them had arrived before.
+    overlapped_packets,
+    /// Selective repeat: out-of-order packets discarded because an earlier one overlapped them in too
+    /// many pieces.
     out_of_order_packets_discarded,
     /// Retry counters that ran out.
     retries_exceeded,

@@ -68,6 +68,8 @@ pub enum Bug {
     CompletionsKept,
     /// In selective repeat, a retransmitted WRITE overwrites a later one.
     OverlapIgnored,
+    /// In selective repeat, nothing of a WRITE is placed that overlaps a later one.
+    OverlapSkipsAll,
     /// A SEND with invalidate invalidates every window of its queue pair.
     InvalidateTooMuch,
     /// UC accepts nothing more once a packet was missing.
@@ -80,7 +82,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 32] = [
+    pub const ALL: [Bug; 33] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -109,6 +111,7 @@ impl Bug {
         Bug::LengthOfLastPacket,
         Bug::CompletionsKept,
         Bug::OverlapIgnored,
+        Bug::OverlapSkipsAll,
         Bug::InvalidateTooMuch,
         Bug::GapForever,
         Bug::ParkedForgotten,

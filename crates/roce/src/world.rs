@@ -138,10 +138,10 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
         let (mut addr, mut left) = (piece.addr, piece.len as usize);
         for source in &mut sources {
             let (bytes, later) = source.split_at(left.min(source.len()));
-            if !bytes.is_empty() {
+            if !bytes.is_empty() && !piece.is_skipped() {
                 memory.scatter(addr, bytes);
             }
-            (addr, left) = (addr + bytes.len() as u64, left - bytes.len());
+            (addr, left) = (addr.wrapping_add(bytes.len() as u64), left - bytes.len());
             *source = later;
         }
     }

@@ -16,6 +16,23 @@ pub struct Placement {
     pub len: u32,
 }
 
+impl Placement {
+    /// Bytes of a payload that are not placed. No region contains the last byte of the address space.
+    pub const fn skipped(len: u32) -> Placement {
+        Placement { addr: u64::MAX, len }
+    }
+
+    /// Whether these bytes of the payload are not placed.
+    pub const fn is_skipped(&self) -> bool {
+        self.addr == u64::MAX
+    }
+
+    /// The address behind the last byte.
+    pub(crate) const fn end(&self) -> u64 {
+        self.addr.saturating_add(self.len as u64)
+    }
+}
+
 /// Where one packet's payload is, in order.
 pub type Placements = ArrayVec<Placement, MAX_SGE>;
 
@@ -27,6 +44,36 @@ pub(crate) fn total_bytes(sges: &[Sge]) -> u64 {
 /// Length of all pieces in bytes.
 pub(crate) fn placed_bytes(pieces: &[Placement]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
+}
+
+/// Skips the bytes of `pieces` within `low..high`. Returns false, and changes nothing, if that takes
+/// more pieces than there is room for.
+#[must_use]
+pub(crate) fn skip(pieces: &mut Placements, low: u64, high: u64) -> bool {
+    let mut cut = Placements::new();
+    for piece in pieces.iter() {
+        let (from, to) = (low.clamp(piece.addr, piece.end()), high.clamp(piece.addr, piece.end()));
+        // Bytes before, within and behind the range; a piece skipped before is never within.
+        let lens = [from - piece.addr, to - from, piece.end() - to].map(|len| len as u32);
+        let parts = match piece.is_skipped() || lens[1] == 0 {
+            true => [*piece, Placement::skipped(0), Placement::skipped(0)],
+            false => [
+                Placement { addr: piece.addr, len: lens[0] },
+                Placement::skipped(lens[1]),
+                Placement { addr: to, len: lens[2] },
+            ],
+        };
+        for part in parts.into_iter().filter(|part| part.len > 0) {
+            let joins = |last: &&mut Placement| last.is_skipped() && part.is_skipped();
+            if let Some(last) = cut.last_mut().filter(joins) {
+                last.len += part.len;
+            } else if cut.try_push(part).is_err() {
+                return false;
+            }
+        }
+    }
+    *pieces = cut;
+    true
 }
 
 /// Checks that every element may be accessed for `kind`.
@@ -114,6 +161,42 @@ mod tests {
         assert_eq!(cut(10, 5)[..], [at(100, 5)]);
         assert_eq!(cut(34, 1)[..], [at(219, 1)]);
         assert!(cut(3, 0).is_empty());
+    }
+
+    /// Against one address per byte of payload.
+    #[test]
+    fn skipping_leaves_out_exactly_the_range() {
+        let addresses = |pieces: &Placements| {
+            let bytes = pieces.iter().flat_map(|piece| {
+                (0..u64::from(piece.len))
+                    .map(|byte| (!piece.is_skipped()).then(|| piece.addr + byte))
+            });
+            bytes.collect::<alloc::vec::Vec<_>>()
+        };
+        let (mut cut, mut full) = (0, 0);
+        for seed in 0..2_000 {
+            let mut rng = Rng::new(seed);
+            let mut pieces: Placements = (0..1 + rng.next_u32() % 4)
+                .map(|_| Placement { addr: rng.next_u64() % 60, len: 1 + rng.next_u32() % 20 })
+                .collect();
+            let mut model = addresses(&pieces);
+            for _ in 0..6 {
+                let low = rng.next_u64() % 80;
+                let high = low + rng.next_u64() % 12;
+                let before = pieces.clone();
+                if skip(&mut pieces, low, high) {
+                    let within = |addr: &u64| (low..high).contains(addr);
+                    model.iter_mut().for_each(|byte| *byte = byte.filter(|addr| !within(addr)));
+                    cut += 1;
+                } else {
+                    assert_eq!(pieces, before);
+                    full += 1;
+                }
+                assert_eq!(addresses(&pieces), model, "seed {seed}");
+                assert!(pieces.iter().all(|piece| piece.len > 0), "seed {seed}");
+            }
+        }
+        assert!(cut > 1_000 && full > 100, "{cut} {full}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What an endpoint does with a packet that arrived, besides changing state.
 
 use crate::io::AtomicOp;
+#[cfg(doc)]
+use crate::memory::sg::Placement;
 use crate::memory::sg::Placements;
 use crate::verbs::{GRH_BYTES, Qpn};
 use crate::wire::Psn;
@@ -9,7 +11,8 @@ use crate::wire::Psn;
 #[derive(Clone, Debug, Default)]
 pub struct Delivery {
     /// Where `insert` and the packet's payload are placed, one after the other, in order. Empty if
-    /// there is nothing to place.
+    /// there is nothing to place. Bytes of a piece that [is skipped](Placement::is_skipped) are not
+    /// placed: a later packet that arrived before this one has already overwritten them.
     pub pieces: Placements,
     /// What precedes the payload, or replaces the placement.
     pub insert: Insert,

@@ -10,6 +10,7 @@
 //! | `rc_atomic` | atomics: exactly once, in order, checked |
 //! | `rc_local` | memory windows, invalidation, fences, shared receives |
 //! | `rc_order` | requests take effect in the order in which they were posted |
+//! | `rc_overlap` | messages that use the same memory again, under loss |
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no correct peer would send (C3, C7) |
@@ -36,6 +37,7 @@ mod rc_directed;
 mod rc_hostile;
 mod rc_local;
 mod rc_order;
+mod rc_overlap;
 mod rc_rights;
 mod report;
 #[path = "../../../../testing/seeds.rs"]

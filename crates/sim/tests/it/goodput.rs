@@ -17,14 +17,6 @@ use sim::graph::Graph;
 use sim::link::LinkConfig;
 use sim::memory::Phantom;
 
-const MESSAGE_BYTES: u32 = 1 << 20;
-const MESSAGES: u64 = 400;
-/// The same for go-back-N, which sends much more than it delivers.
-const FEW_MESSAGES: u64 = 48;
-/// Messages outstanding.
-const DEPTH: u64 = 16;
-/// Buffers that messages use in turn.
-const BUFFERS: u64 = 2 * DEPTH;
 const LOSS_PPM: u32 = 10_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +33,34 @@ struct Case {
     is_selective: bool,
     window_packets: u32,
     loss_ppm: u32,
+    message_bytes: u32,
+    messages: u64,
+    /// Messages outstanding.
+    depth: u64,
+    /// Buffers that messages use in turn.
+    buffers: u64,
+}
+
+impl Case {
+    /// Messages of 1 MiB, each outstanding one with its own buffer.
+    fn new(stream: Stream, mtu: Mtu) -> Case {
+        Case {
+            stream,
+            mtu,
+            is_selective: true,
+            window_packets: 512,
+            loss_ppm: 0,
+            message_bytes: 1 << 20,
+            messages: 400,
+            depth: 16,
+            buffers: 32,
+        }
+    }
+
+    /// The same in go-back-N, which sends much more than it delivers.
+    fn go_back_n(self) -> Case {
+        Case { is_selective: false, messages: self.messages / 8, ..self }
+    }
 }
 
 impl fmt::Display for Case {
@@ -70,13 +90,18 @@ fn ends(case: &Case) -> Ends {
     let config = FabricConfig::new(Graph::cable(link), 7);
     let mut fabric = Fabric::new(&config, |_| Phantom);
     fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
-    let len = MESSAGE_BYTES * BUFFERS as u32;
+    let len = u64::from(case.message_bytes) * case.buffers;
     let made = [0, 1].map(|node| {
         let node = fabric.node_mut(node);
-        let region = node.register(1 << 30, len.into(), Access::ALL).unwrap();
+        let region = node.register(1 << 30, len, Access::ALL).unwrap();
         let cq = node.endpoint.create_cq(1024).unwrap();
-        let qpn = node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 64, 64)).unwrap();
-        (qpn, cq, Sge { addr: region.addr, len: MESSAGE_BYTES, lkey: region.lkey }, region.rkey)
+        let qpn = node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 256, 256)).unwrap();
+        (
+            qpn,
+            cq,
+            Sge { addr: region.addr, len: case.message_bytes, lkey: region.lkey },
+            region.rkey,
+        )
     });
     for (own, peer) in [(0, 1), (1, 0)] {
         let psn = fabric.node(peer).endpoint.query_qp(made[peer as usize].0).unwrap().sq_psn;
@@ -99,8 +124,9 @@ fn ends(case: &Case) -> Ends {
 }
 
 impl Ends {
-    fn post(&mut self, stream: Stream, number: u64) {
-        let offset = number % BUFFERS * u64::from(MESSAGE_BYTES);
+    fn post(&mut self, case: &Case, number: u64) {
+        let Case { stream, message_bytes, buffers, .. } = *case;
+        let offset = number % buffers * u64::from(message_bytes);
         let [own, peer] = self.buffers.map(|sge| Sge { addr: sge.addr + offset, ..sge });
         let list = |sge| SgList::from_iter([sge]);
         let (remote_addr, rkey) = (peer.addr, self.rkey);
@@ -130,15 +156,15 @@ impl Ends {
     }
 }
 
-/// Gbit/s of message bytes.
-fn goodput(case: &Case) -> f64 {
+/// Gbit/s of message bytes, and request packets and ranges retransmitted.
+fn measure(case: &Case) -> (f64, u64) {
+    let Case { messages, depth, message_bytes, .. } = *case;
     let mut ends = ends(case);
     let (mut posted, mut done) = (0, 0);
     let mut last = Time::ZERO;
-    let messages = if case.is_selective { MESSAGES } else { FEW_MESSAGES };
     while done < messages {
-        while posted < messages && posted - done < DEPTH {
-            ends.post(case.stream, posted);
+        while posted < messages && posted - done < depth {
+            ends.post(case, posted);
             posted += 1;
         }
         assert!(ends.fabric.advance(), "{case}: nothing will ever happen");
@@ -147,24 +173,60 @@ fn goodput(case: &Case) -> f64 {
             (done, last) = (done + now, ends.fabric.now());
         }
     }
-    (messages * u64::from(MESSAGE_BYTES) * 8) as f64 / last.as_nanos() as f64
+    let bits = (messages * u64::from(message_bytes) * 8) as f64;
+    let retransmitted = ends.fabric.node(0).endpoint.counters().retransmitted_packets;
+    (bits / last.as_nanos() as f64, retransmitted)
+}
+
+fn goodput(case: &Case) -> f64 {
+    measure(case).0
 }
 
 #[test]
 fn one_percent_loss_costs_selective_repeat_less_than_a_fifth() {
     for mtu in [Mtu::M1024, Mtu::M4096] {
         for stream in [Stream::Write, Stream::Send, Stream::Read] {
-            let window_packets = 512;
-            let case = Case { stream, mtu, is_selective: true, window_packets, loss_ppm: 0 };
+            let case = Case::new(stream, mtu);
             let (whole, lossy) = (goodput(&case), goodput(&Case { loss_ppm: LOSS_PPM, ..case }));
             println!("{case}: {whole:.2} -> {lossy:.2} Gbit/s, {:.1} %", 100.0 * lossy / whole);
-            let old = Case { is_selective: false, ..case };
+            let old = case.go_back_n();
             let (old_whole, old_lossy) =
                 (goodput(&old), goodput(&Case { loss_ppm: LOSS_PPM, ..old }));
             let percent = 100.0 * old_lossy / old_whole;
             println!("  {old}: {old_whole:.2} -> {old_lossy:.2} Gbit/s, {percent:.1} %");
             assert!(lossy >= 0.8 * whole, "{case}: {lossy:.2} of {whole:.2} Gbit/s");
             assert!(whole > 0.99 * old_whole, "{case}: {whole:.2}, go-back-N {old_whole:.2}");
+        }
+    }
+}
+
+/// Messages of 64 KiB with one buffer on each side, as benchmarks send them.
+#[test]
+fn messages_that_reuse_one_buffer_keep_their_goodput_under_loss() {
+    for stream in [Stream::Write, Stream::Send, Stream::Read] {
+        let case = Case {
+            message_bytes: 1 << 16,
+            messages: 1_000,
+            depth: 128,
+            buffers: 1,
+            ..Case::new(stream, Mtu::M1024)
+        };
+        let (whole, _) = measure(&case);
+        for (loss_ppm, least) in [(1_000, 0.9), (10_000, 0.8), (30_000, 0.6)] {
+            let lossy = Case { loss_ppm, ..case };
+            let (rate, retransmitted) = measure(&lossy);
+            let (old, _) = measure(&lossy.go_back_n());
+            let loss = f64::from(loss_ppm) / 10_000.0;
+            println!(
+                "{case} loss {loss} %: {:.3} of {whole:.2} Gbit/s, {retransmitted} retransmitted; \
+                 go-back-N {old:.2} Gbit/s",
+                rate / whole
+            );
+            assert!(rate >= least * whole, "{lossy}: {rate:.2} of {whole:.2} Gbit/s");
+            assert!(rate >= old, "{lossy}: {rate:.2}, go-back-N {old:.2} Gbit/s");
+            // 64,000 packets; a lost packet is retransmitted until it arrives.
+            let most = 64_000 * u64::from(loss_ppm) / 1_000_000 * 3 / 2;
+            assert!(retransmitted <= most, "{lossy}: {retransmitted} retransmitted, not {most}");
         }
     }
 }

@@ -22,6 +22,7 @@ const USUAL: &[(&str, &str)] = &[
     ("credit_probes", "packets sent to probe for credits"),
     ("selective_acks_sent", "SACKs sent"),
     ("out_of_order_packets", "packets received out of order"),
+    ("overlapped_packets", "packets placed in part, where later ones had arrived before"),
     ("paced_packets", "packets held back by congestion control"),
 ];
 

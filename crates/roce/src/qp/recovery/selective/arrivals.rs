@@ -119,13 +119,13 @@ impl<T> Arrivals<T> {
         &mut self,
         expected: Psn,
         psn: Psn,
-        conflicts: impl Fn(&T) -> bool,
+        mut conflicts: impl FnMut(&T) -> bool,
     ) -> u32 {
         let before = self.count;
         let end = self.furthest(expected);
         let mut at = psn.next();
         while self.count > 0 && at.is_before(end) {
-            if self.get(at).is_some_and(&conflicts) {
+            if self.get(at).is_some_and(&mut conflicts) {
                 self.take(at);
             }
             at = at.next();

@@ -13,9 +13,9 @@
 //! there, the connection ends at once: no correct peer uses a key before it is valid, and dropping such
 //! packets silently would let a hostile one probe keys at no cost.
 //!
-//! Bytes are placed in the order of arrival, and a retransmitted WRITE must not overwrite a later one
-//! that arrived before it. So when a packet overlaps a later one that was already placed, the later one
-//! is discarded: the SACKs no longer report it, and it is retransmitted.
+//! Bytes are placed in the order of arrival, and a retransmitted packet must not overwrite a later one
+//! that arrived before it. So bytes on which a later packet was already placed are skipped: executed in
+//! order, that packet would overwrite them.
 //!
 //! Atomics are not accepted out of order: an earlier packet may still have to write the word.
 
@@ -24,7 +24,7 @@ use alloc::collections::VecDeque;
 use super::super::ReceiveRecovery;
 use super::arrivals::{Arrivals, Room, Unreported};
 use crate::memory::region::{AccessKind, Range};
-use crate::memory::sg::{Extent, Placement, Placements};
+use crate::memory::sg::{self, Extent, Placement, Placements};
 use crate::planted::Bug;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::executor::{Executed, Executor, Fatal, Refused, Reply, Turn};
@@ -42,22 +42,41 @@ const SACK_INTERVAL: u32 = 16;
 /// READ ranges waiting for retransmission; more are dropped, and requested again.
 const MAX_RETRANSMISSIONS: usize = 64;
 
-/// Registered memory that a packet's payload was placed into, as one range.
+/// Registered memory that a packet's payload belongs in: up to two ranges exactly, or else one range
+/// around all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Footprint {
-    low: u64,
-    high: u64,
+    ranges: [(u64, u64); 2],
+    is_exact: bool,
 }
 
 impl Footprint {
     fn of(pieces: &[Placement]) -> Footprint {
-        let low = pieces.iter().map(|piece| piece.addr).min();
-        let high = pieces.iter().map(|piece| piece.addr + u64::from(piece.len)).max();
-        Footprint { low: low.unwrap_or(0), high: high.unwrap_or(0) }
+        let range = |index: usize| pieces.get(index).map_or((0, 0), |at| (at.addr, at.end()));
+        if pieces.len() <= 2 {
+            return Footprint { ranges: [range(0), range(1)], is_exact: true };
+        }
+        let low = pieces.iter().map(|piece| piece.addr).min().unwrap_or(0);
+        let high = pieces.iter().map(Placement::end).max().unwrap_or(0);
+        Footprint { ranges: [(low, high), (0, 0)], is_exact: false }
     }
 
-    fn overlaps(self, other: Footprint) -> bool {
-        self.low < other.high && other.low < self.high
+    fn overlaps(&self, pieces: &[Placement]) -> bool {
+        let meets = |&(low, high): &(u64, u64)| {
+            pieces.iter().any(|piece| piece.addr < high && low < piece.end())
+        };
+        self.ranges.iter().any(meets)
+    }
+
+    /// Skips the bytes of `pieces` that are in here; false if that is not possible.
+    fn skip(&self, pieces: &mut Placements) -> bool {
+        let mut cut = pieces.clone();
+        let is_done =
+            self.is_exact && self.ranges.iter().all(|&(low, high)| sg::skip(&mut cut, low, high));
+        if is_done {
+            *pieces = cut;
+        }
+        is_done
     }
 }
 
@@ -310,7 +329,7 @@ impl Selective {
         if executor.expected == psn || self.arrivals.is_empty() {
             return Ok(());
         }
-        self.forget_overlapping(cx, psn, psn, Footprint::of(cx.pieces));
+        self.skip_overlapped(cx, psn, psn);
         // The payload of out-of-order packets has been placed; only this packet's is still to be
         // placed.
         let pieces = core::mem::take(cx.pieces);
@@ -437,7 +456,7 @@ impl Selective {
         cx.count(|c| &mut c.out_of_order_packets);
         let (psn, expected, footprint) =
             (packet.headers.bth().psn, executor.expected, Footprint::of(cx.pieces));
-        self.forget_overlapping(cx, expected, psn, footprint);
+        self.skip_overlapped(cx, expected, psn);
         let is_next = psn == self.arrivals.furthest(expected);
         let RxPacket { headers, payload_len } = packet;
         let kept = OutOfOrder { headers: *headers, payload_len, footprint };
@@ -449,24 +468,27 @@ impl Selective {
         }
     }
 
-    /// Discards packets after `psn` whose bytes `footprint` is about to overwrite.
-    fn forget_overlapping(
-        &mut self,
-        cx: &mut Scope<'_, '_>,
-        expected: Psn,
-        psn: Psn,
-        footprint: Footprint,
-    ) {
-        if self.arrivals.is_empty()
-            || footprint.low == footprint.high
-            || cx.planted.is(Bug::OverlapIgnored)
-        {
+    /// Skips the bytes of the packet `psn`, placed by `cx.pieces`, on which later packets were placed. A
+    /// later packet for which that is not possible is discarded, and has to be retransmitted.
+    fn skip_overlapped(&mut self, cx: &mut Scope<'_, '_>, expected: Psn, psn: Psn) {
+        let is_last = !psn.next().is_before(self.arrivals.furthest(expected));
+        if is_last || cx.pieces.is_empty() || cx.planted.is(Bug::OverlapIgnored) {
             return;
         }
-        let conflicts = |kept: &OutOfOrder| kept.footprint.overlaps(footprint);
-        let forgotten = self.arrivals.forget_after(expected, psn, conflicts);
-        self.has_forgotten |= forgotten > 0;
-        cx.add(forgotten.into(), |c| &mut c.out_of_order_packets_discarded);
+        let (planted, pieces) = (cx.planted, &mut *cx.pieces);
+        let (whole, mut is_cut) = (pieces.clone(), false);
+        let conflicts = |kept: &OutOfOrder| {
+            let overlaps = kept.footprint.overlaps(&whole);
+            is_cut |= overlaps;
+            overlaps && !kept.footprint.skip(pieces)
+        };
+        let discarded = self.arrivals.forget_after(expected, psn, conflicts);
+        if is_cut && planted.is(Bug::OverlapSkipsAll) {
+            cx.pieces.clear();
+        }
+        self.has_forgotten |= discarded > 0;
+        cx.add(discarded.into(), |c| &mut c.out_of_order_packets_discarded);
+        cx.add(is_cut.into(), |c| &mut c.overlapped_packets);
     }
 
     /// Makes the next acknowledgement report the packet `about`.
