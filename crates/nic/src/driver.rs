@@ -115,8 +115,10 @@ impl Driver {
             let watched = watch.then(|| self.watched.as_fd());
             match self.waiter.wait(watched.as_slice(), Some(left)) {
                 Ok(woken) if woken.is_broken => std::thread::sleep(BROKEN_SLEEP),
-                // Also discards the edges, which would end every sleep from now on.
-                Ok(woken) if woken.ready != 0 => drop(self.watched.take()),
+                // Edges would end every sleep from now on.
+                Ok(woken) if woken.ready != 0 && self.watched.has_edges() => {
+                    drop(self.watched.take());
+                }
                 Ok(_) => {}
                 Err(_) => std::thread::sleep(BROKEN_SLEEP),
             }

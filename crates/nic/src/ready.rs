@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -17,6 +18,8 @@ pub const MAX_READY: usize = 8;
 #[derive(Clone, Debug)]
 pub struct ReadySet {
     epoll: Arc<OwnedFd>,
+    /// Whether an edge-triggered descriptor was ever added.
+    has_edges: Arc<AtomicBool>,
 }
 
 impl ReadySet {
@@ -25,7 +28,8 @@ impl ReadySet {
     /// # Errors
     /// When the process has no descriptors left.
     pub fn new() -> io::Result<ReadySet> {
-        Ok(ReadySet { epoll: Arc::new(epoll::create(CreateFlags::CLOEXEC)?) })
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
+        Ok(ReadySet { epoll, has_edges: Arc::default() })
     }
 
     /// Adds a descriptor under a name.
@@ -42,8 +46,14 @@ impl ReadySet {
     /// # Errors
     /// As [`add`](ReadySet::add).
     pub fn add_edges(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+        self.has_edges.store(true, Ordering::Relaxed);
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), flags)?)
+    }
+
+    /// Whether the set stays readable until [`take`](ReadySet::take) is called: an edge does not end by itself.
+    pub fn has_edges(&self) -> bool {
+        self.has_edges.load(Ordering::Relaxed)
     }
 
     /// Renames a descriptor of the set.
