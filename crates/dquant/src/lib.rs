@@ -8,6 +8,7 @@
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
+//! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`tokenize`] | text files to a flat file of token ids |
 //! | [`units`] | sizes and times as people write them |
@@ -15,6 +16,7 @@
 pub mod cli;
 pub mod demo;
 pub mod exit;
+pub mod perf;
 pub mod planning;
 pub mod tokenize;
 pub mod units;

@@ -39,7 +39,7 @@ pub fn enable() {
 }
 
 /// Writes one line, if the log is enabled, this window has room and the line is not a repetition.
-pub(crate) fn line(text: impl Display) {
+pub fn line(text: impl Display) {
     write(&LINES, text);
 }
 

@@ -19,6 +19,7 @@ mod documents;
 mod dpu;
 mod explain;
 mod inspect;
+mod perf;
 mod plan;
 mod run;
 mod serve;
@@ -60,6 +61,7 @@ Examples:
   dquant doctor
   dquant run -- ibv_devinfo -v
   dquant explain 4711
+  dquant perf 10.0.0.5 write
   dquant sim chaos --seeds 0..2000
   dquant COMMAND --help    options and examples of one command"
 )]
@@ -88,6 +90,7 @@ enum Command {
     Doctor(doctor::Doctor),
     Run(run::Run),
     Explain(explain::Explain),
+    Perf(perf::PerfCommand),
     Sim(sim::Sim),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
@@ -110,6 +113,7 @@ impl Command {
             Command::Doctor(command) => command.run(console),
             Command::Run(command) => command.run(console),
             Command::Explain(command) => command.run(console),
+            Command::Perf(command) => command.run(console),
             Command::Sim(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }

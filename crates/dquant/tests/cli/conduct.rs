@@ -23,6 +23,8 @@ const COMMANDS: &[&[&str]] = &[
     &["doctor"],
     &["run"],
     &["explain"],
+    &["perf"],
+    &["perf", "serve"],
     &["sim"],
     &["sim", "chaos"],
     &["sim", "goodput"],

@@ -9,6 +9,7 @@ mod convert;
 mod doctor;
 mod explain;
 mod inspect;
+mod perf;
 mod plan;
 mod run;
 #[path = "../../../../testing/seeds.rs"]

@@ -1,0 +1,477 @@
+//! A test from the client's side: sets it up with the server, runs it, measures, and compares bytes.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration as StdDuration;
+
+use engine::control::peer::{check_port, with_port};
+use engine::data::DeviceChoice;
+use nic::clock;
+use nic::driver::{Application, Driver, Turn};
+use nic::fabric::{Fabric, Trouble};
+use roce::world::Progress;
+use roce::{Duration, Time};
+
+use super::control::{Control, Message, PERF_PORT, Snapshot, VERSION, Verdict, lost};
+use super::ends::{Ends, check_address};
+use super::histogram::Histogram;
+use super::host;
+use super::requester::Requester;
+use super::test::{Mode, Service, Test};
+use crate::exit::CliError;
+
+/// How long a connection may take.
+const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);
+
+/// How long messages under way may take to complete at the end.
+const DRAIN_LIMIT: Duration = Duration::from_millis(20_000);
+
+/// How often the control connection is looked at while packets move.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// What one test measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Length of the measured part in seconds.
+    pub seconds: f64,
+    /// Messages of that part: in latency tests round trips, over unreliable services those that arrived.
+    pub messages: u64,
+    /// Latencies in microseconds: one way for SEND and WRITE, to the completion for READ and atomics.
+    pub latency: Option<Latency>,
+    /// CPU time of the client and of the server in seconds, user and system.
+    pub cpu_s: [f64; 2],
+    /// Packets that either side sent again; none where a device does not tell.
+    pub retransmitted: Option<u64>,
+    /// Messages that were sent and did not arrive, over unreliable services.
+    pub lost: u64,
+    /// Both sides together.
+    pub verified_bytes: u64,
+    /// Buffers with a wrong byte, messages out of order: both sides together.
+    pub mismatches: u64,
+    /// Payload bytes of the packets.
+    pub mtu: u32,
+    /// Whether losses are recovered selectively.
+    pub selective: bool,
+}
+
+/// Latencies in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latency {
+    /// The lowest.
+    pub min: f64,
+    /// Half of the messages were not slower.
+    pub p50: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// 999 of 1000.
+    pub p999: f64,
+    /// The highest.
+    pub max: f64,
+}
+
+impl Latency {
+    fn of(times: &Histogram) -> Option<Latency> {
+        let (min, max) = times.range()?;
+        let us = |ns: u64| ns as f64 / 1e3;
+        let at = |share| times.percentile(share).map(us);
+        Some(Latency {
+            min: us(min),
+            p50: at(0.5)?,
+            p99: at(0.99)?,
+            p999: at(0.999)?,
+            max: us(max),
+        })
+    }
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub struct Client {
+    control: Control,
+    peer: SocketAddr,
+    local: SocketAddr,
+    device: Option<DeviceChoice>,
+    seed: u64,
+}
+
+impl Client {
+    /// Connects to `host[:port]`.
+    ///
+    /// # Errors
+    /// When nobody answers there, or somebody else.
+    pub fn connect(
+        host: &str,
+        device: Option<DeviceChoice>,
+        seed: u64,
+    ) -> Result<Client, CliError> {
+        check_port(host)?;
+        let name = with_port(host, PERF_PORT);
+        let found = name.to_socket_addrs().map_err(|error| {
+            CliError::peer_unreachable(format_args!("{host}: {error}"))
+                .hint("give a name or an address")
+        })?;
+        let mut failure = io::Error::other("the name has no address");
+        for address in found {
+            match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+                Ok(stream) => return Client::greet(stream, address, device, seed),
+                Err(error) => failure = error,
+            }
+        }
+        Err(CliError::peer_unreachable(format_args!("{name}: {failure}")).hint(
+            "start `dquant perf serve` there; for other machines it needs an address to listen on",
+        ))
+    }
+
+    fn greet(
+        stream: TcpStream,
+        peer: SocketAddr,
+        device: Option<DeviceChoice>,
+        seed: u64,
+    ) -> Result<Client, CliError> {
+        let gone = |error: io::Error| lost(peer, &error);
+        let mut control = Control::new(stream).map_err(gone)?;
+        let local = control.local().map_err(gone)?;
+        control.send(&Message::Hello { version: VERSION }).map_err(gone)?;
+        match control.receive().map_err(gone)? {
+            Message::Welcome { version: VERSION } => {
+                Ok(Client { control, peer, local, device, seed })
+            }
+            Message::Welcome { version } => Err(CliError::usage(format_args!(
+                "{peer} speaks version {version} of dquant perf, this is {VERSION}"
+            ))
+            .hint("use the same version of dquant on both sides")),
+            other => Err(unexpected(peer, other)),
+        }
+    }
+
+    /// Runs one test.
+    ///
+    /// # Errors
+    /// When the server refuses it or is lost, or a device fails.
+    pub fn run(&mut self, test: Test) -> Result<Outcome, CliError> {
+        match self.device.clone() {
+            None => {
+                let fabric = host::software(self.local.ip(), test.memory(), self.seed)?;
+                self.run_on(fabric, test, false)
+            }
+            Some(choice) => self.run_on(host::loaded(&choice, test.memory())?, test, true),
+        }
+    }
+
+    fn run_on<F: Fabric>(
+        &mut self,
+        mut fabric: F,
+        test: Test,
+        is_loaded: bool,
+    ) -> Result<Outcome, CliError> {
+        let peer = self.peer;
+        let gone = |error: io::Error| lost(peer, &error);
+        self.control.send(&Message::Begin(test)).map_err(gone)?;
+        let theirs = match self.control.receive().map_err(gone)? {
+            Message::Ready(end) => end,
+            other => return Err(unexpected(peer, other)),
+        };
+        check_address(&theirs, peer)?;
+        let mut ends = Ends::open(&mut fabric, test, self.seed)?;
+        let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
+        ends.connect(fabric.device(), &ours, &theirs)?;
+        if test.has_pong() && test.has_receives() {
+            ends.post_receives(fabric.device())?;
+        }
+        self.control.send(&Message::Connect(ours.clone())).map_err(gone)?;
+        match self.control.receive().map_err(gone)? {
+            Message::Connected => {}
+            other => return Err(unexpected(peer, other)),
+        }
+        let driver = driver(&fabric, &self.control)?;
+        let mut work =
+            Work::new(&mut fabric, &mut self.control, Requester::new(ends), test, is_loaded);
+        driver.run(&mut work);
+        let Work { failure, start, end, requester, .. } = work;
+        if let Some(failure) = failure {
+            return Err(failure.into_error(peer));
+        }
+        self.control.send(&Message::Finish(requester.sent())).map_err(gone)?;
+        let theirs_found = match self.control.receive().map_err(gone)? {
+            Message::Finished(verdict) => verdict,
+            other => return Err(unexpected(peer, other)),
+        };
+        let found = requester.verify(fabric.memory());
+        let mut outcome = measured(&test, &start, &end, &requester);
+        outcome.mtu = ours.mtu.min(theirs.mtu).min(test.mtu);
+        outcome.selective = ours.selective && theirs.selective;
+        for Verdict { verified_bytes, wrong_buffers, out_of_order } in [found, theirs_found] {
+            outcome.verified_bytes += verified_bytes;
+            outcome.mismatches += wrong_buffers;
+            if test.service == Service::Rc {
+                outcome.mismatches += out_of_order;
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+/// The difference of two points in time.
+fn measured(test: &Test, start: &Point, end: &Point, requester: &Requester) -> Outcome {
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    // Over unreliable services only the server knows what arrived.
+    let by_server = test.mode == Mode::Bandwidth && test.service != Service::Rc;
+    let theirs = (&start.server, &end.server);
+    let server_ns = theirs.1.at_ns.saturating_sub(theirs.0.at_ns);
+    let (ns, messages) = match by_server {
+        true => (server_ns, theirs.1.received - theirs.0.received.min(theirs.1.received)),
+        false => (end.at.since(start.at).as_nanos(), end.completed - start.completed),
+    };
+    let lost_there = theirs.1.lost.saturating_sub(theirs.0.lost);
+    let resent = |early: Option<u64>, late: Option<u64>| Some(late?.saturating_sub(early?));
+    let ours = resent(start.retransmitted, end.retransmitted);
+    let others = resent(theirs.0.retransmitted, theirs.1.retransmitted);
+    Outcome {
+        seconds: seconds(ns),
+        messages,
+        latency: Latency::of(&requester.latencies),
+        cpu_s: [
+            seconds(end.cpu_ns.saturating_sub(start.cpu_ns)),
+            seconds(theirs.1.cpu_ns.saturating_sub(theirs.0.cpu_ns)),
+        ],
+        retransmitted: ours.zip(others).map(|(ours, others)| ours + others),
+        lost: if test.mode == Mode::Latency { end.lost - start.lost } else { lost_there },
+        ..Outcome::default()
+    }
+}
+
+fn unexpected(peer: SocketAddr, message: Message) -> CliError {
+    match message {
+        Message::Refused { why, hint } => {
+            CliError::usage(format_args!("{peer} refuses: {why}")).hint(hint)
+        }
+        other => CliError::usage(format_args!("{peer} said {other:?} out of turn")),
+    }
+}
+
+/// A driver that wakes for packets and for control messages.
+pub(super) fn driver<F: Fabric>(fabric: &F, control: &Control) -> Result<Driver, CliError> {
+    let no_driver = |error| CliError::because("cannot wait for packets", &error);
+    let driver = Driver::new().map_err(no_driver)?;
+    fabric.watch(driver.watched()).map_err(no_driver)?;
+    driver.watched().add(control.fd(), 1).map_err(no_driver)?;
+    Ok(driver)
+}
+
+/// Empty turns before a spinning side yields.
+const EMPTY_TURNS: u32 = 16;
+
+/// Counts empty turns. The other side may be waiting for the same core: after a number of them this thread yields.
+pub(super) fn yield_if_idle(progress: &Progress, idle_turns: u32) -> u32 {
+    if !progress.is_idle() {
+        return 0;
+    }
+    if idle_turns >= EMPTY_TURNS {
+        std::thread::yield_now();
+    }
+    idle_turns.saturating_add(1)
+}
+
+/// Why the turns of a test ended early.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The control connection.
+    Control(io::Error),
+    /// The device, or a work request.
+    Device(String),
+}
+
+impl Failure {
+    pub(super) fn into_error(self, peer: SocketAddr) -> CliError {
+        match self {
+            Failure::Control(error) => lost(peer, &error),
+            Failure::Device(why) => CliError::peer_unreachable(format_args!("{peer}: {why}"))
+                .hint("do packets of UDP port 4791 pass in both directions? `dquant doctor` examines a machine"),
+        }
+    }
+}
+
+/// The next trouble that ends a test; others are for people to read.
+pub(super) fn take_trouble<F: Fabric>(fabric: &mut F) -> Option<Failure> {
+    while let Some(trouble) = fabric.poll_trouble() {
+        match trouble {
+            Trouble::Degraded(what) => engine::log::line(what),
+            Trouble::Gone(why) => return Some(Failure::Device(why)),
+        }
+    }
+    None
+}
+
+/// The parts of a test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    WarmUp {
+        until: Time,
+    },
+    /// The server's first snapshot is on its way.
+    Starting,
+    Measuring {
+        until: Time,
+    },
+    /// The second one is.
+    Stopping,
+    Draining {
+        until: Time,
+    },
+}
+
+/// One point in time on both sides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Point {
+    at: Time,
+    completed: u64,
+    lost: u64,
+    cpu_ns: u64,
+    retransmitted: Option<u64>,
+    server: Snapshot,
+}
+
+struct Work<'a, F> {
+    fabric: &'a mut F,
+    control: &'a mut Control,
+    requester: Requester,
+    test: Test,
+    is_loaded: bool,
+    phase: Phase,
+    looked: Time,
+    start: Point,
+    end: Point,
+    idle_turns: u32,
+    failure: Option<Failure>,
+}
+
+impl<'a, F: Fabric> Work<'a, F> {
+    fn new(
+        fabric: &'a mut F,
+        control: &'a mut Control,
+        requester: Requester,
+        test: Test,
+        is_loaded: bool,
+    ) -> Work<'a, F> {
+        let now = clock::now();
+        // Windows, round-trip times and caches settle; a tenth of the test.
+        let warm_up = Duration::from_micros(u64::from(test.millis) * 100 + 10_000);
+        Work {
+            fabric,
+            control,
+            requester,
+            test,
+            is_loaded,
+            phase: Phase::WarmUp { until: now + warm_up },
+            looked: now,
+            start: Point::default(),
+            end: Point::default(),
+            idle_turns: 0,
+            failure: None,
+        }
+    }
+
+    fn point(&self, now: Time) -> Point {
+        Point {
+            at: now,
+            completed: self.requester.completed,
+            lost: self.requester.lost,
+            cpu_ns: host::cpu_ns(self.is_loaded),
+            retransmitted: host::retransmitted(self.fabric),
+            server: Snapshot::default(),
+        }
+    }
+
+    /// Goes on to the next part when its time has come. `true`: the test is over.
+    fn advance(&mut self, now: Time) -> Result<bool, Failure> {
+        let heard = self.look(now)?;
+        match (self.phase, heard) {
+            (Phase::WarmUp { until }, _) if now >= until => {
+                self.control.send(&Message::Mark).map_err(Failure::Control)?;
+                self.phase = Phase::Starting;
+            }
+            (Phase::Starting, Some(server)) => {
+                self.start = Point { server, ..self.point(now) };
+                self.requester.is_measuring = true;
+                let length = Duration::from_micros(u64::from(self.test.millis) * 1000);
+                self.phase = Phase::Measuring { until: now + length };
+            }
+            (Phase::Measuring { until }, _) if now >= until && self.has_result(now, until) => {
+                self.requester.is_measuring = false;
+                self.end = self.point(now);
+                self.control.send(&Message::Mark).map_err(Failure::Control)?;
+                self.phase = Phase::Stopping;
+            }
+            (Phase::Stopping, Some(server)) => {
+                self.end.server = server;
+                self.requester.is_ending = true;
+                self.phase = Phase::Draining { until: now + DRAIN_LIMIT };
+            }
+            (Phase::Draining { .. }, _) if self.requester.is_drained() => return Ok(true),
+            (Phase::Draining { until }, _) if now >= until => {
+                return Err(Failure::Device("messages under way never complete".to_owned()));
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    /// Whether anything was measured: on a loaded machine, or with long messages, that may take longer than asked.
+    fn has_result(&self, now: Time, until: Time) -> bool {
+        self.requester.completed > self.start.completed || now >= until + DRAIN_LIMIT
+    }
+
+    /// A snapshot, if one has come. Also notices a server that has gone.
+    fn look(&mut self, now: Time) -> Result<Option<Snapshot>, Failure> {
+        if now.since(self.looked) < LOOK_EVERY {
+            return Ok(None);
+        }
+        self.looked = now;
+        match self.control.poll().map_err(Failure::Control)? {
+            None => Ok(None),
+            Some(Message::Marked(snapshot)) => Ok(Some(snapshot)),
+            Some(Message::Refused { why, .. }) => Err(Failure::Device(why)),
+            Some(other) => Err(Failure::Device(format!("it said {other:?} out of turn"))),
+        }
+    }
+
+    /// When something is due without any packet.
+    fn due(&self, now: Time) -> Option<Time> {
+        let phase = match self.phase {
+            Phase::WarmUp { until } | Phase::Measuring { until } => until.max(now + LOOK_EVERY),
+            Phase::Starting | Phase::Stopping | Phase::Draining { .. } => now + LOOK_EVERY,
+        };
+        self.fabric.next_wakeup().into_iter().chain([phase]).min()
+    }
+}
+
+impl<F: Fabric> Application for Work<'_, F> {
+    const SPIN: Duration = Duration::from_micros(5);
+
+    fn turn(&mut self, now: Time) -> Turn {
+        let requester = &mut self.requester;
+        let progress = self.fabric.turn(now, |device, pool| requester.step(now, device, pool));
+        let failed = self.requester.failure.take().map(Failure::Device);
+        let failed = failed.or_else(|| take_trouble(self.fabric));
+        let ended = failed.map_or_else(|| self.advance(now), Err);
+        match ended {
+            Ok(false) if self.test.spin => {
+                self.idle_turns = yield_if_idle(&progress, self.idle_turns);
+                Turn::Busy
+            }
+            Ok(false) if !progress.is_idle() => Turn::Busy,
+            Ok(false) => Turn::Idle(self.due(now)),
+            Ok(true) => Turn::Stop,
+            Err(failure) => {
+                self.failure = Some(failure);
+                Turn::Stop
+            }
+        }
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.fabric.prepare_sleep()
+    }
+
+    fn woken(&mut self) {}
+}

@@ -1,0 +1,335 @@
+//! One side of a test on its device: queue pairs, memory, and the bytes that it expects.
+//!
+//! A queue pair has buffers to send from and buffers to receive into. Message `n` uses buffer `n` modulo their number. A
+//! buffer to send from holds a pattern of its own; its last bytes, the stamp, hold `n`. So a lost, repeated or misplaced
+//! message is noticed, and a program that polls memory sees the end of a message.
+
+use std::net::SocketAddr;
+
+use nic::clock;
+use nic::fabric::Fabric;
+use nic::pool::Pool;
+use roce::device::{self, Device, InitialPsns};
+use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
+use roce::verbs::{
+    Access, CqId, Datagram, MemoryRegion, PdId, Qpn, RecvWr, SgList, Sge, VerbsError,
+};
+use roce::wire::Psn;
+use roce::world::{Path, Staging};
+
+use super::control::{End, Verdict};
+use super::test::{Operation, ROUTE_HEADER, Service, Test};
+use crate::exit::CliError;
+
+/// Queue key of datagrams.
+const QKEY: u32 = 0x0064_7170;
+
+/// Local ACK timeout code: 67 ms.
+const ACK_TIMEOUT: u8 = 14;
+
+/// Unacknowledged packets per queue pair.
+const WINDOW_PACKETS: u32 = 512;
+
+/// One side of a test. It ends with its fabric.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) test: Test,
+    pub(super) send_cq: CqId,
+    pub(super) recv_cq: CqId,
+    pub(super) qps: Vec<Qpn>,
+    pub(super) region: MemoryRegion,
+    pd: PdId,
+    psns: Vec<Psn>,
+    /// First byte of the other side's memory, and its key.
+    pub(super) remote: (u64, u32),
+    /// Destinations of datagrams, by queue pair.
+    pub(super) datagrams: Vec<Datagram>,
+}
+
+impl Ends {
+    /// Creates everything on the device and fills the buffers to send from.
+    ///
+    /// # Errors
+    /// When memory or the device refuse.
+    pub(super) fn open<F: Fabric>(fabric: &mut F, test: Test, seed: u64) -> Result<Ends, CliError> {
+        let range = fabric.memory_mut().alloc(test.memory(), 4096).map_err(CliError::from_cause)?;
+        let device = fabric.device();
+        let refused = |error: VerbsError| CliError::because("the device refuses the test", &error);
+        let pd = device.alloc_pd().map_err(refused)?;
+        let depth = 2 * test.slots() * test.qps;
+        let send_cq = device.create_cq(depth).map_err(refused)?;
+        let recv_cq = device.create_cq(depth).map_err(refused)?;
+        let region = device.register(pd, range.addr, range.len, Access::ALL).map_err(refused)?;
+        let (mut drawn, mut qps) = (InitialPsns::new(seed), Vec::new());
+        let mut psns = Vec::new();
+        for _ in 0..test.qps {
+            let work = test.slots().max(2);
+            let config = QpConfig {
+                transport: test.service.transport(),
+                recv_cq,
+                ..QpConfig::rc(pd, send_cq, work, work)
+            };
+            let qpn = device.create_qp(config).map_err(refused)?;
+            if test.service != Service::Ud {
+                device::initialize(device, clock::now(), qpn).map_err(refused)?;
+            }
+            qps.push(qpn);
+            psns.push(drawn.draw());
+        }
+        let (remote, datagrams) = ((0, 0), Vec::new());
+        let ends = Ends { test, send_cq, recv_cq, qps, region, pd, psns, remote, datagrams };
+        ends.fill(fabric.memory_mut());
+        Ok(ends)
+    }
+
+    /// This side, as the other needs to know it.
+    pub(super) fn describe<F: Fabric>(&self, fabric: &F, mtu: u32) -> End {
+        let numbers = self.qps.iter().zip(&self.psns);
+        End {
+            address: fabric.local(),
+            memory: self.region.addr,
+            rkey: self.region.rkey,
+            mtu,
+            selective: fabric.reliability() == Reliability::Selective && !self.test.go_back_n,
+            qps: numbers.map(|(qpn, psn)| (qpn.get(), psn.get())).collect(),
+        }
+    }
+
+    /// Connects all queue pairs to those of the other side.
+    ///
+    /// # Errors
+    /// When the other side's numbers are impossible, or the device refuses.
+    pub(super) fn connect<D: Device>(
+        &mut self,
+        device: &mut D,
+        ours: &End,
+        peer: &End,
+    ) -> Result<(), CliError> {
+        if peer.qps.len() != self.qps.len() {
+            return Err(CliError::usage("the other side has another number of queue pairs"));
+        }
+        let limit = ours.mtu.min(peer.mtu).min(self.test.mtu);
+        let mtu = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= limit);
+        let mtu =
+            mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit} bytes")))?;
+        let selective = ours.selective && peer.selective;
+        self.remote = (peer.memory, peer.rkey);
+        let refused = |error: VerbsError| CliError::because("cannot connect", &error);
+        for (at, &(number, psn)) in peer.qps.iter().enumerate() {
+            let (qpn, dest_qp) = (self.qps[at], Qpn::new(number & 0x00ff_ffff));
+            if self.test.service == Service::Ud {
+                device::start_datagrams(device, clock::now(), qpn, QKEY, self.psns[at])
+                    .map_err(refused)?;
+                let ah = device.create_ah(self.pd, &Path::new(peer.address)).map_err(refused)?;
+                self.datagrams.push(Datagram { ah, dest_qp, qkey: QKEY });
+                continue;
+            }
+            let connect = Connect {
+                mtu,
+                local_psn: self.psns[at],
+                timeout: ACK_TIMEOUT,
+                window_packets: WINDOW_PACKETS,
+                reliability: if selective { Reliability::Selective } else { Reliability::GoBackN },
+                ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
+            };
+            device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Posts a receive for each buffer of each queue pair.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub(super) fn post_receives<D: Device>(&self, device: &mut D) -> Result<(), CliError> {
+        for (at, &qpn) in self.qps.iter().enumerate() {
+            let wrs: Vec<RecvWr> =
+                (0..self.test.slots()).map(|slot| self.receive(at, slot)).collect();
+            let posted = device.post_recv(clock::now(), qpn, &wrs);
+            posted.map_err(|error| CliError::because("cannot post receives", &error))?;
+        }
+        Ok(())
+    }
+
+    /// The receive of a buffer. Its number tells queue pair and buffer.
+    pub(super) fn receive(&self, qp: usize, slot: u32) -> RecvWr {
+        let header = if self.test.service == Service::Ud { ROUTE_HEADER } else { 0 };
+        let addr = self.buffer(self.region.addr, qp, slot, true) - u64::from(header);
+        let sge = Sge { addr, len: self.test.bytes + header, lkey: self.region.lkey };
+        RecvWr { wr_id: (qp as u64) << 32 | u64::from(slot), sges: SgList::from_iter([sge]) }
+    }
+
+    /// First byte of a buffer in the memory at `base`, which is laid out alike on both sides. The bytes in front of it
+    /// are the place of a route header.
+    pub(super) fn buffer(&self, base: u64, qp: usize, slot: u32, is_in: bool) -> u64 {
+        let slots = u64::from(self.test.slots());
+        let index = (qp as u64 * 2 + u64::from(is_in)) * slots + u64::from(slot);
+        base.wrapping_add(index * self.test.stride() + u64::from(ROUTE_HEADER))
+    }
+
+    /// The buffer of message `number`.
+    pub(super) fn slot(&self, number: u64) -> u32 {
+        (number % u64::from(self.test.slots())) as u32
+    }
+
+    /// A buffer of this side.
+    pub(super) fn sges(&self, qp: usize, slot: u32, is_in: bool) -> SgList {
+        let addr = self.buffer(self.region.addr, qp, slot, is_in);
+        SgList::from_iter([Sge { addr, len: self.test.bytes, lkey: self.region.lkey }])
+    }
+
+    fn fill(&self, pool: &mut Pool) {
+        if self.test.operation == Operation::Atomic {
+            return;
+        }
+        let len = self.test.bytes as usize;
+        for qp in 0..self.qps.len() {
+            for slot in 0..self.test.slots() {
+                let bytes = pool.bytes_mut(self.buffer(self.region.addr, qp, slot, false), len);
+                fill_pattern(bytes, qp, slot);
+            }
+        }
+    }
+
+    /// Writes the number of a message into its buffer.
+    pub(super) fn stamp(&self, pool: &mut Pool, qp: usize, number: u64) {
+        let place = self.stamp_place(qp, self.slot(number), false);
+        let width = self.stamp_width();
+        pool.bytes_mut(place, width).copy_from_slice(&stamp(number)[..width]);
+    }
+
+    /// Whether a buffer that was received into has the stamp of a message.
+    pub(super) fn has_stamp(&self, pool: &Pool, qp: usize, slot: u32, number: u64) -> bool {
+        let width = self.stamp_width();
+        pool.bytes(self.stamp_place(qp, slot, true), width) == &stamp(number)[..width]
+    }
+
+    /// The number in a buffer that was received into; none if a message is too short to hold it.
+    pub(super) fn stamped(&self, pool: &Pool, qp: usize, slot: u32) -> Option<u64> {
+        let bytes = pool.bytes(self.stamp_place(qp, slot, true), self.stamp_width());
+        u64::from_le_bytes(bytes.try_into().ok()?).checked_sub(1)
+    }
+
+    fn stamp_width(&self) -> usize {
+        if self.test.bytes >= 8 { 8 } else { 1 }
+    }
+
+    fn stamp_place(&self, qp: usize, slot: u32, is_in: bool) -> u64 {
+        let end = self.buffer(self.region.addr, qp, slot, is_in) + u64::from(self.test.bytes);
+        end - self.stamp_width() as u64
+    }
+
+    /// Compares a buffer that was received into with message `number`, or with the pattern alone.
+    pub(super) fn verify(
+        &self,
+        pool: &Pool,
+        qp: usize,
+        slot: u32,
+        number: Option<u64>,
+        verdict: &mut Verdict,
+    ) {
+        let source = number.map_or(slot, |number| self.slot(number));
+        let mut expected = vec![0; self.test.bytes as usize];
+        fill_pattern(&mut expected, qp, source);
+        if let Some(number) = number {
+            let (at, width) = (expected.len() - self.stamp_width(), self.stamp_width());
+            expected[at..].copy_from_slice(&stamp(number)[..width]);
+        }
+        let found = pool.bytes(self.buffer(self.region.addr, qp, slot, true), expected.len());
+        verdict.verified_bytes += expected.len() as u64;
+        verdict.wrong_buffers += u64::from(found != expected);
+    }
+
+    /// The last of `sent` messages that used a buffer.
+    pub(super) fn last_in(&self, sent: u64, slot: u32) -> Option<u64> {
+        let slots = u64::from(self.test.slots());
+        let last = sent.checked_sub(1)?;
+        let back = (last % slots + slots - u64::from(slot)) % slots;
+        last.checked_sub(back)
+    }
+}
+
+/// The stamp of a message. That of the first is not zero, as memory is before it.
+fn stamp(number: u64) -> [u8; 8] {
+    number.wrapping_add(1).to_le_bytes()
+}
+
+/// Bytes that no other buffer has.
+fn fill_pattern(bytes: &mut [u8], qp: usize, slot: u32) {
+    let mut state = ((qp as u64) << 32 | u64::from(slot)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for chunk in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        chunk.copy_from_slice(&(state ^ state >> 29).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// Queue pairs are at the address that the control connection comes from, so nobody can make a side send to a third.
+///
+/// # Errors
+/// When they are said to be elsewhere.
+pub(super) fn check_address(end: &End, peer: SocketAddr) -> Result<(), CliError> {
+    let (named, real) = (end.address.ip().to_canonical(), peer.ip().to_canonical());
+    if named == real {
+        return Ok(());
+    }
+    Err(CliError::usage(format_args!("the queue pairs of {real} would be at {named}"))
+        .hint("connect over the network of the devices: both sides use one address for both"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host;
+    use super::super::test::tests::sample;
+    use super::*;
+
+    /// Puts message `number` where the other side would have put it.
+    fn deliver(ends: &Ends, pool: &mut Pool, qp: usize, number: u64) {
+        ends.stamp(pool, qp, number);
+        let (slot, len) = (ends.slot(number), ends.test.bytes as usize);
+        let from = pool.bytes(ends.buffer(ends.region.addr, qp, slot, false), len).to_vec();
+        pool.bytes_mut(ends.buffer(ends.region.addr, qp, slot, true), len).copy_from_slice(&from);
+    }
+
+    fn wrong_buffers(ends: &Ends, pool: &Pool, qp: usize, number: u64) -> u64 {
+        let mut verdict = Verdict::default();
+        ends.verify(pool, qp, ends.slot(number), Some(number), &mut verdict);
+        assert_eq!(verdict.verified_bytes, u64::from(ends.test.bytes));
+        verdict.wrong_buffers
+    }
+
+    #[test]
+    fn a_wrong_byte_an_old_message_and_another_buffers_are_noticed() {
+        for bytes in [1, 7, 8, 9, 4096] {
+            let test = Test { bytes, ..sample() };
+            let local = "127.6.1.1".parse().expect("literal");
+            let mut fabric = host::software(local, test.memory(), 1).expect("loopback");
+            let ends = Ends::open(&mut fabric, test, 1).expect("a small test");
+            let pool = fabric.memory_mut();
+            let number = 2 + u64::from(test.slots());
+            deliver(&ends, pool, 1, number);
+            assert!(ends.has_stamp(pool, 1, ends.slot(number), number), "{bytes}");
+            assert_eq!(wrong_buffers(&ends, pool, 1, number), 0, "{bytes}");
+            let older = number - u64::from(test.slots());
+            assert_eq!(wrong_buffers(&ends, pool, 1, older), 1, "{bytes}: the one before it");
+            assert_eq!(wrong_buffers(&ends, pool, 0, number), 1, "{bytes}: nothing came there");
+            let first = ends.buffer(ends.region.addr, 1, ends.slot(number), true);
+            pool.bytes_mut(first, 1)[0] ^= 1;
+            assert_eq!(wrong_buffers(&ends, pool, 1, number), 1, "{bytes}: a flipped bit");
+        }
+    }
+
+    #[test]
+    fn the_last_message_of_a_buffer_is_known() {
+        let mut fabric =
+            host::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1);
+        let fabric = fabric.as_mut().expect("loopback");
+        let ends = Ends::open(fabric, sample(), 1).expect("a small test");
+        let slots = u64::from(sample().slots());
+        for sent in 0..3 * slots {
+            for slot in 0..sample().slots() {
+                let slowly = (0..sent).rev().find(|number| ends.slot(*number) == slot);
+                assert_eq!(ends.last_in(sent, slot), slowly, "{sent} {slot}");
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The device of this side: our own endpoint on a UDP socket, or one behind a loaded libibverbs.
+
+use std::net::{IpAddr, SocketAddr};
+
+use engine::data::{DeviceChoice, mtu_towards};
+use nic::clock;
+use nic::fabric::{Fabric, Software, SoftwareError};
+use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
+use nic::pool::Pool;
+use nic::udp::UdpError;
+use roce::wire::ROCE_PORT;
+
+use crate::exit::CliError;
+
+/// Registered memory beside what a test asks for: whole pages at its ends.
+const SLACK: u64 = 1 << 16;
+
+/// Our own device at this address. Port 4791 belongs to the first; others get a free one.
+pub(super) fn software(ip: IpAddr, memory: u64, seed: u64) -> Result<Software, CliError> {
+    let bind = |port| Software::bind(SocketAddr::new(ip, port), memory + SLACK, 0, seed);
+    let bound = match bind(ROCE_PORT) {
+        Err(SoftwareError::Udp(UdpError::Bind { .. })) => bind(0),
+        bound => bound,
+    };
+    bound.map_err(|error| CliError::because("no device", &error))
+}
+
+/// A device of a library.
+pub(super) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
+    let DeviceChoice { library, name } = choice;
+    let opened = Library::load(library).and_then(|found| LoadedDevice::open(&found, name));
+    let device = opened.map_err(|error| {
+        let failed = CliError::because(library.display(), &error);
+        match error {
+            LoadError::NoDevice { .. } => {
+                failed.hint("name one of its devices, or another library")
+            }
+            _ => failed.hint("name a libibverbs with --verbs-library"),
+        }
+    })?;
+    let pool = Pool::new(memory + SLACK).map_err(CliError::from_cause)?;
+    Ok(Loaded::new(device, pool))
+}
+
+/// The path MTU that this side can use towards the other, in payload bytes.
+pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
+    fabric
+        .largest_mtu()
+        .min(mtu_towards(fabric.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
+}
+
+/// Packets sent again so far; none where the device does not tell.
+pub(super) fn retransmitted<F: Fabric>(fabric: &F) -> Option<u64> {
+    let mut total = None;
+    fabric.counters(&mut |name, value| {
+        if matches!(name, "roce.retransmitted_packets" | "roce.selective_retransmits") {
+            *total.get_or_insert(0) += value;
+        }
+    });
+    total
+}
+
+/// CPU time so far in nanoseconds: of this thread, which moves the packets, or of the process where a library has
+/// threads of its own.
+pub(super) fn cpu_ns(is_loaded: bool) -> u64 {
+    if is_loaded { clock::process_cpu().total_ns() } else { clock::thread_cpu_ns() }
+}

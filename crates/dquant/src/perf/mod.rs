@@ -1,0 +1,28 @@
+//! `dquant perf`: latency and bandwidth of a fabric between two machines, or two processes of one.
+//!
+//! A server waits; everything else is decided by the client, which sends each test over a small control connection. Both
+//! sides run the same code on our own endpoint or on a device behind a loaded libibverbs. Bytes are verified in every test.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`mod@test`] | one test and what is allowed in it |
+//! | [`histogram`] | latencies, in bounded memory |
+//! | [`control`] | the messages between client and server, and their connection |
+//! | [`ends`] | what one side of a test creates on its device, and the bytes that it expects |
+//! | [`requester`], [`responder`] | what each side does in a turn |
+//! | [`host`] | the device of this side |
+//! | [`client`], [`server`] | a test from its beginning to its result |
+//! | [`plot`] | results as a picture |
+//!
+//! The command line and the form of results are in [`crate::cli`].
+
+pub mod client;
+pub mod control;
+mod ends;
+mod histogram;
+pub mod host;
+pub mod plot;
+mod requester;
+mod responder;
+pub mod server;
+pub mod test;
