@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: figures that anyone can reproduce.
 //!
 //! A benchmark here is the product itself, run as a user would run it: the release build of `dquant demo` in several
-//! configurations, round after round, so that a machine that slows down slows all of them. It prints the median and
-//! the spread of each figure, with the machine's load before each run.
+//! configurations, or verbs programs beside their peers, round after round, so that a machine that slows down slows all
+//! of them. It prints the median and the spread of each figure, with the machine's load before each run.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | [`figures`] | what one run says, as numbers |
 //! | [`table`] | medians, spread and targets, for people and for programs |
 //! | [`process`] | runs the demo and watches the memory of its DPU from outside |
+//! | [`fabric`] | the fabric beside its peers |
 //! | [`mod@peers`] | the loaders that people use today, on the same tokens |
 //! | [`soak`] | one long stream: does memory stay where it is? |
 //! | [`machine`] | what the figures were taken on |
@@ -17,6 +18,7 @@
 //! No speed is required here: a missed target is printed, wrong bytes fail.
 
 mod data;
+mod fabric;
 mod figures;
 mod machine;
 mod peers;
@@ -34,11 +36,12 @@ use crate::workspace::{self, cargo};
 
 pub(crate) const COMMAND: Command = Command {
     name: "bench",
-    summary: "Figures of the main job: throughput, bytes and CPU per token, memory",
+    summary: "Figures of the main job and of the fabric, beside their peers",
     help: "\
 Usage: cargo xtask bench data [OPTIONS]
+       cargo xtask bench fabric [OPTIONS]
 
-Builds dquant in release mode and runs `dquant demo` over and over: with offload, without, with 1 % loss, and from one
+data builds dquant in release mode and runs `dquant demo` over and over: with offload, without, with 1 % loss, and from one
 corpus. Prints medians with the lowest and highest value, and the target where there is one. Every run verifies its
 batches; all runs over the same corpora must deliver the same stream. docs/benchmarks.md explains each row.
 
@@ -47,7 +50,12 @@ corpus, with the CPU time of the process that trains and of all processes, and e
 into a virtual environment below the target folder, once; what cannot be installed is skipped, with the reason. Builds the
 release wheel, too. Needs 3 GiB on disk, and some minutes the first time.
 
-Options:
+fabric builds dquant, its verbs library and small programs of its own, and runs perftest on it beside UCX, Open MPI,
+libfabric, iperf3, sockperf and qperf, interleaved. It prints one table of ratios against what is asked, calibration and
+load. As root it installs missing peers from Debian; what cannot be installed is skipped, with the reason. Namespaces need
+root, too. docs/fabric-benchmarks.md explains each row.
+
+Options of data:
   --runs N        rounds, each of which runs every configuration once [default: 5]
   --seconds S     length of the measured part of a run [default: 5]
   --io HOW        how the target reads files: auto, buffered or direct [default: auto]
@@ -59,6 +67,16 @@ Options:
   --binary PATH   measure this dquant and build nothing
   --json          one JSON object with every run
 
+Options of fabric:
+  --rounds N        rounds, each of which takes every figure once [default: 5]
+  --link-seconds S  length of a run through a bottleneck [default: 60]
+  --only TEXT       figures whose key contains this, and their peers
+  --list            print the keys and measure nothing
+  --no-install      install nothing
+  --save            write the tables to docs/fabric-benchmarks.md
+  --binary PATH     measure this dquant, and the libibverbs.so beside it
+  --json            one JSON object with every sample
+
 Exit code: 0 good, 1 wrong bytes or a run that failed, 2 usage or environment. A missed target is no failure: it depends
 on the machine.
 
@@ -67,7 +85,9 @@ Examples:
   cargo xtask bench data --runs 1 --seconds 2    a quick look
   cargo xtask bench data --peers                 other loaders and dquant, about eight minutes
   cargo xtask bench data --peers --only local    streams of local files alone
-  cargo xtask bench data --soak 60s              one minute of streaming, memory watched",
+  cargo xtask bench data --soak 60s              one minute of streaming, memory watched
+  cargo xtask bench fabric --only 64 --rounds 3  small messages and their peers, a minute
+  cargo xtask bench fabric --save                everything, and keep the tables",
     run,
 };
 
@@ -98,6 +118,11 @@ impl Default for Options {
 }
 
 fn run(args: &[String]) -> Result<(), Failure> {
+    if let Some(("fabric", rest)) =
+        args.split_first().map(|(subject, rest)| (subject.as_str(), rest))
+    {
+        return fabric::run(rest);
+    }
     let options = parse(args)?;
     let program = match &options.binary {
         Some(path) => path.clone(),
@@ -117,11 +142,11 @@ fn build() -> Result<PathBuf, Failure> {
 
 fn parse(args: &[String]) -> Result<Options, Failure> {
     let Some((subject, rest)) = args.split_first() else {
-        return Err(Failure::usage("what to measure? there is: data"));
+        return Err(Failure::usage("what to measure? there are: data, fabric"));
     };
     if subject != "data" {
         return Err(Failure::usage(format!(
-            "nothing called '{subject}' to measure; there is: data"
+            "nothing called '{subject}' to measure; there are: data, fabric"
         )));
     }
     let mut options = Options::default();

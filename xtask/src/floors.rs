@@ -229,7 +229,21 @@ const FLOORS: &[(&str, &str)] = &[
          tokenize
          planning: exit
          demo: exit
+         perf: exit
          cli: *",
+    ),
+    (
+        "crates/dquant/src/perf",
+        "test
+         histogram
+         plot
+         control: test
+         host
+         ends: control host test
+         requester: control ends histogram test
+         responder: control ends requester test
+         client: control ends histogram host requester test
+         server: client control ends host responder test",
     ),
     (
         "crates/dquant/src/planning",

@@ -10,6 +10,7 @@
 mod bench;
 mod chaos;
 mod check;
+mod counts;
 mod coverage;
 mod floors;
 mod fuzz;
@@ -44,6 +45,7 @@ const COMMANDS: &[Command] = &[
     check::COMMAND,
     test::COMMAND,
     bench::COMMAND,
+    counts::COMMAND,
     chaos::COMMAND,
     fuzz::COMMAND,
     coverage::COMMAND,
@@ -97,6 +99,7 @@ fn overview() -> String {
     text + "\nExamples:\n  cargo xtask check        everything a change must pass\n  \
             cargo xtask test         the whole test suite\n  \
             cargo xtask bench data   figures of the main job\n  \
+            cargo xtask counts       instructions per packet and message\n  \
             cargo xtask chaos        the long run of the simulation\n  \
             cargo xtask fuzz         a minute of each fuzzing harness\n  \
             cargo xtask check --help options and steps of one command\n"

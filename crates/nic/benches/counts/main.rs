@@ -1,0 +1,86 @@
+//! What `cargo xtask counts` runs under callgrind: work requests in a loop, one thread, no sleep.
+//!
+//! `counts --list` prints the cases, `counts CASE` runs one and prints, for each phase, how often it did its
+//! work: `send 12800 packet`. The instructions are in callgrind's profile, under the names of [`phases`]. Keys,
+//! numbers and time come from constants, so two runs execute the same instructions.
+//!
+//! | layer | what it holds |
+//! |---|---|
+//! | [`endpoint`] | the state machine alone: two endpoints exchange headers |
+//! | [`udp`] | two devices on UDP sockets of loopback, payload and checksums included |
+#![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
+
+mod endpoint;
+mod load;
+mod phases;
+mod udp;
+
+use std::process::ExitCode;
+
+use roce::endpoint::Reliability;
+
+use load::{Load, Operation};
+use phases::Tally;
+
+/// One series of counts.
+struct Case {
+    layer: &'static str,
+    load: Load,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        format!("{}/{}", self.layer, self.load.name())
+    }
+
+    fn run(&self, tally: &mut Tally) {
+        match self.layer {
+            "endpoint" => load::run(&mut endpoint::Headers::new(), &self.load, tally),
+            _ => load::run(&mut udp::Sockets::new(), &self.load, tally),
+        }
+    }
+}
+
+/// Messages posted together, and then completed together.
+const BURST: u32 = 16;
+
+fn cases() -> Vec<Case> {
+    use Operation::{Atomic, Read, Send, Write};
+    let mut cases = Vec::new();
+    for layer in ["endpoint", "udp"] {
+        for reliability in [Reliability::GoBackN, Reliability::Selective] {
+            for operation in [Send, Write, Read] {
+                let load = Load { operation, bytes: 1 << 20, burst: 1, reliability };
+                cases.push(Case { layer, load });
+            }
+        }
+        for (operation, bytes) in [(Send, 8), (Send, 64), (Write, 8), (Write, 64), (Read, 64)] {
+            for burst in [1, BURST] {
+                let load = Load { operation, bytes, burst, reliability: Reliability::GoBackN };
+                cases.push(Case { layer, load });
+            }
+        }
+    }
+    let load = Load { operation: Atomic, bytes: 8, burst: 1, reliability: Reliability::GoBackN };
+    cases.push(Case { layer: "udp", load });
+    cases
+}
+
+fn main() -> ExitCode {
+    // `cargo bench` adds a flag of its own.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let cases = cases();
+    match wanted.first().map(String::as_str) {
+        Some("--list") | None => cases.iter().for_each(|case| println!("{}", case.name())),
+        Some(name) => {
+            let Some(case) = cases.iter().find(|case| case.name() == name) else {
+                eprintln!("no case '{name}'; --list prints them");
+                return ExitCode::from(2);
+            };
+            let mut tally = Tally::default();
+            case.run(&mut tally);
+            print!("{tally}");
+        }
+    }
+    ExitCode::SUCCESS
+}
