@@ -205,9 +205,12 @@ impl Sink {
         if fs::symlink_metadata(&names.output).is_ok_and(|found| !found.is_file()) {
             return Err(TokenizeError::OutputNotAFile { path: names.output });
         }
+        // A signal that arrives here waits until the files that it must remove are known.
+        let mut unfinished = leftovers.lock();
         let tokens = lock(&names)?;
+        unfinished.paths = names.hidden();
         let lengths = open(&names.lengths).map_err(TokenizeError::io("create", &names.lengths))?;
-        leftovers.lock().paths = names.hidden();
+        drop(unfinished);
         let buffered = |file| BufWriter::with_capacity(1 << 20, file);
         let (tokens, lengths) = (buffered(tokens), buffered(lengths));
         let (marks, saved_tokens, encoded) = (Marks::default(), 0, Vec::new());
