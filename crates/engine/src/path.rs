@@ -56,6 +56,11 @@ impl PathState {
         }
     }
 
+    /// What is known after a connection that said this, where `before` was known.
+    pub(crate) fn after(self, before: PathState) -> PathState {
+        if self == PathState::Untried { before } else { self }
+    }
+
     /// The error of a stream whose target answers the control plane, while its connections fail like this.
     pub(crate) fn error(self, target: &str, ours: SocketAddr, peer: Option<PeerPath>) -> Error {
         let theirs = peer.map_or_else(|| target.to_owned(), |peer| peer.roce.to_string());
@@ -164,6 +169,19 @@ mod tests {
                 assert!(said.contains(part), "{part:?} is not in {said:?}");
             }
         }
+    }
+
+    /// On a loaded machine a connection may end before it has sent anything.
+    #[test]
+    fn a_connection_that_tried_nothing_leaves_what_is_known() {
+        use PathState::{Closed, Open, SmallOnly, Untried};
+        let seen = [Untried, Open, Closed, Untried, SmallOnly, Untried, Open];
+        let mut known = Untried;
+        let after = seen.map(|path| {
+            known = path.after(known);
+            known
+        });
+        assert_eq!(after, [Untried, Open, Closed, Closed, SmallOnly, SmallOnly, Open]);
     }
 
     /// A task that is aborted may still be noting something: a note of a stream that is closed would stay.

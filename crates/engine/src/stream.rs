@@ -487,6 +487,7 @@ impl Keeper {
     async fn keep(mut self, mut session: Session, mut lost: mpsc::Receiver<Event>) {
         let mut limit = ReconnectLimit::new(self.context.reconnect);
         let mut before = Traffic::default();
+        let mut known = PathState::Untried;
         loop {
             let connected = Instant::now();
             let Some((why, gave_up)) = self.lose(&mut session, &mut lost, &before).await else {
@@ -500,7 +501,8 @@ impl Keeper {
             let path = PathState::of(&now.since(&before), gave_up);
             before = now;
             limit.lose(path, connected.elapsed());
-            session = match self.reconnect(&mut limit, path).await {
+            known = path.after(known);
+            session = match self.reconnect(&mut limit, known).await {
                 Some(session) => session,
                 None => return,
             };
