@@ -17,7 +17,7 @@ use super::ends::{Ends, check_address};
 use super::histogram::Histogram;
 use super::host;
 use super::requester::Requester;
-use super::test::{Mode, Service, Test};
+use super::test::{LOOK_AT_MEMORY, Mode, Service, Test};
 use crate::exit::CliError;
 
 /// How long a connection may take.
@@ -441,7 +441,8 @@ impl<'a, F: Fabric> Work<'a, F> {
             Phase::WarmUp { until } | Phase::Measuring { until } => until.max(now + LOOK_EVERY),
             Phase::Starting | Phase::Stopping | Phase::Draining { .. } => now + LOOK_EVERY,
         };
-        self.fabric.next_wakeup().into_iter().chain([phase]).min()
+        let look = self.test.is_silent(self.is_loaded).then(|| now + LOOK_AT_MEMORY);
+        self.fabric.next_wakeup().into_iter().chain([phase]).chain(look).min()
     }
 }
 

@@ -21,7 +21,7 @@ use super::control::{Control, Message, Snapshot, VERSION, Verdict, lost};
 use super::ends::{Ends, check_address};
 use super::host;
 use super::responder::Responder;
-use super::test::Test;
+use super::test::{LOOK_AT_MEMORY, Test};
 use crate::exit::CliError;
 
 /// Most clients at once.
@@ -282,7 +282,11 @@ impl<F: Fabric> Application for Work<'_, F> {
             return Turn::Busy;
         }
         match progress.is_idle() {
-            true => Turn::Idle(self.fabric.next_wakeup().into_iter().chain([self.ends_at]).min()),
+            true => {
+                let look = self.test.is_silent(self.is_loaded).then(|| now + LOOK_AT_MEMORY);
+                let due = self.fabric.next_wakeup().into_iter().chain([self.ends_at]);
+                Turn::Idle(due.chain(look).min())
+            }
             false => Turn::Busy,
         }
     }

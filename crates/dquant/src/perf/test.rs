@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use roce::Duration;
 use roce::verbs::Transport;
 use serde::{Deserialize, Serialize};
 
@@ -154,7 +155,16 @@ pub const MAX_MEMORY: u64 = 1 << 30;
 /// Bytes in front of a received datagram.
 pub const ROUTE_HEADER: u32 = 40;
 
+/// How often a side that sleeps looks at memory which no event announces.
+pub(super) const LOOK_AT_MEMORY: Duration = Duration::from_micros(50);
+
 impl Test {
+    /// Whether a side waits for bytes of which its device tells it nothing: the target of a WRITE gets no completion,
+    /// and where a library moves the packets, no socket becomes readable either.
+    pub(super) fn is_silent(&self, is_loaded: bool) -> bool {
+        is_loaded && self.operation == Operation::Write && self.has_pong()
+    }
+
     /// What is wrong with it, and what to try.
     pub fn complaint(&self) -> Option<(String, &'static str)> {
         let Test { operation, service, bytes, qps, depth, mtu, mode, .. } = *self;

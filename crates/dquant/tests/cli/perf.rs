@@ -305,6 +305,11 @@ fn a_loaded_device_is_measured_like_our_own() {
     let all = results(server.run(&[&operations[..], &options[..]].concat()));
     assert_eq!(all.len(), 3 * 2 * 2);
     assert!(all.iter().all(|one| one["retransmitted"].is_null() && one["selective"] == false));
+    // Nothing tells a side that sleeps of a WRITE: it looks by itself.
+    let asleep =
+        ["write", "--size", "64", "--mode", "latency", "--wait", "sleep", "--seconds", "1s"];
+    let all = results(server.run(&[&asleep[..], &options[..]].concat()));
+    assert!(all[0]["messages"].as_u64() > Some(100), "{all:?}");
     let unknown = ["write", "--device", "no_such", "--verbs-library", library];
     server.run(&unknown).failed(2, "no_such", "");
     let ud = results(server.run(&[&["--transport", "ud", "--size", "64"], &options[..]].concat()));
