@@ -38,9 +38,10 @@ PACKAGES = [
     "zlib1g", "libudev1", "libcap2", "libselinux1", "libpcre2-8-0", "libbsd0", "libmd0", "libelf1", "libbpf1",
 ]
 # Modules to load, in order; their dependencies are loaded before them.
-MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"]
+MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe", "vgem"]
 MODULE_DIRS = ("kernel/drivers/infiniband/", "kernel/drivers/virtio/", "kernel/drivers/net/", "kernel/net/",
-               "kernel/crypto/", "kernel/arch/x86/crypto/", "kernel/lib/", "kernel/drivers/block/")
+               "kernel/crypto/", "kernel/arch/x86/crypto/", "kernel/lib/", "kernel/drivers/block/",
+               "kernel/drivers/gpu/drm/vgem/", "kernel/drivers/gpu/drm/drm")
 LIBRARY_DIRS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64")
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 

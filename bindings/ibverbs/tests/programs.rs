@@ -231,5 +231,6 @@ programs! {
     threads on Some("lo");
     view on Some("lo");
     again on Some("lo");
+    buffers on Some("lo");
     bad_input on None;
 }

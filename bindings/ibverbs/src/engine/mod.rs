@@ -9,6 +9,7 @@
 //! Order of locks: an engine's core, then the locks that listeners take.
 
 mod capture;
+pub(crate) mod dmabuf;
 pub(crate) mod limits;
 mod memory;
 pub(crate) mod netdev;

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use rustix::io::Errno;
 
-use super::{code, handle_or_null, or_null};
+use super::{code, handle_or_null};
 use crate::abi::*;
-use crate::objects::mr::{Change, check_advised};
+use crate::objects::mr::{Change, Part, check_advised};
 use crate::objects::{Mr, Pd, living};
 use crate::process::errors::Outcome;
 
@@ -52,16 +52,18 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     handle_or_null(register(pd, addr, length, iova, access as u32))
 }
 
+/// The handle's `addr` is the offset, as in rdma-core.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
-    _offset: u64,
-    _length: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
 ) -> *mut ibv_mr {
-    or_null(living::<Pd>(pd).and(Err(Errno::OPNOTSUPP)))
+    let part = Part { fd, offset, length, iova };
+    handle_or_null(living::<Pd>(pd).and_then(|pd| Mr::register_dmabuf(pd, part, access as u32)))
 }
 
 #[unsafe(no_mangle)]

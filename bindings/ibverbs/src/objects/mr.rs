@@ -1,7 +1,7 @@
 //! Memory regions: the program's own memory, registered with the transport.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use roce::verbs::{Access, MemoryRegion, PdId};
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::{Mark, Object, Pd, living, object};
 use crate::abi::*;
+use crate::engine::dmabuf::{DmaBuf, page};
 use crate::engine::{Engine, limits, populate};
 use crate::process::errors::{Outcome, errno_of};
 
@@ -20,6 +21,8 @@ pub(crate) struct Mr {
     owner: *mut ibv_context,
     engine: Arc<Engine>,
     now: Mutex<Shape>,
+    /// What keeps the memory mapped, if this library has mapped it.
+    buffer: Mutex<Option<DmaBuf>>,
 }
 
 object!(Mr, ibv_mr);
@@ -34,6 +37,19 @@ struct Shape {
     iova: u64,
     access: u32,
     lkey: u32,
+}
+
+/// Part of the buffer of another device.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    /// Its dma-buf; may be closed after the registration.
+    pub(crate) fd: c_int,
+    /// First byte in the buffer.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) length: usize,
+    /// Address of the first byte for work requests and peers.
+    pub(crate) iova: u64,
 }
 
 /// The arguments of `ibv_rereg_mr`.
@@ -94,15 +110,50 @@ impl Mr {
     ) -> Outcome<&'static Mr> {
         let iova = if access & IBV_ACCESS_ZERO_BASED == 0 { iova } else { 0 };
         let (start, len) = (addr as u64, length as u64);
-        let mut shape = Shape { pd: domain.id, addr: start, len, iova, access, lkey: 0 };
+        let shape = Shape { pd: domain.id, addr: start, len, iova, access, lkey: 0 };
+        Mr::create(domain, shape, addr, None)
+    }
+
+    /// Registers part of the buffer of another device.
+    ///
+    /// # Errors
+    /// `EINVAL` for rights that such a region cannot have (as in the kernel), and for an `iova` that lies elsewhere
+    /// in its page than the offset; else as [`DmaBuf::map`].
+    pub(crate) fn register_dmabuf(
+        domain: &'static Pd,
+        part: Part,
+        access: u32,
+    ) -> Outcome<&'static Mr> {
+        const ALLOWED: u32 = IBV_ACCESS_LOCAL_WRITE
+            | IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_READ
+            | IBV_ACCESS_REMOTE_ATOMIC
+            | IBV_ACCESS_OPTIONAL_RANGE;
+        let Part { fd, offset, length, iova } = part;
+        if access & !ALLOWED != 0 || (iova ^ offset) & (page() - 1) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let len = length as u64;
+        let buffer = DmaBuf::map(fd, offset, len, access_of(access)?.local_write)?;
+        let shape = Shape { pd: domain.id, addr: buffer.addr(), len, iova, access, lkey: 0 };
+        Mr::create(domain, shape, std::ptr::without_provenance_mut(offset as usize), Some(buffer))
+    }
+
+    /// `shown`: the address in the program's handle.
+    fn create(
+        domain: &'static Pd,
+        mut shape: Shape,
+        shown: *mut c_void,
+        buffer: Option<DmaBuf>,
+    ) -> Outcome<&'static Mr> {
         let region = enlist(&domain.engine, &shape)?;
         shape.lkey = region.lkey;
         let owner = domain.owner();
         let c = ibv_mr {
             context: owner,
             pd: domain.handle(),
-            addr,
-            length,
+            addr: shown,
+            length: shape.len as usize,
             handle: region.lkey,
             lkey: region.lkey,
             rkey: region.rkey,
@@ -113,6 +164,7 @@ impl Mr {
             owner,
             engine: Arc::clone(&domain.engine),
             now: Mutex::new(shape),
+            buffer: Mutex::new(buffer),
         }))
     }
 
@@ -120,8 +172,14 @@ impl Mr {
         // First the region's lock, then the engine's, as where it is registered again.
         let lkey = self.lkey();
         self.engine.lock().endpoint.deregister(lkey).map_err(errno_of)?;
+        self.unmap();
         Mr::arena().retire(self);
         Ok(())
+    }
+
+    /// Ends the mapping of a buffer that is registered no more.
+    fn unmap(&self) {
+        drop(self.buffer.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// New memory gets new keys, since peers use the old ones with the old addresses. New rights or
@@ -129,6 +187,10 @@ impl Mr {
     pub(crate) fn reregister(&self, change: &Change) -> Outcome<()> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         let mut shape = *now;
+        let is_mapped = self.buffer.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        if is_mapped && change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            return Err(Errno::OPNOTSUPP);
+        }
         change.apply(self, &mut shape)?;
         if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
             let region = replace(&self.engine, &shape, now.lkey)?;
@@ -164,6 +226,7 @@ impl Mr {
         if Mr::arena().retire(self) {
             let lkey = self.lkey();
             let _ = self.engine.lock().endpoint.deregister(lkey);
+            self.unmap();
         }
     }
 }

@@ -178,8 +178,10 @@ static void what_is_not_there_is_refused(void)
 	struct ibv_sge sge = piece(&side, 0, 64);
 	CHECK(!ibv_reg_mr(side.pd, side.bytes, 64, IBV_ACCESS_ON_DEMAND));
 	EQUAL(errno, EINVAL);
-	CHECK(!ibv_reg_dmabuf_mr(side.pd, 0, 64, 0, 0, IBV_ACCESS_LOCAL_WRITE));
-	EQUAL(errno, EOPNOTSUPP);
+	CHECK(!ibv_reg_dmabuf_mr(side.pd, 0, 64, 0, -1, IBV_ACCESS_LOCAL_WRITE));
+	EQUAL(errno, EBADF);
+	CHECK(!ibv_reg_dmabuf_mr(side.pd, 0, 64, 0, 0, IBV_ACCESS_LOCAL_WRITE)); /* no dma-buf */
+	EQUAL(errno, EINVAL);
 	CHECK(!ibv_alloc_null_mr(side.pd));
 	EQUAL(errno, EOPNOTSUPP);
 	struct ibv_alloc_dm_attr dm = { .length = 64 };
